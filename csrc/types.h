@@ -1,0 +1,37 @@
+// Element types and reduction operations. The numbers are those of pycoll/types.py; a test compares them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pycoll {
+
+enum class DType : uint8_t {
+  kInt8 = 0,
+  kInt16 = 1,
+  kInt32 = 2,
+  kInt64 = 3,
+  kUInt8 = 4,
+  kUInt16 = 5,
+  kUInt32 = 6,
+  kUInt64 = 7,
+  kFloat16 = 8,
+  kBFloat16 = 9,
+  kFloat32 = 10,
+  kFloat64 = 11,
+};
+inline constexpr int kDTypeCount = 12;
+
+enum class ReduceOp : uint8_t {
+  kSum = 0,
+  kProd = 1,
+  kMin = 2,
+  kMax = 3,
+  kAvg = 4,
+  kAnd = 5,
+  kOr = 6,
+  kXor = 7,
+};
+inline constexpr int kReduceOpCount = 8;
+
+}  // namespace pycoll

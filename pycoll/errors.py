@@ -1,0 +1,57 @@
+"""The exceptions of pycoll, one hierarchy.
+
+A message says what failed, who (rank, peer), where (collective, algorithm, step), what was expected
+and what was found, and what to do next.
+"""
+
+
+class CollError(Exception):
+    """Base class of every error raised by pycoll."""
+
+
+class ArgumentError(CollError, ValueError):
+    """An argument was refused; nothing was sent to peers and the communicator stays usable."""
+
+
+class ScheduleError(CollError):
+    """An algorithm or a compiled plan is wrong; raised before anything runs."""
+
+
+class MismatchError(CollError):
+    """Ranks called different collectives, or the same one with different arguments."""
+
+
+class PeerRejected(CollError):
+    """Another rank refused its arguments for this call; the communicator stays usable."""
+
+
+class TransportError(CollError):
+    """The communicator can no longer move data."""
+
+
+class PeerLost(TransportError):
+    """A peer process died."""
+
+
+class PeerLeft(PeerLost):
+    """A peer left by an exception, by exiting, or by closing its communicator."""
+
+
+class CollTimeout(TransportError, TimeoutError):
+    """The deadline passed while a peer had not done its part."""
+
+
+class Revoked(TransportError):
+    """The communicator was aborted, by a call of ``abort`` or by an interrupt on some rank."""
+
+
+class CommClosed(CollError):
+    """The communicator was used after it was closed."""
+
+
+class ForkedError(CollError):
+    """The communicator was used in a child process made by fork."""
+
+
+class ConcurrentUseError(CollError):
+    """Two threads used one communicator at the same time."""

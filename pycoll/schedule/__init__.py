@@ -1,0 +1,1 @@
+"""Schedules: what moves, and everything that judges it without running it."""

@@ -1,0 +1,234 @@
+"""The language in which a collective algorithm is written.
+
+An algorithm is a generator over rounds. It is a pure function of a rank and the world size, and the
+rank may be one integer or a NumPy vector of ranks, so the same lines give one rank's program and the
+whole world's. It contains no synchronisation and no transport::
+
+    @algorithm("reduce_scatter")
+    def ring(rank, n):
+        for step in range(n - 1):
+            chunk = (rank - step - 2) % n
+            yield fold([at(rank - 1, ACC, chunk), at(rank, IN, chunk)], to=at(rank, ACC, chunk))
+
+A round is one fold, or a list of folds that run concurrently: none of them may read or write what
+another one of the round writes. The rank given to the generator is the *owner* of the folds it
+yields: it is the one who reads, computes and stores. Ranks are taken modulo the world size, chunks of
+user buffers modulo the number of chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ScheduleError
+
+Vector = Any  # int, or a NumPy integer array with one entry per rank of the vector form
+
+
+class Buffer(IntEnum):
+    """Where a piece lives.
+
+    IN and OUT are the user's arrays. ACC stands for IN until the piece is first written, and for OUT
+    from then on. TMP is scratch memory of the owner, counted in slots of one chunk.
+    """
+
+    IN = 0
+    OUT = 1
+    TMP = 2
+    ACC = 3
+
+
+IN, OUT, TMP, ACC = Buffer.IN, Buffer.OUT, Buffer.TMP, Buffer.ACC
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One chunk (or the first of several) of a buffer of a rank."""
+
+    rank: Vector
+    buffer: Buffer
+    chunk: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Read ``srcs`` in order, combine them, store the result in every piece of ``dsts``."""
+
+    srcs: tuple[Piece, ...]
+    dsts: tuple[Piece, ...]
+    count: Vector
+    where: Vector
+    tree: bool
+
+
+def at(rank: Vector, buffer: Buffer, chunk: Vector = 0) -> Piece:
+    """Name a piece: chunk ``chunk`` of ``buffer`` on ``rank``."""
+    return Piece(rank, buffer, chunk)
+
+
+def fold(
+    srcs: Piece | Sequence[Piece],
+    to: Piece | Sequence[Piece],
+    *,
+    count: Vector = 1,
+    where: Vector = True,
+    tree: bool = False,
+) -> Fold:
+    """Describe the one data operation.
+
+    Args:
+        srcs: Pieces to combine, left to right; one piece means a copy.
+        to: Piece or pieces that receive the result.
+        count: Number of consecutive chunks, the same for every piece; 0 means that nothing happens.
+        where: Mask of the ranks that take part.
+        tree: Combine along the in-order balanced tree instead of left to right.
+    """
+    sources = (srcs,) if isinstance(srcs, Piece) else tuple(srcs)
+    targets = (to,) if isinstance(to, Piece) else tuple(to)
+    if not sources or not targets:
+        raise ScheduleError("a fold needs at least one source and one destination")
+    return Fold(sources, targets, count, where, tree)
+
+
+Round = Fold | Sequence[Fold]
+ChunkCount = Callable[..., int]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A named algorithm for one collective.
+
+    Attributes:
+        collective: Name of the collective, such as ``"all_reduce"``.
+        name: Name of the algorithm, such as ``"ring"``.
+        rounds: The generator, called with ``rank``, ``n`` and the parameters.
+        chunks: Number of chunks of the full vector, called with ``n`` and the parameters.
+        slots: Number of scratch slots a rank needs, called likewise.
+        order: Reduction order it gives: ``"tree"``, ``"rank"``, ``"any"``; ``""`` if nothing is reduced.
+        in_place: Whether IN and OUT may be the same memory on every rank.
+        params: Parameters and their defaults, such as ``{"root": 0}``.
+        worlds: Tells which world sizes it is defined for.
+    """
+
+    collective: str
+    name: str
+    rounds: Callable[..., Iterator[Round]]
+    chunks: ChunkCount
+    slots: ChunkCount
+    order: str
+    in_place: bool
+    params: dict[str, Any] = field(default_factory=dict, hash=False)
+    worlds: Callable[[int], bool] = lambda n: True
+
+    @property
+    def doc(self) -> str:
+        """First line of the algorithm's docstring."""
+        return (self.rounds.__doc__ or "").strip().split("\n")[0]
+
+    def schedule(self, n: int, **params: Any) -> Schedule:
+        """Fix the world size and the parameters.
+
+        Raises:
+            ScheduleError: For a world size or a parameter that the algorithm does not know.
+        """
+        unknown = set(params) - set(self.params)
+        if unknown:
+            known = ", ".join(self.params) or "none"
+            raise ScheduleError(f"{self.name}: unknown parameter {unknown.pop()!r}; known: {known}")
+        if n < 1 or not self.worlds(n):
+            raise ScheduleError(f"{self.collective}/{self.name} is not defined for {n} ranks")
+        return Schedule(self, n, {**self.params, **params})
+
+
+def algorithm(
+    collective: str,
+    name: str | None = None,
+    *,
+    chunks: ChunkCount | int | None = None,
+    slots: ChunkCount | int = 0,
+    order: str | None = None,
+    in_place: bool = True,
+    worlds: Callable[[int], bool] = lambda n: True,
+    **params: Any,
+) -> Callable[[Callable[..., Iterator[Round]]], Algorithm]:
+    """Make an `Algorithm` of a generator function.
+
+    Args:
+        collective: The collective it computes.
+        name: Its name; by default the name of the function.
+        chunks: Number of chunks of the full vector; by default the world size.
+        slots: Number of scratch slots of each rank.
+        order: Reduction order; by default ``"any"`` for reductions.
+        in_place: Whether IN and OUT may be the same memory.
+        worlds: Tells which world sizes it is defined for.
+        **params: Parameters with their defaults.
+    """
+
+    def as_function(value: ChunkCount | int | None) -> ChunkCount:
+        if callable(value):
+            return value
+        return (lambda n, **_: n) if value is None else (lambda n, **_: value)
+
+    reduces = collective in ("all_reduce", "reduce_scatter", "reduce")
+
+    def decorate(rounds: Callable[..., Iterator[Round]]) -> Algorithm:
+        return Algorithm(
+            collective=collective,
+            name=name or rounds.__name__,
+            rounds=rounds,
+            chunks=as_function(chunks),
+            slots=as_function(slots),
+            order=order if order is not None else ("any" if reduces else ""),
+            in_place=in_place,
+            params=params,
+            worlds=worlds,
+        )
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An algorithm with its world size and parameters: what moves, for all ranks."""
+
+    algorithm: Algorithm
+    n: int
+    params: dict[str, Any] = field(hash=False)
+
+    @property
+    def collective(self) -> str:
+        """Name of the collective."""
+        return self.algorithm.collective
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the full vector."""
+        return self.algorithm.chunks(self.n, **self.params)
+
+    @property
+    def slots(self) -> int:
+        """Number of scratch slots of each rank."""
+        return self.algorithm.slots(self.n, **self.params)
+
+    @property
+    def root(self) -> int:
+        """Root of a rooted collective, else 0."""
+        return int(self.params.get("root", 0))
+
+    def rounds(self, rank: Vector) -> Iterator[list[Fold]]:
+        """Yield the folds of each round, for one rank or a vector of ranks."""
+        for folds in self.algorithm.rounds(rank, self.n, **self.params):
+            yield [folds] if isinstance(folds, Fold) else list(folds)
+
+    def all_ranks(self) -> np.ndarray:
+        """Vector of all ranks, ready for `rounds`."""
+        return np.arange(self.n, dtype=np.int64)
+
+    def __str__(self) -> str:
+        extra = "".join(f", {k}={v}" for k, v in self.params.items())
+        return f"{self.collective}/{self.algorithm.name}(n={self.n}{extra})"

@@ -1,0 +1,226 @@
+"""The folds of a schedule as flat arrays, one entry per chunk.
+
+A `FoldTable` lists *unit folds*: folds of a single chunk. Unit fold i is executed by ``owner[i]`` at
+line ``line[i]`` and uses the operands ``first[i] .. first[i] + nsrc[i] + ndst[i]``, sources before
+destinations. Everything the compiler does is then arithmetic on whole columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pycoll.errors import ScheduleError
+from pycoll.schedule.ir import Buffer, Fold, Schedule
+
+
+@dataclass
+class FoldTable:
+    """Unit folds of some ranks, with their operands.
+
+    Attributes:
+        n: World size.
+        lines: Number of lines of the schedule.
+        line_round: ``[lines]`` round of each line.
+        owner, line, tree: ``[units]`` executing rank, line, and shape of each unit fold.
+        nsrc, ndst: ``[units]`` numbers of sources and destinations.
+        rank, buffer, chunk: ``[operands]`` where each operand lives.
+    """
+
+    n: int
+    lines: int
+    line_round: np.ndarray
+    owner: np.ndarray
+    line: np.ndarray
+    tree: np.ndarray
+    nsrc: np.ndarray
+    ndst: np.ndarray
+    rank: np.ndarray
+    buffer: np.ndarray
+    chunk: np.ndarray
+
+    @property
+    def first(self) -> np.ndarray:
+        """``[units]`` index of the first operand of each unit fold."""
+        return np.cumsum(self.nsrc + self.ndst) - (self.nsrc + self.ndst)
+
+    @property
+    def unit(self) -> np.ndarray:
+        """``[operands]`` unit fold that each operand belongs to."""
+        return np.repeat(np.arange(len(self.owner)), self.nsrc + self.ndst)
+
+    @property
+    def is_write(self) -> np.ndarray:
+        """``[operands]`` whether the operand is a destination."""
+        unit = self.unit
+        return np.arange(len(unit)) - self.first[unit] >= self.nsrc[unit]
+
+
+def partners(schedule: Schedule, rank: int) -> np.ndarray:
+    """Find the ranks that touch memory of any rank whose memory ``rank`` touches."""
+    n = schedule.n
+    touched = np.zeros(n, bool)
+    touched[rank] = True
+    for folds in schedule.rounds(np.array([rank])):
+        for f in folds:
+            if np.any(f.where) and np.any(f.count):
+                for piece in (*f.srcs, *f.dsts):
+                    touched[np.asarray(piece.rank) % n] = True
+    near = np.concatenate([touched] * 4)  # ranks in [-2n, 2n) index it without a division
+    everyone = schedule.all_ranks()
+    involved = touched.copy()
+    for folds in schedule.rounds(everyone):
+        for f in folds:
+            for piece in (*f.srcs, *f.dsts):
+                if piece.rank is not everyone:
+                    hit = near[piece.rank]
+                    involved |= hit if f.where is True else hit & f.where
+    return np.flatnonzero(involved)
+
+
+def remote_buffers(schedule: Schedule) -> set[Buffer]:
+    """Tell which user buffers are ever touched by a rank other than their owner."""
+    everyone = schedule.all_ranks()
+    found: set[Buffer] = set()
+    for folds in schedule.rounds(everyone):
+        for f in folds:
+            for piece in (*f.srcs, *f.dsts):
+                if piece.buffer not in found and piece.rank is not everyone:
+                    away = (np.asarray(piece.rank) - everyone) % schedule.n != 0
+                    if np.any(away & np.asarray(f.where) & (np.asarray(f.count) > 0)):
+                        found.add(piece.buffer)
+    return found
+
+
+def build_table(schedule: Schedule, ranks: np.ndarray, focus: int | None = None) -> FoldTable:
+    """Expand the folds of the given ranks into unit folds.
+
+    Args:
+        schedule: What to expand.
+        ranks: The owners wanted.
+        focus: Keep only folds that touch memory which this rank touches too.
+
+    Raises:
+        ScheduleError: If a scratch slot, a chunk count or a root is out of range.
+    """
+    lines: list[Fold] = []
+    line_round: list[int] = []
+    for number, folds in enumerate(schedule.rounds(ranks)):
+        lines.extend(folds)
+        line_round.extend([number] * len(folds))
+    width = len(ranks)
+    nops = np.array([len(f.srcs) + len(f.dsts) for f in lines], np.int64)
+    piece_rank = np.empty((int(nops.sum()), width), np.int64)
+    piece_chunk = np.empty_like(piece_rank)
+    piece_buffer = np.empty(len(piece_rank), np.int64)
+    counts = np.empty((len(lines), width), np.int64)
+    row = 0
+    for i, f in enumerate(lines):
+        counts[i] = f.count if f.where is True else np.where(f.where, f.count, 0)
+        for piece in (*f.srcs, *f.dsts):
+            piece_rank[row] = piece.rank
+            piece_chunk[row] = piece.chunk
+            piece_buffer[row] = piece.buffer
+            row += 1
+    if focus is not None:
+        column = int(np.flatnonzero(ranks == focus)[0])
+        pieces = (piece_rank, piece_chunk, piece_buffer == Buffer.TMP)
+        counts *= _near(schedule, counts, nops, pieces, column)
+    line, column = np.nonzero(counts)
+    nsrc = np.array([len(f.srcs) for f in lines], np.int64)
+    tree = np.array([f.tree for f in lines], bool)
+    table = _expand(schedule, counts, line, column, nops, (piece_rank, piece_chunk, piece_buffer))
+    unit_line = line[table["fold"]]
+    result = FoldTable(
+        n=schedule.n,
+        lines=len(lines),
+        line_round=np.array(line_round, np.int64),
+        owner=ranks[column[table["fold"]]].astype(np.int64),
+        line=unit_line,
+        tree=tree[unit_line] if len(lines) else np.zeros(0, bool),
+        nsrc=nsrc[unit_line] if len(lines) else np.zeros(0, np.int64),
+        ndst=(nops - nsrc)[unit_line] if len(lines) else np.zeros(0, np.int64),
+        rank=table["rank"],
+        buffer=table["buffer"],
+        chunk=table["chunk"],
+    )
+    _check(schedule, result)
+    return _resolve_acc(result, schedule)
+
+
+def _near(schedule, counts, nops, pieces, column) -> np.ndarray:
+    """Tell which folds overlap the hull of what one column touches, as ``[lines, ranks]``."""
+    rank, chunk, scratch = pieces
+    line = np.repeat(np.arange(len(nops)), nops)
+    chunks = max(1, schedule.chunks)
+    rank = 2 * (rank % schedule.n) + scratch[:, None]
+    low = np.where(scratch[:, None], chunk, chunk % chunks)
+    high = low + counts[line]
+    wraps = ~scratch[:, None] & (high > chunks)
+    low, high = np.where(wraps, 0, low), np.where(wraps, chunks, high)
+    mine = counts[line, column] > 0
+    hull_low = np.full(2 * schedule.n, np.iinfo(np.int64).max)
+    hull_high = np.full(2 * schedule.n, -1)
+    np.minimum.at(hull_low, rank[mine, column], low[mine, column])
+    np.maximum.at(hull_high, rank[mine, column], high[mine, column])
+    hit = (low < hull_high[rank]) & (high > hull_low[rank]) & (counts[line] > 0)
+    near = np.zeros(counts.shape, bool)
+    np.logical_or.at(near, line, hit)
+    near[:, column] = True
+    return near
+
+
+def _expand(schedule, counts, line, column, nops, pieces) -> dict[str, np.ndarray]:
+    """Spread every fold over its chunks; see `build_table`."""
+    piece_rank, piece_chunk, piece_buffer = pieces
+    spans = counts[line, column]
+    fold = np.repeat(np.arange(len(line)), spans)
+    offset = np.arange(len(fold)) - np.repeat(np.cumsum(spans) - spans, spans)
+    arity = nops[line[fold]] if len(line) else np.zeros(0, np.int64)
+    unit = np.repeat(np.arange(len(fold)), arity)
+    position = np.arange(len(unit)) - np.repeat(np.cumsum(arity) - arity, arity)
+    first_piece = np.cumsum(nops) - nops
+    op_fold = fold[unit]
+    piece = first_piece[line[op_fold]] + position if len(unit) else position
+    where = column[op_fold]
+    buffer = piece_buffer[piece]
+    chunk = piece_chunk[piece, where] + offset[unit]
+    scratch = buffer == Buffer.TMP
+    return {
+        "fold": fold,
+        "rank": piece_rank[piece, where] % schedule.n,
+        "buffer": buffer,
+        "chunk": np.where(scratch, chunk, chunk % max(1, schedule.chunks)),
+    }
+
+
+def _check(schedule: Schedule, table: FoldTable) -> None:
+    bad = (table.buffer == Buffer.TMP) & ((table.chunk < 0) | (table.chunk >= schedule.slots))
+    if np.any(bad):
+        i = int(np.flatnonzero(bad)[0])
+        unit = int(table.unit[i])
+        raise ScheduleError(
+            f"{schedule}: rank {table.owner[unit]}, round {table.line_round[table.line[unit]]}: "
+            f"scratch slot {table.chunk[i]} on rank {table.rank[i]} is outside the "
+            f"{schedule.slots} declared slots"
+        )
+
+
+def _resolve_acc(table: FoldTable, schedule: Schedule) -> FoldTable:
+    """Replace ACC by IN or OUT: IN until the round after the piece was first written."""
+    acc = table.buffer == Buffer.ACC
+    if not np.any(acc):
+        return table
+    write = table.is_write
+    round_ = table.line_round[table.line[table.unit]]
+    cell = table.rank * max(1, schedule.chunks) + table.chunk
+    never = np.iinfo(np.int64).max
+    first_write = np.full(schedule.n * max(1, schedule.chunks), never, np.int64)
+    target = write & (acc | (table.buffer == Buffer.OUT))
+    np.minimum.at(first_write, cell[target], round_[target])
+    user = table.buffer != Buffer.TMP
+    written = np.zeros(len(cell), bool)
+    written[user] = first_write[cell[user]] < round_[user]
+    table.buffer = np.where(acc, np.where(write | written, Buffer.OUT, Buffer.IN), table.buffer)
+    return table
