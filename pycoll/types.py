@@ -56,7 +56,6 @@ class ReduceOp(IntEnum):
 class Kind(IntEnum):
     """Kinds of collective, as they stand in a call descriptor."""
 
-    REFUSED = 0
     ALL_REDUCE = 1
     REDUCE_SCATTER = 2
     ALL_GATHER = 3
@@ -71,6 +70,7 @@ class Kind(IntEnum):
     GATHER_V = 12
     SCATTER_V = 13
     ALL_TO_ALL_V = 14
+    REFUSED = 255
 
 
 class Order(IntEnum):

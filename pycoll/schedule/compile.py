@@ -58,7 +58,9 @@ def _check_modes(schedule: Schedule, direct: bool, in_place: bool) -> None:
         raise ScheduleError(f"{schedule} does not work in place on memory that peers read directly")
 
 
-def _lower(schedule, table: FoldTable, ranks: list[int], direct: bool, in_place: bool) -> list[Plan]:
+def _lower(
+    schedule, table: FoldTable, ranks: list[int], direct: bool, in_place: bool
+) -> list[Plan]:
     if table.lines + 2 >= DONE:
         raise ScheduleError(f"{schedule} has {table.lines} lines; a plan holds {DONE - 3}")
     complete = _complete(table)

@@ -1,0 +1,81 @@
+# Every target does its own set-up: a virtual environment in .venv, dependencies, the extension.
+#   PYTHON=/path/to/python3   use this interpreter instead of the newest suitable one
+#   ARGS="-k name"            more arguments for pytest in `make test`
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+CANDIDATES := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3.10 python3)
+CXX_FILES = $(shell find csrc tests/native -name '*.cpp' -o -name '*.h' -o -name '*.inl' | sort)
+SOURCES = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
+NATIVE := $(wildcard tests/native/run.sh)
+
+# Prints the first candidate of version 3.10 or later that has venv and the C headers.
+FIND_PYTHON = for python in $(CANDIDATES); do \
+    "$$python" -c 'import ensurepip, os, sys, sysconfig, venv; sys.exit(sys.version_info < (3, 10) \
+      or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
+      >/dev/null 2>&1 && echo "$$python" && break; done
+
+.PHONY: help tools build demo test native asan tsan lint format clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
+
+tools:  ## check that Python and the compiler are there, and say what is missing
+	@missing=""; \
+	test -n "$$($(FIND_PYTHON))" || missing="$$missing python3-venv python3-dev"; \
+	echo 'int main() {}' | $(CXX) -std=c++20 -fsyntax-only -x c++ - 2>/dev/null \
+	  || missing="$$missing g++"; \
+	test -z "$$missing" || { \
+	  echo "pycoll needs Python 3.10 or later with venv and headers, and a C++20 compiler."; \
+	  echo "On Debian and Ubuntu: sudo apt-get install$$missing"; exit 1; } >&2
+
+$(VENV)/pyvenv.cfg:
+	@$(MAKE) --no-print-directory tools
+	@python="$$($(FIND_PYTHON))"; echo "setting up $(VENV) with $$($$python --version)"; \
+	$$python -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# The first install also compiles; later changes of the sources only rebuild what they touch.
+$(VENV)/installed: pyproject.toml setup.py | $(VENV)/pyvenv.cfg
+	@echo "installing pycoll and its development tools into $(VENV)"
+	@$(PIP) install "setuptools>=77" "pybind11>=2.13"
+	@$(BIN)/python setup.py -q build_ext --inplace
+	@$(PIP) install --no-build-isolation -e ".[dev]"
+	@touch $@
+
+$(VENV)/built: $(VENV)/installed $(SOURCES)
+	@$(BIN)/python setup.py -q build_ext --inplace
+	@touch $@
+
+build: $(VENV)/built  ## build the extension in place, in a virtual environment of its own
+
+demo: build  ## train on four ranks, measure, and draw a schedule
+	@$(BIN)/python examples/demo.py
+
+test: build native  ## run every test that needs two cores and nothing else
+	$(BIN)/python -m pytest $(ARGS)
+
+native:  ## run the C++ tests
+	@$(if $(NATIVE),bash $(NATIVE),echo "no C++ tests")
+
+asan: tools  ## run the C++ tests under the address and undefined-behaviour sanitizers
+	@$(if $(NATIVE),SANITIZE=address,undefined bash $(NATIVE),echo "no C++ tests")
+
+tsan: tools  ## run the C++ tests under the thread sanitizer
+	@$(if $(NATIVE),SANITIZE=thread bash $(NATIVE),echo "no C++ tests")
+
+lint: $(VENV)/installed  ## check style: ruff and clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(VENV)/installed  ## rewrite the sources in the style that lint checks
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+clean:  ## remove everything that was built, the virtual environment too
+	rm -rf $(VENV) build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,232 @@
+// pycoll._C: the engine as Python sees it. Conversions only; contracts are in the headers.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstring>
+
+#include "engine.h"
+#include "fold.h"
+#include "mailbox.h"
+
+namespace py = pybind11;
+namespace pycoll {
+
+void bind_arrays(py::module_& m);  // bindings_arrays.cpp
+
+namespace {
+
+using Release = py::call_guard<py::gil_scoped_release>;
+using Table = py::array_t<uint64_t, py::array::c_style | py::array::forcecast>;
+
+// EngineError(kind, text); MemoryError and pending Python exceptions stay what they are.
+void translate(const Error& error) {
+  if (std::strcmp(error.kind(), "Interrupted") == 0 && PyErr_Occurred() != nullptr) return;
+  if (std::strcmp(error.kind(), "MemoryError") == 0) {
+    PyErr_SetString(PyExc_MemoryError, error.what());
+    return;
+  }
+  const py::object type = py::module_::import("pycoll._C").attr("EngineError");
+  PyErr_SetObject(type.ptr(), py::make_tuple(error.kind(), error.what()).ptr());
+}
+
+bool check_signals(void*) {
+  py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+template <typename T>
+void unpack(const py::bytes& bytes, std::vector<T>& out) {
+  const std::string_view view = bytes;
+  out.resize(view.size() / sizeof(T));
+  std::memcpy(out.data(), view.data(), out.size() * sizeof(T));
+}
+
+std::shared_ptr<Plan> make_plan(const py::bytes& code, const py::bytes& operands,
+                                uint32_t world_size, uint32_t rank, uint32_t chunks, uint32_t slots,
+                                uint32_t rounds, bool direct) {
+  auto plan = std::make_shared<Plan>();
+  unpack(code, plan->code);
+  unpack(operands, plan->operands);
+  plan->world_size = world_size;
+  plan->rank = rank;
+  plan->chunks = chunks;
+  plan->slots = slots;
+  plan->rounds = rounds;
+  plan->direct = direct;
+  plan->check();
+  return plan;
+}
+
+PieceTable make_table(const Table& offset, const Table& length) {
+  return {{offset.data(), offset.data() + offset.size()},
+          {length.data(), length.data() + length.size()}};
+}
+
+std::shared_ptr<Engine> make_engine(std::shared_ptr<ControlSegment> control,
+                                    std::shared_ptr<Heap> heap, uint32_t rank, double timeout_s,
+                                    bool threads, int64_t spins) {
+  EngineOptions options;
+  options.timeout_s = timeout_s;
+  options.threads_as_ranks = threads;
+  options.spins = spins;
+  options.check_signals = check_signals;
+  py::gil_scoped_release release;
+  return std::make_shared<Engine>(std::move(control), std::move(heap), rank, options);
+}
+
+std::shared_ptr<const BoundCall> bind(const Engine& engine, std::shared_ptr<Plan> plan, int dtype,
+                                      int op, uint32_t itemsize, uint64_t count, uint64_t chunk,
+                                      int layout_in, int layout_out, uint64_t descriptor,
+                                      uint32_t scale_n, bool scale_at_exit,
+                                      const py::object& extents) {
+  Binding binding;
+  binding.plan = std::move(plan);
+  binding.dtype = dtype < kDTypeCount ? static_cast<DType>(dtype) : DType::kUInt8;
+  binding.op = static_cast<ReduceOp>(op);
+  binding.elem_bytes = itemsize;
+  binding.count = count;
+  binding.chunk = chunk;
+  binding.descriptor = descriptor;
+  binding.in_layout = static_cast<Layout>(layout_in);
+  binding.out_layout = static_cast<Layout>(layout_out);
+  binding.scale_n = scale_n;
+  binding.scale_at_exit = scale_at_exit;
+  if (!extents.is_none()) {
+    const auto tables = extents.cast<std::array<Table, 4>>();
+    binding.in_table = make_table(tables[0], tables[1]);
+    binding.out_table = make_table(tables[2], tables[3]);
+  }
+  return engine.bind(std::move(binding));
+}
+
+py::dict rank_report(uint32_t rank, const RankReport& r, uint64_t iteration) {
+  const uint64_t flag = r.flag[iteration & 1];
+  py::dict out;
+  out["rank"] = rank;
+  out["phase"] = r.phase;
+  out["alive"] = r.alive != 0;
+  out["state"] = std::string(1, r.state);
+  out["entered"] = r.entered != 0;
+  out["pid"] = r.pid;
+  out["position"] = static_cast<uint32_t>(flag >> 48);
+  out["step"] = static_cast<uint32_t>(flag >> 32 & 0xFFFF);
+  out["descriptor"] = r.descriptor;
+  out["count"] = r.count;
+  out["call_seq"] = r.call_seq;
+  out["iteration"] = r.iteration;
+  out["waiting_peer"] = r.waiting_peer;
+  out["waiting_step"] = r.waiting_step;
+  out["waiting_s"] = static_cast<double>(r.waiting_ns) * 1e-9;
+  out["site"] = std::string(r.site);
+  out["text"] =
+      py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(r.text, std::strlen(r.text), "replace"));
+  return out;
+}
+
+py::object report(Engine& engine) {
+  Report snapshot;
+  {
+    py::gil_scoped_release release;
+    snapshot = engine.report();
+  }
+  if (snapshot.cause == Cause::kNone) return py::none();
+  py::dict out;
+  out["cause"] = static_cast<int>(snapshot.cause);
+  out["culprit"] = snapshot.culprit;
+  out["reporter"] = snapshot.reporter;
+  out["iteration"] = snapshot.iteration;
+  out["text"] = snapshot.text;
+  py::list ranks;
+  for (uint32_t r = 0; r < snapshot.ranks.size(); ++r) {
+    ranks.append(rank_report(r, snapshot.ranks[r], snapshot.iteration));
+  }
+  out["ranks"] = ranks;
+  return out;
+}
+
+}  // namespace
+}  // namespace pycoll
+
+PYBIND11_MODULE(_C, m) {
+  using namespace pycoll;
+  using namespace pybind11::literals;
+  m.doc() = "The engine of pycoll.";
+  m.attr("EngineError") = py::reinterpret_steal<py::object>(
+      PyErr_NewException("pycoll._C.EngineError", PyExc_RuntimeError, nullptr));
+  py::register_local_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (const Error& error) {
+      translate(error);
+    }
+  });
+  m.def("fold_isa", &fold_isa);
+  bind_arrays(m);
+  m.def("sizes",
+        [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });
+  py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan").def(
+      py::init(&make_plan), "code"_a, "operands"_a, "world_size"_a, "rank"_a, "chunks"_a, "slots"_a,
+      "rounds"_a, "direct"_a);
+  py::class_<BoundCall, std::shared_ptr<BoundCall>>(m, "BoundCall")
+      .def_readonly("segments", &BoundCall::segments)
+      .def_readonly("tiny", &BoundCall::tiny);
+  py::class_<ControlSegment, std::shared_ptr<ControlSegment>>(m, "Control")
+      .def(py::init([](int fd, uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes,
+                       uint64_t start_iteration) {
+             return ControlSegment::open(fd,
+                                         {world_size, cell_bytes, mailbox_bytes, start_iteration});
+           }),
+           "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2,
+           Release());
+  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
+      .def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a,
+           "spins"_a = -1)
+      .def("bind", &bind, "plan"_a, "dtype"_a, "op"_a, "itemsize"_a, "count"_a, "chunk"_a,
+           "layout_in"_a, "layout_out"_a, "descriptor"_a, "scale_n"_a, "scale_at_exit"_a,
+           "extents"_a)
+      .def("site", [](Engine& e, std::string_view text) { return e.site(text); })
+      .def(
+          "run",
+          [](Engine& e, const BoundCall& call, uintptr_t in, uintptr_t out, uint32_t site,
+             double timeout_s) {
+            e.run(call, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), site, timeout_s);
+          },
+          Release())
+      .def(
+          "submit",
+          [](Engine& e, std::shared_ptr<BoundCall> call, uintptr_t in, uintptr_t out, uint32_t site,
+             double timeout_s) {
+            return e.submit(std::move(call), reinterpret_cast<void*>(in),
+                            reinterpret_cast<void*>(out), site, timeout_s);
+          },
+          Release())
+      .def("done", &Engine::done)
+      .def("wait", &Engine::wait, Release())
+      .def(
+          "refuse", [](Engine& e, const std::string& text, uint32_t site) { e.refuse(text, site); },
+          Release())
+      .def(
+          "abort", [](Engine& e, const std::string& text) { e.abort(text); }, Release())
+      .def(
+          "leave", [](Engine& e, const std::string& text) { e.leave(text); }, Release())
+      .def("close", &Engine::close, Release())
+      .def("report", &report)
+      .def_property_readonly("iteration", &Engine::iteration);
+  py::class_<Mailboxes>(m, "Mailboxes")
+      .def(py::init<std::shared_ptr<Engine>>(), "engine"_a)
+      .def(
+          "send",
+          [](Mailboxes& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst,
+             uint32_t tag, double timeout_s) {
+            box.send(reinterpret_cast<void*>(data), nbytes, type, dst, tag, timeout_s);
+          },
+          Release())
+      .def(
+          "recv",
+          [](Mailboxes& box, uintptr_t data, uint64_t nbytes, uint32_t type, int32_t src,
+             uint32_t tag, double timeout_s) {
+            return box.recv(reinterpret_cast<void*>(data), nbytes, type, src, tag, timeout_s);
+          },
+          Release());
+}

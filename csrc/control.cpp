@@ -1,0 +1,289 @@
+#include "control.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "error.h"
+#include "life.h"
+#include "plan.h"
+
+namespace pycoll {
+namespace {
+
+constexpr uint64_t kMagic = 0x31474553'4C4F4350;  // "PCOLSEG1"
+constexpr uint64_t kPage = 4096;
+
+struct Header {
+  std::atomic<uint64_t> magic;  // stored last
+  uint32_t abi;
+  Geometry geometry;
+  uint64_t cookie;
+  std::atomic<uint32_t> attached;
+};
+static_assert(sizeof(Header) <= kPage);
+
+constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+// Byte offsets of the parts of a segment.
+struct Parts {
+  uint64_t abort, reports, blocks, lines, sleepers, cells, mailboxes, end;
+
+  explicit Parts(const Geometry& g) {
+    const uint64_t n = g.world_size;
+    abort = kPage;
+    reports = round_up(abort + sizeof(AbortBlock), 64);
+    blocks = round_up(reports + n * sizeof(RankReport), kPage);
+    lines = blocks + n * sizeof(RankBlock);
+    sleepers = lines + 2 * n * sizeof(FlagLine);
+    cells = round_up(sleepers + 2 * n * sizeof(SleeperCount), kPage);
+    mailboxes = round_up(cells + 2 * n * g.cell_bytes, kPage);
+    end = round_up(mailboxes + n * n * g.mailbox_bytes, kPage);
+  }
+};
+
+Geometry checked(Geometry g) {
+  constexpr uint64_t kMost = uint64_t{1} << 30;
+  COLL_CHECK(g.world_size >= 1 && g.world_size <= kMaxWorldSize, "TransportError",
+             "world_size must be 1..", kMaxWorldSize, ", got ", g.world_size);
+  COLL_CHECK(g.cell_bytes >= 64 && g.cell_bytes <= kMost, "TransportError",
+             "cell_bytes must be 64..", kMost, ", got ", g.cell_bytes);
+  COLL_CHECK(g.mailbox_bytes <= kMost, "TransportError", "mailbox_bytes must be at most ", kMost,
+             ", got ", g.mailbox_bytes);
+  COLL_CHECK(g.start_iteration >= 2, "TransportError", "start_iteration must be at least 2, got ",
+             g.start_iteration);
+  g.cell_bytes = round_up(g.cell_bytes, 64);
+  g.mailbox_bytes = round_up(g.mailbox_bytes, 64);
+  return g;
+}
+
+// Excludes the other threads and processes that open the same file, until destruction or death. A
+// file description of our own is what makes that work: an inherited one is shared with our parent.
+class FileLock {
+ public:
+  explicit FileLock(int fd) {
+    char path[64];
+    std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    own_fd_ = ::open(path, O_RDWR | O_CLOEXEC);
+    COLL_CHECK(own_fd_ >= 0, "TransportError", "cannot open ", path, " of the control segment: ",
+               std::strerror(errno), "; pycoll needs a memfd and /proc");
+    struct flock whole = {};
+    whole.l_type = F_WRLCK;
+    whole.l_whence = SEEK_SET;
+    int rc;
+    while ((rc = fcntl(own_fd_, F_OFD_SETLKW, &whole)) != 0 && errno == EINTR) {
+    }
+    if (rc != 0) {
+      const int error = errno;
+      ::close(own_fd_);
+      throw_error("TransportError", "cannot lock the control segment: ", std::strerror(error));
+    }
+  }
+  ~FileLock() { ::close(own_fd_); }
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int own_fd_;
+};
+
+uint64_t available_memory() {
+  uint64_t kilobytes = 0;
+  if (FILE* file = std::fopen("/proc/meminfo", "re")) {
+    char row[128];
+    while (std::fgets(row, sizeof(row), file) != nullptr) {
+      if (std::sscanf(row, "MemAvailable: %lu kB", &kilobytes) == 1) break;
+    }
+    std::fclose(file);
+  }
+  return kilobytes == 0 ? UINT64_MAX : kilobytes * 1024;
+}
+
+uint64_t file_bytes(int fd) {
+  struct stat status;
+  COLL_CHECK(fstat(fd, &status) == 0, "TransportError", "cannot stat the shared memory file: ",
+             std::strerror(errno));
+  return static_cast<uint64_t>(status.st_size);
+}
+
+}  // namespace
+
+void reserve_pages(int fd, uint64_t offset, uint64_t nbytes, const char* kind, const char* fix) {
+  // The kernel would rather kill a process than refuse pages of a memfd, so ask first.
+  const uint64_t available = available_memory();
+  COLL_CHECK(nbytes <= available, kind, "cannot reserve ", nbytes, " bytes of shared memory: ",
+             available, " bytes are available; ", fix);
+  int rc;
+  while ((rc = fallocate(fd, 0, off_t(offset), off_t(nbytes))) != 0 && errno == EINTR) {
+  }
+  COLL_CHECK(rc == 0, kind, "cannot reserve ", nbytes, " bytes of shared memory: ",
+             std::strerror(errno), "; ", fix);
+}
+
+void seal_size(int fd) { fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL); }
+
+void store_text(char* field, size_t field_bytes, std::string_view text) {
+  size_t n = std::min(text.size(), field_bytes - 1);
+  if (n < text.size()) {
+    while (n > 0 && (static_cast<unsigned char>(text[n]) & 0xC0) == 0x80) --n;
+  }
+  std::memcpy(field, text.data(), n);
+  field[n] = '\0';
+}
+
+ProcessStat process_stat(int32_t pid) {
+  ProcessStat stat{'?', 0};
+  char path[32], text[1024];
+  std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
+  FILE* file = std::fopen(path, "re");
+  if (file == nullptr) return stat;
+  const size_t n = std::fread(text, 1, sizeof(text) - 1, file);
+  std::fclose(file);
+  text[n] = '\0';
+  const char* at = std::strrchr(text, ')');  // the name before it may hold anything
+  if (at == nullptr || at[1] != ' ') return stat;
+  at += 2;
+  stat.state = *at;
+  for (int field = 3; field < 22 && at != nullptr; ++field) {
+    at = std::strchr(at, ' ');
+    if (at != nullptr) ++at;
+  }
+  if (at != nullptr) std::sscanf(at, "%lu", &stat.starttime);
+  return stat;
+}
+
+uint64_t ControlSegment::bytes(const Geometry& geometry) { return Parts(checked(geometry)).end; }
+
+std::shared_ptr<ControlSegment> ControlSegment::open(int fd, const Geometry& geometry) {
+  const Geometry g = checked(geometry);
+  std::shared_ptr<ControlSegment> segment(new ControlSegment);
+  FileLock lock(fd);
+  const uint64_t want = Parts(g).end, have = file_bytes(fd);
+  if (have == 0) {
+    fchmod(fd, 0600);
+    COLL_CHECK(ftruncate(fd, off_t(want)) == 0, "TransportError",
+               "cannot size the control segment to ", want, " bytes: ", std::strerror(errno));
+  }
+  COLL_CHECK(have == 0 || have == want, "TransportError", "the control segment has ", have,
+             " bytes where this rank expects ", want,
+             ": the ranks disagree on world size, cell size or mailbox size");
+  struct Undo {  // a creator that fails leaves the file empty, so that a later rank may try again
+    int fd;
+    bool armed;
+    ~Undo() {
+      if (armed && ftruncate(fd, 0) != 0) return;  // sealed: it had been made in full
+    }
+  } undo{fd, have == 0};
+  if (have == 0) {
+    reserve_pages(fd, 0, want, "TransportError",
+                  "free memory, raise the memory limit of the container, or use smaller cells");
+  }
+  segment->map(fd, g);
+  auto* header = reinterpret_cast<Header*>(segment->base_);
+  // A creator that was killed half way left a file without the magic.
+  if (header->magic.load(std::memory_order_acquire) != kMagic) segment->initialise(fd);
+  undo.armed = false;
+  COLL_CHECK(header->abi == kAbiVersion, "TransportError", "the control segment has ABI ",
+             header->abi, " where this rank has ", kAbiVersion,
+             ": all ranks must use the same version of pycoll");
+  const Geometry& other = header->geometry;
+  COLL_CHECK(other == g, "TransportError", "ranks disagree on the communicator: world_size ",
+             other.world_size, ", cell_bytes ", other.cell_bytes, ", mailbox_bytes ",
+             other.mailbox_bytes, ", start_iteration ", other.start_iteration, " there; ",
+             g.world_size, ", ", g.cell_bytes, ", ", g.mailbox_bytes, ", ", g.start_iteration,
+             " on this rank");
+  segment->cookie_ = header->cookie;
+  return segment;
+}
+
+void ControlSegment::map(int fd, const Geometry& geometry) {
+  const Parts parts(geometry);
+  void* base = mmap(nullptr, parts.end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  COLL_CHECK(base != MAP_FAILED, "TransportError", "cannot map ", parts.end,
+             " bytes of the control segment: ", std::strerror(errno));
+  geometry_ = geometry;
+  base_ = static_cast<char*>(base);
+  bytes_ = parts.end;
+  abort_ = reinterpret_cast<AbortBlock*>(base_ + parts.abort);
+  reports_ = reinterpret_cast<RankReport*>(base_ + parts.reports);
+  blocks_ = reinterpret_cast<RankBlock*>(base_ + parts.blocks);
+  lines_ = reinterpret_cast<FlagLine*>(base_ + parts.lines);
+  sleepers_ = reinterpret_cast<SleeperCount*>(base_ + parts.sleepers);
+  cells_ = base_ + parts.cells;
+  mailboxes_ = base_ + parts.mailboxes;
+}
+
+void ControlSegment::initialise(int fd) {
+  auto* header = reinterpret_cast<Header*>(base_);
+  header->abi = kAbiVersion;
+  header->geometry = geometry_;
+  uint64_t cookie = 0;
+  COLL_CHECK(getrandom(&cookie, sizeof(cookie), 0) == sizeof(cookie), "TransportError",
+             "no random numbers: ", std::strerror(errno));
+  header->cookie = cookie;
+  for (uint32_t rank = 0; rank < geometry_.world_size; ++rank) {
+    RankBlock& own = block(rank);
+    life_init(&own.life);
+    own.waiting_peer.store(-1, std::memory_order_relaxed);
+    // As if every rank had finished the two iterations before the first.
+    for (uint64_t back = 1; back <= 2; ++back) {
+      const uint64_t before = geometry_.start_iteration - back;
+      const uint64_t position = (before & 0xFFFF) << 16 | kDone;
+      line(rank, before & 1).flag.store(position << 32, std::memory_order_relaxed);
+    }
+  }
+  seal_size(fd);
+  header->magic.store(kMagic, std::memory_order_release);
+}
+
+ControlSegment::~ControlSegment() {
+  if (base_ != nullptr) munmap(base_, bytes_);
+}
+
+void ControlSegment::claim(uint32_t rank) {
+  COLL_CHECK(rank < geometry_.world_size, "TransportError", "rank ", rank,
+             " is not in a world of ", geometry_.world_size);
+  RankBlock& own = block(rank);
+  const int32_t pid = getpid();
+  uint32_t free_slot = 0;
+  COLL_CHECK(own.claimed.compare_exchange_strong(free_slot, 1), "TransportError", "rank ", rank,
+             " of this communicator is taken by process ", own.pid.load(), "; this is process ",
+             pid, ": give every rank another number");
+  own.pid.store(pid, std::memory_order_relaxed);
+  own.tid.store(int32_t(syscall(SYS_gettid)), std::memory_order_relaxed);
+  own.starttime.store(process_stat(pid).starttime, std::memory_order_relaxed);
+  own.phase.store(uint32_t(Phase::kRun), std::memory_order_release);
+  reinterpret_cast<Header*>(base_)->attached.fetch_add(1);
+}
+
+uint32_t ControlSegment::attached() const {
+  return reinterpret_cast<Header*>(base_)->attached.load();
+}
+
+void ControlSegment::wake_everybody() {
+  ring(report_bell());
+  for (uint32_t rank = 0; rank < geometry_.world_size; ++rank) {
+    ring(bell(rank, 0));
+    ring(bell(rank, 1));
+    ring(doorbell(rank));
+  }
+}
+
+std::string ControlSegment::site_text(uint32_t rank, uint32_t site) {
+  RankBlock& other = block(rank);
+  if (site >= std::min(other.sites.load(std::memory_order_acquire), kSites)) return "";
+  const char* text = other.site_text[site];
+  return std::string(text, strnlen(text, kSiteBytes));
+}
+
+}  // namespace pycoll

@@ -1,0 +1,233 @@
+// The engine: runs the plans of one rank over a control segment, and over the symmetric heap for
+// direct plans. It knows bytes and steps only.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "control.h"
+#include "fault.h"
+#include "heap.h"
+#include "life.h"
+#include "plan.h"
+#include "types.h"
+
+namespace pycoll {
+
+// Low byte of a descriptor: the kind of call. This one says "the rank refused its arguments".
+inline constexpr uint64_t kKindRefused = 0xFF;
+
+// Where chunk c of rank r lies in an array, in elements.
+enum class Layout : uint8_t {
+  kFull = 0,   // at c * chunk: the array holds the whole vector
+  kOwn = 1,    // at (c - r * m) * chunk, m = chunks / world_size: r holds chunks r * m .. r * m + m - 1
+  kTable = 2,  // at offset[r * chunks + c], length[r * chunks + c] long
+};
+
+struct PieceTable {
+  std::vector<uint64_t> offset, length;  // elements; [world_size * chunks]
+};
+
+// A plan with numbers: everything of a call but the arrays. Two calls match when descriptor and
+// count are equal on all ranks; everything else here must follow from those two.
+struct Binding {
+  std::shared_ptr<const Plan> plan;
+  DType dtype = DType::kUInt8;      // of folds with more than one source
+  ReduceOp op = ReduceOp::kSum;
+  uint32_t elem_bytes = 1;          // itemsize(dtype) if the plan reduces; any size if it only moves
+  uint64_t count = 0;               // elements of the whole vector; goes into the flag line
+  uint64_t chunk = 0;               // elements of a chunk; in kFull and kOwn chunk c covers
+                                    // [c * chunk, min((c + 1) * chunk, count)) of the vector
+  uint64_t descriptor = 0;          // kind:8 dtype:8 op:8 flags:8 root:16 algorithm:16
+  Layout in_layout = Layout::kFull, out_layout = Layout::kFull;
+  PieceTable in_table, out_table;   // for kTable
+  uint32_t scale_n = 0;             // kAvg: what complete folds divide by; 0: world_size
+  bool scale_at_exit = false;       // kAvg: no fold divides; this rank's OUT is divided at the end
+  bool nontemporal = false;         // destinations will not be read again soon
+};
+
+// A Binding checked and cut into segments for the engines of one communicator. Immutable.
+struct BoundCall : Binding {
+  uint32_t fingerprint = 0;
+  uint32_t segments = 1;      // iterations per call
+  uint64_t segment = 0;       // elements of a chunk per iteration
+  uint64_t stride = 0;        // bytes between slots
+  uint64_t largest = 0;       // elements of the largest chunk
+  uint64_t in_bytes = 0;      // this rank's arrays must have at least these
+  uint64_t out_bytes = 0;
+  bool tiny = false;          // the slots lie in the flag line
+};
+
+struct EngineOptions {
+  int64_t spins = -1;               // before the first yield; -1: by ranks and cores
+  double timeout_s = 300;           // of a call, from the moment it first has to wait
+  bool threads_as_ranks = false;    // all ranks are threads of this process and share the segment
+  // Called without the GIL in sleep slices of waits on the caller's thread; true if a signal handler
+  // raised. Null: not called.
+  bool (*check_signals)(void* context) = nullptr;
+  void* context = nullptr;
+};
+
+// One rank of a communicator.
+//
+// Threads: run, submit, refuse, close and leave are for one thread at a time (ConcurrentUseError
+// otherwise); abort, report, done and wait may be called from any.
+//
+// Errors of every call: Aborted (the communicator failed, for good), PeerRejected (another rank
+// refused its arguments for this call; usable again at once), CommClosed, ForkedError,
+// ConcurrentUseError, "Interrupted" (check_signals returned true; the communicator is aborted).
+class Engine {
+ public:
+  using Ticket = Keeper::Ticket;
+  static constexpr double kDefaultTimeout = -1;
+
+  // Claims the slot of `rank`. `heap` may be null if no plan is direct. `regions`: region of the heap
+  // of each rank of this communicator (empty: region = rank).
+  Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> heap, uint32_t rank,
+         const EngineOptions& options, std::vector<uint32_t> regions = {});
+  // Like close(), but aborts the communicator if queued calls are still running.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  uint32_t rank() const { return rank_; }
+  uint32_t world_size() const { return world_size_; }
+  uint64_t iteration() const { return iteration_; }  // number of the next one
+  const std::shared_ptr<Heap>& heap() const { return heap_; }
+  uint32_t region() const { return regions_[rank_]; }
+  ControlSegment& control() { return *control_; }
+
+  // Checks plan and numbers; throws ScheduleError or ArgumentError. Any thread, any time.
+  std::shared_ptr<const BoundCall> bind(Binding binding) const;
+
+  // Id of a call site text ("file:line function"), to be passed to calls. Not for the hot path:
+  // callers keep the id. The last id stands for all texts that found no room.
+  uint32_t site(std::string_view text);
+
+  // Runs the call to its end; behind queued calls if there are any. `in` and `out` hold at least
+  // call.in_bytes and call.out_bytes; null where the plan does not touch them. Throws ArgumentError
+  // before anything is published when a direct call gets arrays outside the heap: then the caller
+  // must refuse().
+  void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
+           double timeout_s = kDefaultTimeout);
+
+  // The same on the keeper thread. The arrays must live until the ticket is done.
+  Ticket submit(std::shared_ptr<const BoundCall> call, const void* in, void* out, uint32_t site = 0,
+                double timeout_s = kDefaultTimeout);
+  bool done(Ticket ticket) const;
+  // Waits for a submitted call and throws its error (once per ticket). CollTimeout after timeout_s
+  // (< 0: no limit but that of the call itself); the call then still runs.
+  void wait(Ticket ticket, double timeout_s = kDefaultTimeout);
+
+  // Takes part in the next call by telling that this rank refused its arguments: consumes one
+  // iteration on every rank. Waits until every rank has entered the call before.
+  void refuse(std::string_view text, uint32_t site = 0, double timeout_s = kDefaultTimeout);
+
+  // Ends the communicator for all ranks (Revoked). Any thread.
+  void abort(std::string_view text);
+  // Says that this rank leaves by an exception or exit: every peer raises PeerLeft.
+  void leave(std::string_view text);
+  // Leaves in order. Waits for queued calls. Idempotent; also in a child made by fork.
+  void close();
+  bool closed() const { return closed_.load(std::memory_order_relaxed); }
+
+  // The snapshot behind Aborted; cause kNone if there was no abort. Any thread.
+  Report report() { return faults_.report(); }
+
+  // The checks that every wait makes at a pulse, for waits of other files: raises on an abort, a
+  // lost peer, the deadline of the running call, a signal; true if `peer` (-1: none) has closed.
+  bool check(int32_t peer, uint32_t step, Pulse pulse);
+
+ private:
+  enum class Sight : uint8_t { kPending, kReady, kFailed, kMismatch, kAhead };
+  struct Job {
+    const BoundCall* call;
+    const void* in;
+    void* out;
+    uint64_t in_offset, out_offset;  // in the heap, direct plans only
+    uint32_t site;
+    double timeout_s;
+    bool signals;  // runs on the thread of the caller
+  };
+  struct Peer {
+    uint64_t seen;   // newest iteration of this peer that was compared with ours
+    char *in, *out;  // its arrays in our mapping, as of iteration `seen`
+  };
+  class Use;
+
+  void check_usable() const;
+  Job prepare(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
+  void through_queue(std::function<void()> work);
+  Keeper& keeper();
+  void execute(const Job& job);
+  void execute_refusal(std::string_view text, uint32_t site, double timeout_s, bool signals);
+  void begin_call(uint64_t descriptor, uint64_t count, uint32_t site, double timeout_s,
+                  bool signals);
+  void begin_iteration(const Job& job, uint32_t segment);
+  void interpret(const Plan& plan);
+  void end_iteration(const BoundCall& call);
+
+  void gate(bool continuing);
+  void gate_on(uint32_t peer, bool continuing);
+  void publish(uint32_t step);
+  void await(uint32_t peer, uint32_t step);
+  void await_slow(uint32_t peer, uint32_t step);
+  void first_contact(uint32_t peer);
+  Sight watch(uint32_t peer, uint64_t iteration, uint32_t step, uint32_t fingerprint);
+  static Sight look(uint64_t flag, uint32_t want, uint32_t fingerprint);
+  [[noreturn]] void peer_rejected(uint32_t peer, bool entered);
+  void quiesce();
+
+  void fold_pieces(const Instr& instr, const Operand* operands);
+  void fold_range(const Instr& instr, const Operand* operands, uint32_t k, uint32_t chunks);
+  char* resolve(const Operand& operand, uint32_t k, uint32_t chunks, uint64_t& length) const;
+  bool contiguous(const Instr& instr, const Operand* operands) const;
+  void scale_out();
+
+  // Touched in every call.
+  uint64_t iteration_;
+  uint32_t rank_, world_size_;
+  uint32_t position_ = 0;     // of the running iteration, step 0
+  uint32_t fingerprint_ = 0;
+  uint32_t step_ = 0;         // newest step published in the running iteration
+  bool published_ = false;
+  bool signals_ = false;
+  FlagLine* line_ = nullptr;  // ours, of the parity of the running iteration
+  const BoundCall* call_ = nullptr;
+  char *in_ = nullptr, *out_ = nullptr;
+  uint64_t start_ = 0;        // first element of the segment within a chunk
+  uint64_t reach_ = 0;        // elements of a chunk in this segment
+  char* cells_ = nullptr;     // slot 0 of rank 0
+  uint64_t cell_pitch_ = 0;   // bytes between the cells of ranks
+  std::unique_ptr<Peer[]> peers_;
+  std::unique_ptr<const void*[]> srcs_;
+  std::unique_ptr<void*[]> dsts_;
+  uint32_t max_operands_;
+  const volatile uint32_t* fork_guard_ = nullptr;  // zero in a child made by fork
+  std::atomic<uintptr_t> user_{0};                 // thread that is inside
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> left_{false};
+
+  uint64_t call_seq_ = 0;
+  uint64_t previous_descriptor_ = 0, previous_count_ = 0;  // of the last iteration
+  uint32_t previous_fingerprint_ = 0;
+  bool previous_failed_ = true;  // nothing to compare with
+  double timeout_s_ = 0;
+  uint64_t deadline_ns_ = 0;     // 0: the call has not had to wait yet
+  bool waiting_noted_ = false;
+
+  std::shared_ptr<ControlSegment> control_;
+  RankBlock* block_ = nullptr;
+  std::shared_ptr<Heap> heap_;
+  EngineOptions options_;
+  WaitPolicy policy_;
+  std::vector<uint32_t> regions_;
+  Faults faults_;
+  std::unordered_map<std::string, uint32_t> sites_;
+  std::mutex sites_mutex_;
+  std::unique_ptr<Keeper> keeper_;
+};
+
+}  // namespace pycoll

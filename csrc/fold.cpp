@@ -1,0 +1,162 @@
+#include "fold.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "fold_kernels.h"
+
+namespace pycoll {
+namespace {
+
+// Bytes that are read once and then written to every destination.
+constexpr size_t kBlock = 4096;
+// Below this many bytes the alignment of the destination is not worth a call of its own.
+constexpr size_t kAlignFrom = 2048;
+// Below this many bytes the fence costs more than the caches gain.
+constexpr size_t kNontemporalFrom = 4096;
+constexpr size_t kCacheLine = 64;
+
+constexpr size_t kItemsizes[kDTypeCount] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
+
+// Widest first; null where this CPU lacks the instruction set.
+struct IsaList {
+  const FoldIsa* isas[3];
+};
+
+IsaList supported_isas() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool f16c = __builtin_cpu_supports("f16c");
+  const bool avx2 = f16c && __builtin_cpu_supports("avx2");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+  return {{avx512 ? &kFoldAvx512 : nullptr, avx2 ? &kFoldAvx2 : nullptr, &kFoldBase}};
+#else
+  return {{nullptr, nullptr, &kFoldBase}};
+#endif
+}
+
+// The instruction set in use; null until the first fold.
+constinit std::atomic<const FoldIsa*> g_isa{nullptr};
+
+[[gnu::noinline]] const FoldIsa& resolve_isa() {
+  const FoldIsa* widest = nullptr;
+  for (const FoldIsa* isa : supported_isas().isas) {
+    if (widest == nullptr) widest = isa;
+  }
+  const FoldIsa* forced = nullptr;
+  return g_isa.compare_exchange_strong(forced, widest) ? *widest : *forced;
+}
+
+inline const FoldIsa& current_isa() {
+  const FoldIsa* isa = g_isa.load(std::memory_order_relaxed);  // points to constants
+  return isa != nullptr ? *isa : resolve_isa();
+}
+
+inline void store_fence() {
+#if defined(__x86_64__)
+  __builtin_ia32_sfence();
+#endif
+}
+
+// Bytes before `p` reaches a cache line, if whole elements fit in between; else 0.
+inline size_t bytes_to_alignment(const void* p, size_t itemsize) {
+  const size_t bytes = -reinterpret_cast<uintptr_t>(p) % kCacheLine;
+  return bytes % itemsize == 0 ? bytes : 0;
+}
+
+// Copies one source to all destinations; with several, block by block, so that each block is
+// fetched once.
+void copy_to_all(const FoldIsa& isa, const FoldArgs& args, bool nontemporal) {
+  const size_t block = args.ndst == 1 ? args.nbytes : kBlock;
+  for (size_t i = 0; i < args.nbytes; i += block) {
+    const size_t n = args.nbytes - i < block ? args.nbytes - i : block;
+    for (int d = 0; d < args.ndst; ++d) {
+      if (args.dsts[d] == args.srcs[0]) continue;
+      if (nontemporal) {
+        isa.stream(args.dsts[d] + i, args.srcs[0] + i, n);
+      } else {
+        std::memcpy(args.dsts[d] + i, args.srcs[0] + i, n);
+      }
+    }
+  }
+  if (nontemporal) store_fence();
+}
+
+// Non-temporal stores of whole cache lines, whatever the destinations' alignments: each block is
+// folded into the L1 cache and streamed from there.
+void fold_nontemporal(const FoldIsa& isa, FoldKernel kernel, const FoldArgs& args) {
+  alignas(kCacheLine) char buffer[kBlock];
+  char* const folded = buffer;
+  FoldArgs part = args;
+  part.dsts = &folded;
+  part.ndst = 1;
+  for (size_t i = 0; i < args.nbytes; i += kBlock) {
+    part.src_offset = i;
+    part.nbytes = args.nbytes - i < kBlock ? args.nbytes - i : kBlock;
+    kernel(part);
+    for (int d = 0; d < args.ndst; ++d) isa.stream(args.dsts[d] + i, buffer, part.nbytes);
+  }
+  store_fence();
+}
+
+}  // namespace
+
+void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* dsts, int ndst,
+          size_t count) {
+  const FoldIsa& isa = current_isa();
+  const auto dtype = static_cast<size_t>(spec.dtype);
+  const size_t itemsize = kItemsizes[dtype];
+  const size_t nbytes = count * itemsize;
+  FoldArgs args{reinterpret_cast<const char* const*>(srcs), reinterpret_cast<char* const*>(dsts),
+                nsrc, ndst, 0, 0, nbytes, spec.scale_n};
+  const bool nontemporal = spec.nontemporal && nbytes >= kNontemporalFrom;
+  ReduceOp op = spec.op;
+  if (op == ReduceOp::kAvg && spec.scale_n == 0) op = ReduceOp::kSum;
+  if (nsrc == 1 && op != ReduceOp::kAvg) return copy_to_all(isa, args, nontemporal);
+  const FoldKernel kernel =
+      isa.kernels[spec.tree ? kShapeTree : kShapeSerial][dtype][static_cast<size_t>(op)];
+  if (nontemporal) return fold_nontemporal(isa, kernel, args);
+  const size_t head = nbytes >= kAlignFrom ? bytes_to_alignment(args.dsts[0], itemsize) : 0;
+  if (head > 0) {
+    args.nbytes = head;
+    kernel(args);
+    args.src_offset = args.dst_offset = head;
+    args.nbytes = nbytes - head;
+  }
+  kernel(args);
+}
+
+void copy(void* dst, const void* src, size_t nbytes, bool nontemporal) {
+  const auto* from = static_cast<const char*>(src);
+  auto* to = static_cast<char*>(dst);
+  copy_to_all(current_isa(), {&from, &to, 1, 1, 0, 0, nbytes, 0},
+              nontemporal && nbytes >= kNontemporalFrom);
+}
+
+void scale(DType dtype, void* data, size_t count, uint32_t n) {
+  const void* src = data;
+  fold({dtype, ReduceOp::kAvg, false, n, false}, &src, 1, &data, 1, count);
+}
+
+const char* fold_isa() { return current_isa().name; }
+
+bool fold_force_isa(const char* name) {
+  for (const FoldIsa* isa : supported_isas().isas) {
+    if (isa != nullptr && std::strcmp(isa->name, name) == 0) {
+      g_isa.store(isa);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool fold_supports(DType dtype, ReduceOp op) {
+  const bool bitwise = op == ReduceOp::kAnd || op == ReduceOp::kOr || op == ReduceOp::kXor;
+  return !bitwise || dtype < DType::kFloat16;
+}
+
+size_t itemsize(DType dtype) { return kItemsizes[static_cast<size_t>(dtype)]; }
+
+}  // namespace pycoll

@@ -1,0 +1,86 @@
+#include "heap.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "control.h"
+#include "error.h"
+
+namespace pycoll {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+}  // namespace
+
+Heap::Heap(int fd, uint32_t regions, uint64_t region_bytes)
+    : region_bytes_(region_bytes), bytes_(regions * region_bytes), used_(regions) {
+  COLL_CHECK(regions > 0 && region_bytes > 0 && region_bytes % kPage == 0, "TransportError",
+             "a heap needs regions of whole pages, got ", regions, " of ", region_bytes, " bytes");
+  struct stat status;
+  COLL_CHECK(fstat(fd, &status) == 0, "TransportError", "cannot stat the heap: ",
+             std::strerror(errno));
+  uint64_t have = static_cast<uint64_t>(status.st_size);
+  if (have == 0) {  // ranks that do so at the same time all set the same size
+    fchmod(fd, 0600);
+    if (ftruncate(fd, off_t(bytes_)) == 0) have = bytes_;
+    seal_size(fd);
+  }
+  COLL_CHECK(have == bytes_, "TransportError", "the heap has ", have,
+             " bytes where this rank expects ", regions, " regions of ", region_bytes);
+  fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  COLL_CHECK(fd_ >= 0, "TransportError", "cannot keep the heap open: ", std::strerror(errno));
+  void* base = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+  if (base == MAP_FAILED) {
+    const int error = errno;
+    ::close(fd_);
+    throw_error("TransportError", "cannot map the heap, ", bytes_, " bytes of address space: ",
+                std::strerror(error), "; use a smaller heap");
+  }
+  base_ = static_cast<char*>(base);
+}
+
+Heap::~Heap() {
+  munmap(base_, bytes_);
+  ::close(fd_);
+}
+
+uint64_t Heap::alloc(uint32_t region, uint64_t nbytes) {
+  COLL_CHECK(region < used_.size(), "TransportError", "the heap has no region ", region);
+  COLL_CHECK(nbytes <= region_bytes_, "MemoryError", "cannot reserve ", nbytes,
+             " bytes of symmetric memory: a rank has ", region_bytes_, "; make the heap larger");
+  const uint64_t want = std::max((nbytes + kPage - 1) / kPage * kPage, kPage);
+  std::lock_guard lock(mutex_);
+  auto& used = used_[region];
+  uint64_t at = region * region_bytes_;
+  const uint64_t end = at + region_bytes_;
+  for (const auto& [offset, bytes] : used) {
+    if (offset - at >= want) break;
+    at = offset + bytes;
+  }
+  COLL_CHECK(end - at >= want, "MemoryError", "cannot reserve ", nbytes,
+             " bytes of symmetric memory: the ", region_bytes_, " bytes of this rank hold ",
+             used.size(), " arrays; drop some, or make the heap larger");
+  reserve_pages(fd_, at, want, "MemoryError", "drop arrays, or raise the container's limit");
+  used.emplace(at, want);
+  return at;
+}
+
+void Heap::free(uint64_t offset) {
+  std::lock_guard lock(mutex_);
+  const uint64_t region = offset / region_bytes_;
+  COLL_CHECK(region < used_.size() && used_[region].count(offset) == 1, "TransportError",
+             "nothing is allocated at offset ", offset, " of the heap");
+  auto& used = used_[region];
+  const auto it = used.find(offset);
+  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(it->second));
+  used.erase(it);
+}
+
+}  // namespace pycoll

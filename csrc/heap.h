@@ -1,0 +1,52 @@
+// The symmetric heap of a job: one sparse memfd that every rank maps whole.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace pycoll {
+
+// A region belongs to one rank of the job, and only that rank allocates in it; so the book-keeping
+// is private, and only the bytes are shared. Offsets count from the start of the file and mean the
+// same on every rank. Thread-safe.
+class Heap {
+ public:
+  // Maps `fd`, sizing and sealing it if nobody has. Takes no memory. region_bytes is a multiple of
+  // the page size. Throws TransportError when the file has another size or cannot be mapped.
+  Heap(int fd, uint32_t regions, uint64_t region_bytes);
+  ~Heap();
+  Heap(const Heap&) = delete;
+  Heap& operator=(const Heap&) = delete;
+
+  // Reserves zeroed pages (first fit) and returns the offset of the first. nbytes == 0 takes a page.
+  // Throws MemoryError when the region is full or the machine has no memory left.
+  uint64_t alloc(uint32_t region, uint64_t nbytes);
+
+  // Gives the pages of an alloc back to the system.
+  void free(uint64_t offset);
+
+  char* at(uint64_t offset) const { return base_ + offset; }
+  uint64_t bytes() const { return bytes_; }
+
+  // The offset of a pointer if all of [ptr, ptr + nbytes) lies in the heap.
+  std::optional<uint64_t> offset_of(const void* ptr, uint64_t nbytes) const {
+    const uint64_t offset = reinterpret_cast<uintptr_t>(ptr) - reinterpret_cast<uintptr_t>(base_);
+    if (offset > bytes_ || nbytes > bytes_ - offset) return std::nullopt;
+    return offset;
+  }
+  bool contains(const void* ptr, uint64_t nbytes) const { return offset_of(ptr, nbytes).has_value(); }
+
+ private:
+  int fd_;
+  uint64_t region_bytes_;
+  uint64_t bytes_;
+  char* base_ = nullptr;
+  std::mutex mutex_;
+  std::vector<std::map<uint64_t, uint64_t>> used_;  // per region: offset -> bytes
+};
+
+}  // namespace pycoll

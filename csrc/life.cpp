@@ -1,0 +1,134 @@
+#include "life.h"
+
+#include <linux/futex.h>
+#include <signal.h>
+
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "error.h"
+
+namespace pycoll {
+namespace {
+
+// The keeper has nothing to check while it has nothing to do, so its slices of sleep may be long.
+constexpr WaitPolicy kIdle = {
+    .spins = 0, .yield_us = 0, .first_slice_us = 1000000, .last_slice_us = 1000000000};
+constexpr auto kNeverGiveUp = [](Pulse) { return false; };
+
+}  // namespace
+
+void life_init(pthread_mutex_t* life) {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  const int rc = pthread_mutex_init(life, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  COLL_CHECK(rc == 0, "TransportError", "no robust mutex: ", std::strerror(rc));
+}
+
+bool life_lost(pthread_mutex_t* life) {
+#if defined(__GLIBC__)
+  // The kernel sets this bit in the lock word as the first act of the owner's death.
+  return (__atomic_load_n(&life->__data.__lock, __ATOMIC_ACQUIRE) & FUTEX_OWNER_DIED) != 0;
+#else
+  const int rc = pthread_mutex_trylock(life);
+  if (rc == 0 || rc == EOWNERDEAD) pthread_mutex_unlock(life);  // dead: not recoverable from now on
+  return rc == EOWNERDEAD || rc == ENOTRECOVERABLE;
+#endif
+}
+
+Keeper::Keeper(pthread_mutex_t* life) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::make_unique<std::thread>([this, life] { serve(life); });
+  } catch (const std::system_error& error) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw_error("TransportError", "cannot start the keeper thread: ", error.what());
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  wait_until(kIdle, {&done_word_, &done_sleepers_},
+             [this] { return done_word_.load(std::memory_order_acquire) != 0; }, kNeverGiveUp);
+}
+
+void Keeper::notify(std::atomic<uint32_t>& word, const Bell& bell) {
+  word.fetch_add(1, std::memory_order_seq_cst);
+  ring(bell);
+}
+
+Keeper::Ticket Keeper::submit(std::function<void()> work) {
+  Ticket ticket;
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(work));
+    ticket = submitted_.fetch_add(1, std::memory_order_release) + 1;
+  }
+  notify(work_word_, {&work_word_, &work_sleepers_});
+  return ticket;
+}
+
+void Keeper::serve(pthread_mutex_t* life) {
+  if (life != nullptr) pthread_mutex_lock(life);
+  notify(done_word_, {&done_word_, &done_sleepers_});
+  for (uint64_t finished = 0;;) {
+    wait_until(kIdle, {&work_word_, &work_sleepers_},
+               [&] {
+                 return submitted_.load(std::memory_order_acquire) > finished ||
+                        stopping_.load(std::memory_order_acquire);
+               },
+               kNeverGiveUp);
+    if (submitted_.load(std::memory_order_acquire) == finished) break;
+    std::function<void()> work;
+    {
+      std::lock_guard lock(mutex_);
+      work = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    std::exception_ptr error;
+    try {
+      work();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    work = nullptr;  // whoever waits may free what the work held on to
+    ++finished;
+    if (error) {
+      std::lock_guard lock(mutex_);
+      errors_[finished] = error;
+      error = nullptr;
+    }
+    finished_.store(finished, std::memory_order_release);
+    notify(done_word_, {&done_word_, &done_sleepers_});
+  }
+  if (life != nullptr) pthread_mutex_unlock(life);
+}
+
+bool Keeper::wait(Ticket ticket, const WaitPolicy& policy,
+                  const std::function<bool(Pulse)>& give_up) {
+  return wait_until(policy, {&done_word_, &done_sleepers_}, [&] { return done(ticket); }, give_up);
+}
+
+std::exception_ptr Keeper::take_error(Ticket ticket) {
+  std::lock_guard lock(mutex_);
+  const auto it = errors_.find(ticket);
+  if (it == errors_.end()) return nullptr;
+  std::exception_ptr error = it->second;
+  errors_.erase(it);
+  return error;
+}
+
+void Keeper::stop() {
+  if (thread_ == nullptr) return;
+  stopping_.store(true, std::memory_order_release);
+  notify(work_word_, {&work_word_, &work_sleepers_});
+  thread_->join();
+  thread_.reset();
+}
+
+void Keeper::abandon() { static_cast<void>(thread_.release()); }
+
+}  // namespace pycoll

@@ -1,0 +1,74 @@
+// Being seen to live, and working in the background: the keeper thread of a rank.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "wait.h"
+
+namespace pycoll {
+
+// Makes an unlocked robust process-shared mutex of it.
+void life_init(pthread_mutex_t* life);
+
+// Whether the process that held it died. No system call; also true of a process in another PID
+// namespace, and long before its memory is torn down.
+bool life_lost(pthread_mutex_t* life);
+
+// One thread that holds the life lock of its rank and runs queued work, first in first out. Signals
+// are blocked in it. In a child made by fork only abandon() may be called.
+class Keeper {
+ public:
+  using Ticket = uint64_t;
+
+  // Returns once the thread holds `life` (null: ranks that are threads need no lock).
+  explicit Keeper(pthread_mutex_t* life);
+  ~Keeper() { stop(); }
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+
+  // Queues work; an exception it throws is kept for wait(). Tickets count up from 1.
+  Ticket submit(std::function<void()> work);
+
+  // Whether everything submitted has finished.
+  bool idle() const { return done(submitted_.load(std::memory_order_relaxed)); }
+  bool done(Ticket ticket) const {
+    return finished_.load(std::memory_order_acquire) >= ticket;
+  }
+
+  // Waits until the ticket is done. give_up() is called at the pulses of wait_until; it throws, or
+  // returns true to stop waiting: then the result is false. Throws nothing of the work itself.
+  bool wait(Ticket ticket, const WaitPolicy& policy, const std::function<bool(Pulse)>& give_up);
+
+  // The exception that the work of a finished ticket threw, once; null if none.
+  std::exception_ptr take_error(Ticket ticket);
+
+  // Finishes what is queued, releases the life lock and joins. Idempotent.
+  void stop();
+
+  // In a child made by fork, where the thread does not exist: forgets it.
+  void abandon();
+
+ private:
+  void serve(pthread_mutex_t* life);
+  void notify(std::atomic<uint32_t>& word, const Bell& bell);
+
+  std::mutex mutex_;                          // of queue_ and errors_; never held while waiting
+  std::deque<std::function<void()>> queue_;
+  std::map<Ticket, std::exception_ptr> errors_;
+  std::atomic<uint64_t> submitted_{0}, finished_{0};
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint32_t> work_word_{0}, work_sleepers_{0};
+  std::atomic<uint32_t> done_word_{0}, done_sleepers_{0};
+  std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,96 @@
+// The one wait primitive. Nothing else in the project waits for another rank or thread.
+//
+// The ladder: spin with pause, then sched_yield, then futex in growing slices. A waiter that is past
+// the yields uses less than a tenth of a core.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace pycoll {
+
+struct WaitPolicy {
+  uint32_t spins;                  // loads with pause before the first yield
+  uint32_t yield_us;               // how long to yield before the first sleep
+  uint32_t first_slice_us = 200;   // of sleep; every slice doubles,
+  uint32_t last_slice_us = 10000;  // up to this one
+};
+
+// The policy for `ranks` ranks on this host: few spins when they outnumber the cores this process
+// may use.
+WaitPolicy default_policy(uint32_t ranks);
+
+// What to sleep on: a 32-bit word that every event changes, and the count of those who sleep. Whoever
+// makes an event stores it, then calls wake() if `sleepers` is not zero; store and load must be
+// sequentially consistent. A bell without a word just sleeps for its slice.
+struct Bell {
+  const void* word = nullptr;
+  std::atomic<uint32_t>* sleepers = nullptr;
+};
+
+// When a check is made: every 1,024 spins, after every yield, after every slice of sleep (also one
+// that a signal cut short).
+enum class Pulse : uint8_t { kSpin, kYield, kSlice };
+
+uint64_t now_ns();
+
+// Wakes all that sleep on the bell, in any process that maps it. Costs a system call.
+void wake(const Bell& bell);
+
+// Wakes them if there are any.
+inline void ring(const Bell& bell) {
+  if (bell.sleepers->load(std::memory_order_seq_cst) != 0) [[unlikely]] wake(bell);
+}
+
+uint32_t load_bell(const Bell& bell);
+// Sleeps until woken, a signal, `us` microseconds, or at once if the word is not `seen`.
+void sleep_on(const Bell& bell, uint32_t seen, uint32_t us);
+
+inline void cpu_pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+// Waits until ready() and returns true. check(Pulse) may throw, or return true to give up: then the
+// result is that of a last ready(). `ready` must become true by a change of the bell's word.
+template <typename Ready, typename Check>
+bool wait_until(const WaitPolicy& policy, const Bell& bell, Ready&& ready, Check&& check) {
+  for (uint32_t spin = 1; spin <= policy.spins; ++spin) {
+    if (ready()) return true;
+    cpu_pause();
+    if (spin % 1024 == 0 && check(Pulse::kSpin)) return ready();
+  }
+  if (ready()) return true;
+  if (policy.yield_us > 0) {
+    const uint64_t until = now_ns() + uint64_t{policy.yield_us} * 1000;
+    do {
+      sched_yield();
+      if (ready()) return true;
+      if (check(Pulse::kYield)) return ready();
+    } while (now_ns() < until);
+  }
+  struct Sleeper {  // counted while it may sleep, also when check throws
+    std::atomic<uint32_t>* count;
+    explicit Sleeper(std::atomic<uint32_t>* c) : count(c) {
+      if (count != nullptr) count->fetch_add(1, std::memory_order_seq_cst);
+    }
+    ~Sleeper() {
+      if (count != nullptr) count->fetch_sub(1, std::memory_order_relaxed);
+    }
+  } sleeper(bell.sleepers);
+  for (uint32_t slice_us = policy.first_slice_us;;) {
+    const uint32_t seen = load_bell(bell);
+    if (ready()) return true;
+    sleep_on(bell, seen, slice_us);
+    if (ready()) return true;
+    if (check(Pulse::kSlice)) return ready();
+    slice_us = slice_us < policy.last_slice_us / 2 ? 2 * slice_us : policy.last_slice_us;
+  }
+}
+
+}  // namespace pycoll

@@ -1,0 +1,7 @@
+"""``python -m pycoll`` is the command ``pycoll``."""
+
+import sys
+
+from pycoll.cli import main
+
+sys.exit(main())

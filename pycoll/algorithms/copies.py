@@ -1,0 +1,21 @@
+"""Copies that stay on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pycoll.schedule.ir import IN, OUT, Fold, Vector, at, fold
+
+
+def keep(rank: Vector, chunk: Vector = 0, *, count: int = 1, where: Vector = True) -> Fold:
+    """Copy a rank's own input to the same place of its output; in place, nothing moves.
+
+    It gets a round of its own, because in place it touches the very memory that peers read.
+    """
+    return fold(at(rank, IN, chunk), to=at(rank, OUT, chunk), count=count, where=where)
+
+
+def alone(rank: Vector, n: int, chunks: int = 1) -> Iterator[Fold]:
+    """Yield the one copy that is a whole reduction in a world of one rank, and nothing otherwise."""
+    if n == 1:
+        yield keep(rank, count=chunks)

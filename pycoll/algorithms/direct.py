@@ -1,0 +1,162 @@
+"""Direct algorithms: every rank reads from, or writes to, all the others at once.
+
+Each reduction comes twice: its sources combined along the in-order tree, and, under the name with
+``_rank`` added, from rank 0 upwards as a serial loop would. m is the size of the full vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from typing import Any
+
+from pycoll.algorithms.copies import keep
+from pycoll.schedule.ir import IN, OUT, Algorithm, algorithm, at, fold
+
+
+def in_both_orders(collective: str, name: str, **options: Any) -> Callable[..., tuple]:
+    """Make two algorithms of a generator that takes ``tree=``: the tree order and the rank order."""
+
+    def variant(rounds: Callable[..., Any], name: str, order: str) -> Algorithm:
+        fixed = update_wrapper(partial(rounds, tree=order == "tree"), rounds)
+        return algorithm(collective, name, order=order, **options)(fixed)
+
+    def decorate(rounds: Callable[..., Any]) -> tuple[Algorithm, Algorithm]:
+        return variant(rounds, name, "tree"), variant(rounds, name + "_rank", "rank")
+
+    return decorate
+
+
+def everywhere(n, buffer, chunk=0):
+    """One piece on each rank, in rank order."""
+    return [at(peer, buffer, chunk) for peer in range(n)]
+
+
+@in_both_orders("all_reduce", "one_shot", chunks=1, in_place=False)
+def one_shot(rank, n, *, tree):
+    """Every rank folds all inputs for itself.
+
+    Cost: 1 round; (n - 1) * m bytes per rank.
+    Source: Barnett, Littlefield, Payne and van de Geijn, "Global combine on mesh architectures with
+    wormhole routing", IPPS 1993, section 3 (all contributions to everybody).
+    """
+    yield fold(everywhere(n, IN), to=at(rank, OUT), tree=tree)
+
+
+@in_both_orders("all_reduce", "two_shot_push")
+def two_shot_push(rank, n, *, tree):
+    """Every rank folds its chunk of all inputs and stores the result in all outputs.
+
+    Cost: 1 round; (n - 1) / n * m bytes read and as many written per rank.
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+    MPICH", IJHPCA 19(1), 2005, section 4.4 (reduce-scatter, then all-gather).
+    """
+    yield fold(everywhere(n, IN, rank), to=everywhere(n, OUT, rank), tree=tree)
+
+
+@in_both_orders("all_reduce", "two_shot_pull")
+def two_shot_pull(rank, n, *, tree):
+    """Every rank folds its chunk of all inputs, then fetches the other chunks.
+
+    Cost: 2 rounds; 2 (n - 1) / n * m bytes per rank.
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+    MPICH", IJHPCA 19(1), 2005, section 4.4 (reduce-scatter, then all-gather).
+    """
+    yield fold(everywhere(n, IN, rank), to=at(rank, OUT, rank), tree=tree)
+    peers = [rank + step for step in range(1, n)]
+    if peers:
+        yield [fold(at(peer, OUT, peer), to=at(rank, OUT, peer)) for peer in peers]
+
+
+@in_both_orders("reduce_scatter", "direct")
+def reduce_scatter(rank, n, *, tree):
+    """Every rank folds its chunk of all inputs.
+
+    Cost: 1 round; (n - 1) / n * m bytes per rank.
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+    MPICH", IJHPCA 19(1), 2005, section 4.3 (pairwise exchange, all rounds at once).
+    """
+    yield fold(everywhere(n, IN, rank), to=at(rank, OUT, rank), tree=tree)
+
+
+@in_both_orders("reduce", "direct", chunks=1, root=0)
+def reduce(rank, n, root, *, tree):
+    """The root folds all inputs.
+
+    Cost: 1 round; (n - 1) * m bytes at the root.
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
+    and experience", CCPE 19(13), 2007, section 3 (definition).
+    """
+    yield fold(everywhere(n, IN), to=at(rank, OUT), tree=tree, where=rank == root)
+
+
+@algorithm("all_gather", "direct_pull")
+def all_gather_pull(rank, n):
+    """Every rank fetches the blocks of all the others.
+
+    Cost: 1 round; (n - 1) / n * m bytes per rank.
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
+    and experience", CCPE 19(13), 2007, section 3 (definition).
+    """
+    peers = [rank + step for step in range(1, n)]
+    if peers:
+        yield [fold(at(peer, IN, peer), to=at(rank, OUT, peer)) for peer in peers]
+    yield keep(rank, rank)
+
+
+@algorithm("all_gather", "direct_push")
+def all_gather_push(rank, n):
+    """Every rank stores its block in all outputs.
+
+    Cost: 1 round; (n - 1) / n * m bytes per rank.
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
+    and experience", CCPE 19(13), 2007, section 3 (definition).
+    """
+    yield fold(at(rank, IN, rank), to=everywhere(n, OUT, rank))
+
+
+@algorithm("broadcast", "direct", chunks=1, root=0)
+def broadcast(rank, n, root):
+    """Every rank fetches the root's vector.
+
+    Cost: 1 round; m bytes per rank, (n - 1) * m at the root.
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
+    and experience", CCPE 19(13), 2007, section 3 (definition).
+    """
+    if n > 1:
+        yield fold(at(root, IN), to=at(rank, OUT), where=rank != root)
+    yield keep(rank, where=rank == root)
+
+
+@algorithm("scatter", "direct", root=0)
+def scatter(rank, n, root):
+    """Every rank fetches its block from the root.
+
+    Cost: 1 round; m / n bytes per rank, (n - 1) / n * m at the root.
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
+    and experience", CCPE 19(13), 2007, section 3 (definition).
+    """
+    yield fold(at(root, IN, rank), to=at(rank, OUT, rank))
+
+
+@algorithm("gather", "direct", root=0)
+def gather(rank, n, root):
+    """Every rank stores its block at the root.
+
+    Cost: 1 round; m / n bytes per rank, (n - 1) / n * m at the root.
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
+    and experience", CCPE 19(13), 2007, section 3 (definition).
+    """
+    yield fold(at(rank, IN, rank), to=at(root, OUT, rank))
+
+
+@algorithm("all_to_all", "direct", in_place=False)
+def all_to_all(rank, n):
+    """Every rank fetches its block from all the others, nearest first.
+
+    Cost: 1 round; (n - 1) / n * m bytes per rank.
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+    MPICH", IJHPCA 19(1), 2005, section 4.2 (all receives posted at once).
+    """
+    peers = [rank + step for step in range(n)]
+    yield [fold(at(peer, IN, rank), to=at(rank, OUT, peer)) for peer in peers]

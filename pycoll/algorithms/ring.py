@@ -1,0 +1,104 @@
+"""Rings and chains: every rank talks to its two neighbours only.
+
+n is the world size, m the size of the full vector, k the number of blocks it is cut into.
+"""
+
+from __future__ import annotations
+
+from pycoll.algorithms.copies import alone, keep
+from pycoll.schedule.ir import ACC, IN, OUT, TMP, algorithm, at, fold
+
+
+@algorithm("reduce_scatter", "ring", slots=lambda n: min(2, max(n - 2, 0)))
+def reduce_scatter(rank, n):
+    """Each partial sum walks the ring once and ends at its owner.
+
+    Cost: n - 1 rounds; (n - 1) / n * m bytes per rank.
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", JPDC 69(2), 2009, section 3.
+    """
+    yield from alone(rank, n)
+    left = rank - 1
+    for step in range(n - 1):
+        chunk = rank - step - 2
+        theirs = at(left, TMP, (step - 1) % 2) if step else at(left, IN, chunk)
+        to = at(rank, TMP, step % 2) if step < n - 2 else at(rank, OUT, chunk)
+        yield fold([theirs, at(rank, IN, chunk)], to=to)
+
+
+@algorithm("all_gather", "ring")
+def all_gather(rank, n):
+    """Each block walks the ring once and leaves a copy everywhere.
+
+    Cost: n - 1 rounds; (n - 1) / n * m bytes per rank.
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", JPDC 69(2), 2009, section 3.
+    """
+    left = rank - 1
+    for step in range(n - 1):
+        chunk = left - step
+        yield fold(at(left, ACC, chunk), to=at(rank, OUT, chunk))
+    yield keep(rank, rank)
+
+
+@algorithm("all_reduce", "ring")
+def all_reduce(rank, n):
+    """A ring reduce-scatter that leaves its sums in the output, then a ring all-gather.
+
+    Cost: 2 (n - 1) rounds; 2 (n - 1) / n * m bytes per rank.
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", JPDC 69(2), 2009, section 3.
+    """
+    yield from alone(rank, n)
+    left = rank - 1
+    for step in range(n - 1):
+        chunk = left - step - 1
+        yield fold([at(left, ACC, chunk), at(rank, IN, chunk)], to=at(rank, OUT, chunk))
+    for step in range(n - 1):
+        chunk = left - step
+        yield fold(at(left, OUT, chunk), to=at(rank, OUT, chunk))
+
+
+@algorithm("broadcast", "ring", chunks=lambda n, root, k: k, root=0, k=4)
+def broadcast(rank, n, root, k):
+    """The blocks follow each other down a chain that starts at the root.
+
+    Cost: n - 2 + k rounds; m bytes per rank.
+    Source: van de Geijn, "On global combine operations", JPDC 22(2), 1994, section 2 (pipelined
+    broadcast).
+    """
+    place = (rank - root) % n
+    left = rank - 1
+    for step in range(n - 2 + k):
+        block = step + 1 - place
+        busy = (place > 0) & (block >= 0) & (block < k)
+        yield fold(at(left, ACC, block), to=at(rank, OUT, block), where=busy)
+    yield keep(rank, count=k, where=rank == root)
+
+
+def _chain_slots(n, root, k):
+    return min(2, k) if n > 2 else 0
+
+
+@algorithm("reduce", "ring", chunks=lambda n, root, k: k, slots=_chain_slots, root=0, k=4)
+def reduce(rank, n, root, k):
+    """The partial sums follow each other down a chain that starts after the root and ends at it.
+
+    Cost: n - 2 + k rounds; m bytes per rank.
+    Source: van de Geijn, "On global combine operations", JPDC 22(2), 1994, section 2 (pipelined
+    broadcast, run backwards).
+    """
+    yield from alone(rank, n, k)
+    place = (rank - root - 1) % n
+    left = rank - 1
+    for step in range(n - 2 + k):
+        block = step + 1 - place
+        busy = (place > 0) & (block >= 0) & (block < k)
+        slot = block % 2
+        starts = ((at(left, IN, block), place == 1), (at(left, TMP, slot), place > 1))
+        ends = ((at(rank, TMP, slot), place < n - 1), (at(rank, OUT, block), place == n - 1))
+        yield [
+            fold([theirs, at(rank, IN, block)], to=to, where=busy & first & last)
+            for theirs, first in starts
+            for to, last in ends
+        ]

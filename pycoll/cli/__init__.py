@@ -1,0 +1,76 @@
+"""The command ``pycoll``: a table of subcommands, each in a module of its own.
+
+A module of a subcommand has ``add_parser(subparsers)``, which adds its arguments, and
+``main(args)``, which runs it and returns the exit status (None is 0). Only the module that was
+chosen is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from pycoll.errors import CollError
+
+COMMANDS = {
+    "run": "start the ranks of a job on this host",
+    "verify": "prove algorithms correct for given world sizes",
+    "show": "draw the schedule of an algorithm",
+    "explain": "tell which algorithm a call uses, and why",
+    "bench": "measure collectives",
+    "doctor": "check this installation and tell what is missing",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Args:
+        argv: The arguments; those of this process when None.
+
+    Returns:
+        The status of the subcommand; 2 for a `CollError`, 130 after Ctrl-C.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    name = argv[0] if argv else ""
+    if name not in COMMANDS:
+        return _no_command(argv)
+    module = importlib.import_module(f"pycoll.cli.{name}")
+    parser = argparse.ArgumentParser(prog="pycoll")
+    module.add_parser(parser.add_subparsers())
+    args = parser.parse_args(argv)
+    try:
+        return module.main(args) or 0
+    except CollError as error:
+        print(f"pycoll {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _no_command(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pycoll", description="Collectives that are proven before they run."
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    subparsers = parser.add_subparsers(metavar="command", dest="command")
+    for name, summary in COMMANDS.items():
+        subparsers.add_parser(name, help=summary)
+    args = parser.parse_args(argv)
+    if args.version:
+        print(f"pycoll {installed_version()}")
+        return 0
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def installed_version() -> str:
+    """Return the version of the installed package."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("pycoll")
+    except PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,134 @@
+"""``pycoll doctor``: check this installation and say how to mend what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pycoll.cli import installed_version
+from pycoll.errors import TransportError
+from pycoll.runtime.bootstrap import make_memfd
+
+# Optional packages: module, extra that brings it, what it is for.
+_EXTRAS = (
+    ("rich", "cli", "tables and live progress"),
+    ("matplotlib", "cli", "pictures of schedules and plots"),
+    ("mpi4py", "mpi", "several hosts"),
+    ("ml_dtypes", "dev", "bfloat16 in NumPy"),
+    ("pytest", "dev", "the tests"),
+)
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
+_FUTEX_WAKE = 1
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: What was looked at.
+        value: What was found.
+        fix: What to do about it; empty when all is well.
+        required: Whether pycoll does not work without it.
+    """
+
+    name: str
+    value: str
+    fix: str = ""
+    required: bool = True
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add ``doctor`` to the command line."""
+    subparsers.add_parser("doctor", description="Check this installation; exit 1 if it is broken.")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the report; return 1 when something that pycoll needs is missing."""
+    del args
+    checks = [*_machine(), *_needed(), *_optional()]
+    for check in checks:
+        mark = "ok" if not check.fix else "MISSING" if check.required else "absent"
+        print(f"{mark:8}{check.name:14}{check.value}")
+    for check in checks:
+        if check.fix:
+            print(f"\n{check.name}: {check.fix}")
+    return int(any(check.fix and check.required for check in checks))
+
+
+def _machine() -> Iterator[Check]:
+    system, machine = platform.system(), platform.machine()
+    supported = system == "Linux" and machine in _SYS_FUTEX
+    yield Check(
+        "platform",
+        f"{platform.platform()} ({machine})",
+        "" if supported else "pycoll runs on Linux, x86-64 and aarch64",
+    )
+    old = sys.version_info < (3, 10)
+    yield Check("Python", platform.python_version(), "install Python 3.10 or later" if old else "")
+    usable = len(os.sched_getaffinity(0))
+    yield Check("cores", f"{usable} usable of {os.cpu_count()}; more ranks than cores is allowed")
+    total, free = (_meminfo(field) / 2**30 for field in ("MemTotal", "MemAvailable"))
+    yield Check("memory", f"{total:.1f} GiB, {free:.1f} GiB available; /dev/shm is not used")
+
+
+def _meminfo(field: str) -> int:
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        values = dict(line.split(":") for line in lines)
+    return int(values[field].split()[0]) * 1024
+
+
+def _needed() -> Iterator[Check]:
+    yield Check("pycoll", installed_version())
+    yield _imported("NumPy", "numpy", "pip install numpy")
+    yield _imported("engine", "pycoll._C", "build it: make build, or pip install . in the sources")
+    yield _memfd()
+    yield _futex()
+
+
+def _imported(name: str, module: str, fix: str) -> Check:
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        return Check(name, f"cannot be imported: {error}", fix)
+    isa = getattr(found, "fold_isa", None)
+    return Check(name, f"folds with {isa()}" if isa else getattr(found, "__version__", "loads"))
+
+
+def _memfd() -> Check:
+    try:
+        fd = make_memfd("doctor")
+    except TransportError as error:
+        return Check("memfd", str(error), "use Linux 3.17 or later, and allow memfd_create")
+    try:
+        os.posix_fallocate(fd, 0, 4096)
+        return Check("memfd", "works")
+    except OSError as error:
+        return Check("memfd", f"cannot be filled: {error.strerror}", "free some memory")
+    finally:
+        os.close(fd)
+
+
+def _futex() -> Check:
+    number = _SYS_FUTEX.get(platform.machine())
+    if number is None:
+        return Check("futex", "unknown on this machine", "use x86-64 or aarch64")
+    word = ctypes.c_uint32(0)
+    woken = ctypes.CDLL(None).syscall(number, ctypes.byref(word), _FUTEX_WAKE, 1, None, None, 0)
+    return Check("futex", "works") if woken == 0 else Check("futex", "refused", "allow futex")
+
+
+def _optional() -> Iterator[Check]:
+    for module, extra, purpose in _EXTRAS:
+        if importlib.util.find_spec(module) is not None:
+            yield Check(module, f"for {purpose}")
+        else:
+            fix = f"for {purpose}: pip install 'pycoll[{extra}]'"
+            yield Check(module, f"for {purpose}", fix, required=False)

@@ -1,0 +1,217 @@
+"""The processes of one job: started together, watched in one loop, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pycoll.cli.tagging import TaggedStream
+from pycoll.config import Launch, environment
+from pycoll.errors import ArgumentError
+from pycoll.runtime.bootstrap import make_memfd
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 2.0  # after the first failure, in which the other ranks can report theirs
+KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
+SWEEP_S = 1.0  # in which processes that the ranks have left behind can end by themselves
+TIMEOUT_STATUS = 124
+
+_RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
+
+
+class Job:
+    """Ranks 0..world_size - 1 and what became of them.
+
+    Args:
+        world_size: Number of ranks.
+        timeout_s: When to end the job, in seconds from now; None is never.
+        wakeup: Descriptor that delivers the number of each signal to this process, SIGCHLD too.
+    """
+
+    def __init__(self, world_size: int, timeout_s: float | None, wakeup: int) -> None:
+        self._world_size = world_size
+        self._timeout_s = timeout_s
+        self._expires = None if timeout_s is None else time.monotonic() + timeout_s
+        self._ranks: list[subprocess.Popen] = []
+        self._running: set[int] = set()
+        self._stopped: set[int] = set()  # ranks that this object has ended
+        self._failed: list[int] = []  # ranks that failed by themselves, in the order seen
+        self._timed_out: list[int] = []  # ranks that were running when the time was over
+        self._plan: list[tuple[float, signal.Signals]] = []  # when to send what to those running
+        self._forwarded: set[int] = set()
+        self._streams: list[TaggedStream] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wakeup, selectors.EVENT_READ)
+        self._report = make_memfd("report")  # lines of JSON, see rank_main.first_cause
+        fcntl.fcntl(self._report, fcntl.F_SETFL, os.O_APPEND)
+
+    def start(self, command: list[str], tagged: bool) -> None:
+        """Start all ranks; from then on only they hold the shared memory.
+
+        Args:
+            command: ``[script, args...]`` or ``["-m", module, args...]``.
+            tagged: Whether to pass on their output line by line, with the rank.
+
+        Raises:
+            ArgumentError: The system refuses to start so many processes.
+        """
+        control, heap = make_memfd("control"), make_memfd("heap")
+        try:
+            for rank in range(self._world_size):
+                self._spawn(Launch(rank, self._world_size, control, heap), command, tagged)
+        except OSError as error:
+            raise ArgumentError(
+                f"cannot start rank {len(self._ranks)} of {self._world_size}: {error}"
+            ) from error
+        finally:
+            os.close(control)
+            os.close(heap)
+
+    def _spawn(self, launch: Launch, command: list[str], tagged: bool) -> None:
+        numbers = (launch.rank, os.getpid(), self._report)
+        variables = launch.to_env() | ({"PYTHONUNBUFFERED": "1"} if tagged else {})
+        stream = subprocess.PIPE if tagged else None
+        process = subprocess.Popen(
+            [sys.executable, _RANK_MAIN, *map(str, numbers), *command],
+            env={**environment(), **variables},
+            pass_fds=(launch.control_fd, launch.heap_fd, self._report),
+            stdin=None if launch.rank == 0 else subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,  # the terminal's Ctrl-C reaches it once, by way of us
+        )
+        self._ranks.append(process)
+        self._running.add(launch.rank)
+        if process.stdout is not None and process.stderr is not None:
+            self._tag(TaggedStream(launch.rank, process.stdout, sys.stdout.buffer))
+            self._tag(TaggedStream(launch.rank, process.stderr, sys.stderr.buffer))
+
+    def _tag(self, stream: TaggedStream) -> None:
+        self._streams.append(stream)
+        self._selector.register(stream, selectors.EVENT_READ, stream)
+
+    def watch(self) -> None:
+        """Wait until every rank has ended; end them when one fails or the time is over."""
+        while self._running:
+            for key, _ in self._selector.select(self._patience()):
+                if key.data is None:
+                    self._forward(os.read(key.fd, 256))
+                elif not key.data.pump():
+                    self._selector.unregister(key.data)
+            self._collect()
+            self._send_due()
+
+    def _patience(self) -> float | None:
+        times = [self._expires] if self._expires is not None else []
+        times += [when for when, _ in self._plan[:1]]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _forward(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number not in FORWARDED:
+                continue
+            self._signal(number)
+            if number in self._forwarded:  # asked twice: no longer at the ranks' own pace
+                self._end_after(0.0)
+            self._forwarded.add(number)
+
+    def _collect(self) -> None:
+        for rank in sorted(self._running):
+            status = self._ranks[rank].poll()
+            if status is not None:
+                self._running.remove(rank)
+                if status != 0 and rank not in self._stopped:
+                    self._failed.append(rank)
+        if self._failed and not self._plan and not self._stopped:
+            self._end_after(GRACE_S)
+
+    def _end_after(self, delay_s: float) -> None:
+        term = time.monotonic() + delay_s
+        self._plan = [(term, signal.SIGTERM), (term + KILL_AFTER_S, signal.SIGKILL)]
+
+    def _send_due(self) -> None:
+        now = time.monotonic()
+        if self._expires is not None and now >= self._expires:
+            self._expires = None
+            if self._running and not self._failed:
+                self._timed_out = sorted(self._running)
+                self._end_after(0.0)
+        while self._plan and now >= self._plan[0][0]:
+            self._stopped |= self._running
+            self._signal(self._plan.pop(0)[1])
+
+    def _signal(self, number: int) -> None:
+        for rank in self._running:
+            _signal_group(self._ranks[rank].pid, number)
+
+    def close(self) -> None:
+        """Kill and reap what still runs, and what the ranks have started in their sessions."""
+        self._signal(signal.SIGKILL)
+        for process in self._ranks:
+            process.wait()
+        give_up = time.monotonic() + SWEEP_S
+        left = [p.pid for p in self._ranks if _signal_group(p.pid, 0)]
+        while left and time.monotonic() < give_up:
+            time.sleep(0.01)
+            left = [pid for pid in left if _signal_group(pid, 0)]
+        for pid in left:
+            _signal_group(pid, signal.SIGKILL)
+        self._selector.close()
+        for stream in self._streams:
+            stream.close()
+
+    def conclude(self) -> int:
+        """Say on stderr how the job failed, if it did, and return its exit status."""
+        records = _read_all(self._report)
+        os.close(self._report)
+        if self._timed_out:
+            ranks = ", ".join(map(str, self._timed_out))
+            noun = "rank" if len(self._timed_out) == 1 else "ranks"
+            _say(f"the time of {self._timeout_s:g} s is over; still running: {noun} {ranks}")
+            return TIMEOUT_STATUS
+        if not self._failed:
+            return 128 + max(self._forwarded) if self._stopped else 0
+        consequences = {r["rank"]: r["traceback"] for r in records if r["consequence"]}
+        causes = [rank for rank in self._failed if rank not in consequences]
+        if not causes:  # nobody has shown a traceback
+            sys.stderr.write(consequences[self._failed[0]])
+        rank = (causes or self._failed)[0]
+        status = self._ranks[rank].returncode
+        what = f"exited with code {status}" if status > 0 else f"was killed by {_name(-status)}"
+        _say(f"rank {rank} {what}" + ("; the other ranks were stopped" if self._stopped else ""))
+        return status if status > 0 else 128 - status
+
+
+def _signal_group(pid: int, number: int) -> bool:
+    """Send a signal to the process group of a rank; return whether there is such a group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+        return True
+    return False
+
+
+def _read_all(report: int) -> list[dict]:
+    records = []
+    for line in os.pread(report, os.fstat(report).st_size, 0).splitlines():
+        with contextlib.suppress(ValueError):  # cut short by the death of its writer
+            records.append(json.loads(line))
+    return records
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _say(text: str) -> None:
+    print(f"pycoll run: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,90 @@
+"""``pycoll run``: start the ranks of a job on this host, watch them, and end them together."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pycoll.cli.job import FORWARDED, Job
+from pycoll.config import Config
+from pycoll.errors import ArgumentError
+
+_HELP = "start the ranks of a job on this host"
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add ``run`` to the command line."""
+    parser = subparsers.add_parser(
+        "run",
+        help=_HELP,
+        usage="pycoll run -n N [--timeout S] [--tag-output] (script.py | -m module) [args ...]",
+        description="Start N processes that run one script. The first failure ends the job, and "
+        "so does the end of the launcher; its exit status is that of the rank that failed first.",
+    )
+    parser.add_argument("-n", type=int, required=True, metavar="N", help="number of ranks")
+    parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
+    parser.add_argument("--tag-output", action="store_true", help="print [rank] before each line")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the job and return its exit status.
+
+    Raises:
+        ArgumentError: An argument, the script or a ``PYCOLL_`` variable cannot be used.
+    """
+    command = _command(args)
+    if args.n < 1:
+        raise ArgumentError(f"-n is {args.n}, expected at least 1 rank")
+    if args.timeout is not None and not args.timeout > 0:
+        raise ArgumentError(f"--timeout is {args.timeout}, expected a number of seconds > 0")
+    Config.from_env()  # say once what every rank would say
+    with _woken_by_signals() as wakeup:
+        job = Job(args.n, args.timeout, wakeup)
+        try:
+            job.start(command, args.tag_output)
+            job.watch()
+        except BrokenPipeError:  # whoever read our output has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
+        finally:
+            job.close()
+    return job.conclude()
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    if args.module is not None:
+        if not args.module:
+            raise ArgumentError("-m needs the name of a module")
+        return ["-m", *args.module]
+    command = args.script[1:] if args.script[:1] == ["--"] else args.script
+    if not command:
+        raise ArgumentError("no script given: pycoll run -n N script.py args...")
+    if not Path(command[0]).is_file():
+        raise ArgumentError(f"{command[0]!r} is not a file")
+    return command
+
+
+@contextlib.contextmanager
+def _woken_by_signals() -> Iterator[int]:
+    """Yield a descriptor from which the numbers of arriving signals can be read."""
+    read_end, write_end = os.pipe()
+    for fd in (read_end, write_end):
+        os.set_blocking(fd, False)
+    wanted = [s for s in FORWARDED if signal.getsignal(s) != signal.SIG_IGN]  # as nohup sets it
+    before = {s: signal.signal(s, lambda *_: None) for s in (*wanted, signal.SIGCHLD)}
+    old_wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    try:
+        yield read_end
+    finally:
+        signal.set_wakeup_fd(old_wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(read_end)
+        os.close(write_end)

@@ -1,0 +1,296 @@
+"""The communicator: where what moves meets how it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from pycoll.errors import ArgumentError
+from pycoll.runtime.session import Session
+from pycoll.runtime.work import BoundPlan, Work
+from pycoll.schedule.ir import Algorithm
+from pycoll.types import Kind
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+ANY = -1
+"""As ``src`` of `Communicator.recv`: from whichever rank sends first."""
+
+
+class CallOptions(TypedDict, total=False):
+    """Keyword arguments that every collective takes; see `Communicator`."""
+
+    algorithm: str | Algorithm | None
+    timeout: float | None
+    async_op: bool
+
+
+class Communicator:
+    """A group of ranks that communicate.
+
+    Made by `pycoll.init`, `Communicator.split` or `Communicator.dup`. One communicator is for one
+    thread at a time. Every collective must be called by all ranks, in the same order, with the same
+    arguments; anything else is a `MismatchError` on every rank.
+
+    Arguments that all collectives share:
+
+    * ``x``: any CPU array (NumPy, buffer protocol, ``__array_interface__``, DLPack). A non-contiguous
+      input is packed first. Inputs are not modified unless ``out`` is ``x``.
+    * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by default a
+      new array of the kind of ``x``.
+    * ``algorithm``: name of an algorithm, or an `Algorithm`; by default the selector's choice.
+    * ``timeout``: seconds until `CollTimeout`; by default the communicator's.
+    * ``async_op``: return a `Work` at once; the call proceeds in the background.
+
+    Errors that all collectives raise: `ArgumentError` (nothing was sent; the communicator stays
+    usable), `PeerRejected` (another rank refused its arguments; likewise), `MismatchError`,
+    `PeerLost`, `PeerLeft`, `CollTimeout`, `Revoked`, `CommClosed`, `ForkedError`, `ConcurrentUseError`.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Wrap a session; see `pycoll.init`."""
+        self._session = session
+        self._call = session.call
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process (or thread) in the communicator."""
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._session.world_size
+
+    def __repr__(self) -> str:
+        return f"<pycoll.Communicator rank {self.rank} of {self.world_size}>"
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+        """Allocate an array in symmetric memory, which peers read and write without copies.
+
+        Not a collective: every rank allocates as it likes. The memory goes back when the array and
+        its views are collected.
+
+        Raises:
+            MemoryError: If the machine or the heap has no room for it.
+        """
+        return self._session.empty(shape, dtype)
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        order: str | None = None,
+        algorithm: str | Algorithm | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Combine the arrays of all ranks; every rank gets the result.
+
+        Args:
+            x: Array of any shape, the same on every rank.
+            op: ``sum``, ``prod``, ``min``, ``max``, ``avg``, or for integers ``and``, ``or``, ``xor``.
+            out: Array of the shape of ``x``.
+            order: ``tree`` (the in-order balanced tree; the default), ``rank`` (the serial loop over
+                ranks) or ``any`` (whatever is fastest).
+            algorithm: See the class.
+            timeout: See the class.
+            async_op: See the class.
+
+        Returns:
+            The combined array, bit-identical on all ranks.
+        """
+        return self._call(Kind.ALL_REDUCE, x, out, op, 0, order, algorithm, timeout, async_op)
+
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        order: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Any:
+        """Combine the arrays of all ranks; rank r gets block r: ``[n * k, ...]`` -> ``[k, ...]``."""
+        return self._call(Kind.REDUCE_SCATTER, x, out, op, 0, order, **options)
+
+    def reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        root: int = 0,
+        out: Any = None,
+        order: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Any:
+        """Combine the arrays of all ranks on the root; the other ranks get None."""
+        return self._call(Kind.REDUCE, x, out, op, root, order, **options)
+
+    def all_gather(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
+        """Concatenate the arrays of all ranks along the first axis: ``[k, ...]`` -> ``[n * k, ...]``."""
+        return self._call(Kind.ALL_GATHER, x, out, "sum", 0, None, **options)
+
+    def broadcast(
+        self, x: Any, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
+    ) -> Any:
+        """Give every rank the root's array; on other ranks ``x`` only tells shape and dtype."""
+        return self._call(Kind.BROADCAST, x, out, "sum", root, None, **options)
+
+    def gather(
+        self, x: Any, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
+    ) -> Any:
+        """Concatenate all arrays on the root: ``[k, ...]`` -> ``[n * k, ...]``; others get None."""
+        return self._call(Kind.GATHER, x, out, "sum", root, None, **options)
+
+    def scatter(
+        self, x: Any = None, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
+    ) -> Any:
+        """Give rank r block r of the root's array: ``[n * k, ...]`` -> ``[k, ...]``.
+
+        On ranks other than the root pass either ``out``, or an ``x`` that tells shape and dtype.
+        """
+        return self._call(Kind.SCATTER, x, out, "sum", root, None, **options)
+
+    def all_to_all(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
+        """Send block j to rank j; block i of the result came from rank i. Shape ``[n * k, ...]``."""
+        return self._call(Kind.ALL_TO_ALL, x, out, "sum", 0, None, **options)
+
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Wait until every rank has called it."""
+        return self._call(Kind.BARRIER, None, None, "sum", 0, None, None, timeout, async_op)
+
+    def all_gather_v(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Any:
+        """Concatenate arrays whose first dimensions may differ; every rank gets the result."""
+        return self._session.all_gather_v(x, out, timeout)
+
+    def gather_v(
+        self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None
+    ) -> Any:
+        """Concatenate arrays whose first dimensions may differ on the root; others get None."""
+        return self._session.gather_v(x, root, out, timeout)
+
+    def scatter_v(
+        self,
+        x: Any,
+        counts: Sequence[int],
+        root: int = 0,
+        *,
+        out: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give rank r the next ``counts[r]`` rows of the root's array; counts are equal everywhere."""
+        return self._session.scatter_v(x, counts, root, out, timeout)
+
+    def reduce_scatter_v(
+        self,
+        x: Any,
+        counts: Sequence[int],
+        op: str = "sum",
+        *,
+        out: Any = None,
+        order: str | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Combine all arrays; rank r gets the next ``counts[r]`` rows; counts are equal everywhere."""
+        return self._session.reduce_scatter_v(x, counts, op, order, out, timeout)
+
+    def all_to_all_v(
+        self, x: Any, counts: Sequence[int], *, out: Any = None, timeout: float | None = None
+    ) -> Any:
+        """Send the next ``counts[j]`` rows to rank j; the result holds what each rank sent, in order."""
+        return self._session.all_to_all_v(x, counts, out, timeout)
+
+    def send(self, x: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
+        """Send an array to one rank; returns when ``x`` may be changed again."""
+        self._session.send(x, dst, tag, timeout)
+
+    def recv(self, x: Any, src: int = ANY, tag: int = 0, *, timeout: float | None = None) -> int:
+        """Receive into ``x`` the next message with this tag.
+
+        Args:
+            x: Writable, contiguous array of the size and dtype of the message.
+            src: Rank to receive from, or `pycoll.ANY`.
+            tag: Tag the sender gave, 0 to 2**31 - 1.
+            timeout: See the class.
+
+        Returns:
+            The rank that sent it.
+
+        Raises:
+            MismatchError: If dtype or size differ from the message's; the message stays.
+        """
+        return self._session.recv(x, src, tag, timeout)
+
+    def plan(
+        self,
+        collective: str,
+        like: Any,
+        op: str = "sum",
+        *,
+        root: int = 0,
+        order: str | None = None,
+        algorithm: str | Algorithm | None = None,
+    ) -> BoundPlan:
+        """Prepare a collective once, to call it many times: ``plan(x, out=x)``.
+
+        Args:
+            collective: Name of the collective, such as ``"all_reduce"``.
+            like: Array of the shape and dtype that will be used.
+            op: Reduction operation.
+            root: Root rank.
+            order: Reduction order.
+            algorithm: See the class.
+        """
+        try:
+            kind = Kind[collective.upper()]
+        except KeyError:
+            raise ArgumentError(f"collective={collective!r} is not known") from None
+        return BoundPlan(self._session, kind, like, op, root, order, algorithm)
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Make communicators of the ranks with equal colours; a collective.
+
+        Args:
+            color: Group to join, or None to join none.
+            key: Ranks of a group are ordered by (key, rank).
+
+        Returns:
+            The new communicator, or None for ``color=None``.
+        """
+        session = self._session.split(color, key)
+        return None if session is None else Communicator(session)
+
+    def dup(self) -> Communicator:
+        """Make a communicator of the same ranks with traffic of its own; a collective."""
+        return Communicator(self._session.split(0, 0))
+
+    def abort(self, reason: str = "abort was called") -> None:
+        """Make every rank's present or next call raise `Revoked`; may be called from any thread."""
+        self._session.abort(reason)
+
+    def close(self) -> None:
+        """Leave the communicator and free its memory; not a collective, and harmless if repeated."""
+        self._session.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._session.leave(error)
+        self.close()
+
+
+__all__ = ["ANY", "Communicator", "Work"]

@@ -1,0 +1,138 @@
+"""Configuration, and the one place that reads the environment."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pycoll.errors import ArgumentError
+
+_T = TypeVar("_T")
+_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a communicator behaves; every field can be set by a variable of the environment.
+
+    Attributes:
+        timeout_s: Longest time a call waits for its peers, in seconds (``PYCOLL_TIMEOUT``).
+        cell_bytes: Staging memory of a rank for one iteration, a multiple of 4096
+            (``PYCOLL_CELL_BYTES``, a number of bytes, or one with suffix K, M, G or T).
+        heap_bytes: Capacity of a rank's part of the symmetric heap, a multiple of 4096
+            (``PYCOLL_HEAP_BYTES``, likewise). It is address space; only arrays take memory.
+    """
+
+    timeout_s: float = 300.0
+    cell_bytes: int = 256 << 10
+    heap_bytes: int = 16 << 30
+
+    def __post_init__(self) -> None:
+        """Refuse values that no communicator can work with."""
+        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
+            raise ArgumentError(f"timeout_s is {self.timeout_s}, expected a number of seconds > 0")
+        for name in ("cell_bytes", "heap_bytes"):
+            nbytes = getattr(self, name)
+            if nbytes <= 0 or nbytes % 4096:
+                raise ArgumentError(f"{name} is {nbytes}, expected a positive multiple of 4096")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """Return the defaults, changed by what the environment says.
+
+        Args:
+            environ: The variables; those of this process when None.
+
+        Raises:
+            ArgumentError: A variable has a value that cannot be used.
+        """
+        environ = environment() if environ is None else environ
+        return cls(
+            timeout_s=_read(environ, "PYCOLL_TIMEOUT", float, cls.timeout_s),
+            cell_bytes=_read(environ, "PYCOLL_CELL_BYTES", parse_bytes, cls.cell_bytes),
+            heap_bytes=_read(environ, "PYCOLL_HEAP_BYTES", parse_bytes, cls.heap_bytes),
+        )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The place of this process in its job.
+
+    Attributes:
+        rank: Number of this process, in [0, world_size) (``PYCOLL_RANK``).
+        world_size: Number of processes of the job (``PYCOLL_WORLD_SIZE``).
+        control_fd: Descriptor of the memfd for control block, flags and cells
+            (``PYCOLL_CONTROL_FD``).
+        heap_fd: Descriptor of the memfd for the symmetric heap (``PYCOLL_HEAP_FD``).
+    """
+
+    rank: int
+    world_size: int
+    control_fd: int
+    heap_fd: int
+
+    def __post_init__(self) -> None:
+        """Refuse a rank outside the job."""
+        if not 0 <= self.rank < self.world_size:
+            raise ArgumentError(
+                f"rank is {self.rank}, expected 0 <= rank < world_size = {self.world_size}"
+            )
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Launch | None:
+        """Return what the launcher has written to the environment, or None if it has not.
+
+        Raises:
+            ArgumentError: Some of the variables are missing or malformed.
+        """
+        present = [name for name in LAUNCH_VARIABLES if name in environ]
+        if not present:
+            return None
+        missing = [name for name in LAUNCH_VARIABLES if name not in environ]
+        if missing:
+            raise ArgumentError(
+                f"{', '.join(present)} is set but {', '.join(missing)} is not: start ranks with "
+                "`pycoll run -n N script.py`, which sets all of them"
+            )
+        return cls(*(_read(environ, name, int, -1) for name in LAUNCH_VARIABLES))
+
+    def to_env(self) -> dict[str, str]:
+        """Return the variables from which `from_env` reads this value back."""
+        values = (self.rank, self.world_size, self.control_fd, self.heap_fd)
+        return dict(zip(LAUNCH_VARIABLES, map(str, values), strict=True))
+
+
+LAUNCH_VARIABLES = ("PYCOLL_RANK", "PYCOLL_WORLD_SIZE", "PYCOLL_CONTROL_FD", "PYCOLL_HEAP_FD")
+
+
+def environment() -> MutableMapping[str, str]:
+    """Return the environment of this process; no other module reads it by itself."""
+    return os.environ
+
+
+def parse_bytes(text: str) -> int:
+    """Return a number of bytes written as ``4096``, ``64K``, ``1M``, ``16G`` or ``2T`` (binary).
+
+    Raises:
+        ArgumentError: The text is none of these.
+    """
+    match = re.fullmatch(r"\s*(\d+)(?:([KMGT])(?:IB)?|B)?\s*", text.upper(), re.ASCII)
+    if match is None:
+        raise ArgumentError(f"{text!r} is not a number of bytes, expected for example 4096 or 64K")
+    digits, suffix = match.groups(default="")
+    return int(digits) << _SHIFTS[suffix]
+
+
+def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], default: _T) -> _T:
+    text = environ.get(name)
+    if text is None:
+        return default
+    try:
+        return parse(text)
+    except ValueError as error:  # ArgumentError is one
+        kind = {float: "a number", int: "an integer"}.get(parse, "a number of bytes such as 64K")
+        raise ArgumentError(f"{name}={text!r} in the environment, expected {kind}") from error

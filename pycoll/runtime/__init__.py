@@ -1,0 +1,1 @@
+"""How plans run: arrays, start-up, plan cache, selection, reports."""

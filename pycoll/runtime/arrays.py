@@ -1,0 +1,171 @@
+"""From any CPU array to memory: NumPy, the buffer protocol, ``__array_interface__``, DLPack.
+
+Everything becomes an `ArrayView`: a NumPy array over the same memory, with pycoll's name for its
+element type. No array library other than NumPy is imported; a PyTorch tensor comes in through DLPack.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.errors import ArgumentError
+from pycoll.types import DType
+
+_NUMPY_TYPES = {
+    np.dtype(name): DType[name.upper()]
+    for name in "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+}
+_DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_DLPACK_BFLOAT16 = 4
+_DLPACK_CPU = (1, 3)  # plain and page-locked host memory
+_COMPLEX = {np.dtype(np.complex64): DType.FLOAT32, np.dtype(np.complex128): DType.FLOAT64}
+
+
+class ArrayView(NamedTuple):
+    """A NumPy array over the caller's memory.
+
+    Attributes:
+        array: The memory; bfloat16 may appear as uint16.
+        dtype: Element type for reductions, or None if the type can be moved but not reduced.
+        name: Name of the element type, for messages.
+        source: The object that the caller passed.
+    """
+
+    array: np.ndarray
+    dtype: DType | None
+    name: str
+    source: Any
+
+    @property
+    def code(self) -> int:
+        """Number that stands for the element type in a call descriptor."""
+        if self.dtype is not None:
+            return int(self.dtype)
+        return 32 + zlib.crc32(self.name.encode()) % 192
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first element."""
+        return self.array.__array_interface__["data"][0]
+
+
+def dtype_of(dtype: np.dtype) -> DType | None:
+    """Return pycoll's name for a NumPy dtype, or None if it cannot be reduced."""
+    found = _NUMPY_TYPES.get(dtype)
+    if found is None and dtype.name == "bfloat16":
+        return DType.BFLOAT16
+    return found
+
+
+def view(x: Any, what: str) -> ArrayView:
+    """Look at any CPU array.
+
+    Args:
+        x: The array.
+        what: What it is called in error messages, such as ``"x"``.
+
+    Raises:
+        ArgumentError: If ``x`` is no array, lives on a device, or holds Python objects.
+    """
+    if isinstance(x, np.ndarray):
+        array = x
+    elif hasattr(x, "__array_interface__"):
+        array = np.asarray(x)
+    elif hasattr(x, "__dlpack__"):
+        return _from_dlpack(x, what)
+    else:
+        array = _from_buffer(x, what)
+    if array.dtype.hasobject:
+        raise ArgumentError(
+            f"{what} has dtype {array.dtype}, which holds Python objects; "
+            "arrays of numbers, booleans or fixed-size records are accepted"
+        )
+    if not array.dtype.isnative:
+        raise ArgumentError(
+            f"{what} has dtype {array.dtype.str!r} in foreign byte order; "
+            f"convert it with x.astype({array.dtype.newbyteorder('=').str!r})"
+        )
+    return ArrayView(array, dtype_of(array.dtype), array.dtype.name, x)
+
+
+def _from_buffer(x: Any, what: str) -> np.ndarray:
+    try:
+        return np.asarray(memoryview(x))
+    except TypeError:
+        raise ArgumentError(
+            f"{what} is a {type(x).__name__}; accepted are NumPy arrays and objects with the buffer "
+            "protocol, __array_interface__ or __dlpack__"
+        ) from None
+
+
+def _from_dlpack(x: Any, what: str) -> ArrayView:
+    device = x.__dlpack_device__()[0]
+    if device not in _DLPACK_CPU:
+        raise ArgumentError(f"{what} lives on a device (DLPack type {int(device)}), not on the CPU")
+    try:
+        capsule = x.__dlpack__()
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise ArgumentError(f"{what} cannot be shared through DLPack: {error}") from error
+    kind, bits, pointer, shape, strides, owner = _C.open_dlpack(capsule)
+    if kind == _DLPACK_BFLOAT16:
+        dtype, known, name = np.dtype(np.uint16), DType.BFLOAT16, "bfloat16"
+    elif kind in _DLPACK_KINDS:
+        dtype = np.dtype(f"{_DLPACK_KINDS[kind]}{bits // 8}")
+        known, name = dtype_of(dtype), dtype.name
+    else:
+        raise ArgumentError(f"{what} has a DLPack element type (code {kind}) that is not supported")
+    strides_bytes = tuple(s * dtype.itemsize for s in strides)
+    array = _C.array_at(pointer, shape, strides_bytes, dtype, owner)
+    return ArrayView(array, known, name, x)
+
+
+def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
+    """Return a view that a reduction can work on: complex becomes pairs of reals, bool becomes bytes.
+
+    Raises:
+        ArgumentError: If the operation is not defined for the element type.
+    """
+    if v.dtype is not None:
+        if op in ("and", "or", "xor") and v.dtype.is_float:
+            raise ArgumentError(f"op={op!r} is defined for integers and bool; {what} is {v.name}")
+        return v
+    dtype = v.array.dtype
+    if dtype in _COMPLEX and op in ("sum", "avg") and v.array.flags.c_contiguous:
+        parts = v.array.reshape(-1).view(f"f{dtype.itemsize // 2}")
+        return ArrayView(parts, _COMPLEX[dtype], v.name, v.source)
+    if dtype == np.bool_ and op in ("and", "or", "xor", "min", "max"):
+        return ArrayView(v.array.view(np.uint8), DType.UINT8, v.name, v.source)
+    raise ArgumentError(
+        f"op={op!r} is not defined for {what} of dtype {v.name}; accepted are int8..uint64, float16, "
+        "bfloat16, float32, float64, complex with sum or avg, bool with and, or, xor, min, max"
+    )
+
+
+def check_output(v: ArrayView, shape: tuple[int, ...], like: ArrayView | None) -> None:
+    """Refuse an output that cannot take the result in place.
+
+    Raises:
+        ArgumentError: For a wrong shape or dtype, a read-only or a non-contiguous array.
+    """
+    if like is not None and v.name != like.name:
+        raise ArgumentError(f"out has dtype {v.name}, but x has dtype {like.name}")
+    if tuple(v.array.shape) != tuple(shape):
+        raise ArgumentError(f"out has shape {v.array.shape}; this call writes shape {tuple(shape)}")
+    if not v.array.flags.writeable:
+        raise ArgumentError("out is read-only")
+    if not v.array.flags.c_contiguous:
+        raise ArgumentError(
+            f"out is not C-contiguous (shape {v.array.shape}, strides {v.array.strides}); "
+            "pass a contiguous array and copy from it"
+        )
+
+
+def new_like(v: ArrayView, shape: tuple[int, ...]) -> Any:
+    """Make an uninitialised array of the caller's own kind."""
+    if hasattr(v.source, "new_empty"):
+        return v.source.new_empty(shape)
+    return np.empty(shape, v.array.dtype)

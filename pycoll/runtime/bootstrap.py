@@ -1,0 +1,138 @@
+"""Finding out which rank this process is, and the memory that it shares with its peers.
+
+The memory has no names: the launcher makes two memfds and every rank inherits their descriptors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+
+from pycoll.config import LAUNCH_VARIABLES, Launch, environment
+from pycoll.errors import TransportError
+
+# Launchers of others: name, variable with the number of processes, variable with the rank.
+_FOREIGN = (
+    ("torchrun", "WORLD_SIZE", "RANK"),
+    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("an MPI launcher", "PMI_SIZE", "PMI_RANK"),
+    ("Slurm", "SLURM_NTASKS", "SLURM_PROCID"),
+)
+
+_JOINED = "PYCOLL_JOINED"  # "<pid> <world_size>" of the process that took its place in the job
+
+
+def discover(environ: MutableMapping[str, str] | None = None) -> Launch:
+    """Take this process's place in its job.
+
+    Under ``pycoll run`` the variables of the launcher are removed from `environ`, so that the
+    processes which this rank starts do not take themselves for ranks. Without a launcher the
+    process is a job of its own, with fresh memory.
+
+    Args:
+        environ: The variables; those of this process when None.
+
+    Returns:
+        Rank, world size and two descriptors, which now belong to the caller.
+
+    Raises:
+        ArgumentError: The variables of the launcher are incomplete or malformed.
+        TransportError: The inherited memory is not there, the place is already taken, or the
+            process was started by a launcher that is not supported.
+    """
+    environ = environment() if environ is None else environ
+    launch = Launch.from_env(environ)
+    if launch is None:
+        _refuse_second_join(environ)
+        _refuse_foreign(environ)
+        return Launch(0, 1, make_memfd("control"), make_memfd("heap"))
+    for name, fd in zip(LAUNCH_VARIABLES[2:], (launch.control_fd, launch.heap_fd), strict=True):
+        _check_inherited(name, fd)
+        os.set_inheritable(fd, False)
+    for name in LAUNCH_VARIABLES:
+        del environ[name]
+    environ[_JOINED] = f"{os.getpid()} {launch.world_size}"
+    return launch
+
+
+def make_memfd(name: str) -> int:
+    """Return a descriptor of fresh anonymous memory of size 0 that can be sealed.
+
+    Args:
+        name: Shown by ``/proc/<pid>/fd`` as ``pycoll-<name>``; need not be unique.
+
+    Raises:
+        TransportError: The system has no memfd, or no descriptors are left.
+    """
+    if not hasattr(os, "memfd_create"):
+        raise TransportError("this system has no memfd_create; pycoll runs on Linux")
+    try:
+        fd = os.memfd_create(f"pycoll-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise TransportError(f"cannot make shared memory {name!r}: {error.strerror}") from error
+    os.fchmod(fd, 0o600)
+    return fd
+
+
+def adopt(pid: int, fd: int) -> int:
+    """Open memory made by a peer and return a descriptor of it in this process.
+
+    Args:
+        pid: Process of the peer, on this host.
+        fd: Descriptor of a memfd in that process.
+
+    Raises:
+        TransportError: The process or its descriptor is gone, may not be opened, or is not
+            memory of pycoll.
+    """
+    path = f"/proc/{pid}/fd/{fd}"
+    try:
+        own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise TransportError(
+            f"cannot open the shared memory of process {pid} ({path}): {error.strerror}; it must "
+            "be alive, on this host, in this pid namespace, and belong to the same user"
+        ) from error
+    try:
+        _check_memfd(path, own)
+    except TransportError:
+        os.close(own)
+        raise
+    return own
+
+
+def _check_inherited(variable: str, fd: int) -> None:
+    try:
+        os.fstat(fd)
+    except (OSError, OverflowError) as error:
+        raise TransportError(
+            f"{variable}={fd}, but this process has no such descriptor: it is not the process "
+            "that `pycoll run` started; only ranks themselves can join the job"
+        ) from error
+    _check_memfd(f"{variable}={fd}", fd)
+
+
+def _check_memfd(origin: str, fd: int) -> None:
+    target = os.readlink(f"/proc/self/fd/{fd}")
+    if not target.startswith("/memfd:pycoll-"):
+        raise TransportError(f"{origin} is {target!r}, expected memory made by pycoll")
+
+
+def _refuse_second_join(environ: Mapping[str, str]) -> None:
+    pid, _, world_size = environ.get(_JOINED, "").partition(" ")
+    if pid == str(os.getpid()):
+        raise TransportError(
+            f"this process has already joined its job of {world_size} ranks; keep the "
+            "communicator of the first call, or make more of it with dup() or split()"
+        )
+
+
+def _refuse_foreign(environ: Mapping[str, str]) -> None:
+    for launcher, size_name, rank_name in _FOREIGN:
+        size = environ.get(size_name, "")
+        if rank_name in environ and size.isascii() and size.isdigit() and int(size) > 1:
+            raise TransportError(
+                f"this process was started by {launcher} ({size_name}={size}, "
+                f"{rank_name}={environ[rank_name]}); start-up under this launcher is not "
+                "available yet. `pycoll run -n N script.py` works on one host"
+            )

@@ -1,0 +1,254 @@
+"""From the arguments of a collective to a prepared call: shapes, counts, memory, algorithm.
+
+Everything that can be wrong with the arguments is found here, before anything reaches a peer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
+from pycoll.runtime.plans import CallSpec, Extents, PlanCache
+from pycoll.runtime.select import select
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.ir import Algorithm
+from pycoll.types import DType, Kind, Order, ReduceOp
+
+Shape = tuple[int, ...]
+
+
+def _same(shape: Shape, n: int) -> Shape:
+    return shape
+
+
+def _join(shape: Shape, n: int) -> Shape:
+    return (n * shape[0], *shape[1:]) if shape else (n,)
+
+
+def _split(shape: Shape, n: int) -> Shape:
+    if not shape or shape[0] % n:
+        raise ArgumentError(
+            f"x has shape {shape}; its first dimension must be a multiple of the world size {n}"
+        )
+    return (shape[0] // n, *shape[1:])
+
+
+def _blocks(shape: Shape, n: int) -> Shape:
+    _split(shape, n)
+    return shape
+
+
+RESULT_SHAPE: dict[Kind, Callable[[Shape, int], Shape]] = {
+    Kind.ALL_REDUCE: _same,
+    Kind.REDUCE_SCATTER: _split,
+    Kind.ALL_GATHER: _join,
+    Kind.BROADCAST: _same,
+    Kind.REDUCE: _same,
+    Kind.GATHER: _join,
+    Kind.SCATTER: _split,
+    Kind.ALL_TO_ALL: _blocks,
+    Kind.BARRIER: _same,
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller asked for, apart from the arrays."""
+
+    kind: Kind
+    op: str = "sum"
+    root: int = 0
+    order: str | None = None
+    algorithm: str | Algorithm | None = None
+
+    @property
+    def collective(self) -> str:
+        """Name of the collective whose schedule is run."""
+        name = self.kind.name.lower().removesuffix("_v")
+        return "all_reduce" if self.kind == Kind.BARRIER else name
+
+
+@dataclass
+class Prepared:
+    """A call that is ready to run.
+
+    Attributes:
+        binding: Plan, sizes and descriptor.
+        in_ptr, out_ptr: Addresses of the user's memory, 0 where there is none.
+        result: What the call returns.
+        keep: Objects that must stay alive until the call is done.
+    """
+
+    binding: _C.Binding
+    in_ptr: int
+    out_ptr: int
+    result: Any
+    keep: tuple
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The side of a communicator that prepares calls.
+
+    Attributes:
+        plans: Its plan cache, which knows rank and world size.
+        heap: Its symmetric heap.
+    """
+
+    plans: PlanCache
+    heap: _C.Heap
+
+    def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+        """Check the arguments and choose and bind a plan.
+
+        Raises:
+            ArgumentError: If the arguments cannot be used; the text says what is accepted.
+        """
+        op, root = self._check_request(request)
+        spec = COLLECTIVES[request.collective]
+        n, at_root = self.plans.world_size, self.plans.rank == root
+        has_in = not spec.in_at_root or at_root
+        has_out = not spec.out_at_root or at_root
+        given, shape, block = self._shapes(request.kind, x, out, has_in)
+        if not has_out and out is not None:
+            raise ArgumentError(f"out is for the root, rank {root}; this is rank {self.plans.rank}")
+        result, target = None, None
+        if has_out:
+            result = new_like(given, shape) if out is None else out
+            target = view(result, "out")
+            check_output(target, shape, given)
+        reduces = spec.reduces and request.kind != Kind.BARRIER
+        source = given
+        if reduces:
+            source = as_reducible(_contiguous(given), request.op, "x")
+            target = as_reducible(target, request.op, "out") if target is not None else None
+        elif has_in:
+            source = _contiguous(given)
+        source = self._untangle(request.kind, source, target) if has_in else source
+        count = source.array.size if reduces else block
+        scale = n if spec.in_layout == "own" else 1
+        return self._bind(
+            request, op, root, count * scale, source if has_in else None, target, source, result
+        )
+
+    def _check_request(self, request: Request) -> tuple[ReduceOp, int]:
+        try:
+            op = ReduceOp[request.op.upper()]
+        except (KeyError, AttributeError):
+            names = ", ".join(o.name.lower() for o in ReduceOp)
+            raise ArgumentError(f"op={request.op!r} is not known; accepted: {names}") from None
+        root, n = request.root, self.plans.world_size
+        if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < n:
+            raise ArgumentError(f"root={root!r} is not a rank; accepted: 0 to {n - 1}")
+        return op, int(root)
+
+    def _shapes(self, kind: Kind, x: Any, out: Any, has_in: bool) -> tuple[ArrayView, Shape, int]:
+        """Return the array that tells dtype and shape, the result's shape, and elements of the input."""
+        if kind == Kind.SCATTER and not has_in and x is None:
+            if out is None:
+                raise ArgumentError("scatter needs out= on ranks that are not the root")
+            given = view(out, "out")
+            size = given.array.size * self.plans.world_size
+            return given, tuple(given.array.shape), size
+        given = view(x, "x")
+        shape = RESULT_SHAPE[kind](tuple(given.array.shape), self.plans.world_size)
+        return given, shape, given.array.size
+
+    def _untangle(self, kind: Kind, source: ArrayView, target: ArrayView | None) -> ArrayView:
+        """Refuse partly overlapping input and output; copy the input where in place cannot work."""
+        if target is None or source.array.nbytes == 0 or target.array.nbytes == 0:
+            return source
+        a, b = source.pointer, target.pointer
+        a_end, b_end = a + source.array.nbytes, b + target.array.nbytes
+        if a_end <= b or b_end <= a:
+            return source
+        own_block = self.plans.rank * min(source.array.nbytes, target.array.nbytes)
+        aligned = {
+            Kind.ALL_GATHER: a == b + own_block,
+            Kind.REDUCE_SCATTER: b == a + own_block,
+        }.get(kind, a == b and a_end == b_end)
+        if not aligned:
+            raise ArgumentError(
+                "x and out overlap partly; pass out=x to work in place, or memory of its own"
+            )
+        if kind in (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE):
+            return source
+        return source._replace(array=source.array.copy())
+
+    def _bind(self, request, op, root, count, source, target, typed, result) -> Prepared:
+        in_ptr = source.pointer if source is not None else 0
+        out_ptr = target.pointer if target is not None else 0
+        mapped = all(
+            self.heap.contains(v.pointer, v.array.nbytes) for v in (source, target) if v is not None
+        )
+        itemsize = typed.array.itemsize
+        reduces = COLLECTIVES[request.collective].reduces
+        choice = select(
+            request.collective,
+            count * itemsize,
+            self.plans.world_size,
+            order=request.order,
+            dtype=typed.dtype if reduces else None,
+            op=op,
+            direct=mapped,
+            algorithm=request.algorithm,
+        )
+        params = dict(choice.params)
+        if "root" in choice.algorithm.params:
+            params["root"] = root
+        spec = CallSpec(
+            kind=request.kind,
+            collective=request.collective,
+            algorithm=choice.algorithm,
+            params=tuple(sorted(params.items())),
+            direct=choice.direct,
+            dtype=typed.code,
+            itemsize=itemsize,
+            count=count,
+            op=op if reduces else ReduceOp.SUM,
+            order=Order[(choice.order or "any").upper()],
+            root=root,
+        )
+        keep = (source and source.source, source and source.array, target and target.source)
+        return Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep)
+
+
+def _contiguous(v: ArrayView) -> ArrayView:
+    if v.array.flags.c_contiguous:
+        return v
+    return v._replace(array=np.ascontiguousarray(v.array))
+
+
+def barrier_spec(algorithm: Algorithm) -> CallSpec:
+    """Return the call that moves nothing and makes every rank wait for every other."""
+    return CallSpec(Kind.BARRIER, "all_reduce", algorithm, (), False, int(DType.UINT8), 1, 0)
+
+
+def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Extents) -> CallSpec:
+    """Return the call of a v-variant, whose blocks differ in size."""
+    total = int(extents.out_length[0].sum()) if len(extents.out_length) else 0
+    params = (("root", request.root),) if "root" in algorithm.params else ()
+    return CallSpec(
+        kind=request.kind,
+        collective=request.collective,
+        algorithm=algorithm,
+        params=params,
+        direct=False,
+        dtype=v.code,
+        itemsize=v.array.itemsize,
+        count=total,
+        root=request.root,
+        op=ReduceOp[request.op.upper()],
+    )
+
+
+def elements(shape: Shape) -> int:
+    """Number of elements of a shape."""
+    return math.prod(shape)

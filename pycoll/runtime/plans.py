@@ -1,0 +1,167 @@
+"""From a choice of algorithm to something the engine can run: compiled plans, bound to sizes."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.algorithms import ALGORITHMS
+from pycoll.schedule.collectives import COLLECTIVES, OWN, Collective
+from pycoll.schedule.compile import peer_plan
+from pycoll.schedule.ir import Algorithm
+from pycoll.types import Kind, Order, ReduceOp
+
+LAYOUT_FULL, LAYOUT_OWN, LAYOUT_TABLE = 0, 1, 2
+FLAG_DIRECT = 4
+_MAX_BINDINGS = 1024
+_LINE_BYTES = 64
+
+
+def descriptor(
+    kind: int, dtype: int, op: int, order: int, direct: bool, root: int, algorithm: int
+) -> int:
+    """Pack what all ranks of a call must agree on into one 64-bit word; see docs/architecture.md."""
+    flags = order | (FLAG_DIRECT if direct else 0)
+    return kind | dtype << 8 | op << 16 | flags << 24 | root << 32 | algorithm << 48
+
+
+def algorithm_number(algorithm: Algorithm, params: dict[str, Any]) -> int:
+    """Return a 16-bit number for an algorithm with its parameters: registry index and a checksum."""
+    index = ALGORITHMS.index(algorithm) if algorithm in ALGORITHMS else 0x3FF
+    text = f"{algorithm.name}{sorted((k, v) for k, v in params.items() if k != 'root')}"
+    return index & 0x3FF | (zlib.crc32(text.encode()) & 0x3F) << 10
+
+
+@dataclass(frozen=True)
+class Extents:
+    """Offsets and lengths of every chunk on every rank, in elements, for the v-variants.
+
+    Each is a ``[world_size, chunks]`` array of uint64.
+    """
+
+    in_offset: np.ndarray
+    in_length: np.ndarray
+    out_offset: np.ndarray
+    out_length: np.ndarray
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """What one call does, apart from where its arrays are.
+
+    Attributes:
+        kind: Kind of collective.
+        collective: Name of the collective whose schedule it runs.
+        algorithm: The algorithm.
+        params: Its parameters, as sorted pairs.
+        direct: Peers access the users' arrays themselves.
+        dtype: Code of the element type.
+        itemsize: Size of an element, in bytes.
+        count: Elements of the full vector.
+        op: Reduction operation.
+        order: Reduction order.
+        root: Root rank, or 0.
+    """
+
+    kind: Kind
+    collective: str
+    algorithm: Algorithm
+    params: tuple[tuple[str, Any], ...]
+    direct: bool
+    dtype: int
+    itemsize: int
+    count: int
+    op: ReduceOp = ReduceOp.SUM
+    order: Order = Order.ANY
+    root: int = 0
+
+
+@dataclass
+class PlanCache:
+    """Compiled and bound plans of one communicator.
+
+    Attributes:
+        engine: The engine that will run them.
+        rank: Rank in the communicator.
+        world_size: Its size.
+    """
+
+    engine: _C.Engine
+    rank: int
+    world_size: int
+    _plans: dict = field(default_factory=dict)
+    _bindings: dict = field(default_factory=dict)
+
+    def bind(self, spec: CallSpec, extents: Extents | None = None) -> _C.BoundCall:
+        """Return the binding of a call, compiling its plan the first time."""
+        if extents is not None:
+            return self._make(spec, extents)
+        found = self._bindings.get(spec)
+        if found is None:
+            if len(self._bindings) >= _MAX_BINDINGS:
+                self._bindings.clear()
+            found = self._bindings[spec] = self._make(spec, None)
+        return found
+
+    def _plan(self, spec: CallSpec) -> tuple[_C.Plan, bool, int]:
+        key = (spec.collective, spec.algorithm, spec.params, spec.direct)
+        if key not in self._plans:
+            schedule = spec.algorithm.schedule(self.world_size, **dict(spec.params))
+            plan = peer_plan(schedule, self.rank, direct=spec.direct, in_place=spec.direct)
+            compiled = _C.Plan(
+                plan.code.tobytes(),
+                plan.operands.tobytes(),
+                self.world_size,
+                self.rank,
+                schedule.chunks,
+                plan.slots,
+                plan.rounds,
+                plan.direct,
+            )
+            self._plans[key] = compiled, plan.scales_in_fold, schedule.chunks
+        return self._plans[key]
+
+    def _make(self, spec: CallSpec, extents: Extents | None) -> _C.BoundCall:
+        plan, scales_in_fold, chunks = self._plan(spec)
+        promise = COLLECTIVES[spec.collective]
+        number = algorithm_number(spec.algorithm, dict(spec.params))
+        word = descriptor(
+            spec.kind, spec.dtype, spec.op, spec.order, spec.direct, spec.root, number
+        )
+        average = spec.op == ReduceOp.AVG and promise.reduces
+        return self.engine.bind(
+            plan,
+            dtype=spec.dtype,
+            op=spec.op,
+            itemsize=spec.itemsize,
+            count=spec.count,
+            chunk=_chunk(spec, promise, chunks),
+            layout_in=LAYOUT_TABLE if extents else _layout(promise.in_layout),
+            layout_out=LAYOUT_TABLE if extents else _layout(promise.out_layout),
+            descriptor=word,
+            scale_n=self.world_size if average else 0,
+            scale_at_exit=average and not scales_in_fold,
+            extents=(
+                (extents.in_offset, extents.in_length, extents.out_offset, extents.out_length)
+                if extents
+                else None
+            ),
+        )
+
+
+def _chunk(spec: CallSpec, promise: Collective, chunks: int) -> int:
+    """Elements of a chunk: an equal share, rounded up to a cache line where blocks need not be equal."""
+    chunks = max(1, chunks)
+    share = -(-spec.count // chunks)
+    if OWN in (promise.in_layout, promise.out_layout) or promise.transposes:
+        return share
+    line = max(1, _LINE_BYTES // spec.itemsize)
+    return -(-share // line) * line
+
+
+def _layout(layout: str) -> int:
+    return LAYOUT_OWN if layout == OWN else LAYOUT_FULL

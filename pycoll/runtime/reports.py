@@ -1,0 +1,165 @@
+"""Turns the engine's snapshot of all ranks into an error that says who, what, where, and what to do.
+
+The engine knows numbers only; names of collectives, types and operations are added here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from pycoll import errors
+from pycoll.algorithms import ALGORITHMS
+from pycoll.runtime.plans import FLAG_DIRECT
+from pycoll.schedule.plan import DONE, ENTERED, FAILED
+from pycoll.types import DType, Kind, Order, ReduceOp
+
+_STATES = {
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "D": "blocked in the kernel",
+    "R": "running",
+    "S": "sleeping",
+    "Z": "dead, not yet reaped",
+}
+_REDUCING = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_V)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank called, unpacked from its descriptor."""
+
+    kind: str
+    dtype: str
+    op: str
+    order: str
+    root: int
+    memory: str
+    algorithm: str
+    count: int
+
+    @classmethod
+    def unpack(cls, word: int, count: int) -> Call:
+        """Read a descriptor word; see `pycoll.runtime.plans.descriptor`."""
+        kind, dtype, op, flags = (word >> shift & 0xFF for shift in (0, 8, 16, 24))
+        number = word >> 48 & 0xFFFF
+        index = number & 0x3FF
+        known = index < len(ALGORITHMS)
+        return cls(
+            kind=_name(Kind, kind),
+            dtype=_name(DType, dtype) if dtype < 12 else f"dtype#{dtype}",
+            op=_name(ReduceOp, op) if kind in _REDUCING else "",
+            order=_name(Order, flags & 3) if kind in _REDUCING else "",
+            root=word >> 32 & 0xFFFF,
+            memory="symmetric" if flags & FLAG_DIRECT else "private",
+            algorithm=(ALGORITHMS[index].name if known else "custom") + f"#{number >> 10}",
+            count=count,
+        )
+
+    def __str__(self) -> str:
+        parts = [
+            p for p in (self.op and f"op={self.op}", self.order and f"order={self.order}") if p
+        ]
+        text = ", ".join([f"{self.dtype}[{self.count}]", *parts, f"root={self.root}"])
+        return f"{self.kind}({text}, {self.memory} memory, algorithm={self.algorithm})"
+
+
+FIELDS = ("kind", "dtype", "op", "root", "count", "order", "memory", "algorithm")
+
+
+def _name(enum: Any, value: int) -> str:
+    try:
+        return enum(value).name.lower()
+    except ValueError:
+        return f"{enum.__name__.lower()}#{value}"
+
+
+def describe(kind: str, text: str, report: dict | None) -> errors.CollError:
+    """Make the exception for a failure of the engine.
+
+    Args:
+        kind: Name of a class in `pycoll.errors`.
+        text: The engine's own words.
+        report: Its snapshot, or None if the failure concerns this rank alone.
+    """
+    cls = getattr(errors, kind, errors.CollError)
+    if report is None:
+        return cls(text)
+    writer = {
+        "MismatchError": _mismatch,
+        "CollTimeout": _timeout,
+        "PeerLost": _lost,
+        "PeerLeft": _left,
+    }.get(kind)
+    return cls(writer(report) if writer and report["ranks"] else f"{text}{_advice()}")
+
+
+def _advice() -> str:
+    return " The communicator cannot be used any more; make a new one after fixing the cause."
+
+
+def _where(rank: dict) -> str:
+    return f" at {rank['site']}" if rank["site"] else ""
+
+
+def _mismatch(report: dict) -> str:
+    ranks = report["ranks"]
+    now = [r for r in ranks if r["entered"]]
+    calls = {r["rank"]: Call.unpack(r["descriptor"], r["count"]) for r in now}
+    fields = [f for f in FIELDS if len({getattr(c, f) for c in calls.values()}) > 1]
+    field = fields[0] if fields else "arguments"
+    votes = Counter(str(c) for c in calls.values())
+    best = votes.most_common()
+    clear = len(best) > 1 and best[0][1] > best[1][1]
+    odd = [r for r, c in calls.items() if clear and str(c) != best[0][0]]
+    blame = f": rank {', '.join(map(str, odd))} differs from the others" if odd else ""
+    lines = [f"ranks called different things; field '{field}' differs{blame}"]
+    for rank in ranks:
+        if rank["rank"] in calls:
+            lines.append(f"  rank {rank['rank']}: {calls[rank['rank']]}{_where(rank)}")
+        else:
+            lines.append(f"  rank {rank['rank']}: has not made this call yet")
+    return "\n".join(lines) + "\n" + _advice().strip()
+
+
+def _progress(rank: dict, report: dict) -> str:
+    who = f"rank {rank['rank']}"
+    state = _STATES.get(rank["state"], "")
+    process = f" (process {rank['pid']} is {state})" if state and rank["state"] != "R" else ""
+    last = Call.unpack(rank["descriptor"], rank["count"])
+    if rank["waiting_peer"] >= 0:
+        step = rank["waiting_step"]
+        wanted = "to make this call" if step <= ENTERED else f"to finish step {_step(step)}"
+        inside = f"is in {last}{_where(rank)}"
+        return f"{who}: {inside}, waits for rank {rank['waiting_peer']} {wanted}{process}"
+    if not rank["entered"]:
+        what = f"last call: {last}{_where(rank)}" if rank["descriptor"] else "no call so far"
+        return f"{who}: has not made this call; {what}{process}"
+    return f"{who}: has reached step {_step(rank['step'])} of {last}{_where(rank)}{process}"
+
+
+def _step(step: int) -> str:
+    names = {DONE: "done", FAILED: "given up", ENTERED: "entered"}
+    return names.get(step, str(step - 1))
+
+
+def _timeout(report: dict) -> str:
+    lines = [
+        f"no progress within {report['timeout_s']:.3g} s; rank {report['reporter']} gave up first"
+    ]
+    lines += [f"  {_progress(rank, report)}" for rank in report["ranks"]]
+    return "\n".join(lines) + "\n" + _advice().strip()
+
+
+def _lost(report: dict) -> str:
+    dead = report["ranks"][report["culprit"]]
+    last = Call.unpack(dead["descriptor"], dead["count"])
+    what = f"; its last call was {last}{_where(dead)}" if dead["descriptor"] else ""
+    return f"rank {report['culprit']} (process {dead['pid']}) died{what}.{_advice()}"
+
+
+def _left(report: dict) -> str:
+    gone = report["ranks"][report["culprit"]]
+    reason = gone["text"] or "it closed its communicator"
+    return f"rank {report['culprit']} (process {gone['pid']}) left: {reason}.{_advice()}"

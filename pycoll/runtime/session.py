@@ -1,0 +1,307 @@
+"""One rank's side of a communicator: its engine, its plans, its memory, and how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll import _C, algorithms
+from pycoll.config import Config
+from pycoll.errors import ArgumentError, CollError, CommClosed
+from pycoll.runtime import vcalls
+from pycoll.runtime.arrays import ArrayView, check_output, view
+from pycoll.runtime.bootstrap import adopt, make_memfd
+from pycoll.runtime.calls import Caller, Prepared, Request, barrier_spec
+from pycoll.runtime.plans import CallSpec, Extents, PlanCache
+from pycoll.runtime.reports import describe
+from pycoll.runtime.work import Work
+from pycoll.schedule.ir import Algorithm
+from pycoll.types import Kind
+
+_MAX_TAG = 2**31 - 1
+
+
+_MAILBOX_TOTAL = 32 << 20
+_MAILBOX_RANGE = (1 << 10, 64 << 10)
+
+
+def open_control(fd: int, world_size: int, config: Config) -> _C.Control:
+    """Map the control memory of a communicator; the first rank to come lays it out.
+
+    Args:
+        fd: Descriptor of a memfd; still belongs to the caller.
+        world_size: Number of ranks.
+        config: Settings, equal on all ranks.
+
+    Raises:
+        TransportError: If the memory cannot be had or was laid out with other settings.
+    """
+    low, high = _MAILBOX_RANGE
+    mailbox = min(high, max(low, _MAILBOX_TOTAL // world_size**2)) // 64 * 64
+    return raising(_C.Control, fd, world_size, cell_bytes=config.cell_bytes, mailbox_bytes=mailbox)
+
+
+def raising(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the engine where there is no communicator yet, with pycoll's exceptions."""
+    try:
+        return function(*args, **kwargs)
+    except _C.EngineError as error:
+        raise describe(*error.args, None) from None
+
+
+class Session:
+    """Everything one rank needs to take part in one communicator."""
+
+    def __init__(
+        self,
+        control: _C.Control,
+        heap: _C.Heap,
+        region: int,
+        rank: int,
+        world_size: int,
+        config: Config,
+        threads: bool = False,
+    ) -> None:
+        """Join.
+
+        Args:
+            control: The control memory; see `open_control`.
+            heap: The symmetric heap of the job.
+            region: This rank's region of the heap.
+            rank: Rank in the communicator.
+            world_size: Number of ranks.
+            config: Settings, equal on all ranks.
+            threads: Ranks are threads of one process.
+
+        Raises:
+            TransportError: If the memory cannot be had or does not fit these arguments.
+        """
+        self.rank, self.world_size, self.config = rank, world_size, config
+        self._heap, self._region, self._threads = heap, region, threads
+        self._engine: _C.Engine | None = None
+        self._engine = engine = raising(
+            _C.Engine, control, heap, rank, timeout_s=config.timeout_s, threads=threads
+        )
+        self._mailboxes = _C.Mailboxes(engine)
+        self._caller = Caller(PlanCache(engine, rank, world_size), heap)
+        self._at_exit = functools.partial(_leave_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def __del__(self) -> None:
+        """Close a communicator that was dropped."""
+        if getattr(self, "_engine", None) is not None:
+            self.close()
+
+    @property
+    def engine(self) -> _C.Engine:
+        """The engine.
+
+        Raises:
+            CommClosed: After `close`.
+        """
+        if self._engine is None:
+            raise CommClosed("this communicator has been closed")
+        return self._engine
+
+    def call(
+        self,
+        kind: Kind,
+        x: Any,
+        out: Any,
+        op: str,
+        root: int,
+        order: str | None,
+        algorithm: str | Algorithm | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Run one collective; the arguments are those of `pycoll.Communicator`."""
+        request = Request(kind, op, root, order, algorithm)
+        prepared = self.refusing(lambda: self._prepare(request, x, out, timeout))
+        return self.start(prepared, timeout, async_op)
+
+    def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
+        """Run a prepared call, or put it in the queue."""
+        limit = self.config.timeout_s if timeout is None else float(timeout)
+        run = self.engine.submit if async_op else self.engine.run
+        ticket = self.guard(
+            run, prepared.binding, prepared.in_ptr, prepared.out_ptr, self.site(), limit
+        )
+        return Work(self, ticket, prepared) if async_op else prepared.result
+
+    def bind(self, spec: CallSpec, extents: Extents) -> _C.Binding:
+        """Bind the plan of a v-variant."""
+        return self._caller.plans.bind(spec, extents)
+
+    def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+        """Check the arguments of a call and bind its plan."""
+        return self._caller.prepare(request, x, out)
+
+    def _prepare(self, request: Request, x: Any, out: Any, timeout: float | None) -> Prepared:
+        if timeout is not None and not float(timeout) > 0:
+            raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds above 0")
+        if request.kind == Kind.BARRIER:
+            one_shot = algorithms.find("all_reduce", "one_shot")
+            return Prepared(self._caller.plans.bind(barrier_spec(one_shot)), 0, 0, None, ())
+        return self._caller.prepare(request, x, out)
+
+    def refusing(self, prepare: Any) -> Any:
+        """Prepare a call; if that fails, let the peers of this call know."""
+        engine = self.engine
+        try:
+            return prepare()
+        except Exception as error:
+            self.guard(engine.refuse, f"{type(error).__name__}: {error}", self.site())
+            raise
+
+    def guard(self, function: Any, *args: Any) -> Any:
+        """Call the engine and turn its failures into pycoll's exceptions."""
+        try:
+            return function(*args)
+        except _C.EngineError as error:
+            raise self.error(*error.args) from None
+
+    def error(self, kind: str, text: str) -> CollError:
+        """Make the exception for a failure of the engine."""
+        return describe(kind, text, self._engine.report() if self._engine else None)
+
+    def site(self) -> int:
+        """Return the number of the caller's source line, outside pycoll."""
+        frame = sys._getframe(1)
+        while frame.f_back and frame.f_globals.get("__name__", "").startswith("pycoll"):
+            frame = frame.f_back
+        code = frame.f_code
+        where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
+        return self.engine.site(where)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any) -> np.ndarray:
+        """Allocate an array in this rank's region of the heap."""
+        extent = (shape,) if np.ndim(shape) == 0 else tuple(shape)
+        kind = np.dtype(dtype)
+        if kind.hasobject:
+            raise ArgumentError(f"dtype={kind} holds Python objects and cannot be shared")
+        if any(int(k) < 0 for k in extent):
+            raise ArgumentError(f"shape={shape!r}: dimensions must not be negative")
+        return self._heap.empty(self._region, tuple(int(k) for k in extent), kind)
+
+    def all_gather_v(self, x: Any, out: Any, timeout: float | None) -> Any:
+        """See `pycoll.Communicator.all_gather_v`."""
+        return vcalls.gather(self, Kind.ALL_GATHER_V, x, 0, out, timeout)
+
+    def gather_v(self, x: Any, root: int, out: Any, timeout: float | None) -> Any:
+        """See `pycoll.Communicator.gather_v`."""
+        return vcalls.gather(self, Kind.GATHER_V, x, root, out, timeout)
+
+    def scatter_v(self, x: Any, counts: Any, root: int, out: Any, timeout: float | None) -> Any:
+        """See `pycoll.Communicator.scatter_v`."""
+        return vcalls.scatter(self, x, counts, root, out, timeout)
+
+    def reduce_scatter_v(
+        self, x: Any, counts: Any, op: str, order: str | None, out: Any, timeout: float | None
+    ) -> Any:
+        """See `pycoll.Communicator.reduce_scatter_v`."""
+        return vcalls.reduce_scatter(self, x, counts, op, order, out, timeout)
+
+    def all_to_all_v(self, x: Any, counts: Any, out: Any, timeout: float | None) -> Any:
+        """See `pycoll.Communicator.all_to_all_v`."""
+        return vcalls.all_to_all(self, x, counts, out, timeout)
+
+    def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
+        """See `pycoll.Communicator.send`."""
+        source = view(x, "x")
+        array = np.ascontiguousarray(source.array)
+        self._check_peer("dst", dst, 0)
+        limit = self.config.timeout_s if timeout is None else float(timeout)
+        pointer = ArrayView(array, source.dtype, source.name, x).pointer
+        self.guard(self.engine.send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit)
+
+    def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
+        """See `pycoll.Communicator.recv`."""
+        target = view(x, "x")
+        check_output(target, target.array.shape, None)
+        self._check_peer("src", src, -1)
+        limit = self.config.timeout_s if timeout is None else float(timeout)
+        nbytes = target.array.nbytes
+        return self.guard(
+            self._mailboxes.recv, target.pointer, nbytes, target.code, src, self._tag(tag), limit
+        )
+
+    def _check_peer(self, name: str, peer: int, lowest: int) -> None:
+        if not isinstance(peer, (int, np.integer)) or not lowest <= peer < self.world_size:
+            raise ArgumentError(f"{name}={peer!r}; accepted: {lowest} to {self.world_size - 1}")
+
+    def _tag(self, tag: int) -> int:
+        if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= _MAX_TAG:
+            raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}")
+        return int(tag)
+
+    def split(self, color: int | None, key: int) -> Session | None:
+        """See `pycoll.Communicator.split`."""
+        wanted = np.array([color is not None, color or 0, key], np.int64)
+        table = self.call(Kind.ALL_GATHER, wanted, None, "sum", 0, None).reshape(-1, 3)
+        mine = np.flatnonzero((table[:, :2] == wanted[:2]).all(axis=1))
+        group = mine[np.argsort(table[mine, 2], kind="stable")].tolist()
+        leads = color is not None and group[0] == self.rank
+        fd = make_memfd("control") if leads else -1
+        place = np.array([os.getpid(), fd], np.int64)
+        places = self.call(Kind.ALL_GATHER, place, None, "sum", 0, None).reshape(-1, 2)
+        try:
+            child = None
+            if color is not None:
+                child = self._join(places[group[0]].tolist(), group)
+            self.call(Kind.BARRIER, None, None, "sum", 0, None)
+            return child
+        finally:
+            if leads:
+                os.close(fd)
+
+    def _join(self, place: list[int], group: list[int]) -> Session:
+        fd = adopt(*place)
+        try:
+            return Session(
+                open_control(fd, len(group), self.config),
+                self._heap,
+                self._region,
+                group.index(self.rank),
+                len(group),
+                self.config,
+                self._threads,
+            )
+        except CollError as error:
+            self.leave(error)
+            raise
+        finally:
+            os.close(fd)
+
+    def abort(self, reason: str) -> None:
+        """See `pycoll.Communicator.abort`."""
+        self.engine.abort(str(reason))
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the peers that this rank leaves because of an exception."""
+        if self._engine is not None:
+            self._engine.leave(f"{type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        """See `pycoll.Communicator.close`."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            atexit.unregister(self._at_exit)
+            engine.close()
+
+
+def _leave_at_exit(reference: weakref.ref[Session]) -> None:
+    """Tell the peers why this process ends while its communicator is open."""
+    session = reference()
+    if session is None:
+        return
+    error = getattr(sys, "last_value", None)
+    session.leave(error if error is not None else SystemExit("the process exited"))
+    session.close()

@@ -1,0 +1,159 @@
+"""The v-variants: collectives whose blocks differ in size from rank to rank.
+
+Where a rank cannot know the sizes of the others, they are exchanged first, with an all-gather of a few
+integers; then every rank has the same table of offsets and lengths and runs an ordinary plan over it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pycoll import algorithms
+from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
+from pycoll.runtime.calls import Prepared, Request, table_spec
+from pycoll.runtime.plans import Extents
+from pycoll.types import Kind
+
+if TYPE_CHECKING:
+    from pycoll.runtime.session import Session
+
+
+def _prefix(lengths: np.ndarray) -> np.ndarray:
+    return np.cumsum(lengths, axis=-1) - lengths
+
+
+def _rows(x: Any) -> tuple[ArrayView, int, int, tuple[int, ...]]:
+    """Return a view, the number of rows, elements per row, and the shape of a row."""
+    given = view(x, "x")
+    shape = given.array.shape
+    if not shape:
+        raise ArgumentError("x is 0-dimensional; a v-variant divides its first dimension")
+    return given, shape[0], math.prod(shape[1:]), shape[1:]
+
+
+def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray:
+    table = np.asarray(counts)
+    if table.shape != (n,) or table.dtype.kind not in "iu" or (table < 0).any():
+        raise ArgumentError(f"counts={counts!r}; accepted are {n} integers >= 0, one for each rank")
+    if rows is not None and int(table.sum()) != rows:
+        raise ArgumentError(f"counts add up to {int(table.sum())}, but x has {rows} rows")
+    return table.astype(np.uint64)
+
+
+def _exchange(session: Session, values: np.ndarray, timeout: float | None) -> np.ndarray:
+    """All-gather one row of unsigned integers from each rank."""
+    row = values.astype(np.uint64).reshape(1, -1)
+    return session.call(Kind.ALL_GATHER, row, None, "sum", 0, None, None, timeout)
+
+
+def _output(given: ArrayView, shape: tuple[int, ...], out: Any) -> tuple[Any, ArrayView]:
+    result = new_like(given, shape) if out is None else out
+    target = view(result, "out")
+    check_output(target, shape, given)
+    return result, target
+
+
+def _overlap(source: ArrayView, target: ArrayView | None) -> ArrayView:
+    """Return a contiguous source that shares no memory with the target."""
+    array = np.ascontiguousarray(source.array)
+    if target is not None and np.may_share_memory(array, target.array):
+        array = array.copy()
+    return source._replace(array=array)
+
+
+def _run(
+    session: Session,
+    request: Request,
+    source: ArrayView | None,
+    target: ArrayView | None,
+    extents: Extents,
+    result: Any,
+    timeout: float | None,
+) -> Any:
+    typed = source if source is not None else target
+    algorithm = algorithms.find(request.collective, str(request.algorithm))
+    spec = table_spec(request, algorithm, typed, extents)
+    binding = session.bind(spec, extents)
+    pointers = [v.pointer if v is not None else 0 for v in (source, target)]
+    return session.start(Prepared(binding, *pointers, result, (source, target)), timeout, False)
+
+
+def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: float | None) -> Any:
+    """Concatenate blocks of different sizes, on every rank or on the root."""
+    n, rank = session.world_size, session.rank
+    given, rows, width, tail = session.refusing(lambda: _rows(x))
+    request = Request(kind, root=root, algorithm="direct")
+    lengths = _exchange(session, np.array([rows, width]), timeout)
+    if (lengths[:, 1] != width).any():
+        raise ArgumentError(f"rows differ in size between ranks: {lengths[:, 1].tolist()} elements")
+    has_out = kind == Kind.ALL_GATHER_V or rank == root
+    result, target = None, None
+    if has_out:
+        shape = (int(lengths[:, 0].sum()), *tail)
+        result, target = session.refusing(lambda: _output(given, shape, out))
+    block = np.broadcast_to(lengths[:, 0] * np.uint64(width), (n, n))
+    extents = Extents(np.zeros_like(block), block, _prefix(block), block)
+    return _run(session, request, _overlap(given, target), target, extents, result, timeout)
+
+
+def scatter(
+    session: Session, x: Any, counts: Sequence[int], root: int, out: Any, timeout: float | None
+) -> Any:
+    """Hand out blocks of different sizes of the root's array."""
+    n, rank = session.world_size, session.rank
+    given, rows, width, tail = session.refusing(lambda: _rows(x))
+    expected = rows if rank == root else None
+    table = session.refusing(lambda: _check_counts(counts, n, expected))
+    result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
+    block = np.broadcast_to(table * np.uint64(width), (n, n))
+    extents = Extents(_prefix(block), block, np.zeros_like(block), block)
+    request = Request(Kind.SCATTER_V, root=root, algorithm="direct")
+    source = _overlap(given, target)
+    return _run(session, request, source, target, extents, result, timeout)
+
+
+def reduce_scatter(
+    session: Session,
+    x: Any,
+    counts: Sequence[int],
+    op: str,
+    order: str | None,
+    out: Any,
+    timeout: float | None,
+) -> Any:
+    """Combine arrays and hand out blocks of different sizes."""
+    n, rank = session.world_size, session.rank
+    given, rows, width, tail = session.refusing(lambda: _rows(x))
+    table = session.refusing(lambda: _check_counts(counts, n, rows))
+    result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
+    source = as_reducible(_overlap(given, target), op, "x")
+    scale = source.array.size // max(1, given.array.size)
+    block = np.broadcast_to(table * np.uint64(width * max(1, scale)), (n, n))
+    extents = Extents(_prefix(block), block, np.zeros_like(block), block)
+    name = "direct_rank" if order == "rank" else "direct"
+    request = Request(Kind.REDUCE_SCATTER_V, op=op, order=order, algorithm=name)
+    target = as_reducible(target, op, "out")
+    return _run(session, request, source, target, extents, result, timeout)
+
+
+def all_to_all(
+    session: Session, x: Any, counts: Sequence[int], out: Any, timeout: float | None
+) -> Any:
+    """Exchange blocks of different sizes between all pairs of ranks."""
+    n, rank = session.world_size, session.rank
+    given, rows, width, tail = session.refusing(lambda: _rows(x))
+    row = session.refusing(lambda: _check_counts(counts, n, rows))
+    sent = _exchange(session, row, timeout)
+    result, target = session.refusing(
+        lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)
+    )
+    out_going = sent * np.uint64(width)
+    in_coming = np.ascontiguousarray(out_going.T)
+    extents = Extents(_prefix(out_going), out_going, _prefix(in_coming), in_coming)
+    request = Request(Kind.ALL_TO_ALL_V, algorithm="direct")
+    return _run(session, request, _overlap(given, target), target, extents, result, timeout)

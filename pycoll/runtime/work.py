@@ -1,0 +1,83 @@
+"""Calls in progress, and calls prepared once to run many times."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays import view
+from pycoll.runtime.calls import Prepared, Request
+
+if TYPE_CHECKING:
+    from pycoll.runtime.session import Session
+    from pycoll.schedule.ir import Algorithm
+    from pycoll.types import Kind
+
+
+class Work:
+    """A call that runs in the background; its arrays are kept alive until it is done."""
+
+    def __init__(self, session: Session, ticket: int, prepared: Prepared) -> None:
+        """Hold on to a call in the engine's queue."""
+        self._session, self._ticket, self._prepared = session, ticket, prepared
+        self._finished = False
+
+    def done(self) -> bool:
+        """Tell whether the call has ended, without waiting."""
+        return self._finished or self._session.engine.done(self._ticket)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the call to end.
+
+        Args:
+            timeout: Seconds; by default as long as the call itself may take.
+
+        Returns:
+            What the blocking call would have returned.
+
+        Raises:
+            CollTimeout: If it is not done in time; the call goes on and may be waited for again.
+            CollError: What the blocking call would have raised.
+        """
+        if not self._finished:
+            limit = -1.0 if timeout is None else float(timeout)
+            self._session.guard(self._session.engine.wait, self._ticket, limit)
+            self._finished = True
+        return self._prepared.result
+
+
+class BoundPlan:
+    """A collective prepared for one shape and dtype; see `pycoll.Communicator.plan`."""
+
+    def __init__(
+        self,
+        session: Session,
+        kind: Kind,
+        like: Any,
+        op: str,
+        root: int,
+        order: str | None,
+        algorithm: str | Algorithm | None,
+    ) -> None:
+        """Check the arguments and compile the plan."""
+        self._session = session
+        self._request = Request(kind, op, root, order, algorithm)
+        pattern = view(like, "like")
+        self._shape, self._name = pattern.array.shape, pattern.name
+        session.prepare(self._request, like, None)
+
+    def __call__(
+        self, x: Any, *, out: Any = None, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Run it; arguments as for the collective.
+
+        Raises:
+            ArgumentError: If ``x`` has not the shape and dtype the plan was made for.
+        """
+        given = view(x, "x")
+        if given.array.shape != self._shape or given.name != self._name:
+            raise ArgumentError(
+                f"x is {given.name}{list(given.array.shape)}; this plan was made for "
+                f"{self._name}{list(self._shape)}"
+            )
+        return self._session.start(self._session.prepare(self._request, x, out), timeout, async_op)

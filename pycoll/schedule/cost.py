@@ -1,0 +1,256 @@
+"""What a schedule costs: counts, exact fractions of the vector, and a prediction in seconds.
+
+Everything is counted on the vector form of the schedule, for all ranks at once; nothing is taken from
+a formula. What an algorithm's docstring states is in `pycoll.schedule.formula`, and tests compare the
+two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from pycoll.errors import ScheduleError
+from pycoll.schedule.ir import Buffer, Fold, Piece, Schedule, Vector
+from pycoll.schedule.stage import SlotMap
+
+
+def busbw_factor(collective: str, n: int) -> float:
+    """Return what turns algorithm bandwidth into bus bandwidth, as nccl-tests define it.
+
+    With S the size of the full vector in bytes and t the time of a call, algbw = S / t and
+    busbw = algbw * factor, which is comparable between world sizes.
+
+    Raises:
+        ScheduleError: For a collective that moves no data or is not known.
+    """
+    part = (n - 1) / n
+    factors = {
+        "all_reduce": 2 * part,
+        "reduce_scatter": part,
+        "all_gather": part,
+        "all_to_all": part,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "gather": part,
+        "scatter": part,
+    }
+    if collective not in factors:
+        raise ScheduleError(f"no bus bandwidth for {collective!r}; known: {', '.join(factors)}")
+    return factors[collective]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A host with shared memory; the defaults are rounded figures of a current server core.
+
+    Attributes:
+        alpha: Seconds for one rank to see one peer's flag (a synchronisation).
+        beta: Seconds per byte that a rank loads or stores.
+        gamma: Seconds per byte that a rank folds into another.
+        sigma: Seconds per byte that all ranks together load or store: the memory they share.
+        call: Seconds of a call that moves nothing.
+        cell_bytes: Staging memory of a rank; a staged call runs in segments that fit.
+    """
+
+    alpha: float = 2.0e-7
+    beta: float = 2.5e-11
+    gamma: float = 1.0e-11
+    sigma: float = 8.0e-12
+    call: float = 5.0e-7
+    cell_bytes: int = 256 << 10
+
+
+class Volume(NamedTuple):
+    """An amount of data as fractions of the full vector: of the busiest rank, and of all ranks."""
+
+    most: Fraction
+    total: Fraction
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Counts of one schedule.
+
+    Attributes:
+        rounds: Rounds in which data goes from one rank to another.
+        lines: Folds of the schedule, counted over all its rounds.
+        sent, received: Data that leaves and reaches a rank, whoever moves it.
+        loaded, stored: Data that a rank loads and stores as the owner of folds, its own included.
+        reduced: Data that a rank folds into other data.
+        critical: Sum over rounds of what the busiest rank sends or receives.
+    """
+
+    rounds: int
+    lines: int
+    sent: Volume
+    received: Volume
+    loaded: Volume
+    stored: Volume
+    reduced: Volume
+    critical: Fraction
+
+    @property
+    def per_rank(self) -> Fraction:
+        """What the busiest rank sends or receives, whichever is more."""
+        return max(self.sent.most, self.received.most)
+
+
+class Traffic:
+    """Chunks that each rank moves in one round, as ``[n]`` integer arrays.
+
+    ``waits`` estimates how many peers a rank has to hear of.
+    """
+
+    def __init__(self, schedule: Schedule, folds: list[Fold]) -> None:
+        """Count the folds of a round."""
+        n = schedule.n
+        ranks = schedule.all_ranks()
+        self.sent, self.received, self.loaded, self.stored, self.reduced, self.waits = (
+            np.zeros(n, np.int64) for _ in range(6)
+        )
+        for f in folds:
+            count = active(f, n)
+            busy = count > 0
+            self.loaded += len(f.srcs) * count
+            self.stored += len(f.dsts) * count
+            self.reduced += (len(f.srcs) - 1) * count
+            near, far = np.zeros(n, np.int64), np.zeros(n, np.int64)
+            for piece in f.srcs:
+                peer, away = _away(piece.rank, ranks, n, count)
+                self.received += away
+                self.sent += _by_rank(peer, away, n)
+                near += away > 0
+            for piece in f.dsts:
+                peer, away = _away(piece.rank, ranks, n, count)
+                self.sent += away
+                self.received += _by_rank(peer, away, n)
+                far += away > 0
+            self.waits += np.maximum(near, far) * busy
+
+
+def active(f: Fold, n: int) -> np.ndarray:
+    """Number of chunks that each rank handles in a fold, 0 where it takes no part."""
+    return np.broadcast_to(np.where(f.where, f.count, 0), (n,))
+
+
+def _away(rank: Vector, ranks: np.ndarray, n: int, count: np.ndarray) -> tuple[Vector, np.ndarray]:
+    peer = rank % n
+    return peer, np.where(peer != ranks, count, 0)
+
+
+def _by_rank(peer: Vector, amount: np.ndarray, n: int) -> np.ndarray:
+    if np.ndim(peer) == 0:
+        result = np.zeros(n, np.int64)
+        result[peer] = amount.sum()
+        return result
+    return np.bincount(peer, amount, n).astype(np.int64)
+
+
+def traffic(schedule: Schedule) -> Iterator[Traffic]:
+    """Yield what moves in each round."""
+    for folds in schedule.rounds(schedule.all_ranks()):
+        yield Traffic(schedule, folds)
+
+
+def cost(schedule: Schedule) -> Cost:
+    """Count a schedule."""
+    names = ("sent", "received", "loaded", "stored", "reduced")
+    sums = {name: np.zeros(schedule.n, np.int64) for name in names}
+    rounds, lines, critical = 0, 0, 0
+    for folds in schedule.rounds(schedule.all_ranks()):
+        moved = Traffic(schedule, folds)
+        lines += len(folds)
+        rounds += bool(moved.sent.any())
+        critical += int(np.maximum(moved.sent, moved.received).max())
+        for name in names:
+            sums[name] += getattr(moved, name)
+    unit = Fraction(1, max(1, schedule.chunks))
+    volumes = {k: Volume(int(v.max()) * unit, int(v.sum()) * unit) for k, v in sums.items()}
+    return Cost(rounds=rounds, lines=lines, critical=critical * unit, **volumes)
+
+
+class Staging(NamedTuple):
+    """Chunks that each rank copies because peers cannot reach its arrays, as ``[n]`` arrays.
+
+    A copy loads and stores once. ``twice`` counts stores alone: results that also go to the cell.
+    """
+
+    copied_in: np.ndarray
+    copied_out: np.ndarray
+    twice: np.ndarray
+
+
+def staging(schedule: Schedule) -> Staging:
+    """Count the copies that `pycoll.schedule.stage.stage` adds, without building its table."""
+    n, chunks = schedule.n, max(1, schedule.chunks)
+    written, read_in, read_out, by_others = (np.zeros(n * chunks, bool) for _ in range(4))
+    own_stores = np.zeros(n * chunks, np.int64)
+    for folds in schedule.rounds(schedule.all_ranks()):
+        now: list[np.ndarray] = []
+        for f in folds:
+            for i, piece in enumerate((*f.srcs, *f.dsts)):
+                if piece.buffer == Buffer.TMP:
+                    continue
+                cell, own = _cells(f, piece, n, chunks)
+                if i >= len(f.srcs):
+                    now.append(cell)
+                    by_others[cell[~own]] = True
+                    own_stores += np.bincount(cell[own], minlength=n * chunks)
+                    continue
+                acc_in = (piece.buffer == Buffer.ACC) & ~written[cell]
+                from_in = acc_in | (piece.buffer == Buffer.IN)
+                read_in[cell[~own & from_in]] = True
+                read_out[cell[~own & ~from_in]] = True
+        for cell in now:
+            written[cell] = True
+    twice = np.where(read_out & ~by_others, own_stores, 0)
+    return Staging(*(a.reshape(n, chunks).sum(axis=1) for a in (read_in, by_others, twice)))
+
+
+def _cells(f: Fold, piece: Piece, n: int, chunks: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cells (rank * chunks + chunk) that a piece covers over all ranks, and which are their owner's."""
+    count = active(f, n)
+    owner = np.repeat(np.arange(n), count)
+    offset = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    rank, chunk = (np.broadcast_to(v, (n,))[owner] for v in (piece.rank, piece.chunk))
+    rank = rank % n
+    return rank * chunks + (chunk + offset) % chunks, rank == owner
+
+
+def predict(schedule: Schedule, nbytes: int, machine: Machine, direct: bool) -> float:
+    """Predict the time of a call on memory that all ranks share, in seconds.
+
+    A round lasts as long as its busiest rank, which waits for its peers, loads, stores and folds; or as
+    long as the shared memory needs for the bytes of all ranks together.
+
+    Args:
+        schedule: What runs.
+        nbytes: Size of the full vector.
+        machine: Where it runs.
+        direct: Peers access the users' arrays; otherwise copies to and from cells are added.
+    """
+    chunk_bytes = nbytes / max(1, schedule.chunks)
+    moving, waits, widest = 0.0, 0, 0
+
+    def busy(moved: np.ndarray, reduced: np.ndarray | int = 0) -> float:
+        alone = np.max(machine.beta * moved + machine.gamma * reduced)
+        return max(alone, machine.sigma * moved.sum()) * chunk_bytes
+
+    for t in traffic(schedule):
+        moving += busy(t.loaded + t.stored, t.reduced)
+        most = int(t.waits.max())
+        waits, widest = waits + most, max(widest, most)
+    if direct:
+        return machine.call + moving + machine.alpha * (waits + widest)
+    copies = staging(schedule)
+    moving += busy(2 * copies.copied_in + 2 * copies.copied_out + copies.twice)
+    waits += widest if copies.copied_out.any() else 0
+    slots = SlotMap(schedule).slots if schedule.n > 1 else 0
+    segments = max(1, math.ceil(slots * chunk_bytes / machine.cell_bytes))
+    return machine.call + moving + machine.alpha * waits * segments
