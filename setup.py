@@ -7,9 +7,7 @@ from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 
 SOURCES = sorted(glob("csrc/*.cpp") + glob("csrc/transports/*.cpp"))
-HEADERS = sorted(
-    path for kind in ("h", "inl") for path in glob(f"csrc/**/*.{kind}", recursive=True)
-)
+HEADERS = sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/**/*.inl", recursive=True))
 
 
 def is_stale(obj: str, src: str) -> bool:

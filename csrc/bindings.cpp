@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "engine.h"
+#include "fastcall.h"
 #include "fold.h"
 #include "mailbox.h"
 
@@ -213,6 +214,7 @@ PYBIND11_MODULE(_C, m) {
       .def("close", &Engine::close, Release())
       .def("report", &report)
       .def_property_readonly("iteration", &Engine::iteration);
+  add_fastcall(m);
   py::class_<Mailboxes>(m, "Mailboxes")
       .def(py::init<std::shared_ptr<Engine>>(), "engine"_a)
       .def(

@@ -95,7 +95,7 @@ struct alignas(4096) RankBlock {
   // Progress. The waiting fields are set only when a wait takes long.
   alignas(128) std::atomic<uint64_t> call_seq;  // the newest record
   std::atomic<int32_t> waiting_peer;            // -1: waits for nobody
-  std::atomic<uint32_t> waiting_step;
+  std::atomic<uint32_t> waiting_position;       // (iteration mod 2^16) << 16 | step
   std::atomic<uint64_t> waiting_since_ns;
   // For waits on "any of many" (tagged messages): peers add 1 and wake.
   alignas(128) std::atomic<uint32_t> doorbell;

@@ -1,5 +1,8 @@
 // The engine: runs the plans of one rank over a control segment, and over the symmetric heap for
-// direct plans. It knows bytes and steps only.
+// direct plans. It knows bytes and steps only. The protocol is section 2 of docs/architecture.md.
+//
+// bind.cpp cuts a call into segments, engine.cpp runs one iteration after the other, pieces.cpp
+// finds and folds the pieces, calls.cpp is everything around it: threads, the queue, closing.
 #pragma once
 
 #include <memory>
@@ -16,13 +19,14 @@
 
 namespace pycoll {
 
-// Low byte of a descriptor: the kind of call. This one says "the rank refused its arguments".
-inline constexpr uint64_t kKindRefused = 0xFF;
+// The descriptor of an iteration in which the rank refused its arguments: kind 0xFF.
+inline constexpr uint64_t kRefusedDescriptor = 0xFF;
 
 // Where chunk c of rank r lies in an array, in elements.
 enum class Layout : uint8_t {
   kFull = 0,   // at c * chunk: the array holds the whole vector
-  kOwn = 1,    // at (c - r * m) * chunk, m = chunks / world_size: r holds chunks r * m .. r * m + m - 1
+  kOwn = 1,    // at (c - r * m) * chunk: r holds chunks r * m .. (r + 1) * m - 1 only,
+               // where m = chunks / world_size
   kTable = 2,  // at offset[r * chunks + c], length[r * chunks + c] long
 };
 
@@ -33,10 +37,10 @@ struct PieceTable {
 // A plan with numbers: everything of a call but the arrays. Two calls match when descriptor and
 // count are equal on all ranks; everything else here must follow from those two.
 struct Binding {
-  std::shared_ptr<const Plan> plan;
+  std::shared_ptr<const Plan> plan; // has passed Plan::check
   DType dtype = DType::kUInt8;      // of folds with more than one source
   ReduceOp op = ReduceOp::kSum;
-  uint32_t elem_bytes = 1;          // itemsize(dtype) if the plan reduces; any size if it only moves
+  uint32_t elem_bytes = 1;          // itemsize(dtype) if the plan reduces; any if it only moves
   uint64_t count = 0;               // elements of the whole vector; goes into the flag line
   uint64_t chunk = 0;               // elements of a chunk; in kFull and kOwn chunk c covers
                                     // [c * chunk, min((c + 1) * chunk, count)) of the vector
@@ -50,7 +54,7 @@ struct Binding {
 
 // A Binding checked and cut into segments for the engines of one communicator. Immutable.
 struct BoundCall : Binding {
-  uint32_t fingerprint = 0;
+  uint32_t fingerprint = 0;   // odd; 0 stands for a failed iteration
   uint32_t segments = 1;      // iterations per call
   uint64_t segment = 0;       // elements of a chunk per iteration
   uint64_t stride = 0;        // bytes between slots
@@ -64,8 +68,8 @@ struct EngineOptions {
   int64_t spins = -1;               // before the first yield; -1: by ranks and cores
   double timeout_s = 300;           // of a call, from the moment it first has to wait
   bool threads_as_ranks = false;    // all ranks are threads of this process and share the segment
-  // Called without the GIL in sleep slices of waits on the caller's thread; true if a signal handler
-  // raised. Null: not called.
+  // Called without the GIL in sleep slices of waits on the caller's thread; true if a signal
+  // handler raised. Null: not called.
   bool (*check_signals)(void* context) = nullptr;
   void* context = nullptr;
 };
@@ -83,8 +87,8 @@ class Engine {
   using Ticket = Keeper::Ticket;
   static constexpr double kDefaultTimeout = -1;
 
-  // Claims the slot of `rank`. `heap` may be null if no plan is direct. `regions`: region of the heap
-  // of each rank of this communicator (empty: region = rank).
+  // Claims the slot of `rank`. `heap` may be null if no plan is direct. `regions`: the region of
+  // the heap of each rank of this communicator (empty: region = rank).
   Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> heap, uint32_t rank,
          const EngineOptions& options, std::vector<uint32_t> regions = {});
   // Like close(), but aborts the communicator if queued calls are still running.
@@ -94,7 +98,8 @@ class Engine {
 
   uint32_t rank() const { return rank_; }
   uint32_t world_size() const { return world_size_; }
-  uint64_t iteration() const { return iteration_; }  // number of the next one
+  // Number of the running iteration, or of the next.
+  uint64_t iteration() const { return iteration_.load(std::memory_order_relaxed); }
   const std::shared_ptr<Heap>& heap() const { return heap_; }
   uint32_t region() const { return regions_[rank_]; }
   ControlSegment& control() { return *control_; }
@@ -109,7 +114,7 @@ class Engine {
   // Runs the call to its end; behind queued calls if there are any. `in` and `out` hold at least
   // call.in_bytes and call.out_bytes; null where the plan does not touch them. Throws ArgumentError
   // before anything is published when a direct call gets arrays outside the heap: then the caller
-  // must refuse().
+  // must refuse(), or its peers wait.
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
            double timeout_s = kDefaultTimeout);
 
@@ -136,9 +141,10 @@ class Engine {
   // The snapshot behind Aborted; cause kNone if there was no abort. Any thread.
   Report report() { return faults_.report(); }
 
-  // The checks that every wait makes at a pulse, for waits of other files: raises on an abort, a
-  // lost peer, the deadline of the running call, a signal; true if `peer` (-1: none) has closed.
-  bool check(int32_t peer, uint32_t step, Pulse pulse);
+  // The checks of a wait outside a call (tagged messages; the deadline is the caller's affair):
+  // raises on an abort, a lost peer, a signal; true if `peer` (-1: none) has closed. The second
+  // argument is not used: messages have no steps.
+  bool check(int32_t peer, uint32_t, Pulse pulse);
 
  private:
   enum class Sight : uint8_t { kPending, kReady, kFailed, kMismatch, kAhead };
@@ -159,15 +165,20 @@ class Engine {
 
   void check_usable() const;
   Job prepare(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
-  void through_queue(std::function<void()> work);
+  void run_queued(std::function<void()> work);
   Keeper& keeper();
+  void check_signals(Pulse pulse);
+
   void execute(const Job& job);
   void execute_refusal(std::string_view text, uint32_t site, double timeout_s, bool signals);
   void begin_call(uint64_t descriptor, uint64_t count, uint32_t site, double timeout_s,
                   bool signals);
   void begin_iteration(const Job& job, uint32_t segment);
   void interpret(const Plan& plan);
-  void end_iteration(const BoundCall& call);
+  void end_iteration();
+  void open_line();
+  void close_iteration(bool failed);
+  [[noreturn]] void aborted();
 
   void gate(bool continuing);
   void gate_on(uint32_t peer, bool continuing);
@@ -175,8 +186,12 @@ class Engine {
   void await(uint32_t peer, uint32_t step);
   void await_slow(uint32_t peer, uint32_t step);
   void first_contact(uint32_t peer);
+  void map_arrays(uint32_t peer, const FlagLine& line);
   Sight watch(uint32_t peer, uint64_t iteration, uint32_t step, uint32_t fingerprint);
+  bool check_call(uint32_t peer, uint32_t position, Pulse pulse);
   static Sight look(uint64_t flag, uint32_t want, uint32_t fingerprint);
+  void done_waiting();
+  [[noreturn]] void ahead(uint32_t peer);
   [[noreturn]] void peer_rejected(uint32_t peer, bool entered);
   void quiesce();
 
@@ -187,26 +202,27 @@ class Engine {
   void scale_out();
 
   // Touched in every call.
-  uint64_t iteration_;
+  std::atomic<uint64_t> iteration_;  // written by the thread that executes
   uint32_t rank_, world_size_;
-  uint32_t position_ = 0;     // of the running iteration, step 0
+  uint32_t position_ = 0;       // of the running iteration, step 0
   uint32_t fingerprint_ = 0;
-  uint32_t step_ = 0;         // newest step published in the running iteration
-  bool published_ = false;
+  uint32_t step_ = 0;           // newest step published in the running iteration
+  bool published_ = true;       // something was published in the running iteration
   bool signals_ = false;
-  FlagLine* line_ = nullptr;  // ours, of the parity of the running iteration
+  FlagLine* line_ = nullptr;    // ours, of the parity of the running iteration
   const BoundCall* call_ = nullptr;
+  uint64_t descriptor_ = 0, count_ = 0;
   char *in_ = nullptr, *out_ = nullptr;
-  uint64_t start_ = 0;        // first element of the segment within a chunk
-  uint64_t reach_ = 0;        // elements of a chunk in this segment
-  char* cells_ = nullptr;     // slot 0 of rank 0
-  uint64_t cell_pitch_ = 0;   // bytes between the cells of ranks
+  uint64_t start_ = 0;          // first element of the segment within a chunk
+  uint64_t reach_ = 0;          // elements of the largest chunk in this segment
+  char* cells_ = nullptr;       // slot 0 of rank 0
+  uint64_t cell_pitch_ = 0;     // bytes between the cells of ranks
   std::unique_ptr<Peer[]> peers_;
   std::unique_ptr<const void*[]> srcs_;
   std::unique_ptr<void*[]> dsts_;
-  uint32_t max_operands_;
-  const volatile uint32_t* fork_guard_ = nullptr;  // zero in a child made by fork
-  std::atomic<uintptr_t> user_{0};                 // thread that is inside
+  uint32_t max_operands_;       // of one fold: sources, and destinations
+  const volatile uint32_t* fork_guard_ = nullptr;  // reads 0 in a child made by fork
+  std::atomic<uintptr_t> user_{0};                 // the thread that is inside
   std::atomic<bool> closed_{false};
   std::atomic<bool> left_{false};
 
@@ -214,20 +230,27 @@ class Engine {
   uint64_t previous_descriptor_ = 0, previous_count_ = 0;  // of the last iteration
   uint32_t previous_fingerprint_ = 0;
   bool previous_failed_ = true;  // nothing to compare with
+  bool waiting_noted_ = false;
   double timeout_s_ = 0;
   uint64_t deadline_ns_ = 0;     // 0: the call has not had to wait yet
-  bool waiting_noted_ = false;
 
   std::shared_ptr<ControlSegment> control_;
-  RankBlock* block_ = nullptr;
+  RankBlock* block_;
   std::shared_ptr<Heap> heap_;
   EngineOptions options_;
   WaitPolicy policy_;
   std::vector<uint32_t> regions_;
   Faults faults_;
   std::unordered_map<std::string, uint32_t> sites_;
-  std::mutex sites_mutex_;
+  std::mutex mutex_;             // of sites_, and of making keeper_
   std::unique_ptr<Keeper> keeper_;
 };
+
+// The clock's reading `timeout_s` from now; far in the future for infinity.
+uint64_t deadline_after(double timeout_s);
+
+// Checks a Binding for `rank` of the communicator and cuts it into segments; see Engine::bind.
+std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geometry,
+                                           uint64_t cookie, uint32_t rank, uint32_t max_operands);
 
 }  // namespace pycoll

@@ -1,7 +1,7 @@
 // How a communicator fails: one cause, one snapshot, the same error on every rank.
 //
-// The first rank to notice sets the abort word, writes the report and marks it ready; everybody else
-// waits for it (at most 1 s) and raises from it. Nothing resets an abort.
+// The first rank to notice sets the abort word, writes the report and marks it ready; everybody
+// else waits for it (at most 1 s) and raises from it. Nothing resets an abort.
 #pragma once
 
 #include <memory>
@@ -48,7 +48,7 @@ class Faults {
   bool pending() const { return word_->load(std::memory_order_acquire) != 0; }
   AbortWord word() const { return AbortWord::unpack(word_->load(std::memory_order_acquire)); }
 
-  // Makes this cause the abort of the communicator unless there is one already, and wakes everybody.
+  // Makes this cause the abort of the communicator unless there is one, and wakes everybody.
   void set(Cause cause, uint32_t culprit, uint64_t iteration, std::string_view text = {});
 
   // set(), then throw_pending().

@@ -2,169 +2,18 @@
 //
 // A translation unit opens `namespace pycoll::<isa> { namespace {`, defines
 //   constexpr int kWidth     bytes of a full vector register,
-// includes this file under its target options, specialises load_half, pack_half,
-// load_widened and stream_vector where the instruction set has better, and calls make_isa. Everything here has
+// includes this file under its target options, specialises load_half, pack_half, load_widened and
+// stream_vector where the instruction set has better, and calls make_isa. Everything here has
 // internal linkage, and of std only types and compile-time values are used: no function compiled
 // for a wide instruction set can stand in for one of another translation unit.
 //
 // Vectors are GCC vector extensions; a "vector" of one lane is the plain scalar, so the same code
-// is the main loop and the tail. No expression here multiplies and adds, so no compiler option can
-// contract it to a fused operation.
+// is the main loop and the tail. No expression here multiplies and adds floats, so no compiler
+// option can contract it to a fused operation.
 
-#define PYCOLL_INLINE __attribute__((always_inline)) inline
+#include "fold_lanes.inl"
 
-// ---- elements --------------------------------------------------------------------------------
-
-struct Half {
-  uint16_t bits;
-};
-struct BFloat {
-  uint16_t bits;
-};
-
-template <typename T>
-inline constexpr bool kIs16BitFloat = std::is_same_v<T, Half> || std::is_same_v<T, BFloat>;
-
-// The accumulation type.
-template <typename T>
-using Acc = std::conditional_t<kIs16BitFloat<T>, float, T>;
-
-template <typename T, int N>
-struct VecOf {
-  typedef T type __attribute__((vector_size(sizeof(T) * N)));
-};
-template <typename T>
-struct VecOf<T, 1> {
-  using type = T;
-};
-template <typename T, int N>
-using Vec = typename VecOf<T, N>::type;
-
-template <typename To, int N, typename From>
-PYCOLL_INLINE Vec<To, N> convert(From v) {
-  if constexpr (N == 1) {
-    return static_cast<To>(v);
-  } else {
-    return __builtin_convertvector(v, Vec<To, N>);
-  }
-}
-
-template <typename V>
-PYCOLL_INLINE V load_raw(const char* p) {
-  V v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
-}
-
-template <typename V>
-PYCOLL_INLINE void store_raw(char* p, V v) {
-  __builtin_memcpy(p, &v, sizeof v);
-}
-
-// float16 in integer arithmetic. A subnormal half is made by a subtraction, and rounded by an
-// addition, of a power of two whose last place is that of the subnormals: both see normal floats
-// only, or inputs that round to zero anyway, so flush-to-zero modes do not change the result.
-template <int N>
-Vec<float, N> load_half(const char* p) {
-  using U = Vec<uint32_t, N>;
-  using F = Vec<float, N>;
-  const U half = convert<uint32_t, N>(load_raw<Vec<uint16_t, N>>(p));
-  const U magnitude = (half & 0x7fffu) << 13;
-  const U normal = magnitude + (112u << 23);
-  const F two_to_minus_14 = __builtin_bit_cast(F, U{} + (113u << 23));
-  const F shifted = __builtin_bit_cast(F, U(normal + (1u << 23)));
-  const U subnormal = __builtin_bit_cast(U, F(shifted - two_to_minus_14));
-  const U special = (magnitude | (255u << 23)) | (magnitude << 9 != 0 ? U{} + (1u << 22) : U{});
-  const U finite = magnitude < (1u << 23) ? subnormal : normal;
-  const U bits = magnitude >= (31u << 23) ? special : finite;
-  return __builtin_bit_cast(F, U(bits | ((half & 0x8000u) << 16)));
-}
-
-template <int N>
-Vec<uint16_t, N> pack_half(Vec<float, N> v) {
-  using U = Vec<uint32_t, N>;
-  using F = Vec<float, N>;
-  const U bits = __builtin_bit_cast(U, v);
-  const U magnitude = bits & 0x7fffffffu;
-  const U normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  const U half_bits = U{} + (126u << 23);
-  const F half = __builtin_bit_cast(F, half_bits);
-  const F rounded = __builtin_bit_cast(F, magnitude) + half;
-  const U subnormal = __builtin_bit_cast(U, rounded) - half_bits;
-  const U nan = ((magnitude >> 13) & 0x3ffu) | 0x7e00u;
-  const U special = magnitude > (255u << 23) ? nan : U{} + 0x7c00u;
-  const U finite = magnitude < (113u << 23) ? subnormal : normal;
-  const U result = magnitude >= (143u << 23) ? special : finite;
-  return convert<uint16_t, N>(U(result | (bits >> 16 & 0x8000u)));
-}
-
-// Loads 16-bit lanes zero-extended to 32 bits.
-template <int N>
-Vec<uint32_t, N> load_widened(const char* p) {
-  return convert<uint32_t, N>(load_raw<Vec<uint16_t, N>>(p));
-}
-
-template <int N>
-PYCOLL_INLINE Vec<float, N> load_bfloat(const char* p) {
-  using U = Vec<uint32_t, N>;
-  return __builtin_bit_cast(Vec<float, N>, U(load_widened<N>(p) << 16));
-}
-
-template <int N>
-PYCOLL_INLINE Vec<uint16_t, N> pack_bfloat(Vec<float, N> v) {
-  using U = Vec<uint32_t, N>;
-  const U bits = __builtin_bit_cast(U, v);
-  const U rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const U quiet = bits | (1u << 22);
-  const U result = v != v ? quiet : rounded;
-  return convert<uint16_t, N>(U(result >> 16));
-}
-
-template <typename T, int N>
-PYCOLL_INLINE Vec<Acc<T>, N> load(const char* p) {
-  if constexpr (std::is_same_v<T, Half>) {
-    return load_half<N>(p);
-  } else if constexpr (std::is_same_v<T, BFloat>) {
-    return load_bfloat<N>(p);
-  } else {
-    return load_raw<Vec<T, N>>(p);
-  }
-}
-
-// Rounds to what is stored in memory.
-template <typename T, int N>
-PYCOLL_INLINE auto pack(Vec<Acc<T>, N> v) {
-  if constexpr (std::is_same_v<T, Half>) {
-    return pack_half<N>(v);
-  } else if constexpr (std::is_same_v<T, BFloat>) {
-    return pack_bfloat<N>(v);
-  } else {
-    return v;
-  }
-}
-
-// ---- operations ------------------------------------------------------------------------------
-
-template <ReduceOp O, typename V>
-PYCOLL_INLINE V combine(V a, V b) {
-  if constexpr (O == ReduceOp::kSum || O == ReduceOp::kAvg) {
-    return a + b;
-  } else if constexpr (O == ReduceOp::kProd && std::is_integral_v<V>) {
-    return static_cast<V>(1u * a * b);  // not in int, to which small types promote: it overflows
-  } else if constexpr (O == ReduceOp::kProd) {
-    return a * b;
-  } else if constexpr (O == ReduceOp::kMin) {
-    return ((a < b) | (a != a)) ? a : b;
-  } else if constexpr (O == ReduceOp::kMax) {
-    return ((a > b) | (a != a)) ? a : b;
-  } else if constexpr (O == ReduceOp::kAnd) {
-    return a & b;
-  } else if constexpr (O == ReduceOp::kOr) {
-    return a | b;
-  } else {
-    return a ^ b;
-  }
-}
+// ---- kernels ---------------------------------------------------------------------------------
 
 // Sources that belong to the left subtree of the in-order tree over n >= 2 sources: half of the p
 // leaves, of which the first min(e, p / 2) are pairs.
@@ -174,8 +23,6 @@ constexpr int left_sources(int n) {
   const int e = n - p;
   return p / 2 + (e < p / 2 ? e : p / 2);
 }
-
-// ---- kernels ---------------------------------------------------------------------------------
 
 inline constexpr int kMaxRegisterSources = 8;
 
@@ -192,15 +39,15 @@ inline constexpr int kMaxRegisterSources = 8;
 template <ReduceOp O, typename In, typename Out, int S, bool kTree>
 struct Kernel {
   template <int N>
-  using V = Vec<Acc<In>, N>;
+  using L = Lanes<In, Out, N>;
 
   template <int N, int kFirst, int kCount>
-  static PYCOLL_INLINE V<N> tree(const char* const* srcs, size_t i) {
+  static PYCOLL_INLINE typename L<N>::V tree(const char* const* srcs, size_t i) {
     if constexpr (kCount == 1) {
-      return load<In, N>(srcs[kFirst] + i);
+      return L<N>::load(srcs[kFirst] + i);
     } else {
       constexpr int kLeft = left_sources(kCount);
-      const V<N> left = tree<N, kFirst, kLeft>(srcs, i);
+      const auto left = tree<N, kFirst, kLeft>(srcs, i);
       return combine<O>(left, tree<N, kFirst + kLeft, kCount - kLeft>(srcs, i));
     }
   }
@@ -219,17 +66,17 @@ struct Kernel {
   template <int N, int kUnroll>
   static PYCOLL_INLINE void step(const FoldArgs& args, const char* const* srcs, char* first,
                                  char* second, int ndst, size_t i) {
-    constexpr size_t kStride = N * sizeof(In);
+    constexpr size_t kStride = L<N>::kBytes;
     // With many sources, pieces this small are too short for the hardware prefetchers.
     constexpr bool kPrefetch = S == 0 && kUnroll > 1 && kUnroll * kStride < 256;
     constexpr size_t kPrefetchAhead = 1024;
     const int nsrc = S == 0 ? args.nsrc : S;
     const size_t at = S == 0 ? args.src_offset + i : i;
-    V<N> acc[kUnroll];
+    typename L<N>::V acc[kUnroll];
     if constexpr (kTree) {
       for (int u = 0; u < kUnroll; ++u) acc[u] = tree<N, 0, S>(srcs, at + u * kStride);
     } else {
-      for (int u = 0; u < kUnroll; ++u) acc[u] = load<In, N>(srcs[0] + at + u * kStride);
+      for (int u = 0; u < kUnroll; ++u) acc[u] = L<N>::load(srcs[0] + at + u * kStride);
       for (int k = 1; k < nsrc; ++k) {
         const char* p = srcs[k] + at;
         if constexpr (kPrefetch) __builtin_prefetch(p + kPrefetchAhead);
@@ -237,14 +84,14 @@ struct Kernel {
           __builtin_prefetch(p + kPrefetchAhead + 64);
         }
         for (int u = 0; u < kUnroll; ++u) {
-          acc[u] = combine<O>(acc[u], load<In, N>(p + u * kStride));
+          acc[u] = combine<O>(acc[u], L<N>::load(p + u * kStride));
         }
       }
     }
-    decltype(pack<Out, N>(acc[0])) result[kUnroll];
+    decltype(L<N>::pack(acc[0])) result[kUnroll];
     for (int u = 0; u < kUnroll; ++u) {
       if constexpr (O == ReduceOp::kAvg) acc[u] = acc[u] / static_cast<Acc<In>>(args.scale_n);
-      result[u] = pack<Out, N>(acc[u]);
+      result[u] = L<N>::pack(acc[u]);
       store_raw(first + out_offset(i + u * kStride), result[u]);
     }
     if (ndst == 1) return;
@@ -258,10 +105,10 @@ struct Kernel {
   static void run(const FoldArgs& args) {
     constexpr int kLanes = kWidth / sizeof(Acc<In>);
     constexpr int kNarrow = 16 / sizeof(Acc<In>);
-    constexpr int kUnroll = kWidth == 16 && (kIs16BitFloat<In> || kIs16BitFloat<Out>) ? 1
-                            : kTree && S > 4                                           ? 2
-                                                                                       : 4;
-    constexpr size_t kSize = sizeof(In);
+    // As many as leave enough registers for the constants of the conversions.
+    constexpr int kUnroll = !kIs16BitFloat<Out> && !(kTree && S > 4) ? 4 : kWidth == 16 ? 1 : 2;
+    constexpr size_t kVector = L<kLanes>::kBytes;
+    constexpr size_t kNarrowVector = L<kNarrow>::kBytes;
     // Local copies: the stores might alias the caller's arrays, and every step would reload them.
     const char* local[S == 0 ? 1 : S];
     for (int k = 0; k < S; ++k) local[k] = args.srcs[k] + args.src_offset;
@@ -270,21 +117,21 @@ struct Kernel {
     char* second = args.ndst > 1 ? args.dsts[1] + args.dst_offset : first;
     const size_t nbytes = args.nbytes;
     size_t i = 0;
-    for (; nbytes - i >= kUnroll * kLanes * kSize; i += kUnroll * kLanes * kSize) {
+    for (; nbytes - i >= kUnroll * kVector; i += kUnroll * kVector) {
       step<kLanes, kUnroll>(args, srcs, first, second, args.ndst, i);
     }
     const size_t tail = i;
     if constexpr (kUnroll > 1) {
-      for (; nbytes - i >= kLanes * kSize; i += kLanes * kSize) {
+      for (; nbytes - i >= kVector; i += kVector) {
         step<kLanes, 1>(args, srcs, first, second, 1, i);
       }
     }
     if constexpr (kNarrow < kLanes) {
-      for (; nbytes - i >= kNarrow * kSize; i += kNarrow * kSize) {
+      for (; nbytes - i >= kNarrowVector; i += kNarrowVector) {
         step<kNarrow, 1>(args, srcs, first, second, 1, i);
       }
     }
-    for (; i < nbytes; i += kSize) {
+    for (; i < nbytes; i += sizeof(In)) {
       step<1, 1>(args, srcs, first, second, 1, i);
       asm("" : "+r"(i));  // keeps the compiler from vectorising a loop over a few elements
     }
@@ -292,8 +139,9 @@ struct Kernel {
   }
 };
 
-// The kernel for nsrc sources; beyond the specialised numbers the serial one. The shapes differ from
-// four sources on. What does not round is used less, and 5 to 7 sources are not worth its code.
+// The kernel for nsrc sources; beyond the specialised numbers the serial one. The shapes differ
+// from four sources on. Operations that do not round are reduced over 5 to 7 sources too rarely to
+// be worth kernels of their own.
 template <ReduceOp O, typename In, typename Out, bool kTree>
 FoldKernel kernel_for(int nsrc) {
   constexpr bool kRounds = std::is_floating_point_v<Acc<In>> && O != ReduceOp::kMin &&

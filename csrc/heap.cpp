@@ -26,13 +26,13 @@ Heap::Heap(int fd, uint32_t regions, uint64_t region_bytes)
   struct stat status;
   COLL_CHECK(fstat(fd, &status) == 0, "TransportError", "cannot stat the heap: ",
              std::strerror(errno));
-  uint64_t have = static_cast<uint64_t>(status.st_size);
-  if (have == 0) {  // ranks that do so at the same time all set the same size
+  if (status.st_size == 0) {  // ranks that do so at the same time set the same size
     fchmod(fd, 0600);
-    if (ftruncate(fd, off_t(bytes_)) == 0) have = bytes_;
-    seal_size(fd);
+    COLL_CHECK(ftruncate(fd, off_t(bytes_)) == 0 && (seal_size(fd), fstat(fd, &status)) == 0,
+               "TransportError", "cannot size the heap to ", bytes_, " bytes: ",
+               std::strerror(errno));
   }
-  COLL_CHECK(have == bytes_, "TransportError", "the heap has ", have,
+  COLL_CHECK(uint64_t(status.st_size) == bytes_, "TransportError", "the heap has ", status.st_size,
              " bytes where this rank expects ", regions, " regions of ", region_bytes);
   fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   COLL_CHECK(fd_ >= 0, "TransportError", "cannot keep the heap open: ", std::strerror(errno));

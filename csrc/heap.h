@@ -22,7 +22,7 @@ class Heap {
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
-  // Reserves zeroed pages (first fit) and returns the offset of the first. nbytes == 0 takes a page.
+  // Reserves zeroed pages (first fit) and returns the offset of the first; at least one page.
   // Throws MemoryError when the region is full or the machine has no memory left.
   uint64_t alloc(uint32_t region, uint64_t nbytes);
 
@@ -38,7 +38,9 @@ class Heap {
     if (offset > bytes_ || nbytes > bytes_ - offset) return std::nullopt;
     return offset;
   }
-  bool contains(const void* ptr, uint64_t nbytes) const { return offset_of(ptr, nbytes).has_value(); }
+  bool contains(const void* ptr, uint64_t nbytes) const {
+    return offset_of(ptr, nbytes).has_value();
+  }
 
  private:
   int fd_;

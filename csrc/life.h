@@ -48,6 +48,11 @@ class Keeper {
   // returns true to stop waiting: then the result is false. Throws nothing of the work itself.
   bool wait(Ticket ticket, const WaitPolicy& policy, const std::function<bool(Pulse)>& give_up);
 
+  // The same for everything submitted so far.
+  bool wait_idle(const WaitPolicy& policy, const std::function<bool(Pulse)>& give_up) {
+    return wait(submitted_.load(std::memory_order_relaxed), policy, give_up);
+  }
+
   // The exception that the work of a finished ticket threw, once; null if none.
   std::exception_ptr take_error(Ticket ticket);
 

@@ -1,7 +1,7 @@
 // The one wait primitive. Nothing else in the project waits for another rank or thread.
 //
-// The ladder: spin with pause, then sched_yield, then futex in growing slices. A waiter that is past
-// the yields uses less than a tenth of a core.
+// The ladder: spin with pause, then sched_yield, then futex in growing slices. A waiter that is
+// past the yields uses less than a tenth of a core.
 #pragma once
 
 #include <sched.h>
@@ -22,9 +22,9 @@ struct WaitPolicy {
 // may use.
 WaitPolicy default_policy(uint32_t ranks);
 
-// What to sleep on: a 32-bit word that every event changes, and the count of those who sleep. Whoever
-// makes an event stores it, then calls wake() if `sleepers` is not zero; store and load must be
-// sequentially consistent. A bell without a word just sleeps for its slice.
+// What to sleep on: a 32-bit word that every event changes, and the count of those who sleep.
+// Whoever makes an event stores it, then calls wake() if `sleepers` is not zero; store and load must
+// be sequentially consistent. A bell without a word just sleeps for its slice.
 struct Bell {
   const void* word = nullptr;
   std::atomic<uint32_t>* sleepers = nullptr;
@@ -74,7 +74,7 @@ bool wait_until(const WaitPolicy& policy, const Bell& bell, Ready&& ready, Check
       if (check(Pulse::kYield)) return ready();
     } while (now_ns() < until);
   }
-  struct Sleeper {  // counted while it may sleep, also when check throws
+  struct Sleeper {  // counted while it may sleep, even when check throws
     std::atomic<uint32_t>* count;
     explicit Sleeper(std::atomic<uint32_t>* c) : count(c) {
       if (count != nullptr) count->fetch_add(1, std::memory_order_seq_cst);

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from pycoll.errors import ArgumentError
+from pycoll.runtime.groups import split
 from pycoll.runtime.session import Session
 from pycoll.runtime.work import BoundPlan, Work
 from pycoll.schedule.ir import Algorithm
@@ -38,23 +39,24 @@ class Communicator:
 
     Arguments that all collectives share:
 
-    * ``x``: any CPU array (NumPy, buffer protocol, ``__array_interface__``, DLPack). A non-contiguous
-      input is packed first. Inputs are not modified unless ``out`` is ``x``.
-    * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by default a
-      new array of the kind of ``x``.
+    * ``x``: any CPU array (NumPy, buffer protocol, ``__array_interface__``, DLPack). A
+      non-contiguous input is packed first. Inputs are not modified unless ``out`` is ``x``.
+    * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by
+      default a new array of the kind of ``x``.
     * ``algorithm``: name of an algorithm, or an `Algorithm`; by default the selector's choice.
     * ``timeout``: seconds until `CollTimeout`; by default the communicator's.
     * ``async_op``: return a `Work` at once; the call proceeds in the background.
 
     Errors that all collectives raise: `ArgumentError` (nothing was sent; the communicator stays
     usable), `PeerRejected` (another rank refused its arguments; likewise), `MismatchError`,
-    `PeerLost`, `PeerLeft`, `CollTimeout`, `Revoked`, `CommClosed`, `ForkedError`, `ConcurrentUseError`.
+    `PeerLost`, `PeerLeft`, `CollTimeout`, `Revoked`, `CommClosed`, `ForkedError`,
+    `ConcurrentUseError`.
     """
 
     def __init__(self, session: Session) -> None:
         """Wrap a session; see `pycoll.init`."""
         self._session = session
-        self._call = session.call
+        self._call = session.fast
 
     @property
     def rank(self) -> int:
@@ -95,9 +97,10 @@ class Communicator:
 
         Args:
             x: Array of any shape, the same on every rank.
-            op: ``sum``, ``prod``, ``min``, ``max``, ``avg``, or for integers ``and``, ``or``, ``xor``.
+            op: ``sum``, ``prod``, ``min``, ``max``, ``avg``; for integers ``and``, ``or``, ``xor``.
             out: Array of the shape of ``x``.
-            order: ``tree`` (the in-order balanced tree; the default), ``rank`` (the serial loop over
+            order: ``tree`` (the in-order balanced tree; the default), ``rank`` (the serial loop
+            over
                 ranks) or ``any`` (whatever is fastest).
             algorithm: See the class.
             timeout: See the class.
@@ -117,7 +120,7 @@ class Communicator:
         order: str | None = None,
         **options: Unpack[CallOptions],
     ) -> Any:
-        """Combine the arrays of all ranks; rank r gets block r: ``[n * k, ...]`` -> ``[k, ...]``."""
+        """Combine all arrays; rank r gets block r: ``[n * k, ...]`` -> ``[k, ...]``."""
         return self._call(Kind.REDUCE_SCATTER, x, out, op, 0, order, **options)
 
     def reduce(
@@ -134,7 +137,7 @@ class Communicator:
         return self._call(Kind.REDUCE, x, out, op, root, order, **options)
 
     def all_gather(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
-        """Concatenate the arrays of all ranks along the first axis: ``[k, ...]`` -> ``[n * k, ...]``."""
+        """Concatenate all arrays along the first axis: ``[k, ...]`` -> ``[n * k, ...]``."""
         return self._call(Kind.ALL_GATHER, x, out, "sum", 0, None, **options)
 
     def broadcast(
@@ -159,7 +162,7 @@ class Communicator:
         return self._call(Kind.SCATTER, x, out, "sum", root, None, **options)
 
     def all_to_all(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
-        """Send block j to rank j; block i of the result came from rank i. Shape ``[n * k, ...]``."""
+        """Send block j to rank j; block i of the result came from rank i: ``[n * k, ...]``."""
         return self._call(Kind.ALL_TO_ALL, x, out, "sum", 0, None, **options)
 
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
@@ -185,7 +188,7 @@ class Communicator:
         out: Any = None,
         timeout: float | None = None,
     ) -> Any:
-        """Give rank r the next ``counts[r]`` rows of the root's array; counts are equal everywhere."""
+        """Give rank r the next ``counts[r]`` rows of the root's array; same counts everywhere."""
         return self._session.scatter_v(x, counts, root, out, timeout)
 
     def reduce_scatter_v(
@@ -198,13 +201,13 @@ class Communicator:
         order: str | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Combine all arrays; rank r gets the next ``counts[r]`` rows; counts are equal everywhere."""
+        """Combine all arrays; rank r gets the next ``counts[r]`` rows; same counts everywhere."""
         return self._session.reduce_scatter_v(x, counts, op, order, out, timeout)
 
     def all_to_all_v(
         self, x: Any, counts: Sequence[int], *, out: Any = None, timeout: float | None = None
     ) -> Any:
-        """Send the next ``counts[j]`` rows to rank j; the result holds what each rank sent, in order."""
+        """Send the next ``counts[j]`` rows to rank j; get the rows from each rank, in order."""
         return self._session.all_to_all_v(x, counts, out, timeout)
 
     def send(self, x: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
@@ -264,19 +267,19 @@ class Communicator:
         Returns:
             The new communicator, or None for ``color=None``.
         """
-        session = self._session.split(color, key)
+        session = split(self._session, color, key)
         return None if session is None else Communicator(session)
 
     def dup(self) -> Communicator:
         """Make a communicator of the same ranks with traffic of its own; a collective."""
-        return Communicator(self._session.split(0, 0))
+        return Communicator(split(self._session, 0, 0))
 
     def abort(self, reason: str = "abort was called") -> None:
         """Make every rank's present or next call raise `Revoked`; may be called from any thread."""
         self._session.abort(reason)
 
     def close(self) -> None:
-        """Leave the communicator and free its memory; not a collective, and harmless if repeated."""
+        """Leave the communicator and free its memory; not a collective, harmless if repeated."""
         self._session.close()
 
     def __enter__(self) -> Communicator:

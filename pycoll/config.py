@@ -120,7 +120,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         ArgumentError: The text is none of these.
     """
-    match = re.fullmatch(r"\s*(\d+)(?:([KMGT])(?:IB)?|B)?\s*", text.upper(), re.ASCII)
+    match = re.fullmatch(r"\s*(\d+)(?:([KMGT])(?:I?B)?|B)?\s*", text.upper(), re.ASCII)
     if match is None:
         raise ArgumentError(f"{text!r} is not a number of bytes, expected for example 4096 or 64K")
     digits, suffix = match.groups(default="")

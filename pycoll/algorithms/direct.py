@@ -37,8 +37,8 @@ def one_shot(rank, n, *, tree):
     """Every rank folds all inputs for itself.
 
     Cost: 1 round; (n - 1) * m bytes per rank.
-    Source: Barnett, Littlefield, Payne and van de Geijn, "Global combine on mesh architectures with
-    wormhole routing", IPPS 1993, section 3 (all contributions to everybody).
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
+    and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     yield fold(everywhere(n, IN), to=at(rank, OUT), tree=tree)
 
@@ -49,7 +49,7 @@ def two_shot_push(rank, n, *, tree):
 
     Cost: 1 round; (n - 1) / n * m bytes read and as many written per rank.
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-    MPICH", IJHPCA 19(1), 2005, section 4.4 (reduce-scatter, then all-gather).
+    MPICH", IJHPCA 19(1), 2005 (reduce-scatter, then all-gather).
     """
     yield fold(everywhere(n, IN, rank), to=everywhere(n, OUT, rank), tree=tree)
 
@@ -60,7 +60,7 @@ def two_shot_pull(rank, n, *, tree):
 
     Cost: 2 rounds; 2 (n - 1) / n * m bytes per rank.
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-    MPICH", IJHPCA 19(1), 2005, section 4.4 (reduce-scatter, then all-gather).
+    MPICH", IJHPCA 19(1), 2005 (reduce-scatter, then all-gather).
     """
     yield fold(everywhere(n, IN, rank), to=at(rank, OUT, rank), tree=tree)
     peers = [rank + step for step in range(1, n)]
@@ -74,7 +74,7 @@ def reduce_scatter(rank, n, *, tree):
 
     Cost: 1 round; (n - 1) / n * m bytes per rank.
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-    MPICH", IJHPCA 19(1), 2005, section 4.3 (pairwise exchange, all rounds at once).
+    MPICH", IJHPCA 19(1), 2005 (pairwise exchange, all rounds at once).
     """
     yield fold(everywhere(n, IN, rank), to=at(rank, OUT, rank), tree=tree)
 
@@ -85,7 +85,7 @@ def reduce(rank, n, root, *, tree):
 
     Cost: 1 round; (n - 1) * m bytes at the root.
     Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007, section 3 (definition).
+    and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     yield fold(everywhere(n, IN), to=at(rank, OUT), tree=tree, where=rank == root)
 
@@ -96,7 +96,7 @@ def all_gather_pull(rank, n):
 
     Cost: 1 round; (n - 1) / n * m bytes per rank.
     Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007, section 3 (definition).
+    and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     peers = [rank + step for step in range(1, n)]
     if peers:
@@ -110,7 +110,7 @@ def all_gather_push(rank, n):
 
     Cost: 1 round; (n - 1) / n * m bytes per rank.
     Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007, section 3 (definition).
+    and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     yield fold(at(rank, IN, rank), to=everywhere(n, OUT, rank))
 
@@ -121,7 +121,7 @@ def broadcast(rank, n, root):
 
     Cost: 1 round; m bytes per rank, (n - 1) * m at the root.
     Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007, section 3 (definition).
+    and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     if n > 1:
         yield fold(at(root, IN), to=at(rank, OUT), where=rank != root)
@@ -134,7 +134,7 @@ def scatter(rank, n, root):
 
     Cost: 1 round; m / n bytes per rank, (n - 1) / n * m at the root.
     Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007, section 3 (definition).
+    and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     yield fold(at(root, IN, rank), to=at(rank, OUT, rank))
 
@@ -145,7 +145,7 @@ def gather(rank, n, root):
 
     Cost: 1 round; m / n bytes per rank, (n - 1) / n * m at the root.
     Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007, section 3 (definition).
+    and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     yield fold(at(rank, IN, rank), to=at(root, OUT, rank))
 
@@ -156,7 +156,7 @@ def all_to_all(rank, n):
 
     Cost: 1 round; (n - 1) / n * m bytes per rank.
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-    MPICH", IJHPCA 19(1), 2005, section 4.2 (all receives posted at once).
+    MPICH", IJHPCA 19(1), 2005 (all receives posted at once).
     """
     peers = [rank + step for step in range(n)]
     yield [fold(at(peer, IN, rank), to=at(rank, OUT, peer)) for peer in peers]

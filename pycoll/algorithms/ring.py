@@ -15,7 +15,7 @@ def reduce_scatter(rank, n):
 
     Cost: n - 1 rounds; (n - 1) / n * m bytes per rank.
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-    workstations", JPDC 69(2), 2009, section 3.
+    workstations", JPDC 69(2), 2009 (logical ring).
     """
     yield from alone(rank, n)
     left = rank - 1
@@ -32,7 +32,7 @@ def all_gather(rank, n):
 
     Cost: n - 1 rounds; (n - 1) / n * m bytes per rank.
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-    workstations", JPDC 69(2), 2009, section 3.
+    workstations", JPDC 69(2), 2009 (logical ring).
     """
     left = rank - 1
     for step in range(n - 1):
@@ -47,7 +47,7 @@ def all_reduce(rank, n):
 
     Cost: 2 (n - 1) rounds; 2 (n - 1) / n * m bytes per rank.
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-    workstations", JPDC 69(2), 2009, section 3.
+    workstations", JPDC 69(2), 2009 (logical ring).
     """
     yield from alone(rank, n)
     left = rank - 1
@@ -64,8 +64,8 @@ def broadcast(rank, n, root, k):
     """The blocks follow each other down a chain that starts at the root.
 
     Cost: n - 2 + k rounds; m bytes per rank.
-    Source: van de Geijn, "On global combine operations", JPDC 22(2), 1994, section 2 (pipelined
-    broadcast).
+    Source: Watts and van de Geijn, "A pipelined broadcast for multidimensional meshes", Parallel
+    Processing Letters 5(2), 1995 (one dimension).
     """
     place = (rank - root) % n
     left = rank - 1
@@ -85,8 +85,8 @@ def reduce(rank, n, root, k):
     """The partial sums follow each other down a chain that starts after the root and ends at it.
 
     Cost: n - 2 + k rounds; m bytes per rank.
-    Source: van de Geijn, "On global combine operations", JPDC 22(2), 1994, section 2 (pipelined
-    broadcast, run backwards).
+    Source: Watts and van de Geijn, "A pipelined broadcast for multidimensional meshes", Parallel
+    Processing Letters 5(2), 1995 (one dimension, run backwards).
     """
     yield from alone(rank, n, k)
     place = (rank - root - 1) % n

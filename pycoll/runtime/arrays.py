@@ -1,7 +1,8 @@
 """From any CPU array to memory: NumPy, the buffer protocol, ``__array_interface__``, DLPack.
 
 Everything becomes an `ArrayView`: a NumPy array over the same memory, with pycoll's name for its
-element type. No array library other than NumPy is imported; a PyTorch tensor comes in through DLPack.
+element type. No array library other than NumPy is imported; a PyTorch tensor comes in through
+DLPack.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def _from_buffer(x: Any, what: str) -> np.ndarray:
         return np.asarray(memoryview(x))
     except TypeError:
         raise ArgumentError(
-            f"{what} is a {type(x).__name__}; accepted are NumPy arrays and objects with the buffer "
-            "protocol, __array_interface__ or __dlpack__"
+            f"{what} is a {type(x).__name__}; accepted are NumPy arrays and objects with the "
+            "buffer protocol, __array_interface__ or __dlpack__"
         ) from None
 
 
@@ -124,7 +125,7 @@ def _from_dlpack(x: Any, what: str) -> ArrayView:
 
 
 def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
-    """Return a view that a reduction can work on: complex becomes pairs of reals, bool becomes bytes.
+    """Return a view that can be reduced: complex becomes pairs of reals, bool becomes bytes.
 
     Raises:
         ArgumentError: If the operation is not defined for the element type.
@@ -140,8 +141,9 @@ def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
     if dtype == np.bool_ and op in ("and", "or", "xor", "min", "max"):
         return ArrayView(v.array.view(np.uint8), DType.UINT8, v.name, v.source)
     raise ArgumentError(
-        f"op={op!r} is not defined for {what} of dtype {v.name}; accepted are int8..uint64, float16, "
-        "bfloat16, float32, float64, complex with sum or avg, bool with and, or, xor, min, max"
+        f"op={op!r} is not defined for {what} of dtype {v.name}; accepted are int8..uint64, "
+        "float16, bfloat16, float32, float64, complex with sum or avg, "
+        "bool with and, or, xor, min, max"
     )
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pycoll.runtime.select import select
 
 from pycoll import _C
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
 from pycoll.runtime.plans import CallSpec, Extents, PlanCache
-from pycoll.runtime.select import select
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import DType, Kind, Order, ReduceOp
@@ -84,6 +84,7 @@ class Prepared:
         in_ptr, out_ptr: Addresses of the user's memory, 0 where there is none.
         result: What the call returns.
         keep: Objects that must stay alive until the call is done.
+        plain: The arrays are the caller's own NumPy arrays, so a call like it needs no preparation.
     """
 
     binding: _C.Binding
@@ -91,6 +92,7 @@ class Prepared:
     out_ptr: int
     result: Any
     keep: tuple
+    plain: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class Caller:
         return op, int(root)
 
     def _shapes(self, kind: Kind, x: Any, out: Any, has_in: bool) -> tuple[ArrayView, Shape, int]:
-        """Return the array that tells dtype and shape, the result's shape, and elements of the input."""
+        """Return the array that tells the dtype, the result's shape, elements of the input."""
         if kind == Kind.SCATTER and not has_in and x is None:
             if out is None:
                 raise ArgumentError("scatter needs out= on ranks that are not the root")
@@ -182,7 +184,17 @@ class Caller:
             return source
         return source._replace(array=source.array.copy())
 
-    def _bind(self, request, op, root, count, source, target, typed, result) -> Prepared:
+    def _bind(
+        self,
+        request: Request,
+        op: ReduceOp,
+        root: int,
+        count: int,
+        source: ArrayView | None,
+        target: ArrayView | None,
+        typed: ArrayView,
+        result: Any,
+    ) -> Prepared:
         in_ptr = source.pointer if source is not None else 0
         out_ptr = target.pointer if target is not None else 0
         mapped = all(
@@ -217,7 +229,10 @@ class Caller:
             root=root,
         )
         keep = (source and source.source, source and source.array, target and target.source)
-        return Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep)
+        plain = isinstance(typed.source, np.ndarray) and (
+            source is None or in_ptr == view(source.source, "x").pointer
+        )
+        return Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep, plain)
 
 
 def _contiguous(v: ArrayView) -> ArrayView:

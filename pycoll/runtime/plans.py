@@ -24,13 +24,13 @@ _LINE_BYTES = 64
 def descriptor(
     kind: int, dtype: int, op: int, order: int, direct: bool, root: int, algorithm: int
 ) -> int:
-    """Pack what all ranks of a call must agree on into one 64-bit word; see docs/architecture.md."""
+    """Pack what all ranks of a call must agree on into 64 bits; see docs/architecture.md."""
     flags = order | (FLAG_DIRECT if direct else 0)
     return kind | dtype << 8 | op << 16 | flags << 24 | root << 32 | algorithm << 48
 
 
 def algorithm_number(algorithm: Algorithm, params: dict[str, Any]) -> int:
-    """Return a 16-bit number for an algorithm with its parameters: registry index and a checksum."""
+    """Return a 16-bit number for an algorithm with parameters: registry index and checksum."""
     index = ALGORITHMS.index(algorithm) if algorithm in ALGORITHMS else 0x3FF
     text = f"{algorithm.name}{sorted((k, v) for k, v in params.items() if k != 'root')}"
     return index & 0x3FF | (zlib.crc32(text.encode()) & 0x3F) << 10
@@ -154,7 +154,7 @@ class PlanCache:
 
 
 def _chunk(spec: CallSpec, promise: Collective, chunks: int) -> int:
-    """Elements of a chunk: an equal share, rounded up to a cache line where blocks need not be equal."""
+    """Elements of a chunk: an equal share, in whole cache lines where shares may differ."""
     chunks = max(1, chunks)
     share = -(-spec.count // chunks)
     if OWN in (promise.in_layout, promise.out_layout) or promise.transposes:

@@ -1,4 +1,4 @@
-"""Turns the engine's snapshot of all ranks into an error that says who, what, where, and what to do.
+"""Turns the engine's snapshot of all ranks into an error: who, what, where, and what to do.
 
 The engine knows numbers only; names of collectives, types and operations are added here.
 """

@@ -17,7 +17,6 @@ from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime import vcalls
 from pycoll.runtime.arrays import ArrayView, check_output, view
-from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.calls import Caller, Prepared, Request, barrier_spec
 from pycoll.runtime.plans import CallSpec, Extents, PlanCache
 from pycoll.runtime.reports import describe
@@ -26,26 +25,6 @@ from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
 _MAX_TAG = 2**31 - 1
-
-
-_MAILBOX_TOTAL = 32 << 20
-_MAILBOX_RANGE = (1 << 10, 64 << 10)
-
-
-def open_control(fd: int, world_size: int, config: Config) -> _C.Control:
-    """Map the control memory of a communicator; the first rank to come lays it out.
-
-    Args:
-        fd: Descriptor of a memfd; still belongs to the caller.
-        world_size: Number of ranks.
-        config: Settings, equal on all ranks.
-
-    Raises:
-        TransportError: If the memory cannot be had or was laid out with other settings.
-    """
-    low, high = _MAILBOX_RANGE
-    mailbox = min(high, max(low, _MAILBOX_TOTAL // world_size**2)) // 64 * 64
-    return raising(_C.Control, fd, world_size, cell_bytes=config.cell_bytes, mailbox_bytes=mailbox)
 
 
 def raising(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +51,7 @@ class Session:
         """Join.
 
         Args:
-            control: The control memory; see `open_control`.
+            control: The control memory; see `pycoll.runtime.groups`.
             heap: The symmetric heap of the job.
             region: This rank's region of the heap.
             rank: Rank in the communicator.
@@ -84,13 +63,14 @@ class Session:
             TransportError: If the memory cannot be had or does not fit these arguments.
         """
         self.rank, self.world_size, self.config = rank, world_size, config
-        self._heap, self._region, self._threads = heap, region, threads
+        self.heap, self.region, self.threads = heap, region, threads
         self._engine: _C.Engine | None = None
         self._engine = engine = raising(
             _C.Engine, control, heap, rank, timeout_s=config.timeout_s, threads=threads
         )
         self._mailboxes = _C.Mailboxes(engine)
         self._caller = Caller(PlanCache(engine, rank, world_size), heap)
+        self.fast = _C.Fastcall(engine, heap, self.call, self.site, self._fail)
         self._at_exit = functools.partial(_leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -125,7 +105,11 @@ class Session:
         """Run one collective; the arguments are those of `pycoll.Communicator`."""
         request = Request(kind, op, root, order, algorithm)
         prepared = self.refusing(lambda: self._prepare(request, x, out, timeout))
-        return self.start(prepared, timeout, async_op)
+        result = self.start(prepared, timeout, async_op)
+        if not async_op and prepared.plain:
+            fresh = result if out is None else None
+            self.fast.remember(prepared.binding, kind, x, out, op, root, order, algorithm, fresh)
+        return result
 
     def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""
@@ -149,7 +133,7 @@ class Session:
             raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds above 0")
         if request.kind == Kind.BARRIER:
             one_shot = algorithms.find("all_reduce", "one_shot")
-            return Prepared(self._caller.plans.bind(barrier_spec(one_shot)), 0, 0, None, ())
+            return Prepared(self._caller.plans.bind(barrier_spec(one_shot)), 0, 0, None, (), True)
         return self._caller.prepare(request, x, out)
 
     def refusing(self, prepare: Any) -> Any:
@@ -167,6 +151,9 @@ class Session:
             return function(*args)
         except _C.EngineError as error:
             raise self.error(*error.args) from None
+
+    def _fail(self, kind: str, text: str) -> None:
+        raise self.error(kind, text)
 
     def error(self, kind: str, text: str) -> CollError:
         """Make the exception for a failure of the engine."""
@@ -189,7 +176,7 @@ class Session:
             raise ArgumentError(f"dtype={kind} holds Python objects and cannot be shared")
         if any(int(k) < 0 for k in extent):
             raise ArgumentError(f"shape={shape!r}: dimensions must not be negative")
-        return self._heap.empty(self._region, tuple(int(k) for k in extent), kind)
+        return self.heap.empty(self.region, tuple(int(k) for k in extent), kind)
 
     def all_gather_v(self, x: Any, out: Any, timeout: float | None) -> Any:
         """See `pycoll.Communicator.all_gather_v`."""
@@ -220,7 +207,7 @@ class Session:
         self._check_peer("dst", dst, 0)
         limit = self.config.timeout_s if timeout is None else float(timeout)
         pointer = ArrayView(array, source.dtype, source.name, x).pointer
-        self.guard(self.engine.send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit)
+        self.guard(self._boxes().send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit)
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
@@ -230,8 +217,13 @@ class Session:
         limit = self.config.timeout_s if timeout is None else float(timeout)
         nbytes = target.array.nbytes
         return self.guard(
-            self._mailboxes.recv, target.pointer, nbytes, target.code, src, self._tag(tag), limit
+            self._boxes().recv, target.pointer, nbytes, target.code, src, self._tag(tag), limit
         )
+
+    def _boxes(self) -> _C.Mailboxes:
+        if self._engine is None:
+            raise CommClosed("this communicator has been closed")
+        return self._mailboxes
 
     def _check_peer(self, name: str, peer: int, lowest: int) -> None:
         if not isinstance(peer, (int, np.integer)) or not lowest <= peer < self.world_size:
@@ -241,44 +233,6 @@ class Session:
         if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= _MAX_TAG:
             raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}")
         return int(tag)
-
-    def split(self, color: int | None, key: int) -> Session | None:
-        """See `pycoll.Communicator.split`."""
-        wanted = np.array([color is not None, color or 0, key], np.int64)
-        table = self.call(Kind.ALL_GATHER, wanted, None, "sum", 0, None).reshape(-1, 3)
-        mine = np.flatnonzero((table[:, :2] == wanted[:2]).all(axis=1))
-        group = mine[np.argsort(table[mine, 2], kind="stable")].tolist()
-        leads = color is not None and group[0] == self.rank
-        fd = make_memfd("control") if leads else -1
-        place = np.array([os.getpid(), fd], np.int64)
-        places = self.call(Kind.ALL_GATHER, place, None, "sum", 0, None).reshape(-1, 2)
-        try:
-            child = None
-            if color is not None:
-                child = self._join(places[group[0]].tolist(), group)
-            self.call(Kind.BARRIER, None, None, "sum", 0, None)
-            return child
-        finally:
-            if leads:
-                os.close(fd)
-
-    def _join(self, place: list[int], group: list[int]) -> Session:
-        fd = adopt(*place)
-        try:
-            return Session(
-                open_control(fd, len(group), self.config),
-                self._heap,
-                self._region,
-                group.index(self.rank),
-                len(group),
-                self.config,
-                self._threads,
-            )
-        except CollError as error:
-            self.leave(error)
-            raise
-        finally:
-            os.close(fd)
 
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""
@@ -293,6 +247,7 @@ class Session:
         """See `pycoll.Communicator.close`."""
         engine, self._engine = self._engine, None
         if engine is not None:
+            self.fast = None
             atexit.unregister(self._at_exit)
             engine.close()
 

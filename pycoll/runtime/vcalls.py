@@ -1,7 +1,8 @@
 """The v-variants: collectives whose blocks differ in size from rank to rank.
 
-Where a rank cannot know the sizes of the others, they are exchanged first, with an all-gather of a few
-integers; then every rank has the same table of offsets and lengths and runs an ordinary plan over it.
+Where a rank cannot know the sizes of the others, they are exchanged first, with an all-gather of a
+few integers; then every rank has the same table of offsets and lengths and runs an ordinary plan
+over it.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: f
     """Concatenate blocks of different sizes, on every rank or on the root."""
     n, rank = session.world_size, session.rank
     given, rows, width, tail = session.refusing(lambda: _rows(x))
-    request = Request(kind, root=root, algorithm="direct")
+    name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
+    request = Request(kind, root=root, algorithm=name)
     lengths = _exchange(session, np.array([rows, width]), timeout)
     if (lengths[:, 1] != width).any():
         raise ArgumentError(f"rows differ in size between ranks: {lengths[:, 1].tolist()} elements")

@@ -56,7 +56,7 @@ class Collective:
     def outputs(self, n: int, chunks: int, root: int) -> Iterator[tuple[int, int, list]]:
         """Yield every (rank, chunk, contributions) that must hold data at the end.
 
-        Contributions are (source rank, source chunk) pairs, in rank order, each wanted exactly once.
+        Contributions are (source rank, source chunk) pairs, in rank order, each wanted once.
         """
         for rank in range(n):
             if self.out_at_root and rank != root:

@@ -1,8 +1,8 @@
 """From a schedule to plans for peer memory: deriving every SIGNAL and WAIT.
 
-For each cell of memory (rank, buffer, chunk) the accesses are sorted by line. An access depends on the
-last write before it; a write also depends on every read since that write. Dependences between folds of
-different ranks become waits; see docs/architecture.md, section 1.
+For each cell of memory (rank, buffer, chunk) the accesses are sorted by line. An access depends on
+the last write before it; a write also depends on every read since that write. Dependences between
+folds of different ranks become waits; see docs/architecture.md, section 1.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def _check_modes(schedule: Schedule, direct: bool, in_place: bool) -> None:
 
 
 def _lower(
-    schedule, table: FoldTable, ranks: list[int], direct: bool, in_place: bool
+    schedule: Schedule, table: FoldTable, ranks: list[int], direct: bool, in_place: bool
 ) -> list[Plan]:
     if table.lines + 2 >= DONE:
         raise ScheduleError(f"{schedule} has {table.lines} lines; a plan holds {DONE - 3}")
-    complete = _complete(table)
+    complete = complete_folds(table)
     if direct:
         buffer = np.where(table.buffer == Buffer.TMP, PlanBuffer.CELL, table.buffer)
         table, slots = replace(table, buffer=buffer), schedule.slots
@@ -76,7 +76,7 @@ def _lower(
     return _emit(schedule, table, complete, waits, signals, ranks, slots, direct)
 
 
-def _complete(table: FoldTable) -> np.ndarray:
+def complete_folds(table: FoldTable) -> np.ndarray:
     """Tell which unit folds combine the inputs of all ranks at once."""
     unit = table.unit
     source = ~table.is_write & (table.buffer == Buffer.IN)
@@ -89,7 +89,7 @@ def derive(table: FoldTable, direct: bool, in_place: bool) -> tuple[np.ndarray, 
 
     Returns:
         Waits as ``[waits, 4]`` (consumer rank, consumer line, producer rank, producer line), and
-        signals as ``[signals, 2]`` (producer rank, producer line), both sorted and without repetition.
+        signals as ``[signals, 2]`` (producer rank, producer line), both sorted and unique.
 
     Raises:
         ScheduleError: If two folds of one round conflict.
@@ -134,7 +134,14 @@ def _accesses(table: FoldTable, direct: bool, in_place: bool) -> tuple[np.ndarra
     return tuple(columns)
 
 
-def _check_conflicts(table: FoldTable, line, owner, unit, producer, consumer) -> None:
+def _check_conflicts(
+    table: FoldTable,
+    line: np.ndarray,
+    owner: np.ndarray,
+    unit: np.ndarray,
+    producer: np.ndarray,
+    consumer: np.ndarray,
+) -> None:
     rounds = np.concatenate([[-1], table.line_round, [np.iinfo(np.int64).max]])
     same = rounds[line[producer] + 1] == rounds[line[consumer] + 1]
     same &= (unit[producer] != unit[consumer]) | (producer == consumer)
@@ -161,7 +168,7 @@ def _prune(waits: np.ndarray, n: int) -> np.ndarray:
     return kept[np.lexsort((kept[:, 2], kept[:, 1], kept[:, 0]))]
 
 
-def _runs(table: FoldTable, complete: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def merge_runs(table: FoldTable, complete: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Merge unit folds over consecutive chunks of one fold.
 
     Returns:
@@ -184,9 +191,18 @@ def _runs(table: FoldTable, complete: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return order, starts, lengths
 
 
-def _emit(schedule, table, complete, waits, signals, ranks, slots, direct) -> list[Plan]:
+def _emit(
+    schedule: Schedule,
+    table: FoldTable,
+    complete: np.ndarray,
+    waits: np.ndarray,
+    signals: np.ndarray,
+    ranks: list[int],
+    slots: int,
+    direct: bool,
+) -> list[Plan]:
     """Lay the instructions of each rank out in order: waits, fold, signal; line by line."""
-    order, starts, lengths = _runs(table, complete)
+    order, starts, lengths = merge_runs(table, complete)
     head = order[starts]
     lines, first = table.lines, table.first
     rounds = np.concatenate([[0], table.line_round, [max(0, int(table.line_round.max(initial=0)))]])
@@ -222,7 +238,7 @@ def _emit(schedule, table, complete, waits, signals, ranks, slots, direct) -> li
 
 
 def _finish(code: np.ndarray, line: np.ndarray, lines: int) -> np.ndarray:
-    """Publish DONE after the last access to peers' arrays, in place of the last line's own signal."""
+    """Publish DONE after the last access to peers' arrays, instead of the last line's signal."""
     last = int(np.searchsorted(line, lines))
     done = np.zeros(1, INSTR)
     done["op"], done["arg"] = Opcode.SIGNAL, DONE

@@ -1,8 +1,8 @@
 """What a schedule costs: counts, exact fractions of the vector, and a prediction in seconds.
 
-Everything is counted on the vector form of the schedule, for all ranks at once; nothing is taken from
-a formula. What an algorithm's docstring states is in `pycoll.schedule.formula`, and tests compare the
-two.
+Everything is counted on the vector form of the schedule, for all ranks at once; nothing is taken
+from a formula. What an algorithm's docstring states is read by `pycoll.schedule.formula`, and tests
+compare the two.
 """
 
 from __future__ import annotations
@@ -50,18 +50,20 @@ class Machine:
     """A host with shared memory; the defaults are rounded figures of a current server core.
 
     Attributes:
-        alpha: Seconds for one rank to see one peer's flag (a synchronisation).
+        alpha: Seconds from a rank's store of a flag to a waiting peer's load: one synchronisation.
+        sigma: Seconds to look at the flag of each peer that a rank waits for.
         beta: Seconds per byte that a rank loads or stores.
         gamma: Seconds per byte that a rank folds into another.
-        sigma: Seconds per byte that all ranks together load or store: the memory they share.
+        bus: Seconds per byte that all ranks together load or store: the memory they share.
         call: Seconds of a call that moves nothing.
         cell_bytes: Staging memory of a rank; a staged call runs in segments that fit.
     """
 
-    alpha: float = 2.0e-7
-    beta: float = 2.5e-11
-    gamma: float = 1.0e-11
-    sigma: float = 8.0e-12
+    alpha: float = 1.5e-7
+    sigma: float = 5.0e-8
+    beta: float = 1.5e-11
+    gamma: float = 5.0e-12
+    bus: float = 4.0e-12
     call: float = 5.0e-7
     cell_bytes: int = 256 << 10
 
@@ -214,7 +216,7 @@ def staging(schedule: Schedule) -> Staging:
 
 
 def _cells(f: Fold, piece: Piece, n: int, chunks: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cells (rank * chunks + chunk) that a piece covers over all ranks, and which are their owner's."""
+    """List the cells (rank * chunks + chunk) of a piece, and which of them are their reader's."""
     count = active(f, n)
     owner = np.repeat(np.arange(n), count)
     offset = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
@@ -226,8 +228,8 @@ def _cells(f: Fold, piece: Piece, n: int, chunks: int) -> tuple[np.ndarray, np.n
 def predict(schedule: Schedule, nbytes: int, machine: Machine, direct: bool) -> float:
     """Predict the time of a call on memory that all ranks share, in seconds.
 
-    A round lasts as long as its busiest rank, which waits for its peers, loads, stores and folds; or as
-    long as the shared memory needs for the bytes of all ranks together.
+    A round lasts as long as its busiest rank, which waits for peers, loads, stores and folds; or
+    as long as the shared memory needs for the bytes of all ranks together.
 
     Args:
         schedule: What runs.
@@ -236,21 +238,22 @@ def predict(schedule: Schedule, nbytes: int, machine: Machine, direct: bool) -> 
         direct: Peers access the users' arrays; otherwise copies to and from cells are added.
     """
     chunk_bytes = nbytes / max(1, schedule.chunks)
-    moving, waits, widest = 0.0, 0, 0
+    moving, syncing, widest = 0.0, 0.0, 0.0
 
     def busy(moved: np.ndarray, reduced: np.ndarray | int = 0) -> float:
         alone = np.max(machine.beta * moved + machine.gamma * reduced)
-        return max(alone, machine.sigma * moved.sum()) * chunk_bytes
+        return float(max(alone, machine.bus * moved.sum())) * chunk_bytes
 
     for t in traffic(schedule):
         moving += busy(t.loaded + t.stored, t.reduced)
-        most = int(t.waits.max())
-        waits, widest = waits + most, max(widest, most)
+        peers = int(t.waits.max())
+        wait = machine.alpha + machine.sigma * peers if peers else 0.0
+        syncing, widest = syncing + wait, max(widest, wait)
     if direct:
-        return machine.call + moving + machine.alpha * (waits + widest)
+        return machine.call + moving + syncing + widest
     copies = staging(schedule)
     moving += busy(2 * copies.copied_in + 2 * copies.copied_out + copies.twice)
-    waits += widest if copies.copied_out.any() else 0
+    syncing += widest if copies.copied_out.any() else 0.0
     slots = SlotMap(schedule).slots if schedule.n > 1 else 0
     segments = max(1, math.ceil(slots * chunk_bytes / machine.cell_bytes))
-    return machine.call + moving + machine.alpha * waits * segments
+    return machine.call + moving + syncing * segments

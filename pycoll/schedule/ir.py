@@ -1,8 +1,8 @@
 """The language in which a collective algorithm is written.
 
 An algorithm is a generator over rounds. It is a pure function of a rank and the world size, and the
-rank may be one integer or a NumPy vector of ranks, so the same lines give one rank's program and the
-whole world's. It contains no synchronisation and no transport::
+rank may be one integer or a NumPy vector of ranks, so the same lines give one rank's program and
+the whole world's. It contains no synchronisation and no transport::
 
     @algorithm("reduce_scatter")
     def ring(rank, n):
@@ -12,8 +12,8 @@ whole world's. It contains no synchronisation and no transport::
 
 A round is one fold, or a list of folds that run concurrently: none of them may read or write what
 another one of the round writes. The rank given to the generator is the *owner* of the folds it
-yields: it is the one who reads, computes and stores. Ranks are taken modulo the world size, chunks of
-user buffers modulo the number of chunks.
+yields: it is the one who reads, computes and stores. Ranks are taken modulo the world size, chunks
+of user buffers modulo the number of chunks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Vector = Any  # int, or a NumPy integer array with one entry per rank of the vec
 class Buffer(IntEnum):
     """Where a piece lives.
 
-    IN and OUT are the user's arrays. ACC stands for IN until the piece is first written, and for OUT
-    from then on. TMP is scratch memory of the owner, counted in slots of one chunk.
+    IN and OUT are the user's arrays. ACC stands for IN until the piece is first written, and for
+    OUT from then on. TMP is scratch memory of the owner, counted in slots of one chunk.
     """
 
     IN = 0
@@ -109,7 +109,7 @@ class Algorithm:
         rounds: The generator, called with ``rank``, ``n`` and the parameters.
         chunks: Number of chunks of the full vector, called with ``n`` and the parameters.
         slots: Number of scratch slots a rank needs, called likewise.
-        order: Reduction order it gives: ``"tree"``, ``"rank"``, ``"any"``; ``""`` if nothing is reduced.
+        order: Reduction order it gives: ``"tree"``, ``"rank"``, ``"any"``; ``""`` if it only moves.
         in_place: Whether IN and OUT may be the same memory on every rank.
         params: Parameters and their defaults, such as ``{"root": 0}``.
         worlds: Tells which world sizes it is defined for.
@@ -228,6 +228,16 @@ class Schedule:
     def all_ranks(self) -> np.ndarray:
         """Vector of all ranks, ready for `rounds`."""
         return np.arange(self.n, dtype=np.int64)
+
+    @property
+    def reduces_at_once(self) -> bool:
+        """Whether every fold that combines anything combines as many pieces as there are ranks."""
+        for folds in self.rounds(self.all_ranks()):
+            for f in folds:
+                partial = 1 < len(f.srcs) != self.n
+                if partial and np.any(np.asarray(f.where) & (np.asarray(f.count) > 0)):
+                    return False
+        return True
 
     def __str__(self) -> str:
         extra = "".join(f", {k}={v}" for k, v in self.params.items())

@@ -38,6 +38,7 @@ FOLD_COMPLETE = 2
 ENTERED = 1
 DONE = 0xFFFE
 FAILED = 0xFFFF
+ALL = 0xFFFF  # peer of a WAIT of a message plan: everything under way
 
 INSTR = np.dtype(
     [
@@ -67,7 +68,7 @@ class Plan:
         schedule: What it was made from.
         rank: Whose program it is.
         code: ``[instructions]`` records of dtype `INSTR`.
-        operands: ``[operands]`` records of dtype `OPERAND`; a fold's sources stand before its destinations.
+        operands: ``[operands]`` records of dtype `OPERAND`; sources before destinations.
         slots: Slots it uses in every rank's cell.
         direct: Peers read and write the users' arrays in place.
         messages: It sends and receives; otherwise it signals and waits.
@@ -93,9 +94,11 @@ class Plan:
 
     @property
     def scales_in_fold(self) -> bool:
-        """Whether every reducing fold sees the contributions of all ranks at once."""
-        folds = self.code[(self.code["op"] == Opcode.FOLD) & (self.code["nsrc"] > 1)]
-        return bool(np.all(folds["flags"] & FOLD_COMPLETE))
+        """Whether every fold that reduces sees the contributions of all ranks, on every rank.
+
+        Asked of the whole schedule: a rank may hold what another rank's partial folds have made.
+        """
+        return self.schedule.reduces_at_once
 
     def listing(self) -> str:
         """Return the program as text, one instruction a line."""

@@ -1,9 +1,9 @@
 """Simulate a schedule on tens of thousands of ranks, a round at a time, without listing its steps.
 
 The model is max-plus. A transfer starts when both its ends are through with the rounds before, and
-takes ``alpha`` plus the time that the busier of the two ports needs; a port carries everything its rank
-sends (or receives) in the round, one byte after the other. A fold ends when its last transfer does,
-plus the time to fold. What is stored on another rank arrives there one more transfer later.
+takes ``alpha`` plus the time that the busier of the two ports needs; a port carries everything its
+rank sends (or receives) in the round, one byte after the other. A fold ends when its last transfer
+does, plus the time to fold. What is stored on another rank arrives there one more transfer later.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def simulate(
         nbytes: Size of the full vector.
         link: Costs of a transfer, the same between any two ranks.
         start: ``[n]`` time at which each rank enters; a straggler enters late. By default 0.
-        noise: Called with the number of each round; returns ``[n]`` seconds that each rank that takes
-            part loses in it.
+        noise: Called with the number of each round; returns ``[n]`` seconds, which each rank that
+            takes part loses in it.
 
     Returns:
         ``[n]`` finish times.
@@ -77,7 +77,9 @@ class _World:
         self.per_chunk = link.beta * chunk_bytes
         self.fold_per_chunk = link.gamma * chunk_bytes
 
-    def advance(self, before: np.ndarray, folds: list[Fold], noise: np.ndarray | None) -> np.ndarray:
+    def advance(
+        self, before: np.ndarray, folds: list[Fold], noise: np.ndarray | None
+    ) -> np.ndarray:
         """Return the times after a round of concurrent folds."""
         moves = [self._moves(f) for f in folds]
         sent, received = self._ports(moves)
@@ -103,7 +105,7 @@ class _World:
         return after
 
     def _moves(self, f: Fold) -> tuple:
-        """Return who takes part, chunk counts, and (peer, whether it is another rank) of each operand."""
+        """Return who takes part, chunk counts, and (peer, whether it is remote) of each operand."""
         busy = np.broadcast_to(np.logical_and(f.where, np.asarray(f.count) > 0), (self.n,))
         sources = [self._peer(piece.rank) for piece in f.srcs if piece.rank is not self.ranks]
         targets = [self._peer(piece.rank) for piece in f.dsts if piece.rank is not self.ranks]

@@ -1,9 +1,9 @@
 """Staging: the schedule transformation that serves arrays which peers cannot map.
 
 Every access to another rank's array is redirected to a slot of that rank's *cell*, memory that all
-ranks map. Chunks that others read are copied in before entry (line -1); chunks that others write are
-copied out at the end (line L); a chunk that the owner writes and others read is stored twice by the
-same fold. After the transformation only the owner touches IN and OUT.
+ranks map. Chunks that others read are copied in before entry (line -1); chunks that others write
+are copied out at the end (line L); a chunk that the owner writes and others read is stored twice
+by the same fold. After the transformation only the owner touches IN and OUT.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
     return _join(table, [before, inner, after]), slots.slots
 
 
-def _store_twice(table, buffer, chunk, twice, place) -> dict[str, np.ndarray]:
+def _store_twice(
+    table: FoldTable, buffer: np.ndarray, chunk: np.ndarray, twice: np.ndarray, place: np.ndarray
+) -> dict[str, np.ndarray]:
     """Append a second destination, the cell, to the folds marked in ``twice``."""
     unit = table.unit
     extra = np.flatnonzero(twice)
@@ -101,11 +103,11 @@ def _store_twice(table, buffer, chunk, twice, place) -> dict[str, np.ndarray]:
     }
 
 
-def _copies(table, marks, buffer, slots, line) -> dict[str, np.ndarray]:
+def _copies(
+    table: FoldTable, marks: np.ndarray, buffer: Buffer, slots: SlotMap, line: int
+) -> dict[str, np.ndarray]:
     """Copy each marked chunk between its owner's array and cell."""
     rank, chunk = np.nonzero(marks)
-    known = np.isin(rank, np.unique(table.owner))
-    rank, chunk = rank[known], chunk[known]
     ones = np.ones(len(rank), np.int64)
     inward = buffer == Buffer.IN
     pair = [(buffer, chunk), (PlanBuffer.CELL, slots.slot(buffer, rank, chunk))]

@@ -1,8 +1,8 @@
 """The folds of a schedule as flat arrays, one entry per chunk.
 
-A `FoldTable` lists *unit folds*: folds of a single chunk. Unit fold i is executed by ``owner[i]`` at
-line ``line[i]`` and uses the operands ``first[i] .. first[i] + nsrc[i] + ndst[i]``, sources before
-destinations. Everything the compiler does is then arithmetic on whole columns.
+A `FoldTable` lists *unit folds*: folds of a single chunk. Unit fold i is executed by ``owner[i]``
+at line ``line[i]`` and uses the operands ``first[i] .. first[i] + nsrc[i] + ndst[i]``, sources
+before destinations. Everything the compiler does is then arithmetic on whole columns.
 """
 
 from __future__ import annotations
@@ -55,6 +55,13 @@ class FoldTable:
         """``[operands]`` whether the operand is a destination."""
         unit = self.unit
         return np.arange(len(unit)) - self.first[unit] >= self.nsrc[unit]
+
+
+def spans(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return, for consecutive spans of given lengths, the span of each item and its place in it."""
+    span = np.repeat(np.arange(len(lengths)), lengths)
+    starts = np.cumsum(lengths) - lengths
+    return span, np.arange(len(span)) - starts[span]
 
 
 def partners(schedule: Schedule, rank: int) -> np.ndarray:
@@ -126,7 +133,7 @@ def build_table(schedule: Schedule, ranks: np.ndarray, focus: int | None = None)
     if focus is not None:
         column = int(np.flatnonzero(ranks == focus)[0])
         pieces = (piece_rank, piece_chunk, piece_buffer == Buffer.TMP)
-        counts *= _near(schedule, counts, nops, pieces, column)
+        counts *= _near(schedule, counts, nops, pieces, column, focus)
     line, column = np.nonzero(counts)
     nsrc = np.array([len(f.srcs) for f in lines], np.int64)
     tree = np.array([f.tree for f in lines], bool)
@@ -149,8 +156,18 @@ def build_table(schedule: Schedule, ranks: np.ndarray, focus: int | None = None)
     return _resolve_acc(result, schedule)
 
 
-def _near(schedule, counts, nops, pieces, column) -> np.ndarray:
-    """Tell which folds overlap the hull of what one column touches, as ``[lines, ranks]``."""
+def _near(
+    schedule: Schedule,
+    counts: np.ndarray,
+    nops: np.ndarray,
+    pieces: tuple[np.ndarray, ...],
+    column: int,
+    focus: int,
+) -> np.ndarray:
+    """Tell which folds overlap the memory of a rank or the hull of what it touches elsewhere.
+
+    The rank is ``focus``, in column ``column``; the result has the shape ``[lines, ranks]``.
+    """
     rank, chunk, scratch = pieces
     line = np.repeat(np.arange(len(nops)), nops)
     chunks = max(1, schedule.chunks)
@@ -164,6 +181,8 @@ def _near(schedule, counts, nops, pieces, column) -> np.ndarray:
     hull_high = np.full(2 * schedule.n, -1)
     np.minimum.at(hull_low, rank[mine, column], low[mine, column])
     np.maximum.at(hull_high, rank[mine, column], high[mine, column])
+    hull_low[2 * focus : 2 * focus + 2] = 0
+    hull_high[2 * focus : 2 * focus + 2] = chunks, schedule.slots
     hit = (low < hull_high[rank]) & (high > hull_low[rank]) & (counts[line] > 0)
     near = np.zeros(counts.shape, bool)
     np.logical_or.at(near, line, hit)
@@ -171,7 +190,14 @@ def _near(schedule, counts, nops, pieces, column) -> np.ndarray:
     return near
 
 
-def _expand(schedule, counts, line, column, nops, pieces) -> dict[str, np.ndarray]:
+def _expand(
+    schedule: Schedule,
+    counts: np.ndarray,
+    line: np.ndarray,
+    column: np.ndarray,
+    nops: np.ndarray,
+    pieces: tuple[np.ndarray, ...],
+) -> dict[str, np.ndarray]:
     """Spread every fold over its chunks; see `build_table`."""
     piece_rank, piece_chunk, piece_buffer = pieces
     spans = counts[line, column]

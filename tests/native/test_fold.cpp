@@ -111,7 +111,9 @@ V reduce_tree(ReduceOp op, const std::vector<V>& values) {
   for (size_t k = 2 * pairs; k < values.size(); ++k) level.push_back(values[k]);
   while (level.size() > 1) {
     std::vector<V> above;
-    for (size_t j = 0; j < level.size(); j += 2) above.push_back(combine(op, level[j], level[j + 1]));
+    for (size_t j = 0; j < level.size(); j += 2) {
+      above.push_back(combine(op, level[j], level[j + 1]));
+    }
     level = above;
   }
   return level[0];
@@ -431,7 +433,8 @@ void check_copy_and_scale() {
 }  // namespace
 
 int main() {
-  check(std::string(pycoll::fold_isa()) == supported_isas().back(), "the widest is not the default");
+  const std::string widest = pycoll::fold_isa();
+  check(widest == supported_isas().back(), "the default is not the widest");
   Random random(20240501);
   check_copy_and_scale();
   check_many_sources();

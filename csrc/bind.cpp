@@ -1,0 +1,159 @@
+// From a plan and numbers to segments that fit the cells.
+#include <algorithm>
+
+#include "engine.h"
+#include "fold.h"
+
+namespace pycoll {
+namespace {
+
+constexpr uint64_t kLine = 64;
+constexpr uint64_t kMostElements = uint64_t{1} << 48;
+
+// Mixes what must agree into 32 bits. Odd: 0 is the fingerprint of failed iterations.
+uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count) {
+  uint64_t x = cookie;
+  for (const uint64_t word : {descriptor, count}) {  // the finaliser of splitmix64
+    x += word + 0x9E3779B97F4A7C15;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+    x = (x ^ x >> 27) * 0x94D049BB133111EB;
+    x ^= x >> 31;
+  }
+  return static_cast<uint32_t>(x) | 1;
+}
+
+class Binder {
+ public:
+  Binder(BoundCall& call, uint32_t rank, uint32_t max_operands)
+      : call_(call), plan_(*call.plan), rank_(rank), max_operands_(max_operands) {}
+
+  void check_numbers() const {
+    COLL_CHECK(call_.elem_bytes > 0 && call_.count < kMostElements && call_.chunk < kMostElements,
+               "ArgumentError", "count ", call_.count, " or chunk ", call_.chunk,
+               " is too large, or the element size is ", call_.elem_bytes);
+    COLL_CHECK(call_.chunk * plan_.chunks >= call_.count || both_tables(), "ScheduleError",
+               plan_.chunks, " chunks of ", call_.chunk, " do not hold ", call_.count, " elements");
+    check_layout(call_.in_layout, call_.in_table);
+    check_layout(call_.out_layout, call_.out_table);
+  }
+
+  void check_code() const {
+    for (const Instr& instr : plan_.code) {
+      if (Opcode(instr.op) == Opcode::kFold) check_fold(instr);
+      COLL_CHECK(Opcode(instr.op) <= Opcode::kWait, "ScheduleError",
+                 "a plan with messages cannot run on shared memory");
+    }
+  }
+
+  void cut(uint64_t cell_bytes) {
+    call_.largest = std::max(largest(call_.in_layout, call_.in_table),
+                             largest(call_.out_layout, call_.out_table));
+    const uint64_t chunk_bytes = call_.largest * call_.elem_bytes;
+    call_.segment = call_.largest;
+    call_.stride = chunk_bytes;
+    call_.tiny = !plan_.direct && plan_.slots * chunk_bytes <= kPayloadBytes;
+    if (call_.tiny || plan_.slots == 0) return;
+    const uint64_t room = cell_bytes / plan_.slots / kLine * kLine;  // bytes a slot can have
+    COLL_CHECK(room >= call_.elem_bytes, "ScheduleError", "a plan with ", plan_.slots,
+               " slots needs cells of more than ", cell_bytes, " bytes; make the cells larger");
+    call_.segment = std::min(room / call_.elem_bytes, call_.largest);
+    call_.stride = (call_.segment * call_.elem_bytes + kLine - 1) / kLine * kLine;
+    if (call_.segment > 0) {
+      call_.segments = uint32_t((call_.largest + call_.segment - 1) / call_.segment);
+    }
+  }
+
+  uint64_t array_bytes(Layout layout, const PieceTable& table) const {
+    uint64_t elements = call_.count;
+    if (layout == Layout::kOwn) {
+      const uint64_t own = plan_.chunks / plan_.world_size * call_.chunk, first = rank_ * own;
+      elements = call_.count > first ? std::min(call_.count - first, own) : 0;
+    } else if (layout == Layout::kTable) {
+      elements = 0;
+      for (size_t i = size_t{rank_} * plan_.chunks; i < size_t{rank_ + 1} * plan_.chunks; ++i) {
+        if (table.length[i] > 0) elements = std::max(elements, table.offset[i] + table.length[i]);
+      }
+    }
+    return elements * call_.elem_bytes;
+  }
+
+ private:
+  bool both_tables() const {
+    return call_.in_layout == Layout::kTable && call_.out_layout == Layout::kTable;
+  }
+
+  void check_layout(Layout layout, const PieceTable& table) const {
+    const size_t entries = layout == Layout::kTable ? size_t{plan_.world_size} * plan_.chunks : 0;
+    COLL_CHECK(layout <= Layout::kTable && table.offset.size() == entries &&
+                   table.length.size() == entries,
+               "ScheduleError", "a piece table needs ", entries, " entries, got ",
+               table.offset.size(), " offsets and ", table.length.size(), " lengths");
+    for (size_t i = 0; i < entries; ++i) {
+      COLL_CHECK(table.offset[i] < kMostElements && table.length[i] < kMostElements,
+                 "ArgumentError", "entry ", i, " of a piece table is too large");
+    }
+    COLL_CHECK(layout != Layout::kOwn || plan_.chunks % plan_.world_size == 0, "ScheduleError",
+               plan_.chunks, " chunks are not the same number for each of ", plan_.world_size,
+               " ranks");
+  }
+
+  void check_fold(const Instr& instr) const {
+    COLL_CHECK(instr.nsrc <= max_operands_ && instr.ndst <= max_operands_, "ScheduleError",
+               "a fold of ", instr.nsrc, " sources into ", instr.ndst,
+               " destinations; at most ", max_operands_, " are possible here");
+    const bool computes = instr.nsrc > 1;
+    COLL_CHECK(!computes || (fold_supports(call_.dtype, call_.op) &&
+                             call_.elem_bytes == itemsize(call_.dtype)),
+               "ArgumentError", "dtype ", int(call_.dtype), " with ", call_.elem_bytes,
+               " bytes has no operation ", int(call_.op));
+    const uint32_t share = plan_.chunks / plan_.world_size;
+    for (uint32_t i = instr.arg; i < instr.arg + instr.nsrc + instr.ndst; ++i) {
+      const Operand& o = plan_.operands[i];
+      if (o.buffer == uint16_t(Buffer::kCell)) continue;
+      const Layout layout = o.buffer == uint16_t(Buffer::kIn) ? call_.in_layout : call_.out_layout;
+      COLL_CHECK(layout != Layout::kOwn || (o.chunk >= o.rank * share &&
+                                            o.chunk + instr.count <= (o.rank + 1) * share),
+                 "ScheduleError", "rank ", o.rank, " does not hold chunks ", o.chunk, "+",
+                 instr.count);
+    }
+  }
+
+  uint64_t largest(Layout layout, const PieceTable& table) const {
+    if (layout != Layout::kTable) return std::min(call_.chunk, call_.count);
+    return table.length.empty() ? 0 : *std::max_element(table.length.begin(), table.length.end());
+  }
+
+  BoundCall& call_;
+  const Plan& plan_;
+  uint32_t rank_;
+  uint32_t max_operands_;
+};
+
+}  // namespace
+
+std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geometry,
+                                           uint64_t cookie, uint32_t rank, uint32_t max_operands) {
+  COLL_CHECK(binding.plan != nullptr, "ScheduleError", "there is no plan to bind");
+  const Plan& plan = *binding.plan;
+  COLL_CHECK(plan.world_size == geometry.world_size && plan.rank == rank, "ScheduleError",
+             "a plan of rank ", plan.rank, " of ", plan.world_size, " cannot run on rank ", rank,
+             " of ", geometry.world_size);
+  auto call = std::make_shared<BoundCall>();
+  static_cast<Binding&>(*call) = std::move(binding);
+  Binder binder(*call, rank, max_operands);
+  binder.check_numbers();
+  binder.check_code();
+  binder.cut(geometry.cell_bytes);
+  call->in_bytes = binder.array_bytes(call->in_layout, call->in_table);
+  call->out_bytes = binder.array_bytes(call->out_layout, call->out_table);
+  if (call->op != ReduceOp::kAvg) {
+    call->scale_n = 0;
+    call->scale_at_exit = false;
+  } else if (call->scale_n == 0) {
+    call->scale_n = geometry.world_size;
+  }
+  call->fingerprint = fingerprint_of(cookie, call->descriptor, call->count);
+  return call;
+}
+
+}  // namespace pycoll

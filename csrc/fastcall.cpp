@@ -1,0 +1,295 @@
+#include "fastcall.h"
+
+#include <pybind11/numpy.h>
+#include <structmember.h>
+
+#include <array>
+#include <cstring>
+
+#include "engine.h"
+
+namespace py = pybind11;
+namespace pycoll {
+namespace {
+
+constexpr int kMaxDims = 4;
+constexpr size_t kSlots = 256;  // of each table, direct-mapped
+constexpr Py_ssize_t kArgs = 9;
+enum Arg { kKind, kX, kOut, kOp, kRoot, kOrder, kAlgorithm, kTimeout, kAsync };
+enum Place : uint8_t { kAbsent, kPrivate, kSymmetric };
+
+constexpr int kContiguous = 0x0001;  // NPY_ARRAY_C_CONTIGUOUS
+constexpr int kWriteable = 0x0400;   // NPY_ARRAY_WRITEABLE
+
+struct ArrayKey {
+  PyObject* descr = nullptr;
+  int32_t ndim = 0;
+  Place place = kAbsent;
+  std::array<Py_ssize_t, kMaxDims> dims{};
+  bool operator==(const ArrayKey&) const = default;
+};
+
+// What must be the same for a remembered call to serve again. Objects are compared by identity.
+struct Key {
+  std::array<PyObject*, 5> objects{};  // kind, op, root, order, algorithm
+  ArrayKey x, out;
+  bool in_place = false;
+  bool operator==(const Key&) const = default;
+};
+
+struct Entry {
+  Key key;
+  std::shared_ptr<const BoundCall> call;
+  py::object kept[7];  // references to what the key points to
+  bool allocates = false;
+  py::object result_dtype;
+  std::vector<Py_ssize_t> result_shape;
+};
+
+struct Site {
+  py::object code;
+  int lasti = -1;
+  uint32_t id = 0;
+};
+
+struct State {
+  std::shared_ptr<Engine> engine;
+  std::shared_ptr<Heap> heap;
+  py::object slow, site, fail;
+  std::array<Entry, kSlots> entries;
+  std::array<Site, kSlots> sites;
+};
+
+struct Fastcall {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  State* state;
+};
+
+struct Arrays {
+  char *in = nullptr, *out = nullptr;
+};
+
+size_t slot_of(const Key& key) {
+  uint64_t h = 0;
+  const auto mix = [&h](uint64_t v) { h = (h ^ v) * 0x9E3779B97F4A7C15u; };
+  for (const PyObject* object : key.objects) mix(reinterpret_cast<uintptr_t>(object));
+  mix(reinterpret_cast<uintptr_t>(key.x.descr));
+  for (int i = 0; i < key.x.ndim; ++i) mix(static_cast<uint64_t>(key.x.dims[i]));
+  mix(static_cast<uint64_t>(key.x.place) << 8 | static_cast<uint64_t>(key.out.place) << 4 |
+      static_cast<uint64_t>(key.in_place));
+  return h >> 56;
+}
+
+// Describes one array argument; false if only the slow path can serve it.
+bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& key, char*& data,
+                    uint64_t& nbytes) {
+  if (object == Py_None) return true;
+  static const auto& api = py::detail::npy_api::get();
+  if (Py_TYPE(object) != api.PyArray_Type_) return false;
+  const auto* array = py::detail::array_proxy(object);
+  const int wanted = kContiguous | (written ? kWriteable : 0);
+  if ((array->flags & wanted) != wanted || array->nd > kMaxDims) return false;
+  key.descr = array->descr;
+  key.ndim = array->nd;
+  nbytes = static_cast<uint64_t>(py::reinterpret_borrow<py::dtype>(array->descr).itemsize());
+  for (int i = 0; i < array->nd; ++i) {
+    key.dims[i] = array->dimensions[i];
+    nbytes *= static_cast<uint64_t>(array->dimensions[i]);
+  }
+  data = array->data;
+  key.place = heap != nullptr && heap->contains(data, nbytes) ? kSymmetric : kPrivate;
+  return true;
+}
+
+bool make_key(const State& state, PyObject* const* args, Key& key, Arrays& arrays) {
+  key.objects = {args[kKind], args[kOp], args[kRoot], args[kOrder], args[kAlgorithm]};
+  uint64_t in_bytes = 0, out_bytes = 0;
+  if (!describe_array(state.heap.get(), args[kX], false, key.x, arrays.in, in_bytes) ||
+      !describe_array(state.heap.get(), args[kOut], true, key.out, arrays.out, out_bytes)) {
+    return false;
+  }
+  key.in_place = arrays.in == arrays.out && arrays.in != nullptr;
+  const bool apart = arrays.in == nullptr || arrays.out == nullptr ||
+                     arrays.in + in_bytes <= arrays.out || arrays.out + out_bytes <= arrays.in;
+  return apart || (key.in_place && in_bytes == out_bytes);
+}
+
+// The id of the line that called the communicator's method. The innermost frame is that method.
+uint32_t call_site(State& state) {
+  PyFrameObject* method = PyEval_GetFrame();
+  PyFrameObject* frame = method == nullptr ? nullptr : PyFrame_GetBack(method);
+  if (frame == nullptr) return 0;
+  const auto code =
+      py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  const int lasti = PyFrame_GetLasti(frame);
+  Py_DECREF(frame);
+  const size_t hash = reinterpret_cast<uintptr_t>(code.ptr()) / 64 + static_cast<size_t>(lasti);
+  Site& site = state.sites[hash % kSlots];
+  if (site.code.ptr() != code.ptr() || site.lasti != lasti) {
+    site.id = state.site().cast<uint32_t>();
+    site.code = code;
+    site.lasti = lasti;
+  }
+  return site.id;
+}
+
+PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* x, PyObject* out) {
+  const std::shared_ptr<const BoundCall> call = entry.call;
+  const uint32_t site = call_site(state);
+  py::object result = py::reinterpret_borrow<py::object>(out);
+  char* target = arrays.out;
+  if (entry.allocates) {
+    py::array fresh(py::reinterpret_borrow<py::dtype>(entry.result_dtype), entry.result_shape);
+    target = static_cast<char*>(fresh.mutable_data());
+    result = std::move(fresh);
+  }
+  const py::object keep = py::reinterpret_borrow<py::object>(x);
+  std::string kind, text;
+  {
+    py::gil_scoped_release release;
+    try {
+      state.engine->run(*call, arrays.in, target, site);
+      return result.release().ptr();
+    } catch (const Error& error) {
+      kind = error.kind();
+      text = error.what();
+    }
+  }
+  if (PyErr_Occurred() == nullptr) state.fail(kind, text);
+  return nullptr;
+}
+
+PyObject* fast_or_slow(Fastcall* self, PyObject* const* args, size_t nargsf, PyObject* names) {
+  State& state = *self->state;
+  const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
+  PyObject* all[kArgs] = {nullptr, nullptr, nullptr, nullptr, nullptr,
+                          nullptr, Py_None, Py_None, Py_False};
+  const bool usual = names == nullptr && nargs >= kAlgorithm && nargs <= kArgs;
+  if (usual) {
+    std::copy(args, args + nargs, all);
+    Key key;
+    Arrays arrays;
+    if (all[kTimeout] == Py_None && all[kAsync] == Py_False && make_key(state, all, key, arrays)) {
+      const Entry& entry = state.entries[slot_of(key)];
+      if (entry.call != nullptr && entry.key == key) {
+        return run(state, entry, arrays, all[kX], all[kOut]);
+      }
+    }
+  }
+  return PyObject_Vectorcall(state.slow.ptr(), args, static_cast<size_t>(nargs), names);
+}
+
+// Python exceptions travel as C++ exceptions inside, and as error indicators outside.
+template <typename F>
+PyObject* guarded(F&& f) {
+  try {
+    return f();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+PyObject* vectorcall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names) {
+  return guarded(
+      [&] { return fast_or_slow(reinterpret_cast<Fastcall*>(self), args, nargsf, names); });
+}
+
+PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    if (nargs != 9) throw py::type_error("remember takes 9 arguments");
+    State& state = *reinterpret_cast<Fastcall*>(self)->state;
+    PyObject* all[kArgs] = {args[1], args[2], args[3], args[4], args[5], args[6], args[7]};
+    Key key;
+    Arrays arrays;
+    if (!make_key(state, all, key, arrays)) Py_RETURN_NONE;
+    Entry entry;
+    entry.key = key;
+    entry.call = py::cast<std::shared_ptr<BoundCall>>(py::handle(args[0]));
+    for (size_t i = 0; i < key.objects.size(); ++i) {
+      entry.kept[i] = py::reinterpret_borrow<py::object>(key.objects[i]);
+    }
+    entry.kept[5] = py::reinterpret_borrow<py::object>(key.x.descr);
+    entry.kept[6] = py::reinterpret_borrow<py::object>(key.out.descr);
+    const py::handle fresh = args[8];
+    if (!fresh.is_none()) {
+      const auto array = py::cast<py::array>(fresh);
+      entry.allocates = true;
+      entry.result_dtype = array.dtype();
+      entry.result_shape.assign(array.shape(), array.shape() + array.ndim());
+    }
+    state.entries[slot_of(key)] = std::move(entry);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto given = py::reinterpret_borrow<py::tuple>(args);
+    if (given.size() != 5) throw py::type_error("Fastcall takes engine, heap, slow, site, fail");
+    auto state = std::make_unique<State>();
+    state->engine = given[0].cast<std::shared_ptr<Engine>>();
+    state->heap = given[1].cast<std::shared_ptr<Heap>>();
+    state->slow = given[2];
+    state->site = given[3];
+    state->fail = given[4];
+    auto* self = reinterpret_cast<Fastcall*>(type->tp_alloc(type, 0));
+    if (self == nullptr) throw py::error_already_set();
+    self->vectorcall = vectorcall;
+    self->state = state.release();
+    return reinterpret_cast<PyObject*>(self);
+  });
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  if (const State* state = reinterpret_cast<Fastcall*>(self)->state) {
+    Py_VISIT(state->slow.ptr());
+    Py_VISIT(state->site.ptr());
+    Py_VISIT(state->fail.ptr());
+  }
+  return 0;
+}
+
+int clear(PyObject* self) {
+  delete std::exchange(reinterpret_cast<Fastcall*>(self)->state, nullptr);
+  return 0;
+}
+
+void destroy(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+}  // namespace
+
+void add_fastcall(py::module_& m) {
+  static PyMethodDef methods[] = {
+      {"remember", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(remember)),
+       METH_FASTCALL, "Serve calls like this one on the hot path."},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyMemberDef members[] = {
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(Fastcall, vectorcall), READONLY, nullptr},
+      {nullptr, 0, 0, 0, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                                {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                                {Py_tp_methods, methods},
+                                {Py_tp_members, members},
+                                {0, nullptr}};
+  static PyType_Spec spec = {"pycoll._C.Fastcall", sizeof(Fastcall), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+                             slots};
+  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+  if (!type) throw py::error_already_set();
+  m.attr("Fastcall") = type;
+}
+
+}  // namespace pycoll

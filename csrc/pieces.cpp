@@ -1,0 +1,100 @@
+// Where the pieces of a fold lie, and folding them.
+#include <algorithm>
+
+#include "engine.h"
+#include "fold.h"
+
+namespace pycoll {
+
+// Address of chunks [k, k + chunks) of a piece; lowers `length` to the elements they have here.
+inline char* Engine::resolve(const Operand& operand, uint32_t k, uint32_t chunks,
+                             uint64_t& length) const {
+  const BoundCall& call = *call_;
+  const Plan& plan = *call.plan;
+  if (operand.buffer == static_cast<uint16_t>(Buffer::kCell)) {
+    return cells_ + operand.rank * cell_pitch_ + (operand.chunk + k) * call.stride;
+  }
+  const bool in = operand.buffer == static_cast<uint16_t>(Buffer::kIn);
+  char* base = in ? in_ : out_;
+  if (operand.rank != rank_) base = in ? peers_[operand.rank].in : peers_[operand.rank].out;
+  uint32_t chunk = operand.chunk + k;
+  if (chunk >= plan.chunks) chunk -= plan.chunks;
+  const Layout layout = in ? call.in_layout : call.out_layout;
+  uint64_t offset, extent;
+  if (layout == Layout::kTable) [[unlikely]] {
+    const PieceTable& table = in ? call.in_table : call.out_table;
+    const size_t entry = size_t{operand.rank} * plan.chunks + chunk;
+    offset = table.offset[entry];
+    extent = table.length[entry];
+  } else {
+    offset = chunk * call.chunk;
+    extent = offset < call.count ? std::min(call.count - offset, chunks * call.chunk) : 0;
+    if (layout == Layout::kOwn) {
+      offset -= uint64_t{operand.rank} * (plan.chunks / plan.world_size) * call.chunk;
+    }
+  }
+  if (extent <= start_) {
+    length = 0;
+    return base;
+  }
+  length = std::min(length, extent - start_);
+  return base + (offset + start_) * call.elem_bytes;
+}
+
+inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint32_t k,
+                               uint32_t chunks) {
+  const BoundCall& call = *call_;
+  uint64_t length = chunks == 1 ? reach_ : chunks * call.chunk;
+  for (uint32_t i = 0; i < instr.nsrc; ++i) srcs_[i] = resolve(operands[i], k, chunks, length);
+  operands += instr.nsrc;
+  for (uint32_t i = 0; i < instr.ndst; ++i) dsts_[i] = resolve(operands[i], k, chunks, length);
+  if (length == 0) return;
+  const bool complete = (instr.flags & kFoldComplete) != 0 && !call.scale_at_exit;
+  const uint32_t scale_n = complete ? call.scale_n : 0;
+  if (instr.nsrc == 1 && scale_n == 0) {
+    for (uint32_t i = 0; i < instr.ndst; ++i) {
+      copy(dsts_[i], srcs_[0], length * call.elem_bytes, call.nontemporal);
+    }
+    return;
+  }
+  const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n,
+                      call.nontemporal};
+  fold(spec, srcs_.get(), instr.nsrc, dsts_.get(), instr.ndst, length);
+}
+
+void Engine::fold_pieces(const Instr& instr, const Operand* operands) {
+  if (instr.count == 1) return fold_range(instr, operands, 0, 1);
+  if (contiguous(instr, operands)) return fold_range(instr, operands, 0, instr.count);
+  for (uint32_t k = 0; k < instr.count; ++k) fold_range(instr, operands, k, 1);
+}
+
+// Whether the chunks of every operand follow each other without gaps.
+bool Engine::contiguous(const Instr& instr, const Operand* operands) const {
+  const BoundCall& call = *call_;
+  if (call.segments > 1 || call.in_layout == Layout::kTable || call.out_layout == Layout::kTable) {
+    return false;
+  }
+  for (uint32_t i = 0; i < uint32_t{instr.nsrc} + instr.ndst; ++i) {
+    const bool cell = operands[i].buffer == static_cast<uint16_t>(Buffer::kCell);
+    if (cell ? call.stride != call.chunk * call.elem_bytes
+             : operands[i].chunk + instr.count > call.plan->chunks) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Engine::scale_out() {
+  const Plan& plan = *call_->plan;
+  const bool own = call_->out_layout == Layout::kOwn;
+  const uint32_t share = plan.chunks / plan.world_size;
+  const uint32_t first = own ? rank_ * share : 0, end = own ? first + share : plan.chunks;
+  for (uint32_t chunk = first; chunk < end; ++chunk) {
+    uint64_t length = reach_;
+    const Operand piece{static_cast<uint16_t>(rank_), static_cast<uint16_t>(Buffer::kOut), chunk};
+    char* data = resolve(piece, 0, 1, length);
+    if (length > 0) scale(call_->dtype, data, length, call_->scale_n);
+  }
+}
+
+}  // namespace pycoll

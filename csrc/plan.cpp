@@ -1,0 +1,89 @@
+#include "plan.h"
+
+#include "error.h"
+
+namespace pycoll {
+namespace {
+
+struct Checker {
+  const Plan& plan;
+  size_t index = 0;
+  std::vector<bool> awaited{};
+  uint32_t published = 0;
+
+  template <typename... Parts>
+  void require(bool condition, const Parts&... parts) const {
+    COLL_CHECK(condition, "ScheduleError", "plan of rank ", plan.rank, " of ", plan.world_size,
+               ", instruction ", index, " of ", plan.code.size(), ": ", parts...);
+  }
+
+  void operand(const Operand& o, uint32_t count) const {
+    require(o.rank < plan.world_size, "rank ", o.rank, " is not in the world");
+    require(o.buffer <= uint16_t(Buffer::kCell), "unknown buffer ", o.buffer);
+    if (o.buffer == uint16_t(Buffer::kCell)) {
+      require(o.chunk < plan.slots && count <= plan.slots - o.chunk, "slots ", o.chunk, "+", count,
+              " of ", plan.slots);
+    } else {
+      require(o.chunk < plan.chunks && count <= plan.chunks, "chunks ", o.chunk, "+", count,
+              " of ", plan.chunks);
+      require(o.rank == plan.rank || plan.direct, "a staged plan touches an array of rank ",
+              o.rank);
+      require(o.rank == plan.rank || awaited[o.rank], "touches an array of rank ", o.rank,
+              " before it waited for that rank");
+    }
+  }
+
+  void fold(const Instr& instr) const {
+    require(instr.nsrc > 0 && instr.ndst > 0, "a fold of ", instr.nsrc, " sources into ",
+            instr.ndst, " destinations");
+    require(instr.count > 0, "a fold of no chunk");
+    const size_t end = size_t{instr.arg} + instr.nsrc + instr.ndst;
+    require(end <= plan.operands.size(), "operands ", instr.arg, "..", end, " of ",
+            plan.operands.size());
+    for (size_t i = instr.arg; i < end; ++i) operand(plan.operands[i], instr.count);
+  }
+
+  void peer(const Instr& instr) const {
+    require(instr.peer < plan.world_size && instr.peer != plan.rank, "peer ", instr.peer);
+  }
+
+  void instruction(const Instr& instr) {
+    switch (Opcode(instr.op)) {
+      case Opcode::kFold:
+        return fold(instr);
+      case Opcode::kSignal:
+        require(instr.arg > published && instr.arg <= kDone, "signals step ", instr.arg,
+                " after step ", published);
+        published = instr.arg;
+        return;
+      case Opcode::kWait:
+        peer(instr);
+        require(instr.arg >= 1 && instr.arg <= kDone, "waits for step ", instr.arg);
+        awaited[instr.peer] = true;
+        return;
+      case Opcode::kSend:
+      case Opcode::kRecv:
+        peer(instr);
+        require(instr.arg < plan.operands.size(), "operand ", instr.arg, " of ",
+                plan.operands.size());
+        return;
+      default:
+        require(false, "unknown opcode ", unsigned{instr.op});
+    }
+  }
+};
+
+}  // namespace
+
+void Plan::check() const {
+  COLL_CHECK(world_size >= 1 && rank < world_size && chunks >= 1, "ScheduleError", "plan of rank ",
+             rank, " in a world of ", world_size, " with ", chunks, " chunks");
+  Checker checker{*this};
+  checker.awaited.assign(world_size, false);
+  for (const Instr& instr : code) {
+    checker.instruction(instr);
+    ++checker.index;
+  }
+}
+
+}  // namespace pycoll

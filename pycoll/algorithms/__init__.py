@@ -1,0 +1,59 @@
+"""The algorithms, one idea a file, and the table of them all."""
+
+from __future__ import annotations
+
+import difflib
+
+from pycoll.algorithms import direct, halving_doubling, ring
+from pycoll.errors import ScheduleError
+from pycoll.schedule.ir import Algorithm
+
+ALGORITHMS: tuple[Algorithm, ...] = (
+    ring.all_reduce,
+    *direct.one_shot,
+    *direct.two_shot_push,
+    *direct.two_shot_pull,
+    halving_doubling.all_reduce,
+    halving_doubling.recursive_doubling,
+    ring.reduce_scatter,
+    *direct.reduce_scatter,
+    halving_doubling.reduce_scatter,
+    ring.all_gather,
+    direct.all_gather_pull,
+    direct.all_gather_push,
+    halving_doubling.all_gather,
+    ring.broadcast,
+    direct.broadcast,
+    ring.reduce,
+    *direct.reduce,
+    direct.gather,
+    direct.scatter,
+    direct.all_to_all,
+)
+
+
+def names(collective: str) -> list[str]:
+    """Names of the algorithms for a collective, in the order of the table."""
+    return [entry.name for entry in ALGORITHMS if entry.collective == collective]
+
+
+def find(collective: str, name: str) -> Algorithm:
+    """Look an algorithm up.
+
+    Raises:
+        ScheduleError: If there is none of that name for that collective.
+    """
+    for entry in ALGORITHMS:
+        if (entry.collective, entry.name) == (collective, name):
+            return entry
+    known = names(collective)
+    if not known:
+        kinds = list(dict.fromkeys(entry.collective for entry in ALGORITHMS))
+        raise ScheduleError(f"unknown collective {collective!r}{_closest(collective, kinds)}")
+    raise ScheduleError(f"{collective} has no algorithm {name!r}{_closest(name, known)}")
+
+
+def _closest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{hint} known: {', '.join(known)}"

@@ -1,0 +1,76 @@
+"""What a measurement was taken on: processor, cores, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pycoll.cli import installed_version
+
+_CPUS = Path("/sys/devices/system/cpu")
+_DEFAULT_CACHE_BYTES = 32 << 20
+
+
+def describe() -> dict[str, Any]:
+    """Return facts about this machine and this installation, ready for JSON."""
+    from pycoll import _C
+
+    return {
+        "machine": platform.machine(),
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "last_level_cache_bytes": last_level_cache(),
+        "governor": _read(_CPUS / "cpu0/cpufreq/scaling_governor") or None,
+        "virtual": "hypervisor" in _read(Path("/proc/cpuinfo")),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "pycoll": installed_version(),
+        "commit": commit(),
+        "folds": _C.fold_isa(),
+    }
+
+
+def cpu_name() -> str:
+    """Return the model of the processor, or its architecture where the system hides it."""
+    found = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+    return " ".join(found[1].split()) if found else platform.machine()
+
+
+def last_level_cache() -> int:
+    """Return the size in bytes of the largest cache, or 32 MiB where the system does not tell."""
+    sizes = [_read(path) for path in (_CPUS / "cpu0/cache").glob("index*/size")]
+    found = [re.fullmatch(r"(\d+)K", size) for size in sizes]
+    return max((int(m[1]) << 10 for m in found if m), default=_DEFAULT_CACHE_BYTES)
+
+
+def commit() -> str | None:
+    """Return the commit of the sources, with ``+`` when they were changed since; None elsewhere."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        head = _git(root, "rev-parse", "--short", "HEAD")
+        return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *args: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(root), *args], capture_output=True, text=True, check=True, timeout=10
+    )
+    return done.stdout.strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,76 @@
+"""Making communicators: the memory of a group, and groups out of groups."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.config import Config
+from pycoll.errors import CollError
+from pycoll.runtime.bootstrap import adopt, make_memfd
+from pycoll.runtime.session import Session, raising
+from pycoll.types import Kind
+
+_MAILBOX_TOTAL = 32 << 20
+_MAILBOX_RANGE = (1 << 10, 64 << 10)
+
+
+def open_control(fd: int, world_size: int, config: Config) -> _C.Control:
+    """Map the control memory of a communicator; the first rank to come lays it out.
+
+    Args:
+        fd: Descriptor of a memfd; still belongs to the caller.
+        world_size: Number of ranks.
+        config: Settings, equal on all ranks.
+
+    Raises:
+        TransportError: If the memory cannot be had or was laid out with other settings.
+    """
+    low, high = _MAILBOX_RANGE
+    mailbox = min(high, max(low, _MAILBOX_TOTAL // world_size**2)) // 64 * 64
+    return raising(_C.Control, fd, world_size, cell_bytes=config.cell_bytes, mailbox_bytes=mailbox)
+
+
+def split(parent: Session, color: int | None, key: int) -> Session | None:
+    """Make sessions of the ranks with equal colours; see `pycoll.Communicator.split`.
+
+    The lowest rank of each group makes the memory, and the others open it through ``/proc``.
+    """
+    wanted = np.array([color is not None, color or 0, key], np.int64)
+    table = _all_gather(parent, wanted)
+    mine = np.flatnonzero((table[:, :2] == wanted[:2]).all(axis=1))
+    group = mine[np.argsort(table[mine, 2], kind="stable")].tolist()
+    leads = color is not None and group[0] == parent.rank
+    fd = make_memfd("control") if leads else -1
+    try:
+        places = _all_gather(parent, np.array([os.getpid(), fd], np.int64))
+        child = None
+        if color is not None:
+            child = _join(parent, *places[group[0]].tolist(), group)
+        parent.call(Kind.BARRIER, None, None, "sum", 0, None)
+        return child
+    finally:
+        if leads:
+            os.close(fd)
+
+
+def _all_gather(parent: Session, row: np.ndarray) -> np.ndarray:
+    return parent.call(Kind.ALL_GATHER, row.reshape(1, -1), None, "sum", 0, None)
+
+
+def _join(parent: Session, pid: int, leader_fd: int, group: list[int]) -> Session:
+    try:
+        fd = adopt(pid, leader_fd)
+        try:
+            control = open_control(fd, len(group), parent.config)
+            rank, n = group.index(parent.rank), len(group)
+            return Session(
+                control, parent.heap, parent.region, rank, n, parent.config, parent.threads
+            )
+        finally:
+            os.close(fd)
+    except CollError as error:
+        parent.leave(error)
+        raise

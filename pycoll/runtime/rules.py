@@ -1,0 +1,77 @@
+"""The table of the selector: for which calls which algorithm is meant."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        collective: The collective it is about.
+        max_n: Largest world it is for.
+        max_bytes: Largest full vector it is for.
+        direct: It is for arrays in symmetric memory, and its algorithm works on them in place.
+        names: Algorithms, best first; the first that gives the wanted order is taken.
+        why: What speaks for it.
+    """
+
+    collective: str
+    max_n: int
+    max_bytes: int
+    direct: bool
+    names: tuple[str, ...]
+    why: str
+
+
+K = 1 << 10
+ANY_N, ANY_SIZE = 1 << 16, 1 << 62
+
+_ONE_SHOT = ("one_shot", "one_shot_rank")
+_PUSH = ("two_shot_push", "two_shot_push_rank")
+_PULL = ("two_shot_pull", "two_shot_pull_rank")
+_SUMS = ("direct", "direct_rank")
+_FEW_SYNCS = "one synchronisation less outweighs the copies of so few bytes"
+_FEW_PEERS = "for so few bytes what counts is the number of peers that a rank waits for"
+_IN_PLACE = "ranks work on each other's arrays: each byte is loaded and stored as rarely as can be"
+_FEW_COPIES = "it loads and stores the fewest bytes when arrays are staged"
+
+
+def _one_round(collective: str, names: tuple[str, ...]) -> tuple[Rule, ...]:
+    """Lines of a collective whose direct algorithm, of one round, is the best for every size."""
+    return (
+        Rule(collective, ANY_N, 4 * K, False, names, _FEW_SYNCS),
+        Rule(collective, ANY_N, ANY_SIZE, True, names, _IN_PLACE),
+        Rule(collective, ANY_N, ANY_SIZE, False, names, _FEW_COPIES),
+    )
+
+
+RULES = (
+    Rule("all_reduce", 4, 4 * K, False, _ONE_SHOT, _FEW_SYNCS),
+    Rule("all_reduce", 8, 2 * K, False, _ONE_SHOT, _FEW_SYNCS),
+    Rule("all_reduce", 16, 1 * K, False, _ONE_SHOT, _FEW_SYNCS),
+    Rule("all_reduce", ANY_N, 256, False, ("recursive_doubling", *_ONE_SHOT), _FEW_PEERS),
+    Rule("all_reduce", 16, ANY_SIZE, True, _PUSH, _IN_PLACE),
+    Rule("all_reduce", 4, 8 * K, False, _ONE_SHOT, _FEW_SYNCS),
+    Rule("all_reduce", 2, ANY_SIZE, False, _PUSH, _FEW_COPIES),
+    Rule("all_reduce", 16, ANY_SIZE, False, _PULL, _FEW_COPIES),
+    Rule("all_reduce", ANY_N, 4 * K, False, ("halving_doubling", *_PULL), _FEW_PEERS),
+    Rule("all_reduce", ANY_N, ANY_SIZE, True, _PUSH, _IN_PLACE),
+    Rule("all_reduce", ANY_N, ANY_SIZE, False, _PULL, _FEW_COPIES),
+    Rule("reduce_scatter", 16, 4 * K, False, _SUMS, _FEW_SYNCS),
+    Rule("reduce_scatter", ANY_N, 4 * K, False, ("halving", *_SUMS), _FEW_PEERS),
+    Rule("reduce_scatter", ANY_N, ANY_SIZE, True, _SUMS, _IN_PLACE),
+    Rule("reduce_scatter", ANY_N, ANY_SIZE, False, _SUMS, _FEW_COPIES),
+    Rule("all_gather", 16, 4 * K, False, ("direct_pull",), _FEW_SYNCS),
+    Rule("all_gather", ANY_N, 8 * K, False, ("doubling",), _FEW_PEERS),
+    Rule("all_gather", ANY_N, ANY_SIZE, True, ("direct_push",), _IN_PLACE),
+    Rule("all_gather", 2, ANY_SIZE, False, ("direct_push",), _FEW_COPIES),
+    Rule("all_gather", ANY_N, ANY_SIZE, False, ("direct_pull",), _FEW_COPIES),
+    *_one_round("broadcast", ("direct",)),
+    *_one_round("reduce", _SUMS),
+    *_one_round("gather", ("direct",)),
+    *_one_round("scatter", ("direct",)),
+    *_one_round("all_to_all", ("direct",)),
+)
+"""The first line that fits a call decides."""

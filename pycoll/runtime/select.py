@@ -1,0 +1,244 @@
+"""Which algorithm a call uses: the first line of a table that fits, the same on every rank.
+
+The choice is a pure function of what all ranks of a call have in common. It never changes the
+reduction order that was asked for: what cannot give it is not eligible, and a named algorithm that
+cannot give it is an error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from pycoll.algorithms import ALGORITHMS, find
+from pycoll.errors import ArgumentError, ScheduleError
+from pycoll.runtime.rules import RULES, Rule
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.cost import Machine, predict
+from pycoll.schedule.ir import Algorithm
+from pycoll.types import DType, Order, ReduceOp
+
+MAX_BLOCKS = 64
+STAGE_BELOW = 4 << 10
+"""A named algorithm stages vectors up to this size: that costs one synchronisation less."""
+
+_EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a call asks for, all of it the same on every rank.
+
+    Attributes:
+        collective: Its name.
+        nbytes: Size of the full vector.
+        n: World size.
+        order: Reduction order; ``""`` when nothing is reduced.
+        dtype: Element type, or None when it does not matter.
+        op: Reduction operation.
+        direct: All arrays lie in symmetric memory.
+        in_place: A direct plan has to work when input and output are the same memory.
+    """
+
+    collective: str
+    nbytes: int
+    n: int
+    order: str
+    dtype: DType | None = None
+    op: ReduceOp = ReduceOp.SUM
+    direct: bool = False
+    in_place: bool = True
+
+    def obstacle(self, algorithm: Algorithm) -> str:
+        """Say why an algorithm cannot serve; empty if it can."""
+        if not algorithm.worlds(self.n):
+            return f"not defined for {self.n} ranks"
+        if self.order not in ("tree", "rank"):
+            return ""
+        if algorithm.order != self.order:
+            return f"gives order {algorithm.order}, not {self.order}"
+        rounds_once = self.dtype is not None and self.dtype.rounds_once
+        if rounds_once and self.op not in _EXACT and not folds_at_once(algorithm, self.n):
+            return f"rounds {self.dtype.name.lower()} at every hop, not once"
+        return ""
+
+    def may_be_direct(self, algorithm: Algorithm) -> bool:
+        """Whether peers may work on the arrays of this call themselves."""
+        return self.direct and (algorithm.in_place or not self.in_place)
+
+    def fits(self, rule: Rule) -> bool:
+        """Whether a line of the table is about this call."""
+        return (
+            rule.collective == self.collective
+            and self.n <= rule.max_n
+            and self.nbytes <= rule.max_bytes
+            and (self.direct or not rule.direct)
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The algorithm of a call.
+
+    Attributes:
+        algorithm: The algorithm.
+        params: Its parameters, the root apart.
+        direct: Peers work on the users' arrays; otherwise the arrays are staged.
+        order: Reduction order that the result has; ``""`` when nothing is reduced.
+        reason: Why.
+        wish: What was asked for.
+        machine: What predictions are made for.
+    """
+
+    algorithm: Algorithm
+    params: dict[str, Any] = field(hash=False)
+    direct: bool
+    order: str
+    reason: str
+    wish: Wish
+    machine: Machine
+
+    @property
+    def name(self) -> str:
+        """Name of the algorithm."""
+        return self.algorithm.name
+
+    @cached_property
+    def predicted_s(self) -> float:
+        """Predicted time of the call, in seconds."""
+        schedule = self.algorithm.schedule(self.wish.n, **self.params)
+        return predict(schedule, self.wish.nbytes, self.machine, self.direct)
+
+
+def select(
+    collective: str,
+    nbytes: int,
+    n: int,
+    *,
+    order: str | None = None,
+    dtype: DType | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    direct: bool = False,
+    in_place: bool = True,
+    algorithm: str | Algorithm | None = None,
+    machine: Machine | None = None,
+) -> Choice:
+    """Choose the algorithm of a call.
+
+    Args:
+        collective: Name of the collective, such as ``"all_reduce"``.
+        nbytes: Size of the full vector, the concatenation over ranks where each has a share.
+        n: World size.
+        order: ``"tree"``, ``"rank"`` or ``"any"``. None means ``"tree"`` for a reduction, or
+            whatever the named algorithm gives.
+        dtype: Element type of a reduction; the 16-bit floats round once in a pinned order.
+        op: Reduction operation.
+        direct: Whether all arrays of the call lie in symmetric memory.
+        in_place: Whether a direct plan must work when input and output are the same memory.
+        algorithm: An algorithm, or the name of one, that the caller wants.
+        machine: What predictions are made for; they do not decide.
+
+    Raises:
+        ArgumentError: For an unknown name, or an algorithm that does not give the order.
+    """
+    if collective not in COLLECTIVES:
+        known = ", ".join(COLLECTIVES)
+        raise ArgumentError(f"collective={collective!r} is not known; accepted: {known}")
+    wanted = _order(collective, order, named=algorithm is not None)
+    wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, in_place)
+    if algorithm is None:
+        return _by_table(wish, machine or Machine())
+    chosen = _named(collective, algorithm)
+    if order is None:
+        wish = replace(wish, order=chosen.order)
+        if wish.obstacle(replace(chosen, worlds=lambda n: True)):
+            wish = replace(wish, order="any")
+    return _by_name(wish, chosen, machine or Machine())
+
+
+def _order(collective: str, order: str | None, named: bool) -> str:
+    """Return the order to look for: the default where none was given."""
+    accepted = [o.name.lower() for o in Order]
+    if order is not None and order not in accepted:
+        raise ArgumentError(f"order={order!r} is not known; accepted: {', '.join(accepted)}")
+    if not COLLECTIVES[collective].reduces:
+        if order is not None:
+            raise ArgumentError(f"order={order!r} is for reductions; {collective} reduces nothing")
+        return ""
+    return order or ("any" if named else "tree")
+
+
+def _by_table(wish: Wish, machine: Machine) -> Choice:
+    for rule in filter(wish.fits, RULES):
+        for name in rule.names:
+            algorithm = _named(wish.collective, name)
+            if wish.obstacle(algorithm) or (rule.direct and not wish.may_be_direct(algorithm)):
+                continue
+            params = parameters(algorithm, wish, machine)
+            return Choice(algorithm, params, rule.direct, wish.order, rule.why, wish, machine)
+    raise ArgumentError(f"no algorithm for {wish.collective} gives {_described(wish)}")
+
+
+def _by_name(wish: Wish, algorithm: Algorithm, machine: Machine) -> Choice:
+    obstacle = wish.obstacle(algorithm)
+    if obstacle:
+        able = [a.name for a in of_collective(wish.collective) if not wish.obstacle(a)]
+        raise ArgumentError(
+            f"{wish.collective}: algorithm={algorithm.name!r} {_verb(obstacle)}; "
+            f"{_described(wish)} is given by {', '.join(able) or 'none'}"
+        )
+    direct = wish.may_be_direct(algorithm) and wish.nbytes > STAGE_BELOW
+    params = parameters(algorithm, wish, machine)
+    return Choice(algorithm, params, direct, wish.order, "asked for by name", wish, machine)
+
+
+def _verb(obstacle: str) -> str:
+    return f"is {obstacle}" if obstacle.startswith("not") else obstacle
+
+
+def _described(wish: Wish) -> str:
+    dtype = f" for {wish.dtype.name.lower()}" if wish.dtype is not None else ""
+    return (f"order={wish.order!r}{dtype}" if wish.order else "this") + f" on {wish.n} ranks"
+
+
+def of_collective(collective: str) -> list[Algorithm]:
+    """List the algorithms of a collective, in the order of the registry."""
+    return [a for a in ALGORITHMS if a.collective == collective]
+
+
+def _named(collective: str, algorithm: str | Algorithm) -> Algorithm:
+    if isinstance(algorithm, Algorithm):
+        if algorithm.collective == collective:
+            return algorithm
+        raise ArgumentError(
+            f"algorithm {algorithm.name!r} computes {algorithm.collective}, not {collective}"
+        )
+    try:
+        return find(collective, algorithm)
+    except ScheduleError as error:
+        raise ArgumentError(str(error)) from None
+
+
+def folds_at_once(algorithm: Algorithm, n: int) -> bool:
+    """Whether every reduction of a result happens in one fold of the contributions of all ranks."""
+    if n <= 2:
+        return True
+    folds = (f for group in algorithm.schedule(n).rounds(0) for f in group)
+    return all(len(f.srcs) in (1, n) for f in folds)
+
+
+def parameters(algorithm: Algorithm, wish: Wish, machine: Machine) -> dict[str, Any]:
+    """Choose the parameters of an algorithm: into how many blocks a pipeline cuts the vector.
+
+    A chain of d + k rounds with blocks of nbytes / k takes least time at k = sqrt(d * t / s), t
+    the time to move the vector once and s that of a synchronisation; k is made a power of two, so
+    that neighbouring sizes share a plan.
+    """
+    if "k" not in algorithm.params:
+        return {}
+    depth = sum(1 for _ in algorithm.schedule(wish.n, k=1).rounds(0)) - 1
+    moved = (2 * machine.beta + machine.gamma) * wish.nbytes
+    best = math.sqrt(max(0, depth) * moved / (machine.alpha + machine.sigma))
+    return {"k": 1 << round(math.log2(min(max(1.0, best), MAX_BLOCKS)))}

@@ -1,0 +1,157 @@
+"""Proving a schedule: its lowered plans are run symbolically, in every mode, before any byte moves.
+
+See docs/verification.md for what is checked and why that is enough.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pycoll.errors import ScheduleError
+from pycoll.schedule.bounds import Joined, check_bounds, check_contacts
+from pycoll.schedule.compile import peer_plans
+from pycoll.schedule.interpret import check_races, check_run_ahead, run_peer, trace_of
+from pycoll.schedule.ir import Schedule
+from pycoll.schedule.messages import message_plans
+from pycoll.schedule.plan import Opcode, Plan
+from pycoll.schedule.promise import Promise
+from pycoll.schedule.rendezvous import exchange, run_messages
+from pycoll.schedule.trace import Trace
+from pycoll.schedule.values import Outcome, judge
+
+CONSECUTIVE = 8  # worlds up to this size are also run over three consecutive calls
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known of a schedule whose plans are proven.
+
+    Attributes:
+        schedule: What was proven.
+        rounds: Number of rounds.
+        bytes_sent: Most bytes that leave a rank, as a fraction of the full vector.
+        order: ``"tree"``, ``"rank"`` or ``"any"``; ``""`` if nothing is reduced.
+        roundings: Largest number of folds on the way from an input to an output.
+        slots: Slots of a rank's cell in a direct, a staged and a message plan.
+        folds, waits: Numbers of instructions in the direct plans of all ranks.
+        seconds: Time the proof took.
+    """
+
+    schedule: Schedule
+    rounds: int
+    bytes_sent: float
+    order: str
+    roundings: int
+    slots: tuple[int, int, int]
+    folds: int
+    waits: int
+    seconds: float
+
+
+def modes(schedule: Schedule) -> Iterator[tuple[str, bool, list[Plan]]]:
+    """Yield each way of lowering: its name, whether IN and OUT may be the same memory, its plans."""
+    in_place = schedule.algorithm.in_place
+    yield "direct", False, peer_plans(schedule, direct=True)
+    if in_place:
+        yield "direct, in place", True, peer_plans(schedule, direct=True, in_place=True)
+    yield "staged", in_place, peer_plans(schedule, direct=False)
+    yield "messages", in_place, message_plans(schedule)
+
+
+def prove(schedule: Schedule) -> Proof:
+    """Prove the plans of a schedule in every mode.
+
+    Raises:
+        ScheduleError: Naming schedule, mode, rank, round and piece.
+    """
+    started = time.perf_counter()
+    plans, outcomes = {}, {}
+    for mode, aliased, made in modes(schedule):
+        plans[mode] = made
+        outcomes[mode] = verify(made, mode=mode, in_place=aliased)
+    outcome = outcomes["direct"]
+    for mode, other in outcomes.items():
+        if other != outcome:
+            raise ScheduleError(f"{schedule}: {mode} plans give {other}, direct ones {outcome}")
+    declared = schedule.algorithm.order
+    if declared not in outcome.orders:
+        raise ScheduleError(
+            f"{schedule} declares the reduction order {declared!r}, but has {outcome.order!r}"
+        )
+    direct = Joined(plans["direct"], str(schedule))
+    op = direct.code["op"]
+    used = direct.code["round"][op == Opcode.FOLD]
+    return Proof(
+        schedule=schedule,
+        rounds=int(used.max()) + 1 if len(used) else 0,
+        bytes_sent=_bytes_sent(direct),
+        order=declared if declared != "any" else outcome.order,
+        roundings=outcome.roundings,
+        slots=tuple(plans[mode][0].slots for mode in ("direct", "staged", "messages")),
+        folds=int(np.sum(op == Opcode.FOLD)),
+        waits=int(np.sum(op == Opcode.WAIT)),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def verify(plans: Sequence[Plan], *, mode: str = "", in_place: bool = False) -> Outcome:
+    """Judge the plans of all ranks, knowing nothing of how they were made.
+
+    Args:
+        plans: One plan of each rank, in rank order.
+        mode: Name of the mode, for messages.
+        in_place: IN and OUT may also be the same memory.
+
+    Raises:
+        ScheduleError: Naming schedule, mode, rank, round and piece.
+    """
+    schedule = plans[0].schedule
+    promise = Promise.of(schedule)
+    title = f"{schedule}, {mode}" if mode else str(schedule)
+    joined = Joined(list(plans), title)
+    check_bounds(joined, promise)
+    check_contacts(joined)
+    scaling = np.full(schedule.n, plans[0].scales_in_fold)
+    traces = list(_traces(joined, promise, in_place))
+    outcomes = [judge(trace, scaling) for trace in traces]
+    if outcomes[0] != outcomes[-1]:
+        raise ScheduleError(f"{title}: {outcomes[0]} in place, {outcomes[-1]} otherwise")
+    return outcomes[0]
+
+
+def _traces(joined: Joined, promise: Promise, in_place: bool) -> Iterator[Trace]:
+    """Run the plans; yield the accesses with IN and OUT being the same memory, and not."""
+    if joined.plans[0].messages:
+        found = exchange(joined)
+        for aliased in (True, False) if in_place else (False,):
+            yield run_messages(joined, found, promise, aliased)
+        return
+    run = run_peer(joined)
+    for aliased in (True, False) if in_place else (False,):
+        trace = trace_of(run, promise, aliased)
+        if aliased == in_place:  # shared memory has all the conflicts of separate memory, and more
+            check_races(run, trace)
+        yield trace
+    if promise.n <= CONSECUTIVE:
+        run = run_peer(joined, calls=3)
+        check_races(run, trace_of(run, promise, in_place))
+        check_run_ahead(run)
+
+
+def _bytes_sent(joined: Joined) -> float:
+    """Most chunks that leave one rank by reads of others and its own writes, per chunk of the vector."""
+    folds = joined.code[joined.code["op"] == Opcode.FOLD]
+    owner = joined.rank[joined.code["op"] == Opcode.FOLD]
+    sent = np.zeros(len(joined.plans))
+    arity = folds["nsrc"].astype(np.int64) + folds["ndst"]
+    of = np.repeat(np.arange(len(folds)), arity)
+    place = np.arange(len(of)) - np.repeat(np.cumsum(arity) - arity, arity)
+    rank = joined.operands["rank"][folds["arg"].astype(np.int64)[of] + place].astype(np.int64)
+    away = rank != owner[of]
+    sender = np.where(place < folds["nsrc"][of], rank, owner[of])
+    np.add.at(sent, sender[away], folds["count"][of][away])
+    return float(sent.max()) / joined.plans[0].schedule.chunks

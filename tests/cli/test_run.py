@@ -1,0 +1,69 @@
+"""What a script sees of ``pycoll run``, and what the command line refuses."""
+
+import json
+
+import pytest
+
+IDENTITY = """
+print(json.dumps([sys.argv, sys.path[0], __name__, __file__, repr(__spec__),
+    sys.modules["__main__"].__dict__ is globals(), sys.stdin.read()]))
+"""
+
+
+def test_a_script_sees_what_python_shows_it(jobs):
+    path = jobs.script(IDENTITY)
+    args = ["-n", "7", "--tag-output", "-m", "--", "a b", "--help"]
+    done = jobs.run("-n", 1, path.name, *args, stdin="input")
+    python = jobs.python(path.name, *args, stdin="input")
+    assert done.stdout == python.stdout
+    assert json.loads(done.stdout)[0] == ["script.py", *args]
+
+
+def test_a_module_sees_what_python_shows_it(jobs):
+    package = jobs.folder / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(jobs.script(IDENTITY).read_text())
+    done = jobs.run("-n", 1, "-m", "package", "-n", "2", stdin="input")
+    python = jobs.python("-m", "package", "-n", "2", stdin="input")
+    assert done.stdout.split("ModuleSpec")[0] == python.stdout.split("ModuleSpec")[0]
+    assert "ModuleSpec(name='package.__main__'" in done.stdout
+
+
+def test_ranks_get_their_place_and_memory(jobs):
+    path = jobs.script(
+        """
+        from pycoll.runtime.bootstrap import discover
+        launch = discover()
+        names = [os.readlink(f"/proc/self/fd/{fd}") for fd in (launch.control_fd, launch.heap_fd)]
+        inodes = [os.fstat(fd).st_ino for fd in (launch.control_fd, launch.heap_fd)]
+        print(json.dumps([launch.rank, launch.world_size, names, inodes]))
+        """
+    )
+    done = jobs.run("-n", 3, "--tag-output", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    ranks, sizes, names, inodes = zip(
+        *sorted(json.loads(line[4:]) for line in done.stdout.splitlines()), strict=True
+    )
+    assert (ranks, sizes) == ((0, 1, 2), (3, 3, 3))
+    assert names[0] == ["/memfd:pycoll-control (deleted)", "/memfd:pycoll-heap (deleted)"]
+    assert inodes[0] == inodes[1] == inodes[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-n", "0", __file__], "-n is 0, expected at least 1 rank"),
+        (["-n", "2"], "no script given"),
+        (["-n", "2", "none.py"], "'none.py' is not a file"),
+        (["-n", "2", "-m"], "-m needs the name of a module"),
+        (["-n", "2", "--timeout", "0", __file__], "--timeout is 0.0"),
+        (["-n", "x", __file__], "invalid int value"),
+        ([__file__], "required: -n"),
+    ],
+)
+def test_bad_arguments(jobs, args, message):
+    done = jobs.run(*args)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert done.stderr.count("pycoll run:") == 1

@@ -1,0 +1,46 @@
+"""What all tests share: worlds of ranks, and a look at what they leave behind."""
+
+import os
+from pathlib import Path
+
+import pytest
+from pycoll.testing import run_processes, run_threads
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes many seconds or much memory")
+
+
+@pytest.fixture(params=["threads", "processes"])
+def run(request):
+    """``run(n, fn, *args)`` with ranks as threads, and again as processes."""
+    return run_threads if request.param == "threads" else run_processes
+
+
+def children():
+    """Return the processes that this one has started and not yet reaped."""
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
+
+
+def leftovers():
+    """Return everything that a careless job could leave: processes, descriptors, files."""
+    memory = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+    targets = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            targets.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:  # the descriptor of the listing itself
+            continue
+    memfds = [target for target in targets if "memfd:pycoll" in target]
+    return children() | memory, len(memfds)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left():
+    """Fail a test that leaves a process, a file in /dev/shm or a descriptor of shared memory."""
+    before = leftovers()
+    yield
+    things, memfds = leftovers()
+    assert things - before[0] == set()
+    assert memfds <= before[1]

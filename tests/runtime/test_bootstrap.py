@@ -1,0 +1,196 @@
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pycoll.config import LAUNCH_VARIABLES, Config, Launch, parse_bytes
+from pycoll.errors import ArgumentError, TransportError
+from pycoll.runtime.bootstrap import adopt, discover, make_memfd
+
+
+@pytest.fixture
+def fds():
+    """Descriptors to close at the end of the test, whatever it does."""
+    opened = []
+    yield opened
+    for fd in opened:
+        os.close(fd)
+
+
+@pytest.fixture
+def launched(fds):
+    """The environment of rank 1 of 3."""
+    fds += [make_memfd("control"), make_memfd("heap")]
+    return Launch(1, 3, fds[0], fds[1]).to_env()
+
+
+def test_alone_is_a_job_of_one(fds):
+    launch = discover({})
+    fds += [launch.control_fd, launch.heap_fd]
+    assert (launch.rank, launch.world_size) == (0, 1)
+    assert os.fstat(launch.heap_fd).st_size == 0
+    assert not os.path.samestat(os.fstat(launch.control_fd), os.fstat(launch.heap_fd))
+
+
+def test_a_rank_takes_its_place_once(launched, fds):
+    os.set_inheritable(fds[0], True)
+    environ = {**launched, "OTHER": "1", "WORLD_SIZE": "2", "RANK": "0"}
+    assert discover(environ) == Launch(1, 3, *fds)
+    assert not set(LAUNCH_VARIABLES) & set(environ)
+    assert environ["OTHER"] == "1"
+    assert not os.get_inheritable(fds[0])
+    with pytest.raises(TransportError, match="already joined its job of 3 ranks"):
+        discover(environ)
+
+
+def test_a_child_of_a_rank_is_alone(launched, fds):
+    discover(launched)
+    script = "from pycoll.runtime.bootstrap import discover; print(discover().world_size)"
+    child = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **launched},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout == "1\n"
+
+
+@pytest.mark.parametrize("missing", LAUNCH_VARIABLES)
+def test_an_incomplete_launch_is_refused(launched, missing):
+    del launched[missing]
+    with pytest.raises(ArgumentError, match=f"{missing} is not"):
+        discover(launched)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("PYCOLL_RANK", "one", "PYCOLL_RANK='one'"),
+        ("PYCOLL_RANK", "3", "rank is 3, expected 0 <= rank < world_size = 3"),
+        ("PYCOLL_RANK", "-1", "rank is -1"),
+        ("PYCOLL_WORLD_SIZE", "0", "world_size = 0"),
+    ],
+)
+def test_a_malformed_launch_is_refused(launched, name, value, match):
+    with pytest.raises(ArgumentError, match=match):
+        discover({**launched, name: value})
+
+
+@pytest.mark.parametrize("fd", [-1, 1 << 20, 1 << 40])
+def test_memory_that_was_not_inherited_is_refused(launched, fd):
+    with pytest.raises(TransportError, match="no such descriptor"):
+        discover({**launched, "PYCOLL_HEAP_FD": str(fd)})
+
+
+def test_memory_of_others_is_refused(launched, fds):
+    fds.append(os.memfd_create("theirs"))
+    with pytest.raises(TransportError, match="expected memory made by pycoll"):
+        discover({**launched, "PYCOLL_CONTROL_FD": str(fds[-1])})
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "torchrun"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, "Open MPI"),
+        ({"PMI_SIZE": "4", "PMI_RANK": "0"}, "MPI"),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, "Slurm"),
+    ],
+)
+def test_other_launchers_are_named(environ, name):
+    with pytest.raises(TransportError, match=rf"{name}(?s:.*)pycoll run -n N script.py"):
+        discover(environ)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"WORLD_SIZE": "4"},
+        {"SLURM_NTASKS": "4"},
+        {"PMI_SIZE": "many", "PMI_RANK": "0"},
+    ],
+)
+def test_one_process_is_no_job_of_another_launcher(environ, fds):
+    launch = discover(environ)
+    fds += [launch.control_fd, launch.heap_fd]
+    assert launch.world_size == 1
+
+
+def test_memfd_is_private_and_can_be_sealed(fds):
+    fds.append(make_memfd("thing"))
+    assert os.readlink(f"/proc/self/fd/{fds[0]}").startswith("/memfd:pycoll-thing")
+    assert os.fstat(fds[0]).st_mode & 0o777 == 0o600
+    assert not os.get_inheritable(fds[0])
+    fcntl.fcntl(fds[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    assert fcntl.fcntl(fds[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW
+
+
+def test_adopt_opens_the_same_memory(fds):
+    script = (
+        "import os; from pycoll.runtime.bootstrap import make_memfd\n"
+        "fd = make_memfd('peer'); os.write(fd, b'hello'); print(fd, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as peer:
+        fd = int(peer.stdout.readline())
+        fds.append(adopt(peer.pid, fd))
+        assert os.pread(fds[0], 5, 0) == b"hello"
+        assert not os.get_inheritable(fds[0])
+        peer.communicate("\n")
+    with pytest.raises(TransportError, match=f"process {peer.pid}"):
+        adopt(peer.pid, fd)
+
+
+def test_adopt_refuses_other_memory(fds):
+    fds.append(os.memfd_create("theirs"))
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(TransportError, match="expected memory made by pycoll"):
+        adopt(os.getpid(), fds[0])
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_config_from_env():
+    assert Config.from_env({}) == Config(300.0, 256 << 10, 16 << 30)
+    environ = {
+        "PYCOLL_TIMEOUT": "2.5",
+        "PYCOLL_CELL_BYTES": "64K",
+        "PYCOLL_HEAP_BYTES": "1G",
+    }
+    assert Config.from_env(environ) == Config(2.5, 65536, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PYCOLL_TIMEOUT", "soon"),
+        ("PYCOLL_TIMEOUT", "0"),
+        ("PYCOLL_TIMEOUT", "nan"),
+        ("PYCOLL_TIMEOUT", "inf"),
+        ("PYCOLL_CELL_BYTES", "100"),
+        ("PYCOLL_CELL_BYTES", "-4096"),
+        ("PYCOLL_HEAP_BYTES", "0"),
+        ("PYCOLL_HEAP_BYTES", "lots"),
+    ],
+)
+def test_a_malformed_variable_is_refused(name, value):
+    with pytest.raises(ArgumentError, match=r"expected"):
+        Config.from_env({name: value})
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("0", 0), ("8", 8), ("8B", 8), ("64k", 1 << 16), ("1MiB", 1 << 20), ("2GB", 2 << 30)],
+)
+def test_parse_bytes(text, nbytes):
+    assert parse_bytes(text) == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "K", "1.5M", "-1", "1Q", "1KK", "0x10"])
+def test_parse_bytes_refuses(text):
+    with pytest.raises(ArgumentError, match="number of bytes"):
+        parse_bytes(text)

@@ -1,0 +1,134 @@
+"""The direction of imports, and the rules that keep the parts apart."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = {"errors", "types", "config"}
+
+# What each part may import of pycoll, besides itself. `pycoll` is the package's own front.
+ALLOWED = {
+    **{word: WORDS for word in WORDS},
+    "schedule": WORDS,
+    "algorithms": WORDS | {"schedule"},
+    "runtime": WORDS | {"schedule", "algorithms", "_C"},
+    "comm": WORDS | {"schedule", "algorithms", "runtime", "_C"},
+    "parallel": WORDS | {"comm", "pycoll"},
+    "torch": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C", "pycoll"},
+    "cli": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C", "pycoll"},
+    "pycoll": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel"},
+    "__main__": {"cli"},
+}
+FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "pycoll").rglob("*.py"))
+CXX = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.is_file())
+COLLECTIVES = re.compile(
+    r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast", re.IGNORECASE
+)
+INTRINSICS = re.compile(r"\b_mm\w+")  # some are named after a broadcast within a register
+
+
+def part_of(module):
+    """Return the part of pycoll to which a module belongs: "pycoll.comm.x" -> "comm"."""
+    return module.split(".")[1] if "." in module else "pycoll"
+
+
+def module_of(path):
+    """Return the dotted name of a file: "pycoll/comm.py" -> "pycoll.comm"."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imported_modules(text, module, is_package):
+    """Return the absolute names of all modules that a Python text may import."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: len(module.split(".")) - node.level + is_package]
+            base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+            # `from pycoll import x` imports a part when x is one, else the front
+            names = {f"{base}.{a.name}" for a in node.names} if base == "pycoll" else {base}
+            found |= names
+    return found
+
+
+def forbidden_imports(text, path):
+    """Return the imports of a file of pycoll that go against the direction."""
+    module = module_of(path)
+    part = part_of(module)
+    names = imported_modules(text, module, path.endswith("__init__.py"))
+    own = {name for name in names if name.split(".")[0] == "pycoll"}
+    parts = {name: part_of(name) for name in own}
+    parts = {n: p if p in ALLOWED or p == "_C" else "pycoll" for n, p in parts.items()}
+    bad = {name for name, other in parts.items() if other not in ALLOWED[part] | {part}}
+    foreign = {name for name in names if name.split(".")[0] == "torch" and part != "torch"}
+    return sorted(bad | foreign)
+
+
+def environment_reads(text):
+    """Return the lines on which a Python text reaches for the environment of the process."""
+    names = {"environ", "environb", "getenv", "getenvb", "putenv"}
+    return sorted(
+        node.lineno
+        for node in ast.walk(ast.parse(text))
+        if (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.alias) and node.name in names)
+    )
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_imports_go_one_way(path):
+    assert forbidden_imports((ROOT / path).read_text(encoding="utf-8"), path) == []
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_no_hidden_state(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert [n.lineno for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Global)] == []
+    if path != "pycoll/config.py":
+        assert environment_reads(text) == []
+
+
+@pytest.mark.parametrize("path", CXX)
+def test_the_engine_names_no_collective(path):
+    text = INTRINSICS.sub("", (ROOT / path).read_text(encoding="utf-8"))
+    named = [i for i, line in enumerate(text.splitlines(), 1) if COLLECTIVES.search(line)]
+    assert named == []
+
+
+def test_the_sources_are_found():
+    assert "pycoll/config.py" in FILES
+    assert "csrc/fold.cpp" in CXX
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        ("pycoll/schedule/x.py", "import pycoll._C", ["pycoll._C"]),
+        ("pycoll/schedule/x.py", "from pycoll import _C", ["pycoll._C"]),
+        ("pycoll/schedule/x.py", "from .. import comm", ["pycoll.comm"]),
+        ("pycoll/schedule/__init__.py", "from ..algorithms import ring", ["pycoll.algorithms"]),
+        ("pycoll/schedule/x.py", "def f():\n    import pycoll", ["pycoll"]),
+        ("pycoll/schedule/x.py", "from pycoll import init", ["pycoll.init"]),
+        ("pycoll/parallel/x.py", "from pycoll.runtime.plans import p", ["pycoll.runtime.plans"]),
+        ("pycoll/cli/x.py", "import torch.nn", ["torch.nn"]),
+        ("pycoll/comm.py", "from pycoll.parallel import ddp", ["pycoll.parallel"]),
+        ("pycoll/errors.py", "from pycoll.schedule import ir", ["pycoll.schedule"]),
+        ("pycoll/schedule/x.py", "from pycoll.schedule.ir import at; from .ir import fold", []),
+        ("pycoll/algorithms/x.py", "from ..schedule import ir; from ..errors import E", []),
+        ("pycoll/cli/x.py", "import pycoll; from pycoll import init, _C; import numpy", []),
+        ("pycoll/__init__.py", "from .comm import Communicator; from . import errors", []),
+    ],
+)
+def test_a_wrong_import_is_seen(path, text, expected):
+    assert forbidden_imports(text, path) == expected
+
+
+def test_other_breaches_are_seen():
+    text = "import os\nos.environ['A']\nfrom os import getenv\nos.putenv('A', 'b')"
+    assert environment_reads(text) == [2, 3, 4]
+    assert COLLECTIVES.search("void AllReduce();")
+    assert not COLLECTIVES.search(INTRINSICS.sub("", "_mm512_broadcast_f32x4(x)"))
