@@ -1,4 +1,5 @@
 # Every target does its own set-up: a virtual environment in .venv, dependencies, the extension.
+# After a first run only what has changed is built again.
 #   PYTHON=/path/to/python3   use this interpreter instead of the newest suitable one
 #   ARGS="-k name"            more arguments for pytest in `make test`
 
@@ -6,9 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CANDIDATES := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3.10 python3)
-CXX_FILES = $(shell find csrc tests/native -name '*.cpp' -o -name '*.h' -o -name '*.inl' | sort)
-SOURCES = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
-NATIVE := $(wildcard tests/native/run.sh)
+CXX_NAMES := -name '*.cpp' -o -name '*.h' -o -name '*.inl'
+CXX_FILES = $(shell find csrc tests/native benchmarks $(CXX_NAMES) | sort)
+SOURCES = $(shell find csrc $(CXX_NAMES))
 
 # Prints the first candidate of version 3.10 or later that has venv and the C headers.
 FIND_PYTHON = for python in $(CANDIDATES); do \
@@ -37,7 +38,7 @@ $(VENV)/pyvenv.cfg:
 	@python="$$($(FIND_PYTHON))"; echo "setting up $(VENV) with $$($$python --version)"; \
 	$$python -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# The first install also compiles; later changes of the sources only rebuild what they touch.
+# The build comes before the install, which finds everything compiled.
 $(VENV)/installed: pyproject.toml setup.py | $(VENV)/pyvenv.cfg
 	@echo "installing pycoll and its development tools into $(VENV)"
 	@$(PIP) install "setuptools>=77" "pybind11>=2.13"
@@ -57,14 +58,14 @@ demo: build  ## train on four ranks, measure, and draw a schedule
 test: build native  ## run every test that needs two cores and nothing else
 	$(BIN)/python -m pytest $(ARGS)
 
-native:  ## run the C++ tests
-	@$(if $(NATIVE),bash $(NATIVE),echo "no C++ tests")
+native: tools  ## run the C++ tests
+	bash tests/native/run.sh
 
 asan: tools  ## run the C++ tests under the address and undefined-behaviour sanitizers
-	@$(if $(NATIVE),SANITIZE=address,undefined bash $(NATIVE),echo "no C++ tests")
+	bash tests/native/run.sh asan
 
 tsan: tools  ## run the C++ tests under the thread sanitizer
-	@$(if $(NATIVE),SANITIZE=thread bash $(NATIVE),echo "no C++ tests")
+	bash tests/native/run.sh tsan
 
 lint: $(VENV)/installed  ## check style: ruff and clang-format
 	$(BIN)/ruff check .
@@ -77,5 +78,5 @@ format: $(VENV)/installed  ## rewrite the sources in the style that lint checks
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:  ## remove everything that was built, the virtual environment too
-	rm -rf $(VENV) build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build tests/native/build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

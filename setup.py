@@ -1,6 +1,7 @@
 """Build of the extension ``pycoll._C``; everything else stands in pyproject.toml."""
 
 import os
+import sys
 from glob import glob
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
@@ -8,6 +9,9 @@ from setuptools import setup
 
 SOURCES = sorted(glob("csrc/*.cpp") + glob("csrc/transports/*.cpp"))
 HEADERS = sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/**/*.inl", recursive=True))
+
+# One place for objects, whichever command builds: an editable install compiles nothing twice.
+BUILD_TEMP = f"build/objects-{sys.implementation.cache_tag}"
 
 
 def is_stale(obj: str, src: str) -> bool:
@@ -33,4 +37,4 @@ extension = Pybind11Extension(
 )
 
 with ParallelCompile("PYCOLL_BUILD_JOBS", needs_recompile=is_stale):
-    setup(ext_modules=[extension])
+    setup(ext_modules=[extension], options={"build_ext": {"build_temp": BUILD_TEMP}})

@@ -52,9 +52,18 @@ void Engine::execute(const Job& job) {
   for (uint32_t segment = 0; segment < call.segments; ++segment) {
     begin_iteration(job, segment);
     interpret(*call.plan);
+    if (segment + 1 == call.segments) meet_everybody();
     end_iteration();
   }
   block_->records[call_seq_ % kRecords].done.store(1, kRelaxed);
+}
+
+// Nobody returns from a call before every rank has entered it with the same arguments, even where
+// the plan needs nothing of that rank: so every rank raises if one of them disagrees.
+inline void Engine::meet_everybody() {
+  for (uint32_t peer = 0; peer < world_size_; ++peer) {
+    if (peer != rank_ && peers_[peer].seen < iteration()) await(peer, kEntered);
+  }
 }
 
 // A refusal in the iteration before this one is over and done with for a new call; a call that

@@ -180,6 +180,7 @@ class Engine {
   void close_iteration(bool failed);
   [[noreturn]] void aborted();
 
+  void meet_everybody();
   void gate(bool continuing);
   void gate_on(uint32_t peer, bool continuing);
   void publish(uint32_t step);

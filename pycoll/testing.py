@@ -91,7 +91,7 @@ def run_processes(
                 children.append(_Child(rank, join, fn, args))
             until = time.monotonic() + timeout
             while time.monotonic() < until and any(child.outcome is None for child in children):
-                if any(child.has_failed(may_die) for child in children):
+                if any([child.has_failed(may_die) for child in children]):  # all are asked
                     until = min(until, time.monotonic() + GRACE_S)
                 time.sleep(_POLL_S)
             stuck = {child.rank: child.dump() for child in children if child.outcome is None}

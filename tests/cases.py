@@ -8,8 +8,8 @@ import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
-import oracle
 
+import oracle
 from pycoll.config import Config
 from pycoll.testing import run_processes, run_threads
 
@@ -148,5 +148,6 @@ def check(world, cases, config=None, timeout=60.0):
     kind, n = world
     run = run_threads if kind == "threads" else run_processes
     config = config or Config(timeout_s=10, heap_bytes=1 << 28)
-    wrong = sum(run(n, run_cases, cases, config=config, timeout=timeout), [])
+    results = run(n, run_cases, cases, config=config, timeout=timeout)
+    wrong = [line for result in results for line in result]
     assert not wrong, f"{len(wrong)} of {n * len(cases)} wrong:\n" + "\n".join(wrong[:10])

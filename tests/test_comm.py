@@ -3,8 +3,9 @@
 import os
 
 import numpy as np
-import oracle
 import pytest
+
+import oracle
 from cases import (
     IN_PLACE,
     MOVING,
@@ -13,7 +14,6 @@ from cases import (
     ROOTED,
     SMALL_CELLS,
     SYMMETRIC,
-    THREADS,
     WORLDS,
     check,
     make,
@@ -92,7 +92,7 @@ def test_every_root(world):
 
 
 def algorithm_cases(entry, n):
-    """Return calls that name an algorithm, with data whose result depends on the order if it may."""
+    """Return calls that name an algorithm; the data shows the order if the algorithm pins it."""
     pinned = entry.order in ("tree", "rank")
     data = oracle.random if pinned else oracle.exact
     in_place = ["in_place", "symmetric_in_place"] if entry.collective in IN_PLACE else []
@@ -184,12 +184,12 @@ def test_barrier_waits_for_all():
 def test_more_calls_than_the_iteration_counter_holds():
     def rank(comm):
         x = np.array([comm.rank], np.int64)
-        return sum(int(comm.all_reduce(x)[0]) != 1 for _ in range(70_000))
+        return sum(int(comm.all_reduce(x)[0]) != 1 for _ in range(66_000))
 
     assert run_processes(2, rank, timeout=60) == [0, 0]
 
 
-@pytest.mark.parametrize("world", THREADS[-1:] + [("processes", 6)], ids=str)
+@pytest.mark.parametrize("world", [("threads", 8), ("processes", 6)], ids=str)
 def test_more_ranks_than_cores(world):
     cases = [make(c, "float32", world[1], k) for c in COLLECTIVES for k in (1, 300)] * 10
     check(world, cases)
@@ -216,13 +216,13 @@ def test_more_than_two_to_the_31_elements():
         pytest.skip(f"needs 8 GiB of free memory, there are {free / GIB:.1f}")
 
     def rank(comm):
-        x = np.ones(count, np.int8)
-        x[-1], x[1 << 31] = 40 + comm.rank, comm.rank
+        x = np.zeros(count, np.int8)
+        x[[0, (1 << 31) - 1, 1 << 31, -1]] = [1, 2, 3, 40 + comm.rank]
         comm.all_reduce(x, out=x)
-        return int(x[-1]), int(x[1 << 31]), int(x[0]), int(x[(1 << 31) - 1]), int(x.min())
+        return x[np.flatnonzero(x)].tolist()
 
     config = Config(timeout_s=60)
-    assert run_processes(2, rank, timeout=90, config=config) == [(81, 1, 2, 2, 1)] * 2
+    assert run_processes(2, rank, timeout=90, config=config) == [[2, 4, 6, 81]] * 2
 
 
 def test_threads_and_processes_agree():

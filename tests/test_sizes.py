@@ -21,7 +21,7 @@ def sources(folders, patterns):
 
 
 PYTHON = ["setup.py", *sources(["pycoll", "tests", "benchmarks", "examples"], ["*.py"])]
-CXX = sources(["csrc", "tests/native"], ["*.cpp", "*.h", "*.inl"])
+CXX = sources(["csrc", "tests/native", "benchmarks"], ["*.cpp", "*.h", "*.inl"])
 
 
 def long_functions(text, limit):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from pycoll.algorithms import direct, halving_doubling, ring
+from pycoll.algorithms import circulant, circulant_blocks, direct, halving_doubling, ring
 from pycoll.errors import ScheduleError
 from pycoll.schedule.ir import Algorithm
 
@@ -26,6 +26,11 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     direct.broadcast,
     ring.reduce,
     *direct.reduce,
+    circulant_blocks.broadcast,
+    circulant_blocks.reduce,
+    circulant.all_reduce,
+    circulant.reduce_scatter,
+    circulant.all_gather,
     direct.gather,
     direct.scatter,
     direct.all_to_all,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.schedule.collectives import COLLECTIVES, OWN, Collective
+from pycoll.types import DType
 
 PERIOD = 8191
 POISON = 113  # what outputs hold before a call that is checked
@@ -23,32 +23,34 @@ _LINE = 64
 V_VARIANTS = ("all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v")
 NAMES = (*COLLECTIVES, *V_VARIANTS, "barrier")
 
-_EXACT: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
-    "sum": lambda parts, n: parts.sum(axis=0),
-    "prod": lambda parts, n: parts.prod(axis=0),
-    "min": lambda parts, n: parts.min(axis=0),
-    "max": lambda parts, n: parts.max(axis=0),
-    "avg": lambda parts, n: parts.sum(axis=0),
-    "and": lambda parts, n: np.bitwise_and.reduce(parts, axis=0),
-    "or": lambda parts, n: np.bitwise_or.reduce(parts, axis=0),
-    "xor": lambda parts, n: np.bitwise_xor.reduce(parts, axis=0),
+_EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "sum": lambda parts: parts.sum(axis=0),
+    "prod": lambda parts: parts.prod(axis=0),
+    "min": lambda parts: parts.min(axis=0),
+    "max": lambda parts: parts.max(axis=0),
+    "avg": lambda parts: parts.sum(axis=0),
+    "and": lambda parts: np.bitwise_and.reduce(parts, axis=0),
+    "or": lambda parts: np.bitwise_or.reduce(parts, axis=0),
+    "xor": lambda parts: np.bitwise_xor.reduce(parts, axis=0),
 }
 
 
 def element_type(name: str) -> np.dtype:
-    """Return the NumPy dtype of a name, ``bfloat16`` included.
+    """Return the NumPy dtype of one of pycoll's element types.
 
     Raises:
-        ArgumentError: The name is not known.
+        ArgumentError: The name is not known, or NumPy lacks the type.
     """
-    try:
-        if name == "bfloat16":
-            import ml_dtypes
-
-            return np.dtype(ml_dtypes.bfloat16)
+    known = [dtype.name.lower() for dtype in DType]
+    if name not in known:
+        raise ArgumentError(f"--dtype {name} is not known; accepted: {', '.join(known)}")
+    if name != "bfloat16":
         return np.dtype(name)
-    except (ImportError, TypeError) as error:
-        raise ArgumentError(f"--dtype {name}: {error}") from None
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ArgumentError("--dtype bfloat16 needs the package ml-dtypes") from None
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Problem:
     @classmethod
     def of_size(cls, name: str, dtype: np.dtype, op: str, nbytes: int, n: int) -> Problem:
         """Make the problem whose full vector has about `nbytes`, at least one element a block."""
+        if name == "barrier":
+            return cls(name, dtype, op, (0,) * n)
         count = max(1, nbytes // dtype.itemsize)
         if name in V_VARIANTS:  # blocks grow from rank to rank
             weight = np.arange(n) + n
@@ -88,8 +92,8 @@ class Problem:
 
     @property
     def promise(self) -> Collective:
-        """What the collective promises."""
-        return COLLECTIVES[self.name.removesuffix("_v")]
+        """What the collective promises; a barrier promises nothing about data."""
+        return COLLECTIVES.get(self.name.removesuffix("_v")) or Collective(self.name)
 
     @property
     def count(self) -> int:
@@ -120,7 +124,7 @@ class Problem:
 
     def input(self, rank: int) -> np.ndarray:
         """Return what a rank contributes."""
-        return _repeat(_tile(rank, self.op), self.in_count(rank)).astype(self.dtype)
+        return np.resize(_tile(rank, self.op).astype(self.dtype), self.in_count(rank))
 
     def expected(self, rank: int) -> np.ndarray | None:
         """Return what a rank must get, or None where it gets nothing."""
@@ -129,7 +133,7 @@ class Problem:
             return None
         if promise.reduces:
             parts = np.stack([_tile(r, self.op) for r in range(self.n)])
-            full = _repeat(_finish(_EXACT[self.op](parts, self.n), self), self.count)
+            full = np.resize(_finish(_EXACT[self.op](parts), self), self.count)
         elif promise.transposes:
             mine = self.block(rank)
             full = np.concatenate([self.input(r)[mine] for r in range(self.n)])
@@ -150,17 +154,15 @@ def _tile(rank: int, op: str) -> np.ndarray:
     return np.where(draw < 6, 2, 1) if op == "prod" else 1 + draw % 4
 
 
-def _repeat(tile: np.ndarray, count: int) -> np.ndarray:
-    return np.resize(tile, count)
-
-
 def _finish(exact: np.ndarray, problem: Problem) -> np.ndarray:
+    values = exact.astype(problem.dtype)
     if problem.op != "avg":
-        return exact.astype(problem.dtype)
-    if problem.dtype.kind in "iu":
-        return (exact.astype(problem.dtype) // problem.n).astype(problem.dtype)
-    wide = np.dtype(np.float64 if problem.dtype == np.float64 else np.float32)
-    return (exact.astype(wide) / wide.type(problem.n)).astype(problem.dtype)
+        return values
+    if problem.dtype.kind in "iu":  # truncated towards zero, as C does
+        wide = values.astype(np.int64)
+        return (np.sign(wide) * (abs(wide) // problem.n)).astype(problem.dtype)
+    wide = values.astype(np.float64 if problem.dtype == np.float64 else np.float32)
+    return (wide / wide.dtype.type(problem.n)).astype(problem.dtype)
 
 
 @dataclass(frozen=True)
@@ -190,21 +192,21 @@ class Slots:
             symmetric: Whether to take symmetric memory.
             in_place: Whether ``out`` is ``x``, or holds it.
         """
-        rank = comm.rank
-        new_in = _pool(comm, problem.in_count(rank), problem.dtype, count, symmetric)
-        new_out = _pool(comm, problem.out_count(rank), problem.dtype, count, symmetric)
-        if not in_place:
-            outs = new_out if problem.out_count(rank) else [None] * count
-            made = cls(problem, rank, tuple(zip(new_in, outs, strict=True)))
-        elif problem.name == "all_gather":
-            mine = problem.block(rank)
-            made = cls(problem, rank, tuple((out[mine], out) for out in new_out))
-        elif problem.name == "reduce_scatter":
-            mine = problem.block(rank)
-            made = cls(problem, rank, tuple((x, x[mine]) for x in new_in))
+        rank, n_out = comm.rank, problem.out_count(comm.rank)
+
+        def pool(size: int) -> list[np.ndarray]:
+            return _pool(comm, size, problem.dtype, count, symmetric)
+
+        if in_place and problem.name == "all_gather":
+            pairs = [(out[problem.block(rank)], out) for out in pool(n_out)]
+        elif in_place and problem.name == "reduce_scatter":
+            pairs = [(x, x[problem.block(rank)]) for x in pool(problem.in_count(rank))]
+        elif in_place:
+            pairs = [(x, x if n_out else None) for x in pool(problem.in_count(rank))]
         else:
-            has_out = problem.out_count(rank) > 0
-            made = cls(problem, rank, tuple((x, x if has_out else None) for x in new_in))
+            outs = pool(n_out) if n_out else [None] * count
+            pairs = list(zip(pool(problem.in_count(rank)), outs, strict=True))
+        made = cls(problem, rank, tuple(pairs))
         made.fill()
         return made
 
@@ -230,6 +232,4 @@ def _pool(
     """Cut `count` arrays from one piece of memory, at cache lines that no power of two divides."""
     step = -(-size * dtype.itemsize // _LINE) * _LINE + 5 * _LINE
     memory = (comm.empty if symmetric else np.empty)(count * step, np.uint8)
-    return [
-        memory[i * step : i * step + size * dtype.itemsize].view(dtype) for i in range(count)
-    ]
+    return [memory[i * step : i * step + size * dtype.itemsize].view(dtype) for i in range(count)]

@@ -145,9 +145,8 @@ def _step(step: int) -> str:
 
 
 def _timeout(report: dict) -> str:
-    lines = [
-        f"no progress within {report['timeout_s']:.3g} s; rank {report['reporter']} gave up first"
-    ]
+    waited = report["ranks"][report["reporter"]]["waiting_s"]
+    lines = [f"rank {report['reporter']} gave up after waiting {waited:.3g} s"]
     lines += [f"  {_progress(rank, report)}" for rank in report["ranks"]]
     return "\n".join(lines) + "\n" + _advice().strip()
 

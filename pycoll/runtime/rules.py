@@ -63,7 +63,7 @@ RULES = (
     Rule("reduce_scatter", ANY_N, 4 * K, False, ("halving", *_SUMS), _FEW_PEERS),
     Rule("reduce_scatter", ANY_N, ANY_SIZE, True, _SUMS, _IN_PLACE),
     Rule("reduce_scatter", ANY_N, ANY_SIZE, False, _SUMS, _FEW_COPIES),
-    Rule("all_gather", 16, 4 * K, False, ("direct_pull",), _FEW_SYNCS),
+    Rule("all_gather", 16, 8 * K, False, ("direct_pull",), _FEW_SYNCS),
     Rule("all_gather", ANY_N, 8 * K, False, ("doubling",), _FEW_PEERS),
     Rule("all_gather", ANY_N, ANY_SIZE, True, ("direct_push",), _IN_PLACE),
     Rule("all_gather", 2, ANY_SIZE, False, ("direct_push",), _FEW_COPIES),

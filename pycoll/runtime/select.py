@@ -17,7 +17,7 @@ from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.runtime.rules import RULES, Rule
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.cost import Machine, predict
-from pycoll.schedule.ir import Algorithm
+from pycoll.schedule.ir import Algorithm, Schedule
 from pycoll.types import DType, Order, ReduceOp
 
 MAX_BLOCKS = 64
@@ -238,7 +238,15 @@ def parameters(algorithm: Algorithm, wish: Wish, machine: Machine) -> dict[str, 
     """
     if "k" not in algorithm.params:
         return {}
-    depth = sum(1 for _ in algorithm.schedule(wish.n, k=1).rounds(0)) - 1
+    depth = max(0, _rounds(algorithm.schedule(wish.n, k=1)) - 1)
     moved = (2 * machine.beta + machine.gamma) * wish.nbytes
-    best = math.sqrt(max(0, depth) * moved / (machine.alpha + machine.sigma))
+    best = math.sqrt(depth * moved / (machine.alpha + machine.sigma))
     return {"k": 1 << round(math.log2(min(max(1.0, best), MAX_BLOCKS)))}
+
+
+def _rounds(schedule: Schedule) -> int:
+    """Count the rounds in which rank 0 would touch another rank's memory, masks apart."""
+    return sum(
+        any(piece.rank % schedule.n for f in folds for piece in (*f.srcs, *f.dsts))
+        for folds in schedule.rounds(0)
+    )

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,7 @@ class Session:
         """
         self.rank, self.world_size, self.config = rank, world_size, config
         self.heap, self.region, self.threads = heap, region, threads
+        self._in_flight: deque[tuple[int, Prepared]] = deque()  # even if nobody keeps the `Work`
         self._engine: _C.Engine | None = None
         self._engine = engine = raising(
             _C.Engine, control, heap, rank, timeout_s=config.timeout_s, threads=threads
@@ -118,7 +120,16 @@ class Session:
         ticket = self.guard(
             run, prepared.binding, prepared.in_ptr, prepared.out_ptr, self.site(), limit
         )
-        return Work(self, ticket, prepared) if async_op else prepared.result
+        if not async_op:
+            return prepared.result
+        self.sweep()
+        self._in_flight.append((ticket, prepared))
+        return Work(self, ticket, prepared)
+
+    def sweep(self) -> None:
+        """Let go of the arrays of background calls that have ended."""
+        while self._in_flight and self.engine.done(self._in_flight[0][0]):
+            self._in_flight.popleft()
 
     def bind(self, spec: CallSpec, extents: Extents) -> _C.Binding:
         """Bind the plan of a v-variant."""
@@ -238,10 +249,12 @@ class Session:
         """See `pycoll.Communicator.abort`."""
         self.engine.abort(str(reason))
 
-    def leave(self, error: BaseException) -> None:
-        """Tell the peers that this rank leaves because of an exception."""
+    def leave(self, reason: BaseException | str) -> None:
+        """Tell the peers why this rank leaves: an exception, or a text."""
+        if isinstance(reason, BaseException):
+            reason = f"{type(reason).__name__}: {reason}"
         if self._engine is not None:
-            self._engine.leave(f"{type(error).__name__}: {error}")
+            self._engine.leave(reason)
 
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""
@@ -250,6 +263,7 @@ class Session:
             self.fast = None
             atexit.unregister(self._at_exit)
             engine.close()
+            self._in_flight.clear()
 
 
 def _leave_at_exit(reference: weakref.ref[Session]) -> None:
@@ -258,5 +272,5 @@ def _leave_at_exit(reference: weakref.ref[Session]) -> None:
     if session is None:
         return
     error = getattr(sys, "last_value", None)
-    session.leave(error if error is not None else SystemExit("the process exited"))
+    session.leave(error if error is not None else "it exited while its communicator was open")
     session.close()

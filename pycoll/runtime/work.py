@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, CollError, CollTimeout
 from pycoll.runtime.arrays import view
 from pycoll.runtime.calls import Prepared, Request
 
@@ -20,11 +20,13 @@ class Work:
     def __init__(self, session: Session, ticket: int, prepared: Prepared) -> None:
         """Hold on to a call in the engine's queue."""
         self._session, self._ticket, self._prepared = session, ticket, prepared
+        self._engine = session.engine  # outlives a close, which finishes the queue
         self._finished = False
+        self._error: CollError | None = None
 
     def done(self) -> bool:
         """Tell whether the call has ended, without waiting."""
-        return self._finished or self._session.engine.done(self._ticket)
+        return self._finished or self._engine.done(self._ticket)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the call to end.
@@ -41,8 +43,16 @@ class Work:
         """
         if not self._finished:
             limit = -1.0 if timeout is None else float(timeout)
-            self._session.guard(self._session.engine.wait, self._ticket, limit)
+            try:
+                self._session.guard(self._engine.wait, self._ticket, limit)
+            except CollError as error:
+                if isinstance(error, CollTimeout) and self._engine.report() is None:
+                    raise  # only this wait is over
+                self._error = error
             self._finished = True
+            self._session.sweep()
+        if self._error is not None:
+            raise self._error
         return self._prepared.result
 
 

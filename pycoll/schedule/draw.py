@@ -7,15 +7,13 @@ rank that stores to the rank it stores to, in the colour of its chunk.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.schedule.cost import active, cost
-from pycoll.schedule.ir import Fold, Schedule
+from pycoll.schedule.ir import Schedule
+from pycoll.schedule.transfers import Arrow, Mark, caption, transfers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,117 +24,22 @@ _INK, _GREY, _FAINT, _PAPER = "#1f2933", "#52606d", "#d5dae0", "#ffffff"
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#8c6d46")
 
 
-@dataclass(frozen=True)
-class Arrow:
-    """One transfer of a picture.
-
-    Attributes:
-        round: Round in which it happens.
-        src, dst: Rank whose memory it leaves, and rank whose memory it reaches.
-        chunk, count: First chunk, and number of consecutive chunks.
-        stored: The owner stores it on another rank; otherwise the owner reads it.
-    """
-
-    round: int
-    src: int
-    dst: int
-    chunk: int
-    count: int
-    stored: bool
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A rank at work in a round.
-
-    Attributes:
-        round, rank: Where.
-        reduces: It combines several sources; otherwise it copies.
-    """
-
-    round: int
-    rank: int
-    reduces: bool
-
-
-def transfers(schedule: Schedule) -> Iterator[Arrow | Mark]:
-    """Yield everything there is to draw, round by round."""
-    n = schedule.n
-    ranks = schedule.all_ranks()
-    for number, folds in enumerate(schedule.rounds(ranks)):
-        for f in folds:
-            count = active(f, n)
-            for owner in np.flatnonzero(count).tolist():
-                yield Mark(number, owner, len(f.srcs) > 1)
-                yield from _arrows(f, number, owner, int(count[owner]), schedule)
-
-
-def _arrows(f: Fold, number: int, owner: int, count: int, schedule: Schedule) -> Iterator[Arrow]:
-    chunk = _destination_chunk(f, owner, schedule)
-    for i, piece in enumerate((*f.srcs, *f.dsts)):
-        peer = _entry(piece.rank, owner) % schedule.n
-        if peer == owner:
-            continue
-        stored = i >= len(f.srcs)
-        src, dst = (owner, peer) if stored else (peer, owner)
-        yield Arrow(number, src, dst, chunk, count, stored)
-
-
-def _entry(value: Any, owner: int) -> int:
-    return int(value[owner]) if np.ndim(value) else int(value)
-
-
-def _destination_chunk(f: Fold, owner: int, schedule: Schedule) -> int:
-    """Chunk of the user's array that a fold is about; scratch slots have no colour of their own."""
-    for piece in (*f.dsts, *f.srcs):
-        if piece.buffer.name != "TMP":
-            return _entry(piece.chunk, owner) % max(1, schedule.chunks)
-    return 0
-
-
-def caption(schedule: Schedule) -> tuple[str, str]:
-    """Return the title of a picture and the line of figures under it."""
-    spent = cost(schedule)
-    order = schedule.algorithm.order
-    extra = "".join(f", {k} = {v}" for k, v in schedule.params.items())
-    title = f"{schedule.collective} · {schedule.algorithm.name} · n = {schedule.n}{extra}"
-    figures = [
-        _plural(spent.rounds, "round"),
-        _plural(schedule.chunks, "chunk"),
-        f"{_share(spent.per_rank)} per rank",
-        f"order {order}" if order else "nothing is reduced",
-    ]
-    return title, "   |   ".join(figures)
-
-
-def _plural(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _share(part: Any) -> str:
-    return f"{part} of the vector" if part.denominator > 1 else f"{part} x the vector"
-
-
-def as_text(schedule: Schedule) -> str:
-    """Return the rounds as text, one transfer a line."""
-    lines = list(caption(schedule))
-    current = -1
-    for item in transfers(schedule):
-        if item.round != current:
-            current = item.round
-            lines.append(f"round {current}")
-        if isinstance(item, Mark):
-            lines.append(f"  rank {item.rank} {'reduces' if item.reduces else 'copies'}")
-            continue
-        span = f"chunk {item.chunk}" if item.count == 1 else f"chunks {item.chunk}+{item.count}"
-        verb = "stores to" if item.stored else "reads from"
-        peer = item.dst if item.stored else item.src
-        lines.append(f"    {verb} rank {peer}  {span}")
-    return "\n".join(lines)
-
-
 def draw(schedule: Schedule, path: str, dpi: int = 150) -> None:
     """Draw a schedule to a file; its suffix tells the format, such as ``.png`` or ``.svg``.
+
+    Raises:
+        ArgumentError: If matplotlib is missing, if there are too many ranks to tell apart, or if
+            the format is not known.
+    """
+    figure = picture(schedule)
+    try:
+        figure.savefig(path, dpi=dpi, facecolor=_PAPER)
+    except ValueError as error:
+        raise ArgumentError(f"cannot draw to {path}: {error}") from None
+
+
+def picture(schedule: Schedule) -> Figure:
+    """Return the figure that `draw` saves.
 
     Raises:
         ArgumentError: If matplotlib is missing, or there are too many ranks to tell apart.
@@ -156,7 +59,7 @@ def draw(schedule: Schedule, path: str, dpi: int = 150) -> None:
     figure = Figure(facecolor=_PAPER)
     FigureCanvasAgg(figure)
     _Picture(schedule, figure).paint()
-    figure.savefig(path, dpi=dpi, facecolor=_PAPER)
+    return figure
 
 
 class _Picture:
@@ -253,7 +156,11 @@ class _Picture:
             (any(not m.reduces for m in self.marks), "copies", dot | {"mfc": _PAPER}),
             (bool(self.reads), "data read", {"lw": 1.2}),
             (bool(self.stores), "data stored", {"lw": 1.2, "ls": (0, (4, 1.6))}),
-            (any(a.count > 1 for a in self.arrows), "several chunks", {"lw": 2.6}),
+            (
+                any(a.count > 1 for a in self.arrows),
+                "several chunks, in the colour of the first",
+                {"lw": 2.6},
+            ),
         )
         shown = [
             (Line2D([], [], color=_INK, **look), label) for wanted, label, look in found if wanted

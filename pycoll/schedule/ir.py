@@ -231,10 +231,12 @@ class Schedule:
 
     @property
     def reduces_at_once(self) -> bool:
-        """Whether every fold that combines anything combines as many pieces as there are ranks."""
-        for folds in self.rounds(self.all_ranks()):
+        """Whether every fold that combines anything combines one input of each rank."""
+        for number, folds in enumerate(self.rounds(self.all_ranks())):
+            inputs = (Buffer.IN, Buffer.IN if number else Buffer.ACC)
             for f in folds:
-                partial = 1 < len(f.srcs) != self.n
+                whole = len(f.srcs) == self.n and all(p.buffer in inputs for p in f.srcs)
+                partial = len(f.srcs) > 1 and not whole
                 if partial and np.any(np.asarray(f.where) & (np.asarray(f.count) > 0)):
                     return False
         return True

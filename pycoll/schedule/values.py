@@ -6,7 +6,7 @@ hold the same expression, fold by fold. Copies make no new value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,72 +16,6 @@ from pycoll.schedule.promise import Promise
 from pycoll.schedule.trace import Trace
 
 _BITS = 16  # of the counter that each rank has in `Expressions.counts`
-
-
-@dataclass
-class Expressions:
-    """All values of a run, numbered; the inputs come first, as ``rank * chunks + chunk``.
-
-    Attributes:
-        promise: What the collective promises.
-        total: Number of contributions, repetitions included.
-        counts: Contributions of each rank, 16 bits each in one integer; exact while total < 2^16.
-        chunk: Chunk that all contributions belong to, or -1 if they differ.
-        folds: Largest number of folds on a path from an input.
-        shape: Number of the binary expression that remains when folds are cut into single operations.
-    """
-
-    promise: Promise
-    total: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    chunk: list[int] = field(default_factory=list)
-    folds: list[int] = field(default_factory=list)
-    shape: list[int] = field(default_factory=list)
-    _known: dict = field(default_factory=dict)
-    _shapes: dict = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Number the inputs."""
-        n, chunks = self.promise.n, self.promise.chunks
-        self.total = [1] * (n * chunks)
-        self.counts = [1 << _BITS * rank for rank in range(n) for _ in range(chunks)]
-        self.chunk = list(range(chunks)) * n
-        self.folds = [0] * (n * chunks)
-        self.shape = list(range(n * chunks))
-
-    def fold(self, tree: bool, values: tuple[int, ...]) -> int:
-        """Return the value of a fold with two or more sources."""
-        key = tree, values
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = len(self.total)
-            self.total.append(sum([self.total[v] for v in values]))
-            self.counts.append(sum([self.counts[v] for v in values]))
-            chunks = {self.chunk[v] for v in values}
-            self.chunk.append(chunks.pop() if len(chunks) == 1 else -1)
-            self.folds.append(1 + max([self.folds[v] for v in values]))
-            shapes = [self.shape[v] for v in values]
-            self.shape.append(self.in_tree(shapes) if tree else self.in_line(shapes))
-        return found
-
-    def _pair(self, left: int, right: int) -> int:
-        return self._shapes.setdefault((left, right), len(self.promise.origin.flat) + len(self._shapes))
-
-    def in_line(self, shapes: list[int]) -> int:
-        """Shape of a fold from left to right."""
-        result = shapes[0]
-        for shape in shapes[1:]:
-            result = self._pair(result, shape)
-        return result
-
-    def in_tree(self, shapes: list[int]) -> int:
-        """Shape of a fold along the in-order balanced tree; see docs/architecture.md, section 1."""
-        extra = len(shapes) - (1 << (len(shapes).bit_length() - 1))
-        pairs = [self._pair(*shapes[2 * i : 2 * i + 2]) for i in range(extra)]
-        level = pairs + shapes[2 * extra :]
-        while len(level) > 1:
-            level = [self._pair(level[i], level[i + 1]) for i in range(0, len(level), 2)]
-        return level[0]
 
 
 @dataclass(frozen=True)
@@ -100,21 +34,83 @@ class Outcome:
     roundings: int
 
 
-def judge(trace: Trace, scaling: np.ndarray | None = None) -> Outcome:
+class Expressions:
+    """Values, numbered; the inputs come first, as ``rank * chunks + chunk``.
+
+    Attributes:
+        promise: What the collective promises.
+        total: Number of contributions, repetitions included.
+        counts: Contributions of each rank, 16 bits each in one integer; exact while total < 2^16.
+        chunk: Chunk that all contributions belong to, or -1 if they differ.
+        folds: Largest number of folds on a path from an input.
+        shape: Number of the binary expression that remains when folds are cut into single operations.
+        outcomes: What is known of results, by the values of all chunks.
+    """
+
+    def __init__(self, promise: Promise) -> None:
+        """Number the inputs."""
+        n, chunks = promise.n, promise.chunks
+        self.promise = promise
+        self.inputs = n * chunks
+        self.total = [1] * self.inputs
+        self.counts = [1 << _BITS * rank for rank in range(n) for _ in range(chunks)]
+        self.chunk = list(range(chunks)) * n
+        self.folds = [0] * self.inputs
+        self.shape = list(range(self.inputs))
+        self.outcomes: dict[tuple[int, ...], Outcome] = {}
+        self._known: dict[tuple[bool, tuple[int, ...]], int] = {}
+        self._shapes: dict[tuple[int, int], int] = {}
+
+    def fold(self, tree: bool, values: tuple[int, ...]) -> int:
+        """Return the value of a fold with two or more sources."""
+        tree = tree and len(values) > 3  # up to three, the tree is a line
+        found = self._known.get((tree, values))
+        if found is None:
+            found = self._known[tree, values] = len(self.total)
+            chunks = {self.chunk[v] for v in values}
+            self.total.append(sum([self.total[v] for v in values]))
+            self.counts.append(sum([self.counts[v] for v in values]))
+            self.chunk.append(chunks.pop() if len(chunks) == 1 else -1)
+            self.folds.append(1 + max([self.folds[v] for v in values]))
+            shapes = [self.shape[v] for v in values]
+            self.shape.append(self.in_tree(shapes) if tree else self.in_line(shapes))
+        return found
+
+    def _pair(self, left: int, right: int) -> int:
+        return self._shapes.setdefault((left, right), self.inputs + len(self._shapes))
+
+    def in_line(self, shapes: list[int]) -> int:
+        """Shape of a fold from left to right."""
+        result = shapes[0]
+        for shape in shapes[1:]:
+            result = self._pair(result, shape)
+        return result
+
+    def in_tree(self, shapes: list[int]) -> int:
+        """Shape of a fold along the in-order balanced tree; see docs/architecture.md, section 1."""
+        extra = len(shapes) - (1 << (len(shapes).bit_length() - 1))
+        pairs = [self._pair(*shapes[2 * i : 2 * i + 2]) for i in range(extra)]
+        level = pairs + shapes[2 * extra :]
+        while len(level) > 1:
+            level = [self._pair(level[i], level[i + 1]) for i in range(0, len(level), 2)]
+        return level[0]
+
+
+def judge(trace: Trace, expressions: Expressions, in_fold: bool) -> Outcome:
     """Compute every output and compare it with the promise.
 
     Args:
         trace: The accesses of one call.
-        scaling: ``[n]`` whether a rank divides inside its complete folds for the operation "avg",
-            and not at the end; None if it cannot be asked.
+        expressions: The values, which may be known from other runs of the schedule.
+        in_fold: For the operation "avg", complete folds divide; otherwise the outputs are divided at
+            the end.
 
     Raises:
         ScheduleError: For a read of something never written, a contribution that is missing or
             counted twice, or ranks that differ in their expression.
     """
-    expressions = Expressions(trace.promise)
     source = _sources(trace)
-    value, scaled = _evaluate(trace, source, expressions, scaling)
+    value, root = _evaluate(trace, source, expressions)
     result = np.flatnonzero(trace.result)
     cell = trace.cell[result]
     size = trace.promise.n * trace.promise.chunks
@@ -128,8 +124,8 @@ def judge(trace: Trace, scaling: np.ndarray | None = None) -> Outcome:
             _wrong(trace, cell[i], expressions, held[i], f"the input in[{want[0]}:{want[1]}]")
         return Outcome("", frozenset([""]), max([expressions.folds[v] for v in held], default=0))
     _check_counts(trace, expressions, cell, chunk, held)
-    if scaling is not None and trace.promise.n > 1:
-        _check_scaling(trace, scaled[source[result]], scaling[rank], cell)
+    if in_fold:
+        _check_scaling(trace, root[source[result]], cell)
     return _order(trace, expressions, cell, chunk, held)
 
 
@@ -157,8 +153,10 @@ def _sources(trace: Trace) -> np.ndarray:
     return result
 
 
-def _evaluate(trace, source, expressions, scaling) -> tuple[np.ndarray, np.ndarray]:
-    """Give every node its value, and tell which were divided for "avg" inside a fold."""
+def _evaluate(
+    trace: Trace, source: np.ndarray, expressions: Expressions
+) -> tuple[np.ndarray, np.ndarray]:
+    """Give every node its value, and the node that it is a copy of."""
     units, size = trace.units, trace.promise.n * trace.promise.chunks
     inner = np.flatnonzero(~trace.write & (trace.unit >= 0))
     inner = inner[np.argsort(trace.operand[inner])]
@@ -180,11 +178,7 @@ def _evaluate(trace, source, expressions, scaling) -> tuple[np.ndarray, np.ndarr
     tree = ((units.flags[reducing] & FOLD_TREE) > 0).tolist()
     for unit, i, j, shape in zip(reducing.tolist(), begin, end, tree, strict=True):
         value[size + unit] = expressions.fold(shape, tuple([value[k] for k in nodes[i:j]]))
-    scaled = np.zeros(len(root), bool)
-    if scaling is not None:
-        complete = (units.flags & FOLD_COMPLETE) > 0
-        scaled[size:] = complete & (units.nsrc > 1) & scaling[trace.ranks[units.event]]
-    return np.array(value)[root], scaled[root]
+    return np.array(value)[root], root
 
 
 def _wrong(trace: Trace, cell: int, expressions: Expressions, value: int, want: str) -> None:
@@ -224,17 +218,18 @@ def _check_counts(trace, expressions, cell, chunk, held) -> None:
             _wrong(trace, cell[i], expressions, value, f"all ranks' chunk {want}, each once")
 
 
-def _check_scaling(trace, scaled, in_fold, cell) -> None:
-    bad = np.flatnonzero(scaled != in_fold)
+def _check_scaling(trace: Trace, root: np.ndarray, cell: np.ndarray) -> None:
+    """Check that every output was made by a complete fold, which divides for the average."""
+    unit = root - trace.promise.n * trace.promise.chunks
+    complete = (trace.units.flags & FOLD_COMPLETE > 0) & (trace.units.nsrc > 1)
+    bad = np.flatnonzero((unit >= 0) & ~complete[unit])
     if len(bad):
-        times = "twice" if scaled[bad[0]] else "not at all"
         raise ScheduleError(
-            f"{trace.title}: {trace.piece(cell[bad[0]])} would be divided {times} for the average"
+            f"{trace.title}: {trace.piece(cell[bad[0]])} would not be divided for the average"
         )
 
 
-def _order(trace, expressions, cell, chunk, held) -> Outcome:
-    n, chunks = trace.promise.n, trace.promise.chunks
+def _order(trace, expressions: Expressions, cell, chunk, held) -> Outcome:
     first: dict[int, int] = {}
     for i, (c, value) in enumerate(zip(chunk.tolist(), held.tolist(), strict=True)):
         if held[first.setdefault(c, i)] != value:
@@ -242,12 +237,20 @@ def _order(trace, expressions, cell, chunk, held) -> Outcome:
                 f"{trace.title}: {trace.piece(cell[first[c]])} and {trace.piece(cell[i])} are "
                 f"folded in different orders, so they can differ in their bits"
             )
+    values = tuple(int(held[first[c]]) for c in sorted(first))
+    if values not in expressions.outcomes:
+        expressions.outcomes[values] = _outcome(expressions, sorted(first), values)
+    return expressions.outcomes[values]
+
+
+def _outcome(expressions: Expressions, chunk: list[int], values: tuple[int, ...]) -> Outcome:
+    n, chunks = expressions.promise.n, expressions.promise.chunks
     orders = []
     for name, shape_of in (("tree", expressions.in_tree), ("rank", expressions.in_line)):
         if all(
-            expressions.shape[held[i]] == shape_of([rank * chunks + c for rank in range(n)])
-            for c, i in first.items()
+            expressions.shape[value] == shape_of([rank * chunks + c for rank in range(n)])
+            for c, value in zip(chunk, values, strict=True)
         ):
             orders.append(name)
-    roundings = max([expressions.folds[held[i]] for i in first.values()], default=0)
+    roundings = max([expressions.folds[value] for value in values], default=0)
     return Outcome(orders[0] if orders else "any", frozenset([*orders, "any"]), roundings)

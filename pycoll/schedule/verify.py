@@ -21,7 +21,7 @@ from pycoll.schedule.plan import Opcode, Plan
 from pycoll.schedule.promise import Promise
 from pycoll.schedule.rendezvous import exchange, run_messages
 from pycoll.schedule.trace import Trace
-from pycoll.schedule.values import Outcome, judge
+from pycoll.schedule.values import Expressions, Outcome, judge
 
 CONSECUTIVE = 8  # worlds up to this size are also run over three consecutive calls
 
@@ -38,7 +38,7 @@ class Proof:
         roundings: Largest number of folds on the way from an input to an output.
         slots: Slots of a rank's cell in a direct, a staged and a message plan.
         folds, waits: Numbers of instructions in the direct plans of all ranks.
-        seconds: Time the proof took.
+        seconds: Processor time the proof took.
     """
 
     schedule: Schedule
@@ -68,11 +68,12 @@ def prove(schedule: Schedule) -> Proof:
     Raises:
         ScheduleError: Naming schedule, mode, rank, round and piece.
     """
-    started = time.perf_counter()
+    started = time.process_time()
     plans, outcomes = {}, {}
+    expressions = Expressions(Promise.of(schedule))
     for mode, aliased, made in modes(schedule):
         plans[mode] = made
-        outcomes[mode] = verify(made, mode=mode, in_place=aliased)
+        outcomes[mode] = verify(made, mode=mode, in_place=aliased, known=expressions)
     outcome = outcomes["direct"]
     for mode, other in outcomes.items():
         if other != outcome:
@@ -94,30 +95,38 @@ def prove(schedule: Schedule) -> Proof:
         slots=tuple(plans[mode][0].slots for mode in ("direct", "staged", "messages")),
         folds=int(np.sum(op == Opcode.FOLD)),
         waits=int(np.sum(op == Opcode.WAIT)),
-        seconds=time.perf_counter() - started,
+        seconds=time.process_time() - started,
     )
 
 
-def verify(plans: Sequence[Plan], *, mode: str = "", in_place: bool = False) -> Outcome:
+def verify(
+    plans: Sequence[Plan],
+    *,
+    mode: str = "",
+    in_place: bool = False,
+    known: Expressions | None = None,
+) -> Outcome:
     """Judge the plans of all ranks, knowing nothing of how they were made.
 
     Args:
         plans: One plan of each rank, in rank order.
         mode: Name of the mode, for messages.
         in_place: IN and OUT may also be the same memory.
+        known: Values that other plans of the same schedule have; more are added.
 
     Raises:
         ScheduleError: Naming schedule, mode, rank, round and piece.
     """
     schedule = plans[0].schedule
-    promise = Promise.of(schedule)
+    expressions = known or Expressions(Promise.of(schedule))
+    promise = expressions.promise
     title = f"{schedule}, {mode}" if mode else str(schedule)
     joined = Joined(list(plans), title)
     check_bounds(joined, promise)
     check_contacts(joined)
-    scaling = np.full(schedule.n, plans[0].scales_in_fold)
-    traces = list(_traces(joined, promise, in_place))
-    outcomes = [judge(trace, scaling) for trace in traces]
+    in_fold = promise.reduces and plans[0].scales_in_fold
+    traces = _traces(joined, promise, in_place)
+    outcomes = [judge(trace, expressions, in_fold) for trace in traces]
     if outcomes[0] != outcomes[-1]:
         raise ScheduleError(f"{title}: {outcomes[0]} in place, {outcomes[-1]} otherwise")
     return outcomes[0]

@@ -1,0 +1,172 @@
+"""``pycoll bench``: measure collectives, and check every size that is measured."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from pycoll.cli import bench_plot, run
+from pycoll.cli.bench_data import NAMES, Problem, element_type
+from pycoll.cli.bench_report import Table, sized, write_json
+from pycoll.cli.bench_time import Row, Setup, measure
+from pycoll.cli.machine import describe
+from pycoll.comm import Communicator
+from pycoll.config import parse_bytes
+from pycoll.errors import ArgumentError
+from pycoll.types import Order, ReduceOp
+
+_OPS = [op.name.lower() for op in ReduceOp]
+_ORDERS = [order.name.lower() for order in Order]
+
+# Flags that every rank needs, in the order in which a command is written down.
+_FLAGS: dict[str, dict[str, Any]] = {
+    "--min": {"default": "8", "metavar": "B", "help": "smallest size of the full vector (8)"},
+    "--max": {"default": "64M", "metavar": "B", "help": "largest size (64M)"},
+    "--factor": {"default": 2, "type": int, "metavar": "F", "help": "from size to size (2)"},
+    "--dtype": {"default": "float32", "metavar": "T", "help": "element type (float32)"},
+    "--op": {"default": "sum", "choices": _OPS, "help": "reduction operation (sum)"},
+    "--algorithm": {"metavar": "A", "help": "by default the selector's choice"},
+    "--order": {"choices": _ORDERS, "help": "reduction order; by default that of the collective"},
+    "--symmetric": {"action": "store_true", "help": "arrays in symmetric memory: no staging"},
+    "--in-place": {"action": "store_true", "help": "measure only with the result in the input"},
+    "--hot": {"action": "store_true", "help": "the same arrays in every call, so in the cache"},
+    "--iters": {"type": int, "metavar": "N", "help": "calls for each number; by default for 0.2 s"},
+    "--timeout": {"type": float, "metavar": "S", "help": "seconds a call may wait for its peers"},
+    "--short": {"action": "store_true", "help": "the narrow form of the table"},
+    "--json": {"metavar": "FILE", "help": "write all numbers, with machine, versions and commit"},
+    "--plot": {"metavar": "FILE", "help": "draw time and bandwidth over size"},
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add ``bench`` to the command line."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure collectives",
+        description="Measure a collective over a range of sizes. Results are checked, element by "
+        "element; the exit status is 1 if any was wrong. Sizes are those of the full vector.",
+    )
+    parser.add_argument("collective", choices=NAMES, metavar="collective", help=", ".join(NAMES))
+    parser.add_argument(
+        "-n", type=int, metavar="N", help="start N ranks; leave it out under `pycoll run`"
+    )
+    for flag, spec in _FLAGS.items():
+        parser.add_argument(flag, **spec)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, or start the ranks that do.
+
+    Raises:
+        ArgumentError: An argument cannot be used.
+    """
+    sizes = sizes_of(args)
+    element_type(args.dtype)
+    if args.iters is not None and args.iters < 1:
+        raise ArgumentError(f"--iters is {args.iters}, expected at least 1")
+    if args.plot:
+        bench_plot.check_available()
+    if args.n is not None:
+        module = ["pycoll", "bench", *arguments_of(args)]
+        job = argparse.Namespace(n=args.n, timeout=None, tag_output=False, module=module, script=[])
+        return run.main(job)
+    import pycoll
+
+    with pycoll.init(timeout=args.timeout) as comm:
+        return _measure_all(comm, args, sizes)
+
+
+def sizes_of(args: argparse.Namespace) -> list[int]:
+    """Return the sizes to measure, in bytes.
+
+    Raises:
+        ArgumentError: They are not a range.
+    """
+    low, high = parse_bytes(args.min), parse_bytes(args.max)
+    if args.collective == "barrier":
+        return [0]
+    if not 0 < low <= high:
+        raise ArgumentError(f"--min {args.min} --max {args.max}: expected 0 < min <= max")
+    if args.factor < 2:
+        raise ArgumentError(f"--factor is {args.factor}, expected at least 2")
+    sizes = [low]
+    while sizes[-1] * args.factor <= high:
+        sizes.append(sizes[-1] * args.factor)
+    return sizes
+
+
+def arguments_of(args: argparse.Namespace) -> list[str]:
+    """Return the arguments of ``bench`` that give these values, without the number of ranks."""
+    words = [args.collective]
+    for flag, spec in _FLAGS.items():
+        value = getattr(args, flag[2:].replace("-", "_"))
+        if value is True:
+            words.append(flag)
+        elif value is not False and value != spec.get("default"):
+            words += [flag, str(value)]
+    return words
+
+
+def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[int]) -> int:
+    table = Table(args.short or None) if comm.rank == 0 else None
+    machine = describe()
+    command = f"pycoll bench {' '.join(_with_ranks(args, comm.world_size))}"
+    if table:
+        table.heading([command, *_about(args, comm.world_size, machine)])
+    setup = Setup(args.order, args.algorithm, args.symmetric, args.hot, args.iters)
+    rows: list[Row] = []
+    for problem in _problems(args, sizes, comm.world_size):
+
+        def say(text: str, size: int = problem.nbytes) -> None:
+            if table:
+                table.say(f"{sized(size)} bytes: {text}")
+
+        places = [True] if args.in_place else [False, True]
+        places = [in_place for in_place in places if not in_place or problem.in_place()]
+        if not places:
+            raise ArgumentError(f"{problem.name} does not work in place")
+        found = [measure(comm, problem, setup, in_place, say) for in_place in places]
+        if table:
+            table.rows(found)
+        rows += found
+    if table:
+        table.footing(rows)
+        _save(args, comm.world_size, machine, command, rows)
+    return int(any(row.wrong for row in rows))
+
+
+def _problems(args: argparse.Namespace, sizes: Sequence[int], n: int) -> list[Problem]:
+    """Make one problem of each size; small sizes may round to the same one."""
+    dtype = element_type(args.dtype)
+    made = [Problem.of_size(args.collective, dtype, args.op, size, n) for size in sizes]
+    return list(dict.fromkeys(made))
+
+
+def _with_ranks(args: argparse.Namespace, n: int) -> list[str]:
+    collective, *rest = arguments_of(args)
+    return [collective, "-n", str(n), *rest]
+
+
+def _about(args: argparse.Namespace, n: int, machine: dict[str, Any]) -> list[str]:
+    memory = "symmetric memory" if args.symmetric else "ordinary memory"
+    use = "the same in every call" if args.hot else "used in turn"
+    version = f"pycoll {machine['pycoll']}" + (f" ({machine['commit']})" * bool(machine["commit"]))
+    return [
+        f"{n} ranks, {machine['cores']} cores, {machine['cpu']}; {version}, {machine['folds']}",
+        f"{args.dtype} arrays in {memory}, {use}",
+        "time, p99: slowest rank, one call at a time; algbw, busbw from time; stream: back to back",
+    ]
+
+
+def _save(
+    args: argparse.Namespace, n: int, machine: dict[str, Any], command: str, rows: list[Row]
+) -> None:
+    if args.json:
+        write_json(args.json, machine, command, rows)
+    if args.plot:
+        what = args.collective + (f" {args.op}" if rows[0].op != "none" else "")
+        memory = "symmetric memory" if args.symmetric else "ordinary memory"
+        title = f"{what}: {n} ranks, {args.dtype}, {memory}"
+        about = f"{machine['cores']} cores, {machine['cpu']}, pycoll {machine['pycoll']}"
+        bench_plot.draw(args.plot, title, f"{about}  ·  {command}", rows)

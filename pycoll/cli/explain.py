@@ -1,0 +1,123 @@
+"""``pycoll explain``: tell which algorithm a call uses, what it costs, and why not another."""
+
+from __future__ import annotations
+
+import argparse
+
+from pycoll.cli.sizes import show_size, show_time, size, table
+from pycoll.errors import ArgumentError
+from pycoll.runtime.candidates import Candidate, candidates
+from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
+from pycoll.runtime.select import Choice, select
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.types import DType, Order, ReduceOp
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add ``explain`` to the command line."""
+    parser = subparsers.add_parser(
+        "explain",
+        description="Tell which algorithm a call uses and why; without a collective, "
+        "print the table that decides.",
+    )
+    parser.add_argument("collective", nargs="?", choices=sorted(COLLECTIVES))
+    parser.add_argument(
+        "--bytes", type=size, default=1 << 20, help="size of the full vector: 8, 1K, 1M (default)"
+    )
+    parser.add_argument("-n", type=int, default=2, help="number of ranks (default 2)")
+    reductions = [d.name.lower() for d in DType]
+    parser.add_argument("--dtype", choices=reductions, default="float32", help="for reductions")
+    parser.add_argument("--op", choices=[o.name.lower() for o in ReduceOp], default="sum")
+    parser.add_argument("--order", choices=[o.name.lower() for o in Order])
+    parser.add_argument("--algorithm", help="the algorithm that the call names")
+    memory = parser.add_mutually_exclusive_group()
+    memory.add_argument("--symmetric", action="store_true", help="arrays made by comm.empty")
+    memory.add_argument("--private", action="store_true", help="any other arrays (default)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the explanation."""
+    if args.collective is None:
+        print(table_of_rules())
+        return 0
+    if args.n < 1:
+        raise ArgumentError(f"-n is {args.n}, expected the number of ranks, 1 or more")
+    reduces = COLLECTIVES[args.collective].reduces
+    choice = select(
+        args.collective,
+        args.bytes,
+        args.n,
+        order=args.order,
+        dtype=DType[args.dtype.upper()] if reduces else None,
+        op=ReduceOp[args.op.upper()],
+        direct=args.symmetric,
+        algorithm=args.algorithm,
+    )
+    print(explanation(choice))
+    return 0
+
+
+def explanation(choice: Choice) -> str:
+    """Say what was chosen and why, and list all candidates."""
+    wish, machine = choice.wish, choice.machine
+    memory = "symmetric" if wish.direct else "private"
+    order = f", order {choice.order}" if choice.order else ""
+    dtype = f" of {wish.dtype.name.lower()}" if wish.dtype is not None else ""
+    params = "".join(f", {k} = {v}" for k, v in choice.params.items())
+    head = ("", "algorithm", "rounds", "per rank", "order", "memory", "predicted", "")
+    return "\n".join(
+        (
+            f"{wish.collective}, {show_size(wish.nbytes)}{dtype} on {wish.n} ranks, "
+            f"{memory} arrays{order}",
+            "",
+            f"  {choice.name}, {_way(choice.direct)}{params}: "
+            f"{show_time(choice.predicted_s)} predicted",
+            f"  because {choice.reason}",
+            "",
+            table(head, [_row(c) for c in candidates(choice)], right=(2, 6)),
+            "",
+            "per rank: what the busiest rank sends or receives, in full vectors",
+            f"predicted for a host with {show_time(machine.alpha)} per synchronisation, "
+            f"{1e-9 / machine.beta:.0f} GB/s a rank and {1e-9 / machine.bus:.0f} GB/s together",
+        )
+    )
+
+
+def _way(direct: bool) -> str:
+    return "in place" if direct else "staged"
+
+
+def _row(candidate: Candidate) -> tuple[str, ...]:
+    chosen = candidate.verdict == "chosen"
+    defined = candidate.rounds > 0 or candidate.predicted_s < float("inf")
+    return (
+        "*" if chosen else "",
+        candidate.name,
+        str(candidate.rounds) if defined else "-",
+        str(candidate.per_rank) if defined else "-",
+        candidate.order or "-",
+        _way(candidate.direct) if defined else "-",
+        show_time(candidate.predicted_s),
+        candidate.verdict,
+    )
+
+
+def table_of_rules() -> str:
+    """Lay the selector's table out; the first line that fits a call decides."""
+    head = ("collective", "ranks", "bytes", "arrays", "algorithm", "because")
+    return table(head, rules_as_rows(), right=(1, 2))
+
+
+def rules_as_rows() -> list[tuple[str, ...]]:
+    """Return the selector's table as text, line by line."""
+    return [
+        (
+            rule.collective,
+            "any" if rule.max_n == ANY_N else f"<= {rule.max_n}",
+            "any" if rule.max_bytes == ANY_SIZE else f"<= {show_size(rule.max_bytes)}",
+            "symmetric" if rule.direct else "any, staged",
+            " or ".join(rule.names),
+            rule.why,
+        )
+        for rule in RULES
+    ]

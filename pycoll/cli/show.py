@@ -1,0 +1,151 @@
+"""``pycoll show``: draw the schedule of an algorithm, or print its rounds or a rank's program."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pycoll.algorithms import ALGORITHMS, find
+from pycoll.cli.explain import rules_as_rows
+from pycoll.errors import ArgumentError, ScheduleError
+from pycoll.runtime.rules import RULES
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.compile import peer_plan
+from pycoll.schedule.draw import draw
+from pycoll.schedule.formula import stated
+from pycoll.schedule.ir import Algorithm, Schedule
+from pycoll.schedule.transfers import as_text
+
+_INTRODUCTION = """\
+# Algorithms
+
+Every algorithm is one function in `pycoll/algorithms/`, written without synchronisation and proven
+by `pycoll verify` before it runs; [architecture.md](architecture.md) says how it becomes a program.
+In the formulas n is the world size, p the largest power of two that is at most n, m the size of the
+full vector, and k the number of blocks of a pipeline. `pycoll show NAME -n 8 -o picture.png` draws
+one.
+
+*Order* tells along which expression ranks are combined: `tree` is the in-order balanced tree,
+`rank` the serial loop, `any` means that it depends on the chunk. *When* tells who runs it: the
+selector, by some line of the table at the end, or a call that names it with `algorithm=`.
+
+This file is generated: `pycoll show --table > docs/algorithms.md`.
+"""
+_SELECTION = """\
+## What the selector takes
+
+The first line that fits a call and gives its reduction order decides, on every rank alike. `pycoll
+explain all_reduce --bytes 1M -n 8` explains one call. *Symmetric* arrays are those of `comm.empty`.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add ``show`` to the command line."""
+    parser = subparsers.add_parser(
+        "show", description="Draw the schedule of an algorithm; without -o, print its rounds."
+    )
+    parser.add_argument("algorithm", nargs="?", help="name, such as halving_doubling")
+    parser.add_argument("--collective", choices=sorted(COLLECTIVES), default="all_reduce")
+    parser.add_argument("-n", type=int, default=8, help="number of ranks (default 8)")
+    parser.add_argument("-o", "--output", type=Path, help="file for a picture: .png, .svg, .pdf")
+    parser.add_argument("--text", action="store_true", help="print the rounds")
+    parser.add_argument("--plan", type=int, metavar="RANK", help="print the program of a rank")
+    parser.add_argument(
+        "--staged", action="store_true", help="with --plan: for arrays that peers cannot reach"
+    )
+    parser.add_argument(
+        "--param",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameter of the algorithm, such as root=1 or k=8",
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of all algorithms, as Markdown"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Draw or print what was asked for."""
+    if args.table:
+        print(algorithms_page(), end="")
+        return 0
+    if args.algorithm is None:
+        raise ArgumentError(f"which algorithm? {_known(args.collective)}")
+    schedule = _schedule(args)
+    if args.plan is not None:
+        if not 0 <= args.plan < args.n:
+            raise ArgumentError(f"--plan is {args.plan}, expected a rank, 0 to {args.n - 1}")
+        print(peer_plan(schedule, args.plan, direct=not args.staged).listing())
+    if args.output is not None:
+        draw(schedule, str(args.output))
+        print(f"drew {schedule} to {args.output}")
+    if args.text or (args.plan is None and args.output is None):
+        print(as_text(schedule))
+    return 0
+
+
+def _schedule(args: argparse.Namespace) -> Schedule:
+    try:
+        algorithm = find(args.collective, args.algorithm)
+    except ScheduleError as error:
+        others = [a.collective for a in ALGORITHMS if a.name == args.algorithm]
+        hint = f"; --collective {' or '.join(others)} has it" if others else ""
+        raise ArgumentError(f"{error}{hint}") from None
+    return algorithm.schedule(args.n, **dict(map(_parameter, args.param)))
+
+
+def _parameter(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if not name or not value.lstrip("-").isdigit():
+        raise ArgumentError(f"--param is {text!r}, expected a name and a number, such as root=1")
+    return name, int(value)
+
+
+def _known(collective: str) -> str:
+    names = ", ".join(a.name for a in ALGORITHMS if a.collective == collective)
+    return f"For {collective} there are {names}"
+
+
+def algorithms_page() -> str:
+    """Return docs/algorithms.md: all algorithms with cost and source, and the selector's table."""
+    head = ("collective", "name", "rounds", "bytes per rank", "order", "source", "when")
+    rules = ("collective", "ranks", "bytes", "arrays", "algorithm", "because")
+    return (
+        "\n".join(
+            (
+                _INTRODUCTION,
+                _markdown(head, [_row(a) for a in ALGORITHMS]),
+                _SELECTION,
+                _markdown(rules, rules_as_rows()),
+            )
+        ).rstrip("\n")
+        + "\n"
+    )
+
+
+def _row(algorithm: Algorithm) -> tuple[str, ...]:
+    text = stated(algorithm)
+    return (
+        algorithm.collective,
+        f"`{algorithm.name}`",
+        f"`{text.rounds}`",
+        f"`{text.nbytes}`{text.rest}",
+        algorithm.order or "-",
+        text.source,
+        _when(algorithm),
+    )
+
+
+def _when(algorithm: Algorithm) -> str:
+    chosen = any(
+        rule.collective == algorithm.collective and algorithm.name in rule.names for rule in RULES
+    )
+    return "selector" if chosen else "by name"
+
+
+def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines
+    )

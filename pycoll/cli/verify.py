@@ -1,0 +1,238 @@
+"""``pycoll verify``: prove algorithms correct for given world sizes, and try the prover on mutants."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pycoll.algorithms import ALGORITHMS
+from pycoll.errors import ScheduleError
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.ir import Algorithm
+from pycoll.schedule.mutate import Verdict, mutate
+from pycoll.schedule.verify import Proof, prove
+
+ALL_ROOTS = 8  # worlds up to this size are proven for every root
+MUTANT_WORLDS = "2..5,8"
+Task = tuple[int, int]  # index in ALGORITHMS, world size
+
+
+def add_parser(subparsers: Any) -> None:  # noqa: ANN401 - argparse does not name the type
+    """Add the arguments of ``pycoll verify``."""
+    parser = subparsers.add_parser(
+        "verify", help="prove algorithms correct for given world sizes", description=__doc__
+    )
+    parser.add_argument("algorithm", nargs="?", help="name, or collective/name")
+    parser.add_argument("--all", action="store_true", help="every algorithm")
+    parser.add_argument("-n", dest="worlds", help='world sizes, such as "8" or "1..64,96"')
+    parser.add_argument("--collective", choices=sorted(COLLECTIVES), help="only this collective")
+    parser.add_argument("--mutate", action="store_true", help="count rejected mutants instead")
+    parser.add_argument("--count", type=int, default=3, help="mutants per kind, schedule and mode")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--json", metavar="FILE", help="also write the results as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Prove what was asked for; return 1 if anything fails."""
+    chosen = _choose(args)
+    worlds = parse_worlds(args.worlds or (MUTANT_WORLDS if args.mutate else "1..64"))
+    tasks = [
+        (ALGORITHMS.index(a), n) for n in reversed(worlds) for a in chosen if a.worlds(n)
+    ]
+    return (_mutate if args.mutate else _prove)(args, tasks)
+
+
+def parse_worlds(text: str) -> list[int]:
+    """Read a list of world sizes, such as ``"1..8,16"``.
+
+    Raises:
+        ScheduleError: If it is something else.
+    """
+    worlds: set[int] = set()
+    try:
+        for part in text.split(","):
+            low, _, high = part.partition("..")
+            worlds.update(range(int(low), int(high or low) + 1))
+    except ValueError:
+        worlds.clear()
+    if not worlds or min(worlds) < 1:
+        raise ScheduleError(f'{text!r} is no list of world sizes; write "8", "1..64" or "1..8,16"')
+    return sorted(worlds)
+
+
+def _choose(args: argparse.Namespace) -> list[Algorithm]:
+    if not args.algorithm and not args.all and not args.collective:
+        raise ScheduleError("name an algorithm, or give --collective or --all")
+    collective, _, name = (args.algorithm or "").rpartition("/")
+    chosen = [
+        a
+        for a in ALGORITHMS
+        if name in ("", a.name) and {collective, args.collective} <= {a.collective, "", None}
+    ]
+    if not chosen:
+        known = ", ".join(f"{a.collective}/{a.name}" for a in ALGORITHMS)
+        raise ScheduleError(f"there is no such algorithm; known: {known}")
+    return chosen
+
+
+def _roots(algorithm: Algorithm, n: int) -> list[dict[str, int]]:
+    if "root" not in algorithm.params:
+        return [{}]
+    roots = range(n) if n <= ALL_ROOTS else (0, n // 2, n - 1)
+    return [{"root": root} for root in roots]
+
+
+# --- Proofs ---------------------------------------------------------------------------------------
+
+
+def _prove_one(task: Task) -> tuple[Task, list[Proof], str]:
+    index, n = task
+    proofs = []
+    try:
+        for params in _roots(ALGORITHMS[index], n):
+            proofs.append(prove(ALGORITHMS[index].schedule(n, **params)))
+    except ScheduleError as error:
+        return task, proofs, str(error)
+    return task, proofs, ""
+
+
+def _facts(proof: Proof) -> dict[str, Any]:
+    schedule = proof.schedule
+    fields = ("rounds", "bytes_sent", "order", "roundings", "slots", "folds", "waits", "seconds")
+    return {
+        "collective": schedule.collective,
+        "algorithm": schedule.algorithm.name,
+        "n": schedule.n,
+        "params": schedule.params,
+        **{name: getattr(proof, name) for name in fields},
+    }
+
+
+def _portable(task: Task) -> tuple[Task, list[dict[str, Any]], str]:
+    """Prove in another process: schedules hold functions, so only facts travel back."""
+    task, proofs, error = _prove_one(task)
+    return task, [_facts(proof) for proof in proofs], error
+
+
+def _prove(args: argparse.Namespace, tasks: list[Task]) -> int:
+    started = time.perf_counter()
+    facts: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    errors = []
+    for task, found, error in _spread(_portable, tasks, args.jobs, "proven"):
+        facts[task[0]] += found
+        errors += [error] if error else []
+    print(_table([_row(facts[i]) for i in sorted(facts) if facts[i]]))
+    for error in errors:
+        print(f"FAILED {error}")
+    seconds = time.perf_counter() - started
+    print(f"{len(tasks) - len(errors)} of {len(tasks)} proven in {seconds:.1f} s")
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            everything = [fact for index in sorted(facts) for fact in facts[index]]
+            json.dump({"proofs": everything, "errors": errors, "seconds": seconds}, file, indent=1)
+    return 1 if errors else 0
+
+
+def _row(facts: list[dict[str, Any]]) -> list[str]:
+    last = max(facts, key=lambda fact: fact["n"])
+    worlds = sorted({fact["n"] for fact in facts})
+    orders = {fact["order"] for fact in facts}
+    return [
+        last["collective"],
+        last["algorithm"],
+        _ranges(worlds),
+        str(last["rounds"]),
+        f"{last['bytes_sent']:.4g} m",
+        (orders.pop() if len(orders) == 1 else "any") or "-",
+        str(last["roundings"]) if last["order"] else "-",
+        f"{sum(fact['seconds'] for fact in facts):.2f} s",
+    ]
+
+
+def _ranges(worlds: list[int]) -> str:
+    parts: list[list[int]] = []
+    for n in worlds:
+        if parts and parts[-1][1] == n - 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}..{b}" for a, b in parts)
+
+
+def _table(rows: list[list[str]]) -> str:
+    """Align rows in columns; rounds, bytes and roundings are those of the largest world."""
+    head = ["collective", "algorithm", "worlds", "rounds", "bytes/rank", "order", "roundings", "time"]
+    width = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, width, strict=True)))
+        for row in [head, *rows]
+    ]
+    return "\n".join(lines)
+
+
+# --- Mutants --------------------------------------------------------------------------------------
+
+
+def _mutate_one(task: Task, count: int) -> tuple[Task, list[Verdict]]:
+    index, n = task
+    params = {"root": n - 1} if "root" in ALGORITHMS[index].params else {}
+    return task, list(mutate(ALGORITHMS[index].schedule(n, **params), count=count, seed=n))
+
+
+class _Mutating:
+    """What a worker does for ``--mutate``; a closure could not travel to it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __call__(self, task: Task) -> tuple[Task, list[Verdict]]:
+        return _mutate_one(task, self.count)
+
+
+def _mutate(args: argparse.Namespace, tasks: list[Task]) -> int:
+    total, killed, reasons = Counter(), Counter(), Counter()
+    holes = []
+    for (index, n), verdicts in _spread(_Mutating(args.count), tasks, args.jobs, "mutated"):
+        for verdict in verdicts:
+            total[verdict.operator] += 1
+            killed[verdict.operator] += bool(verdict.error)
+            if verdict.unexplained:
+                algorithm = ALGORITHMS[index]
+                holes.append(f"{algorithm.collective}/{algorithm.name}, n={n}: {verdict}")
+            elif not verdict.error:
+                reasons[verdict.operator, verdict.reason] += 1
+    print(f"{'mutation':36}{'rejected':>9}{'of':>7}")
+    for operator in total:
+        print(f"{operator:36}{killed[operator]:>9}{total[operator]:>7}")
+        for (name, reason), times in reasons.items():
+            if name == operator:
+                print(f"    {times} accepted: {reason}")
+    print(f"{killed.total()} of {total.total()} rejected, {reasons.total()} are still right")
+    for hole in holes:
+        print(f"ACCEPTED WITHOUT REASON {hole}")
+    if args.json:
+        rows = [[*key, times] for key, times in reasons.items()]
+        result = {"total": total, "rejected": killed, "right": rows, "unexplained": holes}
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=1)
+    return 1 if holes else 0
+
+
+def _spread(work: Callable, tasks: list[Task], jobs: int, verb: str) -> Iterator[Any]:
+    """Do the work in some processes, and show how far it is on a terminal."""
+    live = sys.stderr.isatty()
+    with multiprocessing.Pool(min(jobs, max(1, len(tasks)))) as pool:
+        for i, result in enumerate(pool.imap_unordered(work, tasks), 1):
+            if live:
+                index, n = result[0]
+                name = f"{ALGORITHMS[index].collective}/{ALGORITHMS[index].name}, n={n}"
+                print(f"\r{i}/{len(tasks)} {verb}  {name:48.48}", end="", file=sys.stderr)
+            yield result
+    if live:
+        print("\r" + " " * 78 + "\r", end="", file=sys.stderr)

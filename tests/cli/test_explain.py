@@ -1,0 +1,105 @@
+"""``pycoll explain``: the choice, its cost, and why not another."""
+
+import math
+
+import pytest
+
+from pycoll.algorithms import ALGORITHMS
+from pycoll.cli import main
+from pycoll.cli.sizes import show_size, show_time, size, table
+from pycoll.runtime.rules import RULES
+from pycoll.runtime.select import select
+
+
+def explained(capsys, *args):
+    assert main(["explain", *args]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_choice_comes_first(capsys):
+    lines = explained(capsys, "all_reduce", "--bytes", "1M", "-n", "8")
+    choice = select("all_reduce", 1 << 20, 8)
+    assert lines[0].startswith("all_reduce, 1 MiB of float32 on 8 ranks, private arrays")
+    assert choice.name in lines[2]
+    assert show_time(choice.predicted_s) in lines[2]
+    assert choice.reason in lines[3]
+    starred = [line.split()[1] for line in lines if line.startswith("*")]
+    assert starred == [choice.name]
+
+
+def test_all_candidates_are_judged(capsys):
+    lines = explained(capsys, "all_reduce", "--bytes", "64M", "-n", "8", "--order", "rank")
+    rows = {line[1:].split()[0]: line for line in lines[6:-3]}
+    known = {a.name: a.order for a in ALGORITHMS if a.collective == "all_reduce"}
+    assert rows.keys() == known.keys()
+    for name, order in known.items():
+        assert (f"gives order {order}, not rank" in rows[name]) == (order != "rank")
+    assert rows["two_shot_pull_rank"].endswith("chosen")
+
+
+def test_memory_dtype_and_operation_matter(capsys):
+    symmetric = "\n".join(explained(capsys, "all_reduce", "-n", "4", "--symmetric"))
+    assert "two_shot_push, in place" in symmetric
+    half = explained(capsys, "all_reduce", "--bytes", "128", "-n", "99", "--dtype", "bfloat16")
+    assert any("rounds bfloat16 at every hop" in line for line in half)
+    options = ("--bytes", "128", "-n", "99", "--dtype", "bfloat16", "--op", "max")
+    assert "recursive_doubling" in explained(capsys, "all_reduce", *options)[2]
+
+
+def test_a_named_algorithm(capsys):
+    lines = explained(capsys, "broadcast", "--algorithm", "ring", "-n", "4")
+    assert "ring, staged, k = " in lines[2]
+
+
+def test_without_a_collective_the_table_is_printed(capsys):
+    assert len(explained(capsys)) == 1 + len(RULES)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["all_reduce", "-n", "0"], "-n is 0"),
+        (["all_gather", "--order", "tree"], "reduces nothing"),
+        (["all_reduce", "--algorithm", "ring", "--order", "tree"], "halving_doubling"),
+    ],
+)
+def test_wrong_arguments(capsys, args, told):
+    assert main(["explain", *args]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [["all_reduce", "--bytes", "many"], ["allreduce"]])
+def test_wrong_syntax(capsys, args):
+    with pytest.raises(SystemExit) as caught:
+        main(["explain", *args])
+    assert caught.value.code == 2
+    assert args[-1] in capsys.readouterr().err
+
+
+def test_sizes():
+    assert [size(t) for t in ("8", "1K", "1M", "64M")] == [8, 1 << 10, 1 << 20, 1 << 26]
+    for nbytes in (0, 8, 1000, 1 << 10, 1536, 3 << 20, 1 << 40):
+        text = show_size(nbytes)
+        assert size(text.replace("i", "").replace(" B", "").replace(" ", "")) == nbytes
+    assert [show_size(s) for s in (0, 1000, 1536, 64 << 20)] == [
+        "0 B",
+        "1000 B",
+        "1536 B",
+        "64 MiB",
+    ]
+
+
+def test_times():
+    assert [show_time(s) for s in (1.5e-7, 2.345e-6, 4.2e-3, 2.0, 12345.0)] == [
+        "150 ns",
+        "2.35 us",
+        "4.20 ms",
+        "2.00 s",
+        "12345 s",
+    ]
+    assert show_time(0) == "0 ns"
+    assert show_time(math.inf) == "-"
+
+
+def test_tables_align():
+    assert table(("a", "b"), [("xx", "1"), ("y", "22")], right=(1,)) == "a    b\nxx   1\ny   22"

@@ -1,0 +1,74 @@
+"""``pycoll show``: pictures, rounds, programs, and the page of all algorithms."""
+
+from pathlib import Path
+
+import pytest
+
+from pycoll.algorithms import ALGORITHMS, find
+from pycoll.cli import main
+from pycoll.cli.show import algorithms_page
+from pycoll.runtime.rules import RULES
+from pycoll.schedule.compile import peer_plan
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
+
+
+def test_a_picture(tmp_path, capsys):
+    path = tmp_path / "hd.png"
+    assert main(["show", "halving_doubling", "-n", "8", "-o", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert str(path) in capsys.readouterr().out
+
+
+def test_rounds_are_the_default(capsys):
+    assert main(["show", "ring", "-n", "3", "--collective", "all_gather"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("all_gather · ring · n = 3")
+    assert "round 1\n" in out
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_the_program_of_a_rank(capsys, staged):
+    options = ["--staged"] if staged else []
+    assert main(["show", "ring", "-n", "4", "--plan", "2", *options]) == 0
+    plan = peer_plan(find("all_reduce", "ring").schedule(4), 2, direct=not staged)
+    assert capsys.readouterr().out == plan.listing() + "\n"
+
+
+def test_parameters(capsys):
+    command = ["show", "ring", "-n", "4", "--collective", "broadcast"]
+    assert main([*command, "--param", "root=2", "--param", "k=3"]) == 0
+    assert "root = 2, k = 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["halving_dubling"], "halving_doubling"),
+        (["doubling"], "--collective all_gather has it"),
+        ([], "ring"),
+        (["ring", "-n", "0"], "0 ranks"),
+        (["ring", "--plan", "8"], "0 to 7"),
+        (["ring", "--param", "k"], "root=1"),
+        (["ring", "--param", "k=8"], "unknown parameter 'k'"),
+        (["ring", "-n", "40", "-o", "x.png"], "at most 32"),
+    ],
+)
+def test_wrong_arguments(capsys, args, told):
+    assert main(["show", *args]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_page_lists_everything(capsys):
+    assert main(["show", "--table"]) == 0
+    page = capsys.readouterr().out
+    assert page == algorithms_page()
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    assert len(rows) == 4 + len(ALGORITHMS) + len(RULES)
+    for algorithm in ALGORITHMS:
+        assert any(f"| {algorithm.collective} | `{algorithm.name}` |" in row for row in rows)
+
+
+def test_the_page_in_the_repository_is_current():
+    regenerate = "run: pycoll show --table > docs/algorithms.md"
+    assert PAGE.read_text(encoding="utf-8") == algorithms_page(), regenerate

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Builds and runs the C++ tests: run.sh [plain|asan|tsan]
+set -euo pipefail
+
+cd "$(dirname "$0")/../.."
+mode=${1:-}
+if [[ -z $mode ]]; then
+  case ${SANITIZE:-} in
+    "") mode=plain ;;
+    thread) mode=tsan ;;
+    *) mode=asan ;;
+  esac
+fi
+case $mode in
+  plain) flags=(-O2) ;;
+  asan) flags=(-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined) ;;
+  tsan) flags=(-O1 -g -fsanitize=thread) ;;
+  *) echo "run.sh [plain|asan|tsan], got '$mode'" >&2; exit 2 ;;
+esac
+
+build=tests/native/build/$mode
+mkdir -p "$build"
+cxx=(${CXX:-g++} -std=c++20 -Wall -Wextra -ffp-contract=off -pthread "${flags[@]}" -Icsrc -Itests/native)
+headers=(csrc/*.h csrc/*.inl tests/native/*.h tests/native/run.sh)
+
+# Prints the files among its arguments that are newer than the first one, or all if that is missing.
+stale() {
+  local made=$1
+  shift
+  if [[ ! -e $made ]]; then echo "$@"; else find "$@" -newer "$made"; fi
+}
+
+compile() {
+  local object=$build/$(basename "$1" .cpp).o
+  if [[ -n $(stale "$object" "$1" "${headers[@]}") ]]; then "${cxx[@]}" -c "$1" -o "$object"; fi
+}
+
+# The engine is everything that does not know Python.
+mapfile -t engine < <(grep -L -E 'pybind11|Python\.h|fastcall\.h|dlpack\.h' csrc/*.cpp)
+tests=(tests/native/test_*.cpp)
+export -f compile stale
+jobs=0
+for source in "${engine[@]}" "${tests[@]}"; do
+  compile "$source" &
+  if (( ++jobs % 2 == 0 )); then wait -n; fi
+done
+wait
+objects=()
+for source in "${engine[@]}"; do objects+=("$build/$(basename "$source" .cpp).o"); done
+failed=0
+for source in "${tests[@]}"; do
+  name=$(basename "$source" .cpp)
+  "${cxx[@]}" "$build/$name.o" "${objects[@]}" -o "$build/$name"
+  echo "== $name ($mode)"
+  TSAN_OPTIONS="halt_on_error=1 ${TSAN_OPTIONS:-}" "$build/$name" || failed=1
+done
+exit $failed

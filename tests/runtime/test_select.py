@@ -1,0 +1,209 @@
+"""The selector: what it takes, what it refuses, and that it never changes the order by itself."""
+
+import dataclasses
+import math
+
+import pytest
+
+from pycoll.algorithms import ALGORITHMS, find
+from pycoll.errors import ArgumentError
+from pycoll.runtime.candidates import candidates
+from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
+from pycoll.runtime.select import MAX_BLOCKS, STAGE_BELOW, folds_at_once, select
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.compile import peer_plan
+from pycoll.schedule.cost import Machine, predict
+from pycoll.types import DType, ReduceOp
+
+REDUCING = [name for name, spec in COLLECTIVES.items() if spec.reduces]
+MOVING = [name for name, spec in COLLECTIVES.items() if not spec.reduces]
+SIZES = (0, 8, 600, 3000, 5000, 1 << 16, 1 << 24)
+
+
+def test_the_table_names_what_exists():
+    for rule in RULES:
+        for name in rule.names:
+            assert find(rule.collective, name).collective == rule.collective
+    for collective in COLLECTIVES:
+        last = [rule for rule in RULES if rule.collective == collective][-1]
+        assert (last.max_n, last.max_bytes, last.direct) == (ANY_N, ANY_SIZE, False)
+
+
+def test_no_line_of_the_table_is_dead():
+    def covers(a, b):
+        wider = a.max_n >= b.max_n and a.max_bytes >= b.max_bytes and b.direct >= a.direct
+        return a.collective == b.collective and wider
+
+    dead = [b for i, b in enumerate(RULES) for a in RULES[:i] if covers(a, b)]
+    assert dead == []
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_call_has_an_algorithm_that_serves(collective, direct):
+    for n in (1, 2, 3, 8, 17, 64, 1000):
+        for nbytes in SIZES:
+            choice = select(collective, nbytes, n, direct=direct)
+            assert choice.algorithm.worlds(n)
+            assert choice.order == ("tree" if collective in REDUCING else "")
+            assert choice.algorithm.order == choice.order
+            assert not (choice.direct and not direct)
+            assert not (choice.direct and not choice.algorithm.in_place)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_choice_compiles(collective):
+    for nbytes in (8, 1 << 20):
+        choice = select(collective, nbytes, 5, direct=True)
+        schedule = choice.algorithm.schedule(5, **choice.params)
+        peer_plan(schedule, 1, direct=choice.direct, in_place=choice.direct)
+
+
+@pytest.mark.parametrize("collective", REDUCING)
+@pytest.mark.parametrize("order", ["tree", "rank"])
+def test_the_order_is_given_for_every_dtype(collective, order):
+    for dtype in DType:
+        for n in (2, 3, 8, 33):
+            for nbytes in SIZES:
+                choice = select(collective, nbytes, n, order=order, dtype=dtype, direct=True)
+                assert choice.order == choice.algorithm.order == order
+                if dtype.rounds_once:
+                    assert folds_at_once(choice.algorithm, n)
+
+
+@pytest.mark.parametrize("collective", REDUCING)
+def test_any_order_is_never_slower_in_kind(collective):
+    for nbytes in SIZES:
+        free = select(collective, nbytes, 8, order="any", dtype=DType.FLOAT32)
+        assert free.name == select(collective, nbytes, 8, dtype=DType.FLOAT32).name
+        assert free.order == "any"
+
+
+def test_what_all_reduce_takes_on_two_ranks():
+    def taken(nbytes, **options):
+        choice = select("all_reduce", nbytes, 2, dtype=DType.FLOAT32, **options)
+        return choice.name, choice.direct
+
+    assert taken(8) == taken(8, direct=True) == ("one_shot", False)
+    assert taken(8 << 10) == ("one_shot", False)
+    assert taken((8 << 10) + 4) == ("two_shot_push", False)
+    assert taken(8 << 10, direct=True) == taken(1 << 30, direct=True) == ("two_shot_push", True)
+    assert taken(8, order="rank") == ("one_shot_rank", False)
+    assert taken(1 << 20, order="rank", direct=True) == ("two_shot_push_rank", True)
+
+
+def test_large_worlds_wait_for_few_peers():
+    assert select("all_reduce", 64, 100).name == "recursive_doubling"
+    assert select("all_reduce", 2048, 100).name == "halving_doubling"
+    assert select("all_reduce", 64, 100, dtype=DType.BFLOAT16).name == "one_shot"
+    low = select("all_reduce", 64, 100, dtype=DType.BFLOAT16, op=ReduceOp.MAX)
+    assert low.name == "recursive_doubling"
+
+
+def test_one_rounding_needs_one_fold():
+    at_once = {a.name for a in ALGORITHMS if a.collective == "all_reduce" and folds_at_once(a, 8)}
+    shots = {"one_shot", "two_shot_push", "two_shot_pull"}
+    assert at_once == shots | {f"{name}_rank" for name in shots}
+    assert all(folds_at_once(a, 2) for a in ALGORITHMS)
+
+
+def refusal(*args, **options):
+    with pytest.raises(ArgumentError) as caught:
+        select(*args, **options)
+    return str(caught.value)
+
+
+def test_a_named_algorithm_is_taken():
+    ring = select("all_reduce", 1 << 20, 8, algorithm="ring")
+    assert (ring.name, ring.order, ring.direct) == ("ring", "any", False)
+    halving = select("all_reduce", 1 << 20, 8, algorithm="halving_doubling", direct=True)
+    assert (halving.order, halving.direct) == ("tree", True)
+    one_shot = select("all_reduce", 1 << 20, 8, algorithm="one_shot", direct=True)
+    assert not one_shot.direct  # it does not work in place
+    apart = select("all_reduce", 1 << 20, 8, algorithm="one_shot", direct=True, in_place=False)
+    assert apart.direct
+    small = select("all_reduce", STAGE_BELOW, 8, algorithm="ring", direct=True)
+    assert not small.direct
+
+
+def test_a_named_algorithm_that_rounds_often_claims_no_order():
+    options = {"algorithm": "halving_doubling", "dtype": DType.FLOAT16}
+    assert select("all_reduce", 64, 8, **options).order == "any"
+    assert select("all_reduce", 64, 8, op=ReduceOp.MIN, **options).order == "tree"
+    assert "rounds float16" in refusal("all_reduce", 64, 8, order="tree", **options)
+    assert select("all_reduce", 64, 2, **options).order == "tree"
+
+
+def test_an_algorithm_without_the_order_is_refused():
+    text = refusal("all_reduce", 64, 8, algorithm="ring", order="rank", dtype=DType.INT32)
+    assert "'ring' gives order any, not rank" in text
+    able = text.split("given by ")[1].split(", ")
+    assert able == [a.name for a in ALGORITHMS if (a.collective, a.order) == ("all_reduce", "rank")]
+    narrow = refusal("all_reduce", 64, 8, algorithm="ring", order="tree", dtype=DType.BFLOAT16)
+    assert "halving_doubling" not in narrow
+    assert "two_shot_push" in narrow
+
+
+def test_wrong_names_are_refused():
+    assert "all_reduce" in refusal("allreduce", 8, 2)
+    assert "one_shot" in refusal("all_reduce", 8, 2, algorithm="one_shoot")
+    assert "tree" in refusal("all_reduce", 8, 2, order="left")
+    for collective in MOVING:
+        assert "reduces nothing" in refusal(collective, 8, 2, order="tree")
+    gather = find("all_gather", "ring")
+    assert "all_gather, not all_reduce" in refusal("all_reduce", 8, 2, algorithm=gather)
+
+
+def test_an_algorithm_of_the_user_is_taken():
+    mine = dataclasses.replace(find("all_reduce", "ring"), name="mine", worlds=lambda n: n != 3)
+    choice = select("all_reduce", 1 << 20, 4, algorithm=mine)
+    assert choice.algorithm is mine
+    assert "mine" in [c.name for c in candidates(choice)]
+    assert "not defined for 3 ranks" in refusal("all_reduce", 8, 3, algorithm=mine)
+
+
+def test_pipelines_are_cut_by_size():
+    def blocks(nbytes, n=8):
+        return select("broadcast", nbytes, n, algorithm="ring").params["k"]
+
+    found = [blocks(1 << shift) for shift in range(0, 31, 3)]
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (1, MAX_BLOCKS)
+    assert all(k & (k - 1) == 0 for k in found)
+    assert blocks(0) == blocks(1 << 30, n=2) == 1
+    for shift in (14, 17, 20):  # a neighbouring k is not much better
+        times = {
+            k: predict(find("broadcast", "ring").schedule(8, k=k), 1 << shift, Machine(), True)
+            for k in (1, 2, 4, 8, 16, 32, 64)
+        }
+        assert times[blocks(1 << shift)] < 1.1 * min(times.values())
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_table_is_near_the_best_prediction(collective):
+    for n in (2, 4, 8, 32):
+        for nbytes in (8, 1 << 10, 1 << 13, 1 << 20):
+            for direct in (False, True):
+                choice = select(collective, nbytes, n, direct=direct)
+                able = [c for c in candidates(choice) if not choice.wish.obstacle(named(choice, c))]
+                best = min(able, key=lambda c: c.predicted_s)
+                worse = choice.predicted_s / best.predicted_s
+                assert worse < 1.35, f"n={n} {nbytes} B direct={direct}: {choice.name}, {best}"
+
+
+def named(choice, candidate):
+    return find(choice.wish.collective, candidate.name)
+
+
+def test_candidates_say_why():
+    choice = select("all_reduce", 1 << 20, 6, dtype=DType.FLOAT32, direct=True)
+    found = {c.name: c for c in candidates(choice)}
+    assert len(found) == len([a for a in ALGORITHMS if a.collective == "all_reduce"])
+    assert found[choice.name].verdict == "chosen"
+    assert found[choice.name].predicted_s == choice.predicted_s
+    assert found["ring"].verdict == "gives order any, not tree"
+    assert found["ring"].direct
+    assert found["ring"].rounds == 10
+    assert "times" in found["one_shot"].verdict
+    assert not found["one_shot"].direct
+    assert all(0 < c.predicted_s < math.inf for c in found.values())

@@ -1,0 +1,135 @@
+"""Costs: counts against formulas, against the lowered table, and by hand."""
+
+import numpy as np
+import pytest
+
+from pycoll.algorithms import ALGORITHMS, find
+from pycoll.errors import ScheduleError
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.cost import Machine, Traffic, busbw_factor, cost, predict, staging, traffic
+from pycoll.schedule.stage import SlotMap, stage
+from pycoll.schedule.table import build_table
+
+EVERY = [pytest.param(a, id=f"{a.collective}-{a.name}") for a in ALGORITHMS]
+WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 11)
+
+
+def schedules(algorithm, worlds=WORLDS):
+    """Make the schedules of an algorithm in the worlds that it is defined for."""
+    found = [algorithm.schedule(n) for n in worlds if algorithm.worlds(n)]
+    if "root" in algorithm.params:
+        found.append(algorithm.schedule(5, root=3))
+    return found
+
+
+def per_owner(table):
+    """Count loads and stores of each rank in a table."""
+    moved = np.bincount(table.owner, table.nsrc + table.ndst, table.n)
+    return moved.astype(int)
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_counts_are_those_of_the_table(algorithm):
+    for schedule in schedules(algorithm):
+        table = build_table(schedule, schedule.all_ranks())
+        owner, write = table.owner[table.unit], table.is_write
+        away = owner != table.rank
+        n, unit = schedule.n, max(1, schedule.chunks)
+        sent = np.bincount(np.where(write, owner, table.rank)[away], minlength=n)
+        received = np.bincount(np.where(write, table.rank, owner)[away], minlength=n)
+        spent = cost(schedule)
+        assert [v * unit for v in spent.sent] == [sent.max(), sent.sum()]
+        assert [v * unit for v in spent.received] == [received.max(), received.sum()]
+        assert spent.loaded.total * unit == table.nsrc.sum()
+        assert spent.stored.total * unit == table.ndst.sum()
+        assert spent.reduced.total * unit == (table.nsrc - 1).sum()
+        assert spent.lines == table.lines
+        assert spent.rounds == len(np.unique(table.line_round[table.line[table.unit[away]]]))
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_staging_is_what_the_transformation_adds(algorithm):
+    for schedule in schedules(algorithm):
+        table = build_table(schedule, schedule.all_ranks())
+        lowered, _ = stage(table, schedule)
+        copies = staging(schedule)
+        added = 2 * copies.copied_in + 2 * copies.copied_out + copies.twice
+        assert (per_owner(lowered) - per_owner(table)).tolist() == added.tolist(), str(schedule)
+        rounds = list(traffic(schedule))
+        moved = sum((t.loaded + t.stored for t in rounds), np.zeros(schedule.n, int))
+        assert moved.tolist() == per_owner(table).tolist()
+
+
+def volume(name, n, direct):
+    """Bytes that all ranks load and store, in full vectors."""
+    schedule = find("all_reduce", name).schedule(n)
+    spent = cost(schedule)
+    moved = spent.loaded.total + spent.stored.total
+    if direct:
+        return moved
+    copies = staging(schedule)
+    extra = 2 * copies.copied_in + 2 * copies.copied_out + copies.twice
+    return moved + int(extra.sum()) / schedule.chunks
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_memory_traffic_of_all_reduce(n):
+    assert volume("two_shot_push", n, direct=True) == 2 * n  # the lower bound
+    assert volume("two_shot_pull", n, direct=True) == 3 * n - 1
+    assert volume("one_shot", n, direct=True) == n * n + n
+    assert volume("two_shot_pull", n, direct=False) == 5 * n - 2
+    assert volume("one_shot", n, direct=False) == n * n + 3 * n
+
+
+def test_no_reduction_moves_less_than_it_must():
+    for algorithm in ALGORITHMS:
+        if algorithm.worlds(8) and COLLECTIVES[algorithm.collective].reduces:
+            spent = cost(algorithm.schedule(8))
+            assert spent.reduced.total >= 7
+            assert spent.critical >= spent.per_rank
+
+
+def test_bus_bandwidth_factors():
+    assert [busbw_factor("all_reduce", n) for n in (1, 2, 8)] == [0, 1, 1.75]
+    for collective in ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"):
+        assert busbw_factor(collective, 4) == 0.75
+    assert busbw_factor("broadcast", 4) == busbw_factor("reduce", 4) == 1
+    assert all(busbw_factor(collective, 2) for collective in COLLECTIVES)
+    with pytest.raises(ScheduleError, match="barrier"):
+        busbw_factor("barrier", 2)
+
+
+def test_prediction_by_hand():
+    schedule = find("all_reduce", "two_shot_push").schedule(2)
+    machine = Machine(alpha=100, sigma=10, beta=2, gamma=1, bus=0, call=5000, cell_bytes=64)
+    # Each rank loads 2 halves, stores 2 halves, folds 1; it waits before the fold and at the end.
+    assert predict(schedule, 8, machine, True) == 5000 + 8 * 2 * 2 + 4 * 1 + 2 * 110
+    # Staged, half an input is copied in and half an output out.
+    once = 5000 + (8 + 4 + 4) * 2 * 2 + 4 * 1 + 2 * 110
+    assert predict(schedule, 8, machine, False) == once
+    slots = SlotMap(schedule).slots
+    segments = slots * 64 // 64
+    assert segments > 1
+    assert predict(schedule, 128, machine, False) == 5000 + 16 * (once - 5220) + segments * 220
+    shared = Machine(alpha=0, sigma=0, beta=2, gamma=0, bus=3, call=0)
+    assert predict(schedule, 8, shared, True) == 3 * 32
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_predictions_grow_with_size(algorithm):
+    for n in (2, 5, 8):
+        if algorithm.worlds(n):
+            schedule = algorithm.schedule(n)
+            for direct in (True, False):
+                times = [predict(schedule, 1 << k, Machine(), direct) for k in (3, 12, 20, 26)]
+                assert times == sorted(times)
+                assert 0 < times[0] < times[-1]
+            assert predict(schedule, 1 << 26, Machine(), True) <= times[-1]
+
+
+def test_traffic_tells_ranks_apart():
+    (folds, *_) = find("broadcast", "direct").schedule(4).rounds(np.arange(4))
+    moved = Traffic(find("broadcast", "direct").schedule(4), folds)
+    assert moved.sent.tolist() == [3, 0, 0, 0]
+    assert moved.received.tolist() == [0, 1, 1, 1]
+    assert moved.waits.tolist() == [0, 1, 1, 1]

@@ -1,0 +1,125 @@
+"""Pictures: every transfer is in them, and nothing that is written overlaps."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from pycoll.algorithms import ALGORITHMS, find
+from pycoll.errors import ArgumentError
+from pycoll.schedule.cost import cost
+from pycoll.schedule.draw import MAX_RANKS, draw, picture
+from pycoll.schedule.transfers import Arrow, Mark, as_text, caption, transfers
+
+EVERY = [pytest.param(a, id=f"{a.collective}-{a.name}") for a in ALGORITHMS]
+
+
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_arrows_carry_all_the_bytes(algorithm):
+    schedule = algorithm.schedule(8 if algorithm.worlds(8) else 2)
+    arrows = [item for item in transfers(schedule) if isinstance(item, Arrow)]
+    moved = sum(arrow.count for arrow in arrows)
+    assert moved == cost(schedule).sent.total * schedule.chunks
+    assert all(arrow.src != arrow.dst for arrow in arrows)
+    assert all(0 <= arrow.chunk < schedule.chunks for arrow in arrows)
+
+
+def test_transfers_of_a_known_schedule():
+    found = list(transfers(find("broadcast", "direct").schedule(3, root=1)))
+    assert found == [
+        Mark(0, 0, False),
+        Arrow(0, 1, 0, 0, 1, False),
+        Mark(0, 2, False),
+        Arrow(0, 1, 2, 0, 1, False),
+        Mark(1, 1, False),
+    ]
+    pushed = list(transfers(find("gather", "direct").schedule(2)))
+    assert Arrow(0, 1, 0, 1, 1, True) in pushed
+
+
+def test_text():
+    text = as_text(find("all_reduce", "halving_doubling").schedule(4))
+    lines = text.splitlines()
+    assert lines[0] == "all_reduce · halving_doubling · n = 4"
+    assert "4 rounds" in lines[1]
+    assert "3/2 of the vector per rank" in lines[1]
+    assert [line for line in lines if line.startswith("round")] == [f"round {r}" for r in range(4)]
+    assert "    reads from rank 1  chunks 0+2" in lines
+
+
+def texts(figure):
+    """Everything that is written on a figure, with its box in pixels."""
+    renderer = figure.canvas.get_renderer()
+    axes = figure.axes[0]
+    written = [*figure.texts, axes.xaxis.label]
+    written += [*axes.get_xticklabels(), *axes.get_yticklabels()]
+    for legend in figure.legends:
+        written += legend.get_texts()
+    boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in written]
+    return [(text, box) for text, box in boxes if text]
+
+
+def overlapping(boxes):
+    """Pairs of texts whose boxes overlap."""
+    return [
+        (a, b)
+        for i, (a, box) in enumerate(boxes)
+        for b, other in boxes[i + 1 :]
+        if box.overlaps(other)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("collective", "name", "n"),
+    [
+        ("all_reduce", "halving_doubling", 8),
+        ("all_reduce", "one_shot", 2),
+        ("all_reduce", "two_shot_push", 12),
+        ("all_reduce", "ring", 9),
+        ("reduce_scatter", "halving", 32),
+        ("broadcast", "direct", 1),
+    ],
+)
+def test_nothing_written_overlaps_or_leaves_the_page(collective, name, n):
+    figure = picture(find(collective, name).schedule(n))
+    figure.canvas.draw()
+    boxes = texts(figure)
+    assert overlapping(boxes) == []
+    page = figure.bbox
+    assert all(page.x0 <= b.x0 and b.x1 <= page.x1 for _, b in boxes)
+    assert all(page.y0 <= b.y0 and b.y1 <= page.y1 for _, b in boxes)
+    assert {f"rank {r}" for r in range(n)} <= {text for text, _ in boxes}
+    assert set(caption(find(collective, name).schedule(n))) <= {text for text, _ in boxes}
+
+
+def test_a_picture_holds_every_arrow_and_its_colour():
+    schedule = find("all_reduce", "ring").schedule(12)
+    figure = picture(schedule)
+    patches = figure.axes[0].patches
+    arrows = [item for item in transfers(schedule) if isinstance(item, Arrow)]
+    drawn = [p for p in patches if type(p).__name__ == "FancyArrowPatch"]
+    assert len(drawn) == len(arrows) == 12 * 22
+    colours = {arrow.chunk: p.get_edgecolor() for arrow, p in zip(arrows, drawn, strict=True)}
+    assert len(set(colours.values())) == 12
+    assert all(np.mean(colour[:3]) < 0.75 for colour in colours.values())  # it shows on white
+
+
+def test_files(tmp_path):
+    schedule = find("all_gather", "ring").schedule(3)
+    draw(schedule, str(tmp_path / "a.png"))
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    draw(schedule, str(tmp_path / "a.svg"))
+    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
+    with pytest.raises(ArgumentError, match=r"a\.docx"):
+        draw(schedule, str(tmp_path / "a.docx"))
+
+
+def test_too_many_ranks_are_refused():
+    with pytest.raises(ArgumentError, match="33 ranks"):
+        picture(find("all_reduce", "ring").schedule(MAX_RANKS + 1))
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ArgumentError, match=r"pip install pycoll\[cli\]"):
+        picture(find("all_reduce", "ring").schedule(2))

@@ -1,0 +1,76 @@
+"""What docstrings state about costs is what schedules cost."""
+
+from fractions import Fraction
+
+import pytest
+
+from pycoll.algorithms import ALGORITHMS, find
+from pycoll.errors import ScheduleError
+from pycoll.schedule.cost import cost
+from pycoll.schedule.formula import evaluate, limits, stated
+from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
+
+EVERY = [pytest.param(a, id=f"{a.collective}-{a.name}") for a in ALGORITHMS]
+
+
+@pytest.mark.parametrize("entry", EVERY)
+def test_stated_costs_are_true(entry):
+    for n in (2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 32, 33):
+        if not entry.worlds(n):
+            continue
+        spent = cost(entry.schedule(n))
+        rounds, least, most = limits(entry, n, entry.params.get("k", 1))
+        assert spent.rounds == rounds, f"n = {n}"
+        assert least <= spent.per_rank <= most, f"n = {n}"
+
+
+@pytest.mark.parametrize("entry", EVERY)
+def test_every_algorithm_names_its_source(entry):
+    assert len(stated(entry).source) > 20
+
+
+def test_formulas():
+    assert evaluate("2 (n - 1) / n * m", 8) == Fraction(7, 4)
+    assert evaluate("m log2 p", 9) == 3
+    assert evaluate("ceil(log2 n) + k - 1", 9, k=4) == 7
+    assert evaluate("2 ceil(log2 n)", 5) == 6
+    for wrong in ("2 +", "q", "__import__('os')", "n ** 9", "x.y"):
+        with pytest.raises(ScheduleError, match="formula"):
+            evaluate(wrong, 4)
+
+
+def stating(cost_line):
+    """Make an algorithm with this docstring."""
+
+    def rounds(rank, n):
+        yield fold(at(rank, IN), to=at(rank, OUT))
+
+    rounds.__doc__ = f"Do it.\n\n    {cost_line}\n    Source: nowhere.\n    "
+    return algorithm("broadcast", "made_up")(rounds)
+
+
+def test_forms_of_a_cost():
+    assert limits(stating("Cost: 1 round; m bytes per rank."), 4) == (1, 1, 1)
+    assert limits(stating("Cost: 1 round; m / 2 bytes read and as many written per rank."), 4) == (
+        1,
+        1,
+        1,
+    )
+    at_root = stating("Cost: 1 round; m bytes per rank, (n - 1) * m at the root.")
+    assert limits(at_root, 4) == (1, 3, 3)
+    more = stating("Cost: 2 rounds; m bytes per rank, and at most 2 m more if n > p.")
+    assert limits(more, 4) == (2, 1, 1)
+    assert limits(more, 5) == (2, 1, 3)
+    at_most = stating("Cost: 1 round; at most m bytes at the busiest rank.")
+    assert limits(at_most, 4) == (1, 0, 1)
+    for wrong in ("Cost: little.", "Costs: 1 round; m bytes", "Cost: 1 round; m bytes, or so."):
+        with pytest.raises(ScheduleError, match="made_up"):
+            limits(stating(wrong), 4)
+
+
+def test_a_wrong_statement_is_seen():
+    ring = find("all_reduce", "ring")
+    rounds, least, most = limits(ring, 6)
+    halving = cost(find("all_reduce", "recursive_doubling").schedule(6))
+    assert halving.rounds != rounds
+    assert not least <= halving.per_rank <= most
