@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pycoll.runtime.select import select
 
 from pycoll import _C
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
 from pycoll.runtime.plans import CallSpec, Extents, PlanCache
+from pycoll.runtime.select import select
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import DType, Kind, Order, ReduceOp
@@ -56,6 +56,17 @@ RESULT_SHAPE: dict[Kind, Callable[[Shape, int], Shape]] = {
     Kind.ALL_TO_ALL: _blocks,
     Kind.BARRIER: _same,
 }
+
+
+# Collectives in which every rank passes both arrays, so that every rank can tell whether all lie in
+# symmetric memory. Of a broadcast, x counts on every rank.
+_DIRECT_KINDS = (
+    Kind.ALL_REDUCE,
+    Kind.REDUCE_SCATTER,
+    Kind.ALL_GATHER,
+    Kind.BROADCAST,
+    Kind.ALL_TO_ALL,
+)
 
 
 @dataclass(frozen=True)
@@ -197,8 +208,8 @@ class Caller:
     ) -> Prepared:
         in_ptr = source.pointer if source is not None else 0
         out_ptr = target.pointer if target is not None else 0
-        mapped = all(
-            self.heap.contains(v.pointer, v.array.nbytes) for v in (source, target) if v is not None
+        mapped = request.kind in _DIRECT_KINDS and all(
+            self.heap.contains(v.pointer, v.array.nbytes) for v in (typed, target)
         )
         itemsize = typed.array.itemsize
         reduces = COLLECTIVES[request.collective].reduces
