@@ -215,6 +215,7 @@ PYBIND11_MODULE(_C, m) {
       .def("report", &report)
       .def_property_readonly("iteration", &Engine::iteration);
   add_fastcall(m);
+  add_method(m);
   py::class_<Mailboxes>(m, "Mailboxes")
       .def(py::init<std::shared_ptr<Engine>>(), "engine"_a)
       .def(

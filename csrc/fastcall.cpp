@@ -1,7 +1,6 @@
 #include "fastcall.h"
 
 #include <pybind11/numpy.h>
-#include <structmember.h>
 
 #include <array>
 #include <cstring>
@@ -14,8 +13,6 @@ namespace {
 
 constexpr int kMaxDims = 4;
 constexpr size_t kSlots = 256;  // of each table, direct-mapped
-constexpr Py_ssize_t kArgs = 9;
-enum Arg { kKind, kX, kOut, kOp, kRoot, kOrder, kAlgorithm, kTimeout, kAsync };
 enum Place : uint8_t { kAbsent, kPrivate, kSymmetric };
 
 constexpr int kContiguous = 0x0001;  // NPY_ARRAY_C_CONTIGUOUS
@@ -55,14 +52,13 @@ struct Site {
 struct State {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<Heap> heap;
-  py::object slow, site, fail;
+  py::object slow, site, fail;  // weak references to bound methods, so that nothing is kept alive
   std::array<Entry, kSlots> entries;
   std::array<Site, kSlots> sites;
 };
 
 struct Fastcall {
-  PyObject_HEAD vectorcallfunc vectorcall;
-  State* state;
+  PyObject_HEAD State* state;
 };
 
 struct Arrays {
@@ -114,19 +110,17 @@ bool make_key(const State& state, PyObject* const* args, Key& key, Arrays& array
   return apart || (key.in_place && in_bytes == out_bytes);
 }
 
-// The id of the line that called the communicator's method. The innermost frame is that method.
+// The id of the line that called the communicator's method: the innermost Python frame.
 uint32_t call_site(State& state) {
-  PyFrameObject* method = PyEval_GetFrame();
-  PyFrameObject* frame = method == nullptr ? nullptr : PyFrame_GetBack(method);
+  PyFrameObject* frame = PyEval_GetFrame();
   if (frame == nullptr) return 0;
   const auto code =
       py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
   const int lasti = PyFrame_GetLasti(frame);
-  Py_DECREF(frame);
   const size_t hash = reinterpret_cast<uintptr_t>(code.ptr()) / 64 + static_cast<size_t>(lasti);
   Site& site = state.sites[hash % kSlots];
   if (site.code.ptr() != code.ptr() || site.lasti != lasti) {
-    site.id = state.site().cast<uint32_t>();
+    site.id = state.site()().cast<uint32_t>();
     site.code = code;
     site.lasti = lasti;
   }
@@ -145,56 +139,32 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
   }
   const py::object keep = py::reinterpret_borrow<py::object>(x);
   std::string kind, text;
-  {
-    py::gil_scoped_release release;
-    try {
-      state.engine->run(*call, arrays.in, target, site);
-      return result.release().ptr();
-    } catch (const Error& error) {
-      kind = error.kind();
-      text = error.what();
-    }
-  }
-  if (PyErr_Occurred() == nullptr) state.fail(kind, text);
-  return nullptr;
-}
-
-PyObject* fast_or_slow(Fastcall* self, PyObject* const* args, size_t nargsf, PyObject* names) {
-  State& state = *self->state;
-  const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-  PyObject* all[kArgs] = {nullptr, nullptr, nullptr, nullptr, nullptr,
-                          nullptr, Py_None, Py_None, Py_False};
-  const bool usual = names == nullptr && nargs >= kAlgorithm && nargs <= kArgs;
-  if (usual) {
-    std::copy(args, args + nargs, all);
-    Key key;
-    Arrays arrays;
-    if (all[kTimeout] == Py_None && all[kAsync] == Py_False && make_key(state, all, key, arrays)) {
-      const Entry& entry = state.entries[slot_of(key)];
-      if (entry.call != nullptr && entry.key == key) {
-        return run(state, entry, arrays, all[kX], all[kOut]);
-      }
-    }
-  }
-  return PyObject_Vectorcall(state.slow.ptr(), args, static_cast<size_t>(nargs), names);
-}
-
-// Python exceptions travel as C++ exceptions inside, and as error indicators outside.
-template <typename F>
-PyObject* guarded(F&& f) {
+  bool failed = false;
+  PyThreadState* thread = PyEval_SaveThread();
   try {
-    return f();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+    state.engine->run(*call, arrays.in, target, site);
+  } catch (const Error& error) {
+    failed = true;
+    kind = error.kind();
+    text = error.what();
   }
+  PyEval_RestoreThread(thread);
+  if (!failed) return result.release().ptr();
+  if (PyErr_Occurred() == nullptr) state.fail()(kind, text);
   return nullptr;
 }
 
-PyObject* vectorcall(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* names) {
-  return guarded(
-      [&] { return fast_or_slow(reinterpret_cast<Fastcall*>(self), args, nargsf, names); });
+PyObject* fast_or_slow(State& state, PyObject* const* args) {
+  Key key;
+  Arrays arrays;
+  if (args[kTimeout] == Py_None && args[kAsync] == Py_False && make_key(state, args, key, arrays)) {
+    const Entry& entry = state.entries[slot_of(key)];
+    if (entry.call != nullptr && entry.key == key) {
+      return run(state, entry, arrays, args[kX], args[kOut]);
+    }
+  }
+  const py::object slow = state.slow();
+  return PyObject_Vectorcall(slow.ptr(), args, kArgs, nullptr);
 }
 
 PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
@@ -237,56 +207,35 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     state->fail = given[4];
     auto* self = reinterpret_cast<Fastcall*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
-    self->vectorcall = vectorcall;
     self->state = state.release();
     return reinterpret_cast<PyObject*>(self);
   });
 }
 
-int traverse(PyObject* self, visitproc visit, void* arg) {
-  Py_VISIT(Py_TYPE(self));
-  if (const State* state = reinterpret_cast<Fastcall*>(self)->state) {
-    Py_VISIT(state->slow.ptr());
-    Py_VISIT(state->site.ptr());
-    Py_VISIT(state->fail.ptr());
-  }
-  return 0;
-}
-
-int clear(PyObject* self) {
-  delete std::exchange(reinterpret_cast<Fastcall*>(self)->state, nullptr);
-  return 0;
-}
-
 void destroy(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  PyObject_GC_UnTrack(self);
-  clear(self);
+  delete reinterpret_cast<Fastcall*>(self)->state;
   type->tp_free(self);
   Py_DECREF(type);
 }
 
 }  // namespace
 
+PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args) {
+  if (Py_TYPE(fastcall)->tp_dealloc != destroy) throw py::type_error("not a Fastcall");
+  return fast_or_slow(*reinterpret_cast<Fastcall*>(fastcall)->state, args);
+}
+
 void add_fastcall(py::module_& m) {
   static PyMethodDef methods[] = {
       {"remember", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(remember)),
        METH_FASTCALL, "Serve calls like this one on the hot path."},
       {nullptr, nullptr, 0, nullptr}};
-  static PyMemberDef members[] = {
-      {"__vectorcalloffset__", T_PYSSIZET, offsetof(Fastcall, vectorcall), READONLY, nullptr},
-      {nullptr, 0, 0, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
-                                {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                                {Py_tp_clear, reinterpret_cast<void*>(clear)},
-                                {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
                                 {Py_tp_methods, methods},
-                                {Py_tp_members, members},
                                 {0, nullptr}};
-  static PyType_Spec spec = {"pycoll._C.Fastcall", sizeof(Fastcall), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-                             slots};
+  static PyType_Spec spec = {"pycoll._C.Fastcall", sizeof(Fastcall), 0, Py_TPFLAGS_DEFAULT, slots};
   const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
   if (!type) throw py::error_already_set();
   m.attr("Fastcall") = type;

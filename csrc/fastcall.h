@@ -1,20 +1,54 @@
-// The hot path from Python: one C call from a communicator's method to the engine.
+// The hot path from Python: from a method of the communicator to the engine, without Python code.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace pycoll {
 
-// Adds the type `Fastcall` to the module.
+// The arguments of any collective, in the order in which they are passed around.
+enum Arg { kKind, kX, kOut, kOp, kRoot, kOrder, kAlgorithm, kTimeout, kAsync };
+inline constexpr Py_ssize_t kArgs = 9;
+
+// Adds the type `Fastcall`, one object of which belongs to every communicator.
 //
 //   fast = Fastcall(engine, heap, slow, site, fail)
-//   fast(kind, x, out, op, root, order, algorithm=None, timeout=None, async_op=False)
-//   fast.remember(bound_call, kind, x, out, op, root, order, algorithm, allocates)
+//   fast.remember(bound_call, kind, x, out, op, root, order, algorithm, result)
 //
-// A call whose arguments are NumPy arrays of shapes, dtypes and memory that were remembered, with all
-// other arguments being the very objects that were remembered, goes straight to the engine. Every other
-// call goes to `slow`, with the same arguments. `site()` returns the id of the call site (asked once
-// per place in the program), `fail(kind, text)` raises the exception for an engine error.
+// A call whose arrays are NumPy arrays of shapes, dtypes and kinds of memory that were remembered,
+// with all other arguments being the very objects that were remembered, goes straight to the
+// engine. Any other call goes to `slow`, with all kArgs arguments. `result` is an array like the
+// one to allocate for the result, or None. `slow`, `site` and `fail` are weak references to bound
+// methods: site() returns the id of the call site (asked once per place in the program), fail(kind,
+// text) raises the exception for an engine error.
 void add_fastcall(pybind11::module_& m);
+
+// Runs one call through a Fastcall object. Throws pybind11 exceptions or returns null with a Python
+// error set.
+PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args);
+
+// Adds the type `Method`: a method whose signature and text are those of a Python function, and
+// whose body is call_fast_or_slow on the attribute `_fast` of its object.
+//
+//   Method(kind, names, positional, defaults)
+//
+// names: parameter name of each Arg, or None where the method has no such parameter; positional:
+// the Args that may be given by position, in order; defaults: a value for each Arg, or the name
+// itself where it must be given.
+void add_method(pybind11::module_& m);
+
+// Runs f; C++ and Python exceptions become the Python error indicator, and null is returned.
+template <typename F>
+PyObject* guarded(F&& f) {
+  try {
+    return f();
+  } catch (pybind11::error_already_set& error) {
+    error.restore();
+  } catch (const pybind11::builtin_exception& error) {
+    error.set_error();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
 
 }  // namespace pycoll

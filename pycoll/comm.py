@@ -10,6 +10,7 @@ import numpy as np
 
 from pycoll.errors import ArgumentError
 from pycoll.runtime.groups import split
+from pycoll.runtime.methods import collective
 from pycoll.runtime.session import Session
 from pycoll.runtime.work import BoundPlan, Work
 from pycoll.schedule.ir import Algorithm
@@ -56,7 +57,7 @@ class Communicator:
     def __init__(self, session: Session) -> None:
         """Wrap a session; see `pycoll.init`."""
         self._session = session
-        self._call = session.fast
+        self._fast = session.fast
 
     @property
     def rank(self) -> int:
@@ -82,6 +83,7 @@ class Communicator:
         """
         return self._session.empty(shape, dtype)
 
+    @collective(Kind.ALL_REDUCE)
     def all_reduce(
         self,
         x: Any,
@@ -109,8 +111,8 @@ class Communicator:
         Returns:
             The combined array, bit-identical on all ranks.
         """
-        return self._call(Kind.ALL_REDUCE, x, out, op, 0, order, algorithm, timeout, async_op)
 
+    @collective(Kind.REDUCE_SCATTER)
     def reduce_scatter(
         self,
         x: Any,
@@ -121,8 +123,8 @@ class Communicator:
         **options: Unpack[CallOptions],
     ) -> Any:
         """Combine all arrays; rank r gets block r: ``[n * k, ...]`` -> ``[k, ...]``."""
-        return self._call(Kind.REDUCE_SCATTER, x, out, op, 0, order, **options)
 
+    @collective(Kind.REDUCE)
     def reduce(
         self,
         x: Any,
@@ -134,24 +136,24 @@ class Communicator:
         **options: Unpack[CallOptions],
     ) -> Any:
         """Combine the arrays of all ranks on the root; the other ranks get None."""
-        return self._call(Kind.REDUCE, x, out, op, root, order, **options)
 
+    @collective(Kind.ALL_GATHER)
     def all_gather(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
         """Concatenate all arrays along the first axis: ``[k, ...]`` -> ``[n * k, ...]``."""
-        return self._call(Kind.ALL_GATHER, x, out, "sum", 0, None, **options)
 
+    @collective(Kind.BROADCAST)
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
     ) -> Any:
         """Give every rank the root's array; on other ranks ``x`` only tells shape and dtype."""
-        return self._call(Kind.BROADCAST, x, out, "sum", root, None, **options)
 
+    @collective(Kind.GATHER)
     def gather(
         self, x: Any, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
     ) -> Any:
         """Concatenate all arrays on the root: ``[k, ...]`` -> ``[n * k, ...]``; others get None."""
-        return self._call(Kind.GATHER, x, out, "sum", root, None, **options)
 
+    @collective(Kind.SCATTER)
     def scatter(
         self, x: Any = None, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
     ) -> Any:
@@ -159,15 +161,14 @@ class Communicator:
 
         On ranks other than the root pass either ``out``, or an ``x`` that tells shape and dtype.
         """
-        return self._call(Kind.SCATTER, x, out, "sum", root, None, **options)
 
+    @collective(Kind.ALL_TO_ALL)
     def all_to_all(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
         """Send block j to rank j; block i of the result came from rank i: ``[n * k, ...]``."""
-        return self._call(Kind.ALL_TO_ALL, x, out, "sum", 0, None, **options)
 
+    @collective(Kind.BARRIER)
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
-        return self._call(Kind.BARRIER, None, None, "sum", 0, None, None, timeout, async_op)
 
     def all_gather_v(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Any:
         """Concatenate arrays whose first dimensions may differ; every rank gets the result."""

@@ -77,6 +77,7 @@ def run_processes(
         RankFailed: With the traceback of the rank that failed first, or, after `timeout`, with
             what each rank was doing.
     """
+    __tracebackhide__ = True  # pytest shows the traceback of the rank instead
     config = config or Config(timeout_s=timeout / 2, heap_bytes=_HEAP_BYTES)
     children: list[_Child] = []
     with _memory() as (control_fd, heap_fd):
@@ -112,6 +113,7 @@ def run_threads(
 
     A thread cannot be killed: one that is stuck outside of pycoll outlives the deadline.
     """
+    __tracebackhide__ = True  # pytest shows the traceback of the rank instead
     config = config or Config(timeout_s=timeout / 2, heap_bytes=_HEAP_BYTES)
     outcomes: list[_Outcome | None] = [None] * n
     with _memory() as (control_fd, heap_fd):
@@ -227,6 +229,7 @@ def _attempt(rank: int, join: Callable, fn: Callable, args: Sequence[Any]) -> _O
 
 
 def _conclude(outcomes: Sequence[Any], stuck: dict[int, str], timeout: float) -> list[Any]:
+    __tracebackhide__ = True
     failed = sorted((o.when, r, o.error.strip()) for r, o in enumerate(outcomes) if o and o.error)
     if not failed and not stuck:
         return [outcome.value for outcome in outcomes]

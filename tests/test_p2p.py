@@ -169,7 +169,7 @@ def test_more_messages_than_room(run):
         x = np.empty(3000)
         if comm.rank == 0:
             for i in range(200):
-                comm.send(np.full(3000, i), 1, tag=i % 7)
+                comm.send(np.full(3000, float(i)), 1, tag=i % 7)
             return None
         time.sleep(0.1)
         for i in range(200):

@@ -134,7 +134,7 @@ def test_overlapping_arrays(run, call):
     """What lies in both input and output is read before it is written."""
 
     def rank(comm):
-        memory = np.arange(8.0).reshape(4, 2)
+        memory = np.arange(16.0).reshape(8, 2)
         want = call(comm, memory[:2].copy(), None)
         got = call(comm, memory[:2], memory[1 : 1 + len(want)])
         return oracle.differences(got, want)
@@ -178,7 +178,7 @@ def test_peers_hear_of_a_refusal(run, what):
 
 def test_rows_of_different_sizes(run):
     def rank(comm):
-        with pytest.raises(ArgumentError, match=r"rows differ in size.*\[2, 3\]"):
+        with pytest.raises(MismatchError, match=r"rows differ in size.*\[2, 3\]"):
             comm.all_gather_v(np.ones((4, 2 + comm.rank)))
         return float(comm.all_reduce(np.ones(1))[0])
 
@@ -201,3 +201,14 @@ def test_mismatches(run, what):
         return True
 
     assert run(2, rank) == [True, True]
+
+
+def test_the_same_arguments_twice_after_a_mismatch_of_counts(run):
+    """Counts are compared before the call, so it costs nothing but the call."""
+
+    def rank(comm):
+        with pytest.raises(MismatchError, match=r"\[\[2, 3\], \[3, 2\]\], by rank"):
+            comm.reduce_scatter_v(np.ones(5), [2 + comm.rank, 3 - comm.rank])
+        return comm.reduce_scatter_v(np.ones(5), [2, 3]).tolist()
+
+    assert run(2, rank) == [[2.0] * 2, [2.0] * 3]

@@ -4,36 +4,59 @@ from __future__ import annotations
 
 import difflib
 
-from pycoll.algorithms import circulant, circulant_blocks, direct, halving_doubling, ring
+from pycoll.algorithms import (
+    bruck,
+    circulant,
+    circulant_blocks,
+    direct,
+    double_tree,
+    halving_doubling,
+    hierarchical,
+    pairwise,
+    ring,
+    tree,
+)
 from pycoll.errors import ScheduleError
 from pycoll.schedule.ir import Algorithm
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     ring.all_reduce,
+    halving_doubling.all_reduce,
+    halving_doubling.recursive_doubling,
     *direct.one_shot,
     *direct.two_shot_push,
     *direct.two_shot_pull,
-    halving_doubling.all_reduce,
-    halving_doubling.recursive_doubling,
+    circulant.all_reduce,
+    double_tree.all_reduce,
+    hierarchical.hierarchical,
+    hierarchical.hierarchical_tree,
+    hierarchical.hierarchical_ring,
     ring.reduce_scatter,
-    *direct.reduce_scatter,
     halving_doubling.reduce_scatter,
+    *direct.reduce_scatter,
+    circulant.reduce_scatter,
+    pairwise.reduce_scatter,
     ring.all_gather,
+    halving_doubling.all_gather,
     direct.all_gather_pull,
     direct.all_gather_push,
-    halving_doubling.all_gather,
+    circulant.all_gather,
+    bruck.all_gather,
     ring.broadcast,
     direct.broadcast,
+    circulant_blocks.broadcast,
+    tree.broadcast,
     ring.reduce,
     *direct.reduce,
-    circulant_blocks.broadcast,
     circulant_blocks.reduce,
-    circulant.all_reduce,
-    circulant.reduce_scatter,
-    circulant.all_gather,
+    tree.reduce,
     direct.gather,
+    tree.gather,
     direct.scatter,
+    tree.scatter,
     direct.all_to_all,
+    pairwise.all_to_all,
+    bruck.all_to_all,
 )
 
 

@@ -1,12 +1,13 @@
 """Adjacent fold: how a world of any size acts as one of p ranks, p a power of two, in rank order.
 
-With e = n - p, each pair of ranks (0, 1), (2, 3), ... (2e - 2, 2e - 1) acts as one: the even rank of a
-pair acts for both, the odd one is *spare*. Those who act are numbered 0..p-1 by a virtual rank that
-keeps their order. Virtual rank v stands for the ranks ``first(v) .. first(v + 1)``, one or two.
+With e = n - p, each pair of ranks (0, 1), (2, 3), ... (2e - 2, 2e - 1) acts as one: the even rank
+of a pair acts for both, the odd one is *spare*. Those who act are numbered 0..p-1 by a virtual rank
+that keeps their order. Virtual rank v stands for one or two ranks, first(v) .. first(v + 1) - 1.
 
-An algorithm that joins neighbouring intervals of virtual ranks at distance 1, 2, 4, ..., the lower one
-on the left, gives the in-order balanced tree of the n inputs. The pairs cost no round of their own: the
-first join, at distance 1, reads the inputs of all the two to four ranks behind two virtual ranks.
+An algorithm that joins neighbouring intervals of virtual ranks at distance 1, 2, 4, ..., the lower
+one on the left, gives the in-order balanced tree of the n inputs. The pairs cost no round of their
+own: the first join, at distance 1, reads the inputs of all the two to four ranks behind two virtual
+ranks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,11 @@ from pycoll.schedule.ir import IN, Buffer, Fold, Piece, Vector, at, fold
 def power_of_two(n: int) -> int:
     """Largest power of two that is at most n."""
     return 1 << (n.bit_length() - 1)
+
+
+def doublings(n: int) -> list[int]:
+    """Powers of two below n, ascending."""
+    return [1 << bit for bit in range((n - 1).bit_length())]
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Adjacent:
     @property
     def distances(self) -> list[int]:
         """Distances 1, 2, 4, ... p / 2 between partners."""
-        return [1 << bit for bit in range(self.p.bit_length() - 1)]
+        return doublings(self.p)
 
     @property
     def sizes(self) -> list[int]:

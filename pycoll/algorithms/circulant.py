@@ -1,11 +1,12 @@
 """Circulant graphs: the fewest rounds and the least volume for every world size, no powers of two.
 
 Ranks talk to those at distance skip[0] = 1, ..., skip[q] = n, where each skip is half the next one,
-rounded up, and q = ceil(log2 n). n is the world size, m the size of the full vector, k the number of
-blocks it is cut into.
+rounded up, and q = ceil(log2 n). n is the world size, m the size of the full vector.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 from pycoll.algorithms.copies import alone, keep
 from pycoll.schedule.ir import ACC, IN, OUT, TMP, algorithm, at, fold
@@ -21,8 +22,7 @@ def skips(n: int) -> list[int]:
 
 def _halves(n: int) -> list[tuple[int, int]]:
     """Pairs of a skip and the next one, from the largest down."""
-    skip = skips(n)
-    return list(zip(skip[:-1], skip[1:], strict=True))[::-1]
+    return list(pairwise(skips(n)))[::-1]
 
 
 def _sum_for(rank, ahead, summed):
@@ -34,8 +34,9 @@ def _sum_for(rank, ahead, summed):
 def reduce_scatter(rank, n):
     """Every rank passes on its sums for the further half of the ranks ahead of it.
 
-    In each round the sums for rank + skip .. rank + span - 1 leave, and those that come from the rank
-    at distance skip behind are added to the first span - skip. Slot i holds the sum for rank + i.
+    In each round the sums for rank + skip .. rank + span - 1 leave, and those that come from the
+    rank at distance skip behind are added to the first span - skip. Slot i holds the sum for rank +
+    i.
 
     Cost: ceil(log2 n) rounds; (n - 1) / n * m bytes per rank.
     Source: Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms", arXiv

@@ -1,14 +1,12 @@
 """Broadcast and reduction of k blocks on a circulant graph, in the fewest rounds there can be.
 
-In round i of k - 1 + q, with q = ceil(log2 n), a rank receives from the one at distance skip[i mod q]
-behind it. The *receive schedule* says which block that is. It repeats every q rounds with all block
-numbers q higher. Within q rounds a rank receives q different blocks, and whatever a peer wants
-it has received before. m is the size of the full vector.
+In round i of k - 1 + q, with q = ceil(log2 n), a rank receives from the one at distance
+skip[i mod q] behind it. The *receive schedule* says which block that is; it repeats every q rounds
+with all block numbers q higher. Within q rounds a rank receives q different blocks, and what a peer
+wants from it has come before. n is the world size, m the size of the full vector.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -37,7 +35,8 @@ def receive_schedule(place: Vector, n: int) -> np.ndarray:
     In round j a rank at distance ``place`` from the root (counted as n + place, to allow for those
     behind the root) receives the base block of a rank x that is at least skip[j] behind it. To find
     x, walk greedily up from the root by the skips whose block is still free, never reaching the x
-    of the round before, and stop once x is closer than skip[j + 1]. The block is the last skip used.
+    of the round before, and stop once x is closer than skip[j + 1]. The block is the last skip
+    used.
 
     Args:
         place: Distances from the root, any shape.
@@ -114,7 +113,11 @@ def reduce(rank, n, root, k):
     for j, phase in reversed(_rounds(n, k)):
         block = np.minimum(blocks[j, j] + phase, k - 1)
         busy = (ahead[j] > 0) & (block >= 0)
-        theirs, mine, result = at(rank + skip[j], TMP, block), at(rank, TMP, block), at(rank, OUT, block)
+        theirs, mine, result = (
+            at(rank + skip[j], TMP, block),
+            at(rank, TMP, block),
+            at(rank, OUT, block),
+        )
         yield [
             fold([theirs, mine], to=mine, where=busy & others),
             fold([theirs, at(rank, ACC, block)], to=result, where=busy & is_root),

@@ -16,6 +16,6 @@ def keep(rank: Vector, chunk: Vector = 0, *, count: int = 1, where: Vector = Tru
 
 
 def alone(rank: Vector, n: int, chunks: int = 1) -> Iterator[Fold]:
-    """Yield the one copy that is a whole reduction in a world of one rank, and nothing otherwise."""
+    """Yield the one copy that is all of a reduction in a world of one rank, else nothing."""
     if n == 1:
         yield keep(rank, count=chunks)

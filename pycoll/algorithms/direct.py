@@ -15,7 +15,7 @@ from pycoll.schedule.ir import IN, OUT, Algorithm, algorithm, at, fold
 
 
 def in_both_orders(collective: str, name: str, **options: Any) -> Callable[..., tuple]:
-    """Make two algorithms of a generator that takes ``tree=``: the tree order and the rank order."""
+    """Make two algorithms of a generator with ``tree=``: in tree order and in rank order."""
 
     def variant(rounds: Callable[..., Any], name: str, order: str) -> Algorithm:
         fixed = update_wrapper(partial(rounds, tree=order == "tree"), rounds)
@@ -37,8 +37,8 @@ def one_shot(rank, n, *, tree):
     """Every rank folds all inputs for itself.
 
     Cost: 1 round; (n - 1) * m bytes per rank.
-    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007 (definition of the collectives).
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
+    practice, and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     yield fold(everywhere(n, IN), to=at(rank, OUT), tree=tree)
 
@@ -84,8 +84,8 @@ def reduce(rank, n, root, *, tree):
     """The root folds all inputs.
 
     Cost: 1 round; (n - 1) * m bytes at the root.
-    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007 (definition of the collectives).
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
+    practice, and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     yield fold(everywhere(n, IN), to=at(rank, OUT), tree=tree, where=rank == root)
 
@@ -95,8 +95,8 @@ def all_gather_pull(rank, n):
     """Every rank fetches the blocks of all the others.
 
     Cost: 1 round; (n - 1) / n * m bytes per rank.
-    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007 (definition of the collectives).
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
+    practice, and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     peers = [rank + step for step in range(1, n)]
     if peers:
@@ -109,8 +109,8 @@ def all_gather_push(rank, n):
     """Every rank stores its block in all outputs.
 
     Cost: 1 round; (n - 1) / n * m bytes per rank.
-    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007 (definition of the collectives).
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
+    practice, and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     yield fold(at(rank, IN, rank), to=everywhere(n, OUT, rank))
 
@@ -120,8 +120,8 @@ def broadcast(rank, n, root):
     """Every rank fetches the root's vector.
 
     Cost: 1 round; m bytes per rank, (n - 1) * m at the root.
-    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007 (definition of the collectives).
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
+    practice, and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     if n > 1:
         yield fold(at(root, IN), to=at(rank, OUT), where=rank != root)
@@ -133,8 +133,8 @@ def scatter(rank, n, root):
     """Every rank fetches its block from the root.
 
     Cost: 1 round; m / n bytes per rank, (n - 1) / n * m at the root.
-    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007 (definition of the collectives).
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
+    practice, and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     yield fold(at(root, IN, rank), to=at(rank, OUT, rank))
 
@@ -144,8 +144,8 @@ def gather(rank, n, root):
     """Every rank stores its block at the root.
 
     Cost: 1 round; m / n bytes per rank, (n - 1) / n * m at the root.
-    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice,
-    and experience", CCPE 19(13), 2007 (definition of the collectives).
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
+    practice, and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
     yield fold(at(rank, IN, rank), to=at(root, OUT, rank))
 

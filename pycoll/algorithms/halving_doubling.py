@@ -2,8 +2,8 @@
 
 Going from near to far, with the lower interval of ranks always on the left, every chunk is combined
 along one and the same in-order tree. World sizes that are not powers of two take no round more; see
-`pycoll.algorithms.adjacent`. n is the world size, p the largest power of two that is at most n, m the
-size of the full vector.
+`pycoll.algorithms.adjacent`. n is the world size, p the largest power of two that is at most n, m
+the size of the full vector.
 """
 
 from __future__ import annotations
@@ -106,8 +106,9 @@ def all_gather(rank, n):
         yield folds
 
 
-@algorithm("all_reduce", "recursive_doubling", chunks=1, order="tree",
-           slots=lambda n: (n > 1) + (n >= 8))
+@algorithm(
+    "all_reduce", "recursive_doubling", chunks=1, order="tree", slots=lambda n: (n > 1) + (n >= 8)
+)
 def recursive_doubling(rank, n):
     """Partners exchange their whole partial results and both combine them, lower ranks on the left.
 

@@ -91,14 +91,18 @@ def reduce(rank, n, root, k):
     yield from alone(rank, n, k)
     place = (rank - root - 1) % n
     left = rank - 1
-    for step in range(n - 2 + k):
+    first, inner, last = place == 1, (place > 1) & (place < n - 1), place == n - 1
+    for step in range(n - 2 + k if n > 1 else 0):
         block = step + 1 - place
-        busy = (place > 0) & (block >= 0) & (block < k)
+        busy = (block >= 0) & (block < k)
         slot = block % 2
-        starts = ((at(left, IN, block), place == 1), (at(left, TMP, slot), place > 1))
-        ends = ((at(rank, TMP, slot), place < n - 1), (at(rank, OUT, block), place == n - 1))
+        mine, result = at(rank, IN, block), at(rank, OUT, block)
+        start, partial, to = at(left, IN, block), at(left, TMP, slot), at(rank, TMP, slot)
+        if n == 2:
+            yield fold([start, mine], to=result, where=busy & first)
+            continue
         yield [
-            fold([theirs, at(rank, IN, block)], to=to, where=busy & first & last)
-            for theirs, first in starts
-            for to, last in ends
+            fold([start, mine], to=to, where=busy & first),
+            fold([partial, mine], to=to, where=busy & inner),
+            fold([partial, mine], to=result, where=busy & last),
         ]

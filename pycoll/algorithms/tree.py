@@ -1,8 +1,8 @@
 """Binomial trees.
 
-n is the world size, p the largest power of two that is at most n, m the size of the full vector. The
-*place* of a rank is its distance from the root, counted upwards and around; the children of place v
-are at v + 1, v + 2, v + 4, ...
+n is the world size, p the largest power of two that is at most n, m the size of the full vector.
+The *place* of a rank is its distance from the root, counted upwards and around; the children of
+place v are at v + 1, v + 2, v + 4, ...
 """
 
 from __future__ import annotations
@@ -11,13 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from pycoll.algorithms.adjacent import adjacent
+from pycoll.algorithms.adjacent import adjacent, doublings
 from pycoll.algorithms.copies import alone, keep
 from pycoll.schedule.ir import ACC, IN, OUT, TMP, algorithm, at, fold
-
-
-def _distances(n: int) -> list[int]:
-    return [1 << bit for bit in range((n - 1).bit_length())]
 
 
 @algorithm("broadcast", "binomial", chunks=1, root=0)
@@ -29,7 +25,7 @@ def broadcast(rank, n, root):
     MPICH", IJHPCA 19(1), 2005 (binomial tree).
     """
     place = (rank - root) % n
-    for distance in _distances(n):
+    for distance in doublings(n):
         joins = (place >= distance) & (place < 2 * distance)
         yield fold(at(rank - distance, ACC), to=at(rank, OUT), where=joins)
     yield keep(rank, where=rank == root)
@@ -70,7 +66,7 @@ def gather(rank, n, root):
     MPICH", IJHPCA 19(1), 2005 (binomial tree).
     """
     place = (rank - root) % n
-    for distance in _distances(n):
+    for distance in doublings(n):
         child = rank + distance
         more = np.minimum(distance, n - place - distance) - 1  # blocks of the child but its own
         collects = (place % (2 * distance) == 0) & (more >= 0)
@@ -94,7 +90,7 @@ def scatter(rank, n, root):
     MPICH", IJHPCA 19(1), 2005 (binomial tree).
     """
     place = (rank - root) % n
-    for distance in reversed(_distances(n)):
+    for distance in reversed(doublings(n)):
         parent = rank - distance
         more = np.minimum(distance, n - place) - 1
         joins = place % (2 * distance) == distance

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pycoll.cli import bench_plot, run
-from pycoll.cli.bench_data import NAMES, Problem, element_type
+from pycoll.cli.bench_data import IN_PLACE, NAMES, Problem, element_type
 from pycoll.cli.bench_report import Table, sized, write_json
 from pycoll.cli.bench_time import Row, Setup, measure
 from pycoll.cli.machine import describe
@@ -19,8 +19,8 @@ from pycoll.types import Order, ReduceOp
 _OPS = [op.name.lower() for op in ReduceOp]
 _ORDERS = [order.name.lower() for order in Order]
 
-# Flags that every rank needs, in the order in which a command is written down.
-_FLAGS: dict[str, dict[str, Any]] = {
+# In the order in which a command is written down.
+_WHAT: dict[str, dict[str, Any]] = {
     "--min": {"default": "8", "metavar": "B", "help": "smallest size of the full vector (8)"},
     "--max": {"default": "64M", "metavar": "B", "help": "largest size (64M)"},
     "--factor": {"default": 2, "type": int, "metavar": "F", "help": "from size to size (2)"},
@@ -33,10 +33,13 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "--hot": {"action": "store_true", "help": "the same arrays in every call, so in the cache"},
     "--iters": {"type": int, "metavar": "N", "help": "calls for each number; by default for 0.2 s"},
     "--timeout": {"type": float, "metavar": "S", "help": "seconds a call may wait for its peers"},
+}
+_OUTPUT: dict[str, dict[str, Any]] = {
     "--short": {"action": "store_true", "help": "the narrow form of the table"},
     "--json": {"metavar": "FILE", "help": "write all numbers, with machine, versions and commit"},
     "--plot": {"metavar": "FILE", "help": "draw time and bandwidth over size"},
 }
+ALL_FLAGS = _WHAT | _OUTPUT
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -51,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "-n", type=int, metavar="N", help="start N ranks; leave it out under `pycoll run`"
     )
-    for flag, spec in _FLAGS.items():
+    for flag, spec in ALL_FLAGS.items():
         parser.add_argument(flag, **spec)
 
 
@@ -65,10 +68,14 @@ def main(args: argparse.Namespace) -> int:
     element_type(args.dtype)
     if args.iters is not None and args.iters < 1:
         raise ArgumentError(f"--iters is {args.iters}, expected at least 1")
+    if args.in_place and args.collective not in IN_PLACE:
+        raise ArgumentError(f"{args.collective} does not work in place")
+    if args.plot and sizes == [0]:
+        raise ArgumentError("--plot draws over sizes, and a barrier has none")
     if args.plot:
         bench_plot.check_available()
     if args.n is not None:
-        module = ["pycoll", "bench", *arguments_of(args)]
+        module = ["pycoll", "bench", *arguments_of(args, ALL_FLAGS)]
         job = argparse.Namespace(n=args.n, timeout=None, tag_output=False, module=module, script=[])
         return run.main(job)
     import pycoll
@@ -96,10 +103,10 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
     return sizes
 
 
-def arguments_of(args: argparse.Namespace) -> list[str]:
+def arguments_of(args: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> list[str]:
     """Return the arguments of ``bench`` that give these values, without the number of ranks."""
     words = [args.collective]
-    for flag, spec in _FLAGS.items():
+    for flag, spec in flags.items():
         value = getattr(args, flag[2:].replace("-", "_"))
         if value is True:
             words.append(flag)
@@ -111,7 +118,7 @@ def arguments_of(args: argparse.Namespace) -> list[str]:
 def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[int]) -> int:
     table = Table(args.short or None) if comm.rank == 0 else None
     machine = describe()
-    command = f"pycoll bench {' '.join(_with_ranks(args, comm.world_size))}"
+    command = _command(args, comm.world_size)
     if table:
         table.heading([command, *_about(args, comm.world_size, machine)])
     setup = Setup(args.order, args.algorithm, args.symmetric, args.hot, args.iters)
@@ -122,10 +129,7 @@ def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[i
             if table:
                 table.say(f"{sized(size)} bytes: {text}")
 
-        places = [True] if args.in_place else [False, True]
-        places = [in_place for in_place in places if not in_place or problem.in_place()]
-        if not places:
-            raise ArgumentError(f"{problem.name} does not work in place")
+        places = [False] * (not args.in_place) + [True] * (problem.name in IN_PLACE)
         found = [measure(comm, problem, setup, in_place, say) for in_place in places]
         if table:
             table.rows(found)
@@ -143,9 +147,9 @@ def _problems(args: argparse.Namespace, sizes: Sequence[int], n: int) -> list[Pr
     return list(dict.fromkeys(made))
 
 
-def _with_ranks(args: argparse.Namespace, n: int) -> list[str]:
-    collective, *rest = arguments_of(args)
-    return [collective, "-n", str(n), *rest]
+def _command(args: argparse.Namespace, n: int) -> str:
+    collective, *rest = arguments_of(args, _WHAT)
+    return " ".join(["pycoll bench", collective, "-n", str(n), *rest])
 
 
 def _about(args: argparse.Namespace, n: int, machine: dict[str, Any]) -> list[str]:

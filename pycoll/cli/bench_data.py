@@ -21,6 +21,8 @@ POISON = 113  # what outputs hold before a call that is checked
 _LINE = 64
 
 V_VARIANTS = ("all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v")
+IN_PLACE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+"""Where input and output can be the same memory without a copy of the whole input."""
 NAMES = (*COLLECTIVES, *V_VARIANTS, "barrier")
 
 _EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -142,10 +144,6 @@ class Problem:
         else:
             full = np.concatenate([self.input(r) for r in range(self.n)])
         return full[self.block(rank)] if promise.out_layout == OWN else full
-
-    def in_place(self) -> bool:
-        """Whether input and output can be the same memory without a copy of the whole input."""
-        return self.name in ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 
 
 def _tile(rank: int, op: str) -> np.ndarray:

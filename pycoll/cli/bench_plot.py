@@ -53,18 +53,20 @@ def draw(path: str, title: str, subtitle: str, rows: Sequence[Row]) -> None:
             continue
         x = [row.nbytes for row in found]
         line: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "lw": 1.8}
-        left.plot(x, [row.time_us for row in found], label=f"{name}, one at a time", **line)
-        left.fill_between(
-            x, [row.time_us for row in found], [row.p99_us for row in found],
-            color=colour, alpha=0.13, lw=0, label=f"{name}, up to p99",
-        )  # fmt: skip
+        left.plot(x, [row.time_us for row in found], **line)
+        p99 = [row.p99_us for row in found]
+        left.fill_between(x, [row.time_us for row in found], p99, color=colour, alpha=0.13, lw=0)
         stream = {**line, "marker": "", "ls": (0, (4, 2)), "lw": 1.3}
-        left.plot(x, [row.stream_us for row in found], label=f"{name}, back to back", **stream)
+        left.plot(x, [row.stream_us for row in found], **stream)
         right.plot(x, [row.busbw for row in found], label=name, **line)
     left.set_yscale("log")
+    left.yaxis.set_major_formatter(lambda us, _: f"{us:g} µs" if us < 1e3 else f"{us / 1e3:g} ms")
     right.set_ylim(bottom=0)
-    _finish(left, rows, "time of a call (µs)")
-    _finish(right, rows, "bus bandwidth (GB/s)")
+    _finish(left, rows, "time of a call, slowest rank")
+    _finish(right, rows, "bus bandwidth, GB/s")
+    key: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": _INK}
+    right.legend(loc="upper left", **key)
+    left.legend(handles=_styles(), loc="upper left", **key)
     figure.savefig(path)
 
 
@@ -79,7 +81,17 @@ def _finish(axes: Axes, rows: Sequence[Row], heading: str) -> None:
     axes.tick_params(axis="both", length=0, labelcolor=_GREY, labelsize=8.5)
     axes.grid(color=_FAINT, lw=0.8)
     axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(_FAINT)
-    axes.legend(frameon=False, fontsize=8, loc="upper left", labelcolor=_INK)
+
+
+def _styles() -> list[Any]:
+    """Say what the styles of the left panel mean; the colours are explained on the right."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    return [
+        Line2D([], [], color=_GREY, marker="o", markersize=4, lw=1.8, label="one call at a time"),
+        Patch(color=_GREY, alpha=0.2, lw=0, label="up to its 99th percentile"),
+        Line2D([], [], color=_GREY, ls=(0, (4, 2)), lw=1.3, label="back to back"),
+    ]

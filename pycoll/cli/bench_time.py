@@ -110,29 +110,35 @@ def bind(
 
 
 def schedule_name(problem: Problem, setup: Setup) -> str:
-    """Tell what the selector takes for this call: it alone decides, on every rank alike."""
+    """Tell which algorithm the selector takes for this call, and whether arrays are staged.
+
+    It decides as it does in the call, where arrays count as symmetric only if all ranks pass both.
+    """
     if problem.name == "barrier":
-        return "one_shot"
+        return "one_shot, staged"
     if problem.name in V_VARIANTS:
         return "direct, staged"
+    promise = problem.promise
+    all_pass_both = not promise.rooted or problem.name == "broadcast"
     choice = select(
         problem.name,
         problem.nbytes,
         problem.n,
         order=setup.order,
-        dtype=DType[problem.dtype.name.upper()] if problem.promise.reduces else None,
+        dtype=DType[problem.dtype.name.upper()] if promise.reduces else None,
         op=ReduceOp[problem.op.upper()],
-        direct=setup.symmetric,
+        direct=setup.symmetric and all_pass_both,
         algorithm=setup.algorithm,
     )
-    return choice.algorithm.name + ("" if choice.direct else ", staged")
+    return choice.name + ("" if choice.direct else ", staged")
 
 
-def slot_count(problem: Problem, setup: Setup) -> int:
+def slot_count(problem: Problem, setup: Setup, in_place: bool) -> int:
     """How many pairs of arrays it takes to fill the last-level cache twice, within reason."""
     if setup.hot:
         return 1
-    each = sum(problem.in_count(r) + problem.out_count(r) for r in range(problem.n))
+    sizes = [(problem.in_count(r), problem.out_count(r)) for r in range(problem.n)]
+    each = sum(max(pair) if in_place else sum(pair) for pair in sizes)
     wanted = math.ceil(2 * last_level_cache() / max(1, each * problem.dtype.itemsize))
     return min(max(2, wanted), MAX_SLOTS)
 
@@ -150,7 +156,8 @@ def measure(
         say: Told what is going on.
     """
     say("filling memory")
-    slots = Slots.make(comm, problem, slot_count(problem, setup), setup.symmetric, in_place)
+    count = slot_count(problem, setup, in_place)
+    slots = Slots.make(comm, problem, count, setup.symmetric, in_place)
     calls = [bind(comm, problem, setup, *pair) for pair in slots.pairs]
     say("checking")
     for call in calls:
@@ -175,7 +182,7 @@ def measure(
         schedule=schedule_name(problem, setup),
         nbytes=problem.nbytes,
         count=problem.count,
-        slots=len(calls),
+        slots=count,
         iters=iters,
         wrong=int(comm.all_reduce(np.array([wrong]), "sum")[0]),
         **_numbers(problem, alone, together),

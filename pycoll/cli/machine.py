@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.cli import installed_version
+import pycoll
+from pycoll import _C
 
 _CPUS = Path("/sys/devices/system/cpu")
 _DEFAULT_CACHE_BYTES = 32 << 20
@@ -19,8 +20,6 @@ _DEFAULT_CACHE_BYTES = 32 << 20
 
 def describe() -> dict[str, Any]:
     """Return facts about this machine and this installation, ready for JSON."""
-    from pycoll import _C
-
     return {
         "machine": platform.machine(),
         "cpu": cpu_name(),
@@ -31,7 +30,7 @@ def describe() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "pycoll": installed_version(),
+        "pycoll": pycoll.__version__,
         "commit": commit(),
         "folds": _C.fold_isa(),
     }

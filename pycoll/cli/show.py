@@ -9,10 +9,11 @@ from pycoll.algorithms import ALGORITHMS, find
 from pycoll.cli.explain import rules_as_rows
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.runtime.rules import RULES
+from pycoll.runtime.select import of_collective
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.compile import peer_plan
 from pycoll.schedule.draw import draw
-from pycoll.schedule.formula import stated
+from pycoll.schedule.formula import evaluate, stated
 from pycoll.schedule.ir import Algorithm, Schedule
 from pycoll.schedule.transfers import as_text
 
@@ -103,8 +104,7 @@ def _parameter(text: str) -> tuple[str, int]:
 
 
 def _known(collective: str) -> str:
-    names = ", ".join(a.name for a in ALGORITHMS if a.collective == collective)
-    return f"For {collective} there are {names}"
+    return f"For {collective} there are {', '.join(a.name for a in of_collective(collective))}"
 
 
 def algorithms_page() -> str:
@@ -115,7 +115,7 @@ def algorithms_page() -> str:
         "\n".join(
             (
                 _INTRODUCTION,
-                _markdown(head, [_row(a) for a in ALGORITHMS]),
+                _markdown(head, [_row(a) for name in COLLECTIVES for a in of_collective(name)]),
                 _SELECTION,
                 _markdown(rules, rules_as_rows()),
             )
@@ -129,12 +129,22 @@ def _row(algorithm: Algorithm) -> tuple[str, ...]:
     return (
         algorithm.collective,
         f"`{algorithm.name}`",
-        f"`{text.rounds}`",
-        f"`{text.nbytes}`{text.rest}",
+        _formula(text.rounds),
+        _formula(text.nbytes) + text.rest,
         algorithm.order or "-",
         text.source,
         _when(algorithm),
     )
+
+
+def _formula(text: str) -> str:
+    """Mark a formula as code; prose stays as it is."""
+    bound, _, formula = text.rpartition("at most ")
+    try:
+        evaluate(formula, 4)
+    except ScheduleError:
+        return text
+    return f"{bound}{'at most ' if formula != text else ''}`{formula}`"
 
 
 def _when(algorithm: Algorithm) -> str:

@@ -1,4 +1,4 @@
-"""``pycoll verify``: prove algorithms correct for given world sizes, and try the prover on mutants."""
+"""``pycoll verify``: prove algorithms for given world sizes, or try the prover on mutants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MUTANT_WORLDS = "2..5,8"
 Task = tuple[int, int]  # index in ALGORITHMS, world size
 
 
-def add_parser(subparsers: Any) -> None:  # noqa: ANN401 - argparse does not name the type
+def add_parser(subparsers: Any) -> None:
     """Add the arguments of ``pycoll verify``."""
     parser = subparsers.add_parser(
         "verify", help="prove algorithms correct for given world sizes", description=__doc__
@@ -42,9 +42,7 @@ def main(args: argparse.Namespace) -> int:
     """Prove what was asked for; return 1 if anything fails."""
     chosen = _choose(args)
     worlds = parse_worlds(args.worlds or (MUTANT_WORLDS if args.mutate else "1..64"))
-    tasks = [
-        (ALGORITHMS.index(a), n) for n in reversed(worlds) for a in chosen if a.worlds(n)
-    ]
+    tasks = [(ALGORITHMS.index(a), n) for n in reversed(worlds) for a in chosen if a.worlds(n)]
     return (_mutate if args.mutate else _prove)(args, tasks)
 
 
@@ -162,15 +160,27 @@ def _ranges(worlds: list[int]) -> str:
             parts[-1][1] = n
         else:
             parts.append([n, n])
+    if len(parts) > 3:
+        return f"{worlds[0]}..{worlds[-1]}, {len(worlds)} of them"
     return ",".join(str(a) if a == b else f"{a}..{b}" for a, b in parts)
 
 
 def _table(rows: list[list[str]]) -> str:
     """Align rows in columns; rounds, bytes and roundings are those of the largest world."""
-    head = ["collective", "algorithm", "worlds", "rounds", "bytes/rank", "order", "roundings", "time"]
+    head = [
+        "collective",
+        "algorithm",
+        "worlds",
+        "rounds",
+        "bytes/rank",
+        "order",
+        "roundings",
+        "time",
+    ]
     width = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    just = [str.ljust] * 3 + [str.rjust] * (len(head) - 3)
     lines = [
-        "  ".join(cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, width, strict=True)))
+        "  ".join(pad(cell, w) for pad, cell, w in zip(just, row, width, strict=True))
         for row in [head, *rows]
     ]
     return "\n".join(lines)

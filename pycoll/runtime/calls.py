@@ -5,7 +5,6 @@ Everything that can be wrong with the arguments is found here, before anything r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -124,7 +123,7 @@ class Caller:
         Raises:
             ArgumentError: If the arguments cannot be used; the text says what is accepted.
         """
-        op, root = self._check_request(request)
+        op, root = self.check_request(request)
         spec = COLLECTIVES[request.collective]
         n, at_root = self.plans.world_size, self.plans.rank == root
         has_in = not spec.in_at_root or at_root
@@ -151,7 +150,8 @@ class Caller:
             request, op, root, count * scale, source if has_in else None, target, source, result
         )
 
-    def _check_request(self, request: Request) -> tuple[ReduceOp, int]:
+    def check_request(self, request: Request) -> tuple[ReduceOp, int]:
+        """Check what does not depend on the arrays; return the operation and the root."""
         try:
             op = ReduceOp[request.op.upper()]
         except (KeyError, AttributeError):
@@ -160,6 +160,10 @@ class Caller:
         root, n = request.root, self.plans.world_size
         if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < n:
             raise ArgumentError(f"root={root!r} is not a rank; accepted: 0 to {n - 1}")
+        orders = [o.name.lower() for o in Order]
+        if request.order is not None and request.order not in orders:
+            names = ", ".join(orders)
+            raise ArgumentError(f"order={request.order!r} is not known; accepted: {names}")
         return op, int(root)
 
     def _shapes(self, kind: Kind, x: Any, out: Any, has_in: bool) -> tuple[ArrayView, Shape, int]:
@@ -272,9 +276,16 @@ def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Ex
         count=total,
         root=request.root,
         op=ReduceOp[request.op.upper()],
+        order=Order[(request.order or "any").upper()],
     )
 
 
-def elements(shape: Shape) -> int:
-    """Number of elements of a shape."""
-    return math.prod(shape)
+def check_timeout(timeout: float) -> float:
+    """Return the seconds that a call may wait, refusing what is no such number."""
+    try:
+        limit = float(timeout)
+    except (TypeError, ValueError):
+        limit = 0.0
+    if not limit > 0:
+        raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds above 0")
+    return limit

@@ -8,7 +8,7 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.config import Config
-from pycoll.errors import CollError
+from pycoll.errors import ArgumentError, CollError
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.session import Session, raising
 from pycoll.types import Kind
@@ -38,7 +38,7 @@ def split(parent: Session, color: int | None, key: int) -> Session | None:
 
     The lowest rank of each group makes the memory, and the others open it through ``/proc``.
     """
-    wanted = np.array([color is not None, color or 0, key], np.int64)
+    wanted = parent.refusing(lambda: _wish(color, key))
     table = _all_gather(parent, wanted)
     mine = np.flatnonzero((table[:, :2] == wanted[:2]).all(axis=1))
     group = mine[np.argsort(table[mine, 2], kind="stable")].tolist()
@@ -54,6 +54,13 @@ def split(parent: Session, color: int | None, key: int) -> Session | None:
     finally:
         if leads:
             os.close(fd)
+
+
+def _wish(color: int | None, key: int) -> np.ndarray:
+    for name, value in (("color", color or 0), ("key", key)):
+        if not isinstance(value, (int, np.integer)) or not -(2**63) <= value < 2**63:
+            raise ArgumentError(f"{name}={value!r}; accepted are integers of 64 bits")
+    return np.array([color is not None, color or 0, key], np.int64)
 
 
 def _all_gather(parent: Session, row: np.ndarray) -> np.ndarray:

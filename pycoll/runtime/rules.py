@@ -35,6 +35,7 @@ _SUMS = ("direct", "direct_rank")
 _FEW_SYNCS = "one synchronisation less outweighs the copies of so few bytes"
 _FEW_PEERS = "for so few bytes what counts is the number of peers that a rank waits for"
 _IN_PLACE = "ranks work on each other's arrays: each byte is loaded and stored as rarely as can be"
+_SHARED = "many ranks fold at the same time, where otherwise the root would fold alone"
 _FEW_COPIES = "it loads and stores the fewest bytes when arrays are staged"
 
 
@@ -69,7 +70,13 @@ RULES = (
     Rule("all_gather", 2, ANY_SIZE, False, ("direct_push",), _FEW_COPIES),
     Rule("all_gather", ANY_N, ANY_SIZE, False, ("direct_pull",), _FEW_COPIES),
     *_one_round("broadcast", ("direct",)),
-    *_one_round("reduce", _SUMS),
+    Rule("reduce", 8, 4 * K, False, _SUMS, _FEW_SYNCS),
+    Rule("reduce", 4, ANY_SIZE, True, _SUMS, _IN_PLACE),
+    Rule("reduce", 4, ANY_SIZE, False, _SUMS, _FEW_COPIES),
+    Rule("reduce", ANY_N, 4 * K, False, ("binomial", *_SUMS), _FEW_PEERS),
+    Rule("reduce", ANY_N, ANY_SIZE, True, ("binomial", *_SUMS), _SHARED),
+    Rule("reduce", ANY_N, ANY_SIZE, False, ("binomial", *_SUMS), _SHARED),
+    Rule("gather", 2, 4 * K, False, ("binomial",), _FEW_SYNCS),
     *_one_round("gather", ("direct",)),
     *_one_round("scatter", ("direct",)),
     *_one_round("all_to_all", ("direct",)),

@@ -18,7 +18,7 @@ from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime import vcalls
 from pycoll.runtime.arrays import ArrayView, check_output, view
-from pycoll.runtime.calls import Caller, Prepared, Request, barrier_spec
+from pycoll.runtime.calls import Caller, Prepared, Request, barrier_spec, check_timeout
 from pycoll.runtime.plans import CallSpec, Extents, PlanCache
 from pycoll.runtime.reports import describe
 from pycoll.runtime.work import Work
@@ -72,7 +72,9 @@ class Session:
         )
         self._mailboxes = _C.Mailboxes(engine)
         self._caller = Caller(PlanCache(engine, rank, world_size), heap)
-        self.fast = _C.Fastcall(engine, heap, self.call, self.site, self._fail)
+        self.fast = _C.Fastcall(
+            engine, heap, *map(weakref.WeakMethod, (self.call, self.site, self._fail))
+        )
         self._at_exit = functools.partial(_leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -115,7 +117,7 @@ class Session:
 
     def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""
-        limit = self.config.timeout_s if timeout is None else float(timeout)
+        limit = self._limit(timeout)
         run = self.engine.submit if async_op else self.engine.run
         ticket = self.guard(
             run, prepared.binding, prepared.in_ptr, prepared.out_ptr, self.site(), limit
@@ -139,9 +141,16 @@ class Session:
         """Check the arguments of a call and bind its plan."""
         return self._caller.prepare(request, x, out)
 
+    def check(self, request: Request, timeout: float | None) -> None:
+        """Check what does not depend on the arrays."""
+        self._caller.check_request(request)
+        self._limit(timeout)
+
+    def _limit(self, timeout: float | None) -> float:
+        return self.config.timeout_s if timeout is None else check_timeout(timeout)
+
     def _prepare(self, request: Request, x: Any, out: Any, timeout: float | None) -> Prepared:
-        if timeout is not None and not float(timeout) > 0:
-            raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds above 0")
+        self._limit(timeout)
         if request.kind == Kind.BARRIER:
             one_shot = algorithms.find("all_reduce", "one_shot")
             return Prepared(self._caller.plans.bind(barrier_spec(one_shot)), 0, 0, None, (), True)
@@ -216,16 +225,18 @@ class Session:
         source = view(x, "x")
         array = np.ascontiguousarray(source.array)
         self._check_peer("dst", dst, 0)
-        limit = self.config.timeout_s if timeout is None else float(timeout)
+        limit = self._limit(timeout)
         pointer = ArrayView(array, source.dtype, source.name, x).pointer
-        self.guard(self._boxes().send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit)
+        self.guard(
+            self._boxes().send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit
+        )
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
         target = view(x, "x")
         check_output(target, target.array.shape, None)
         self._check_peer("src", src, -1)
-        limit = self.config.timeout_s if timeout is None else float(timeout)
+        limit = self._limit(timeout)
         nbytes = target.array.nbytes
         return self.guard(
             self._boxes().recv, target.pointer, nbytes, target.code, src, self._tag(tag), limit
@@ -237,11 +248,11 @@ class Session:
         return self._mailboxes
 
     def _check_peer(self, name: str, peer: int, lowest: int) -> None:
-        if not isinstance(peer, (int, np.integer)) or not lowest <= peer < self.world_size:
+        if not _is_integer(peer) or not lowest <= peer < self.world_size:
             raise ArgumentError(f"{name}={peer!r}; accepted: {lowest} to {self.world_size - 1}")
 
     def _tag(self, tag: int) -> int:
-        if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= _MAX_TAG:
+        if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
             raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}")
         return int(tag)
 
@@ -266,11 +277,16 @@ class Session:
             self._in_flight.clear()
 
 
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def _leave_at_exit(reference: weakref.ref[Session]) -> None:
     """Tell the peers why this process ends while its communicator is open."""
     session = reference()
     if session is None:
         return
     error = getattr(sys, "last_value", None)
-    session.leave(error if error is not None else "it exited while its communicator was open")
-    session.close()
+    if error is not None:
+        session.leave(error)
+    session.close()  # at an orderly end, only peers that still wait for this rank are told

@@ -1,8 +1,8 @@
 """The v-variants: collectives whose blocks differ in size from rank to rank.
 
-Where a rank cannot know the sizes of the others, they are exchanged first, with an all-gather of a
-few integers; then every rank has the same table of offsets and lengths and runs an ordinary plan
-over it.
+The sizes are exchanged first, with an all-gather of a few integers: some must be equal on all
+ranks, the others are not known elsewhere. Then every rank has the same table of offsets and lengths
+and runs an ordinary plan over it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pycoll import algorithms
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
 from pycoll.runtime.calls import Prepared, Request, table_spec
 from pycoll.runtime.plans import Extents
@@ -46,10 +46,23 @@ def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray
     return table.astype(np.uint64)
 
 
-def _exchange(session: Session, values: np.ndarray, timeout: float | None) -> np.ndarray:
-    """All-gather one row of unsigned integers from each rank."""
-    row = values.astype(np.uint64).reshape(1, -1)
-    return session.call(Kind.ALL_GATHER, row, None, "sum", 0, None, None, timeout)
+def _exchange(
+    session: Session, width: int, values: Sequence[int], timeout: float | None
+) -> np.ndarray:
+    """All-gather a few sizes of each rank, ``[world_size, values]``; rows must be equally long."""
+    row = np.array([[width, *values]], np.uint64)
+    table = session.call(Kind.ALL_GATHER, row, None, "sum", 0, None, None, timeout)
+    if (table[:, 0] != width).any():
+        sizes = table[:, 0].tolist()
+        raise MismatchError(f"rows differ in size between ranks: {sizes} elements")
+    return table[:, 1:]
+
+
+def _agree(session: Session, width: int, counts: np.ndarray, timeout: float | None) -> None:
+    """Check that all ranks were given the same counts."""
+    table = _exchange(session, width, counts.tolist(), timeout)
+    if (table != counts).any():
+        raise MismatchError(f"ranks were given different counts: {table.tolist()}, by rank")
 
 
 def _output(given: ArrayView, shape: tuple[int, ...], out: Any) -> tuple[Any, ArrayView]:
@@ -57,6 +70,11 @@ def _output(given: ArrayView, shape: tuple[int, ...], out: Any) -> tuple[Any, Ar
     target = view(result, "out")
     check_output(target, shape, given)
     return result, target
+
+
+def _no_output(out: Any, root: int, has_out: bool) -> None:
+    if out is not None and not has_out:
+        raise ArgumentError(f"out is for the root, rank {root}, only")
 
 
 def _overlap(source: ArrayView, target: ArrayView | None) -> ArrayView:
@@ -87,18 +105,18 @@ def _run(
 def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: float | None) -> Any:
     """Concatenate blocks of different sizes, on every rank or on the root."""
     n, rank = session.world_size, session.rank
-    given, rows, width, tail = session.refusing(lambda: _rows(x))
     name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
     request = Request(kind, root=root, algorithm=name)
-    lengths = _exchange(session, np.array([rows, width]), timeout)
-    if (lengths[:, 1] != width).any():
-        raise ArgumentError(f"rows differ in size between ranks: {lengths[:, 1].tolist()} elements")
+    session.refusing(lambda: session.check(request, timeout))
+    given, rows, width, tail = session.refusing(lambda: _rows(x))
     has_out = kind == Kind.ALL_GATHER_V or rank == root
+    session.refusing(lambda: _no_output(out, root, has_out))
+    lengths = _exchange(session, width, [rows], timeout)[:, 0]
     result, target = None, None
     if has_out:
-        shape = (int(lengths[:, 0].sum()), *tail)
+        shape = (int(lengths.sum()), *tail)
         result, target = session.refusing(lambda: _output(given, shape, out))
-    block = np.broadcast_to(lengths[:, 0] * np.uint64(width), (n, n))
+    block = np.broadcast_to(lengths * np.uint64(width), (n, n))
     extents = Extents(np.zeros_like(block), block, _prefix(block), block)
     return _run(session, request, _overlap(given, target), target, extents, result, timeout)
 
@@ -108,13 +126,15 @@ def scatter(
 ) -> Any:
     """Hand out blocks of different sizes of the root's array."""
     n, rank = session.world_size, session.rank
+    request = Request(Kind.SCATTER_V, root=root, algorithm="direct")
+    session.refusing(lambda: session.check(request, timeout))
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     expected = rows if rank == root else None
     table = session.refusing(lambda: _check_counts(counts, n, expected))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
+    _agree(session, width, table, timeout)
     block = np.broadcast_to(table * np.uint64(width), (n, n))
     extents = Extents(_prefix(block), block, np.zeros_like(block), block)
-    request = Request(Kind.SCATTER_V, root=root, algorithm="direct")
     source = _overlap(given, target)
     return _run(session, request, source, target, extents, result, timeout)
 
@@ -130,15 +150,17 @@ def reduce_scatter(
 ) -> Any:
     """Combine arrays and hand out blocks of different sizes."""
     n, rank = session.world_size, session.rank
+    name = "direct_rank" if order == "rank" else "direct"
+    request = Request(Kind.REDUCE_SCATTER_V, op, order=order or "tree", algorithm=name)
+    session.refusing(lambda: session.check(request, timeout))
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     table = session.refusing(lambda: _check_counts(counts, n, rows))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
-    source = as_reducible(_overlap(given, target), op, "x")
+    source = session.refusing(lambda: as_reducible(_overlap(given, target), op, "x"))
+    _agree(session, width, table, timeout)
     scale = source.array.size // max(1, given.array.size)
     block = np.broadcast_to(table * np.uint64(width * max(1, scale)), (n, n))
     extents = Extents(_prefix(block), block, np.zeros_like(block), block)
-    name = "direct_rank" if order == "rank" else "direct"
-    request = Request(Kind.REDUCE_SCATTER_V, op=op, order=order, algorithm=name)
     target = as_reducible(target, op, "out")
     return _run(session, request, source, target, extents, result, timeout)
 
@@ -148,14 +170,15 @@ def all_to_all(
 ) -> Any:
     """Exchange blocks of different sizes between all pairs of ranks."""
     n, rank = session.world_size, session.rank
+    request = Request(Kind.ALL_TO_ALL_V, algorithm="direct")
+    session.refusing(lambda: session.check(request, timeout))
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     row = session.refusing(lambda: _check_counts(counts, n, rows))
-    sent = _exchange(session, row, timeout)
+    sent = _exchange(session, width, row.tolist(), timeout)
     result, target = session.refusing(
         lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)
     )
     out_going = sent * np.uint64(width)
     in_coming = np.ascontiguousarray(out_going.T)
     extents = Extents(_prefix(out_going), out_going, _prefix(in_coming), in_coming)
-    request = Request(Kind.ALL_TO_ALL_V, algorithm="direct")
     return _run(session, request, _overlap(given, target), target, extents, result, timeout)

@@ -84,10 +84,15 @@ class BoundPlan:
         Raises:
             ArgumentError: If ``x`` has not the shape and dtype the plan was made for.
         """
+        prepared = self._session.refusing(lambda: self._prepare(x, out, timeout))
+        return self._session.start(prepared, timeout, async_op)
+
+    def _prepare(self, x: Any, out: Any, timeout: float | None) -> Prepared:
+        self._session.check(self._request, timeout)
         given = view(x, "x")
         if given.array.shape != self._shape or given.name != self._name:
             raise ArgumentError(
                 f"x is {given.name}{list(given.array.shape)}; this plan was made for "
                 f"{self._name}{list(self._shape)}"
             )
-        return self._session.start(self._session.prepare(self._request, x, out), timeout, async_op)
+        return self._session.prepare(self._request, x, out)

@@ -1,4 +1,4 @@
-"""What can be said of plans without running them: every operand lies where its rank may touch it."""
+"""What can be said of plans without running them: every operand lies where its rank may go."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ class Joined:
         self.code = np.concatenate([plan.code for plan in plans] or [np.zeros(0, INSTR)])
         self.operands = np.concatenate([plan.operands for plan in plans])
         schedule = plans[0].schedule
-        # Slots of peer plans are those of every rank's cell; messages have scratch memory of their own.
+        # Peer plans count the slots of everybody's cell, message plans those of the rank itself.
         same = {(plan.direct, plan.messages, plan.slots * (not plan.messages)) for plan in plans}
         if [plan.rank for plan in plans] != list(range(schedule.n)) or len(same) > 1:
-            raise ScheduleError(f"{title}: wanted one plan of each of {schedule.n} ranks, of one kind")
+            raise ScheduleError(
+                f"{title}: wanted one plan of each of {schedule.n} ranks, of one kind"
+            )
         known = np.isin(self.code["op"], [*Opcode][:-1])
         if not np.all(known):
             self.fail(int(np.flatnonzero(~known)[0]), "is an unknown instruction")
@@ -70,7 +72,9 @@ def check_bounds(joined: Joined, promise: Promise) -> None:
     """
     code, first = joined.code, joined.plans[0]
     fold, wait = code["op"] == Opcode.FOLD, code["op"] == Opcode.WAIT
-    joined.reject(fold & ((code["nsrc"] == 0) | (code["ndst"] == 0)), "lacks sources or destinations")
+    joined.reject(
+        fold & ((code["nsrc"] == 0) | (code["ndst"] == 0)), "lacks sources or destinations"
+    )
     joined.reject((joined.arity > 0) & (code["count"] == 0), "covers no chunk")
     if first.messages:
         joined.reject(code["op"] == Opcode.SIGNAL, "has no place among messages")
@@ -112,7 +116,9 @@ def _check_operands(joined: Joined, promise: Promise) -> None:
     writes = (code["op"][instr] == Opcode.FOLD) & (place >= code["nsrc"][instr])
     writes |= code["op"][instr] == Opcode.RECV
     slot = buffer == PlanBuffer.CELL
-    inside = np.where(slot, high <= slots[rank % promise.n], high <= promise.chunks) & (rank < promise.n)
+    inside = np.where(slot, high <= slots[rank % promise.n], high <= promise.chunks) & (
+        rank < promise.n
+    )
     i, c, top = rank % promise.n, low % promise.chunks, (high - 1) % promise.chunks
     held = np.where(buffer == PlanBuffer.IN, promise.in_held[i, c], promise.out_held[i, c])
     held &= np.where(buffer == PlanBuffer.IN, promise.in_held[i, top], promise.out_held[i, top])

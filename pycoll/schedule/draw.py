@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_RANKS = 32
+_ROUND_INCHES = ((6, 1.9), (16, 1.35), (40, 0.75), (math.inf, 0.5))  # up to so many rounds
 _INK, _GREY, _FAINT, _PAPER = "#1f2933", "#52606d", "#d5dae0", "#ffffff"
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#8c6d46")
 
@@ -78,7 +79,8 @@ class _Picture:
     def paint(self) -> None:
         """Lay the page out, in inches, and fill it."""
         n, rounds = self.schedule.n, self.rounds
-        step = 1.9 if rounds <= 6 else 1.35 if rounds <= 16 else 0.75 if rounds <= 40 else 0.5
+        step = next(inches for most, inches in _ROUND_INCHES if rounds <= most)
+        step = max(step, 0.25 * n) if rounds <= 2 else step
         row = 0.62 if n <= 12 else 0.44
         left, right, top, bottom = 0.85, 0.45, 1.0, 1.05
         wide, high = max(step * rounds, 5.6), max(row * n, 1.2)

@@ -50,20 +50,21 @@ class Stated(NamedTuple):
 
 
 def stated(algorithm: Algorithm) -> Stated:
-    """Read cost and source from the docstring.
+    """Read cost and source from the docstring; formulas that are prose are kept as they are.
 
     Raises:
-        ScheduleError: If one of them is missing or not in the form that this module describes.
+        ScheduleError: If one of them is missing.
     """
     text = algorithm.rounds.__doc__ or ""
     cost, source = _section(text, "Cost"), _section(text, "Source")
-    match = re.fullmatch(r"(.+?) rounds?; (.+?) bytes(?: per rank)?(.*?)\.?", cost)
+    match = re.fullmatch(r"(.+?)(?: rounds?)?; (.+?)(?: bytes(?: per rank)?(.*?))?\.?", cost)
     if match is None or not source:
         raise ScheduleError(
             f"{algorithm.collective}/{algorithm.name}: the docstring has to say "
             f"'Cost: <rounds> rounds; <bytes> bytes per rank' and 'Source: ...', found {cost!r}"
         )
-    return Stated(*match.groups(), source)
+    rounds, nbytes, rest = match.groups(default="")
+    return Stated(rounds, nbytes, rest, source)
 
 
 def limits(algorithm: Algorithm, n: int, k: int = 1) -> tuple[Fraction, Fraction, Fraction]:

@@ -1,10 +1,10 @@
 """Running the peer plans of all ranks at once: who may do what when, and who knows of it.
 
 A rank's program is cut into *blocks*: some WAITs, then everything up to the next WAIT. Signals are
-counters that only grow, so whether a block can start never depends on timing: one run decides for all
-interleavings whether the plans deadlock. The run advances in *waves*; in each wave every rank executes
-its next block if all its waits are satisfied. A block carries a vector clock: for each rank, how much
-of its program has happened before the block.
+counters that only grow, so whether a block can start never depends on timing: one run decides for
+all interleavings whether the plans deadlock. The run advances in *waves*; in each wave every rank
+executes its next block if all its waits are satisfied. A block carries a vector clock: for each
+rank, how much of its program has happened before the block.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def make_world(joined: Joined, calls: int) -> World:
     index = np.arange(size)
     for call in range(calls):
         parts.append(
-            _column(size, code["op"], owner, call, 2, code["peer"], code["arg"], code["round"], index)
+            _column(
+                size, code["op"], owner, call, 2, code["peer"], code["arg"], code["round"], index
+            )
         )
     columns = np.concatenate(parts, axis=1)
     order = np.lexsort((np.arange(columns.shape[1]), columns[3], columns[2], columns[1]))
@@ -110,12 +112,19 @@ def make_world(joined: Joined, calls: int) -> World:
     )  # fmt: skip
 
 
-def _column(size, op, rank, call, phase, peer, step, round_, instr) -> np.ndarray:
-    values = (op, rank, call, phase, peer, step, round_, instr)
+def _column(size: int, *values: int | np.ndarray) -> np.ndarray:
+    """One column of events: opcode, rank, call, phase, peer, step, round, instruction."""
     return np.stack([np.broadcast_to(np.asarray(v, np.int64), size) for v in values])
 
 
-def _signals(title, n, calls, columns, waits, awaited) -> np.ndarray:
+def _signals(
+    title: str,
+    n: int,
+    calls: int,
+    columns: tuple[np.ndarray, ...],
+    waits: np.ndarray,
+    awaited: np.ndarray,
+) -> np.ndarray:
     """Find for each wait the first signal that satisfies it."""
     op, rank, call, step, round_, peer = columns
     signals = np.flatnonzero(op == Opcode.SIGNAL)
@@ -131,7 +140,9 @@ def _signals(title, n, calls, columns, waits, awaited) -> np.ndarray:
     entered = key[step[signals] == ENTERED] >> 17
     missing = np.setdiff1d(np.arange(n * calls), entered)
     if len(missing):
-        raise ScheduleError(f"{title}: rank {missing[0] // calls} never publishes that it has entered")
+        raise ScheduleError(
+            f"{title}: rank {missing[0] // calls} never publishes that it has entered"
+        )
     wanted = ((peer[waits] * calls + awaited) << 17) + step[waits]
     found = np.searchsorted(key, wanted)
     known = found < len(key)
@@ -161,9 +172,7 @@ def run_peer(joined: Joined, calls: int = 1) -> Run:
     when = np.empty(len(order), np.int64)
     when[order] = np.arange(len(order))
     folds = np.flatnonzero(world.op == Opcode.FOLD)
-    units = unit_folds(
-        joined.code[world.instr[folds]], joined.operands, folds, world.call[folds]
-    )
+    units = unit_folds(joined.code[world.instr[folds]], joined.operands, folds, world.call[folds])
     return Run(world, clock, when, units)
 
 
@@ -271,7 +280,9 @@ def check_run_ahead(run: Run) -> None:
     Flag lines and cells exist twice, by the parity of the call, so this is what makes them free.
     """
     world = run.world
-    entries = np.flatnonzero((world.op == Opcode.SIGNAL) & (world.step == ENTERED) & (world.call >= 2))
+    entries = np.flatnonzero(
+        (world.op == Opcode.SIGNAL) & (world.step == ENTERED) & (world.call >= 2)
+    )
     starts = np.flatnonzero(world.op == _CALLER)
     end_of = {(int(world.rank[i]), int(world.call[i])): int(world.place[i]) - 1 for i in starts}
     for event in entries:
@@ -280,5 +291,6 @@ def check_run_ahead(run: Run) -> None:
         for peer in range(world.n):
             if peer != rank and known[peer] < end_of[peer, int(world.call[event]) - 1]:
                 raise ScheduleError(
-                    f"{world.title}: rank {rank} can enter a call while rank {peer} is two calls behind"
+                    f"{world.title}: rank {rank} can enter a call "
+                    f"while rank {peer} is two calls behind"
                 )

@@ -30,7 +30,11 @@ from pycoll.schedule.plan import (
 )
 from pycoll.schedule.table import FoldTable, build_table, partners, spans
 
-_FIRST, _FOLDS, _SECOND = 0, 2, 3  # the WAIT of a phase stands behind it, at _FIRST + 1, _SECOND + 1
+_FIRST, _FOLDS, _SECOND = (
+    0,
+    2,
+    3,
+)  # the WAIT of a phase stands behind it, at _FIRST + 1, _SECOND + 1
 
 
 def message_plan(schedule: Schedule, rank: int) -> Plan:
@@ -126,7 +130,7 @@ def _runs_of(table: FoldTable) -> _Runs:
 
 
 def _place(schedule: Schedule, runs: _Runs) -> _Runs:
-    """Choose where each owner keeps what it receives or is to send: an own destination, or slots."""
+    """Choose where each owner keeps what it receives or sends: an own destination, or slots."""
     remote, copy = runs.remote, runs.nsrc == 1
     home = runs.first_of(~runs.source & ~remote)
     start = runs.first_of(runs.source)
@@ -251,7 +255,13 @@ def _waits(moves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {**columns, "rank": rank, "round": round_, "phase": phase + 1}
 
 
-def _emit(schedule, parts, operand_parts, runs: _Runs, ranks: list[int]) -> list[Plan]:
+def _emit(
+    schedule: Schedule,
+    parts: tuple[dict[str, np.ndarray], ...],
+    operand_parts: tuple[dict[str, np.ndarray], ...],
+    runs: _Runs,
+    ranks: list[int],
+) -> list[Plan]:
     """Lay the instructions of each rank out in order."""
     sizes = [len(part["op"]) for part in parts]
     code = np.zeros(sum(sizes), INSTR)

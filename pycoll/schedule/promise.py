@@ -1,4 +1,4 @@
-"""What a schedule must keep, as arrays: who holds which chunk, and which input each output wants."""
+"""What a schedule must keep, as arrays: who holds which chunk, which input each output wants."""
 
 from __future__ import annotations
 

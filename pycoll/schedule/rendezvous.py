@@ -1,8 +1,8 @@
 """Running the message plans of all ranks at once, with no buffering anywhere.
 
-A rank posts a group of sends and receives, then waits for all of them. A message moves when both its
-ends are posted, and not before: whoever sends more than that allows is not safe on every transport.
-There are no wildcards, so one run decides for all interleavings.
+A rank posts a group of sends and receives, then waits for all of them. A message moves when both
+its ends are posted, and not before: what needs more than that is not safe on every transport. There
+are no wildcards, so one run decides for all interleavings.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def exchange(joined: Joined) -> Exchange:
     """Match all messages and run the plans to their end.
 
     Raises:
-        ScheduleError: If a message has no other end, if the sizes of its ends differ, if a rank folds
-            or returns while messages are under way, or if ranks wait for each other for ever.
+        ScheduleError: If a message has no other end, if the sizes of its ends differ, if a rank
+            folds or returns while messages are under way, or if ranks wait for each other for ever.
     """
     op = joined.code["op"]
     waits = np.cumsum(op == Opcode.WAIT)
@@ -89,7 +89,9 @@ def _match(joined: Joined) -> tuple[np.ndarray, np.ndarray]:
     return send, recv
 
 
-def _advance(joined, group, count, send, recv) -> np.ndarray:
+def _advance(
+    joined: Joined, group: np.ndarray, count: np.ndarray, send: np.ndarray, recv: np.ndarray
+) -> np.ndarray:
     """Run in waves; return the wave in which each rank posts each of its groups."""
     n = len(joined.plans)
     posted = np.full((n, int(count.max(initial=0)) + 1), -1)
@@ -113,7 +115,9 @@ def _advance(joined, group, count, send, recv) -> np.ndarray:
         missing = current[peer[item]] < wanted[item]
         blocked[row[missing]] = True
         if np.all(blocked):
-            ends = [f"rank {active[row[i]]} for rank {peer[item[i]]}" for i in np.flatnonzero(missing)]
+            ends = [
+                f"rank {active[row[i]]} for rank {peer[item[i]]}" for i in np.flatnonzero(missing)
+            ]
             raise ScheduleError(
                 f"{joined.title}: deadlock without buffering: {', '.join(ends[:8])} "
                 f"(group {current.min()})"
@@ -164,7 +168,9 @@ def run_messages(joined: Joined, found: Exchange, promise: Promise, aliased: boo
         np.zeros(size + messages, np.int64),
     )
     users = size + messages + np.arange(2 * n)
-    trace = make_trace(promise, joined.title, aliased, (ranks, rounds, when), units, users, users[n:])
+    trace = make_trace(
+        promise, joined.title, aliased, (ranks, rounds, when), units, users, users[n:]
+    )
     conflicts(trace)
     _check_under_way(trace, found, size)
     return trace
@@ -182,6 +188,7 @@ def _check_under_way(trace: Trace, found: Exchange, folds: int) -> None:
     if np.any(bad):
         i = at[order][int(np.flatnonzero(bad)[0])]
         raise ScheduleError(
-            f"{trace.title}: {trace.who(trace.event[i])}: receives into {trace.piece(trace.cell[i])} "
-            f"while another message that reads or writes it is under way"
+            f"{trace.title}: {trace.who(trace.event[i])}: "
+            f"receives into {trace.piece(trace.cell[i])} while another message that reads or "
+            f"writes it is under way"
         )

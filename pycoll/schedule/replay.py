@@ -1,8 +1,9 @@
 """Executing plans with numbers, in an adversarial order: a second opinion on the verifier.
 
-It shares no code with the interpreters. One instruction runs at a time; which rank goes next follows
-priorities that change at random moments. Callers spoil their arrays before they enter and as soon as
-they return. A value is a pair: a sum of random numbers, and a hash of the expression that made it.
+It shares no code with the interpreters. One instruction runs at a time; which rank goes next
+follows priorities that change at random moments. Callers spoil their arrays before they enter and
+as soon as they return. A value is a pair: a sum of random numbers, and a hash of the expression
+that made it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Units:
     """Unit folds, one per chunk, with their accesses.
 
     Attributes:
-        event, nsrc, ndst, flags: ``[units]`` event that executes the unit, its shape and fold flags.
+        event, nsrc, ndst, flags: ``[units]`` event that executes the unit, its shape and flags.
         unit, event_of, write: ``[accesses]`` unit, event, and whether it is a destination.
         rank, buffer, chunk, parity: ``[accesses]`` the cell; parity is that of the call, for slots.
     """
@@ -126,7 +126,13 @@ class Trace:
         return f"rank {self.ranks[event]}, round {self.rounds[event]}"
 
 
-def _cells(promise: Promise, aliased: bool, buffer, rank, chunk) -> np.ndarray:
+def _cells(
+    promise: Promise,
+    aliased: bool,
+    buffer: np.ndarray | PlanBuffer,
+    rank: np.ndarray,
+    chunk: np.ndarray,
+) -> np.ndarray:
     """Number the cells of users' arrays: inputs, then outputs (the same numbers when aliased)."""
     size = promise.n * promise.chunks
     cell = rank * promise.chunks + chunk
@@ -217,7 +223,7 @@ def conflicts(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
     if len(bad):
         i = first[bad[0]]
         raise ScheduleError(
-            f"{trace.title}: {trace.who(trace.event[i])}: one fold touches {trace.piece(trace.cell[i])} "
-            f"twice, and writes it"
+            f"{trace.title}: {trace.who(trace.event[i])}: "
+            f"one fold touches {trace.piece(trace.cell[i])} twice, and writes it"
         )
     return first, second

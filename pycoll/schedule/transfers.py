@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from pycoll.schedule.cost import active, cost
-from pycoll.schedule.ir import Buffer, Fold, Schedule, Vector
+from pycoll.schedule.ir import Buffer, Piece, Schedule
 
 
 @dataclass(frozen=True)
@@ -48,36 +48,40 @@ class Mark:
 def transfers(schedule: Schedule) -> Iterator[Arrow | Mark]:
     """Yield everything there is to draw, round by round."""
     n = schedule.n
-    ranks = schedule.all_ranks()
-    for number, folds in enumerate(schedule.rounds(ranks)):
+    held: dict[tuple[int, int], int] = {}  # (rank, slot): chunk that a scratch slot holds
+    for number, folds in enumerate(schedule.rounds(schedule.all_ranks())):
+        stored: dict[tuple[int, int], int] = {}
         for f in folds:
             count = active(f, n)
             for owner in np.flatnonzero(count).tolist():
+                places = [_place(piece, owner, n) for piece in (*f.srcs, *f.dsts)]
+                chunk = _chunk(places, held) % max(1, schedule.chunks)
+                many = int(count[owner])
                 yield Mark(number, owner, len(f.srcs) > 1)
-                yield from _arrows(f, number, owner, int(count[owner]), schedule)
+                for i, (peer, buffer, slot) in enumerate(places):
+                    is_store = i >= len(f.srcs)
+                    if is_store and buffer == Buffer.TMP:
+                        stored |= {(peer, slot + j): chunk + j for j in range(many)}
+                    if peer != owner:
+                        src, dst = (owner, peer) if is_store else (peer, owner)
+                        yield Arrow(number, src, dst, chunk, many, is_store)
+        held |= stored
 
 
-def _arrows(f: Fold, number: int, owner: int, count: int, schedule: Schedule) -> Iterator[Arrow]:
-    chunk = _destination_chunk(f, owner, schedule)
-    for i, piece in enumerate((*f.srcs, *f.dsts)):
-        peer = _entry(piece.rank, owner) % schedule.n
-        if peer == owner:
-            continue
-        stored = i >= len(f.srcs)
-        src, dst = (owner, peer) if stored else (peer, owner)
-        yield Arrow(number, src, dst, chunk, count, stored)
+def _place(piece: Piece, owner: int, n: int) -> tuple[int, Buffer, int]:
+    """Return rank, buffer and chunk of a piece of one owner's fold."""
+    rank, chunk = (
+        int(value[owner]) if np.ndim(value) else int(value) for value in (piece.rank, piece.chunk)
+    )
+    return rank % n, piece.buffer, chunk
 
 
-def _entry(value: Vector, owner: int) -> int:
-    return int(value[owner]) if np.ndim(value) else int(value)
-
-
-def _destination_chunk(f: Fold, owner: int, schedule: Schedule) -> int:
-    """Chunk of the user's array that a fold is about; scratch slots have no colour of their own."""
-    for piece in (*f.dsts, *f.srcs):
-        if piece.buffer != Buffer.TMP:
-            return _entry(piece.chunk, owner) % max(1, schedule.chunks)
-    return 0
+def _chunk(places: list[tuple[int, Buffer, int]], held: dict[tuple[int, int], int]) -> int:
+    """Chunk that a fold is about: of the user's arrays, or what a slot that it reads holds."""
+    for _, buffer, chunk in reversed(places):
+        if buffer != Buffer.TMP:
+            return chunk
+    return next((held[r, slot] for r, _, slot in places if (r, slot) in held), 0)
 
 
 def caption(schedule: Schedule) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """What the plans compute: symbolic values, the post-condition, and the reduction order.
 
-A value is an expression over the inputs, hash-consed: two cells hold the same number exactly if they
-hold the same expression, fold by fold. Copies make no new value.
+A value is an expression over the inputs, hash-consed: two cells hold the same bits, whatever the
+inputs, if they hold the same expression, fold by fold. Copies make no new value.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Outcome:
     """What a run leaves in the outputs.
 
     Attributes:
-        order: ``"tree"`` or ``"rank"`` if every chunk has that shape, ``"any"`` otherwise; ``""`` if
-            nothing is reduced.
+        order: ``"tree"`` or ``"rank"`` if every chunk has that shape, ``"any"`` otherwise;
+            ``""`` if nothing is reduced.
         orders: All the orders it has; small worlds can have several.
         roundings: Largest number of folds on a path to an output.
     """
@@ -43,7 +43,7 @@ class Expressions:
         counts: Contributions of each rank, 16 bits each in one integer; exact while total < 2^16.
         chunk: Chunk that all contributions belong to, or -1 if they differ.
         folds: Largest number of folds on a path from an input.
-        shape: Number of the binary expression that remains when folds are cut into single operations.
+        shape: Number of the binary expression that is left when folds are cut into operations.
         outcomes: What is known of results, by the values of all chunks.
     """
 
@@ -102,8 +102,8 @@ def judge(trace: Trace, expressions: Expressions, in_fold: bool) -> Outcome:
     Args:
         trace: The accesses of one call.
         expressions: The values, which may be known from other runs of the schedule.
-        in_fold: For the operation "avg", complete folds divide; otherwise the outputs are divided at
-            the end.
+        in_fold: For the operation "avg", complete folds divide; otherwise the outputs are divided
+            at the end.
 
     Raises:
         ScheduleError: For a read of something never written, a contribution that is missing or
@@ -130,7 +130,7 @@ def judge(trace: Trace, expressions: Expressions, in_fold: bool) -> Outcome:
 
 
 def _sources(trace: Trace) -> np.ndarray:
-    """Node each access reads or -1: an input (its number), or the unit that wrote it (size + unit)."""
+    """Node each access reads, or -1: an input (its number), or a unit (inputs + its number)."""
     promise = trace.promise
     size = promise.n * promise.chunks
     initial = np.full(2 * size, -1)
@@ -209,7 +209,13 @@ def describe(expressions: Expressions, value: int) -> str:
     return "; ".join(parts) or f"the sum of chunk {expressions.chunk[value]}"
 
 
-def _check_counts(trace, expressions, cell, chunk, held) -> None:
+def _check_counts(
+    trace: Trace,
+    expressions: Expressions,
+    cell: np.ndarray,
+    chunk: np.ndarray,
+    held: np.ndarray,
+) -> None:
     n = trace.promise.n
     once = sum(1 << _BITS * rank for rank in range(n))
     for i, (want, value) in enumerate(zip(chunk.tolist(), held.tolist(), strict=True)):
@@ -229,7 +235,13 @@ def _check_scaling(trace: Trace, root: np.ndarray, cell: np.ndarray) -> None:
         )
 
 
-def _order(trace, expressions: Expressions, cell, chunk, held) -> Outcome:
+def _order(
+    trace: Trace,
+    expressions: Expressions,
+    cell: np.ndarray,
+    chunk: np.ndarray,
+    held: np.ndarray,
+) -> Outcome:
     first: dict[int, int] = {}
     for i, (c, value) in enumerate(zip(chunk.tolist(), held.tolist(), strict=True)):
         if held[first.setdefault(c, i)] != value:

@@ -20,6 +20,7 @@ from pycoll.schedule.messages import message_plans
 from pycoll.schedule.plan import Opcode, Plan
 from pycoll.schedule.promise import Promise
 from pycoll.schedule.rendezvous import exchange, run_messages
+from pycoll.schedule.table import spans
 from pycoll.schedule.trace import Trace
 from pycoll.schedule.values import Expressions, Outcome, judge
 
@@ -53,7 +54,7 @@ class Proof:
 
 
 def modes(schedule: Schedule) -> Iterator[tuple[str, bool, list[Plan]]]:
-    """Yield each way of lowering: its name, whether IN and OUT may be the same memory, its plans."""
+    """Yield each way of lowering: its name, whether IN and OUT may be one memory, its plans."""
     in_place = schedule.algorithm.in_place
     yield "direct", False, peer_plans(schedule, direct=True)
     if in_place:
@@ -92,7 +93,7 @@ def prove(schedule: Schedule) -> Proof:
         bytes_sent=_bytes_sent(direct),
         order=declared if declared != "any" else outcome.order,
         roundings=outcome.roundings,
-        slots=tuple(plans[mode][0].slots for mode in ("direct", "staged", "messages")),
+        slots=(_slots(plans["direct"]), _slots(plans["staged"]), _slots(plans["messages"])),
         folds=int(np.sum(op == Opcode.FOLD)),
         waits=int(np.sum(op == Opcode.WAIT)),
         seconds=time.process_time() - started,
@@ -123,10 +124,10 @@ def verify(
     title = f"{schedule}, {mode}" if mode else str(schedule)
     joined = Joined(list(plans), title)
     check_bounds(joined, promise)
-    check_contacts(joined)
     in_fold = promise.reduces and plans[0].scales_in_fold
     traces = _traces(joined, promise, in_place)
     outcomes = [judge(trace, expressions, in_fold) for trace in traces]
+    check_contacts(joined)
     if outcomes[0] != outcomes[-1]:
         raise ScheduleError(f"{title}: {outcomes[0]} in place, {outcomes[-1]} otherwise")
     return outcomes[0]
@@ -151,16 +152,17 @@ def _traces(joined: Joined, promise: Promise, in_place: bool) -> Iterator[Trace]
         check_run_ahead(run)
 
 
+def _slots(plans: list[Plan]) -> int:
+    return max(int(plan.slots) for plan in plans)
+
+
 def _bytes_sent(joined: Joined) -> float:
-    """Most chunks that leave one rank by reads of others and its own writes, per chunk of the vector."""
-    folds = joined.code[joined.code["op"] == Opcode.FOLD]
-    owner = joined.rank[joined.code["op"] == Opcode.FOLD]
-    sent = np.zeros(len(joined.plans))
-    arity = folds["nsrc"].astype(np.int64) + folds["ndst"]
-    of = np.repeat(np.arange(len(folds)), arity)
-    place = np.arange(len(of)) - np.repeat(np.cumsum(arity) - arity, arity)
+    """Most bytes that leave a rank, by others' reads and its own writes, per byte of the vector."""
+    fold = joined.code["op"] == Opcode.FOLD
+    folds, owner = joined.code[fold], joined.rank[fold]
+    of, place = spans(joined.arity[fold])
     rank = joined.operands["rank"][folds["arg"].astype(np.int64)[of] + place].astype(np.int64)
     away = rank != owner[of]
-    sender = np.where(place < folds["nsrc"][of], rank, owner[of])
-    np.add.at(sent, sender[away], folds["count"][of][away])
+    sender = np.where(place < folds["nsrc"][of], rank, owner[of])[away]
+    sent = np.bincount(sender, folds["count"][of][away], len(joined.plans))
     return float(sent.max()) / joined.plans[0].schedule.chunks

@@ -1,8 +1,8 @@
-"""A small interpreter of schedules, written without the compiler, that finds what is wrong with one.
+"""A small interpreter of schedules, apart from the compiler, that finds what is wrong with one.
 
-Rounds are executed one after the other on symbolic values. A value is ``(chunk, tree)``: which chunk it
-is a partial result of, and the expression tree over the ranks that contributed to it. Trees are numbers
-handed out by `Trees`, so two are equal exactly when their shapes are.
+Rounds are executed one after the other on symbolic values. A value is ``(chunk, tree)``: which
+chunk it is a partial result of, and the expression tree over the ranks that contributed to it.
+Trees are numbers handed out by `Trees`, so two are equal exactly when their shapes are.
 """
 
 from __future__ import annotations
@@ -128,7 +128,11 @@ class Machine:
             active = np.flatnonzero(count).tolist()
             count = count.tolist()
             columns = [
-                (np.broadcast_to(p.rank, n).tolist(), p.buffer, np.broadcast_to(p.chunk, n).tolist())
+                (
+                    np.broadcast_to(p.rank, n).tolist(),
+                    p.buffer,
+                    np.broadcast_to(p.chunk, n).tolist(),
+                )
                 for p in (*fold.srcs, *fold.dsts)
             ]
             nsrc = len(fold.srcs)

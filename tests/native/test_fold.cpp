@@ -1,6 +1,5 @@
-// Checks fold, copy and scale (csrc/fold.h) on every instruction set of this CPU against a scalar
-// oracle written independently: trees level by level on a vector, 16-bit floats by arithmetic on
-// doubles instead of bits. Results are compared bit for bit, any NaN being equal to any other.
+// Checks fold, copy and scale (csrc/fold.h) on every instruction set of this CPU against the scalar
+// oracle of fold_oracle.h. Results are compared bit for bit, any NaN being equal to any other.
 //
 //   g++ -O2 -std=c++20 -ffp-contract=off -Wall -Wextra -Icsrc tests/native/test_fold.cpp
 //       csrc/fold*.cpp -o /tmp/test_fold && /tmp/test_fold      (on one line; prints "ok")
@@ -17,138 +16,42 @@
 #include <vector>
 
 #include "fold.h"
+#include "fold_oracle.h"
 
 namespace {
 
 using pycoll::DType;
 using pycoll::FoldSpec;
 using pycoll::ReduceOp;
+using Float16 = oracle::SmallFloat<10, -14, 15>;
+using BFloat16 = oracle::SmallFloat<7, -126, 127>;
+using oracle::Plain;
 
 constexpr size_t kMaxCount = 4097;
 constexpr int kSourceCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 64};
 constexpr int kVariantsPerCount = 6;
 
-// ---- the oracle ------------------------------------------------------------------------------
-
-// A 16-bit float of kFraction fraction bits, and an exponent range of [kMinExponent, kMaxExponent].
-template <int kFraction, int kMinExponent, int kMaxExponent>
-struct SmallFloat {
-  using Bits = uint16_t;
-  using Value = float;
-
-  static Value decode(Bits bits) {
-    const int fraction = bits & ((1 << kFraction) - 1);
-    const int exponent = (bits & 0x7fff) >> kFraction;
-    const double sign = bits & 0x8000 ? -1.0 : 1.0;
-    if (exponent == kMaxExponent - kMinExponent + 2) {
-      return fraction != 0 ? NAN : static_cast<float>(sign * INFINITY);
-    }
-    const int implicit = exponent > 0 ? 1 << kFraction : 0;
-    const int scale = std::max(exponent, 1) + kMinExponent - 1 - kFraction;
-    return static_cast<float>(sign * std::ldexp(fraction + implicit, scale));
-  }
-
-  static Bits encode(Value value) {
-    const int all_ones = (kMaxExponent - kMinExponent + 2) << kFraction;
-    const int sign = std::signbit(value) ? 0x8000 : 0;
-    if (std::isnan(value)) return static_cast<Bits>(sign | all_ones | 1 << (kFraction - 1));
-    const double magnitude = std::fabs(static_cast<double>(value));
-    if (magnitude == 0) return static_cast<Bits>(sign);
-    if (std::isinf(magnitude)) return static_cast<Bits>(sign | all_ones);
-    const int exponent = std::max(std::ilogb(magnitude), kMinExponent);
-    // Rounds to nearest even in the default rounding mode. A carry into the next binade, and into
-    // infinity, is the right encoding by itself.
-    const int steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, kFraction - exponent)));
-    const int bits = steps + ((exponent - kMinExponent) << kFraction);
-    return static_cast<Bits>(sign | std::min(bits, all_ones));
-  }
-};
-
-template <typename T>
-struct Plain {
-  using Bits = T;
-  using Value = T;
-  static Value decode(Bits bits) { return bits; }
-  static Bits encode(Value value) { return value; }
-};
-
-template <typename V>
-V combine(ReduceOp op, V a, V b) {
-  if constexpr (std::is_integral_v<V>) {
-    const auto x = static_cast<uint64_t>(a);
-    const auto y = static_cast<uint64_t>(b);
-    if (op == ReduceOp::kSum || op == ReduceOp::kAvg) return static_cast<V>(x + y);
-    if (op == ReduceOp::kProd) return static_cast<V>(x * y);
-    if (op == ReduceOp::kAnd) return static_cast<V>(x & y);
-    if (op == ReduceOp::kOr) return static_cast<V>(x | y);
-    if (op == ReduceOp::kXor) return static_cast<V>(x ^ y);
-    if (op == ReduceOp::kMin) return a < b ? a : b;
-    return a > b ? a : b;
-  } else {
-    if (op == ReduceOp::kSum || op == ReduceOp::kAvg) return a + b;
-    if (op == ReduceOp::kProd) return a * b;
-    if (op == ReduceOp::kMin) return a < b || std::isnan(a) ? a : b;
-    return a > b || std::isnan(a) ? a : b;
-  }
-}
-
-template <typename V>
-V reduce_serial(ReduceOp op, const std::vector<V>& values) {
-  V result = values[0];
-  for (size_t k = 1; k < values.size(); ++k) result = combine(op, result, values[k]);
-  return result;
-}
-
-template <typename V>
-V reduce_tree(ReduceOp op, const std::vector<V>& values) {
-  size_t leaves = 1;
-  while (leaves * 2 <= values.size()) leaves *= 2;
-  const size_t pairs = values.size() - leaves;
-  std::vector<V> level;
-  for (size_t j = 0; j < pairs; ++j) {
-    level.push_back(combine(op, values[2 * j], values[2 * j + 1]));
-  }
-  for (size_t k = 2 * pairs; k < values.size(); ++k) level.push_back(values[k]);
-  while (level.size() > 1) {
-    std::vector<V> above;
-    for (size_t j = 0; j < level.size(); j += 2) {
-      above.push_back(combine(op, level[j], level[j + 1]));
-    }
-    level = above;
-  }
-  return level[0];
-}
-
-template <typename V>
-V divide(V value, uint32_t n) {
-  if constexpr (std::is_same_v<V, uint64_t>) {
-    return value / n;
-  } else if constexpr (std::is_integral_v<V>) {
-    return static_cast<V>(static_cast<int64_t>(value) / static_cast<int64_t>(n));
-  } else {
-    return value / static_cast<V>(n);
-  }
-}
+// ---- inputs and comparison -------------------------------------------------------------------
 
 template <typename E>
 using Vectors = std::vector<std::vector<typename E::Bits>>;
 
 template <typename E>
-std::vector<typename E::Bits> oracle(const FoldSpec& spec, const Vectors<E>& sources, int nsrc) {
+std::vector<typename E::Bits> expected_result(const FoldSpec& spec, const Vectors<E>& sources,
+                                              int nsrc) {
   const bool scaled = spec.op == ReduceOp::kAvg && spec.scale_n > 0;
   if (nsrc == 1 && !scaled) return sources[0];
   std::vector<typename E::Bits> result;
   std::vector<typename E::Value> values(nsrc);
   for (size_t i = 0; i < kMaxCount; ++i) {
     for (int k = 0; k < nsrc; ++k) values[k] = E::decode(sources[k][i]);
-    auto value = spec.tree ? reduce_tree(spec.op, values) : reduce_serial(spec.op, values);
-    if (scaled) value = divide(value, spec.scale_n);
+    auto value = spec.tree ? oracle::reduce_tree(spec.op, values)
+                           : oracle::reduce_serial(spec.op, values);
+    if (scaled) value = oracle::divide(value, spec.scale_n);
     result.push_back(E::encode(value));
   }
   return result;
 }
-
-// ---- inputs and comparison -------------------------------------------------------------------
 
 using Random = std::mt19937_64;
 
@@ -344,7 +247,7 @@ void check_dtype(DType dtype, Random& random) {
       for (bool tree : {false, true}) {
         const uint32_t scale_n = op == ReduceOp::kAvg ? scales[random() % std::size(scales)] : 0;
         const FoldSpec spec{dtype, op, tree, scale_n, false};
-        const auto expected = oracle<E>(spec, sources, nsrc);
+        const auto expected = expected_result<E>(spec, sources, nsrc);
         for (const std::string& isa : supported_isas()) {
           pycoll::fold_force_isa(isa.c_str());
           for (size_t count : counts()) {
@@ -372,7 +275,7 @@ void check_rounding(DType dtype) {
         void* dsts[] = {result.data()};
         pycoll::fold({dtype, op, false, 0, false}, srcs, 2, dsts, 1, all.size());
         for (size_t i = 0; i < all.size(); ++i) {
-          const float exact = combine(op, E::decode(all[i]), E::decode(other[i]));
+          const float exact = oracle::combine(op, E::decode(all[i]), E::decode(other[i]));
           check(same<E>(result[i], E::encode(exact)), "rounding of 16-bit element " +
                                                           std::to_string(i));
         }
@@ -396,7 +299,8 @@ void check_many_sources() {
         void* dst = &result;
         const FoldSpec spec{DType::kFloat32, ReduceOp::kSum, tree, 0, false};
         pycoll::fold(spec, srcs.data(), nsrc, &dst, 1, 1);
-        const float expected = tree ? reduce_tree(spec.op, used) : reduce_serial(spec.op, used);
+        const float expected = tree ? oracle::reduce_tree(spec.op, used)
+                                    : oracle::reduce_serial(spec.op, used);
         check(result == expected, "sum of " + std::to_string(nsrc) + " sources");
       }
     }
@@ -438,8 +342,8 @@ int main() {
   Random random(20240501);
   check_copy_and_scale();
   check_many_sources();
-  check_rounding<SmallFloat<10, -14, 15>>(DType::kFloat16);
-  check_rounding<SmallFloat<7, -126, 127>>(DType::kBFloat16);
+  check_rounding<Float16>(DType::kFloat16);
+  check_rounding<BFloat16>(DType::kBFloat16);
   check_dtype<Plain<int8_t>>(DType::kInt8, random);
   check_dtype<Plain<int16_t>>(DType::kInt16, random);
   check_dtype<Plain<int32_t>>(DType::kInt32, random);
@@ -448,8 +352,8 @@ int main() {
   check_dtype<Plain<uint16_t>>(DType::kUInt16, random);
   check_dtype<Plain<uint32_t>>(DType::kUInt32, random);
   check_dtype<Plain<uint64_t>>(DType::kUInt64, random);
-  check_dtype<SmallFloat<10, -14, 15>>(DType::kFloat16, random);
-  check_dtype<SmallFloat<7, -126, 127>>(DType::kBFloat16, random);
+  check_dtype<Float16>(DType::kFloat16, random);
+  check_dtype<BFloat16>(DType::kBFloat16, random);
   check_dtype<Plain<float>>(DType::kFloat32, random);
   check_dtype<Plain<double>>(DType::kFloat64, random);
   std::string isas;

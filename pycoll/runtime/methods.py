@@ -1,0 +1,53 @@
+"""Declaring the collectives of a communicator: a signature in Python, a body in the engine."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
+
+from pycoll import _C
+from pycoll.types import Kind
+
+_F = TypeVar("_F", bound=Callable)
+_ARGUMENTS = ("kind", "x", "out", "op", "root", "order", "algorithm", "timeout", "async_op")
+_DEFAULTS = (None, None, None, "sum", 0, None, None, None, False)
+
+_OPTIONS = {
+    name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+    for name, default in (("algorithm", None), ("timeout", None), ("async_op", False))
+}
+
+
+def collective(kind: Kind) -> Callable[[_F], _F]:
+    """Make a method run a collective.
+
+    The function decorated gives the method its parameters, defaults and documentation; its body is
+    not used. A call whose like has been made before goes from the caller straight into the
+    engine; any other goes through `Session.call`.
+
+    Args:
+        kind: What the method runs. ``**options`` stands for algorithm, timeout and async_op.
+    """
+
+    def decorate(function: _F) -> _F:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        given = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
+        if len(given) < len(parameters):
+            given |= _OPTIONS
+        names = tuple(a if a in given else None for a in _ARGUMENTS)
+        positional = tuple(
+            _ARGUMENTS.index(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD
+        )
+        defaults = tuple(
+            default
+            if name is None
+            else name
+            if given[name].default is inspect.Parameter.empty
+            else given[name].default
+            for name, default in zip(names, _DEFAULTS, strict=True)
+        )
+        return functools.update_wrapper(_C.Method(kind, names, positional, defaults), function)
+
+    return decorate

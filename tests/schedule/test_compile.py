@@ -1,0 +1,114 @@
+"""Compiling for peer memory: one rank's plan, conflicts, sizes."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from pycoll.algorithms import ALGORITHMS, find
+from pycoll.errors import ScheduleError
+from pycoll.schedule.compile import peer_plan, peer_plans
+from pycoll.schedule.ir import IN, OUT, TMP, at, fold
+from pycoll.schedule.plan import Opcode
+from schedule.assemble import schedule_of
+
+NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]
+
+
+def lowerings(entry):
+    yield {"direct": True}
+    yield {"direct": False}
+    if entry.in_place:
+        yield {"direct": True, "in_place": True}
+
+
+@pytest.mark.parametrize("entry", ALGORITHMS, ids=NAMES)
+def test_plan_of_one_rank_is_that_of_all(entry):
+    for n in range(1, 17):
+        if not entry.worlds(n):
+            continue
+        schedule = entry.schedule(n, **({"root": n // 2} if "root" in entry.params else {}))
+        for options in lowerings(entry):
+            plans = peer_plans(schedule, **options)
+            for rank in range(n) if n < 9 else (0, n // 2, n - 1):
+                plan = peer_plan(schedule, rank, **options)
+                assert plan.slots == plans[rank].slots
+                assert np.array_equal(plan.code, plans[rank].code), (n, rank, options)
+                assert np.array_equal(plan.operands, plans[rank].operands), (n, rank, options)
+
+
+@pytest.mark.parametrize(
+    ("sources", "target"),
+    [
+        (lambda r: [at(r, IN)], lambda r: at(0, OUT)),  # two ranks write one piece
+        (lambda r: [at(r - 1, OUT)], lambda r: at(r, OUT)),  # a piece is read and written
+        (lambda r: [at(r - 1, TMP)], lambda r: at(r, TMP)),
+    ],
+)
+def test_conflict_in_one_round(sources, target):
+    def rounds(rank, n):
+        yield fold(at(rank, IN), to=[at(rank, OUT), at(rank, TMP)])
+        yield fold(sources(rank), to=target(rank))
+
+    schedule = schedule_of("all_reduce", rounds, 3, chunks=1, slots=1)
+    for direct in (True, False):
+        with pytest.raises(ScheduleError, match=r"round 1: rank \d .* one piece in the same round"):
+            peer_plans(schedule, direct=direct)
+
+
+def test_a_fold_may_store_where_it_has_read():
+    def rounds(rank, n):
+        yield fold([at(rank, IN), at(rank - 1, IN)], to=at(rank, OUT))
+        yield fold([at(rank, OUT), at(rank, IN)], to=at(rank, OUT))
+
+    peer_plans(schedule_of("all_reduce", rounds, 3, chunks=1, in_place=False), direct=True)
+
+
+def test_in_place_is_refused_where_it_does_not_work():
+    schedule = find("all_reduce", "one_shot").schedule(4)
+    with pytest.raises(ScheduleError, match="does not work in place"):
+        peer_plan(schedule, 0, direct=True, in_place=True)
+
+
+def test_slot_out_of_range():
+    def rounds(rank, n):
+        yield fold(at(rank, IN), to=at(rank, TMP, 1))
+
+    schedule = schedule_of("all_reduce", rounds, 3, chunks=1, slots=1)
+    with pytest.raises(ScheduleError, match="rank 0, round 0: scratch slot 1 on rank 0 is outside"):
+        peer_plans(schedule, direct=True)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_size_of_a_plan_depends_on_the_schedule_only(direct):
+    """A plan names chunks, never bytes; a ring at n ranks has a few records a line."""
+    for n in (8, 64, 512):
+        plan = peer_plan(find("all_reduce", "ring").schedule(n), 3, direct=direct)
+        assert plan.nbytes <= 160 * 2 * (n - 1) + 400
+    plan = peer_plan(find("all_reduce", "halving_doubling").schedule(512), 3, direct=direct)
+    assert plan.nbytes <= 3_000
+
+
+def test_ranks_without_folds_copy_in_and_wait():
+    """The root reads what the others have: they lay it out, and return only when it is done."""
+    schedule = find("reduce", "direct").schedule(4)
+    staged = peer_plan(schedule, 2, direct=False)
+    assert staged.code["op"].tolist() == [Opcode.FOLD, Opcode.SIGNAL]
+    direct = peer_plan(schedule, 2, direct=True, in_place=True)
+    assert direct.code["op"].tolist() == [Opcode.SIGNAL, Opcode.SIGNAL, Opcode.WAIT]
+
+
+@pytest.mark.parametrize(
+    ("name", "n"), [("ring", 1024), ("halving_doubling", 1024), ("halving_doubling", 1000)]
+)
+@pytest.mark.parametrize("direct", [True, False])
+def test_planning_time_is_printed(name, n, direct, capsys):
+    schedule = find("all_reduce", name).schedule(n)
+    started = time.perf_counter()
+    plan = peer_plan(schedule, 5, direct=direct)
+    elapsed = time.perf_counter() - started
+    assert len(plan.code)
+    with capsys.disabled():
+        text = f"plan of one rank, {schedule}, direct={direct}: {elapsed * 1e3:.0f} ms"
+        sys.stdout.write(f"\n{text}\n")

@@ -1,0 +1,150 @@
+"""Lowering to matched messages."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from pycoll.algorithms import ALGORITHMS, find
+from pycoll.errors import ScheduleError
+from pycoll.schedule.ir import algorithm
+from pycoll.schedule.messages import message_plan, message_plans
+from pycoll.schedule.plan import ALL, Opcode
+from pycoll.schedule.verify import verify
+from schedule.assemble import IN as A
+from schedule.assemble import OUT as B
+from schedule.assemble import assemble
+
+NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]
+
+
+@pytest.mark.parametrize("entry", ALGORITHMS, ids=NAMES)
+def test_plan_of_one_rank_is_that_of_all(entry):
+    for n in range(1, 17):
+        if not entry.worlds(n):
+            continue
+        schedule = entry.schedule(n, **({"root": n // 2} if "root" in entry.params else {}))
+        plans = message_plans(schedule)
+        for rank in range(n) if n < 9 else (0, n // 2, n - 1):
+            plan = message_plan(schedule, rank)
+            assert plan.slots == plans[rank].slots
+            assert np.array_equal(plan.code, plans[rank].code), (n, rank)
+            assert np.array_equal(plan.operands, plans[rank].operands), (n, rank)
+
+
+@pytest.mark.parametrize(
+    ("collective", "name", "sent"),
+    [
+        ("all_reduce", "ring", 2 * 7),
+        ("all_reduce", "two_shot_push", 2 * 7),
+        ("all_gather", "ring", 7),
+        ("all_gather", "direct_push", 7),
+        ("all_to_all", "direct", 7),
+        ("reduce_scatter", "direct", 7),
+    ],
+)
+def test_a_rank_sends_each_piece_once_per_consumer(collective, name, sent):
+    for plan in message_plans(find(collective, name).schedule(8)):
+        sends = plan.code[plan.code["op"] == Opcode.SEND]
+        assert np.sum(sends["count"]) == sent
+
+
+def test_copies_need_no_slots_and_a_ring_needs_one():
+    for collective in ("all_gather", "broadcast"):
+        assert {plan.slots for plan in message_plans(find(collective, "ring").schedule(9))} == {0}
+    plans = message_plans(find("all_reduce", "ring").schedule(9))
+    assert {plan.slots for plan in plans} == {1}
+
+
+def test_a_round_has_two_phases():
+    """Two-shot push: fetch all inputs, fold, send all results."""
+    code = message_plan(find("all_reduce", "two_shot_push").schedule(3), 0).code
+    names = [Opcode(op).name for op in code["op"]]
+    assert sorted(names[:4]) == ["RECV", "RECV", "SEND", "SEND"]
+    assert names[4:6] == ["WAIT", "FOLD"]
+    assert sorted(names[6:10]) == ["RECV", "RECV", "SEND", "SEND"]
+    assert names[10:] == ["WAIT"]
+    assert code["peer"][4] == ALL
+
+
+def hand(programs, **options):
+    entry = algorithm("all_reduce", "hand", chunks=1)(lambda rank, n: iter(()))
+    schedule = entry.schedule(2)
+    return [
+        assemble(schedule, r, lines, direct=False, messages=True, **options)
+        for r, lines in enumerate(programs)
+    ]
+
+
+def exchange(rank):
+    other = 1 - rank
+    pieces = [(rank, A, 0), (rank, 2, 0)]
+    inputs = pieces if rank == 0 else pieces[::-1]
+    return [
+        ("send", other, (rank, A, 0)),
+        ("recv", other, (rank, 2, 0)),
+        ("complete",),
+        ("fold", inputs, [(rank, B, 0)]),
+    ]
+
+
+def with_averages(plans):
+    for plan in plans:
+        plan.code["flags"] = 2
+    return plans
+
+
+def test_an_exchange_written_by_hand_is_accepted():
+    plans = with_averages(hand([exchange(0), exchange(1)], slots=1))
+    assert verify(plans, in_place=True).order == "tree"
+
+
+def test_sending_before_receiving_deadlocks_without_buffers():
+    programs = [exchange(0), exchange(1)]
+    for program in programs:
+        program.insert(1, ("complete",))
+    with pytest.raises(ScheduleError, match="deadlock without buffering: rank 0 for rank 1"):
+        verify(hand(programs, slots=1))
+
+
+def test_unmatched_and_unequal_messages():
+    programs = [exchange(0), exchange(1)]
+    del programs[1][1]
+    text = "rank 0 sends 1 messages to rank 1, which receives 0"
+    with pytest.raises(ScheduleError, match=text):
+        verify(hand(programs, slots=1))
+    plans = hand([exchange(0), exchange(1)], slots=2)
+    plans[0].code["count"][1] = 2
+    with pytest.raises(ScheduleError, match="with count 1, but that expects count 2"):
+        verify(plans)
+
+
+def test_folding_while_messages_are_under_way():
+    programs = [exchange(0), exchange(1)]
+    programs[0][2], programs[0][3] = programs[0][3], programs[0][2]
+    with pytest.raises(ScheduleError, match="fold comes while messages are under way"):
+        verify(hand(programs, slots=1))
+    programs[0][2:] = programs[0][2:3]
+    with pytest.raises(ScheduleError, match=r"is never waited for|under way"):
+        verify(hand(programs, slots=1))
+
+
+def test_receiving_into_what_is_being_sent():
+    programs = [
+        [("send", 1, (0, A, 0)), ("recv", 1, (0, B, 0)), ("complete",)],
+        [("send", 0, (1, A, 0)), ("recv", 0, (1, B, 0)), ("complete",)],
+    ]
+    with pytest.raises(ScheduleError, match=r"receives into in/out\[.:0\] while another message"):
+        verify(hand(programs), in_place=True)
+
+
+@pytest.mark.parametrize(("name", "n"), [("ring", 1024), ("halving_doubling", 1024)])
+def test_planning_time_is_printed(name, n, capsys):
+    schedule = find("all_reduce", name).schedule(n)
+    started = time.perf_counter()
+    plan = message_plan(schedule, 5)
+    elapsed = time.perf_counter() - started
+    assert len(plan.code)
+    with capsys.disabled():
+        sys.stdout.write(f"\nmessage plan of one rank, {schedule}: {elapsed * 1e3:.0f} ms\n")
