@@ -22,7 +22,7 @@ _LINE = 64
 
 V_VARIANTS = ("all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v")
 IN_PLACE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
-"""Where input and output can be the same memory without a copy of the whole input."""
+"""Where the input can lie in the memory of the output, or the other way round, on every rank."""
 NAMES = (*COLLECTIVES, *V_VARIANTS, "barrier")
 
 _EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -16,6 +16,7 @@ from pycoll.cli.bench_data import V_VARIANTS, Problem, Slots
 from pycoll.cli.machine import last_level_cache
 from pycoll.comm import Communicator
 from pycoll.runtime.select import select
+from pycoll.schedule.collectives import OWN
 from pycoll.schedule.cost import busbw_factor
 from pycoll.types import DType, ReduceOp
 
@@ -109,10 +110,11 @@ def bind(
     return functools.partial(getattr(comm, problem.name), x, **options)
 
 
-def schedule_name(problem: Problem, setup: Setup) -> str:
+def schedule_name(problem: Problem, setup: Setup, in_place: bool) -> str:
     """Tell which algorithm the selector takes for this call, and whether arrays are staged.
 
-    It decides as it does in the call, where arrays count as symmetric only if all ranks pass both.
+    It decides as it does in the call, where arrays count as symmetric only if all ranks pass both,
+    and an input that is a block of the output, or the other way round, is copied first.
     """
     if problem.name == "barrier":
         return "one_shot, staged"
@@ -120,6 +122,7 @@ def schedule_name(problem: Problem, setup: Setup) -> str:
         return "direct, staged"
     promise = problem.promise
     all_pass_both = not promise.rooted or problem.name == "broadcast"
+    copied = in_place and OWN in (promise.in_layout, promise.out_layout)
     choice = select(
         problem.name,
         problem.nbytes,
@@ -127,7 +130,7 @@ def schedule_name(problem: Problem, setup: Setup) -> str:
         order=setup.order,
         dtype=DType[problem.dtype.name.upper()] if promise.reduces else None,
         op=ReduceOp[problem.op.upper()],
-        direct=setup.symmetric and all_pass_both,
+        direct=setup.symmetric and all_pass_both and not copied,
         algorithm=setup.algorithm,
     )
     return choice.name + ("" if choice.direct else ", staged")
@@ -179,7 +182,7 @@ def measure(
         op=problem.op if problem.promise.reduces else "none",
         root=problem.root if problem.promise.rooted else -1,
         in_place=in_place,
-        schedule=schedule_name(problem, setup),
+        schedule=schedule_name(problem, setup, in_place),
         nbytes=problem.nbytes,
         count=problem.count,
         slots=count,

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from pycoll.errors import ScheduleError
-from pycoll.schedule.plan import ALL, DONE, FAILED, INSTR, Opcode, Plan, PlanBuffer
+from pycoll.schedule.plan import (
+    ALL,
+    DONE,
+    ENTERED,
+    FAILED,
+    INSTR,
+    OPERAND,
+    Opcode,
+    Plan,
+    PlanBuffer,
+)
 from pycoll.schedule.promise import Promise
 from pycoll.schedule.table import spans
 
@@ -27,8 +37,11 @@ class Joined:
         self.title, self.plans = title, plans
         sizes = np.array([len(plan.operands) for plan in plans])
         self.rank = np.repeat(np.arange(len(plans)), [len(plan.code) for plan in plans])
-        self.code = np.concatenate([plan.code for plan in plans] or [np.zeros(0, INSTR)])
-        self.operands = np.concatenate([plan.operands for plan in plans])
+        # Bytes, because joining hundreds of arrays of records takes NumPy ten times as long.
+        code = bytearray().join(plan.code.tobytes() for plan in plans)
+        self.code = np.frombuffer(code, INSTR)
+        operands = b"".join(plan.operands.tobytes() for plan in plans)
+        self.operands = np.frombuffer(operands, OPERAND)
         schedule = plans[0].schedule
         # Peer plans count the slots of everybody's cell, message plans those of the rank itself.
         same = {(plan.direct, plan.messages, plan.slots * (not plan.messages)) for plan in plans}
@@ -86,7 +99,8 @@ def check_bounds(joined: Joined, promise: Promise) -> None:
         joined.reject(~fold & ~wait & (code["op"] != Opcode.SIGNAL), "needs a message transport")
         joined.reject(wait & (code["peer"] >= promise.n), "names a rank that does not exist")
         joined.reject(wait & (code["peer"] == joined.rank), "waits for its own rank")
-        joined.reject(~fold & (code["arg"] >= FAILED), "has a step out of range")
+        step = code["arg"]
+        joined.reject(~fold & ((step < ENTERED) | (step >= FAILED)), "has a step out of range")
         if first.direct:
             _check_done(joined)
     _check_operands(joined, promise)

@@ -72,9 +72,11 @@ def test_every_collective_is_measured_and_right(symmetric):
             for in_place in {False, name in IN_PLACE}:
                 made = problem(name, n=comm.world_size, nbytes=20000)
                 rows.append(measure(own, made, setup, in_place, lambda text: None))
-            if name not in (*V_VARIANTS, "barrier", "all_reduce", "all_gather"):
-                assert what_ran(own, name) == {rows[-1].schedule}
-            assert rows[-1].schedule in what_ran(own, name) or name in (*V_VARIANTS, "barrier")
+            said = {row.schedule for row in rows if row.collective == name}
+            if name in ("all_reduce", "all_gather"):  # measuring uses these, too
+                assert said <= what_ran(own, name)
+            elif name not in (*V_VARIANTS, "barrier"):
+                assert said == what_ran(own, name)
         return rows
 
     by_rank = run_processes(3, rank)

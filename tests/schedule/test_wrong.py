@@ -166,7 +166,8 @@ def test_crossed_waits_deadlock():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (("signal", 0), "publishes step 0 after step 1; steps must increase"),
+        (("signal", 0), "signal has a step out of range"),
+        (("signal", 1), "publishes step 1 after step 1; steps must increase"),
         (("wait", 0, 1), "waits for its own rank"),
         (("wait", 2, 1), "names a rank that does not exist"),
         (("fold", [(0, A, 0)], [(0, B, 1)]), r"out\[0:1\], outside"),

@@ -1,0 +1,257 @@
+"""Bad input: refused with what was given and what is accepted, before anything reaches a peer."""
+
+import numpy as np
+import pytest
+
+from pycoll import algorithms
+from pycoll.errors import ArgumentError, PeerRejected
+
+F = np.ones(4)
+I = np.ones(4, np.int32)  # noqa: E741
+READ_ONLY = np.ones(4)
+READ_ONLY.flags.writeable = False
+MEMORY = np.ones(16)
+GRID = np.ones((4, 4))
+
+# What is wrong: (call, what the message must say).
+BAD = {
+    "op": (lambda c: c.all_reduce(F, "mean"), r"op='mean'.*accepted: sum, prod, min"),
+    "op that is no name": (lambda c: c.all_reduce(F, np.add), r"op=<ufunc 'add'>"),
+    "op of integers": (lambda c: c.all_reduce(F, "xor"), r"op='xor'.*integers.*x is float64"),
+    "op of numbers": (lambda c: c.reduce(F > 0, "sum"), r"op='sum'.*dtype bool"),
+    "op of ordered types": (lambda c: c.all_reduce(F * 1j, "max"), r"op='max'.*complex128"),
+    "op for records": (lambda c: c.all_reduce(np.zeros(4, "i4,f4")), r"op='sum'.*dtype void64"),
+    "op for dates": (lambda c: c.all_reduce(np.zeros(4, "M8[s]")), r"dtype datetime64\[s\]"),
+    "objects": (lambda c: c.all_gather(np.array([None])), r"x has dtype object.*Python objects"),
+    "byte order": (lambda c: c.all_reduce(I.astype(">i4")), r"'>i4'.*astype\('[<=]i4'\)"),
+    "list": (lambda c: c.all_reduce([1, 2]), r"x is a list; accepted are NumPy arrays"),
+    "nothing": (lambda c: c.broadcast(None), r"x is a NoneType"),
+    "number": (lambda c: c.all_gather(3), r"x is a int"),
+    "text": (lambda c: c.all_gather("abc"), r"x is a str"),
+    "output of another shape": (
+        lambda c: c.all_reduce(F, out=np.ones(5)),
+        r"out has shape \(5,\).*\(4,\)",
+    ),
+    "output of another rank": (
+        lambda c: c.all_reduce(np.ones(()), out=np.ones(1)),
+        r"out has shape \(1,\).*\(\)",
+    ),
+    "output too small": (
+        lambda c: c.all_gather(F, out=np.ones(4)),
+        r"out has shape \(4,\).*\(8,\)",
+    ),
+    "output of another dtype": (
+        lambda c: c.all_reduce(F, out=np.ones(4, np.float32)),
+        r"out has dtype float32, but x has dtype float64",
+    ),
+    "output read-only": (lambda c: c.all_reduce(F, out=READ_ONLY), r"out is read-only"),
+    "input read-only, in place": (
+        lambda c: c.all_reduce(READ_ONLY, out=READ_ONLY),
+        r"out is read-only",
+    ),
+    "output in immutable bytes": (
+        lambda c: c.all_gather(np.zeros(1, np.uint8), out=b"ab"),
+        r"out is read-only",
+    ),
+    "output with gaps": (
+        lambda c: c.all_reduce(F, out=MEMORY[::4]),
+        r"out is not C-contiguous \(shape \(4,\), strides \(32,\)\)",
+    ),
+    "output backwards": (lambda c: c.all_reduce(F, out=MEMORY[3::-1]), r"not C-contiguous"),
+    "output in Fortran order": (lambda c: c.all_reduce(GRID, out=GRID.T), r"not C-contiguous"),
+    "output that is no array": (lambda c: c.all_reduce(F, out=[0] * 4), r"out is a list"),
+    "overlap": (lambda c: c.all_reduce(MEMORY[:8], out=MEMORY[1:9]), r"x and out overlap partly"),
+    "overlap from below": (
+        lambda c: c.reduce_scatter(MEMORY[:8], out=MEMORY[7:11]),
+        r"x and out overlap partly",
+    ),
+    "root below": (lambda c: c.broadcast(F, root=-1), r"root=-1.*accepted: 0 to 1"),
+    "root above": (lambda c: c.reduce(F, root=2), r"root=2.*accepted: 0 to 1"),
+    "root that is true": (lambda c: c.gather(F, root=True), r"root=True"),
+    "root in between": (lambda c: c.scatter(F, root=0.5), r"root=0.5"),
+    "root that is text": (lambda c: c.broadcast(F, root="0"), r"root='0'"),
+    "order": (lambda c: c.all_reduce(F, order="fast"), r"order='fast'.*accepted: any, tree, rank"),
+    "order that is no text": (lambda c: c.all_reduce(F, order=["tree"]), r"order=\['tree'\]"),
+    "algorithm": (lambda c: c.all_reduce(F, algorithm="rings"), r"'rings'.*(known|accepted).*ring"),
+    "algorithm of another collective": (
+        lambda c: c.all_reduce(F, algorithm=algorithms.find("broadcast", "direct")),
+        r"'direct' computes broadcast, not all_reduce",
+    ),
+    "algorithm of another order": (
+        lambda c: c.all_reduce(F, algorithm="one_shot", order="rank"),
+        r"'one_shot' gives order tree, not rank",
+    ),
+    "no time": (lambda c: c.barrier(timeout=0), r"timeout=0.*above 0"),
+    "negative time": (lambda c: c.all_reduce(F, timeout=-1.0), r"timeout=-1.0"),
+    "time that is no number": (lambda c: c.all_reduce(F, timeout=float("nan")), r"timeout=nan"),
+    "time that is text": (lambda c: c.all_reduce(F, timeout="soon"), r"timeout='soon'"),
+    "indivisible": (
+        lambda c: c.reduce_scatter(np.ones(5)),
+        r"shape \(5,\).*multiple of the world size 2",
+    ),
+    "indivisible by dimension": (lambda c: c.all_to_all(np.ones((3, 2))), r"shape \(3, 2\)"),
+    "nothing to divide": (lambda c: c.all_to_all(np.ones(())), r"shape \(\)"),
+    "nothing to divide at the root": (lambda c: c.scatter(np.ones(3), c.rank), r"shape \(3,\)"),
+    "no output to scatter into": (lambda c: c.scatter(root=1 - c.rank), r"needs out="),
+    "no input to scatter": (lambda c: c.scatter(root=c.rank, out=F.copy()), r"x is a NoneType"),
+    "output off the root": (
+        lambda c: c.reduce(F, root=1 - c.rank, out=F.copy()),
+        r"out is for the root, rank",
+    ),
+    "in the background": (lambda c: c.all_reduce(F, "mean", async_op=True), r"op='mean'"),
+    "plan": (lambda c: c.plan("all_reduce", F)(np.ones(3)), r"made for float64\[4\]"),
+    "plan with a bad output": (
+        lambda c: c.plan("all_reduce", F)(F, out=READ_ONLY),
+        r"out is read-only",
+    ),
+    "plan without time": (lambda c: c.plan("all_reduce", F)(F, timeout=0), r"timeout=0"),
+}
+
+
+def good(comm):
+    return comm.all_reduce(np.arange(3.0)).tolist()
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_one_rank_is_wrong(run, name):
+    call, text = BAD[name]
+
+    def rank(comm):
+        assert good(comm) == [0.0, 2.0, 4.0]
+        if comm.rank == 1:
+            with pytest.raises(ArgumentError, match=text) as caught:
+                call(comm)
+        else:
+            with pytest.raises(PeerRejected, match=r"rank 1 refused its arguments") as caught:
+                comm.all_reduce(F)
+        return good(comm), str(caught.value)
+
+    (after, told), (also, said) = run(2, rank)
+    assert after == also == [0.0, 2.0, 4.0]
+    assert said[:100] in told
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_all_ranks_are_wrong(run, name):
+    call, text = BAD[name]
+
+    def rank(comm):
+        for _ in range(3):
+            with pytest.raises(ArgumentError, match=text):
+                call(comm)
+        return good(comm)
+
+    assert run(2, rank) == [[0.0, 2.0, 4.0]] * 2
+
+
+def test_refusals_again_and_again(run):
+    """In turn, by each rank, in small and large calls, with and without symmetric memory."""
+
+    def rank(comm):
+        x = comm.empty(40_000)
+        x[:] = comm.rank
+        for i in range(30):
+            wrong = i % comm.world_size == comm.rank
+            try:
+                comm.all_reduce(x if i % 2 else F, "mean" if wrong else "sum")
+            except ArgumentError:
+                assert wrong
+            except PeerRejected:
+                assert not wrong
+            else:
+                raise AssertionError("nobody refused")
+            assert comm.all_reduce(x, "max")[-1] == comm.world_size - 1
+        return x[0]
+
+    assert run(3, rank) == [0.0, 1.0, 2.0]
+
+
+def test_inputs_and_outputs_of_a_refused_call_are_untouched(run):
+    def rank(comm):
+        x, out = comm.empty(50_000), comm.empty(50_000)
+        x[:], out[:] = comm.rank, -1
+        with pytest.raises((ArgumentError, PeerRejected)):
+            comm.all_reduce(x, "mean" if comm.rank == 2 else "sum", out=x)
+        with pytest.raises((ArgumentError, PeerRejected)):
+            comm.all_reduce(np.ones(4), "mean" if comm.rank == 2 else "sum", out=np.ones(4))
+        return bool((x == comm.rank).all() and (out == -1).all())
+
+    assert run(3, rank) == [True] * 3
+
+
+CHANGES = {
+    "read-only": (lambda x, out: out.setflags(write=False), r"read-only"),
+    "dtype": (lambda x, out: (x, out.view(np.int64)), r"dtype int64"),
+    "shape": (lambda x, out: (x, out.reshape(4, 16)), r"shape \(4, 16\)"),
+    "strides": (lambda x, out: (x, out.T), r"not C-contiguous"),
+    "overlap": (lambda x, out: (np.ravel(x)[:8], np.ravel(x)[4:12]), r"overlap"),
+    "byte order": (lambda x, out: (x.view(">f8"), out.view(">f8")), r"byte order"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_call_like_one_that_was_right(run, what):
+    """The short way for calls that were checked before must not let a bad one through."""
+    change, text = CHANGES[what]
+
+    def rank(comm):
+        x, out = np.ones((8, 8)), np.ones((8, 8))
+        for _ in range(3):
+            comm.all_reduce(x, out=out)
+            comm.all_reduce(np.ravel(x)[:8], out=np.ravel(out)[:8])
+        changed = change(x, out) or (x, out)
+        with pytest.raises(ArgumentError, match=text):
+            comm.all_reduce(changed[0], out=changed[1])
+        return float(comm.all_reduce(x).sum())
+
+    assert run(2, rank) == [128.0] * 2
+
+
+def test_a_transposed_input_after_a_straight_one(run):
+    def rank(comm):
+        x = np.arange(9.0).reshape(3, 3)
+        results = [comm.all_reduce(a).tolist() for a in (x, x.T, x, x[::-1], x.copy("F"))]
+        return results == [(2 * a).tolist() for a in (x, x.T, x, x[::-1], x)]
+
+    assert run(2, rank) == [True, True]
+
+
+def test_more_than_there_is_memory_for(run):
+    def rank(comm):
+        huge = np.broadcast_to(np.ones(1), (1 << 50,))
+        error = MemoryError if comm.rank == 0 else PeerRejected
+        with pytest.raises(error):
+            comm.all_reduce(huge if comm.rank == 0 else F)
+        return good(comm)
+
+    assert run(2, rank) == [[0.0, 2.0, 4.0]] * 2
+
+
+@pytest.mark.parametrize("root", [1, np.int64(1), np.uint8(1)], ids=repr)
+def test_any_integer_is_a_root(run, root):
+    def rank(comm):
+        return comm.broadcast(np.array([comm.rank]), root).tolist()
+
+    assert run(2, rank) == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error", "text"),
+    [
+        (-1, "f4", ArgumentError, r"shape=-1"),
+        ((2, -3), "f4", ArgumentError, r"shape=\(2, -3\)"),
+        ((2, 1.5), "f4", ArgumentError, r"shape=\(2, 1.5\)"),
+        ("ab", "f4", ArgumentError, r"shape='ab'"),
+        (3, object, ArgumentError, r"dtype=object"),
+        (3, "no such type", ArgumentError, r"dtype='no such type'"),
+        (1 << 50, "f8", MemoryError, r""),
+        ((1 << 40, 1 << 40), "f8", MemoryError, r""),
+    ],
+)
+def test_symmetric_arrays_that_cannot_be(run, shape, dtype, error, text):
+    def rank(comm):
+        with pytest.raises(error, match=text):
+            comm.empty(shape, dtype)
+        return comm.empty(3, np.int8).shape
+
+    assert run(2, rank) == [(3,), (3,)]

@@ -1,0 +1,76 @@
+"""The words that Python and C++ share are the same words."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import oracle
+from pycoll import _C, types
+from pycoll.schedule import plan
+
+CSRC = Path(__file__).resolve().parents[1] / "csrc"
+
+
+def enum_of(header, name):
+    """Return the members of a C++ enum class: {"INT8": 0, ...}."""
+    text = (CSRC / header).read_text(encoding="utf-8")
+    body = re.search(rf"enum class {name}\b[^{{]*{{(.*?)}};", text, re.DOTALL).group(1)
+    return {m.upper(): int(v) for m, v in re.findall(r"^\s*k(\w+) = (\d+)", body, re.MULTILINE)}
+
+
+def constant(header, name):
+    """Return the value of a constexpr number."""
+    text = (CSRC / header).read_text(encoding="utf-8")
+    return int(re.search(rf"\b{name} = (0x[0-9A-Fa-f]+|\d+)", text).group(1), 0)
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "enum"),
+    [
+        ("types.h", "DType", types.DType),
+        ("types.h", "ReduceOp", types.ReduceOp),
+        ("plan.h", "Opcode", plan.Opcode),
+        ("plan.h", "Buffer", plan.PlanBuffer),
+    ],
+)
+def test_enums_are_those_of_the_engine(header, name, enum):
+    assert enum_of(header, name) == {member.name: member.value for member in enum}
+
+
+def test_constants_are_those_of_the_engine():
+    names = {"kFoldTree": "FOLD_TREE", "kFoldComplete": "FOLD_COMPLETE", "kEntered": "ENTERED"}
+    names |= {"kDone": "DONE", "kFailed": "FAILED"}
+    for theirs, ours in names.items():
+        assert constant("plan.h", theirs) == getattr(plan, ours), theirs
+    assert constant("engine.h", "kRefusedDescriptor") == types.Kind.REFUSED
+
+
+def test_records_have_the_layout_of_the_engine():
+    instr, operand, dtypes, operations = _C.sizes()
+    assert (plan.INSTR.itemsize, plan.OPERAND.itemsize) == (instr, operand) == (20, 8)
+    assert (len(types.DType), len(types.ReduceOp)) == (dtypes, operations)
+
+
+@pytest.mark.parametrize(("record", "struct"), [("INSTR", "Instr"), ("OPERAND", "Operand")])
+def test_fields_are_those_of_the_struct(record, struct):
+    text = (CSRC / "plan.h").read_text(encoding="utf-8")
+    body = re.search(rf"struct {struct} {{(.*?)}};", text, re.DOTALL).group(1)
+    theirs = [(name, int(bits) // 8) for bits, name in re.findall(r"uint(\d+)_t (\w+);", body)]
+    dtype = getattr(plan, record)
+    assert [(name, dtype[name].itemsize) for name in dtype.names] == theirs
+
+
+@pytest.mark.parametrize("name", oracle.DTYPES)
+def test_sizes_of_elements(name):
+    dtype = types.DType[name.upper()]
+    assert dtype.itemsize == oracle.dtype(name).itemsize
+    assert dtype.is_float == (name in oracle.FLOATS)
+    assert dtype.rounds_once == (dtype.is_float and dtype.itemsize == 2)
+
+
+def test_no_kind_or_code_is_too_large_for_the_descriptor():
+    assert max(types.Kind) <= 0xFF
+    assert len({kind.value for kind in types.Kind}) == len(types.Kind)
+    assert np.iinfo(np.uint8).max >= 32 + 191  # codes of types that are only moved
