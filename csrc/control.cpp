@@ -137,7 +137,7 @@ void store_text(char* field, size_t field_bytes, std::string_view text) {
   if (n < text.size()) {
     while (n > 0 && (static_cast<unsigned char>(text[n]) & 0xC0) == 0x80) --n;
   }
-  std::memcpy(field, text.data(), n);
+  if (n > 0) std::memcpy(field, text.data(), n);  // an empty text may have no address
   field[n] = '\0';
 }
 

@@ -46,7 +46,7 @@ def show_proof(algorithm):
     good("in place and over consecutive calls as well; with messages, without any buffering")
     if proof.order == "tree":
         good("each sum is ((0 + 1) + (2 + 3)), whatever the size of the vector")
-    note(f"programs proven: {', '.join(name for name, *_ in modes(schedule))}")
+    note(f"programs proven: {' · '.join(name for name, *_ in modes(schedule))}")
     note(f"{proof.folds} folds and {proof.waits} waits, in {proof.seconds * 1e3:.0f} ms")
 
 
@@ -97,7 +97,7 @@ def show_training(folder, epochs):
 def show_speed(largest):
     """Measure two ranks, with every result checked."""
     title(4, "Speed", "two ranks of this machine; every size is checked")
-    options = ["--symmetric", "--short", "--max", largest, "--factor", "64"]
+    options = ["--symmetric", "--short", "--max", largest, "--factor", "32"]
     if pycoll(["bench", "all_reduce", "-n", "2", *options]):
         raise SystemExit("demo: the benchmark found wrong results")
 
@@ -122,7 +122,8 @@ def main():
     print(f"{style(1, 'pycoll')}  collectives you can read, prove and trust · {cores}")
     choice = select("all_reduce", 4 * PARAMETERS, RANKS, direct=True)
     algorithm = find("all_reduce", choice.name)
-    title(1, "Proof", f"all_reduce on {RANKS} ranks by {algorithm.name}: {algorithm.doc}")
+    title(1, "Proof", f"the all-reduce that the training uses on {RANKS} ranks: {algorithm.name}")
+    note(algorithm.doc)
     show_proof(algorithm)
     with tempfile.TemporaryDirectory() as folder:
         show_training(folder, args.epochs)

@@ -13,6 +13,7 @@ Processes are what users run. Threads start faster, but have one interpreter loc
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import os
@@ -164,8 +165,10 @@ class _Child:
             os.setpgid(0, 0)
             die_with(parent)
             faulthandler.register(signal.SIGUSR1, file=self._dump, all_threads=True)
+            atexit._clear()  # what the parent has registered is for the parent
             self._result.write(pickle.dumps(_attempt(self.rank, join, fn, args)))
             self._result.flush()
+            atexit._run_exitfuncs()  # closes what `fn` has left open, as the end of a program does
             status = 0
         except BaseException:
             traceback.print_exc()

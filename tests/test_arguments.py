@@ -244,8 +244,8 @@ def test_any_integer_is_a_root(run, root):
         ("ab", "f4", ArgumentError, r"shape='ab'"),
         (3, object, ArgumentError, r"dtype=object"),
         (3, "no such type", ArgumentError, r"dtype='no such type'"),
-        (1 << 50, "f8", MemoryError, r""),
-        ((1 << 40, 1 << 40), "f8", MemoryError, r""),
+        (1 << 50, "f8", MemoryError, r"bytes|address space"),
+        ((1 << 40, 1 << 40), "f8", MemoryError, r"bytes|address space"),
     ],
 )
 def test_symmetric_arrays_that_cannot_be(run, shape, dtype, error, text):

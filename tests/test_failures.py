@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import signal
 import threading
 import time
@@ -43,7 +44,7 @@ class Event:
         return time.monotonic() - self._time[0]
 
 
-def expect(comm, error, wait, event, match=""):
+def expect(comm, error, wait, event, match=None):
     """Wait until the error comes; return its text. A later call must raise it too."""
     with pytest.raises(error, match=match) as caught:
         wait(comm)
@@ -151,7 +152,7 @@ def test_a_rank_that_raises(run, wait, error):
         if comm.rank == 1:
             time.sleep(0.05)
             event.happens()
-            raise error
+            raise type(error)(*error.args)
         text = expect(comm, PeerLeft, WAITS[wait], event)[1]
         assert f"left: {type(error).__name__}: {error}" in text
         return None
@@ -175,8 +176,7 @@ def test_a_rank_that_closes(run, wait):
         return expect(comm, PeerLeft, WAITS[wait], event)[1]
 
     results = run(2, rank)
-    assert "rank 1 (process" in results[0]
-    assert "closed" in results[0]
+    assert re.search(r"rank 1\b.*closed", results[0])
 
 
 def test_closing_after_the_last_call_disturbs_nobody(run):
@@ -211,7 +211,7 @@ def test_a_stopped_rank():
 
     texts = run_processes(3, rank)
     for text in texts:
-        assert "no progress within 0.5 s" in text
+        assert re.search(r"rank [02] gave up after waiting 0\.5\d* s", text)
         assert "waits for rank 1 to make this call" in text
         assert "rank 1: has not made this call; last call: all_gather(int64[" in text
         assert "is stopped by a signal" in text
@@ -264,9 +264,8 @@ def test_ctrl_c(wait):
             event.happens()
             os.kill(int(pids[0]), signal.SIGINT)
             time.sleep(0.2)
-            return expect(comm, Revoked, WAITS["barrier"], event, "interrupt")[0]
-        if comm.rank == 2:
-            return expect(comm, Revoked, WAITS["barrier"], event, "interrupt")[0]
+        if comm.rank:
+            return expect(comm, Revoked, WAITS[wait], event, "interrupt")[0]
         with pytest.raises(KeyboardInterrupt):
             WAITS[wait](comm)
         assert event.age() < BOUND_S

@@ -1,6 +1,7 @@
 """Communicators made of communicators."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -175,6 +176,7 @@ def test_two_communicators_in_opposite_order_time_out():
         first = comm if comm.rank == 0 else twin
         with pytest.raises(CollTimeout) as caught:
             first.all_reduce(np.ones(2), timeout=0.3)
+        time.sleep(0.3)  # the other one still waits for the communicator that is not in use here
         return str(caught.value)
 
     texts = run_processes(2, rank, config=Config(timeout_s=5, heap_bytes=1 << 20))

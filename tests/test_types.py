@@ -17,7 +17,7 @@ def enum_of(header, name):
     """Return the members of a C++ enum class: {"INT8": 0, ...}."""
     text = (CSRC / header).read_text(encoding="utf-8")
     body = re.search(rf"enum class {name}\b[^{{]*{{(.*?)}};", text, re.DOTALL).group(1)
-    return {m.upper(): int(v) for m, v in re.findall(r"^\s*k(\w+) = (\d+)", body, re.MULTILINE)}
+    return {m.upper(): int(v) for m, v in re.findall(r"\bk(\w+) = (\d+)", body)}
 
 
 def constant(header, name):

@@ -40,7 +40,7 @@ def _slot_table(n: int) -> dict[tuple[int, int], int]:
 def all_to_all(rank, n):
     """A block that has i ranks to go moves on by the powers of two that i is made of.
 
-    Cost: ceil(log2 n) rounds; about m log2(n) / 2 bytes per rank.
+    Cost: ceil(log2 n) rounds; at most m ceil(log2 n) / 2 bytes per rank.
     Source: Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
     communications in multiport message-passing systems", IEEE TPDS 8(11), 1997 (index operation).
     """

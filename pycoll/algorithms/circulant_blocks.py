@@ -77,7 +77,7 @@ def _rounds(n: int, k: int) -> list[tuple[int, int]]:
 def broadcast(rank, n, root, k):
     """Every rank fetches one block a round, each time from a rank that has had it before.
 
-    Cost: k - 1 + ceil(log2 n) rounds; m bytes per rank.
+    Cost: k - 1 + ceil(log2 n) rounds; m bytes per rank, (k - 1 + ceil(log2 n)) / k * m at the root.
     Source: Träff, "Optimal broadcast schedules in logarithmic time with applications to broadcast,
     all-broadcast, reduction and all-reduction", arXiv 2312.11236 and 2407.18004.
     """
@@ -99,7 +99,7 @@ def _reduce_slots(n, root, k):
 def reduce(rank, n, root, k):
     """The broadcast run backwards: where a rank sent a block, it adds one that comes back.
 
-    Cost: k - 1 + ceil(log2 n) rounds; m bytes per rank.
+    Cost: k - 1 + ceil(log2 n) rounds; m bytes per rank, (k - 1 + ceil(log2 n)) / k * m at the root.
     Source: Träff, "Optimal broadcast schedules in logarithmic time with applications to broadcast,
     all-broadcast, reduction and all-reduction", arXiv 2312.11236 and 2407.18004.
     """

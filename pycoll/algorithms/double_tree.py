@@ -76,7 +76,7 @@ def all_reduce(rank, n, k):
 
     The second tree is the mirror image of the first if n is even, else the first one moved by one.
 
-    Cost: k - 1 + 2 ceil(log2 n) rounds; at most 2 m bytes per rank, 1.5 m when n is large.
+    Cost: k - 1 + 2 ceil(log2 n) rounds; at most 2 m bytes per rank.
     Source: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction
     and scan", Parallel Computing 35(12), 2009.
     """

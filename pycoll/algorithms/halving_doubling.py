@@ -52,7 +52,7 @@ def reduce_scatter(rank, n):
 
     The chunks that end on a virtual rank are those behind position b, its bits in reverse.
 
-    Cost: log2 p rounds; (n - 1) / n * m bytes per rank, and at most m more if n > p.
+    Cost: log2 p rounds; at most m bytes per rank, and at most 2 m more if n > p.
     Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004 (first
     phase); here with the distance doubling, so that the order is that of the ranks.
     """
@@ -81,7 +81,7 @@ def reduce_scatter(rank, n):
 def all_gather(rank, n):
     """Partners exchange all the blocks they have, from near to far.
 
-    Cost: log2 p rounds; (n - 1) / n * m bytes per rank.
+    Cost: log2 p rounds; (n - 1) / n * m bytes per rank, and at most 2 m more if n > p.
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
     MPICH", IJHPCA 19(1), 2005 (recursive doubling).
     """

@@ -20,7 +20,7 @@ from pycoll.schedule.ir import ACC, IN, OUT, TMP, algorithm, at, fold
 def broadcast(rank, n, root):
     """In each round everybody who has the vector serves one rank that has not.
 
-    Cost: ceil(log2 n) rounds; m bytes per rank, m log2 n at the root.
+    Cost: ceil(log2 n) rounds; m bytes per rank, m ceil(log2 n) at the root.
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
     MPICH", IJHPCA 19(1), 2005 (binomial tree).
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import operator
 import os
 import sys
 import weakref
@@ -190,13 +191,16 @@ class Session:
 
     def empty(self, shape: int | Sequence[int], dtype: Any) -> np.ndarray:
         """Allocate an array in this rank's region of the heap."""
-        extent = (shape,) if np.ndim(shape) == 0 else tuple(shape)
-        kind = np.dtype(dtype)
+        try:
+            kind = np.dtype(dtype)
+            extent = tuple(operator.index(k) for k in ([shape] if np.ndim(shape) == 0 else shape))
+        except TypeError as error:
+            raise ArgumentError(f"shape={shape!r}, dtype={dtype!r}: {error}") from None
         if kind.hasobject:
             raise ArgumentError(f"dtype={kind} holds Python objects and cannot be shared")
-        if any(int(k) < 0 for k in extent):
+        if min(extent, default=0) < 0:
             raise ArgumentError(f"shape={shape!r}: dimensions must not be negative")
-        return self.heap.empty(self.region, tuple(int(k) for k in extent), kind)
+        return self.heap.empty(self.region, extent, kind)
 
     def all_gather_v(self, x: Any, out: Any, timeout: float | None) -> Any:
         """See `pycoll.Communicator.all_gather_v`."""

@@ -1,0 +1,57 @@
+"""Products of algorithms over groups of ranks."""
+
+import pytest
+
+from algorithms.reference import run
+from pycoll.algorithms import find
+from pycoll.algorithms.hierarchical import group_size
+from pycoll.errors import ScheduleError
+
+NAMES = ("hierarchical", "hierarchical_tree", "hierarchical_ring")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("n", "local"), [(4, 4), (4, 1), (8, 2), (8, 4), (12, 4), (24, 8), (32, 16)]
+)
+def test_given_group_sizes(name, n, local):
+    schedule = find("all_reduce", name).schedule(n, local=local)
+    run(schedule)
+    run(schedule, in_place=True)
+
+
+@pytest.mark.parametrize(("name", "local"), [("hierarchical", 3), ("hierarchical_ring", 6)])
+def test_groups_of_any_size(name, local):
+    run(find("all_reduce", name).schedule(18, local=local), in_place=True)
+
+
+def test_the_natural_size_is_at_most_the_root():
+    sizes = {n: group_size(n, 0, lambda size: True) for n in (4, 6, 7, 8, 9, 12, 36, 64)}
+    assert sizes == {4: 2, 6: 2, 7: 1, 8: 2, 9: 3, 12: 3, 36: 6, 64: 8}
+
+
+def test_worlds():
+    composite = [n for n in range(1, 30) if any(n % d == 0 for d in range(2, n))]
+    even = [n for n in range(4, 30) if n % 2 == 0]
+    for name, expected in zip(NAMES, (composite, even, composite), strict=True):
+        entry = find("all_reduce", name)
+        assert [n for n in range(1, 30) if entry.worlds(n)] == expected
+    with pytest.raises(ScheduleError, match="not defined for 7 ranks"):
+        find("all_reduce", "hierarchical").schedule(7)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "local", "possible"),
+    [
+        ("hierarchical", 8, 3, [1, 2, 4, 8]),
+        ("hierarchical", 8, -2, [1, 2, 4, 8]),
+        ("hierarchical_tree", 12, 3, [1, 2, 4]),
+    ],
+)
+def test_impossible_groups(name, n, local, possible):
+    schedule = find("all_reduce", name).schedule(n, local=local)
+    with pytest.raises(ScheduleError, match="make no groups") as caught:
+        list(schedule.rounds(0))
+    assert str(possible) in str(caught.value)
+    with pytest.raises(ScheduleError, match="make no groups"):
+        assert schedule.chunks

@@ -1,0 +1,184 @@
+"""Whole programs under ``pycoll run``: how they end, and that nothing is left of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PRELUDE = "import os, sys, time\nimport numpy as np\nimport pycoll\n"
+
+
+@pytest.fixture
+def program(tmp_path):
+    """``program(n, text)`` starts n ranks of a script, with an empty temporary directory."""
+    started = []
+    (tmp_path / "tmp").mkdir()
+
+    def start(n, text):
+        script = tmp_path / "script.py"
+        script.write_text(PRELUDE + text)
+        environ = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pycoll", "run", "-n", str(n), str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def outcome(process):
+    """Wait for a program; return its exit status and what it wrote."""
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+ENDINGS = {
+    "ring": "comm.all_reduce(np.ones(1000), algorithm='ring', order='any')",
+    "broadcast": "comm.broadcast(np.ones(1000), algorithm='ring')",
+    "reduce": "comm.reduce(np.ones(200_000))",
+    "gather": "comm.gather(np.ones(10))",
+    "in the background": "comm.all_reduce(np.ones(100_000), async_op=True)",
+    "a group": "comm.dup().all_reduce(np.ones(1000), algorithm='ring', order='any')",
+    "messages": "comm.send(np.ones(9), (comm.rank + 1) % 6); comm.recv(np.ones(9), (comm.rank - 1) % 6)",
+}
+
+
+@pytest.mark.parametrize("last", ENDINGS)
+def test_a_program_may_end_without_closing(program, last):
+    for _ in range(3):
+        process = program(6, f"comm = pycoll.init()\n{ENDINGS[last]}\n")
+        assert outcome(process) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("{}['missing']", "KeyError: 'missing'"),
+        ("pass", "closed"),
+        ("sys.exit(3)", "rank 1"),
+        ("comm.close()", "closed"),
+        ("os._exit(3)", "died"),
+    ],
+)
+def test_the_others_hear_how_a_rank_ended(program, end, reason):
+    text = f"""
+comm = pycoll.init(timeout=30)
+comm.barrier()
+if comm.rank == 1:
+    {end}
+else:
+    try:
+        comm.all_reduce(np.ones(3))
+    except pycoll.PeerLost as error:
+        print(type(error).__name__, error, flush=True)
+"""
+    status, out, err = outcome(program(2, text))
+    name = "PeerLost" if "_exit" in end else "PeerLeft"
+    assert out.startswith(f"{name} rank 1"), (out, err)
+    assert reason in out
+    assert status == (0 if end in ("pass", "comm.close()") else 3 if "exit" in end else 1)
+
+
+def test_an_unexpected_end_shows_one_traceback(program):
+    text = """
+comm = pycoll.init(timeout=30)
+comm.barrier()
+if comm.rank == 2:
+    raise RuntimeError("the cause")
+comm.all_reduce(np.ones(3))
+"""
+    status, out, err = outcome(program(3, text))
+    assert (status, out) == (1, "")
+    assert err.count("Traceback") == 1
+    assert "RuntimeError: the cause" in err
+
+
+def test_a_forked_child_that_runs_to_its_end(program):
+    """It inherits what runs at exit; none of that may touch the parent's communicator."""
+    text = """
+comm = pycoll.init(timeout=30)
+x = comm.empty(5000)
+x[:] = 1
+pid = os.fork()
+if pid == 0:
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+comm.all_reduce(x, out=x)
+print(x.min(), x.max(), flush=True)
+"""
+    assert outcome(program(2, text)) == (0, "2.0 2.0\n" * 2, "")
+
+
+def test_a_second_place_is_refused(program):
+    text = """
+comm = pycoll.init()
+try:
+    pycoll.init()
+except pycoll.TransportError as error:
+    print(error, flush=True)
+comm.barrier()
+"""
+    status, out, _ = outcome(program(2, text))
+    assert status == 0
+    assert out.count("already joined its job of 2 ranks") == 2
+
+
+def test_a_world_of_one(program):
+    text = """
+with pycoll.init() as comm:
+    x = comm.all_reduce(np.arange(3.0))
+    assert (comm.rank, comm.world_size, x.tolist()) == (0, 1, [0.0, 1.0, 2.0])
+    comm.send(x, 0)
+    assert comm.recv(x, pycoll.ANY) == 0
+    assert comm.split(0).dup().all_to_all(x).tolist() == x.tolist()
+"""
+    assert outcome(program(1, text)) == (0, "", "")
+
+
+def wait_until(condition, seconds):
+    """Wait for something that must happen in time."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("victims", ["launcher", "ranks", "all"])
+def test_nothing_is_left_after_sigkill(program, victims, tmp_path):
+    shm = sorted(os.listdir("/dev/shm"))
+    text = f"""
+comm = pycoll.init()
+twin = comm.dup()
+x = comm.empty(1 << 20)
+x[:] = 1
+open({str(tmp_path)!r} + f"/pid.{{comm.rank}}", "w").write(str(os.getpid()))
+comm.barrier()
+while True:
+    twin.all_reduce(x, out=x, op="max")
+"""
+    process = program(3, text)
+    wait_until(lambda: len(list(tmp_path.glob("pid.*"))) == 3, 30)
+    time.sleep(0.2)
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid.*")]
+    if victims != "ranks":
+        process.kill()
+    if victims != "launcher":
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
+    assert sorted(os.listdir("/dev/shm")) == shm
+    assert os.listdir(tmp_path / "tmp") == []
