@@ -99,8 +99,8 @@ class Binder {
 
   void check_fold(const Instr& instr) const {
     COLL_CHECK(instr.nsrc <= max_operands_ && instr.ndst <= max_operands_, "ScheduleError",
-               "a fold of ", instr.nsrc, " sources into ", instr.ndst,
-               " destinations; at most ", max_operands_, " are possible here");
+               "a fold of ", instr.nsrc, " sources into ", instr.ndst, " destinations; at most ",
+               max_operands_, " are possible here");
     const bool computes = instr.nsrc > 1;
     COLL_CHECK(!computes || (fold_supports(call_.dtype, call_.op) &&
                              call_.elem_bytes == itemsize(call_.dtype)),
@@ -111,8 +111,8 @@ class Binder {
       const Operand& o = plan_.operands[i];
       if (o.buffer == uint16_t(Buffer::kCell)) continue;
       const Layout layout = o.buffer == uint16_t(Buffer::kIn) ? call_.in_layout : call_.out_layout;
-      COLL_CHECK(layout != Layout::kOwn || (o.chunk >= o.rank * share &&
-                                            o.chunk + instr.count <= (o.rank + 1) * share),
+      COLL_CHECK(layout != Layout::kOwn ||
+                     (o.chunk >= o.rank * share && o.chunk + instr.count <= (o.rank + 1) * share),
                  "ScheduleError", "rank ", o.rank, " does not hold chunks ", o.chunk, "+",
                  instr.count);
     }

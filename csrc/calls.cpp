@@ -18,9 +18,9 @@ constexpr uint32_t kMinOperands = 64;
 // A page that the kernel clears in a child made by fork.
 const volatile uint32_t* make_fork_guard() {
   void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  COLL_CHECK(page != MAP_FAILED && madvise(page, kPage, MADV_WIPEONFORK) == 0, "TransportError",
-             "no page that is wiped on fork (Linux 4.14 or newer is needed): ",
-             std::strerror(errno));
+  COLL_CHECK(
+      page != MAP_FAILED && madvise(page, kPage, MADV_WIPEONFORK) == 0, "TransportError",
+      "no page that is wiped on fork (Linux 4.14 or newer is needed): ", std::strerror(errno));
   *static_cast<volatile uint32_t*>(page) = 1;
   return static_cast<volatile uint32_t*>(page);
 }
@@ -141,7 +141,8 @@ void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site
   check_usable();
   const Use use(*this);
   Job job = prepare(call, in, out, site, timeout_s);
-  if (keeper_ == nullptr || keeper_->idle()) [[likely]] return execute(job);
+  if (keeper_ == nullptr || keeper_->idle()) [[likely]]
+    return execute(job);
   job.signals = false;
   run_queued([this, job] { execute(job); });
 }

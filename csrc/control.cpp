@@ -75,8 +75,9 @@ class FileLock {
     char path[64];
     std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
     own_fd_ = ::open(path, O_RDWR | O_CLOEXEC);
-    COLL_CHECK(own_fd_ >= 0, "TransportError", "cannot open ", path, " of the control segment: ",
-               std::strerror(errno), "; pycoll needs a memfd and /proc");
+    COLL_CHECK(own_fd_ >= 0, "TransportError", "cannot open ", path,
+               " of the control segment: ", std::strerror(errno),
+               "; pycoll needs a memfd and /proc");
     struct flock whole = {};
     whole.l_type = F_WRLCK;
     whole.l_whence = SEEK_SET;
@@ -111,8 +112,8 @@ uint64_t available_memory() {
 
 uint64_t file_bytes(int fd) {
   struct stat status;
-  COLL_CHECK(fstat(fd, &status) == 0, "TransportError", "cannot stat the shared memory file: ",
-             std::strerror(errno));
+  COLL_CHECK(fstat(fd, &status) == 0, "TransportError",
+             "cannot stat the shared memory file: ", std::strerror(errno));
   return static_cast<uint64_t>(status.st_size);
 }
 
@@ -121,13 +122,13 @@ uint64_t file_bytes(int fd) {
 void reserve_pages(int fd, uint64_t offset, uint64_t nbytes, const char* kind, const char* fix) {
   // The kernel would rather kill a process than refuse pages of a memfd, so ask first.
   const uint64_t available = available_memory();
-  COLL_CHECK(nbytes <= available, kind, "cannot reserve ", nbytes, " bytes of shared memory: ",
-             available, " bytes are available; ", fix);
+  COLL_CHECK(nbytes <= available, kind, "cannot reserve ", nbytes,
+             " bytes of shared memory: ", available, " bytes are available; ", fix);
   int rc;
   while ((rc = fallocate(fd, 0, off_t(offset), off_t(nbytes))) != 0 && errno == EINTR) {
   }
-  COLL_CHECK(rc == 0, kind, "cannot reserve ", nbytes, " bytes of shared memory: ",
-             std::strerror(errno), "; ", fix);
+  COLL_CHECK(rc == 0, kind, "cannot reserve ", nbytes,
+             " bytes of shared memory: ", std::strerror(errno), "; ", fix);
 }
 
 void seal_size(int fd) { fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL); }
@@ -251,8 +252,8 @@ ControlSegment::~ControlSegment() {
 }
 
 void ControlSegment::claim(uint32_t rank) {
-  COLL_CHECK(rank < geometry_.world_size, "TransportError", "rank ", rank,
-             " is not in a world of ", geometry_.world_size);
+  COLL_CHECK(rank < geometry_.world_size, "TransportError", "rank ", rank, " is not in a world of ",
+             geometry_.world_size);
   RankBlock& own = block(rank);
   const int32_t pid = getpid();
   uint32_t free_slot = 0;

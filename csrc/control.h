@@ -25,19 +25,19 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 inline constexpr uint32_t kAbiVersion = 1;
 inline constexpr uint32_t kMaxWorldSize = 4096;
-inline constexpr size_t kPayloadBytes = 40;   // of a flag line
-inline constexpr uint32_t kRecords = 64;      // calls remembered per rank
-inline constexpr uint32_t kSites = 256;       // call sites interned per rank
+inline constexpr size_t kPayloadBytes = 40;  // of a flag line
+inline constexpr uint32_t kRecords = 64;     // calls remembered per rank
+inline constexpr uint32_t kSites = 256;      // call sites interned per rank
 inline constexpr size_t kSiteBytes = 128;
-inline constexpr size_t kTextBytes = 256;     // reason of leaving, of an abort
+inline constexpr size_t kTextBytes = 256;  // reason of leaving, of an abort
 inline constexpr size_t kRefusalBytes = 512;
 
 // What every rank of a communicator must give alike.
 struct Geometry {
   uint32_t world_size = 1;
-  uint64_t cell_bytes = 64 << 10;    // one cell; rounded up to 64
-  uint64_t mailbox_bytes = 0;        // one (src, dst) pair; rounded up to 64
-  uint64_t start_iteration = 2;      // number of the first iteration, >= 2 (tests of the wrap)
+  uint64_t cell_bytes = 64 << 10;  // one cell; rounded up to 64
+  uint64_t mailbox_bytes = 0;      // one (src, dst) pair; rounded up to 64
+  uint64_t start_iteration = 2;    // number of the first iteration, >= 2 (tests of the wrap)
   bool operator==(const Geometry&) const = default;
 };
 
@@ -68,12 +68,12 @@ struct alignas(128) SleeperCount {
 };
 
 struct alignas(64) CallRecord {
-  std::atomic<uint64_t> call_seq;    // 1 for the first call of a rank
-  std::atomic<uint64_t> iteration;   // first iteration of the call
+  std::atomic<uint64_t> call_seq;   // 1 for the first call of a rank
+  std::atomic<uint64_t> iteration;  // first iteration of the call
   std::atomic<uint64_t> descriptor;
   std::atomic<uint64_t> count;
   std::atomic<uint32_t> site;
-  std::atomic<uint32_t> done;        // 1 once the call returned without an error
+  std::atomic<uint32_t> done;  // 1 once the call returned without an error
 };
 
 // Of one parity. `origin` is the rank that refused; its own block of that parity holds the text.
@@ -86,12 +86,12 @@ struct Refusal {
 // Everything a rank tells about itself. Written by that rank only.
 struct alignas(4096) RankBlock {
   // What peers read in every check of a wait.
-  pthread_mutex_t life;              // robust; held by the rank's keeper thread while it lives
-  std::atomic<uint32_t> phase;       // Phase
+  pthread_mutex_t life;         // robust; held by the rank's keeper thread while it lives
+  std::atomic<uint32_t> phase;  // Phase
   std::atomic<uint32_t> claimed;
   std::atomic<int32_t> pid;
   std::atomic<int32_t> tid;
-  std::atomic<uint64_t> starttime;   // field 22 of /proc/pid/stat: tells a reused pid
+  std::atomic<uint64_t> starttime;  // field 22 of /proc/pid/stat: tells a reused pid
   // Progress. The waiting fields are set only when a wait takes long.
   alignas(128) std::atomic<uint64_t> call_seq;  // the newest record
   std::atomic<int32_t> waiting_peer;            // -1: waits for nobody
@@ -100,28 +100,28 @@ struct alignas(4096) RankBlock {
   // For waits on "any of many" (tagged messages): peers add 1 and wake.
   alignas(128) std::atomic<uint32_t> doorbell;
   alignas(128) std::atomic<uint32_t> doorbell_sleepers;
-  alignas(128) char leave_text[kTextBytes];     // published by phase
-  Refusal refusal[2];                           // published by the kFailed flag of that parity
-  CallRecord records[kRecords];                 // call_seq mod kRecords
-  std::atomic<uint32_t> sites;                  // published entries of site_text
+  alignas(128) char leave_text[kTextBytes];  // published by phase
+  Refusal refusal[2];                        // published by the kFailed flag of that parity
+  CallRecord records[kRecords];              // call_seq mod kRecords
+  std::atomic<uint32_t> sites;               // published entries of site_text
   char site_text[kSites][kSiteBytes];
 };
 
 // One rank in the snapshot that the first rank to notice a failure takes.
 struct RankReport {
-  uint32_t phase;                // Phase
-  uint8_t alive;                 // 0: its life lock says that the process died
-  char state;                    // of /proc/pid/stat (R, S, T, D, Z); '?' when not known
-  uint8_t entered;               // 1: descriptor and count are those of the failed iteration
+  uint32_t phase;   // Phase
+  uint8_t alive;    // 0: its life lock says that the process died
+  char state;       // of /proc/pid/stat (R, S, T, D, Z); '?' when not known
+  uint8_t entered;  // 1: descriptor and count are those of the failed iteration
   int32_t pid;
   uint64_t flag[2];              // both flag words, by parity
   uint64_t call_seq, iteration;  // of the call the next fields tell of
   uint64_t descriptor, count;
-  int32_t waiting_peer;          // -1: none
+  int32_t waiting_peer;  // -1: none
   uint32_t waiting_step;
   uint64_t waiting_ns;
   char site[kSiteBytes];
-  char text[kTextBytes];         // why it left, or what it refused in this iteration
+  char text[kTextBytes];  // why it left, or what it refused in this iteration
 };
 
 struct AbortWord {
@@ -138,8 +138,8 @@ struct AbortWord {
 };
 
 struct AbortBlock {
-  alignas(128) std::atomic<uint64_t> word;    // 0, or AbortWord::pack by compare-and-swap
-  alignas(128) std::atomic<uint32_t> ready;   // 1: text and the RankReports may be read
+  alignas(128) std::atomic<uint64_t> word;   // 0, or AbortWord::pack by compare-and-swap
+  alignas(128) std::atomic<uint32_t> ready;  // 1: text and the RankReports may be read
   std::atomic<uint32_t> sleepers;
   uint64_t iteration;
   char text[kTextBytes];

@@ -39,7 +39,8 @@ void Engine::begin_call(uint64_t descriptor, uint64_t count, uint32_t site, doub
   deadline_ns_ = 0;
   signals_ = signals;
   published_ = false;
-  if (faults_.pending()) [[unlikely]] aborted();
+  if (faults_.pending()) [[unlikely]]
+    aborted();
 }
 
 void Engine::execute(const Job& job) {
@@ -72,7 +73,8 @@ inline void Engine::meet_everybody() {
 void Engine::gate(bool continuing) {
   const uint64_t previous = iteration() - 1;
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
-    if (peers_[peer].seen < previous) [[unlikely]] gate_on(peer, continuing);
+    if (peers_[peer].seen < previous) [[unlikely]]
+      gate_on(peer, continuing);
   }
 }
 
@@ -317,8 +319,7 @@ void Engine::quiesce() {
   }
 }
 
-void Engine::execute_refusal(std::string_view text, uint32_t site, double timeout_s,
-                             bool signals) {
+void Engine::execute_refusal(std::string_view text, uint32_t site, double timeout_s, bool signals) {
   fingerprint_ = 0;
   begin_call(kRefusedDescriptor, 0, site, timeout_s, signals);
   gate(false);

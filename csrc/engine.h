@@ -37,37 +37,37 @@ struct PieceTable {
 // A plan with numbers: everything of a call but the arrays. Two calls match when descriptor and
 // count are equal on all ranks; everything else here must follow from those two.
 struct Binding {
-  std::shared_ptr<const Plan> plan; // has passed Plan::check
-  DType dtype = DType::kUInt8;      // of folds with more than one source
+  std::shared_ptr<const Plan> plan;  // has passed Plan::check
+  DType dtype = DType::kUInt8;       // of folds with more than one source
   ReduceOp op = ReduceOp::kSum;
-  uint32_t elem_bytes = 1;          // itemsize(dtype) if the plan reduces; any if it only moves
-  uint64_t count = 0;               // elements of the whole vector; goes into the flag line
-  uint64_t chunk = 0;               // elements of a chunk; in kFull and kOwn chunk c covers
-                                    // [c * chunk, min((c + 1) * chunk, count)) of the vector
-  uint64_t descriptor = 0;          // kind:8 dtype:8 op:8 flags:8 root:16 algorithm:16
+  uint32_t elem_bytes = 1;  // itemsize(dtype) if the plan reduces; any if it only moves
+  uint64_t count = 0;       // elements of the whole vector; goes into the flag line
+  uint64_t chunk = 0;       // elements of a chunk; in kFull and kOwn chunk c covers
+                            // [c * chunk, min((c + 1) * chunk, count)) of the vector
+  uint64_t descriptor = 0;  // kind:8 dtype:8 op:8 flags:8 root:16 algorithm:16
   Layout in_layout = Layout::kFull, out_layout = Layout::kFull;
-  PieceTable in_table, out_table;   // for kTable
-  uint32_t scale_n = 0;             // kAvg: what complete folds divide by; 0: world_size
-  bool scale_at_exit = false;       // kAvg: no fold divides; this rank's OUT is divided at the end
-  bool nontemporal = false;         // destinations will not be read again soon
+  PieceTable in_table, out_table;  // for kTable
+  uint32_t scale_n = 0;            // kAvg: what complete folds divide by; 0: world_size
+  bool scale_at_exit = false;      // kAvg: no fold divides; this rank's OUT is divided at the end
+  bool nontemporal = false;        // destinations will not be read again soon
 };
 
 // A Binding checked and cut into segments for the engines of one communicator. Immutable.
 struct BoundCall : Binding {
-  uint32_t fingerprint = 0;   // odd; 0 stands for a failed iteration
-  uint32_t segments = 1;      // iterations per call
-  uint64_t segment = 0;       // elements of a chunk per iteration
-  uint64_t stride = 0;        // bytes between slots
-  uint64_t largest = 0;       // elements of the largest chunk
-  uint64_t in_bytes = 0;      // this rank's arrays must have at least these
+  uint32_t fingerprint = 0;  // odd; 0 stands for a failed iteration
+  uint32_t segments = 1;     // iterations per call
+  uint64_t segment = 0;      // elements of a chunk per iteration
+  uint64_t stride = 0;       // bytes between slots
+  uint64_t largest = 0;      // elements of the largest chunk
+  uint64_t in_bytes = 0;     // this rank's arrays must have at least these
   uint64_t out_bytes = 0;
-  bool tiny = false;          // the slots lie in the flag line
+  bool tiny = false;  // the slots lie in the flag line
 };
 
 struct EngineOptions {
-  int64_t spins = -1;               // before the first yield; -1: by ranks and cores
-  double timeout_s = 300;           // of a call, from the moment it first has to wait
-  bool threads_as_ranks = false;    // all ranks are threads of this process and share the segment
+  int64_t spins = -1;             // before the first yield; -1: by ranks and cores
+  double timeout_s = 300;         // of a call, from the moment it first has to wait
+  bool threads_as_ranks = false;  // all ranks are threads of this process and share the segment
   // Called without the GIL in sleep slices of waits on the caller's thread; true if a signal
   // handler raised. Null: not called.
   bool (*check_signals)(void* context) = nullptr;
@@ -205,23 +205,23 @@ class Engine {
   // Touched in every call.
   std::atomic<uint64_t> iteration_;  // written by the thread that executes
   uint32_t rank_, world_size_;
-  uint32_t position_ = 0;       // of the running iteration, step 0
+  uint32_t position_ = 0;  // of the running iteration, step 0
   uint32_t fingerprint_ = 0;
-  uint32_t step_ = 0;           // newest step published in the running iteration
-  bool published_ = true;       // something was published in the running iteration
+  uint32_t step_ = 0;      // newest step published in the running iteration
+  bool published_ = true;  // something was published in the running iteration
   bool signals_ = false;
-  FlagLine* line_ = nullptr;    // ours, of the parity of the running iteration
+  FlagLine* line_ = nullptr;  // ours, of the parity of the running iteration
   const BoundCall* call_ = nullptr;
   uint64_t descriptor_ = 0, count_ = 0;
   char *in_ = nullptr, *out_ = nullptr;
-  uint64_t start_ = 0;          // first element of the segment within a chunk
-  uint64_t reach_ = 0;          // elements of the largest chunk in this segment
-  char* cells_ = nullptr;       // slot 0 of rank 0
-  uint64_t cell_pitch_ = 0;     // bytes between the cells of ranks
+  uint64_t start_ = 0;       // first element of the segment within a chunk
+  uint64_t reach_ = 0;       // elements of the largest chunk in this segment
+  char* cells_ = nullptr;    // slot 0 of rank 0
+  uint64_t cell_pitch_ = 0;  // bytes between the cells of ranks
   std::unique_ptr<Peer[]> peers_;
   std::unique_ptr<const void*[]> srcs_;
   std::unique_ptr<void*[]> dsts_;
-  uint32_t max_operands_;       // of one fold: sources, and destinations
+  uint32_t max_operands_;                          // of one fold: sources, and destinations
   const volatile uint32_t* fork_guard_ = nullptr;  // reads 0 in a child made by fork
   std::atomic<uintptr_t> user_{0};                 // the thread that is inside
   std::atomic<bool> closed_{false};
@@ -233,7 +233,7 @@ class Engine {
   bool previous_failed_ = true;  // nothing to compare with
   bool waiting_noted_ = false;
   double timeout_s_ = 0;
-  uint64_t deadline_ns_ = 0;     // 0: the call has not had to wait yet
+  uint64_t deadline_ns_ = 0;  // 0: the call has not had to wait yet
 
   std::shared_ptr<ControlSegment> control_;
   RankBlock* block_;
@@ -243,7 +243,7 @@ class Engine {
   std::vector<uint32_t> regions_;
   Faults faults_;
   std::unordered_map<std::string, uint32_t> sites_;
-  std::mutex mutex_;             // of sites_, and of making keeper_
+  std::mutex mutex_;  // of sites_, and of making keeper_
   std::unique_ptr<Keeper> keeper_;
 };
 

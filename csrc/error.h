@@ -1,4 +1,5 @@
-// Errors cross from C++ to Python as a kind and a text; bindings raise the class of pycoll/errors.py of that name.
+// Errors cross from C++ to Python as a kind and a text; bindings raise the class of
+// pycoll/errors.py of that name.
 #pragma once
 
 #include <sstream>
@@ -25,8 +26,8 @@ template <typename... Parts>
 }
 
 // Throws `kind` with the concatenated parts unless `condition` holds.
-#define COLL_CHECK(condition, kind, ...) \
-  do {                                   \
+#define COLL_CHECK(condition, kind, ...)                        \
+  do {                                                          \
     if (!(condition)) ::pycoll::throw_error(kind, __VA_ARGS__); \
   } while (0)
 

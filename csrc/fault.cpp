@@ -9,28 +9,39 @@
 namespace pycoll {
 namespace {
 
-constexpr uint64_t kReportLimitNs = 1'000'000'000;   // how long to wait for another's report
-constexpr uint64_t kOthersLimitNs = 200'000'000;     // how long a report waits for others to enter
+constexpr uint64_t kReportLimitNs = 1'000'000'000;  // how long to wait for another's report
+constexpr uint64_t kOthersLimitNs = 200'000'000;    // how long a report waits for others to enter
 constexpr WaitPolicy kPatient = {.spins = 100, .yield_us = 100};
 
 const char* kind_of(Cause cause) {
   switch (cause) {
-    case Cause::kMismatch: return "MismatchError";
-    case Cause::kLost: return "PeerLost";
-    case Cause::kLeft: return "PeerLeft";
-    case Cause::kTimeout: return "CollTimeout";
-    default: return "Revoked";
+    case Cause::kMismatch:
+      return "MismatchError";
+    case Cause::kLost:
+      return "PeerLost";
+    case Cause::kLeft:
+      return "PeerLeft";
+    case Cause::kTimeout:
+      return "CollTimeout";
+    default:
+      return "Revoked";
   }
 }
 
 const char* headline(Cause cause) {
   switch (cause) {
-    case Cause::kMismatch: return "made another call than its peers";
-    case Cause::kLost: return "died";
-    case Cause::kLeft: return "left the communicator";
-    case Cause::kTimeout: return "did not do its part in time";
-    case Cause::kInterrupt: return "was interrupted";
-    default: return "aborted the communicator";
+    case Cause::kMismatch:
+      return "made another call than its peers";
+    case Cause::kLost:
+      return "died";
+    case Cause::kLeft:
+      return "left the communicator";
+    case Cause::kTimeout:
+      return "did not do its part in time";
+    case Cause::kInterrupt:
+      return "was interrupted";
+    default:
+      return "aborted the communicator";
   }
 }
 
@@ -44,10 +55,17 @@ uint32_t position_of(uint64_t iteration) { return uint32_t(iteration & 0xFFFF) <
 void describe_rank(std::ostream& out, uint32_t rank, const RankReport& entry) {
   out << "\n  rank " << rank << " (pid " << entry.pid << ", ";
   switch (Phase(entry.phase)) {
-    case Phase::kAbsent: out << "never attached"; break;
-    case Phase::kLeft: out << "left"; break;
-    case Phase::kClosed: out << "closed"; break;
-    default: out << (entry.alive ? "state " : "dead, state ") << entry.state;
+    case Phase::kAbsent:
+      out << "never attached";
+      break;
+    case Phase::kLeft:
+      out << "left";
+      break;
+    case Phase::kClosed:
+      out << "closed";
+      break;
+    default:
+      out << (entry.alive ? "state " : "dead, state ") << entry.state;
   }
   out << "): call " << entry.call_seq << std::hex << ", descriptor 0x" << entry.descriptor
       << std::dec << ", count " << entry.count;

@@ -19,10 +19,10 @@ namespace pycoll {
 struct Report {
   Cause cause = Cause::kNone;  // kNone: no abort so far
   uint32_t culprit = 0;
-  uint32_t reporter = 0;       // the rank that took the snapshot
+  uint32_t reporter = 0;  // the rank that took the snapshot
   uint64_t iteration = 0;
-  bool complete = false;       // false: the reporter did not finish; `ranks` is empty
-  std::string text;            // of leave or abort
+  bool complete = false;  // false: the reporter did not finish; `ranks` is empty
+  std::string text;       // of leave or abort
   std::vector<RankReport> ranks;
 };
 

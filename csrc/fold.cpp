@@ -109,8 +109,14 @@ void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* 
   const auto dtype = static_cast<size_t>(spec.dtype);
   const size_t itemsize = kItemsizes[dtype];
   const size_t nbytes = count * itemsize;
-  FoldArgs args{reinterpret_cast<const char* const*>(srcs), reinterpret_cast<char* const*>(dsts),
-                nsrc, ndst, 0, 0, nbytes, spec.scale_n};
+  FoldArgs args{reinterpret_cast<const char* const*>(srcs),
+                reinterpret_cast<char* const*>(dsts),
+                nsrc,
+                ndst,
+                0,
+                0,
+                nbytes,
+                spec.scale_n};
   const bool nontemporal = spec.nontemporal && nbytes >= kNontemporalFrom;
   ReduceOp op = spec.op;
   if (op == ReduceOp::kAvg && spec.scale_n == 0) op = ReduceOp::kSum;

@@ -23,7 +23,7 @@ inline void stream_vector(char* dst, const char* src) {
 #if defined(__x86_64__)
   _mm_stream_si128(reinterpret_cast<__m128i*>(dst), load_raw<__m128i>(src));
 #else
-  store_raw(dst, load_raw<Vec<uint8_t, kWidth>>(src));
+  store_raw(dst, load_raw<Vec<uint8_t, kWidth> >(src));
 #endif
 }
 

@@ -144,17 +144,29 @@ struct Kernel {
 // be worth kernels of their own.
 template <ReduceOp O, typename In, typename Out, bool kTree>
 FoldKernel kernel_for(int nsrc) {
-  constexpr bool kRounds = std::is_floating_point_v<Acc<In>> && O != ReduceOp::kMin &&
-                           O != ReduceOp::kMax;
+  constexpr bool kRounds =
+      std::is_floating_point_v<Acc<In>> && O != ReduceOp::kMin && O != ReduceOp::kMax;
   static constexpr FoldKernel kKernels[kMaxRegisterSources + 1] = {
       Kernel<O, In, Out, 0, false>::run,
       Kernel<O, In, Out, 0, false>::run,
       Kernel<O, In, Out, 2, false>::run,
       Kernel<O, In, Out, 3, false>::run,
       Kernel<O, In, Out, 4, kTree>::run,
-      Kernel<O, In, Out, kRounds ? 5 : 0, kTree>::run,
-      Kernel<O, In, Out, kRounds ? 6 : 0, kTree>::run,
-      Kernel<O, In, Out, kRounds ? 7 : 0, kTree>::run,
+      Kernel < O,
+      In,
+      Out,
+      kRounds ? 5 : 0,
+      kTree > ::run,
+      Kernel < O,
+      In,
+      Out,
+      kRounds ? 6 : 0,
+      kTree > ::run,
+      Kernel < O,
+      In,
+      Out,
+      kRounds ? 7 : 0,
+      kTree > ::run,
       Kernel<O, In, Out, 8, kTree>::run,
   };
   return kKernels[nsrc <= kMaxRegisterSources ? nsrc : 0];

@@ -24,13 +24,13 @@ Heap::Heap(int fd, uint32_t regions, uint64_t region_bytes)
   COLL_CHECK(regions > 0 && region_bytes > 0 && region_bytes % kPage == 0, "TransportError",
              "a heap needs regions of whole pages, got ", regions, " of ", region_bytes, " bytes");
   struct stat status;
-  COLL_CHECK(fstat(fd, &status) == 0, "TransportError", "cannot stat the heap: ",
-             std::strerror(errno));
+  COLL_CHECK(fstat(fd, &status) == 0, "TransportError",
+             "cannot stat the heap: ", std::strerror(errno));
   if (status.st_size == 0) {  // ranks that do so at the same time set the same size
     fchmod(fd, 0600);
     COLL_CHECK(ftruncate(fd, off_t(bytes_)) == 0 && (seal_size(fd), fstat(fd, &status)) == 0,
-               "TransportError", "cannot size the heap to ", bytes_, " bytes: ",
-               std::strerror(errno));
+               "TransportError", "cannot size the heap to ", bytes_,
+               " bytes: ", std::strerror(errno));
   }
   COLL_CHECK(uint64_t(status.st_size) == bytes_, "TransportError", "the heap has ", status.st_size,
              " bytes where this rank expects ", regions, " regions of ", region_bytes);
@@ -40,8 +40,8 @@ Heap::Heap(int fd, uint32_t regions, uint64_t region_bytes)
   if (base == MAP_FAILED) {
     const int error = errno;
     ::close(fd_);
-    throw_error("TransportError", "cannot map the heap, ", bytes_, " bytes of address space: ",
-                std::strerror(error), "; use a smaller heap");
+    throw_error("TransportError", "cannot map the heap, ", bytes_,
+                " bytes of address space: ", std::strerror(error), "; use a smaller heap");
   }
   base_ = static_cast<char*>(base);
 }

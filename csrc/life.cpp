@@ -51,8 +51,9 @@ Keeper::Keeper(pthread_mutex_t* life) {
     throw_error("TransportError", "cannot start the keeper thread: ", error.what());
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  wait_until(kIdle, {&done_word_, &done_sleepers_},
-             [this] { return done_word_.load(std::memory_order_acquire) != 0; }, kNeverGiveUp);
+  wait_until(
+      kIdle, {&done_word_, &done_sleepers_},
+      [this] { return done_word_.load(std::memory_order_acquire) != 0; }, kNeverGiveUp);
 }
 
 void Keeper::notify(std::atomic<uint32_t>& word, const Bell& bell) {
@@ -75,12 +76,13 @@ void Keeper::serve(pthread_mutex_t* life) {
   if (life != nullptr) pthread_mutex_lock(life);
   notify(done_word_, {&done_word_, &done_sleepers_});
   for (uint64_t finished = 0;;) {
-    wait_until(kIdle, {&work_word_, &work_sleepers_},
-               [&] {
-                 return submitted_.load(std::memory_order_acquire) > finished ||
-                        stopping_.load(std::memory_order_acquire);
-               },
-               kNeverGiveUp);
+    wait_until(
+        kIdle, {&work_word_, &work_sleepers_},
+        [&] {
+          return submitted_.load(std::memory_order_acquire) > finished ||
+                 stopping_.load(std::memory_order_acquire);
+        },
+        kNeverGiveUp);
     if (submitted_.load(std::memory_order_acquire) == finished) break;
     std::function<void()> work;
     {

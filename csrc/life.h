@@ -40,9 +40,7 @@ class Keeper {
 
   // Whether everything submitted has finished.
   bool idle() const { return done(submitted_.load(std::memory_order_relaxed)); }
-  bool done(Ticket ticket) const {
-    return finished_.load(std::memory_order_acquire) >= ticket;
-  }
+  bool done(Ticket ticket) const { return finished_.load(std::memory_order_acquire) >= ticket; }
 
   // Waits until the ticket is done. give_up() is called at the pulses of wait_until; it throws, or
   // returns true to stop waiting: then the result is false. Throws nothing of the work itself.
@@ -66,7 +64,7 @@ class Keeper {
   void serve(pthread_mutex_t* life);
   void notify(std::atomic<uint32_t>& word, const Bell& bell);
 
-  std::mutex mutex_;                          // of queue_ and errors_; never held while waiting
+  std::mutex mutex_;  // of queue_ and errors_; never held while waiting
   std::deque<std::function<void()>> queue_;
   std::map<Ticket, std::exception_ptr> errors_;
   std::atomic<uint64_t> submitted_{0}, finished_{0};

@@ -24,8 +24,8 @@ struct Checker {
       require(o.chunk < plan.slots && count <= plan.slots - o.chunk, "slots ", o.chunk, "+", count,
               " of ", plan.slots);
     } else {
-      require(o.chunk < plan.chunks && count <= plan.chunks, "chunks ", o.chunk, "+", count,
-              " of ", plan.chunks);
+      require(o.chunk < plan.chunks && count <= plan.chunks, "chunks ", o.chunk, "+", count, " of ",
+              plan.chunks);
       require(o.rank == plan.rank || plan.direct, "a staged plan touches an array of rank ",
               o.rank);
       require(o.rank == plan.rank || awaited[o.rank], "touches an array of rank ", o.rank,

@@ -1,6 +1,7 @@
 // The packed form of one rank's program, as pycoll/schedule/compile.py writes it.
 //
-// A plan knows chunks, ranks and steps. It knows no bytes, no dtype and no collective: those are bound
+// A plan knows chunks, ranks and steps. It knows no bytes, no dtype and no collective: those are
+// bound
 // at call time (see Binding in engine.h).
 #pragma once
 
@@ -14,15 +15,18 @@ namespace pycoll {
 enum class Opcode : uint8_t {
   kFold = 0,    // fold nsrc operands (from `arg` on) into the ndst operands that follow them
   kSignal = 1,  // publish step `arg`: everything before this instruction is visible to peers
-  kWait = 2,    // wait until `peer` has published step >= `arg` (messages: until all requests are done)
-  kSend = 3,    // messages: send operand `arg` to `peer`
-  kRecv = 4,    // messages: receive operand `arg` from `peer`
-  kLoop = 5,    // reserved
+  // wait until `peer` has published step >= `arg` (messages: until all requests are done)
+  kWait = 2,
+  kSend = 3,  // messages: send operand `arg` to `peer`
+  kRecv = 4,  // messages: receive operand `arg` from `peer`
+  kLoop = 5,  // reserved
 };
 
 // Instr::flags
-inline constexpr uint8_t kFoldTree = 1;      // combine along the in-order balanced tree, not left to right
-inline constexpr uint8_t kFoldComplete = 2;  // the result holds the contribution of every rank (scale of avg)
+// combine along the in-order balanced tree, not left to right
+inline constexpr uint8_t kFoldTree = 1;
+// the result holds the contribution of every rank (scale of avg)
+inline constexpr uint8_t kFoldComplete = 2;
 
 enum class Buffer : uint16_t { kIn = 0, kOut = 1, kCell = 2 };
 

@@ -1,4 +1,5 @@
-// Element types and reduction operations. The numbers are those of pycoll/types.py; a test compares them.
+// Element types and reduction operations. The numbers are those of pycoll/types.py; a test compares
+// them.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,8 @@ struct WaitPolicy {
 WaitPolicy default_policy(uint32_t ranks);
 
 // What to sleep on: a 32-bit word that every event changes, and the count of those who sleep.
-// Whoever makes an event stores it, then calls wake() if `sleepers` is not zero; store and load must
+// Whoever makes an event stores it, then calls wake() if `sleepers` is not zero; store and load
+// must
 // be sequentially consistent. A bell without a word just sleeps for its slice.
 struct Bell {
   const void* word = nullptr;
@@ -41,7 +42,8 @@ void wake(const Bell& bell);
 
 // Wakes them if there are any.
 inline void ring(const Bell& bell) {
-  if (bell.sleepers->load(std::memory_order_seq_cst) != 0) [[unlikely]] wake(bell);
+  if (bell.sleepers->load(std::memory_order_seq_cst) != 0) [[unlikely]]
+    wake(bell);
 }
 
 uint32_t load_bell(const Bell& bell);

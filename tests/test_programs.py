@@ -52,7 +52,7 @@ ENDINGS = {
     "gather": "comm.gather(np.ones(10))",
     "in the background": "comm.all_reduce(np.ones(100_000), async_op=True)",
     "a group": "comm.dup().all_reduce(np.ones(1000), algorithm='ring', order='any')",
-    "messages": "comm.send(np.ones(9), (comm.rank + 1) % 6); comm.recv(np.ones(9), (comm.rank - 1) % 6)",
+    "messages": "comm.send(np.ones(9), 5 - comm.rank); comm.recv(np.ones(9), 5 - comm.rank)",
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial, update_wrapper
 
 from pycoll.algorithms import direct, halving_doubling, ring
 from pycoll.errors import ScheduleError
@@ -52,6 +53,34 @@ def _rounds(
         ]
 
 
+def _rounds_of_product(rank, n, local, *, scatter, across, gather, allowed):
+    """Reduce-scatter inside groups of ``local`` ranks, all-reduce across, all-gather inside.
+
+    Cost: rounds of the three; bytes per rank 2 (local - 1) / local * m, and those of the
+    all-reduce across on m / local.
+    Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect: decomposing all-reduce for
+    deep learning on heterogeneous network hierarchy", MLSys 2019.
+    """
+    local = group_size(n, local, allowed)
+    outer = across.schedule(n // local)
+    share, group, me = outer.chunks, rank // local, rank % local
+    first = rank - me
+
+    def inside(piece, source=IN):
+        buffer = source if piece.buffer == IN else piece.buffer
+        return at(first + piece.rank % local, buffer, piece.chunk * share)
+
+    def between(piece):
+        peer = piece.rank % outer.n * local + me
+        if piece.buffer == TMP:
+            return at(peer, TMP, piece.chunk)
+        return at(peer, OUT, me * share + piece.chunk % share)
+
+    yield from _rounds(scatter.schedule(local), me, inside, share)
+    yield from _rounds(outer, group, between, 1)
+    yield from _rounds(gather.schedule(local), me, lambda p: inside(p, OUT), share)
+
+
 def product(
     name: str,
     scatter: Algorithm,
@@ -82,33 +111,8 @@ def product(
         inner = max(scatter.schedule(local).slots, gather.schedule(local).slots)
         return max(inner * outer.chunks, outer.slots)
 
-    def rounds(rank, n, local):
-        """Reduce-scatter inside groups of ``local`` ranks, all-reduce across, all-gather inside.
-
-        Cost: rounds of the three; bytes per rank 2 (local - 1) / local * m, and those of the
-        all-reduce across on m / local.
-        Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect: decomposing all-reduce for
-        deep learning on heterogeneous network hierarchy", MLSys 2019.
-        """
-        local = group_size(n, local, allowed)
-        outer = across.schedule(n // local)
-        share, group, me = outer.chunks, rank // local, rank % local
-        first = rank - me
-
-        def inside(piece, source=IN):
-            buffer = source if piece.buffer == IN else piece.buffer
-            return at(first + piece.rank % local, buffer, piece.chunk * share)
-
-        def between(piece):
-            peer = piece.rank % outer.n * local + me
-            if piece.buffer == TMP:
-                return at(peer, TMP, piece.chunk)
-            return at(peer, OUT, me * share + piece.chunk % share)
-
-        yield from _rounds(scatter.schedule(local), me, inside, share)
-        yield from _rounds(outer, group, between, 1)
-        yield from _rounds(gather.schedule(local), me, lambda p: inside(p, OUT), share)
-
+    parts = {"scatter": scatter, "across": across, "gather": gather, "allowed": allowed}
+    rounds = update_wrapper(partial(_rounds_of_product, **parts), _rounds_of_product)
     return algorithm(
         "all_reduce",
         name,

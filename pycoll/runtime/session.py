@@ -262,7 +262,7 @@ class Session:
 
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""
-        self.engine.abort(str(reason))
+        self.guard(self.engine.abort, str(reason))
 
     def leave(self, reason: BaseException | str) -> None:
         """Tell the peers why this rank leaves: an exception, or a text."""

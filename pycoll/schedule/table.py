@@ -111,6 +111,36 @@ def build_table(schedule: Schedule, ranks: np.ndarray, focus: int | None = None)
     Raises:
         ScheduleError: If a scratch slot, a chunk count or a root is out of range.
     """
+    lines, line_round, nops, pieces, counts = _collect(schedule, ranks)
+    if focus is not None:
+        column = int(np.flatnonzero(ranks == focus)[0])
+        counts *= _near(schedule, counts, nops, pieces, column, focus)
+    line, column = np.nonzero(counts)
+    nsrc = np.array([len(f.srcs) for f in lines], np.int64)
+    tree = np.array([f.tree for f in lines], bool)
+    table = _expand(schedule, counts, line, column, nops, pieces)
+    unit_line = line[table["fold"]]
+    result = FoldTable(
+        n=schedule.n,
+        lines=len(lines),
+        line_round=np.array(line_round, np.int64),
+        owner=ranks[column[table["fold"]]].astype(np.int64),
+        line=unit_line,
+        tree=tree[unit_line] if len(lines) else np.zeros(0, bool),
+        nsrc=nsrc[unit_line] if len(lines) else np.zeros(0, np.int64),
+        ndst=(nops - nsrc)[unit_line] if len(lines) else np.zeros(0, np.int64),
+        rank=table["rank"],
+        buffer=table["buffer"],
+        chunk=table["chunk"],
+    )
+    _check(schedule, result)
+    return _resolve_acc(result, schedule)
+
+
+def _collect(
+    schedule: Schedule, ranks: np.ndarray
+) -> tuple[list[Fold], list[int], np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
+    """List the lines with their rounds and arities, their pieces, and counts ``[lines, ranks]``."""
     lines: list[Fold] = []
     line_round: list[int] = []
     for number, folds in enumerate(schedule.rounds(ranks)):
@@ -130,30 +160,7 @@ def build_table(schedule: Schedule, ranks: np.ndarray, focus: int | None = None)
             piece_chunk[row] = piece.chunk
             piece_buffer[row] = piece.buffer
             row += 1
-    if focus is not None:
-        column = int(np.flatnonzero(ranks == focus)[0])
-        pieces = (piece_rank, piece_chunk, piece_buffer == Buffer.TMP)
-        counts *= _near(schedule, counts, nops, pieces, column, focus)
-    line, column = np.nonzero(counts)
-    nsrc = np.array([len(f.srcs) for f in lines], np.int64)
-    tree = np.array([f.tree for f in lines], bool)
-    table = _expand(schedule, counts, line, column, nops, (piece_rank, piece_chunk, piece_buffer))
-    unit_line = line[table["fold"]]
-    result = FoldTable(
-        n=schedule.n,
-        lines=len(lines),
-        line_round=np.array(line_round, np.int64),
-        owner=ranks[column[table["fold"]]].astype(np.int64),
-        line=unit_line,
-        tree=tree[unit_line] if len(lines) else np.zeros(0, bool),
-        nsrc=nsrc[unit_line] if len(lines) else np.zeros(0, np.int64),
-        ndst=(nops - nsrc)[unit_line] if len(lines) else np.zeros(0, np.int64),
-        rank=table["rank"],
-        buffer=table["buffer"],
-        chunk=table["chunk"],
-    )
-    _check(schedule, result)
-    return _resolve_acc(result, schedule)
+    return lines, line_round, nops, (piece_rank, piece_chunk, piece_buffer), counts
 
 
 def _near(
@@ -168,7 +175,8 @@ def _near(
 
     The rank is ``focus``, in column ``column``; the result has the shape ``[lines, ranks]``.
     """
-    rank, chunk, scratch = pieces
+    rank, chunk, buffer = pieces
+    scratch = buffer == Buffer.TMP
     line = np.repeat(np.arange(len(nops)), nops)
     chunks = max(1, schedule.chunks)
     rank = 2 * (rank % schedule.n) + scratch[:, None]

@@ -30,9 +30,7 @@ int64_t sum(uint32_t n, uint64_t index, uint64_t salt) {
   for (uint32_t q = 0; q < n; ++q) total += value(q, index, salt);
   return total;
 }
-int64_t of_root(uint32_t n, uint64_t index, uint64_t salt) {
-  return value(n - 1, index, salt);
-}
+int64_t of_root(uint32_t n, uint64_t index, uint64_t salt) { return value(n - 1, index, salt); }
 int64_t own(uint32_t, uint64_t index, uint64_t salt) { return value(7, index, salt); }
 uint64_t whole(uint64_t count, uint32_t) { return count; }
 uint64_t shares(uint64_t count, uint32_t n) { return (count + n - 1) / n; }
@@ -110,19 +108,22 @@ void every_case_and_size() {
     for (const uint32_t n : {1u, 2u, 3u, 4u, 5u}) {
       for (const uint64_t cell_bytes : {640u, 65536u}) {  // small: many segments
         const Config config{.n = n, .cell_bytes = cell_bytes};
-        expect_all_fine(run(mode, config, [](const Rank& me) {
-          uint64_t salt = 0;
-          for (const Case& c : kCases) {
-            Arrays arrays(me, 1000, c.direct);
-            for (const size_t count : kSizes) {
-              const auto call = me.engine.bind(binding_of(c, me.n, me.rank, count));
-              const bool symmetric = c.in_layout == c.out_layout;
-              call_and_check(me, c, *call, arrays, ++salt, false);
-              call_and_check(me, c, *call, arrays, ++salt, symmetric);
-              call_and_check(me, c, *call, arrays, ++salt, false, true);
-            }
-          }
-        }), name(mode));
+        expect_all_fine(run(mode, config,
+                            [](const Rank& me) {
+                              uint64_t salt = 0;
+                              for (const Case& c : kCases) {
+                                Arrays arrays(me, 1000, c.direct);
+                                for (const size_t count : kSizes) {
+                                  const auto call =
+                                      me.engine.bind(binding_of(c, me.n, me.rank, count));
+                                  const bool symmetric = c.in_layout == c.out_layout;
+                                  call_and_check(me, c, *call, arrays, ++salt, false);
+                                  call_and_check(me, c, *call, arrays, ++salt, symmetric);
+                                  call_and_check(me, c, *call, arrays, ++salt, false, true);
+                                }
+                              }
+                            }),
+                        name(mode));
       }
     }
   }
@@ -131,22 +132,25 @@ void every_case_and_size() {
 // A fixed random sequence of calls, so that every pair of kinds follows each other somewhere.
 void random_sequence(Mode mode, uint32_t n, uint64_t calls, uint64_t start_iteration) {
   const Config config{.n = n, .cell_bytes = 1024, .start_iteration = start_iteration};
-  expect_all_fine(run(mode, config, [calls](const Rank& me) {
-    std::vector<std::shared_ptr<const BoundCall>> bound;
-    Arrays arrays(me, 200, true);
-    constexpr size_t kCounts[] = {0, 1, 3, 200};
-    for (const Case& c : kCases) {
-      for (const size_t count : kCounts) {
-        bound.push_back(me.engine.bind(binding_of(c, me.n, me.rank, count)));
-      }
-    }
-    uint64_t state = 12345;
-    for (uint64_t i = 0; i < calls; ++i) {
-      state = state * 6364136223846793005 + 1442695040888963407;
-      const size_t pick = (state >> 33) % bound.size();
-      call_and_check(me, kCases[pick / std::size(kCounts)], *bound[pick], arrays, i, false);
-    }
-  }), std::string("sequence, ") + name(mode));
+  expect_all_fine(run(mode, config,
+                      [calls](const Rank& me) {
+                        std::vector<std::shared_ptr<const BoundCall>> bound;
+                        Arrays arrays(me, 200, true);
+                        constexpr size_t kCounts[] = {0, 1, 3, 200};
+                        for (const Case& c : kCases) {
+                          for (const size_t count : kCounts) {
+                            bound.push_back(me.engine.bind(binding_of(c, me.n, me.rank, count)));
+                          }
+                        }
+                        uint64_t state = 12345;
+                        for (uint64_t i = 0; i < calls; ++i) {
+                          state = state * 6364136223846793005 + 1442695040888963407;
+                          const size_t pick = (state >> 33) % bound.size();
+                          call_and_check(me, kCases[pick / std::size(kCounts)], *bound[pick],
+                                         arrays, i, false);
+                        }
+                      }),
+                  std::string("sequence, ") + name(mode));
 }
 
 void sequences() {
@@ -160,14 +164,17 @@ void sequences() {
 void hundred_thousand_calls() {
   for (const Mode mode : kModes) {
     for (const size_t which : {0, 3}) {  // a symmetric kind, and one without back-pressure
-      expect_all_fine(run(mode, {.n = 2}, [which](const Rank& me) {
-        Arrays arrays(me, 1, false);
-        const auto call = me.engine.bind(binding_of(kCases[which], me.n, me.rank, 1));
-        expect(call->tiny, "8 bytes are tiny");
-        for (uint64_t i = 0; i < 100000; ++i) {
-          call_and_check(me, kCases[which], *call, arrays, i, true);
-        }
-      }), "many calls");
+      expect_all_fine(run(mode, {.n = 2},
+                          [which](const Rank& me) {
+                            Arrays arrays(me, 1, false);
+                            const auto call =
+                                me.engine.bind(binding_of(kCases[which], me.n, me.rank, 1));
+                            expect(call->tiny, "8 bytes are tiny");
+                            for (uint64_t i = 0; i < 100000; ++i) {
+                              call_and_check(me, kCases[which], *call, arrays, i, true);
+                            }
+                          }),
+                      "many calls");
     }
   }
 }
@@ -175,63 +182,71 @@ void hundred_thousand_calls() {
 // avg, divided by the fold that sees every rank, or at the end.
 void averages() {
   for (const bool at_exit : {false, true}) {
-    expect_all_fine(run(Mode::kThreads, {.n = 3, .cell_bytes = 640}, [at_exit](const Rank& me) {
-      std::vector<float> in(500), out(500);
-      for (size_t i = 0; i < in.size(); ++i) in[i] = float(value(me.rank, i, 0));
-      Binding binding;
-      binding.plan = one_shot(me.n, me.rank);
-      binding.dtype = DType::kFloat32;
-      binding.elem_bytes = 4;
-      binding.op = ReduceOp::kAvg;
-      binding.count = binding.chunk = in.size();
-      binding.scale_at_exit = at_exit;
-      me.engine.run(*me.engine.bind(binding), in.data(), out.data());
-      for (size_t i = 0; i < in.size(); ++i) {
-        const float want = float(sum(3, i, 0)) / 3.0f;
-        expect(out[i] == want, "avg of element ", i, ": expected ", want, ", got ", out[i]);
-      }
-    }), "avg");
+    expect_all_fine(run(Mode::kThreads, {.n = 3, .cell_bytes = 640},
+                        [at_exit](const Rank& me) {
+                          std::vector<float> in(500), out(500);
+                          for (size_t i = 0; i < in.size(); ++i)
+                            in[i] = float(value(me.rank, i, 0));
+                          Binding binding;
+                          binding.plan = one_shot(me.n, me.rank);
+                          binding.dtype = DType::kFloat32;
+                          binding.elem_bytes = 4;
+                          binding.op = ReduceOp::kAvg;
+                          binding.count = binding.chunk = in.size();
+                          binding.scale_at_exit = at_exit;
+                          me.engine.run(*me.engine.bind(binding), in.data(), out.data());
+                          for (size_t i = 0; i < in.size(); ++i) {
+                            const float want = float(sum(3, i, 0)) / 3.0f;
+                            expect(out[i] == want, "avg of element ", i, ": expected ", want,
+                                   ", got ", out[i]);
+                          }
+                        }),
+                    "avg");
   }
 }
 
 // Rank q contributes q + 1 records of 12 bytes; they come out back to front.
 void tables() {
   for (const uint64_t cell_bytes : {64u, 4096u}) {
-    expect_all_fine(run(Mode::kThreads, {.n = 4, .cell_bytes = cell_bytes}, [](const Rank& me) {
-      struct Item {
-        int32_t rank, index, sum;
-      };
-      PieceTable in_table, out_table;
-      for (uint32_t r = 0; r < me.n; ++r) {
-        for (uint32_t q = 0, at = 10; q < me.n; ++q) {
-          in_table.offset.push_back(0);
-          in_table.length.push_back(q == r ? 3 * (q + 1) : 0);
-          at -= q + 1;
-          out_table.offset.push_back(3 * at);
-          out_table.length.push_back(3 * (q + 1));
-        }
-      }
-      Binding binding;
-      binding.plan = collect(me.n, me.rank);
-      binding.elem_bytes = sizeof(Item);
-      binding.count = 30;
-      binding.in_layout = binding.out_layout = Layout::kTable;
-      binding.in_table = in_table;
-      binding.out_table = out_table;
-      const auto call = me.engine.bind(binding);
-      expect(call->in_bytes == 36 * (me.rank + 1) && call->out_bytes == 360, "sizes of arrays");
-      std::vector<Item> in, out(30);
-      for (int32_t i = 0; i < int32_t(3 * (me.rank + 1)); ++i) {
-        in.push_back({int32_t(me.rank), i, int32_t(me.rank) + i});
-      }
-      me.engine.run(*call, in.data(), out.data());
-      for (int32_t q = 3, at = 0; q >= 0; --q) {
-        for (int32_t i = 0; i < 3 * (q + 1); ++i, ++at) {
-          const Item& item = out[size_t(at)];
-          expect(item.rank == q && item.index == i && item.sum == q + i, "record ", at);
-        }
-      }
-    }), "tables");
+    expect_all_fine(run(Mode::kThreads, {.n = 4, .cell_bytes = cell_bytes},
+                        [](const Rank& me) {
+                          struct Item {
+                            int32_t rank, index, sum;
+                          };
+                          PieceTable in_table, out_table;
+                          for (uint32_t r = 0; r < me.n; ++r) {
+                            for (uint32_t q = 0, at = 10; q < me.n; ++q) {
+                              in_table.offset.push_back(0);
+                              in_table.length.push_back(q == r ? 3 * (q + 1) : 0);
+                              at -= q + 1;
+                              out_table.offset.push_back(3 * at);
+                              out_table.length.push_back(3 * (q + 1));
+                            }
+                          }
+                          Binding binding;
+                          binding.plan = collect(me.n, me.rank);
+                          binding.elem_bytes = sizeof(Item);
+                          binding.count = 30;
+                          binding.in_layout = binding.out_layout = Layout::kTable;
+                          binding.in_table = in_table;
+                          binding.out_table = out_table;
+                          const auto call = me.engine.bind(binding);
+                          expect(call->in_bytes == 36 * (me.rank + 1) && call->out_bytes == 360,
+                                 "sizes of arrays");
+                          std::vector<Item> in, out(30);
+                          for (int32_t i = 0; i < int32_t(3 * (me.rank + 1)); ++i) {
+                            in.push_back({int32_t(me.rank), i, int32_t(me.rank) + i});
+                          }
+                          me.engine.run(*call, in.data(), out.data());
+                          for (int32_t q = 3, at = 0; q >= 0; --q) {
+                            for (int32_t i = 0; i < 3 * (q + 1); ++i, ++at) {
+                              const Item& item = out[size_t(at)];
+                              expect(item.rank == q && item.index == i && item.sum == q + i,
+                                     "record ", at);
+                            }
+                          }
+                        }),
+                    "tables");
   }
 }
 
@@ -241,36 +256,39 @@ void queues_and_two_engines() {
     const int fd = memory_file();
     std::shared_ptr<ControlSegment> shared;
     if (mode == Mode::kThreads) shared = ControlSegment::open(fd, {.world_size = 3});
-    expect_all_fine(run(mode, {.n = 3}, [&](const Rank& me) {
-      EngineOptions options;
-      options.threads_as_ranks = me.mode == Mode::kThreads;
-      const auto control = shared ? shared : ControlSegment::open(fd, {.world_size = 3});
-      Engine other(control, nullptr, 2 - me.rank, options);
-      const auto call = me.engine.bind(binding_of(kCases[2], 3, me.rank, 700));
-      const auto other_call = other.bind(binding_of(kCases[2], 3, 2 - me.rank, 300));
-      for (uint64_t round = 0; round < 200; ++round) {
-        std::vector<std::vector<int64_t>> in(4), out(4, std::vector<int64_t>(700));
-        std::vector<Engine::Ticket> tickets;
-        for (uint64_t k = 0; k < 4; ++k) {
-          for (uint64_t i = 0; i < 700; ++i) in[k].push_back(value(me.rank, i, round + k));
-          if (k == 3) break;
-          tickets.push_back(me.engine.submit(call, in[k].data(), out[k].data()));
-        }
-        std::vector<int64_t> x(300, me.rank);
-        other.run(*other_call, x.data(), x.data());
-        me.engine.run(*call, in[3].data(), out[3].data());
-        for (const Engine::Ticket ticket : tickets) {
-          expect(me.engine.done(ticket), "a blocking call overtook a queued one");
-          me.engine.wait(ticket);
-        }
-        for (uint64_t k = 0; k < 4; ++k) {
-          for (uint64_t i = 0; i < 700; ++i) {
-            expect(out[k][i] == sum(3, i, round + k), "queued call ", k, ", element ", i);
-          }
-        }
-        expect(x == std::vector<int64_t>(300, 3), "the other communicator");
-      }
-    }), name(mode));
+    expect_all_fine(
+        run(mode, {.n = 3},
+            [&](const Rank& me) {
+              EngineOptions options;
+              options.threads_as_ranks = me.mode == Mode::kThreads;
+              const auto control = shared ? shared : ControlSegment::open(fd, {.world_size = 3});
+              Engine other(control, nullptr, 2 - me.rank, options);
+              const auto call = me.engine.bind(binding_of(kCases[2], 3, me.rank, 700));
+              const auto other_call = other.bind(binding_of(kCases[2], 3, 2 - me.rank, 300));
+              for (uint64_t round = 0; round < 200; ++round) {
+                std::vector<std::vector<int64_t>> in(4), out(4, std::vector<int64_t>(700));
+                std::vector<Engine::Ticket> tickets;
+                for (uint64_t k = 0; k < 4; ++k) {
+                  for (uint64_t i = 0; i < 700; ++i) in[k].push_back(value(me.rank, i, round + k));
+                  if (k == 3) break;
+                  tickets.push_back(me.engine.submit(call, in[k].data(), out[k].data()));
+                }
+                std::vector<int64_t> x(300, me.rank);
+                other.run(*other_call, x.data(), x.data());
+                me.engine.run(*call, in[3].data(), out[3].data());
+                for (const Engine::Ticket ticket : tickets) {
+                  expect(me.engine.done(ticket), "a blocking call overtook a queued one");
+                  me.engine.wait(ticket);
+                }
+                for (uint64_t k = 0; k < 4; ++k) {
+                  for (uint64_t i = 0; i < 700; ++i) {
+                    expect(out[k][i] == sum(3, i, round + k), "queued call ", k, ", element ", i);
+                  }
+                }
+                expect(x == std::vector<int64_t>(300, 3), "the other communicator");
+              }
+            }),
+        name(mode));
     close(fd);
   }
 }
@@ -278,21 +296,25 @@ void queues_and_two_engines() {
 // Informational; nothing is asserted about time.
 void latencies() {
   for (const Mode mode : kModes) {
-    expect_all_fine(run(mode, {.n = 2}, [](const Rank& me) {
-      Arrays arrays(me, 1, false);
-      const auto call = me.engine.bind(binding_of(kCases[0], me.n, me.rank, 1));
-      constexpr int kBatches = 2000, kCalls = 100;
-      std::vector<uint64_t> batch_ns;
-      for (int b = 0; b < kBatches; ++b) {
-        const uint64_t start = now_ns();
-        for (int i = 0; i < kCalls; ++i) me.engine.run(*call, arrays.in, arrays.in);
-        batch_ns.push_back(now_ns() - start);
-      }
-      std::sort(batch_ns.begin(), batch_ns.end());
-      if (me.rank != 0) return;
-      std::printf("      8 B, 2 ranks, %s: p25 %.0f ns, median %.0f ns\n", name(me.mode),
-                  double(batch_ns[kBatches / 4]) / kCalls, double(batch_ns[kBatches / 2]) / kCalls);
-    }), "latency");
+    expect_all_fine(run(mode, {.n = 2},
+                        [](const Rank& me) {
+                          Arrays arrays(me, 1, false);
+                          const auto call = me.engine.bind(binding_of(kCases[0], me.n, me.rank, 1));
+                          constexpr int kBatches = 2000, kCalls = 100;
+                          std::vector<uint64_t> batch_ns;
+                          for (int b = 0; b < kBatches; ++b) {
+                            const uint64_t start = now_ns();
+                            for (int i = 0; i < kCalls; ++i)
+                              me.engine.run(*call, arrays.in, arrays.in);
+                            batch_ns.push_back(now_ns() - start);
+                          }
+                          std::sort(batch_ns.begin(), batch_ns.end());
+                          if (me.rank != 0) return;
+                          std::printf("      8 B, 2 ranks, %s: p25 %.0f ns, median %.0f ns\n",
+                                      name(me.mode), double(batch_ns[kBatches / 4]) / kCalls,
+                                      double(batch_ns[kBatches / 2]) / kCalls);
+                        }),
+                    "latency");
   }
 }
 

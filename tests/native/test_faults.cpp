@@ -14,27 +14,33 @@ constexpr uint64_t kSecond = 1'000'000'000;
 // What: which call the odd rank makes. Every rank must raise, within a second, and know who called
 // what and from where; and raise again at the next call.
 void mismatch(Mode mode, uint32_t n, uint64_t odd_descriptor, uint64_t odd_count) {
-  expect_all_fine(run(mode, {.n = n}, [=](const Rank& me) {
-    for (int i = 0; i < 10; ++i) add_ones(me);
-    const bool odd = me.rank == n - 1;
-    const uint32_t site = me.engine.site(odd ? "odd.py:2 f" : "main.py:1 g");
-    const auto call = me.engine.bind(sum_of(one_shot(n, me.rank), odd ? odd_count : 50,
-                                            odd ? odd_descriptor : 0x101));
-    Ints x(5000), y(5000);
-    const uint64_t start = now_ns();
-    expect_kind("MismatchError", [&] { me.engine.run(*call, x.data(), y.data(), site); }, "odd");
-    expect(now_ns() - start < kSecond, "late");
-    const Report report = me.engine.report();
-    expect(report.complete && report.ranks.size() == n, "no report");
-    for (uint32_t r = 0; r < n; ++r) {
-      const RankReport& other = report.ranks[r];
-      expect(other.entered && other.alive, "rank ", r, " is not in the report");
-      expect(other.descriptor == (r == n - 1 ? odd_descriptor : 0x101), "descriptor of ", r);
-      expect(other.count == (r == n - 1 ? odd_count : 50), "count of ", r);
-      expect(std::string(other.site) == (r == n - 1 ? "odd.py:2 f" : "main.py:1 g"), "site");
-    }
-    expect_kind("MismatchError", [&] { add_ones(me); }, "the next call");
-  }), "mismatch");
+  expect_all_fine(
+      run(mode, {.n = n},
+          [=](const Rank& me) {
+            for (int i = 0; i < 10; ++i) add_ones(me);
+            const bool odd = me.rank == n - 1;
+            const uint32_t site = me.engine.site(odd ? "odd.py:2 f" : "main.py:1 g");
+            const auto call = me.engine.bind(
+                sum_of(one_shot(n, me.rank), odd ? odd_count : 50, odd ? odd_descriptor : 0x101));
+            Ints x(5000), y(5000);
+            const uint64_t start = now_ns();
+            expect_kind(
+                "MismatchError", [&] { me.engine.run(*call, x.data(), y.data(), site); }, "odd");
+            expect(now_ns() - start < kSecond, "late");
+            const Report report = me.engine.report();
+            expect(report.complete && report.ranks.size() == n, "no report");
+            for (uint32_t r = 0; r < n; ++r) {
+              const RankReport& other = report.ranks[r];
+              expect(other.entered && other.alive, "rank ", r, " is not in the report");
+              expect(other.descriptor == (r == n - 1 ? odd_descriptor : 0x101), "descriptor of ",
+                     r);
+              expect(other.count == (r == n - 1 ? odd_count : 50), "count of ", r);
+              expect(std::string(other.site) == (r == n - 1 ? "odd.py:2 f" : "main.py:1 g"),
+                     "site");
+            }
+            expect_kind("MismatchError", [&] { add_ones(me); }, "the next call");
+          }),
+      "mismatch");
 }
 
 void mismatches() {
@@ -51,16 +57,22 @@ void mismatches() {
 void roots_disagree() {
   for (const Mode mode : kModes) {
     for (const bool both_roots : {false, true}) {
-      expect_all_fine(run(mode, {.n = 2, .timeout_s = 5}, [=](const Rank& me) {
-        const uint32_t root = both_roots ? me.rank : 1 - me.rank;
-        const auto call = me.engine.bind(
-            sum_of(from_root(2, me.rank, root, false), 4, uint64_t{root} << 32));
-        Ints x(4);
-        expect_kind("MismatchError", [&] {
-          me.engine.run(*call, x.data(), x.data());
-          add_ones(me);  // two roots need the gate of the next call to notice
-        }, "root");
-      }), "roots");
+      expect_all_fine(
+          run(mode, {.n = 2, .timeout_s = 5},
+              [=](const Rank& me) {
+                const uint32_t root = both_roots ? me.rank : 1 - me.rank;
+                const auto call = me.engine.bind(
+                    sum_of(from_root(2, me.rank, root, false), 4, uint64_t{root} << 32));
+                Ints x(4);
+                expect_kind(
+                    "MismatchError",
+                    [&] {
+                      me.engine.run(*call, x.data(), x.data());
+                      add_ones(me);  // two roots need the gate of the next call to notice
+                    },
+                    "root");
+              }),
+          "roots");
     }
   }
 }
@@ -68,24 +80,31 @@ void roots_disagree() {
 // A symmetric call whose arrays lie in the heap, against tiny pushes into the same flag lines.
 void direct_against_tiny() {
   for (int round = 0; round < 50; ++round) {
-    expect_all_fine(run(Mode::kThreads, {.n = 3, .timeout_s = 5}, [](const Rank& me) {
-      add_ones(me);
-      auto* x = me.symmetric<int64_t>(300);
-      const auto plan = me.rank == 2 ? from_root(3, 2, 2, true) : two_shot_direct(3, me.rank);
-      const auto call = me.engine.bind(sum_of(plan, me.rank == 2 ? 1 : 300, 7 + (me.rank == 2)));
-      expect_kind("MismatchError", [&] {
-        me.engine.run(*call, x, x);
-        add_ones(me);
-      }, "direct");
-    }), "direct against tiny");
+    expect_all_fine(run(Mode::kThreads, {.n = 3, .timeout_s = 5},
+                        [](const Rank& me) {
+                          add_ones(me);
+                          auto* x = me.symmetric<int64_t>(300);
+                          const auto plan =
+                              me.rank == 2 ? from_root(3, 2, 2, true) : two_shot_direct(3, me.rank);
+                          const auto call = me.engine.bind(
+                              sum_of(plan, me.rank == 2 ? 1 : 300, 7 + (me.rank == 2)));
+                          expect_kind(
+                              "MismatchError",
+                              [&] {
+                                me.engine.run(*call, x, x);
+                                add_ones(me);
+                              },
+                              "direct");
+                        }),
+                    "direct against tiny");
   }
 }
 
 // The victim has 256 MiB to tear down; the survivors wait for it asleep, or enter later.
 void killed() {
   for (const bool asleep : {true, false}) {
-    uint64_t* when = static_cast<uint64_t*>(mmap(nullptr, 4096, PROT_READ | PROT_WRITE,
-                                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+    uint64_t* when = static_cast<uint64_t*>(
+        mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
     const Body body = [=](const Rank& me) {
       add_ones(me);
       if (me.rank == 1) {
@@ -102,7 +121,8 @@ void killed() {
       expect(since < kSecond, "late");
       const Report report = me.engine.report();
       expect(report.culprit == 1 && !report.ranks[1].alive && report.ranks[0].alive, "culprit");
-      if (me.rank == 0 && asleep) std::printf("      death seen after %.1f ms\n", double(since) / 1e6);
+      if (me.rank == 0 && asleep)
+        std::printf("      death seen after %.1f ms\n", double(since) / 1e6);
     };
     auto outcomes = run(Mode::kForks, {.n = 4}, body);
     expect(std::string(outcomes[1].kind) == "killed", "the victim lives");
@@ -127,9 +147,9 @@ void stopped() {
     };
     Ints x(4);
     const auto call = me.engine.bind(sum_of(chain(), 4, 9));
-    expect_kind("CollTimeout", [&] {
-      me.engine.run(*call, x.data(), x.data(), 0, me.rank == 0 ? 0.5 : 20);
-    }, "stopped");
+    expect_kind(
+        "CollTimeout",
+        [&] { me.engine.run(*call, x.data(), x.data(), 0, me.rank == 0 ? 0.5 : 20); }, "stopped");
     const Report report = me.engine.report();
     expect(report.culprit == 1 && report.reporter == 0, "culprit ", report.culprit);
     expect(report.ranks[1].state == 'T' && report.ranks[1].alive, "state of the stopped rank");
@@ -147,18 +167,21 @@ void stopped() {
 
 // A rank that waits for seconds must cost little.
 void idle_cost() {
-  expect_all_fine(run(Mode::kForks, {.n = 2}, [](const Rank& me) {
-    if (me.rank == 1) usleep(1000000);
-    const auto cpu = [] {
-      rusage usage;
-      getrusage(RUSAGE_SELF, &usage);
-      return double(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e3 +
-             double(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e3;
-    };
-    const double before = cpu();
-    add_ones(me);
-    if (me.rank == 0) std::printf("      a wait of 1 s costs %.1f ms of CPU\n", cpu() - before);
-  }), "idle");
+  expect_all_fine(run(Mode::kForks, {.n = 2},
+                      [](const Rank& me) {
+                        if (me.rank == 1) usleep(1000000);
+                        const auto cpu = [] {
+                          rusage usage;
+                          getrusage(RUSAGE_SELF, &usage);
+                          return double(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e3 +
+                                 double(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e3;
+                        };
+                        const double before = cpu();
+                        add_ones(me);
+                        if (me.rank == 0)
+                          std::printf("      a wait of 1 s costs %.1f ms of CPU\n", cpu() - before);
+                      }),
+                  "idle");
 }
 
 // Rank `refuser` refuses; the others make `call` with these many elements.
@@ -166,32 +189,36 @@ using PlanOf = std::shared_ptr<const Plan> (*)(uint32_t n, uint32_t rank);
 
 void refusal(Mode mode, PlanOf plan_of, uint64_t count, bool direct, uint32_t refuser) {
   const Config config{.n = 3, .cell_bytes = 640, .timeout_s = 20};
-  expect_all_fine(run(mode, config, [=](const Rank& me) {
-    Ints own(count);
-    int64_t* x = direct ? me.symmetric<int64_t>(count) : own.data();
-    const auto call = me.engine.bind(sum_of(plan_of(3, me.rank), count, 3));
-    for (uint32_t round = 0; round < 50; ++round) {
-      const uint64_t before = me.engine.iteration();
-      if (me.rank == refuser) {
-        me.engine.refuse("x has 3 dimensions", me.engine.site("refuse.py:3"));
-        if (round % 3 == 0) me.engine.refuse("again");
-      } else {
-        for (uint32_t i = 0; i < (round % 3 == 0 ? 2 : 1); ++i) {
-          std::string text;
-          const std::string kind = kind_thrown([&] { me.engine.run(*call, x, x); }, &text);
-          const char* reason = i == 0 ? "x has 3 dimensions" : "again";
-          expect(kind == "PeerRejected" && text.find(reason) != text.npos, "got ", kind, ": ",
-                 text);
-        }
-      }
-      expect(me.engine.iteration() == before + (round % 3 == 0 ? 2 : 1), "iterations consumed");
-      std::fill(x, x + count, 1);
-      me.engine.run(*call, x, x);
-      expect(std::count(x, x + count, 3) == int64_t(count), "the call after a refusal");
-      add_ones(me, 7);
-    }
-    expect(me.engine.report().cause == Cause::kNone, "a refusal aborted the communicator");
-  }), "refusal");
+  expect_all_fine(
+      run(mode, config,
+          [=](const Rank& me) {
+            Ints own(count);
+            int64_t* x = direct ? me.symmetric<int64_t>(count) : own.data();
+            const auto call = me.engine.bind(sum_of(plan_of(3, me.rank), count, 3));
+            for (uint32_t round = 0; round < 50; ++round) {
+              const uint64_t before = me.engine.iteration();
+              if (me.rank == refuser) {
+                me.engine.refuse("x has 3 dimensions", me.engine.site("refuse.py:3"));
+                if (round % 3 == 0) me.engine.refuse("again");
+              } else {
+                for (uint32_t i = 0; i < (round % 3 == 0 ? 2 : 1); ++i) {
+                  std::string text;
+                  const std::string kind = kind_thrown([&] { me.engine.run(*call, x, x); }, &text);
+                  const char* reason = i == 0 ? "x has 3 dimensions" : "again";
+                  expect(kind == "PeerRejected" && text.find(reason) != text.npos, "got ", kind,
+                         ": ", text);
+                }
+              }
+              expect(me.engine.iteration() == before + (round % 3 == 0 ? 2 : 1),
+                     "iterations consumed");
+              std::fill(x, x + count, 1);
+              me.engine.run(*call, x, x);
+              expect(std::count(x, x + count, 3) == int64_t(count), "the call after a refusal");
+              add_ones(me, 7);
+            }
+            expect(me.engine.report().cause == Cause::kNone, "a refusal aborted the communicator");
+          }),
+      "refusal");
 }
 
 void refusals() {
@@ -207,17 +234,21 @@ void refusals() {
 // Ranks whose plans need nothing of the one that refuses hear of it all the same.
 void refusal_by_leaf() {
   for (const uint64_t count : {1u, 1000u}) {
-    expect_all_fine(run(Mode::kThreads, {.n = 3, .cell_bytes = 640}, [=](const Rank& me) {
-      Ints x(count, 5);
-      const auto call = me.engine.bind(sum_of(from_root(3, me.rank, 0, false), count, 4));
-      if (me.rank == 2) {
-        me.engine.refuse("no");
-      } else {
-        const std::string kind = kind_thrown([&] { me.engine.run(*call, x.data(), x.data()); });
-        expect(kind == "PeerRejected", "got ", kind);
-      }
-      for (int i = 0; i < 3; ++i) add_ones(me);
-    }), "leaf");
+    expect_all_fine(run(Mode::kThreads, {.n = 3, .cell_bytes = 640},
+                        [=](const Rank& me) {
+                          Ints x(count, 5);
+                          const auto call =
+                              me.engine.bind(sum_of(from_root(3, me.rank, 0, false), count, 4));
+                          if (me.rank == 2) {
+                            me.engine.refuse("no");
+                          } else {
+                            const std::string kind =
+                                kind_thrown([&] { me.engine.run(*call, x.data(), x.data()); });
+                            expect(kind == "PeerRejected", "got ", kind);
+                          }
+                          for (int i = 0; i < 3; ++i) add_ones(me);
+                        }),
+                    "leaf");
   }
 }
 
@@ -246,30 +277,39 @@ void leaving() {
 
 void aborts() {
   for (const Mode mode : kModes) {
-    expect_all_fine(run(mode, {.n = 3}, [](const Rank& me) {
-      add_ones(me);
-      if (me.rank == 2) {
-        usleep(50000);  // the others sleep by now
-        me.engine.abort("enough");
-      }
-      std::string text;
-      const std::string kind = kind_thrown([&] { add_ones(me); }, &text);
-      expect(kind == "Revoked" && text.find("enough") != text.npos, kind, ": ", text);
-    }), "abort");
+    expect_all_fine(run(mode, {.n = 3},
+                        [](const Rank& me) {
+                          add_ones(me);
+                          if (me.rank == 2) {
+                            usleep(50000);  // the others sleep by now
+                            me.engine.abort("enough");
+                          }
+                          std::string text;
+                          const std::string kind = kind_thrown([&] { add_ones(me); }, &text);
+                          expect(kind == "Revoked" && text.find("enough") != text.npos, kind, ": ",
+                                 text);
+                        }),
+                    "abort");
     // A signal handler that raises; the call is queued in one case, so another thread executes it.
     for (const bool queued : {false, true}) {
       const Config config{.n = 2, .check_signals = [](void*) { return true; }};
-      expect_all_fine(run(mode, config, [=](const Rank& me) {
-        const auto call = me.engine.bind(sum_of(one_shot(2, me.rank), 5));
-        Ints x(5), y(5);
-        if (me.rank == 1) {
-          usleep(100000);
-          return expect_kind("Revoked", [&] { me.engine.run(*call, x.data(), y.data()); }, "peer");
-        }
-        if (queued) me.engine.submit(call, x.data(), y.data());
-        expect_kind("Interrupted", [&] { me.engine.run(*call, x.data(), y.data()); }, "signal");
-        expect_kind("Revoked", [&] { me.engine.run(*call, x.data(), y.data()); }, "afterwards");
-      }), "interrupt");
+      expect_all_fine(
+          run(mode, config,
+              [=](const Rank& me) {
+                const auto call = me.engine.bind(sum_of(one_shot(2, me.rank), 5));
+                Ints x(5), y(5);
+                if (me.rank == 1) {
+                  usleep(100000);
+                  return expect_kind(
+                      "Revoked", [&] { me.engine.run(*call, x.data(), y.data()); }, "peer");
+                }
+                if (queued) me.engine.submit(call, x.data(), y.data());
+                expect_kind(
+                    "Interrupted", [&] { me.engine.run(*call, x.data(), y.data()); }, "signal");
+                expect_kind(
+                    "Revoked", [&] { me.engine.run(*call, x.data(), y.data()); }, "afterwards");
+              }),
+          "interrupt");
     }
   }
 }

@@ -45,8 +45,8 @@ std::vector<typename E::Bits> expected_result(const FoldSpec& spec, const Vector
   std::vector<typename E::Value> values(nsrc);
   for (size_t i = 0; i < kMaxCount; ++i) {
     for (int k = 0; k < nsrc; ++k) values[k] = E::decode(sources[k][i]);
-    auto value = spec.tree ? oracle::reduce_tree(spec.op, values)
-                           : oracle::reduce_serial(spec.op, values);
+    auto value =
+        spec.tree ? oracle::reduce_tree(spec.op, values) : oracle::reduce_serial(spec.op, values);
     if (scaled) value = oracle::divide(value, spec.scale_n);
     result.push_back(E::encode(value));
   }
@@ -66,9 +66,23 @@ typename E::Bits random_element(Random& random) {
   std::memcpy(&bits, &raw, sizeof bits);
   if constexpr (std::is_floating_point_v<V>) {
     using L = std::numeric_limits<V>;
-    const V specials[] = {V(0), -V(0), V(1), L::infinity(), -L::infinity(), L::quiet_NaN(),
-                          L::denorm_min(), -L::denorm_min(), L::min(), -L::min(), L::max(),
-                          L::lowest(), E::decode(1), E::decode(3), V(65504), V(65520), V(1e-5)};
+    const V specials[] = {V(0),
+                          -V(0),
+                          V(1),
+                          L::infinity(),
+                          -L::infinity(),
+                          L::quiet_NaN(),
+                          L::denorm_min(),
+                          -L::denorm_min(),
+                          L::min(),
+                          -L::min(),
+                          L::max(),
+                          L::lowest(),
+                          E::decode(1),
+                          E::decode(3),
+                          V(65504),
+                          V(65520),
+                          V(1e-5)};
     if (draw % 3 == 0) return E::encode(specials[raw % std::size(specials)]);
     if (draw % 3 == 1) return E::encode(static_cast<V>(static_cast<double>(raw % 4096) / 1024 - 2));
   }
@@ -123,7 +137,7 @@ class Arena {
 struct Variant {
   int ndst;
   bool nontemporal;
-  std::vector<int> in_place;            // by destination: the source it is identical to, or -1
+  std::vector<int> in_place;             // by destination: the source it is identical to, or -1
   std::vector<size_t> src_misalignment;  // in bytes
   std::vector<size_t> dst_misalignment;
 };
@@ -154,11 +168,11 @@ Variant random_variant(Random& random, int nsrc, size_t itemsize) {
 
 std::string describe(const FoldSpec& spec, int nsrc, size_t count, const Variant& v) {
   std::string text = "dtype " + std::to_string(static_cast<int>(spec.dtype)) + " op " +
-                     std::to_string(static_cast<int>(spec.op)) +
-                     (spec.tree ? " tree" : " serial") + " nsrc " + std::to_string(nsrc) +
-                     " ndst " + std::to_string(v.ndst) + " count " + std::to_string(count) +
-                     " scale_n " + std::to_string(spec.scale_n) +
-                     (v.nontemporal ? " nontemporal" : "") + " in place";
+                     std::to_string(static_cast<int>(spec.op)) + (spec.tree ? " tree" : " serial") +
+                     " nsrc " + std::to_string(nsrc) + " ndst " + std::to_string(v.ndst) +
+                     " count " + std::to_string(count) + " scale_n " +
+                     std::to_string(spec.scale_n) + (v.nontemporal ? " nontemporal" : "") +
+                     " in place";
   for (int source : v.in_place) text += " " + std::to_string(source);
   return text;
 }
@@ -276,8 +290,8 @@ void check_rounding(DType dtype) {
         pycoll::fold({dtype, op, false, 0, false}, srcs, 2, dsts, 1, all.size());
         for (size_t i = 0; i < all.size(); ++i) {
           const float exact = oracle::combine(op, E::decode(all[i]), E::decode(other[i]));
-          check(same<E>(result[i], E::encode(exact)), "rounding of 16-bit element " +
-                                                          std::to_string(i));
+          check(same<E>(result[i], E::encode(exact)),
+                "rounding of 16-bit element " + std::to_string(i));
         }
       }
     }
@@ -299,8 +313,8 @@ void check_many_sources() {
         void* dst = &result;
         const FoldSpec spec{DType::kFloat32, ReduceOp::kSum, tree, 0, false};
         pycoll::fold(spec, srcs.data(), nsrc, &dst, 1, 1);
-        const float expected = tree ? oracle::reduce_tree(spec.op, used)
-                                    : oracle::reduce_serial(spec.op, used);
+        const float expected =
+            tree ? oracle::reduce_tree(spec.op, used) : oracle::reduce_serial(spec.op, used);
         check(result == expected, "sum of " + std::to_string(nsrc) + " sources");
       }
     }

@@ -67,8 +67,7 @@ inline int memory_file() {
 }
 
 inline void run_rank(const Config& config, Mode mode, std::shared_ptr<ControlSegment> control,
-                     std::shared_ptr<Heap> heap, uint32_t rank, const Body& body,
-                     Outcome& shared) {
+                     std::shared_ptr<Heap> heap, uint32_t rank, const Body& body, Outcome& shared) {
   Outcome outcome = {};
   try {
     EngineOptions options;
@@ -101,9 +100,7 @@ inline std::vector<Outcome> run(
     const auto heap = map();
     std::vector<std::thread> threads;
     for (uint32_t r = 0; r < config.n; ++r) {
-      threads.emplace_back([&, r] {
-        run_rank(config, mode, control, heap, r, body, outcomes[r]);
-      });
+      threads.emplace_back([&, r] { run_rank(config, mode, control, heap, r, body, outcomes[r]); });
     }
     for (std::thread& thread : threads) thread.join();
   } else {

@@ -1,0 +1,48 @@
+"""What tests of failures share: ways of waiting, and how soon an error has to come."""
+
+import time
+
+import numpy as np
+import pytest
+
+from cases import shared_float
+
+BOUND_S = 1.0
+X = np.ones(100)
+
+# Ways of waiting for the others.
+WAITS = {
+    "all_reduce": lambda comm: comm.all_reduce(X),
+    "large all_reduce": lambda comm: comm.all_reduce(np.ones(300_000)),
+    "ring": lambda comm: comm.all_reduce(X, algorithm="ring", order="any"),
+    "barrier": lambda comm: comm.barrier(),
+    "broadcast": lambda comm: comm.broadcast(X, root=1),
+    "gather": lambda comm: comm.gather(X),
+    "in the background": lambda comm: comm.all_reduce(X, async_op=True).wait(),
+    "v-variant": lambda comm: comm.all_gather_v(X),
+    "recv": lambda comm: comm.recv(np.empty(3), 1),
+    "split": lambda comm: comm.split(0),
+}
+
+
+class Event:
+    """When something happened on rank 1, in memory that all ranks see."""
+
+    def __init__(self):
+        self._time = shared_float()
+
+    def happens(self):
+        self._time[0] = time.monotonic()
+
+    def age(self):
+        return time.monotonic() - self._time[0]
+
+
+def expect(comm, error, wait, event, match=None):
+    """Wait until the error comes; return its text. A later call must raise it too."""
+    with pytest.raises(error, match=match) as caught:
+        wait(comm)
+    assert event.age() < BOUND_S
+    with pytest.raises(error):
+        comm.barrier()
+    return type(caught.value).__name__, str(caught.value)
