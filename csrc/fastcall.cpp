@@ -195,6 +195,14 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   });
 }
 
+PyObject* forget(PyObject* self, PyObject*) {
+  State& state = *reinterpret_cast<Fastcall*>(self)->state;
+  for (Entry& entry : state.entries) entry = Entry();
+  state.engine.reset();
+  state.heap.reset();
+  Py_RETURN_NONE;
+}
+
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
@@ -230,6 +238,7 @@ void add_fastcall(py::module_& m) {
   static PyMethodDef methods[] = {
       {"remember", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(remember)),
        METH_FASTCALL, "Serve calls like this one on the hot path."},
+      {"forget", forget, METH_NOARGS, "Let go of the engine; every call takes the slow path."},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},

@@ -13,6 +13,7 @@ inline constexpr Py_ssize_t kArgs = 9;
 //
 //   fast = Fastcall(engine, heap, slow, site, fail)
 //   fast.remember(bound_call, kind, x, out, op, root, order, algorithm, result)
+//   fast.forget()
 //
 // A call whose arrays are NumPy arrays of shapes, dtypes and kinds of memory that were remembered,
 // with all other arguments being the very objects that were remembered, goes straight to the

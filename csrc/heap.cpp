@@ -44,6 +44,7 @@ Heap::Heap(int fd, uint32_t regions, uint64_t region_bytes)
                 " bytes of address space: ", std::strerror(error), "; use a smaller heap");
   }
   base_ = static_cast<char*>(base);
+  owner_ = getpid();
 }
 
 Heap::~Heap() {
@@ -52,6 +53,9 @@ Heap::~Heap() {
 }
 
 uint64_t Heap::alloc(uint32_t region, uint64_t nbytes) {
+  COLL_CHECK(getpid() == owner_, "ForkedError",
+             "symmetric memory can only be allocated by the process that joined, not by its "
+             "forked child");
   COLL_CHECK(region < used_.size(), "TransportError", "the heap has no region ", region);
   COLL_CHECK(nbytes <= region_bytes_, "MemoryError", "cannot reserve ", nbytes,
              " bytes of symmetric memory: a rank has ", region_bytes_, "; make the heap larger");
@@ -73,6 +77,7 @@ uint64_t Heap::alloc(uint32_t region, uint64_t nbytes) {
 }
 
 void Heap::free(uint64_t offset) {
+  if (getpid() != owner_) return;  // the pages belong to the parent of this forked child
   std::lock_guard lock(mutex_);
   const uint64_t region = offset / region_bytes_;
   COLL_CHECK(region < used_.size() && used_[region].count(offset) == 1, "TransportError",

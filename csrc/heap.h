@@ -23,10 +23,12 @@ class Heap {
   Heap& operator=(const Heap&) = delete;
 
   // Reserves zeroed pages (first fit) and returns the offset of the first; at least one page.
-  // Throws MemoryError when the region is full or the machine has no memory left.
+  // Throws MemoryError when the region is full or the machine has no memory left, ForkedError in a
+  // child made by fork.
   uint64_t alloc(uint32_t region, uint64_t nbytes);
 
-  // Gives the pages of an alloc back to the system.
+  // Gives the pages of an alloc back to the system. Does nothing in a child made by fork, whose
+  // parent still uses them.
   void free(uint64_t offset);
 
   char* at(uint64_t offset) const { return base_ + offset; }
@@ -44,6 +46,7 @@ class Heap {
 
  private:
   int fd_;
+  int owner_ = 0;  // process that made this object
   uint64_t region_bytes_;
   uint64_t bytes_;
   char* base_ = nullptr;

@@ -19,7 +19,7 @@ timespec timespec_of_us(uint32_t us) { return {us / 1000000, long{us % 1000000} 
 WaitPolicy default_policy(uint32_t ranks) {
   cpu_set_t cores;
   const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-  if (ranks <= static_cast<uint32_t>(usable)) return {.spins = 2000, .yield_us = 200};
+  if (ranks <= static_cast<uint32_t>(usable)) return {.spins = 200, .yield_us = 1000, .burst = 50};
   return {.spins = 50, .yield_us = 1000};
 }
 

@@ -14,12 +14,13 @@ namespace pycoll {
 struct WaitPolicy {
   uint32_t spins;                  // loads with pause before the first yield
   uint32_t yield_us;               // how long to yield before the first sleep
+  uint32_t burst = 1;              // loads with pause after each yield
   uint32_t first_slice_us = 200;   // of sleep; every slice doubles,
   uint32_t last_slice_us = 10000;  // up to this one
 };
 
 // The policy for `ranks` ranks on this host: few spins when they outnumber the cores this process
-// may use.
+// may use, and never many, because strangers may need the core that the awaited rank would run on.
 WaitPolicy default_policy(uint32_t ranks);
 
 // What to sleep on: a 32-bit word that every event changes, and the count of those who sleep.
@@ -72,7 +73,10 @@ bool wait_until(const WaitPolicy& policy, const Bell& bell, Ready&& ready, Check
     const uint64_t until = now_ns() + uint64_t{policy.yield_us} * 1000;
     do {
       sched_yield();
-      if (ready()) return true;
+      for (uint32_t spin = 0; spin < policy.burst; ++spin) {
+        if (ready()) return true;
+        cpu_pause();
+      }
       if (check(Pulse::kYield)) return ready();
     } while (now_ns() < until);
   }

@@ -9,6 +9,9 @@ import pytest
 from pycoll.testing import run_processes, run_threads
 
 
+FAILED = pytest.StashKey[bool]()
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes many seconds or much memory")
 
@@ -37,11 +40,20 @@ def leftovers():
     return children() | memory, len(memfds)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture(autouse=True)
-def _nothing_is_left():
+def _nothing_is_left(request):
     """Fail a test that leaves a process, a file in /dev/shm or a descriptor of shared memory."""
     before = leftovers()
     yield
+    if request.node.stash.get(FAILED, False):
+        return  # its traceback keeps communicators alive
     if leftovers()[1] > before[1]:
         gc.collect()  # communicators that are part of a cycle
     things, memfds = leftovers()

@@ -5,6 +5,7 @@ import pytest
 
 from pycoll import algorithms
 from pycoll.errors import ArgumentError, PeerRejected
+from pycoll.testing import run_threads
 
 F = np.ones(4)
 I = np.ones(4, np.int32)  # noqa: E741
@@ -205,6 +206,50 @@ def test_a_call_like_one_that_was_right(run, what):
         return float(comm.all_reduce(x).sum())
 
     assert run(2, rank) == [128.0] * 2
+
+
+OPTIONS = {
+    "op": ({"op": "mean"}, r"op='mean'"),
+    "order": ({"order": "fast"}, r"order='fast'"),
+    "algorithm": ({"algorithm": "best"}, r"'best'"),
+    "timeout": ({"timeout": -1.0}, r"timeout=-1.0"),
+    "timeout in the background": ({"timeout": 0.0, "async_op": True}, r"timeout=0.0"),
+}
+
+
+@pytest.mark.parametrize("what", OPTIONS)
+def test_bad_options_after_good_ones(run, what):
+    options, text = OPTIONS[what]
+
+    def rank(comm):
+        x, out = np.ones(8), np.ones(8)
+        for _ in range(3):
+            comm.all_reduce(x, out=out)
+        with pytest.raises(ArgumentError, match=text):
+            comm.all_reduce(x, out=out, **options)
+        return float(comm.all_reduce(x, out=out)[0])
+
+    assert run(2, rank) == [2.0] * 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.all_reduce(F, opp="sum"),
+        lambda c: c.all_reduce(F, "sum", F),
+        lambda c: c.all_reduce(),
+        lambda c: c.all_reduce(F, "sum", op="sum"),
+        lambda c: c.barrier(F),
+        lambda c: c.broadcast(F, order="tree"),
+    ],
+)
+def test_signatures_are_those_of_python_functions(call):
+    def rank(comm):
+        with pytest.raises(TypeError, match=r"argument"):
+            call(comm)
+        return good(comm)
+
+    assert run_threads(1, rank) == [[0.0, 1.0, 2.0]]
 
 
 def test_a_transposed_input_after_a_straight_one(run):

@@ -20,6 +20,7 @@ from cases import (
 )
 from pycoll.algorithms import ALGORITHMS
 from pycoll.config import Config
+from pycoll.schedule.ir import Algorithm
 from pycoll.testing import run_processes, run_threads
 
 COLLECTIVES = REDUCING + MOVING
@@ -115,21 +116,23 @@ def algorithm_cases(entry, n):
     ]
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=str)
-@pytest.mark.parametrize("entry", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
-def test_every_algorithm(world, entry):
-    if not entry.worlds(world[1]):
-        pytest.skip(f"{entry.name} is not defined for {world[1]} ranks")
+@pytest.mark.parametrize(
+    ("entry", "world"),
+    [(entry, world) for entry in ALGORITHMS for world in WORLDS if entry.worlds(world[1])],
+    ids=lambda x: f"{x.collective}-{x.name}" if isinstance(x, Algorithm) else str(x),
+)
+def test_every_algorithm(entry, world):
     check(world, algorithm_cases(entry, world[1]))
 
 
 @pytest.mark.parametrize("entry", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
 def test_every_algorithm_in_segments(entry):
+    n = 3 if entry.worlds(3) else 6
     cases = [
         make(
             entry.collective,
             "float32",
-            3,
+            n,
             20_011,
             data=oracle.random if entry.order in ("tree", "rank") else oracle.exact,
             memory=memory,
@@ -138,7 +141,7 @@ def test_every_algorithm_in_segments(entry):
         )
         for memory in ("new", "symmetric")
     ]
-    check(("threads", 3), cases, SMALL_CELLS)
+    check(("threads", n), cases, SMALL_CELLS)
 
 
 @pytest.mark.parametrize("world", [("threads", 3), ("processes", 2)], ids=str)

@@ -1,6 +1,7 @@
 """Whole programs under ``pycoll run``: how they end, and that nothing is left of them."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,7 +59,7 @@ ENDINGS = {
 
 @pytest.mark.parametrize("last", ENDINGS)
 def test_a_program_may_end_without_closing(program, last):
-    for _ in range(3):
+    for _ in range(2):
         process = program(6, f"comm = pycoll.init()\n{ENDINGS[last]}\n")
         assert outcome(process) == (0, "", "")
 
@@ -117,9 +118,65 @@ if pid == 0:
     sys.exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 comm.all_reduce(x, out=x)
-print(x.min(), x.max(), flush=True)
+sys.stdout.write(f"{x.min()} {x.max()}\\n")
 """
     assert outcome(program(2, text)) == (0, "2.0 2.0\n" * 2, "")
+
+
+def test_workers_made_by_fork(program):
+    text = """
+import multiprocessing
+comm = pycoll.init(timeout=30)
+x = comm.empty(5000)
+x[:] = 1
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map(abs, [-1, 2, -3]) == [1, 2, 3]
+comm.all_reduce(x, out=x)
+sys.stdout.write(f"{x.min()} {x.max()}\\n")
+"""
+    assert outcome(program(2, text)) == (0, "2.0 2.0\n" * 2, "")
+
+
+def test_a_daemon_thread_in_a_call_at_the_end(program):
+    text = """
+import threading
+comm = pycoll.init(timeout=30)
+if comm.rank == 0:
+    threading.excepthook = lambda args: None
+    threading.Thread(target=comm.barrier, daemon=True).start()
+    time.sleep(0.2)
+else:
+    time.sleep(0.5)
+    try:
+        comm.barrier()
+    except pycoll.PeerLeft as error:
+        sys.stdout.write(str(error))
+"""
+    status, out, err = outcome(program(2, text))
+    assert (status, err) == (0, "")
+    assert "left: it exited while one of its threads was in a call" in out
+
+
+def test_a_call_in_the_background_that_nobody_joins(program):
+    text = """
+comm = pycoll.init(timeout=30)
+if comm.rank == 0:
+    comm.all_reduce(np.ones(3), async_op=True)
+"""
+    assert outcome(program(3, text)) == (0, "", "")
+
+
+@pytest.mark.parametrize("setting", ["cell_bytes", "heap_bytes"])
+def test_ranks_with_different_settings(program, setting):
+    text = f"""
+comm = pycoll.init(timeout=3, {setting}=4096 * (1 + int(os.environ["PYCOLL_RANK"])))
+comm.barrier()
+"""
+    status, _, err = outcome(program(2, text))
+    assert status == 1
+    assert re.search(
+        r"TransportError: the (heap|control segment) has \d+ bytes where this rank", err
+    )
 
 
 def test_a_second_place_is_refused(program):

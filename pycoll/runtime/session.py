@@ -20,6 +20,7 @@ from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime import vcalls
 from pycoll.runtime.arrays import ArrayView, check_output, view
 from pycoll.runtime.calls import Caller, Prepared, Request, barrier_spec, check_timeout
+from pycoll.runtime.endings import leave_at_exit
 from pycoll.runtime.plans import CallSpec, Extents, PlanCache
 from pycoll.runtime.reports import describe
 from pycoll.runtime.work import Work
@@ -76,7 +77,7 @@ class Session:
         self.fast = _C.Fastcall(
             engine, heap, *map(weakref.WeakMethod, (self.call, self.site, self._fail))
         )
-        self._at_exit = functools.partial(_leave_at_exit, weakref.ref(self))
+        self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
     def __del__(self) -> None:
@@ -273,24 +274,13 @@ class Session:
 
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            self.fast = None
+        if self._engine is not None:
+            self.guard(self._engine.close)
+            self.fast.forget()
+            self._caller = self._engine = self._mailboxes = None
             atexit.unregister(self._at_exit)
-            engine.close()
             self._in_flight.clear()
 
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _leave_at_exit(reference: weakref.ref[Session]) -> None:
-    """Tell the peers why this process ends while its communicator is open."""
-    session = reference()
-    if session is None:
-        return
-    error = getattr(sys, "last_value", None)
-    if error is not None:
-        session.leave(error)
-    session.close()  # at an orderly end, only peers that still wait for this rank are told
