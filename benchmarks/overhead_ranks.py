@@ -186,13 +186,14 @@ def overlap(comm):
         comm.all_reduce(x, out=x)
         work(seconds)
 
-    def typical(call, *args):
-        return float(np.median(batches(comm, lambda: call(*args), 1, 15)))
+    def once(call, *args):
+        return batches(comm, lambda: call(*args), 1, 1)[0]
 
-    alone = typical(apart, lambda seconds: None, 0.0)
+    alone = float(np.median([once(apart, lambda seconds: None, 0.0) for _ in range(11)]))
     found = {"all_reduce_ms": alone * 1e3}
     for name, work in (("elsewhere", time.sleep), ("on_core", compute)):
-        found[name] = (typical(apart, work, alone) - typical(both, work, alone)) / alone
+        pairs = [(once(apart, work, alone), once(both, work, alone)) for _ in range(15)]
+        found[name] = float(np.median([a - b for a, b in pairs])) / alone
     return found
 
 

@@ -1,5 +1,6 @@
 """What all tests share: worlds of ranks, and a look at what they leave behind."""
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pycoll.testing import run_processes, run_threads
-
 
 FAILED = pytest.StashKey[bool]()
 
@@ -27,17 +27,13 @@ def children():
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
 
 
-def leftovers():
-    """Return everything that a careless job could leave: processes, descriptors, files."""
-    memory = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+def memfds():
+    """Count the descriptors of shared memory that this process has."""
     targets = []
     for fd in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing itself
             targets.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:  # the descriptor of the listing itself
-            continue
-    memfds = [target for target in targets if "memfd:pycoll" in target]
-    return children() | memory, len(memfds)
+    return sum("memfd:pycoll" in target for target in targets)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -49,13 +45,12 @@ def pytest_runtest_makereport(item):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request):
-    """Fail a test that leaves a process, a file in /dev/shm or a descriptor of shared memory."""
-    before = leftovers()
+    """Fail a test that leaves a process or a descriptor of shared memory behind."""
+    processes, descriptors = children(), memfds()
     yield
     if request.node.stash.get(FAILED, False):
         return  # its traceback keeps communicators alive
-    if leftovers()[1] > before[1]:
+    if memfds() > descriptors:
         gc.collect()  # communicators that are part of a cycle
-    things, memfds = leftovers()
-    assert things - before[0] == set()
-    assert memfds <= before[1]
+    assert children() <= processes
+    assert memfds() <= descriptors

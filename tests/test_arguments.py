@@ -7,12 +7,10 @@ from pycoll import algorithms
 from pycoll.errors import ArgumentError, PeerRejected
 from pycoll.testing import run_threads
 
-F = np.ones(4)
+F, READ_ONLY = np.ones(4), np.ones(4)
 I = np.ones(4, np.int32)  # noqa: E741
-READ_ONLY = np.ones(4)
 READ_ONLY.flags.writeable = False
-MEMORY = np.ones(16)
-GRID = np.ones((4, 4))
+MEMORY, GRID = np.ones(16), np.ones((4, 4))
 
 # What is wrong: (call, what the message must say).
 BAD = {
