@@ -131,7 +131,7 @@ BARS = (
         "<= 150 ms",
     ),
     Bar(
-        "part of a 64 MiB `all_reduce` that `async_op` hides behind work elsewhere",
+        "part of a 128 MiB `all_reduce` that `async_op` hides behind work elsewhere",
         ranks(2, "overlap"),
         "elsewhere",
         lambda f: f"{f['elsewhere']:.0%} (behind work on the same cores: {f['on_core']:.0%})",

@@ -168,8 +168,8 @@ def waiting(comm):
 
 
 def overlap(comm):
-    """Part of a 64 MiB all-reduce that hides behind work elsewhere, and behind work of a core."""
-    x = comm.empty(16 << 20, np.float32)
+    """Part of a 128 MiB all-reduce that hides behind work elsewhere, and behind work of a core."""
+    x = comm.empty(32 << 20, np.float32)
     x[:] = 0
 
     def compute(seconds):

@@ -13,7 +13,7 @@ import numpy as np
 
 import pycoll
 
-NBYTES, ROUNDS, COLUMNS = 64 << 20, 7, 56
+NBYTES, ROUNDS, COLUMNS = 128 << 20, 7, 56
 
 
 def device_work(seconds):

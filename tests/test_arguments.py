@@ -5,7 +5,6 @@ import pytest
 
 from pycoll import algorithms
 from pycoll.errors import ArgumentError, PeerRejected
-from pycoll.testing import run_threads
 
 F, READ_ONLY = np.ones(4), np.ones(4)
 I = np.ones(4, np.int32)  # noqa: E741
@@ -176,87 +175,6 @@ def test_inputs_and_outputs_of_a_refused_call_are_untouched(run):
         return bool((x == comm.rank).all() and (out == -1).all())
 
     assert run(3, rank) == [True] * 3
-
-
-CHANGES = {
-    "read-only": (lambda x, out: out.setflags(write=False), r"read-only"),
-    "dtype": (lambda x, out: (x, out.view(np.int64)), r"dtype int64"),
-    "shape": (lambda x, out: (x, out.reshape(4, 16)), r"shape \(4, 16\)"),
-    "strides": (lambda x, out: (x, out.T), r"not C-contiguous"),
-    "overlap": (lambda x, out: (np.ravel(x)[:8], np.ravel(x)[4:12]), r"overlap"),
-    "byte order": (lambda x, out: (x.view(">f8"), out.view(">f8")), r"byte order"),
-}
-
-
-@pytest.mark.parametrize("what", CHANGES)
-def test_a_call_like_one_that_was_right(run, what):
-    """The short way for calls that were checked before must not let a bad one through."""
-    change, text = CHANGES[what]
-
-    def rank(comm):
-        x, out = np.ones((8, 8)), np.ones((8, 8))
-        for _ in range(3):
-            comm.all_reduce(x, out=out)
-            comm.all_reduce(np.ravel(x)[:8], out=np.ravel(out)[:8])
-        changed = change(x, out) or (x, out)
-        with pytest.raises(ArgumentError, match=text):
-            comm.all_reduce(changed[0], out=changed[1])
-        return float(comm.all_reduce(x).sum())
-
-    assert run(2, rank) == [128.0] * 2
-
-
-OPTIONS = {
-    "op": ({"op": "mean"}, r"op='mean'"),
-    "order": ({"order": "fast"}, r"order='fast'"),
-    "algorithm": ({"algorithm": "best"}, r"'best'"),
-    "timeout": ({"timeout": -1.0}, r"timeout=-1.0"),
-    "timeout in the background": ({"timeout": 0.0, "async_op": True}, r"timeout=0.0"),
-}
-
-
-@pytest.mark.parametrize("what", OPTIONS)
-def test_bad_options_after_good_ones(run, what):
-    options, text = OPTIONS[what]
-
-    def rank(comm):
-        x, out = np.ones(8), np.ones(8)
-        for _ in range(3):
-            comm.all_reduce(x, out=out)
-        with pytest.raises(ArgumentError, match=text):
-            comm.all_reduce(x, out=out, **options)
-        return float(comm.all_reduce(x, out=out)[0])
-
-    assert run(2, rank) == [2.0] * 2
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda c: c.all_reduce(F, opp="sum"),
-        lambda c: c.all_reduce(F, "sum", F),
-        lambda c: c.all_reduce(),
-        lambda c: c.all_reduce(F, "sum", op="sum"),
-        lambda c: c.barrier(F),
-        lambda c: c.broadcast(F, order="tree"),
-    ],
-)
-def test_signatures_are_those_of_python_functions(call):
-    def rank(comm):
-        with pytest.raises(TypeError, match=r"argument"):
-            call(comm)
-        return good(comm)
-
-    assert run_threads(1, rank) == [[0.0, 1.0, 2.0]]
-
-
-def test_a_transposed_input_after_a_straight_one(run):
-    def rank(comm):
-        x = np.arange(9.0).reshape(3, 3)
-        results = [comm.all_reduce(a).tolist() for a in (x, x.T, x, x[::-1], x.copy("F"))]
-        return results == [(2 * a).tolist() for a in (x, x.T, x, x[::-1], x)]
-
-    assert run(2, rank) == [True, True]
 
 
 def test_more_than_there_is_memory_for(run):

@@ -1,5 +1,7 @@
 """Communicators made of communicators."""
 
+import os
+import resource
 import threading
 import time
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from pycoll.config import Config
-from pycoll.errors import CollTimeout, CommClosed, Revoked
+from pycoll.errors import CollTimeout, CommClosed, PeerLeft, Revoked, TransportError
 from pycoll.testing import run_processes, run_threads
 
 
@@ -200,6 +202,20 @@ def test_many_groups_of_many_ranks():
         [range(r // k * k, min(16, r // k * k + k)) for k in (1, 2, 3, 5, 16)] for r in range(16)
     ]
     assert run_threads(16, rank) == [[sum(block) for block in row] for row in blocks]
+
+
+def test_no_descriptors_left():
+    def rank(comm):
+        if comm.rank == 1:
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            room = len(os.listdir("/proc/self/fd")) - 1
+            resource.setrlimit(resource.RLIMIT_NOFILE, (room, limits[1]))
+        error = TransportError if comm.rank == 1 else PeerLeft
+        with pytest.raises(error, match=r"(?i)too many open files"):
+            comm.dup()
+        return True
+
+    assert run_processes(3, rank) == [True] * 3
 
 
 @pytest.mark.parametrize("color", ["red", 1.5, 2**63])
