@@ -71,7 +71,7 @@ class Limit:
         self._library = ctypes.CDLL(library)
         self._library.limit_header_bytes.restype = ctypes.c_size_t
         self._rank, self._count, self._slots, self._done = comm.rank, count, slots, 0
-        self._stride = count * 4 + 320
+        self._stride = count * 4 + 320  # as in the memory of pycoll
         nbytes = self._library.limit_header_bytes() + 2 * slots * self._stride
         place = np.array([os.getpid(), -1])
         if comm.rank == 0:
@@ -93,11 +93,11 @@ class Limit:
 
 def against_limit(comm, library):
     """1 MiB of float32 in place in symmetric memory beside the plain loop, run by run in turn."""
-    count, slots, calls = 1 << 18, 8, 40
+    count, slots, calls = 1 << 18, 4, 80
     limit = Limit(comm, library, count, slots)
-    memory = [comm.empty(count + 80, np.float32)[:count] for _ in range(slots)]
-    for x in memory:
-        x[:] = 0
+    pool = comm.empty((slots, count + 80), np.float32)
+    pool[:] = 0
+    memory = [row[:count] for row in pool]
     turn = iter(range(1 << 30))
 
     def ours():
