@@ -8,6 +8,7 @@
 #include "engine.h"
 #include "fastcall.h"
 #include "fold.h"
+#include "gil.h"
 #include "mailbox.h"
 
 namespace py = pybind11;
@@ -17,7 +18,7 @@ void bind_arrays(py::module_& m);  // bindings_arrays.cpp
 
 namespace {
 
-using Release = py::call_guard<py::gil_scoped_release>;
+using Release = py::call_guard<Unlocked>;
 using Table = py::array_t<uint64_t, py::array::c_style | py::array::forcecast>;
 
 // EngineError(kind, text); MemoryError and pending Python exceptions stay what they are.
@@ -32,6 +33,7 @@ void translate(const Error& error) {
 }
 
 bool check_signals(void*) {
+  if (interpreter_is_ending()) return false;
   py::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;
 }
@@ -72,7 +74,7 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<ControlSegment> control,
   options.threads_as_ranks = threads;
   options.spins = spins;
   options.check_signals = check_signals;
-  py::gil_scoped_release release;
+  const Unlocked unlocked;
   return std::make_shared<Engine>(std::move(control), std::move(heap), rank, options);
 }
 
@@ -128,7 +130,7 @@ py::dict rank_report(uint32_t rank, const RankReport& r, uint64_t iteration) {
 py::object report(Engine& engine) {
   Report snapshot;
   {
-    py::gil_scoped_release release;
+    const Unlocked unlocked;
     snapshot = engine.report();
   }
   if (snapshot.cause == Cause::kNone) return py::none();
@@ -162,6 +164,8 @@ PYBIND11_MODULE(_C, m) {
       translate(error);
     }
   });
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function([] { ending_thread = std::this_thread::get_id(); }));
   m.def("fold_isa", &fold_isa);
   bind_arrays(m);
   m.def("sizes",

@@ -1,5 +1,4 @@
 // Around the iterations of an engine: making it, its threads and queue, leaving and closing.
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -25,32 +24,12 @@ const volatile uint32_t* make_fork_guard() {
   return static_cast<volatile uint32_t*>(page);
 }
 
-uintptr_t this_thread() { return static_cast<uintptr_t>(pthread_self()); }
-
 }  // namespace
 
 uint64_t deadline_after(double timeout_s) {
   constexpr double kForever = 1e9;  // seconds
   return now_ns() + static_cast<uint64_t>(std::clamp(timeout_s, 0.0, kForever) * 1e9);
 }
-
-// Marks the calling thread as the one inside, or throws.
-class Engine::Use {
- public:
-  explicit Use(Engine& engine) : user_(engine.user_) {
-    uintptr_t nobody = 0;
-    COLL_CHECK(user_.compare_exchange_strong(nobody, this_thread(), std::memory_order_acquire),
-               "ConcurrentUseError", "thread ", this_thread(), " used rank ", engine.rank_,
-               "'s communicator while thread ", nobody,
-               " was inside a call; use one communicator per thread (dup), or a lock");
-  }
-  ~Use() { user_.store(0, std::memory_order_release); }
-  Use(const Use&) = delete;
-  Use& operator=(const Use&) = delete;
-
- private:
-  std::atomic<uintptr_t>& user_;
-};
 
 Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> heap, uint32_t rank,
                const EngineOptions& options, std::vector<uint32_t> regions)
@@ -139,7 +118,7 @@ Engine::Job Engine::prepare(const BoundCall& call, const void* in, void* out, ui
 void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site,
                  double timeout_s) {
   check_usable();
-  const Use use(*this);
+  const Use use(user_, rank_);
   Job job = prepare(call, in, out, site, timeout_s);
   if (keeper_ == nullptr || keeper_->idle()) [[likely]]
     return execute(job);
@@ -150,7 +129,7 @@ void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site
 Engine::Ticket Engine::submit(std::shared_ptr<const BoundCall> call, const void* in, void* out,
                               uint32_t site, double timeout_s) {
   check_usable();
-  const Use use(*this);
+  const Use use(user_, rank_);
   Job job = prepare(*call, in, out, site, timeout_s);
   job.signals = false;
   return keeper().submit([this, job, call = std::move(call)] { execute(job); });
@@ -158,7 +137,7 @@ Engine::Ticket Engine::submit(std::shared_ptr<const BoundCall> call, const void*
 
 void Engine::refuse(std::string_view text, uint32_t site, double timeout_s) {
   check_usable();
-  const Use use(*this);
+  const Use use(user_, rank_);
   if (keeper_ == nullptr || keeper_->idle()) return execute_refusal(text, site, timeout_s, true);
   run_queued([=, this] { execute_refusal(text, site, timeout_s, false); });
 }
@@ -227,7 +206,7 @@ void Engine::close() {
     closed_.store(true);
     return;
   }
-  const Use use(*this);
+  const Use use(user_, rank_);
   if (closed()) return;
   if (keeper_ != nullptr) {
     keeper_->wait_idle(policy_, [this](Pulse pulse) {

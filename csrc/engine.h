@@ -16,6 +16,7 @@
 #include "life.h"
 #include "plan.h"
 #include "types.h"
+#include "use.h"
 
 namespace pycoll {
 
@@ -161,7 +162,6 @@ class Engine {
     uint64_t seen;   // newest iteration of this peer that was compared with ours
     char *in, *out;  // its arrays in our mapping, as of iteration `seen`
   };
-  class Use;
 
   void check_usable() const;
   Job prepare(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
@@ -223,7 +223,7 @@ class Engine {
   std::unique_ptr<void*[]> dsts_;
   uint32_t max_operands_;                          // of one fold: sources, and destinations
   const volatile uint32_t* fork_guard_ = nullptr;  // reads 0 in a child made by fork
-  std::atomic<uintptr_t> user_{0};                 // the thread that is inside
+  User user_{0};                                   // the thread that is inside
   std::atomic<bool> closed_{false};
   std::atomic<bool> left_{false};
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "engine.h"
+#include "gil.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -140,15 +141,16 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
   const py::object keep = py::reinterpret_borrow<py::object>(x);
   std::string kind, text;
   bool failed = false;
-  PyThreadState* thread = PyEval_SaveThread();
-  try {
-    state.engine->run(*call, arrays.in, target, site);
-  } catch (const Error& error) {
-    failed = true;
-    kind = error.kind();
-    text = error.what();
+  {
+    const Unlocked unlocked;
+    try {
+      state.engine->run(*call, arrays.in, target, site);
+    } catch (const Error& error) {
+      failed = true;
+      kind = error.kind();
+      text = error.what();
+    }
   }
-  PyEval_RestoreThread(thread);
   if (!failed) return result.release().ptr();
   if (PyErr_Occurred() == nullptr) state.fail()(kind, text);
   return nullptr;

@@ -15,6 +15,8 @@
 
 namespace pycoll {
 
+// One thread at a time (ConcurrentUseError otherwise), also beside another one that is in a call of
+// the engine.
 class Mailboxes {
  public:
   explicit Mailboxes(std::shared_ptr<Engine> engine);
@@ -30,7 +32,8 @@ class Mailboxes {
 
   // Receives the oldest message with this tag from `src`, or from any rank if src < 0, into `data`,
   // and returns its sender. Throws MismatchError if its size or type is another one (the message
-  // stays), CollTimeout (nothing is lost), and whatever Engine::check throws.
+  // stays), CollTimeout (nothing is lost), and whatever Engine::check throws; but what arrived
+  // whole before its sender died or left is still received.
   uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                 double timeout_s);
 
@@ -65,6 +68,7 @@ class Mailboxes {
   ControlSegment& control_;
   uint32_t rank_, world_size_;
   uint32_t fragment_bytes_;  // data of one fragment
+  User user_{0};
   WaitPolicy policy_;
   std::vector<Message> arrived_;  // in order of arrival, complete or not
 };

@@ -7,8 +7,8 @@ import pytest
 
 import pycoll
 from pycoll.config import Config
-from pycoll.errors import ArgumentError, CollTimeout, MismatchError, PeerLeft
-from pycoll.testing import RankFailed, run_processes, run_threads
+from pycoll.errors import ArgumentError, CollTimeout, MismatchError
+from pycoll.testing import run_threads
 
 
 def pattern(size, seed, dtype=np.int64):
@@ -178,18 +178,6 @@ def test_more_messages_than_room(run):
         return True
 
     assert run(2, rank) == [None, True]
-
-
-def test_the_sender_has_left():
-    def rank(comm):
-        if comm.rank == 0:
-            raise KeyError("gone")
-        with pytest.raises(PeerLeft, match="gone"):
-            comm.recv(np.empty(3), 0)
-        return True
-
-    with pytest.raises(RankFailed, match=r"rank 0 failed:(.|\n)*KeyError: 'gone'$"):
-        run_processes(2, rank)
 
 
 def test_many_ranks_to_many():

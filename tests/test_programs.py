@@ -157,6 +157,19 @@ else:
     assert "left: it exited while one of its threads was in a call" in out
 
 
+def test_a_daemon_thread_that_receives_at_the_end(program):
+    text = """
+import threading
+comm = pycoll.init(timeout=30)
+threading.excepthook = lambda args: None
+receive = lambda: comm.recv(np.empty(3), 1 - comm.rank)
+threading.Thread(target=receive, daemon=True).start()
+time.sleep(0.1)
+"""
+    for _ in range(8):
+        assert outcome(program(2, text)) == (0, "", "")
+
+
 def test_a_call_in_the_background_that_nobody_joins(program):
     text = """
 comm = pycoll.init(timeout=30)

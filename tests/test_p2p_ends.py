@@ -1,0 +1,86 @@
+"""Tagged messages while ranks end, and between threads."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import pycoll
+from pycoll.errors import ConcurrentUseError, PeerLeft
+from pycoll.testing import RankFailed, run_processes
+
+
+def test_the_sender_has_left():
+    def rank(comm):
+        if comm.rank == 0:
+            raise KeyError("gone")
+        with pytest.raises(PeerLeft, match="gone"):
+            comm.recv(np.empty(3), 0)
+        return True
+
+    with pytest.raises(RankFailed, match=r"rank 0 failed:(.|\n)*KeyError: 'gone'$"):
+        run_processes(2, rank)
+
+
+@pytest.mark.parametrize("end", ["killed", "left", "closed"])
+def test_the_last_message_of_a_sender_arrives(end):
+    def rank(comm):
+        x = np.empty(3)
+        if comm.rank == 1:
+            comm.recv(x, 0)
+            return x.tolist()
+        comm.send(np.arange(3.0), 1)
+        if end == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if end == "left":
+            raise KeyError("gone")
+        return comm.close()
+
+    for _ in range(12):
+        if end == "closed":
+            assert run_processes(2, rank) == [None, [0, 1, 2]]
+        else:
+            with pytest.raises(RankFailed, match=r"^rank 0"):
+                run_processes(2, rank)
+
+
+def test_two_threads_at_once(run):
+    def rank(comm):
+        if comm.rank == 1:
+            time.sleep(0.3)
+            comm.send(np.arange(3.0), 0)
+            return None
+        x = np.empty(3)
+        thread = threading.Thread(target=comm.recv, args=(x, 1))
+        thread.start()
+        time.sleep(0.1)
+        with pytest.raises(ConcurrentUseError, match="one communicator per thread"):
+            comm.send(np.ones(1), 1)
+        thread.join()
+        return x.tolist()
+
+    assert run(2, rank) == [[0, 1, 2], None]
+
+
+def test_closing_while_a_thread_receives(run):
+    def rank(comm):
+        caught = []
+
+        def receive():
+            try:
+                comm.recv(np.empty(3), 1 - comm.rank)
+            except pycoll.CollError as error:
+                caught.append(type(error).__name__)
+
+        thread = threading.Thread(target=receive)
+        thread.start()
+        time.sleep(0.05)
+        comm.close()
+        thread.join(timeout=5)
+        return caught
+
+    for caught in run(2, rank):
+        assert caught in (["CommClosed"], ["PeerLeft"])
