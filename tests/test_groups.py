@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pycoll.config import Config
-from pycoll.errors import CollTimeout, CommClosed, PeerLeft, Revoked, TransportError
+from pycoll.errors import CollTimeout, CommClosed, PeerRejected, Revoked, TransportError
 from pycoll.testing import run_processes, run_threads
 
 
@@ -204,20 +204,22 @@ def test_many_groups_of_many_ranks():
     assert run_threads(16, rank) == [[sum(block) for block in row] for row in blocks]
 
 
-def test_no_descriptors_left():
+@pytest.mark.parametrize("poor", [0, 1])
+def test_no_descriptors_left(poor):
     def rank(comm):
         comm.dup().close()  # so that nothing is left to import
-        if comm.rank == 1:
-            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if comm.rank == poor:
             lowest_free = os.dup(0)
             os.close(lowest_free)
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
-        error = TransportError if comm.rank == 1 else PeerLeft
+        error = TransportError if comm.rank == poor else PeerRejected
         with pytest.raises(error, match=r"(?i)too many open files"):
             comm.dup()
-        return True
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        return int(comm.dup().all_reduce(comm.all_reduce(np.ones(1, int)))[0])
 
-    assert run_processes(3, rank) == [True] * 3
+    assert run_processes(3, rank) == [9] * 3
 
 
 @pytest.mark.parametrize("color", ["red", 1.5, 2**63])

@@ -8,7 +8,7 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.config import Config
-from pycoll.errors import ArgumentError, CollError
+from pycoll.errors import ArgumentError
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.session import Session, raising
 from pycoll.types import Kind
@@ -36,24 +36,30 @@ def open_control(fd: int, world_size: int, config: Config) -> _C.Control:
 def split(parent: Session, color: int | None, key: int) -> Session | None:
     """Make sessions of the ranks with equal colours; see `pycoll.Communicator.split`.
 
-    The lowest rank of each group makes the memory, and the others open it through ``/proc``.
+    The lowest rank of each group makes the memory, and the others open it through ``/proc``. A rank
+    that cannot join refuses the call: then nobody gets a group, and the parent stays as it was.
     """
     wanted = parent.refusing(lambda: _wish(color, key))
     table = _all_gather(parent, wanted)
     mine = np.flatnonzero((table[:, :2] == wanted[:2]).all(axis=1))
     group = mine[np.argsort(table[mine, 2], kind="stable")].tolist()
     leads = color is not None and group[0] == parent.rank
-    fd = make_memfd("control") if leads else -1
+    fd = parent.refusing(lambda: make_memfd("control")) if leads else -1
+    child = None
     try:
         places = _all_gather(parent, np.array([os.getpid(), fd], np.int64))
-        child = None
         if color is not None:
-            child = _join(parent, *places[group[0]].tolist(), group)
+            leader = places[group[0]].tolist()
+            child = parent.refusing(lambda: _join(parent, *leader, group))
         parent.call(Kind.BARRIER, None, None, "sum", 0, None)
-        return child
+    except BaseException:
+        if child is not None:
+            child.close()
+        raise
     finally:
         if leads:
             os.close(fd)
+    return child
 
 
 def _wish(color: int | None, key: int) -> np.ndarray:
@@ -68,16 +74,10 @@ def _all_gather(parent: Session, row: np.ndarray) -> np.ndarray:
 
 
 def _join(parent: Session, pid: int, leader_fd: int, group: list[int]) -> Session:
+    fd = adopt(pid, leader_fd)
     try:
-        fd = adopt(pid, leader_fd)
-        try:
-            control = open_control(fd, len(group), parent.config)
-            rank, n = group.index(parent.rank), len(group)
-            return Session(
-                control, parent.heap, parent.region, rank, n, parent.config, parent.threads
-            )
-        finally:
-            os.close(fd)
-    except CollError as error:
-        parent.leave(error)
-        raise
+        control = open_control(fd, len(group), parent.config)
+        rank, n = group.index(parent.rank), len(group)
+        return Session(control, parent.heap, parent.region, rank, n, parent.config, parent.threads)
+    finally:
+        os.close(fd)
