@@ -17,7 +17,7 @@ FIND_PYTHON = for python in $(CANDIDATES); do \
       or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
       >/dev/null 2>&1 && echo "$$python" && break; done
 
-.PHONY: help tools build demo test native asan tsan lint format clean
+.PHONY: help tools build demo compare test native asan tsan lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -55,6 +55,9 @@ build: $(VENV)/built  ## build the extension in place, in a virtual environment 
 demo: build  ## train on four ranks, measure, and draw a schedule
 	@$(BIN)/python examples/demo.py
 
+compare: build  ## compare with MPICH, Open MPI and gloo: ten minutes, and their wheels are installed
+	@$(BIN)/python benchmarks/compare.py --quick --rounds 3
+
 test: build native  ## run every test that needs two cores and nothing else
 	$(BIN)/python -m pytest $(ARGS)
 
@@ -78,5 +81,5 @@ format: $(VENV)/installed  ## rewrite the sources in the style that lint checks
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:  ## remove everything that was built, the virtual environment too
-	rm -rf $(VENV) build tests/native/build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compare build tests/native/build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,6 +15,7 @@ namespace py = pybind11;
 namespace pycoll {
 
 void bind_arrays(py::module_& m);  // bindings_arrays.cpp
+void bind_memory(py::module_& m);  // bindings_memory.cpp
 
 namespace {
 
@@ -168,6 +169,7 @@ PYBIND11_MODULE(_C, m) {
       py::cpp_function([] { ending_thread = std::this_thread::get_id(); }));
   m.def("fold_isa", &fold_isa);
   bind_arrays(m);
+  bind_memory(m);
   m.def("sizes",
         [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan").def(
@@ -175,7 +177,8 @@ PYBIND11_MODULE(_C, m) {
       "rounds"_a, "direct"_a);
   py::class_<BoundCall, std::shared_ptr<BoundCall>>(m, "BoundCall")
       .def_readonly("segments", &BoundCall::segments)
-      .def_readonly("tiny", &BoundCall::tiny);
+      .def_readonly("tiny", &BoundCall::tiny)
+      .def_property_readonly("direct", [](const BoundCall& call) { return call.plan->direct; });
   py::class_<ControlSegment, std::shared_ptr<ControlSegment>>(m, "Control")
       .def(py::init([](int fd, uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes,
                        uint64_t start_iteration) {

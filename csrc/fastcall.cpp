@@ -94,8 +94,9 @@ bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& 
     nbytes *= static_cast<uint64_t>(array->dimensions[i]);
   }
   data = array->data;
-  key.place = heap != nullptr && heap->contains(data, nbytes) ? kSymmetric : kPrivate;
-  return true;
+  const bool symmetric = heap != nullptr && heap->contains(data, nbytes);
+  key.place = symmetric ? kSymmetric : kPrivate;
+  return symmetric || heap == nullptr || !heap->is_aliased(data, nbytes);
 }
 
 bool make_key(const State& state, PyObject* const* args, Key& key, Arrays& arrays) {

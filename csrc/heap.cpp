@@ -11,6 +11,7 @@
 
 #include "control.h"
 #include "error.h"
+#include "pool.h"
 
 namespace pycoll {
 namespace {
@@ -52,10 +53,51 @@ Heap::~Heap() {
   ::close(fd_);
 }
 
-uint64_t Heap::alloc(uint32_t region, uint64_t nbytes) {
-  COLL_CHECK(getpid() == owner_, "ForkedError",
+bool Heap::is_owner() const { return getpid() == owner_; }
+
+void Heap::check_owner() const {
+  COLL_CHECK(is_owner(), "ForkedError",
              "symmetric memory can only be allocated by the process that joined, not by its "
              "forked child");
+}
+
+bool Heap::map_over(char* place, uint64_t offset, uint64_t nbytes) const {
+  constexpr int kFlags = MAP_SHARED | MAP_FIXED | MAP_NORESERVE;
+  return mmap(place, nbytes, PROT_READ | PROT_WRITE, kFlags, fd_, off_t(offset)) != MAP_FAILED;
+}
+
+void Heap::add_alias(const void* data, uint64_t nbytes) {
+  const auto first = reinterpret_cast<uintptr_t>(data);
+  COLL_CHECK(!finds_alias(data, nbytes), "ArgumentError",
+             "the array, or a part of it, is registered already");
+  std::lock_guard lock(mutex_);
+  aliases_.emplace(first, first + nbytes);
+  alias_count_ = aliases_.size();
+}
+
+void Heap::drop_alias(const void* data) {
+  std::lock_guard lock(mutex_);
+  aliases_.erase(reinterpret_cast<uintptr_t>(data));
+  alias_count_ = aliases_.size();
+}
+
+bool Heap::finds_alias(const void* data, uint64_t nbytes) const {
+  const auto first = reinterpret_cast<uintptr_t>(data);
+  std::lock_guard lock(mutex_);
+  const auto after = aliases_.lower_bound(first + nbytes);
+  return after != aliases_.begin() && std::prev(after)->second > first;
+}
+
+Pool& Heap::pool(uint32_t region) {
+  std::lock_guard lock(mutex_);
+  COLL_CHECK(region < used_.size(), "TransportError", "the heap has no region ", region);
+  auto& found = pools_[region];
+  if (found == nullptr) found = std::make_unique<Pool>(*this, region);
+  return *found;
+}
+
+uint64_t Heap::alloc(uint32_t region, uint64_t nbytes) {
+  check_owner();
   COLL_CHECK(region < used_.size(), "TransportError", "the heap has no region ", region);
   COLL_CHECK(nbytes <= region_bytes_, "MemoryError", "cannot reserve ", nbytes,
              " bytes of symmetric memory: a rank has ", region_bytes_, "; make the heap larger");
@@ -77,7 +119,7 @@ uint64_t Heap::alloc(uint32_t region, uint64_t nbytes) {
 }
 
 void Heap::free(uint64_t offset) {
-  if (getpid() != owner_) return;  // the pages belong to the parent of this forked child
+  if (!is_owner()) return;  // the pages belong to the parent of this forked child
   std::lock_guard lock(mutex_);
   const uint64_t region = offset / region_bytes_;
   COLL_CHECK(region < used_.size() && used_[region].count(offset) == 1, "TransportError",

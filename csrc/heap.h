@@ -1,14 +1,18 @@
 // The symmetric heap of a job: one sparse memfd that every rank maps whole.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
 namespace pycoll {
+
+class Pool;
 
 // A region belongs to one rank of the job, and only that rank allocates in it; so the book-keeping
 // is private, and only the bytes are shared. Offsets count from the start of the file and mean the
@@ -31,6 +35,24 @@ class Heap {
   // parent still uses them.
   void free(uint64_t offset);
 
+  // Maps pages of the heap a second time, over `place`. False, with errno, if that fails.
+  bool map_over(char* place, uint64_t offset, uint64_t nbytes) const;
+
+  // Remembers that private memory [data, data + nbytes) has a mirror in the heap; see Registration.
+  void add_alias(const void* data, uint64_t nbytes);
+  void drop_alias(const void* data);
+  // Whether some of [data, data + nbytes) has a mirror.
+  bool is_aliased(const void* data, uint64_t nbytes) const {
+    return alias_count_.load(std::memory_order_relaxed) != 0 && finds_alias(data, nbytes);
+  }
+
+  // The blocks of a region; arrays come from here.
+  Pool& pool(uint32_t region);
+
+  // Whether this is the process that made this object, not a child of it made by fork.
+  bool is_owner() const;
+  void check_owner() const;
+
   char* at(uint64_t offset) const { return base_ + offset; }
   uint64_t bytes() const { return bytes_; }
 
@@ -45,13 +67,18 @@ class Heap {
   }
 
  private:
+  bool finds_alias(const void* data, uint64_t nbytes) const;
+
   int fd_;
   int owner_ = 0;  // process that made this object
   uint64_t region_bytes_;
   uint64_t bytes_;
   char* base_ = nullptr;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<std::map<uint64_t, uint64_t>> used_;  // per region: offset -> bytes
+  std::map<uint32_t, std::unique_ptr<Pool>> pools_;
+  std::map<uintptr_t, uintptr_t> aliases_;  // first byte -> past the last one
+  std::atomic<size_t> alias_count_{0};
 };
 
 }  // namespace pycoll

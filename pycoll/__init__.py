@@ -28,7 +28,9 @@ from pycoll.errors import (
 )
 from pycoll.runtime.bootstrap import discover
 from pycoll.runtime.groups import open_control
-from pycoll.runtime.session import Session, raising
+from pycoll.runtime.memory import Memory
+from pycoll.runtime.reports import raising
+from pycoll.runtime.session import Session
 from pycoll.runtime.work import Work
 
 __version__ = "0.1.0"
@@ -61,7 +63,7 @@ def init(
         n = launch.world_size
         heap = raising(_C.Heap, launch.heap_fd, n, config.heap_bytes)
         control = open_control(launch.control_fd, n, config)
-        session = Session(control, heap, launch.rank, launch.rank, n, config)
+        session = Session(control, Memory(heap, launch.rank), launch.rank, n, config)
     finally:
         os.close(launch.control_fd)
         os.close(launch.heap_fd)

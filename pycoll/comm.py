@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import numpy as np
-
 from pycoll.errors import ArgumentError
+from pycoll.memory import SymmetricMemory
 from pycoll.runtime.groups import split
 from pycoll.runtime.methods import collective
 from pycoll.runtime.session import Session
@@ -31,7 +30,7 @@ class CallOptions(TypedDict, total=False):
     async_op: bool
 
 
-class Communicator:
+class Communicator(SymmetricMemory):
     """A group of ranks that communicate.
 
     Made by `pycoll.init`, `Communicator.split` or `Communicator.dup`. One communicator is for one
@@ -71,17 +70,6 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"<pycoll.Communicator rank {self.rank} of {self.world_size}>"
-
-    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
-        """Allocate an array in symmetric memory, which peers read and write without copies.
-
-        Not a collective: every rank allocates as it likes. The memory goes back when the array and
-        its views are collected.
-
-        Raises:
-            MemoryError: If the machine or the heap has no room for it.
-        """
-        return self._session.empty(shape, dtype)
 
     @collective(Kind.ALL_REDUCE)
     def all_reduce(

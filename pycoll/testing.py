@@ -34,6 +34,7 @@ from pycoll.comm import Communicator
 from pycoll.config import Config
 from pycoll.runtime.bootstrap import make_memfd
 from pycoll.runtime.groups import open_control
+from pycoll.runtime.memory import Memory
 from pycoll.runtime.session import Session
 
 GRACE_S = 5.0  # after the first failure, in which the other ranks can end by themselves
@@ -86,7 +87,7 @@ def run_processes(
         def join(rank: int) -> Communicator:
             heap = _C.Heap(heap_fd, n, config.heap_bytes)
             control = open_control(control_fd, n, config)
-            return Communicator(Session(control, heap, rank, rank, n, config))
+            return Communicator(Session(control, Memory(heap, rank), rank, n, config))
 
         try:
             for rank in range(n):
@@ -122,7 +123,7 @@ def run_threads(
         heap = _C.Heap(heap_fd, n, config.heap_bytes)
 
         def join(rank: int) -> Communicator:
-            return Communicator(Session(control, heap, rank, rank, n, config, threads=True))
+            return Communicator(Session(control, Memory(heap, rank), rank, n, config, threads=True))
 
         def body(rank: int) -> None:
             outcomes[rank] = _attempt(rank, join, fn, args)

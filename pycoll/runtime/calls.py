@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from pycoll import _C
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
+from pycoll.runtime.memory import Memory
 from pycoll.runtime.plans import CallSpec, Extents, PlanCache
-from pycoll.runtime.select import select
+from pycoll.runtime.prepared import Prepared, Request
+from pycoll.runtime.select import Choice, select
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import DType, Kind, Order, ReduceOp
@@ -69,53 +70,16 @@ _DIRECT_KINDS = (
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the caller asked for, apart from the arrays."""
-
-    kind: Kind
-    op: str = "sum"
-    root: int = 0
-    order: str | None = None
-    algorithm: str | Algorithm | None = None
-
-    @property
-    def collective(self) -> str:
-        """Name of the collective whose schedule is run."""
-        name = self.kind.name.lower().removesuffix("_v")
-        return "all_reduce" if self.kind == Kind.BARRIER else name
-
-
-@dataclass
-class Prepared:
-    """A call that is ready to run.
-
-    Attributes:
-        binding: Plan, sizes and descriptor.
-        in_ptr, out_ptr: Addresses of the user's memory, 0 where there is none.
-        result: What the call returns.
-        keep: Objects that must stay alive until the call is done.
-        plain: The arrays are the caller's own NumPy arrays, so a call like it needs no preparation.
-    """
-
-    binding: _C.Binding
-    in_ptr: int
-    out_ptr: int
-    result: Any
-    keep: tuple
-    plain: bool = False
-
-
-@dataclass(frozen=True)
 class Caller:
     """The side of a communicator that prepares calls.
 
     Attributes:
         plans: Its plan cache, which knows rank and world size.
-        heap: Its symmetric heap.
+        memory: This rank's part of the symmetric heap.
     """
 
     plans: PlanCache
-    heap: _C.Heap
+    memory: Memory
 
     def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
         """Check the arguments and choose and bind a plan.
@@ -213,20 +177,10 @@ class Caller:
         in_ptr = source.pointer if source is not None else 0
         out_ptr = target.pointer if target is not None else 0
         mapped = request.kind in _DIRECT_KINDS and all(
-            self.heap.contains(v.pointer, v.array.nbytes) for v in (typed, target)
+            self.memory.holds(v) for v in (typed, target)
         )
-        itemsize = typed.array.itemsize
         reduces = COLLECTIVES[request.collective].reduces
-        choice = select(
-            request.collective,
-            count * itemsize,
-            self.plans.world_size,
-            order=request.order,
-            dtype=typed.dtype if reduces else None,
-            op=op,
-            direct=mapped,
-            algorithm=request.algorithm,
-        )
+        choice = self._choose(request, op, count, typed, mapped)
         params = dict(choice.params)
         if "root" in choice.algorithm.params:
             params["root"] = root
@@ -237,7 +191,7 @@ class Caller:
             params=tuple(sorted(params.items())),
             direct=choice.direct,
             dtype=typed.code,
-            itemsize=itemsize,
+            itemsize=typed.array.itemsize,
             count=count,
             op=op if reduces else ReduceOp.SUM,
             order=Order[(choice.order or "any").upper()],
@@ -247,7 +201,37 @@ class Caller:
         plain = isinstance(typed.source, np.ndarray) and (
             source is None or in_ptr == view(source.source, "x").pointer
         )
-        return Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep, plain)
+        prepared = Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep, plain)
+        if choice.direct:
+            self._mirror(prepared, source, target)
+        return prepared
+
+    def _choose(
+        self, request: Request, op: ReduceOp, count: int, typed: ArrayView, mapped: bool
+    ) -> Choice:
+        return select(
+            request.collective,
+            count * typed.array.itemsize,
+            self.plans.world_size,
+            order=request.order,
+            dtype=typed.dtype if COLLECTIVES[request.collective].reduces else None,
+            op=op,
+            direct=mapped,
+            algorithm=request.algorithm,
+        )
+
+    def _mirror(
+        self, prepared: Prepared, source: ArrayView | None, target: ArrayView | None
+    ) -> None:
+        """Let a direct call work on registered arrays where the heap has them."""
+        read = self.memory.mirror(source) if source is not None else None
+        written = self.memory.mirror(target) if target is not None else None
+        if read is not None:
+            prepared.in_ptr, prepared.gathers = read.address, (read,)
+        if written is not None:
+            prepared.out_ptr, prepared.scatters = written.address, (written,)
+            prepared.gathers += (written,)
+        prepared.plain = prepared.plain and not prepared.gathers
 
 
 def _contiguous(v: ArrayView) -> ArrayView:

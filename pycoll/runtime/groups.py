@@ -10,7 +10,8 @@ from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
 from pycoll.runtime.bootstrap import adopt, make_memfd
-from pycoll.runtime.session import Session, raising
+from pycoll.runtime.reports import raising
+from pycoll.runtime.session import Session
 from pycoll.types import Kind
 
 _MAILBOX_TOTAL = 32 << 20
@@ -78,6 +79,6 @@ def _join(parent: Session, pid: int, leader_fd: int, group: list[int]) -> Sessio
     try:
         control = open_control(fd, len(group), parent.config)
         rank, n = group.index(parent.rank), len(group)
-        return Session(control, parent.heap, parent.region, rank, n, parent.config, parent.threads)
+        return Session(control, parent.memory, rank, n, parent.config, parent.threads)
     finally:
         os.close(fd)

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from pycoll import errors
+from pycoll import _C, errors
 from pycoll.algorithms import ALGORITHMS
 from pycoll.runtime.plans import FLAG_DIRECT
 from pycoll.schedule.plan import DONE, ENTERED, FAILED
@@ -162,3 +162,11 @@ def _left(report: dict) -> str:
     gone = report["ranks"][report["culprit"]]
     reason = gone["text"] or "it closed its communicator"
     return f"rank {report['culprit']} (process {gone['pid']}) left: {reason}.{_advice()}"
+
+
+def raising(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the engine where there is no communicator yet, with pycoll's exceptions."""
+    try:
+        return function(*args, **kwargs)
+    except _C.EngineError as error:
+        raise describe(*error.args, None) from None

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import functools
-import operator
 import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,23 +17,17 @@ from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime import vcalls
 from pycoll.runtime.arrays import ArrayView, check_output, view
-from pycoll.runtime.calls import Caller, Prepared, Request, barrier_spec, check_timeout
+from pycoll.runtime.calls import Caller, barrier_spec, check_timeout
 from pycoll.runtime.endings import leave_at_exit
+from pycoll.runtime.memory import Memory
 from pycoll.runtime.plans import CallSpec, Extents, PlanCache
-from pycoll.runtime.reports import describe
+from pycoll.runtime.prepared import Prepared, Request
+from pycoll.runtime.reports import describe, raising
 from pycoll.runtime.work import Work
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
 _MAX_TAG = 2**31 - 1
-
-
-def raising(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the engine where there is no communicator yet, with pycoll's exceptions."""
-    try:
-        return function(*args, **kwargs)
-    except _C.EngineError as error:
-        raise describe(*error.args, None) from None
 
 
 class Session:
@@ -44,8 +36,7 @@ class Session:
     def __init__(
         self,
         control: _C.Control,
-        heap: _C.Heap,
-        region: int,
+        memory: Memory,
         rank: int,
         world_size: int,
         config: Config,
@@ -55,8 +46,7 @@ class Session:
 
         Args:
             control: The control memory; see `pycoll.runtime.groups`.
-            heap: The symmetric heap of the job.
-            region: This rank's region of the heap.
+            memory: This rank's part of the symmetric heap.
             rank: Rank in the communicator.
             world_size: Number of ranks.
             config: Settings, equal on all ranks.
@@ -66,16 +56,16 @@ class Session:
             TransportError: If the memory cannot be had or does not fit these arguments.
         """
         self.rank, self.world_size, self.config = rank, world_size, config
-        self.heap, self.region, self.threads = heap, region, threads
+        self.memory, self.threads = memory, threads
         self._in_flight: deque[tuple[int, Prepared]] = deque()  # even if nobody keeps the `Work`
         self._engine: _C.Engine | None = None
         self._engine = engine = raising(
-            _C.Engine, control, heap, rank, timeout_s=config.timeout_s, threads=threads
+            _C.Engine, control, memory.heap, rank, timeout_s=config.timeout_s, threads=threads
         )
         self._mailboxes = _C.Mailboxes(engine)
-        self._caller = Caller(PlanCache(engine, rank, world_size), heap)
+        self._caller = Caller(PlanCache(engine, rank, world_size), memory)
         self.fast = _C.Fastcall(
-            engine, heap, *map(weakref.WeakMethod, (self.call, self.site, self._fail))
+            engine, memory.heap, *map(weakref.WeakMethod, (self.call, self.site, self._fail))
         )
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -121,10 +111,12 @@ class Session:
         """Run a prepared call, or put it in the queue."""
         limit = self._limit(timeout)
         run = self.engine.submit if async_op else self.engine.run
+        prepared.enter()
         ticket = self.guard(
             run, prepared.binding, prepared.in_ptr, prepared.out_ptr, self.site(), limit
         )
         if not async_op:
+            prepared.leave()
             return prepared.result
         self.sweep()
         self._in_flight.append((ticket, prepared))
@@ -189,19 +181,6 @@ class Session:
         code = frame.f_code
         where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
         return self.engine.site(where)
-
-    def empty(self, shape: int | Sequence[int], dtype: Any) -> np.ndarray:
-        """Allocate an array in this rank's region of the heap."""
-        try:
-            kind = np.dtype(dtype)
-            extent = tuple(operator.index(k) for k in ([shape] if np.ndim(shape) == 0 else shape))
-        except TypeError as error:
-            raise ArgumentError(f"shape={shape!r}, dtype={dtype!r}: {error}") from None
-        if kind.hasobject:
-            raise ArgumentError(f"dtype={kind} holds Python objects and cannot be shared")
-        if min(extent, default=0) < 0:
-            raise ArgumentError(f"shape={shape!r}: dimensions must not be negative")
-        return self.heap.empty(self.region, extent, kind)
 
     def all_gather_v(self, x: Any, out: Any, timeout: float | None) -> Any:
         """See `pycoll.Communicator.all_gather_v`."""

@@ -16,7 +16,8 @@ import numpy as np
 from pycoll import algorithms
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
-from pycoll.runtime.calls import Prepared, Request, table_spec
+from pycoll.runtime.calls import table_spec
+from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.plans import Extents
 from pycoll.types import Kind
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import ArgumentError, CollError, CollTimeout
 from pycoll.runtime.arrays import view
-from pycoll.runtime.calls import Prepared, Request
+from pycoll.runtime.prepared import Prepared, Request
 
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
@@ -49,6 +49,8 @@ class Work:
                 if isinstance(error, CollTimeout) and self._engine.report() is None:
                     raise  # only this wait is over
                 self._error = error
+            else:
+                self._prepared.leave()
             self._finished = True
             self._session.sweep()
         if self._error is not None:

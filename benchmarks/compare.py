@@ -1,0 +1,100 @@
+"""Compare pycoll with the libraries that people use for the same: MPICH, Open MPI, gloo.
+
+``python benchmarks/compare.py --quick`` takes about ten minutes, without ``--quick`` some hours.
+All contestants run in turn, several rounds of them, on arrays of the same sizes; every result is
+checked. It writes benchmarks/results/compare.json, .md and .png. The libraries are installed into
+environments of their own under .venv-compare the first time.
+"""
+
+import argparse
+import fnmatch
+import itertools
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "compare"), str(HERE.parent)]
+
+import launch
+import report
+
+import cases
+from pycoll.cli.machine import describe
+
+
+def jobs(chosen, sizes):
+    """Return the cases that one start of the ranks can measure: of one dtype and world size."""
+    key = lambda case: (case.n, case.dtype)  # noqa: E731
+    for (n, dtype), group in itertools.groupby(sorted(chosen, key=key), key):
+        group = sorted(group, key=lambda case: case.collective)
+        for _, some in itertools.groupby(group, lambda case: case.collective):
+            yield n, dtype, [cell for case in some for cell in case.cells(sizes)]
+
+
+def measure(names, chosen, sizes, rounds, budget_s):
+    """Run everything; return cells, each with the numbers of all rounds, and what was left out."""
+    found, skipped = defaultdict(list), {}
+    work = list(jobs(chosen, sizes))
+    begin, done, total = time.monotonic(), 0, rounds * len(work) * len(names)
+    for i, (n, dtype, cells) in itertools.product(range(rounds), work):
+        order = names[i % len(names) :] + names[: i % len(names)]
+        for name in order:
+            job = {"dtype": dtype, "cells": cells, "budget_s": budget_s}
+            if (name, dtype) not in skipped:
+                got, why = launch.run(name, n, job, 60 + 10 * len(cells))
+                for cell in got:
+                    key = (name, n, dtype, *(cell[k] for k in report.KEYS))
+                    found[key].append(cell)
+                if why is not None and not got:
+                    skipped[name, dtype] = why
+                elif why is not None:
+                    print(f"\n{name}, {n} ranks, {cells[len(got)]}: {why}")
+            done += 1
+            spent = time.monotonic() - begin
+            left = spent / done * (total - done)
+            text = f"round {i + 1}/{rounds}  {cells[0]['collective']:<14} n={n}  {name:<16}"
+            print(f"\r  {text}  {left / 60:4.1f} min left ", end="", flush=True)
+    print(f"\r  {len(found)} cells in {(time.monotonic() - begin) / 60:.1f} min{'':60}")
+    return found, skipped
+
+
+def main():
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="the cases of ten minutes")
+    parser.add_argument("--rounds", type=int, default=3, help="of all contestants in turn (3)")
+    parser.add_argument("--budget", type=float, default=0.03, metavar="S", help="for a cell (0.03)")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="cases whose title matches")
+    parser.add_argument("--with", dest="names", default=",".join(launch.HOMES), metavar="A,B")
+    parser.add_argument("--max", type=int, default=64, metavar="MIB", help="largest size (64)")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
+    parser.add_argument("--name", default="compare", help="of the files that are written")
+    args = parser.parse_args()
+    names = args.names.split(",")
+    unknown = sorted(set(names) - set(launch.HOMES))
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(launch.HOMES)}")
+    skipped = {(name, "all"): why for name, why in launch.set_up(names).items()}
+    names = [name for name in names if (name, "all") not in skipped]
+    chosen = cases.quick() if args.quick else cases.full()
+    chosen = [case for case in chosen if fnmatch.fnmatch(case.title, f"*{args.only}*")]
+    sizes = cases.FEW_SIZES if args.quick else (*cases.SIZES[::2], 64 << 20)
+    sizes = [size for size in sizes if size <= args.max << 20]
+    found, missing = measure(names, chosen, sizes, args.rounds, args.budget)
+    skipped |= missing | {(name, "all"): why for name, why in launch.NEVER.items()}
+    document = {
+        "command": "python benchmarks/compare.py " + " ".join(sys.argv[1:]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": describe(),
+        "versions": launch.versions(names),
+        "rounds": args.rounds,
+        "skipped": [{"who": who, "dtype": d, "why": why} for (who, d), why in skipped.items()],
+        "cells": report.merge(found),
+    }
+    report.write(document, args.out / args.name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The libraries that are compared, each behind the same few methods.
+
+A contestant has ``rank`` and ``world_size``; ``make(count)`` returns an array of its own kind,
+``host(array)`` the same memory as NumPy sees it; ``bind(collective, x, out)`` returns a function
+without arguments that makes the call, as a careful user of that library would write it; and
+``meet``, ``agree`` and ``gather`` let the ranks work together without anything but the library.
+"""
+
+import os
+
+import numpy as np
+
+
+class Pycoll:
+    """pycoll, with NumPy arrays or with arrays in symmetric memory."""
+
+    def __init__(self, dtype, symmetric=False):
+        import pycoll
+
+        settings = {"heap_bytes": 320 << 20} if symmetric else {}
+        self.comm = pycoll.init(timeout=60, **settings)
+        self.rank, self.world_size = self.comm.rank, self.comm.world_size
+        self._symmetric = symmetric
+        self._dtype = numpy_dtype(dtype)
+
+    def make(self, count):
+        if self._symmetric:
+            return self.comm.empty(count, self._dtype)
+        return aligned(count, self._dtype)
+
+    def host(self, array):
+        return array
+
+    def bind(self, collective, x, out):
+        call = getattr(self.comm, collective)
+        if collective == "reduce" and self.rank != 0:
+            return lambda: call(x)
+        return lambda: call(x, out=out)
+
+    def meet(self):
+        self.comm.barrier()
+
+    def agree(self, number):
+        return int(self.comm.broadcast(np.array([number]))[0])
+
+    def gather(self, numbers):
+        rows = self.comm.all_gather(np.asarray(numbers, float)[None])
+        return rows.reshape(self.world_size, -1)
+
+
+class Mpi:
+    """Whatever MPI mpi4py finds, through its buffer interface with prepared buffer specs."""
+
+    def __init__(self, dtype, level):
+        import mpi4py
+
+        mpi4py.rc.thread_level = level
+        from mpi4py import MPI
+
+        names = {"float32": "FLOAT", "float64": "DOUBLE", "bfloat16": "BFLOAT16"}
+        if not hasattr(MPI, names[dtype]):
+            raise Unavailable(f"mpi4py {mpi4py.__version__} has no {names[dtype]}")
+        self._mpi, self._type = MPI, getattr(MPI, names[dtype])
+        if self._type == MPI.DATATYPE_NULL:
+            raise Unavailable(f"this MPI has no {names[dtype]}")
+        self.comm = MPI.COMM_WORLD
+        self.rank, self.world_size = self.comm.rank, self.comm.size
+        self._dtype = numpy_dtype(dtype)
+
+    def make(self, count):
+        return aligned(count, self._dtype)
+
+    def host(self, array):
+        return array
+
+    def bind(self, collective, x, out):
+        comm, mine, theirs = self.comm, [x, self._type], [out, self._type]
+        if x is out:
+            mine = self._mpi.IN_PLACE
+        if collective == "broadcast":
+            return lambda: comm.Bcast(theirs)
+        if collective == "reduce":
+            theirs = theirs if self.rank == 0 else None
+            return lambda: comm.Reduce(mine, theirs)
+        name = {
+            "all_reduce": "Allreduce",
+            "all_gather": "Allgather",
+            "reduce_scatter": "Reduce_scatter_block",
+            "all_to_all": "Alltoall",
+        }[collective]
+        call = getattr(comm, name)
+        return lambda: call(mine, theirs)
+
+    def meet(self):
+        self.comm.Barrier()
+
+    def agree(self, number):
+        return self.comm.bcast(number)
+
+    def gather(self, numbers):
+        return np.array(self.comm.allgather(list(numbers)), float)
+
+
+class Gloo:
+    """PyTorch's default on processors."""
+
+    def __init__(self, dtype):
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        rank, size = int(os.environ["COMPARE_RANK"]), int(os.environ["COMPARE_SIZE"])
+        store = dist.FileStore(os.environ["COMPARE_STORE"], size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        self._torch, self._dist, self._type = torch, dist, getattr(torch, dtype)
+        self.rank, self.world_size = rank, size
+
+    def make(self, count):
+        return self._torch.zeros(count, dtype=self._type)
+
+    def host(self, array):
+        if array.dtype == self._torch.bfloat16:
+            return array.view(self._torch.int16).numpy().view(numpy_dtype("bfloat16"))
+        return array.numpy()
+
+    def bind(self, collective, x, out):
+        dist = self._dist
+        if collective == "all_reduce" and x is not out:
+            return lambda: (out.copy_(x), dist.all_reduce(out))
+        if collective == "reduce" and x is not out:
+            return lambda: (out.copy_(x), dist.reduce(out, 0))
+        return {
+            "all_reduce": lambda: dist.all_reduce(x),
+            "broadcast": lambda: dist.broadcast(out, 0),
+            "reduce": lambda: dist.reduce(x, 0),
+            "all_gather": lambda: dist.all_gather_into_tensor(out, x),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(out, x),
+            "all_to_all": lambda: dist.all_to_all_single(out, x),
+        }[collective]
+
+    def meet(self):
+        self._dist.barrier()
+
+    def agree(self, number):
+        box = [number]
+        self._dist.broadcast_object_list(box, 0)
+        return box[0]
+
+    def gather(self, numbers):
+        rows = [None] * self.world_size
+        self._dist.all_gather_object(rows, list(numbers))
+        return np.array(rows, float)
+
+
+class Unavailable(Exception):
+    """A contestant cannot do this; the text says why."""
+
+
+def numpy_dtype(name):
+    """Return a NumPy dtype by name, bfloat16 included."""
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def aligned(count, dtype):
+    """Return an array that begins on a cache line, like those of symmetric memory and PyTorch."""
+    raw = np.empty(count * dtype.itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + count * dtype.itemsize].view(dtype)
+
+
+CONTESTANTS = {
+    "pycoll": lambda dtype: Pycoll(dtype),
+    "pycoll symmetric": lambda dtype: Pycoll(dtype, symmetric=True),
+    "MPICH": lambda dtype: Mpi(dtype, "serialized"),
+    "MPICH multiple": lambda dtype: Mpi(dtype, "multiple"),
+    "Open MPI": lambda dtype: Mpi(dtype, "serialized"),
+    "gloo": lambda dtype: Gloo(dtype),
+}

@@ -1,0 +1,106 @@
+#include "pool.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "error.h"
+
+namespace pycoll {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kSlab = 256 << 10;
+
+// The least multiple of an eighth of the power of two below it: waste is under a quarter, and under
+// an eighth on average.
+uint64_t class_of(uint64_t nbytes) {
+  nbytes = std::max(nbytes, Pool::kAlignment);
+  const uint64_t step = std::max(std::bit_floor(nbytes - 1) / 4, Pool::kAlignment);
+  const uint64_t rounded = (nbytes + step - 1) / step * step;
+  return rounded < kPage ? rounded : (rounded + kPage - 1) / kPage * kPage;
+}
+
+}  // namespace
+
+void* Pool::alloc(uint64_t nbytes, bool* zeroed) {
+  heap_.check_owner();
+  const uint64_t size = nbytes > heap_.bytes() ? nbytes : class_of(nbytes);
+  std::lock_guard lock(mutex_);
+  std::vector<char*>& waiting = free_[size];
+  char* block;
+  if (zeroed != nullptr) *zeroed = waiting.empty();
+  if (!waiting.empty()) {
+    block = waiting.back();
+    waiting.pop_back();
+    kept_bytes_ -= size;
+    if (size >= kPage) forget(size, block);
+  } else {
+    block = size < kPage ? carve(size) : static_cast<char*>(pages(size));
+  }
+  used_.emplace(block, size);
+  used_bytes_ += size;
+  return block;
+}
+
+void Pool::free(void* block) {
+  if (!heap_.is_owner()) return;
+  std::lock_guard lock(mutex_);
+  const auto it = used_.find(block);
+  COLL_CHECK(it != used_.end(), "TransportError", "this block of symmetric memory is not in use");
+  const uint64_t size = it->second;
+  used_.erase(it);
+  used_bytes_ -= size;
+  if (size > kKeptBytes) return heap_.free(heap_.offset_of(block, size).value());
+  free_[size].push_back(static_cast<char*>(block));
+  kept_bytes_ += size;
+  if (size < kPage) return;
+  oldest_.emplace_back(size, static_cast<char*>(block));
+  while (kept_bytes_ > kKeptBytes && give_back_oldest()) {
+  }
+}
+
+uint64_t Pool::size_of(const void* block) {
+  std::lock_guard lock(mutex_);
+  const auto it = used_.find(block);
+  return it == used_.end() ? 0 : it->second;
+}
+
+char* Pool::carve(uint64_t nbytes) {
+  if (slab_left_ < nbytes) {
+    slab_ = static_cast<char*>(pages(kSlab));
+    slab_left_ = kSlab;
+  }
+  char* block = slab_;
+  slab_ += nbytes;
+  slab_left_ -= nbytes;
+  return block;
+}
+
+void* Pool::pages(uint64_t nbytes) {
+  for (;;) {
+    try {
+      return heap_.at(heap_.alloc(region_, nbytes));
+    } catch (const Error&) {
+      if (!give_back_oldest()) throw;
+    }
+  }
+}
+
+void Pool::forget(uint64_t size, char* block) {
+  const auto last = std::find(oldest_.rbegin(), oldest_.rend(), std::pair(size, block));
+  oldest_.erase(std::next(last).base());
+}
+
+bool Pool::give_back_oldest() {
+  if (oldest_.empty()) return false;
+  const auto [size, block] = oldest_.front();
+  oldest_.pop_front();
+  std::erase(free_[size], block);
+  kept_bytes_ -= size;
+  heap_.free(heap_.offset_of(block, size).value());
+  return true;
+}
+
+}  // namespace pycoll

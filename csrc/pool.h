@@ -1,0 +1,54 @@
+// Blocks of symmetric memory of one rank, of any size, reused when they are freed.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "heap.h"
+
+namespace pycoll {
+
+// Sizes are rounded up to classes, four to each power of two. Blocks below a page come from slabs;
+// larger ones are pages of their own. A freed block waits for the next request of its class; the
+// pages of large ones go back to the system, oldest first, when more than kKeptBytes wait, or when
+// the heap is full. Thread-safe.
+class Pool {
+ public:
+  static constexpr uint64_t kKeptBytes = 64 << 20;
+  static constexpr uint64_t kAlignment = 64;
+
+  Pool(Heap& heap, uint32_t region) : heap_(heap), region_(region) {}
+
+  // Returns at least one byte; `zeroed` tells whether the bytes are known to be 0. Throws what
+  // Heap::alloc throws.
+  void* alloc(uint64_t nbytes, bool* zeroed = nullptr);
+  // Does nothing in a child made by fork. Throws TransportError if the block is not in use.
+  void free(void* block);
+  // Bytes of a block in use, at least those that were asked for.
+  uint64_t size_of(const void* block);
+
+  // Bytes of blocks in use, and of freed ones that wait.
+  uint64_t used_bytes() const { return used_bytes_; }
+  uint64_t kept_bytes() const { return kept_bytes_; }
+
+ private:
+  char* carve(uint64_t nbytes);
+  void* pages(uint64_t nbytes);
+  void forget(uint64_t size, char* block);
+  bool give_back_oldest();
+
+  Heap& heap_;
+  const uint32_t region_;
+  std::mutex mutex_;
+  std::unordered_map<const void*, uint64_t> used_;         // block -> size of its class
+  std::unordered_map<uint64_t, std::vector<char*>> free_;  // size of the class -> blocks
+  std::deque<std::pair<uint64_t, char*>> oldest_;          // large free blocks, in order
+  char* slab_ = nullptr;
+  uint64_t slab_left_ = 0;
+  uint64_t used_bytes_ = 0, kept_bytes_ = 0;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,111 @@
+#include "registration.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "error.h"
+
+namespace pycoll {
+namespace {
+
+constexpr uintptr_t kPage = 4096;
+
+char* page_below(char* p) {
+  return reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(p) / kPage * kPage);
+}
+
+// Refuses memory that is not this process's own: a file's, shared, read-only, or a stack.
+void check_private(const char* first, const char* last) {
+  FILE* maps = std::fopen("/proc/self/maps", "re");
+  COLL_CHECK(maps != nullptr, "TransportError", "cannot read /proc/self/maps");
+  const std::unique_ptr<FILE, int (*)(FILE*)> closer(maps, std::fclose);
+  char line[512];
+  while (std::fgets(line, sizeof(line), maps) != nullptr) {
+    unsigned long from = 0, to = 0, inode = 0;
+    char mode[5] = "";
+    int name = 0;
+    if (std::sscanf(line, "%lx-%lx %4s %*x %*s %lu %n", &from, &to, mode, &inode, &name) < 4) {
+      continue;
+    }
+    if (to <= reinterpret_cast<uintptr_t>(first) || from >= reinterpret_cast<uintptr_t>(last)) {
+      continue;
+    }
+    const bool own = std::strncmp(mode, "rw-p", 4) == 0 && inode == 0;
+    COLL_CHECK(own && std::strncmp(line + name, "[stack", 6) != 0, "ArgumentError",
+               "the array's memory cannot be moved into symmetric memory: it belongs to a file, is "
+               "shared already, read-only, or on a stack");
+  }
+}
+
+}  // namespace
+
+Registration::Registration(std::shared_ptr<Heap> heap, uint32_t region, char* data, uint64_t nbytes)
+    : heap_(std::move(heap)),
+      data_(data),
+      first_(page_below(data + kPage - 1)),
+      last_(page_below(data + nbytes)),
+      end_(data + nbytes) {
+  COLL_CHECK(first_ < last_, "ArgumentError", "an array of ", nbytes,
+             " bytes has no whole page of memory; copy it to an array from Communicator.empty");
+  heap_->check_owner();
+  heap_->add_alias(data, nbytes);
+  try {
+    check_private(first_, last_);
+    move_in(region);
+  } catch (...) {
+    heap_->drop_alias(data);
+    throw;
+  }
+}
+
+void Registration::move_in(uint32_t region) {
+  const uint64_t head = data_ == first_ ? 0 : kPage, tail = end_ == last_ ? 0 : kPage;
+  const auto inner = static_cast<uint64_t>(last_ - first_);
+  offset_ = heap_->alloc(region, head + inner + tail);
+  char* pages = heap_->at(offset_) + head;
+  mirror_ = pages - (first_ - data_);
+  std::memcpy(mirror_, data_, static_cast<size_t>(end_ - data_));
+  if (!heap_->map_over(first_, offset_ + head, inner)) {
+    const int error = errno;
+    heap_->free(offset_);
+    throw_error("TransportError",
+                "cannot map symmetric memory over the array: ", std::strerror(error));
+  }
+}
+
+// Calls copy(user, mirror, bytes) for what [data, data + nbytes) has of head and tail.
+template <typename Copy>
+void Registration::edges(char* data, uint64_t nbytes, Copy&& copy) const {
+  char *const end = data + nbytes, *const head_end = std::min(end, first_);
+  if (data < head_end) copy(data, mirror_ + (data - data_), static_cast<size_t>(head_end - data));
+  char* const tail = std::max(data, last_);
+  if (tail < end) copy(tail, mirror_ + (tail - data_), static_cast<size_t>(end - tail));
+}
+
+void Registration::gather(char* data, uint64_t nbytes) const {
+  edges(data, nbytes, [](char* user, char* mirror, size_t n) { std::memcpy(mirror, user, n); });
+}
+
+void Registration::scatter(char* data, uint64_t nbytes) const {
+  edges(data, nbytes, [](char* user, char* mirror, size_t n) { std::memcpy(user, mirror, n); });
+}
+
+void Registration::release() {
+  if (!heap_->is_owner()) return;  // in a child made by fork
+  const auto inner = static_cast<size_t>(last_ - first_);
+  void* own = mmap(nullptr, inner, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  COLL_CHECK(own != MAP_FAILED, "MemoryError", "cannot get ", inner,
+             " bytes of private memory to move an array back: ", std::strerror(errno));
+  std::memcpy(own, first_, inner);
+  COLL_CHECK(mremap(own, inner, inner, MREMAP_MAYMOVE | MREMAP_FIXED, first_) != MAP_FAILED,
+             "TransportError", "cannot move an array back: ", std::strerror(errno));
+  heap_->drop_alias(data_);
+  heap_->free(offset_);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,52 @@
+// An array that exists already, moved into symmetric memory where it lies.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "heap.h"
+
+namespace pycoll {
+
+// The whole pages inside [data, data + nbytes) become pages of the heap, mapped at their old
+// addresses. The bytes before and after them share their pages with strangers and stay where they
+// are; the heap has a copy of them, which gather() and scatter() keep up to date. So the *mirror*,
+// one stretch of the heap, is the whole array as the peers see it:
+//
+//   user     head | whole pages | tail
+//                 :  same pages :
+//   mirror   head | whole pages | tail
+class Registration {
+ public:
+  // Nobody may write to the array meanwhile. Throws ArgumentError when the memory is not private
+  // and writable, or when there is no whole page in it; MemoryError when the heap is full.
+  Registration(std::shared_ptr<Heap> heap, uint32_t region, char* data, uint64_t nbytes);
+  // Leaves the pages as they are if release() was not called: they may be in use.
+  ~Registration() = default;
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+
+  // Where the engine finds the array.
+  char* mirror() const { return mirror_; }
+
+  // Copy what a part of the array has of head and tail from the user's memory to the mirror, and
+  // back.
+  void gather(char* data, uint64_t nbytes) const;
+  void scatter(char* data, uint64_t nbytes) const;
+
+  // Turns the pages into private memory again, with their contents, and frees the mirror. Does
+  // nothing in a child made by fork.
+  void release();
+
+ private:
+  void move_in(uint32_t region);
+  template <typename Copy>
+  void edges(char* data, uint64_t nbytes, Copy&& copy) const;
+
+  std::shared_ptr<Heap> heap_;
+  uint64_t offset_;                     // of the pages in the heap
+  char *data_, *first_, *last_, *end_;  // array, whole pages, end of the array
+  char* mirror_;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,83 @@
+"""Memory that peers read and write without copies: the part of a communicator that hands it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from pycoll.runtime.session import Session
+
+
+class SymmetricMemory:
+    """The methods of `pycoll.Communicator` that make arrays in symmetric memory.
+
+    None of them is a collective: every rank allocates as it likes. A collective works on its
+    arrays in place when all ranks pass symmetric memory; `docs/memory.md` tells the rest.
+    """
+
+    _session: Session
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+        """Allocate an array in symmetric memory.
+
+        The memory is reused, or goes back to the system, when the array and its views are
+        collected; so the values are arbitrary.
+
+        Args:
+            shape: Extents, in elements.
+            dtype: Element type; any that holds no Python objects.
+
+        Raises:
+            MemoryError: If the machine or the heap has no room for it.
+        """
+        return self._session.memory.empty(shape, dtype)
+
+    def zeros(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+        """Allocate an array of zeros in symmetric memory; otherwise like `empty`."""
+        return self._session.memory.empty(shape, dtype, zero=True)
+
+    def empty_like(self, x: Any) -> np.ndarray:
+        """Allocate an array of the shape and dtype of an array; otherwise like `empty`."""
+        like = np.asarray(x)
+        return self._session.memory.empty(like.shape, like.dtype)
+
+    def symmetric(self) -> AbstractContextManager[None]:
+        """Put every NumPy array that is made inside ``with comm.symmetric():`` into the heap.
+
+        It works through NumPy's allocation handler (NEP 49), so arrays that library code makes are
+        meant too, of any size; it counts for the current thread or asyncio task. When the heap is
+        full, NumPy raises `MemoryError`.
+        """
+        return self._session.memory.allocating()
+
+    def register(self, x: Any) -> None:
+        """Move an array that exists already into symmetric memory, where it lies.
+
+        Its whole pages keep their addresses and contents, so every view and pointer stays valid;
+        what is left of it at both ends, under 4 KiB each, is copied with every call. Views of it
+        count as symmetric memory too. It costs about one copy of the array.
+
+        No other thread may write to it meanwhile. After a ``fork`` parent and child share the
+        array. A NumPy array moves back by itself before its memory is freed; of any other kind a
+        reference is kept until `unregister`.
+
+        Args:
+            x: A C-contiguous, writable CPU array of at least a page.
+
+        Raises:
+            ArgumentError: If the memory cannot be moved: a file's, shared already, on a stack, too
+                small, or registered before.
+            MemoryError: If the machine or the heap has no room for it.
+        """
+        self._session.memory.register(x)
+
+    def unregister(self, x: Any) -> None:
+        """Move an array that was registered back into private memory, where it lies.
+
+        Raises:
+            ArgumentError: If it is not registered.
+        """
+        self._session.memory.unregister(x)

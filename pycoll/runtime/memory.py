@@ -1,0 +1,122 @@
+"""The part of the symmetric heap that belongs to this rank, and what lies in it."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays import ArrayView, view
+from pycoll.runtime.reports import raising
+
+
+class Mirror(NamedTuple):
+    """Where the engine finds a registered array, or a part of one.
+
+    Attributes:
+        registration: The whole array.
+        pointer: Address in the caller's memory.
+        nbytes: Size of the part.
+        address: Address of the same part in the heap.
+    """
+
+    registration: _C.Registration
+    pointer: int
+    nbytes: int
+    address: int
+
+    def gather(self) -> None:
+        """Bring the heap up to date."""
+        self.registration.gather(self.pointer, self.nbytes)
+
+    def scatter(self) -> None:
+        """Bring the caller's memory up to date."""
+        self.registration.scatter(self.pointer, self.nbytes)
+
+
+class Memory:
+    """One rank's region of the heap, shared by all communicators of the rank."""
+
+    def __init__(self, heap: _C.Heap, region: int) -> None:
+        """Take the region; it is empty."""
+        self.heap, self.region = heap, region
+        self._registered: dict[int, tuple[int, _C.Registration, Any]] = {}  # by first byte
+
+    def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
+        """See `pycoll.Communicator.empty`."""
+        try:
+            kind = np.dtype(dtype)
+            extent = tuple(operator.index(k) for k in ([shape] if np.ndim(shape) == 0 else shape))
+        except TypeError as error:
+            raise ArgumentError(f"shape={shape!r}, dtype={dtype!r}: {error}") from None
+        if kind.hasobject:
+            raise ArgumentError(f"dtype={kind} holds Python objects and cannot be shared")
+        if min(extent, default=0) < 0:
+            raise ArgumentError(f"shape={shape!r}: dimensions must not be negative")
+        return self.heap.empty(self.region, extent, kind, zero)
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """See `pycoll.Communicator.symmetric`."""
+        before = _C.set_numpy_handler(self.heap.numpy_handler(self.region))
+        try:
+            yield
+        finally:
+            _C.set_numpy_handler(before)
+
+    def register(self, x: Any) -> None:
+        """See `pycoll.Communicator.register`."""
+        given = view(x, "x")
+        array, start = given.array, given.pointer
+        if not array.flags.c_contiguous:
+            raise ArgumentError("x is not C-contiguous; only one stretch of memory can be moved")
+        if not array.flags.writeable:
+            raise ArgumentError("x is read-only; its memory cannot be moved")
+        if self.heap.contains(start, array.nbytes):
+            raise ArgumentError("x lies in symmetric memory already")
+        moved = raising(_C.Registration, self.heap, self.region, start, array.nbytes)
+        owner = _owner(array) if isinstance(x, np.ndarray) else None
+        keep: Any = x
+        if owner is not None:  # nobody else can free the memory, so it need not be kept alive
+            keep = weakref.finalize(owner, self._drop, start)
+            keep.atexit = False
+        self._registered[start] = (start + array.nbytes, moved, keep)
+
+    def unregister(self, x: Any) -> None:
+        """See `pycoll.Communicator.unregister`."""
+        start = view(x, "x").pointer
+        if start not in self._registered:
+            raise ArgumentError("x is not registered, or is a part of what is")
+        keep = self._registered[start][2]
+        if isinstance(keep, weakref.finalize):
+            keep.detach()
+        self._drop(start)
+
+    def _drop(self, start: int) -> None:
+        _, moved, _ = self._registered.pop(start)
+        raising(moved.release)
+
+    def mirror(self, v: ArrayView) -> Mirror | None:
+        """Return where an array lies in the heap if it is a part of a registered one."""
+        start, nbytes = v.pointer, v.array.nbytes
+        for first, (end, moved, _) in list(self._registered.items()):  # others may end meanwhile
+            if first <= start and start + nbytes <= end:
+                return Mirror(moved, start, nbytes, moved.mirror + start - first)
+        return None
+
+    def holds(self, v: ArrayView) -> bool:
+        """Whether peers can reach all of an array."""
+        return self.heap.contains(v.pointer, v.array.nbytes) or self.mirror(v) is not None
+
+
+def _owner(array: np.ndarray) -> np.ndarray | None:
+    """Return the array whose end is the end of the memory, or None if it is no array."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array if array.base is None and array.flags.owndata else None

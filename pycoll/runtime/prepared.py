@@ -1,0 +1,61 @@
+"""A call before it runs: what was asked for, and what has been made ready."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pycoll import _C
+from pycoll.runtime.memory import Mirror
+from pycoll.schedule.ir import Algorithm
+from pycoll.types import Kind
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller asked for, apart from the arrays."""
+
+    kind: Kind
+    op: str = "sum"
+    root: int = 0
+    order: str | None = None
+    algorithm: str | Algorithm | None = None
+
+    @property
+    def collective(self) -> str:
+        """Name of the collective whose schedule is run."""
+        name = self.kind.name.lower().removesuffix("_v")
+        return "all_reduce" if self.kind == Kind.BARRIER else name
+
+
+@dataclass
+class Prepared:
+    """A call that is ready to run.
+
+    Attributes:
+        binding: Plan, sizes and descriptor.
+        in_ptr, out_ptr: Addresses of the user's memory, 0 where there is none.
+        result: What the call returns.
+        keep: Objects that must stay alive until the call is done.
+        plain: The arrays are the caller's own NumPy arrays, so a call like it needs no preparation.
+        gathers, scatters: Registered arrays that the call reads, and those that it writes.
+    """
+
+    binding: _C.Binding
+    in_ptr: int
+    out_ptr: int
+    result: Any
+    keep: tuple
+    plain: bool = False
+    gathers: tuple[Mirror, ...] = ()
+    scatters: tuple[Mirror, ...] = ()
+
+    def enter(self) -> None:
+        """Do what has to be done before the call runs."""
+        for mirror in self.gathers:
+            mirror.gather()
+
+    def leave(self) -> None:
+        """Do what has to be done when it has succeeded."""
+        for mirror in self.scatters:
+            mirror.scatter()
