@@ -17,12 +17,12 @@ FIND_PYTHON = for python in $(CANDIDATES); do \
       or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
       >/dev/null 2>&1 && echo "$$python" && break; done
 
-.PHONY: help tools build demo compare test native asan tsan lint format clean
+.PHONY: help tools build demo compare bench-check test native asan tsan lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
-	  || sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
 
 tools:  ## check that Python and the compiler are there, and say what is missing
 	@missing=""; \
@@ -57,6 +57,9 @@ demo: build  ## train on four ranks, measure, and draw a schedule
 
 compare: build  ## compare with MPICH, Open MPI and gloo: ten minutes, and their wheels are installed
 	@$(BIN)/python benchmarks/compare.py --quick --rounds 3
+
+bench-check: build  ## fail if pycoll has become slower beside a plain C++ loop
+	@$(BIN)/python benchmarks/check.py
 
 test: build native  ## run every test that needs two cores and nothing else
 	$(BIN)/python -m pytest $(ARGS)

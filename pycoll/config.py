@@ -28,7 +28,7 @@ class Config:
     """
 
     timeout_s: float = 300.0
-    cell_bytes: int = 256 << 10
+    cell_bytes: int = 1 << 20
     heap_bytes: int = 16 << 30
 
     def __post_init__(self) -> None:

@@ -1,0 +1,88 @@
+"""Fail if pycoll has become slower: ``python benchmarks/check.py`` (``make bench-check``).
+
+It measures all_reduce of two ranks beside the plain C++ loop that does nothing else, and compares
+the ratios with those of benchmarks/baseline.json, one-sidedly: a cell fails when it is below its
+baseline by more than the noise that is stated there, in every one of several tries. Ratios hold on
+machines of about the same kind; ``--update`` writes the baseline of another kind.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT))
+BASELINE = HERE / "baseline.json"
+NOISE = 0.25
+TRIES = 4
+
+from pycoll.cli.bench_report import sized
+from pycoll.cli.machine import describe
+
+
+def measure():
+    """Return {"1048576 symmetric": ratio}."""
+    with tempfile.TemporaryDirectory() as folder:
+        library, out = Path(folder) / "limit.so", Path(folder) / "out.json"
+        flags = ["-O3", "-std=c++20", "-shared", "-fPIC", "-DLIMIT_AS_LIBRARY"]
+        source = HERE / "native" / "limit_all_reduce.cpp"
+        subprocess.run(["g++", *flags, source, "-o", library], check=True)
+        command = [sys.executable, "-m", "pycoll", "run", "-n", "2", "--timeout", "180"]
+        script = [HERE / "check_ranks.py", out, library]
+        subprocess.run([*map(str, command + script)], check=True, cwd=ROOT)
+        found = json.loads(out.read_text())
+    return {
+        f"{nbytes} {memory}": row[memory]
+        for nbytes, row in found.items()
+        for memory in ("symmetric", "ordinary")
+    }
+
+
+def best(old, new):
+    """Return the better of two tries, cell by cell."""
+    return {key: max(value, old.get(key, 0.0)) for key, value in new.items()}
+
+
+def show(found, wanted):
+    """Print the table; return the cells that are too slow."""
+    print("| size | memory | of the plain loop's speed | baseline | |\n|---|---|---|---|---|")
+    slow = []
+    for key, value in found.items():
+        nbytes, memory = key.split()
+        limit = wanted.get(key, 0.0) * (1 - NOISE)
+        mark = "" if value >= limit else "**slower**"
+        slow += [key] if mark else []
+        base = f"{wanted[key]:.2f}" if key in wanted else "none"
+        print(f"| {sized(int(nbytes))} | {memory} | {value:.2f} | {base} | {mark} |")
+    return slow
+
+
+def main():
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--update", action="store_true", help="write the baseline")
+    args = parser.parse_args()
+    wanted = json.loads(BASELINE.read_text())["ratios"] if BASELINE.exists() else {}
+    found = {}
+    for attempt in range(TRIES):
+        found = best(found, measure())
+        good = all(found[key] >= wanted.get(key, 0.0) * (1 - NOISE) for key in found)
+        if good and not args.update:
+            break
+        print(f"try {attempt + 1} of {TRIES}", file=sys.stderr)
+    slow = show(found, wanted)
+    if args.update:
+        about = {"date": time.strftime("%Y-%m-%d"), "machine": describe(), "noise": NOISE}
+        text = json.dumps(about | {"ratios": {k: round(v, 3) for k, v in found.items()}}, indent=1)
+        BASELINE.write_text(text + "\n", encoding="utf-8")
+    elif slow:
+        sys.exit(f"slower than the baseline by more than {NOISE:.0%}: {', '.join(slow)}")
+
+
+if __name__ == "__main__":
+    main()
