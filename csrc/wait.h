@@ -25,8 +25,7 @@ WaitPolicy default_policy(uint32_t ranks);
 
 // What to sleep on: a 32-bit word that every event changes, and the count of those who sleep.
 // Whoever makes an event stores it, then calls wake() if `sleepers` is not zero; store and load
-// must
-// be sequentially consistent. A bell without a word just sleeps for its slice.
+// must be sequentially consistent. A bell without a word just sleeps for its slice.
 struct Bell {
   const void* word = nullptr;
   std::atomic<uint32_t>* sleepers = nullptr;
@@ -37,6 +36,12 @@ struct Bell {
 enum class Pulse : uint8_t { kSpin, kYield, kSlice };
 
 uint64_t now_ns();
+
+// Asks the scheduler for slices of 0.1 ms instead of some 3 ms, once for each thread that comes to
+// yield. Where ranks compete for cores, with each other or with strangers, a yield then costs the
+// place in the queue for 0.1 ms, and a rank that is woken gets the core at once. The share of the
+// processor stays the same. Takes effect since Linux 6.12; harmless before.
+void shorten_slice();
 
 // Wakes all that sleep on the bell, in any process that maps it. Costs a system call.
 void wake(const Bell& bell);
@@ -70,6 +75,7 @@ bool wait_until(const WaitPolicy& policy, const Bell& bell, Ready&& ready, Check
   }
   if (ready()) return true;
   if (policy.yield_us > 0) {
+    shorten_slice();
     const uint64_t until = now_ns() + uint64_t{policy.yield_us} * 1000;
     do {
       sched_yield();
