@@ -1,0 +1,1 @@
+"""Parallel training on top of the communicator; see docs/parallel.md."""
