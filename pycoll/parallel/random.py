@@ -89,10 +89,12 @@ class Cursor:
     Attributes:
         step: Number of the training step.
         sample: Number of the first sample of the micro-batch within the global batch of this step.
+        training: False turns dropout off.
     """
 
     step: int = 0
     sample: int = 0
+    training: bool = True
 
     def at(self, step: int, sample: int) -> None:
         """Move to a micro-batch."""
