@@ -55,3 +55,52 @@ def check_gradients(layer, params, x, rng, tolerance=1e-8):
     for got, value, name in pairs:
         assert distance(got, numeric_gradient(scalar, value)) < tolerance, name
     return pairs
+
+
+class Recorder:
+    """A communicator that lists its calls: ``(collective, bytes of the whole vector)``."""
+
+    def __init__(self, comm):
+        self._comm, self.calls = comm, []
+        self.rank, self.world_size = comm.rank, comm.world_size
+
+    def all_reduce(self, x, op="sum"):
+        self.calls.append(("all_reduce", x.nbytes))
+        return self._comm.all_reduce(x, op)
+
+    def reduce_scatter(self, x):
+        self.calls.append(("reduce_scatter", x.nbytes))
+        return self._comm.reduce_scatter(x)
+
+    def all_gather(self, x):
+        self.calls.append(("all_gather", x.nbytes * self.world_size))
+        return self._comm.all_gather(x)
+
+
+def part(whole, axis, comm):
+    """Return this rank's part of an array, or all of it for ``axis=None``."""
+    return whole if axis is None else np.split(whole, comm.world_size, axis)[comm.rank].copy()
+
+
+def parts(params, specs, comm):
+    """Return this rank's parts of whole parameters."""
+    return {name: part(params[name], spec.tensor_axis, comm) for name, spec in specs.items()}
+
+
+def saved_bytes(saved):
+    """Return the bytes of all arrays that a layer has saved; memory that is shared counts once."""
+    owners = {}
+
+    def visit(thing):
+        if isinstance(thing, np.ndarray):
+            while isinstance(thing.base, np.ndarray):
+                thing = thing.base
+            owners[id(thing)] = thing
+        elif isinstance(thing, dict):
+            visit(list(thing.values()))
+        elif isinstance(thing, list | tuple):
+            for item in thing:
+                visit(item)
+
+    visit(saved)
+    return sum(array.nbytes for array in owners.values())

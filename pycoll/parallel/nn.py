@@ -66,11 +66,13 @@ def affine(x: Array, weight: Array, bias: Array | None) -> Array:
 
 def affine_gradients(x: Array, dy: Array, bias: bool) -> dict[str, Array]:
     """Return the gradients of weight and bias of `affine`."""
-    rows = flat(dy)
-    gradients = {"weight": matmul(rows.T, flat(x))}
-    if bias:
-        gradients["bias"] = cast(widen(rows).sum(axis=0), rows.dtype)
-    return gradients
+    weight = {"weight": matmul(flat(dy).T, flat(x))}
+    return weight | bias_gradient(dy) if bias else weight
+
+
+def bias_gradient(dy: Array) -> dict[str, Array]:
+    """Return the sum of the rows, as ``bias``."""
+    return {"bias": cast(widen(flat(dy)).sum(axis=0), dy.dtype)}
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Linear:
         bias: Whether there is a bias, which starts as zeros.
         std: Standard deviation of the initial weights; by default ``in_features ** -0.5``.
         dtype: Type of the parameters.
+        tied_to: Full name of the parameter that the weight is.
     """
 
     in_features: int
@@ -92,12 +95,14 @@ class Linear:
     bias: bool = True
     std: float | None = None
     dtype: str = "float32"
+    tied_to: str | None = None
 
     def parameters(self) -> dict[str, ParameterSpec]:
         """Return weight ``[out, in]`` and bias ``[out]``."""
         std = self.in_features**-0.5 if self.std is None else self.std
         init = normal_init(self.key.fold("weight"), std)
-        specs = {"weight": ParameterSpec((self.out_features, self.in_features), self.dtype, init)}
+        shape = (self.out_features, self.in_features)
+        specs = {"weight": ParameterSpec(shape, self.dtype, init, tied_to=self.tied_to)}
         if self.bias:
             specs["bias"] = ParameterSpec((self.out_features,), self.dtype, decay=False)
         return specs
