@@ -14,6 +14,7 @@ import numpy as np
 from pycoll.errors import ArgumentError
 
 Array = Any
+_PIECE = 1 << 14  # elements
 
 
 def namespace(x: Array) -> Any:
@@ -76,6 +77,15 @@ def matmul(a: Array, b: Array) -> Array:
     if isinstance(a, np.ndarray) and a.dtype.itemsize == 2:
         return np.matmul(widen(a), widen(b)).astype(a.dtype)
     return namespace(a).matmul(a, b)
+
+
+def pieces(x: Array) -> list[slice]:
+    """Return slices of a vector that fit in the cache of a core, temporaries included.
+
+    Other libraries than NumPy get the whole vector at once: they may run on a device.
+    """
+    size = _PIECE if isinstance(x, np.ndarray) else max(x.shape[0], 1)
+    return [slice(first, first + size) for first in range(0, x.shape[0], size)]
 
 
 def row_dot(a: Array, b: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Layers of one rank: linear, embedding, normalisation, and functions of single numbers.
+"""Layers of one rank: linear, embedding, normalisation.
 
 Each has an explicit forward and backward; see `pycoll.parallel.layer.Layer`. Shapes: ``b`` samples,
 ``s`` positions, ``h`` features. The layers of `pycoll.parallel.tensor` are these, split over ranks.
@@ -6,7 +6,6 @@ Each has an explicit forward and backward; see `pycoll.parallel.layer.Layer`. Sh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -230,65 +229,3 @@ class LayerNorm:
         normal, rows = flat(saved[0]), widen(flat(dy))
         weight = namespace(rows).einsum("ni,ni->i", rows, normal)
         return {"weight": cast(weight, dy.dtype), "bias": cast(rows.sum(axis=0), dy.dtype)}
-
-
-class _Pointwise:
-    """What layers without parameters share: ``saved`` is what ``dy`` is multiplied with."""
-
-    def parameters(self) -> dict[str, ParameterSpec]:
-        """Return nothing."""
-        return {}
-
-    def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
-        """Return ``dy`` times the derivative."""
-        return dy if saved is None else dy * saved
-
-    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
-        """Return nothing."""
-        return {}
-
-
-class GELU(_Pointwise):
-    """The Gaussian error linear unit in its tanh form, of any shape.
-
-    Source: Hendrycks and Gimpel, arXiv 1606.08415, section 2.
-    """
-
-    def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
-        """Return the output; saves the derivative."""
-        xp, c = namespace(x), math.sqrt(2 / math.pi)
-        square = x * x
-        t = square * (0.044715 * c)
-        t += c
-        t *= x
-        t = xp.tanh(t)
-        square *= 3 * 0.044715 * c
-        square += c  # the derivative of the argument of tanh
-        square *= x
-        half = t + 1
-        half *= 0.5
-        y = half * x
-        slope = t * t  # becomes half + x (1 - t t) / 2 times that derivative
-        slope -= 1
-        slope *= -0.5
-        slope *= square
-        slope += half
-        return y, slope
-
-
-class ReLU(_Pointwise):
-    """The positive part, of any shape."""
-
-    def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
-        """Return the output; saves where it is not zero."""
-        positive = x > 0
-        return x * positive, positive
-
-
-class Tanh(_Pointwise):
-    """The hyperbolic tangent, of any shape."""
-
-    def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
-        """Return the output; saves the derivative."""
-        y = namespace(x).tanh(x)
-        return y, 1 - y * y

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from pycoll.errors import ArgumentError
 from pycoll.parallel.layer import Layer
-from pycoll.parallel.nn import GELU, LayerNorm, Linear
+from pycoll.parallel.nn import LayerNorm, Linear
 from pycoll.parallel.nn_attention import CausalAttention
 from pycoll.parallel.nn_chain import Chain, Residual
+from pycoll.parallel.nn_pointwise import GELU
 from pycoll.parallel.nn_positional import Dropout
 from pycoll.parallel.random import Cursor, Key
 from pycoll.parallel.tensor_linear import ColumnParallelLinear, RowParallelLinear

@@ -8,9 +8,10 @@ import pytest
 from layer_checks import check_gradients, distance, perturbed, run_layer
 from pycoll.errors import ArgumentError
 from pycoll.parallel.layer import Layer
-from pycoll.parallel.nn import GELU, Embedding, LayerNorm, Linear, ReLU, Tanh, initial
+from pycoll.parallel.nn import Embedding, LayerNorm, Linear, initial
 from pycoll.parallel.nn_attention import CausalAttention
 from pycoll.parallel.nn_chain import Chain, Residual
+from pycoll.parallel.nn_pointwise import GELU, ReLU, Tanh
 from pycoll.parallel.nn_positional import Dropout, Position
 from pycoll.parallel.random import Cursor, Key, keep_mask
 
