@@ -1,1 +1,36 @@
 """Parallel training on top of the communicator; see docs/parallel.md."""
+
+from pycoll.parallel.data_parallel import DataParallel, StepReport
+from pycoll.parallel.hooks import Compress, Hook
+from pycoll.parallel.layer import Layer, Loss, Model, ParameterSpec, Sequential
+from pycoll.parallel.ledger import Ledger
+from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.optim import SGD, AdamW, WarmupCosine, WarmupLinear, linear_scale
+from pycoll.parallel.placement import PRESETS, Placed, Placement, Preset
+from pycoll.parallel.precision import RECIPES, LossScale, Precision
+
+__all__ = [
+    "PRESETS",
+    "RECIPES",
+    "SGD",
+    "AdamW",
+    "Compress",
+    "DataParallel",
+    "Hook",
+    "Layer",
+    "Ledger",
+    "Loss",
+    "LossScale",
+    "Mesh",
+    "Model",
+    "ParameterSpec",
+    "Placed",
+    "Placement",
+    "Precision",
+    "Preset",
+    "Sequential",
+    "StepReport",
+    "WarmupCosine",
+    "WarmupLinear",
+    "linear_scale",
+]
