@@ -51,10 +51,17 @@ def widen(x: Array) -> Array:
 
 
 def as_indices(x: Any, like: Array) -> Array:
-    """Return integers as an array of the library, and on the device, of another array."""
+    """Return integers as int64, as an array of the library and on the device of another array.
+
+    Raises:
+        ArgumentError: If they are not integers.
+    """
+    x = x if hasattr(x, "dtype") else np.asarray(x)
+    if "int" not in dtype_name(x):
+        raise ArgumentError(f"indices have type {dtype_name(x)}, expected integers")
     xp = namespace(like)
     if xp is np:
-        return np.asarray(x)
+        return np.asarray(x, np.int64)
     return xp.asarray(x, dtype=xp.int64, device=like.device)
 
 
