@@ -16,8 +16,12 @@ def library_files():
     return [root / path for path in sorted(files) if not UNSUITED & set(path.parts)]
 
 
-def load(comm):
+def load(comm, limit=None):
     """Read the text on rank 0 and hand it to all.
+
+    Args:
+        comm: All ranks.
+        limit: Bytes of each part that are wanted; None: all.
 
     Returns:
         Bytes to train on and bytes held out, as uint8.
@@ -27,7 +31,8 @@ def load(comm):
         files = [path.read_bytes() for path in library_files()]
         held_out = files[::HELD_OUT]
         del files[::HELD_OUT]
-        parts = [np.frombuffer(b"".join(texts), np.uint8) for texts in (files, held_out)]
+        texts = [b"".join(texts)[:limit] for texts in (files, held_out)]
+        parts = [np.frombuffer(text, np.uint8) for text in texts]
     sizes = comm.broadcast(np.array([len(part) for part in parts]))
     if comm.rank > 0:
         parts = [np.empty(size, np.uint8) for size in sizes]

@@ -47,6 +47,7 @@ def arguments():
     add("--features", type=int, default=128)
     add("--heads", type=int, default=4)
     add("--length", type=int, default=128)
+    add("--text-bytes", type=int, metavar="N", help="use only the first N bytes of the text")
     add("--every", type=int, default=10, help="steps between two lines (10)")
     add("--plot", metavar="FILE", help="draw losses and traffic")
     args = parser.parse_args()
@@ -123,7 +124,7 @@ class Trainer:
         )
         self.data_ranks = mesh.size("replica") * mesh.size("dp")
         self.data_rank = mesh.coordinate("replica") * mesh.size("dp") + mesh.coordinate("dp")
-        self.train, self.test = python_text.load(comm)
+        self.train, self.test = python_text.load(comm, args.text_bytes)
 
     def step(self, step):
         """Train on one batch; return the engine's report, bytes by purpose and seconds waited."""
