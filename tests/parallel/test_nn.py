@@ -1,6 +1,8 @@
 """Layers of one rank: against formulas written otherwise, and against finite differences."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -196,3 +198,12 @@ def test_types_are_kept(dtype):
 def test_refusals(call, text):
     with pytest.raises(ArgumentError, match=text):
         call()
+
+
+def test_the_example_of_the_documentation():
+    path = Path(__file__).resolve().parents[2] / "docs" / "layers.md"
+    (code,) = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+    names = {}
+    exec(code, names)
+    assert names["gradients"]["weight"].shape == (3, 4)
+    assert names["dx"].shape == (2, 4)
