@@ -64,7 +64,6 @@ constexpr int kDouble = 3;
 // ---- exact sums of squares -------------------------------------------------------------------
 
 constexpr uint64_t kLow = 0xffffffffu;
-constexpr size_t kCarryEvery = 512;  // a limb grows by less than 2^53 with each square
 
 void propagate_carries(int64_t* limbs) {
   int64_t carry = 0;
@@ -76,34 +75,50 @@ void propagate_carries(int64_t* limbs) {
   limbs[kExactLimbs - 1] += carry;
 }
 
-// Adds a double >= 0. Source: Neal, "Fast exact summation using small and large superaccumulators",
-// arXiv 1505.05571, section 3.
-inline bool deposit(double value, int64_t* limbs) {
+// Adds a finite double. Source: Neal, "Fast exact summation using small and large
+// superaccumulators", arXiv 1505.05571, section 3.
+inline void deposit(double value, int64_t* limbs) {
   const uint64_t bits = __builtin_bit_cast(uint64_t, value);
   const uint64_t exponent = (bits >> 52) & 2047;
-  if (exponent == 2047) [[unlikely]] {
-    return false;
-  }
   const uint64_t fraction = bits & ((uint64_t(1) << 52) - 1);
   const uint64_t mantissa = exponent == 0 ? fraction : fraction | (uint64_t(1) << 52);
   const uint64_t place = (exponent == 0 ? 1 : exponent) + (kExactBias - 1075);
   const uint64_t shift = place & 31;
+  const int64_t sign = bits >> 63 ? -1 : 1;
   int64_t* const limb = limbs + (place >> 5);
-  limb[0] += static_cast<int64_t>((mantissa << shift) & kLow);
-  limb[1] += static_cast<int64_t>(mantissa >> (32 - shift));
-  return true;
+  limb[0] += sign * static_cast<int64_t>((mantissa << shift) & kLow);
+  limb[1] += sign * static_cast<int64_t>(mantissa >> (32 - shift));
 }
 
-template <typename Load>
-size_t add_squares(size_t count, int64_t* limbs, Load load) {
+// Up to kExtractCount elements.
+template <typename T>
+size_t add_block(const T* x, size_t count, int64_t* limbs, ExtractKernel extract) {
+  double rest[kExtractCount];
+  double sums[kExtractPasses];
+  const int found = extract(x, count, rest, sums);
   size_t odd = 0;
-  for (size_t i = 0; i < count;) {
-    const size_t end = count - i < kCarryEvery ? count : i + kCarryEvery;
-    for (; i < end; ++i) {
-      const double x = load(i);
-      odd += !deposit(x * x, limbs);
+  for (int i = 0; i < found && i < kExtractPasses; ++i) deposit(sums[i], limbs);
+  if (found > kExtractPasses) {
+    for (size_t i = 0; i < count; ++i) deposit(rest[i], limbs);
+  } else if (found < 0) {
+    for (size_t i = 0; i < count; ++i) {
+      const double square = double(x[i]) * double(x[i]);
+      if (square - square == 0) {
+        deposit(square, limbs);
+      } else {
+        ++odd;
+      }
     }
-    propagate_carries(limbs);
+  }
+  propagate_carries(limbs);
+  return odd;
+}
+
+template <typename T>
+size_t add_squares(const T* x, size_t count, int64_t* limbs, ExtractKernel extract) {
+  size_t odd = 0;
+  for (size_t i = 0; i < count; i += kExtractCount) {
+    odd += add_block(x + i, count - i < kExtractCount ? count - i : kExtractCount, limbs, extract);
   }
   return odd;
 }
@@ -150,13 +165,10 @@ size_t optim_nonfinite(DType type, const void* data, size_t count) {
 
 size_t optim_add_squares(DType type, const void* data, size_t count, int64_t* limbs) {
   const int index = type_index(type);
-  if (index == 0) {
-    const auto* x = static_cast<const float*>(data);
-    return add_squares(count, limbs, [x](size_t i) { return static_cast<double>(x[i]); });
-  }
+  const ExtractKernel* const extract = current_isa().extract;
+  if (index == 0) return add_squares(static_cast<const float*>(data), count, limbs, extract[0]);
   if (index == kDouble) {
-    const auto* x = static_cast<const double*>(data);
-    return add_squares(count, limbs, [x](size_t i) { return x[i]; });
+    return add_squares(static_cast<const double*>(data), count, limbs, extract[1]);
   }
   // 16-bit types in blocks, through float32, which holds them exactly
   constexpr size_t kBlock = 1024;

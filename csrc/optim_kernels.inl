@@ -93,6 +93,66 @@ size_t unscale(const void* in, void* out, size_t count, double scale) {
   return odd;
 }
 
+template <typename V>
+PYCOLL_INLINE double add_lanes(V v) {
+  double total = 0;
+  for (size_t i = 0; i < sizeof(V) / sizeof(double); ++i) total += v[i];
+  return total;
+}
+
+// With sigma >= (count + 2) * max |v| a power of two, q = (v + sigma) - sigma is v rounded to a
+// multiple of sigma / 2^53, v - q is exact, and so is every sum of the q.
+template <typename T>
+int extract(const void* data, size_t count, double* rest, double* sums) {
+  constexpr int kLanes = kWidth / sizeof(double);
+  constexpr uint64_t kMargin = 11;  // 2^11 * 2^exponent >= (512 + 2) * max
+  using D = Vec<double, kLanes>;
+  using U = Vec<uint64_t, kLanes>;
+  const char* const from = static_cast<const char*>(data);
+  char* const to = reinterpret_cast<char*>(rest);
+  D top{}, gap{};
+  size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const auto x = convert<double, kLanes>(load_raw<Vec<T, kLanes>>(from + i * sizeof(T)));
+    const D v = x * x;
+    store_raw(to + i * sizeof(double), v);
+    top = v > top ? v : top;
+    gap += v - v;
+  }
+  const size_t padded = (count + kLanes - 1) / kLanes * kLanes;
+  double highest = 0, odd = add_lanes(gap);
+  for (; i < padded; ++i) {
+    const double x = i < count ? load_raw<T>(from + i * sizeof(T)) : T(0);
+    rest[i] = x * x;
+    highest = rest[i] > highest ? rest[i] : highest;
+    odd += rest[i] - rest[i];
+  }
+  for (int lane = 0; lane < kLanes; ++lane) highest = top[lane] > highest ? top[lane] : highest;
+  const uint64_t exponent = __builtin_bit_cast(uint64_t, highest) >> 52;
+  if (!(odd == 0)) return -1;
+  if (highest == 0) return 0;
+  if (exponent < 256 || exponent + kMargin > 2046) return -1;
+  double sigma = __builtin_bit_cast(double, (exponent + kMargin) << 52);
+  for (int pass = 0; pass < kExtractPasses; ++pass) {
+    D sum{};
+    U left{};
+    for (size_t k = 0; k < padded; k += kLanes) {
+      const D v = load_raw<D>(to + k * sizeof(double));
+      const D q = (v + sigma) - sigma;
+      const D r = v - q;
+      store_raw(to + k * sizeof(double), r);
+      sum += q;
+      left |= __builtin_bit_cast(U, r);
+    }
+    sums[pass] = add_lanes(sum);
+    uint64_t any = 0;
+    for (int lane = 0; lane < kLanes; ++lane) any |= left[lane];
+    if (any == 0) return pass + 1;
+    sigma *= 0x1p-42;  // what is left is at most sigma / 2^53
+  }
+  return kExtractPasses + 1;
+}
+
 template <OptimKind K>
 constexpr void fill_steps(OptimKernel* row) {
   const OptimKernel kernels[kOptimPairs] = {
@@ -107,7 +167,8 @@ constexpr OptimIsa make_optim(const char* name) {
   OptimIsa isa{name,
                {},
                {unscale<float, float>, unscale<float, Half>, unscale<float, BFloat>,
-                unscale<double, double>}};
+                unscale<double, double>},
+               {extract<float>, extract<double>}};
   fill_steps<OptimKind::kAdamw>(isa.steps[0]);
   fill_steps<OptimKind::kSgd>(isa.steps[1]);
   fill_steps<OptimKind::kMomentum>(isa.steps[2]);
