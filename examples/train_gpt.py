@@ -250,11 +250,11 @@ def plot(path, progress, baselines):
     left.set(title=f"GPT of {args.depth} layers, {args.features} wide, {mesh}, ZeRO {args.zero}")
     left.legend()
     left.grid(alpha=0.3)
-    sent = sorted(progress.all_sent.items(), key=lambda item: item[1])
-    shown = [(name, nbytes / len(steps)) for name, nbytes in sent if nbytes * 1000 > sent[-1][1]]
-    bars = right.barh([name for name, _ in shown], [nbytes for _, nbytes in shown])
+    sent = sorted(progress.all_sent.items(), key=lambda item: item[1]) or [("nothing", 0)]
+    shown = [(name, nbytes / len(steps)) for name, nbytes in sent if nbytes * 1000 >= sent[-1][1]]
+    bars = right.barh([name for name, _ in shown], [nbytes for _, nbytes in shown], height=0.5)
     right.bar_label(bars, [number(nbytes) for _, nbytes in shown], padding=3)
-    right.set(title="Sent by a rank, each step", xticks=[])
+    right.set(title="Sent by a rank, each step", xticks=[], ylim=(-0.6, max(len(shown), 4) - 0.4))
     right.margins(x=0.35)
     right.spines[["top", "right", "bottom"]].set_visible(False)
     figure.savefig(path, dpi=120)

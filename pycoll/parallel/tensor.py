@@ -117,6 +117,11 @@ def share(size: int, comm: Communicator, what: str) -> int:
     return size // comm.world_size
 
 
+def tensor_axis(axis: int, comm: Communicator) -> int | None:
+    """Return the axis that is split, None where there is but one rank to split it over."""
+    return axis if comm.world_size > 1 else None
+
+
 def check_part(array: Array, shape: tuple[int, ...], comm: Communicator, what: str) -> None:
     """Refuse a parameter that is not this rank's part.
 

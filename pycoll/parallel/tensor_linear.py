@@ -23,6 +23,7 @@ from pycoll.parallel.tensor import (
     Region,
     check_part,
     share,
+    tensor_axis,
 )
 
 if TYPE_CHECKING:
@@ -81,8 +82,16 @@ class ColumnParallelLinear:
         std = self.in_features**-0.5 if self.std is None else self.std
         here = 0, self.comm.rank, self.comm.world_size
         init = normal_init(self.key.fold("weight"), std, *here)
-        weight = ParameterSpec(self._shape, self.dtype, init, tensor_axis=0, tied_to=self.tied_to)
-        bias = ParameterSpec(self._shape[:1], self.dtype, tensor_axis=0, decay=False)
+        weight = ParameterSpec(
+            self._shape,
+            self.dtype,
+            init,
+            tensor_axis=tensor_axis(0, self.comm),
+            tied_to=self.tied_to,
+        )
+        bias = ParameterSpec(
+            self._shape[:1], self.dtype, tensor_axis=tensor_axis(0, self.comm), decay=False
+        )
         return {"weight": weight, "bias": bias} if self.bias else {"weight": weight}
 
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
@@ -152,7 +161,11 @@ class RowParallelLinear:
         std = self.in_features**-0.5 if self.std is None else self.std
         here = 1, self.comm.rank, self.comm.world_size
         init = normal_init(self.key.fold("weight"), std, *here)
-        specs = {"weight": ParameterSpec(self._shape, self.dtype, init, tensor_axis=1)}
+        specs = {
+            "weight": ParameterSpec(
+                self._shape, self.dtype, init, tensor_axis=tensor_axis(1, self.comm)
+            )
+        }
         if self.bias:
             shape, partial = self._shape[:1], self.sequence_parallel
             specs["bias"] = ParameterSpec(shape, self.dtype, sequence=partial, decay=False)

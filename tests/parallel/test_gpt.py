@@ -7,7 +7,7 @@ from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.parallel.metered import Metered
 from pycoll.parallel.random import Cursor, Key, integers
-from pycoll.testing import run_processes, run_threads
+from pycoll.testing import RankFailed, run_processes, run_threads
 
 SIZE = {"features": 16, "heads": 4, "depth": 2, "vocabulary": 12, "length": 8}
 BATCH, STEPS = 8, 50
@@ -175,3 +175,36 @@ def test_the_meter_counts_what_layers_send():
         assert wire == {("activation", "tp"): (10 * activation + 3 * column) * 2 * (n - 1) // n}
         assert calls == {("activation", "tp", "all_reduce"): 13}
         assert waited > 0
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_split_layers_on_a_mesh_without_tensor_parallelism(sequence_parallel):
+    """One rank to split over is no split: the same program gives the same bits."""
+    ((losses, *_),) = run_one({"steps": 3})
+
+    def rank(comm):
+        mesh = Mesh(comm, dp=2, tp=1)
+        config = TransformerConfig(**SIZE, comm=mesh.tp, sequence_parallel=sequence_parallel)
+        model = GPT(config, seed=3)
+        engine = DataParallel(
+            model, model.loss(), mesh, optimizer=AdamW(lr=3e-3), clip_norm=0.5, zero=1
+        )
+        rows = [WHOLE[step].reshape(2, 2, 2, 9)[comm.rank] for step in range(3)]
+        with mesh:
+            found = [engine.step([(r[:, :-1], r[:, 1:]) for r in halves]) for halves in rows]
+            engine.close()
+        return [report.loss for report in found]
+
+    assert run_threads(2, rank, timeout=60) == [losses] * 2
+
+
+def test_a_model_on_the_wrong_axis_of_the_mesh():
+    """Layers split over ``dp`` instead of ``tp``, of the same size: replicas are none."""
+
+    def rank(comm):
+        mesh = Mesh(comm, dp=2, tp=2)
+        model = GPT(TransformerConfig(**SIZE, comm=mesh.dp), seed=3)
+        DataParallel(model, model.loss(), mesh)
+
+    with pytest.raises(RankFailed, match=r"MismatchError: parameter \S+\.weight differs .* rank"):
+        run_threads(4, rank)
