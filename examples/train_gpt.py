@@ -30,10 +30,15 @@ EVAL_WINDOWS, EVAL_CHUNK, NGRAM = 256, 16, 3
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--mesh", default="dp=-1", help="axes, such as dp=2,tp=2 or replica=2,dp=2 (all dp)")
+    add(
+        "--mesh",
+        type=axes,
+        default="dp=-1",
+        help="axes, such as dp=2,tp=2 or replica=2,dp=2 (all dp)",
+    )
     add("--zero", type=int, default=0, choices=range(4), help="ZeRO stage (0)")
-    add("--steps", type=int, default=600)
-    add("--batch", type=int, default=32, help="windows of text in a step, over all ranks (32)")
+    add("--steps", type=int, default=1000)
+    add("--batch", type=int, default=16, help="windows of text in a step, over all ranks (16)")
     add("--micro-batches", type=int, default=1, help="parts that each rank's share is cut into (1)")
     add("--dtype", default="float32", choices=PRECISION, help="type of the parameters")
     add("--array", default="numpy", choices=("numpy", "torch"), help="library that computes")
@@ -41,7 +46,7 @@ def arguments():
     add("--sequence-parallel", action="store_true", help="divide the sequence over tp as well")
     add("--dropout", type=float, default=0.0)
     add("--tied", action="store_true", help="the head is the table of the embedding")
-    add("--lr", type=float, default=2e-3)
+    add("--lr", type=float, default=4e-3)
     add("--seed", type=int, default=0)
     add("--depth", type=int, default=4)
     add("--features", type=int, default=128)
@@ -50,9 +55,12 @@ def arguments():
     add("--text-bytes", type=int, metavar="N", help="use only the first N bytes of the text")
     add("--every", type=int, default=10, help="steps between two lines (10)")
     add("--plot", metavar="FILE", help="draw losses and traffic")
-    args = parser.parse_args()
-    args.mesh = {axis: int(size) for axis, size in (a.split("=") for a in args.mesh.split(","))}
-    return args
+    return parser.parse_args()
+
+
+def axes(text):
+    """Read the sizes of a mesh: ``dp=2,tp=2``."""
+    return {axis: int(size) for axis, size in (part.split("=") for part in text.split(","))}
 
 
 def windows(text, key, count, length):

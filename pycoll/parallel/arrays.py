@@ -6,7 +6,6 @@ own. NumPy needs nothing else; other libraries come in through the package array
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from pycoll.errors import ArgumentError
 
 Array = Any
 _PIECE = 1 << 14  # elements
+_GROUP = 64  # rows
 
 
 def namespace(x: Array) -> Any:
@@ -100,10 +100,20 @@ def row_dot(a: Array, b: Array) -> Array:
     return namespace(a).einsum("...i,...i->...", a, b)[..., None]
 
 
-def concatenate(pieces: Sequence[Array], axis: int) -> Array:
-    """Join arrays along an axis."""
-    xp = namespace(pieces[0])
-    return (np.concatenate if xp is np else xp.concat)(list(pieces), axis=axis)
+def sum_rows(x: Array, factor: Array | None = None) -> Array:
+    """Return the sum over the first axis of a matrix, or of its product with another one.
+
+    Rows are added in groups and then the groups, so that the error grows with the root of their
+    number only.
+    """
+    xp, count = namespace(x), x.shape[0] // _GROUP
+    whole, shape = count * _GROUP, (count, _GROUP, x.shape[1])
+    groups = x[:whole].reshape(shape)
+    if factor is None:
+        return groups.sum(axis=1).sum(axis=0) + x[whole:].sum(axis=0)
+    others = factor[:whole].reshape(shape)
+    rest = xp.einsum("ni,ni->i", x[whole:], factor[whole:])
+    return xp.einsum("gni,gni->gi", groups, others).sum(axis=0) + rest
 
 
 def add_rows(count: int, indices: Array, rows: Array) -> Array:

@@ -21,6 +21,7 @@ from pycoll.parallel.arrays import (
     matmul,
     namespace,
     row_dot,
+    sum_rows,
     widen,
 )
 from pycoll.parallel.layer import Layer, ParameterSpec
@@ -71,7 +72,7 @@ def affine_gradients(x: Array, dy: Array, bias: bool) -> dict[str, Array]:
 
 def bias_gradient(dy: Array) -> dict[str, Array]:
     """Return the sum of the rows, as ``bias``."""
-    return {"bias": cast(widen(flat(dy)).sum(axis=0), dy.dtype)}
+    return {"bias": cast(sum_rows(widen(flat(dy))), dy.dtype)}
 
 
 @dataclass(frozen=True)
@@ -227,5 +228,5 @@ class LayerNorm:
     def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
         """Return the sums over rows of ``dy n`` and ``dy``."""
         normal, rows = flat(saved[0]), widen(flat(dy))
-        weight = namespace(rows).einsum("ni,ni->i", rows, normal)
-        return {"weight": cast(weight, dy.dtype), "bias": cast(rows.sum(axis=0), dy.dtype)}
+        found = {"weight": sum_rows(rows, normal), "bias": sum_rows(rows)}
+        return {name: cast(value, dy.dtype) for name, value in found.items()}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from layer_checks import distance, part, parts, perturbed, run_layer
-from pycoll.parallel.arrays import add_rows
+from pycoll.parallel.arrays import add_rows, sum_rows
 from pycoll.parallel.nn import Embedding, LayerNorm, Linear
 from pycoll.parallel.nn_attention import CausalAttention
 from pycoll.parallel.nn_loss import CrossEntropy
@@ -139,6 +139,20 @@ def test_rows_are_added():
         want = np.zeros((count, 4))
         np.add.at(want, indices, rows)
         np.testing.assert_allclose(add_rows(count, indices, rows), want, rtol=1e-13)
+
+
+@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 200])
+def test_columns_are_summed(n):
+    a, b = np.random.default_rng(1).standard_normal((2, n, 5))
+    np.testing.assert_allclose(sum_rows(a), a.sum(axis=0), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(sum_rows(a, b), (a * b).sum(axis=0), rtol=0, atol=1e-13)
+
+
+def test_sums_of_many_rows_are_accurate():
+    x = np.random.default_rng(1).random((1 << 16, 3), np.float32)
+    exact = x.sum(axis=0, dtype=np.float64)
+    assert np.abs(sum_rows(x) / exact - 1).max() < 1e-6
+    assert np.abs(sum_rows(x, x) / (x.astype(np.float64) ** 2).sum(axis=0) - 1).max() < 1e-6
 
 
 def test_layers_need_only_numpy():

@@ -16,7 +16,7 @@ from pycoll.parallel.tensor_vocabulary import VocabParallelEmbedding
 from pycoll.testing import RankFailed, run_threads
 
 KEY = Key(11).fold("block3", "part")
-B, S, H = 2, 8, 16
+B, S, H, HEADS = 2, 12, 24, 12
 BOUNDS = {np.float32: 1e-6, np.float64: 1e-13}
 WHOLE, SEQUENCE, FEATURES = None, 1, 2  # how an activation is split
 
@@ -24,7 +24,7 @@ WHOLE, SEQUENCE, FEATURES = None, 1, 2  # how an activation is split
 def transformer(part, **options):
     def make(comm=None, dtype="float64", cursor=None):
         extra = options if comm else {}
-        config = TransformerConfig(H, 4, dtype=dtype, comm=comm, cursor=cursor, **extra)
+        config = TransformerConfig(H, HEADS, dtype=dtype, comm=comm, cursor=cursor, **extra)
         return part(config, KEY)
 
     return make
@@ -49,7 +49,7 @@ def table(**options):
 
 
 SP, KEPT = {"sequence_parallel": True}, {"sequence_parallel": True, "regather": False}
-COLUMN, ROW = (H, 24), (24, H)
+COLUMN, ROW = (H, 36), (36, H)
 # name: (maker, how the input is split, how the output is split)
 LAYERS = {
     "column": (linear(ColumnParallelLinear, COLUMN), WHOLE, FEATURES),
@@ -119,7 +119,7 @@ def check(comm, make, source, split_in, split_out):
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_as_on_one_rank(n, name, dtype):
     make, split_in, split_out = LAYERS[name]
     source = serial(make, dtype)
@@ -158,7 +158,7 @@ def test_column_output_is_exact_on_equal_shapes():
     def rank(comm):
         layer = make(comm, "float32")
         own = parts(params, layer.parameters(), comm)
-        alone = Linear(H, 24 // comm.world_size, KEY)
+        alone = Linear(H, 36 // comm.world_size, KEY)
         return np.array_equal(layer.forward(own, x)[0], alone.forward(own, x)[0])
 
     assert run_threads(4, rank) == [True] * 4
@@ -180,7 +180,7 @@ def test_initial_parameters_do_not_depend_on_the_mesh(n):
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("n", [2, 4])
 def test_dropout_does_not_depend_on_the_mesh(n, sequence_parallel):
-    config = TransformerConfig(H, 4, dropout=0.3, dtype="float64", cursor=Cursor(3, 5))
+    config = TransformerConfig(H, HEADS, dropout=0.3, dtype="float64", cursor=Cursor(3, 5))
     split_in = SEQUENCE if sequence_parallel else WHOLE
 
     def make(comm=None, dtype="float64"):
@@ -253,15 +253,15 @@ BAD = {
     "comm is a int; expected the communicator": (
         lambda comm: ColumnParallelLinear(H, 24, KEY, comm.world_size)
     ),
-    r"part.weight on rank \d of 2 .* has shape \(24, 16\), expected \(12, 16\)": (
+    r"part.weight on rank \d of 2 .* has shape \(24, 24\), expected \(12, 24\)": (
         lambda comm: ColumnParallelLinear(H, 24, KEY, comm).forward(
             initial(Linear(H, 24, KEY)), np.ones((B, S, H))
         )
     ),
-    r"the input of block3.part on rank \d of 2 .* expected \(2, 8, 12\)": (
+    r"the input of block3.part on rank \d of 2 .* expected \(2, 12, 12\)": (
         lambda comm: run_own(RowParallelLinear(24, H, KEY, comm), np.ones((B, S, 24)))
     ),
-    r"rank \d of 2 .*: the sequence of .* \(2, 7, 16\) has length 7, which is not divisible by 2": (
+    r"rank \d of 2 .*: the sequence of .* \(2, 7, 24\) has length 7, which is not divisible by 2": (
         lambda comm: run_own(
             RowParallelLinear(24, H, KEY, comm, sequence_parallel=True), np.ones((B, 7, 12))
         )
@@ -297,7 +297,7 @@ def test_a_layer_on_the_wrong_communicator():
 
 def test_configurations_are_checked():
     for options, text in (
-        ({"heads": 3}, "not divisible by heads=3"),
+        ({"heads": 5}, "not divisible by heads=5"),
         ({"heads": 4, "sequence_parallel": True}, "needs comm"),
         ({"heads": 4, "dropout": 0.1}, "needs a cursor"),
     ):
