@@ -15,6 +15,7 @@ from pycoll.parallel.nn_attention import CausalAttention
 from pycoll.parallel.nn_chain import Chain, Residual
 from pycoll.parallel.nn_pointwise import GELU, ReLU, Tanh
 from pycoll.parallel.nn_positional import Dropout, Position
+from pycoll.parallel.nn_transformer import Block, TransformerConfig
 from pycoll.parallel.random import Cursor, Key, keep_mask
 
 KEY = Key(3).fold("layer")
@@ -37,6 +38,10 @@ LAYERS = {
             ("last", Linear(6, 4, KEY.fold("last"), dtype="float64")),
         ),
         (3, 4),
+    ),
+    "block": (
+        Block(TransformerConfig(4, 2, dropout=0.2, cursor=CURSOR, dtype="float64"), KEY),
+        (2, 3, 4),
     ),
     "residual": (Residual(("only", Linear(4, 4, KEY, dtype="float64"))), (3, 4)),
 }

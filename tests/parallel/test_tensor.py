@@ -9,6 +9,8 @@ from layer_checks import distance, part, parts, perturbed, run_layer
 from pycoll.errors import ArgumentError
 from pycoll.parallel import tensor
 from pycoll.parallel.nn import Embedding, Linear, affine, affine_gradients, initial
+from pycoll.parallel.nn_attention import CausalAttention
+from pycoll.parallel.nn_positional import Dropout
 from pycoll.parallel.nn_transformer import MLP, Attention, Block, TransformerConfig
 from pycoll.parallel.random import Cursor, Key
 from pycoll.parallel.tensor_linear import ColumnParallelLinear, RowParallelLinear
@@ -192,6 +194,22 @@ def test_dropout_does_not_depend_on_the_mesh(n, sequence_parallel):
     assert distance(source[3][0], without) > 0.1
     for errors in run_threads(n, check, make, source, split_in, split_in):
         assert max(errors.values()) <= 1e-13, errors
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_dropout_masks_are_parts_of_one_mask(n):
+    cursor, x = Cursor(3, 5), np.ones((B, S, 3 * H))
+    whole = Dropout(0.3, KEY, cursor).forward({}, x)[1]
+    weights = CausalAttention(HEADS, 2, KEY, None, 0.3, cursor).forward({}, x)[1].keep
+
+    def rank(comm):
+        mine = Dropout(0.3, KEY, cursor, comm).forward({}, part(x, SEQUENCE, comm))[1]
+        np.testing.assert_array_equal(mine, part(whole, SEQUENCE, comm))
+        heads = CausalAttention(HEADS, 2, KEY, comm, 0.3, cursor)
+        mine = heads.forward({}, part(x, FEATURES, comm))[1].keep
+        np.testing.assert_array_equal(mine, part(weights, 1, comm))
+
+    run_threads(n, rank)
 
 
 REGIONS = {
