@@ -139,8 +139,7 @@ class VocabParallelCrossEntropy:
         odds = xp.exp(rows - top[:, None])
         total = self._all_reduce(odds.sum(axis=-1), "sum")
         here, column = columns(targets, own, self.comm.rank)
-        here = here & valid
-        target = rows[xp.arange(rows.shape[0]), column * here] * here
+        target = rows[xp.arange(rows.shape[0]), column] * here
         target = self._all_reduce(target, "sum")
         losses = xp.log(total) + top - target
         odds /= total[:, None]

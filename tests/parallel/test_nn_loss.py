@@ -8,6 +8,7 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.layer import Loss
 from pycoll.parallel.nn_loss import CrossEntropy
 from pycoll.parallel.tensor_vocabulary import VocabParallelCrossEntropy
+from pycoll.testing import run_threads
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.standard_normal((3, 5, 8)) * 4
@@ -74,6 +75,23 @@ def test_split_over_ranks(run, n, batch):
         for total, count, _ in found:
             assert (total, count) == (pytest.approx(want, rel=tolerance), want_count)
         assert len({total for total, _, _ in found}) == 1
+
+
+def test_a_token_may_be_the_one_that_does_not_count():
+    want, count, saved = CrossEntropy(ignore_index=1).forward(LOGITS, TARGETS)
+    gradient = CrossEntropy().backward(saved, 1.0)
+    kept = TARGETS != 1
+    assert count == kept.sum() < TARGETS.size
+    assert want == pytest.approx(definition(LOGITS[kept], TARGETS[kept]), rel=1e-13)
+    assert not gradient[~kept].any()
+
+    def rank(comm):
+        loss = VocabParallelCrossEntropy(comm, ignore_index=1)
+        total, number, saved = loss.forward(part(LOGITS, -1, comm), TARGETS)
+        assert (total, number) == (pytest.approx(want, rel=1e-13), count)
+        assert distance(loss.backward(saved, 1.0), part(gradient, -1, comm)) < 1e-13
+
+    run_threads(2, rank)
 
 
 @pytest.mark.parametrize(
