@@ -7,7 +7,9 @@ from pycoll.parallel.ledger import Ledger
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.optim import SGD, AdamW, WarmupCosine, WarmupLinear, linear_scale
 from pycoll.parallel.placement import PRESETS, Placed, Placement, Preset
+from pycoll.parallel.powersgd import PowerSGD
 from pycoll.parallel.precision import RECIPES, LossScale, Precision
+from pycoll.parallel.sparse import TopK
 
 __all__ = [
     "PRESETS",
@@ -26,10 +28,12 @@ __all__ = [
     "ParameterSpec",
     "Placed",
     "Placement",
+    "PowerSGD",
     "Precision",
     "Preset",
     "Sequential",
     "StepReport",
+    "TopK",
     "WarmupCosine",
     "WarmupLinear",
     "linear_scale",

@@ -109,7 +109,7 @@ class DataParallel:
             order: Order of all sums: ``"tree"``, ``"rank"`` or ``"any"``.
             bucket_bytes: Gradient bytes reduced in one call; with stage 3 a bucket is a layer.
             precision: Name of a recipe, or one.
-            loss_scale: By default 2**16 where the recipe needs one, else 1 and constant.
+            loss_scale: By default 2**15 where the recipe needs one, else 1 and constant.
             clip_norm: Largest norm of the gradient; None: any.
             hook: What reduces buckets; see `pycoll.parallel.hooks`.
             prefetch: Layers that stage 3 gathers ahead.
@@ -130,7 +130,8 @@ class DataParallel:
         if zero not in range(len(PRESETS)):
             raise ArgumentError(f"zero={zero!r}; accepted are 0, 1, 2 and 3")
         turns(1, order)
-        self.precision = recipe(precision)
+        self.precision, self.hook = recipe(precision), hook or Hook()
+        self._check_hook(zero)
         self.optimizer, self.mesh, self.ledger = optimizer or AdamW(), mesh, Ledger()
         self.groups = Groups(mesh, self.ledger)
         scaled = LossScale() if self.precision.loss_scaling else LossScale(1.0, growth=1.0)
@@ -150,9 +151,7 @@ class DataParallel:
         elements = max(1, bucket_bytes // dtype_of(self.precision.gradient).itemsize)
         shards = self.groups.parameters.world_size
         layouts = make_layouts(owned, shards, None if zero == 3 else elements)
-        settings = Settings(
-            PRESETS[zero], self.precision, order, self.optimizer, hook or Hook(), fused
-        )
+        settings = Settings(PRESETS[zero], self.precision, order, self.optimizer, self.hook, fused)
         self.buckets = [Bucket(layout, settings, self.groups) for layout in layouts]
         state.initialise(self.buckets, self.groups, start)
         flying = {2: 2, 3: max(0, prefetch - 1)}.get(zero)
@@ -168,6 +167,13 @@ class DataParallel:
         )
         self._graph: frozenset[str] | None = None
         self._problems: list[str] = []
+
+    def _check_hook(self, zero: int) -> None:
+        name, kind = type(self.hook).__name__, self.precision.gradient
+        if zero and not self.hook.shards:
+            raise ArgumentError(f"{name} reduces whole buckets; use it with zero=0, not {zero}")
+        if type(self.hook) is not Hook and dtype_of(kind).itemsize < 4:
+            raise ArgumentError(f"{name} compresses float32; precision has {kind} gradients")
 
     def step(self, micro_batches: Sequence[Sample], lr: float | None = None) -> StepReport:
         """Train on one batch; a collective.
@@ -243,8 +249,8 @@ class DataParallel:
         if self._unused == "error" and arrived != self._graph:
             names = ", ".join(sorted(arrived ^ self._graph))
             self._problems.append(
-                f"the graph has changed: in micro-batch {j} gradients of {names} came or stayed "
-                "away, unlike in the first one"
+                f"a changed graph: in micro-batch {j} gradients of {names} came or stayed away, "
+                "unlike in the first one"
             )
 
     def _agree(self, divisor: float) -> tuple[float, bool]:
@@ -254,22 +260,27 @@ class DataParallel:
             The norm of the mean gradient, and whether it overflowed.
         """
         limbs, bad = kernels.new_exact_sum(), set()
+        own = set().union(*(bucket.gradients.bad for bucket in self.buckets))
         odd = sum(bucket.add_squares(limbs, bad) for bucket in self.buckets)
-        vector = np.concatenate([limbs, [odd, len(self._problems)]])
+        vector = np.concatenate([limbs, [odd, bool(own), len(self._problems)]])
         self.groups.world.all_reduce(vector, "norm").wait()
-        odd, problems = int(vector[-2]), int(vector[-1])
-        allowed = self._scales or self._nonfinite == "skip"
-        if problems or (odd and not allowed):
-            local = set().union(*(bucket.gradients.bad for bucket in self.buckets))
-            if odd:
-                names = ", ".join(sorted(local or bad))
-                seen = "gradients that are not finite, of" if local else "a sum that overflowed, of"
-                self._problems += [f"{seen} {names}"] if names else []
-            texts = gather_texts("; ".join(self._problems), self.groups.world)
-            told = "; ".join(f"rank {rank} has {t}" for rank, t in enumerate(texts) if t)
-            raise ArgumentError(f"step {self.steps + 1} was not taken: {told}")
-        norm = float(np.sqrt(kernels.exact_sum(vector[:-2]))) / max(1.0, divisor)
+        odd, blamed, problems = map(int, vector[-3:])
+        if problems or (odd and not self._scales and self._nonfinite != "skip"):
+            names = ", ".join(sorted(own if blamed else bad))
+            if odd and names:
+                fault = (
+                    "gradients that are not finite" if blamed else "part of a sum that overflowed"
+                )
+                self._problems.append(f"{fault}, of {names}")
+            self._refuse()
+        norm = float(np.sqrt(kernels.exact_sum(vector[:-3]))) / max(1.0, divisor)
         return (float("inf") if odd else norm), odd > 0
+
+    def _refuse(self) -> None:
+        """Raise on every rank what any rank has found."""
+        texts = gather_texts("; ".join(self._problems), self.groups.world)
+        told = "; ".join(f"rank {rank} has {text}" for rank, text in enumerate(texts) if text)
+        raise ArgumentError(f"step {self.steps + 1} was not taken: {told}")
 
     def _update(self, lr: float, divisor: float, norm: float) -> None:
         """Step all parameters with the clipped mean gradient."""
@@ -289,14 +300,21 @@ class DataParallel:
         return state.gather_parameters(self.buckets, self.groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return parameters and optimizer states in full, independent of the mesh; a collective."""
+        """Return parameters and optimizer states in full, independent of the mesh; a collective.
+
+        Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank.
+        """
         found = state.gather_states(self.buckets, self.groups)
         scale = (self.loss_scale.value, self.loss_scale.good_steps)
-        return {"steps": self.steps, "loss_scale": scale, **found}
+        return {"steps": self.steps, "loss_scale": scale, "hook": self.hook.state(), **found}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take what `state_dict` gave, perhaps on another mesh; not a collective."""
+        """Take what `state_dict` gave, perhaps on another mesh; not a collective.
+
+        On another mesh drop its ``"hook"``.
+        """
         state.load_states(self.buckets, self.groups, saved)
+        self.hook.load(saved.get("hook", {}))
         self.steps = saved["steps"]
         value, good = saved["loss_scale"]
         self.loss_scale = type(self.loss_scale)(
