@@ -6,6 +6,7 @@ from pycoll.parallel.layer import Layer, Loss, Model, ParameterSpec, Sequential
 from pycoll.parallel.ledger import Ledger
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.optim import SGD, AdamW, WarmupCosine, WarmupLinear, linear_scale
+from pycoll.parallel.options import Options
 from pycoll.parallel.placement import PRESETS, Placed, Placement, Preset
 from pycoll.parallel.powersgd import PowerSGD
 from pycoll.parallel.precision import RECIPES, LossScale, Precision
@@ -25,6 +26,7 @@ __all__ = [
     "LossScale",
     "Mesh",
     "Model",
+    "Options",
     "ParameterSpec",
     "Placed",
     "Placement",
