@@ -126,6 +126,8 @@ class Channel:
 
     def all_gather(self, x: Any, out: Any, purpose: str) -> Pending:
         """Start to concatenate `x` of all ranks in `out`."""
+        if self.world_size == 1:
+            out[...] = x
         return self._start("all_gather", out.nbytes, purpose, x, out)
 
     def _start(
