@@ -1,6 +1,7 @@
 """Parallel training on top of the communicator; see docs/parallel.md."""
 
 from pycoll.parallel.data_parallel import DataParallel, StepReport
+from pycoll.parallel.estimate import Estimate, estimate
 from pycoll.parallel.hooks import Compress, Hook
 from pycoll.parallel.layer import Layer, Loss, Model, ParameterSpec, Sequential
 from pycoll.parallel.ledger import Ledger
@@ -19,6 +20,7 @@ __all__ = [
     "AdamW",
     "Compress",
     "DataParallel",
+    "Estimate",
     "Hook",
     "Layer",
     "Ledger",
@@ -38,5 +40,6 @@ __all__ = [
     "TopK",
     "WarmupCosine",
     "WarmupLinear",
+    "estimate",
     "linear_scale",
 ]
