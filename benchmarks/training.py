@@ -1,127 +1,114 @@
-"""Measure how much faster two ranks train than one, each with one core: the GPT and the spirals.
+"""How much of the communication of a training step hides behind its backward pass.
 
-``python benchmarks/training.py`` takes some minutes on two idle cores. Contestants run in turn, in
-rounds; a round in which other processes used the cores is repeated, and the least disturbed one
-counts. It prints a table and writes benchmarks/results/training.md and .json.
+    python benchmarks/training.py [--ranks 2] [--layers 8] [--ms 20] [--mib 16] [--work sleep|core]
+
+Each layer has one parameter of --mib MiB and a backward pass of --ms milliseconds: asleep, as if an
+accelerator computed, or busy on this rank's core. Medians of all rounds; in each, in turn: the step
+without other ranks (compute), the gradient reductions alone, one after the other (reduce), and the
+step of all ranks. hidden = 1 - (time the step waited for gradients) / reduce. Stages 1 to 3 also
+hand parameters out, which is not behind the backward pass: the time waited for that is shown.
 """
 
 import argparse
-import json
-import platform
-import re
 import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-from overhead import PATIENCE_S, QUIET, Others
+import numpy as np
 
-from pycoll.cli.machine import describe
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-GPT = [str(ROOT / "examples" / "train_gpt.py"), *"--steps 40 --every 10 --text-bytes".split()]
-GPT += ["2000000"]
-SPIRAL = str(ROOT / "examples" / "spiral.py")
-BAR = 1.7
+from pycoll.parallel import SGD, DataParallel, Mesh, ParameterSpec, Sequential
+from pycoll.testing import run_processes
 
 
-def output_of(*command):
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd=ROOT)
-    if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
-    return done.stdout
+class Busy:
+    """A layer that takes time and hands over a gradient that is already there."""
+
+    def __init__(self, count, seconds, work):
+        self.gradient, self.seconds, self.work = np.ones(count, np.float32), seconds, work
+
+    def parameters(self):
+        return {"weight": ParameterSpec(self.gradient.shape)}
+
+    def forward(self, params, x):
+        return x, None
+
+    def backward_input(self, params, saved, dy):
+        return dy
+
+    def backward_weight(self, params, saved, dy):
+        end, x = time.perf_counter() + self.seconds, np.ones(4096)
+        if self.work == "sleep":
+            time.sleep(self.seconds)
+        while time.perf_counter() < end:
+            np.sqrt(x, out=x)
+        return {"weight": self.gradient[:]}
 
 
-def tokens_per_second(ranks, *options):
-    """Return the median speed of the GPT example, without its first lines."""
-    command = [] if ranks == 1 else ["-m", "pycoll", "run", "-n", str(ranks)]
-    found = re.findall(r"([\d,]+) tokens/s", output_of(*command, *GPT, *options))
-    return statistics.median(float(text.replace(",", "")) for text in found[1:])
+class Nothing:
+    def forward(self, logits, targets):
+        return 0.0, 1, None
+
+    def backward(self, saved, scale):
+        return np.zeros(1)
 
 
-def gpt(*options):
-    """Return what measures the GPT on two ranks beside one."""
-
-    def measure():
-        one, two = tokens_per_second(1), tokens_per_second(2, *options)
-        return {"ratio": two / one, "one": one, "two": two, "unit": "tokens/s"}
-
-    return measure
+def timed(comm, call):
+    comm.barrier()
+    start = time.perf_counter()
+    call()
+    mine = time.perf_counter() - start
+    return float(comm.all_reduce(np.array([mine]), "max")[0])
 
 
-def spiral(name):
-    """Return what measures one of the parallel programs of the spirals beside the serial one."""
-
-    def measure():
-        text = output_of(SPIRAL)
-        times = {k.strip(): float(v) for k, v in re.findall(r"^(.{17}) +([\d.]+) s ", text, re.M)}
-        return {"ratio": times["serial"] / times[name], "one": times["serial"], "two": times[name]}
-
-    return measure
-
-
-CASES = {
-    "GPT, `dp=2`": gpt("--mesh", "dp=2"),
-    "GPT, `dp=2`, ZeRO-1": gpt("--mesh", "dp=2", "--zero", "1"),
-    "GPT, `dp=2`, ZeRO-3": gpt("--mesh", "dp=2", "--zero", "3"),
-    "GPT, `tp=2`": gpt("--mesh", "tp=2"),
-    "GPT, `tp=2`, sequence parallel": gpt("--mesh", "tp=2", "--sequence-parallel"),
-    "spirals, all-reduce between processes": spiral("all-reduce"),
-    "spirals, parameter server with threads": spiral("parameter server"),
-}
+def reductions(engine, zero):
+    """Reduce every bucket, one after the other."""
+    groups = engine.groups
+    for bucket in engine.buckets:
+        full = np.empty(bucket.layout.padded, np.float32) if zero > 1 else bucket.parameter.data
+        if zero:
+            shard = np.empty(full.size // groups.gradients.world_size, full.dtype)
+            groups.gradients.reduce_scatter(full, shard, "x", "tree").wait()
+        else:
+            groups.gradients.all_reduce(full, "x", "tree").wait()
 
 
-def least_disturbed(measure, tries):
-    """Measure until a round was quiet; return the quietest with all ratios."""
-    rounds = []
-    while len(rounds) < tries and not (rounds and rounds[-1]["others"] <= QUIET):
-        give_up = time.monotonic() + PATIENCE_S
-        while time.monotonic() < give_up:
-            before = Others()
-            time.sleep(1.0)
-            if before.share() <= QUIET:
-                break
-        others = Others()
-        rounds.append(measure() | {"others": others.share()})
-    best = min(rounds, key=lambda found: found["others"])
-    return best | {"ratios": [round(found["ratio"], 3) for found in rounds]}
+def measure(comm, args, zero):
+    count = (args.mib << 20) // 4
 
+    def model():
+        layers = [(f"l{i}", Busy(count, args.ms / 1e3, args.work)) for i in range(args.layers)]
+        return Sequential(layers)
 
-def show(found):
-    tokens = "unit" in found
-    one, two = (f"{found[k]:,.0f}" if tokens else f"{found[k]:.2f} s" for k in ("one", "two"))
-    return f"{found['ratio']:.2f} x | {one} | {two}"
+    options = {"optimizer": SGD(0.0), "bucket_bytes": 4 * count, "start": "trust"}
+    alone = DataParallel(model(), Nothing(), Mesh(comm.split(comm.rank), dp=1), **options)
+    together = DataParallel(model(), Nothing(), Mesh(comm, dp=-1), zero=zero, **options)
+    sample, rows, waits = [(np.zeros(1), None)], [], []
+    for _ in range(args.rounds + 1):
+        compute = timed(comm, lambda: alone.step(sample))
+        wire = timed(comm, lambda: reductions(together, zero))
+        step = timed(comm, lambda: waits.append(together.step(sample).waits))
+        waited = [waits[-1].get(purpose, 0.0) for purpose in ("gradient", "parameter")]
+        rows.append((compute, wire, step, *comm.all_reduce(np.array(waited), "max")))
+    return [statistics.median(column) for column in zip(*rows[1:], strict=True)]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", metavar="TEXT", default="", help="only cases whose name has it")
-    parser.add_argument("--tries", type=int, default=3, help="for a round that is disturbed")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--ms", type=float, default=20.0)
+    parser.add_argument("--mib", type=int, default=16)
+    parser.add_argument("--work", choices=["sleep", "core"], default="sleep")
+    parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
-    head = ["| two ranks beside one | speed | one | two | others |", "|---|---|---|---|---|"]
-    print("\n".join(head), flush=True)
-    rows = {}
-    for name, measure in CASES.items():
-        if args.only in name:
-            rows[name] = found = least_disturbed(measure, args.tries)
-            head.append(f"| {name} | {show(found)} | {found['others']:.0%} |")
-            print(head[-1], flush=True)
-    if args.only:
-        return
-    machine, out = describe(), HERE / "results"
-    about = (
-        f"`python benchmarks/training.py`, {time.strftime('%Y-%m-%d')}, {machine['cores']} cores "
-        f"of {machine['cpu']}{' (virtual)' if machine['virtual'] else ''}, {platform.system()} "
-        f"{machine['kernel']}, pycoll {machine['pycoll']} at {machine['commit'] or 'no commit'}, "
-        f"Python {machine['python']}, NumPy {machine['numpy']}; one BLAS thread a rank.\n"
-        f"The bar is {BAR} x for `dp=2` and for the spirals. One, two: tokens/s, or seconds. "
-        "Others: the share of the cores that other processes used meanwhile."
-    )
-    (out / "training.md").write_text("\n".join([about, "", *head, ""]), encoding="utf-8")
-    document = {"machine": machine, "rows": rows}
-    (out / "training.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    what = f"{args.layers} layers of {args.mib} MiB and {args.ms:g} ms ({args.work})"
+    print(f"{args.ranks} ranks, {what}; milliseconds")
+    heads = ("stage", "compute", "reduce", "step", "for gradients", "for parameters", "hidden")
+    print("".join(f"{head:>15}" for head in (*heads, "step / max")))
+    for zero in range(4):
+        row = run_processes(args.ranks, measure, args, zero, timeout=300)[0]
+        compute, wire, step, gradients, parameters = (1e3 * x for x in row)
+        times = "".join(f"{x:15.1f}" for x in (compute, wire, step, gradients, parameters))
+        print(f"{zero:>15}{times}{1 - gradients / wire:>15.0%}{step / max(compute, wire):>15.2f}")
 
 
 if __name__ == "__main__":

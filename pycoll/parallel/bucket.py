@@ -97,7 +97,7 @@ class Bucket:
         channel = self._groups.parameters
         if channel.world_size == 1:
             return Pending(None, self.parameter.data, self._groups.ledger, "parameter")
-        out = channel.empty(self.layout.padded, self._dtype, kind)
+        out = channel.scratch(self.layout.padded, self._dtype, kind)
         return self.parameter.to(Placement.REPLICATE, "parameter", out=out)
 
     def owned(self) -> tuple[int, int]:

@@ -11,16 +11,17 @@ import numpy as np
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.groups import Groups
 from pycoll.parallel.ledger import Channel
+from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.units import Parameter
 
 
-def check_mesh(parameters: Sequence[Parameter], groups: Groups) -> None:
+def check_mesh(parameters: Sequence[Parameter], mesh: Mesh) -> None:
     """Refuse a model whose layers are split over an axis that the mesh does not have.
 
     Raises:
         ArgumentError: Naming the parameter.
     """
-    size = groups.mesh.size("tp")
+    size = mesh.size("tp")
     for parameter in parameters:
         axis, shape = parameter.spec.tensor_axis, parameter.spec.shape
         if axis is None:
@@ -28,7 +29,7 @@ def check_mesh(parameters: Sequence[Parameter], groups: Groups) -> None:
         if size == 1:
             raise ArgumentError(
                 f"parameter {parameter.name} is split over tp along its axis {axis}, but "
-                f"{groups.mesh} has no tp axis; make model and engine with the same mesh"
+                f"{mesh} has no tp axis; make model and engine with the same mesh"
             )
         if not 0 <= axis < len(shape):
             raise ArgumentError(

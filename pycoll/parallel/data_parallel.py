@@ -10,29 +10,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pycoll import kernels
 from pycoll.errors import ArgumentError
 from pycoll.parallel import state
 from pycoll.parallel.accumulate import Sums, turns
+from pycoll.parallel.agreement import agree
 from pycoll.parallel.bucket import Bucket, Settings
-from pycoll.parallel.checks import check_mesh, check_structure, gather_texts
+from pycoll.parallel.checks import check_mesh, check_structure
 from pycoll.parallel.groups import Groups
 from pycoll.parallel.hooks import Hook
 from pycoll.parallel.layer import Loss, Model
 from pycoll.parallel.ledger import Ledger
 from pycoll.parallel.mesh import Mesh
-from pycoll.parallel.optim import AdamW, Optimizer
+from pycoll.parallel.options import Options
 from pycoll.parallel.passes import Passes, Sample
 from pycoll.parallel.placement import PRESETS
-from pycoll.parallel.precision import LossScale, Precision, dtype_of, recipe
-from pycoll.parallel.units import make_layouts, make_units, unit_parameters
+from pycoll.parallel.precision import dtype_of
+from pycoll.parallel.units import bucket_elements, make_layouts, make_units, unit_parameters
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class StepReport:
         loss: Mean loss over all samples of all ranks.
         samples: Number of samples of all ranks.
         grad_norm: Norm of the mean gradient, before clipping; the same on every mesh.
-        skipped: Whether parameters were left alone because a gradient had overflowed.
+        skipped: Whether parameters were left alone because a gradient was not finite.
         loss_scale: Factor that the loss had.
         bytes: Bytes that this rank sent, by purpose.
         waits: Seconds that this rank waited for communication, by purpose.
@@ -73,28 +73,17 @@ class DataParallel:
 
     All ranks make the same calls. See docs/parallel.md for what each stage sends and keeps, and for
     which runs agree to the bit.
+
+    Attributes:
+        options: The settings.
+        ledger: The bytes of this rank.
+        steps: Number of steps taken.
+        loss_scale: Scale of the loss in the next step.
+        parameters: All parameters, in forward order.
     """
 
     def __init__(
-        self,
-        model: Model,
-        loss: Loss,
-        mesh: Mesh,
-        *,
-        zero: int = 0,
-        optimizer: Optimizer | None = None,
-        order: str = "tree",
-        bucket_bytes: int = 25 << 20,
-        precision: str | Precision = "fp32",
-        loss_scale: LossScale | None = None,
-        clip_norm: float | None = None,
-        hook: Hook | None = None,
-        prefetch: int = 1,
-        start: str = "check",
-        nonfinite: str = "error",
-        unused: str = "zero",
-        fused: bool = True,
-        wrap: Callable[[Any], Any] = lambda array: array,
+        self, model: Model, loss: Loss, mesh: Mesh, options: Options | None = None, **changes: Any
     ) -> None:
         """Make buffers and states; a collective.
 
@@ -103,71 +92,44 @@ class DataParallel:
             loss: What to make small.
             mesh: The ranks. Samples are divided over ``replica`` and ``dp``; sharding is over
                 ``dp``.
-            zero: Stage: 0 replicates everything, 1 shards optimizer states, 2 gradients as well, 3
-                parameters as well.
-            optimizer: By default `AdamW`.
-            order: Order of all sums: ``"tree"``, ``"rank"`` or ``"any"``.
-            bucket_bytes: Gradient bytes reduced in one call; with stage 3 a bucket is a layer.
-            precision: Name of a recipe, or one.
-            loss_scale: By default 2**16 where the recipe needs one, else 1 and constant.
-            clip_norm: Largest norm of the gradient; None: any.
-            hook: What reduces buckets; see `pycoll.parallel.hooks`.
-            prefetch: Layers that stage 3 gathers ahead.
-            start: ``"check"``: raise if parameters differ between ranks; ``"broadcast"``: take
-                those of the first; ``"trust"``.
-            nonfinite: What to do about infinite gradients: ``"error"`` or ``"skip"`` the step;
-                a scaled loss always skips.
-            unused: Parameters without a gradient: ``"zero"``: count as zero; ``"error"``: raise if
-                they are not those of the first micro-batch (a changed graph).
-            fused: Use fused kernels; otherwise the same formulas in array operations.
-            wrap: Makes of a NumPy array what the layers want, sharing memory; for instance
-                ``torch.from_numpy``.
+            options: Settings; by default those of `Options`.
+            changes: Settings by name, which go before `options`.
 
         Raises:
             ArgumentError: For a setting or a model that cannot be used, naming the parameter.
             MismatchError: If ranks have different models, settings or values.
         """
-        if zero not in range(len(PRESETS)):
-            raise ArgumentError(f"zero={zero!r}; accepted are 0, 1, 2 and 3")
-        turns(1, order)
-        self.precision = recipe(precision)
-        self.optimizer, self.mesh, self.ledger = optimizer or AdamW(), mesh, Ledger()
-        self.groups = Groups(mesh, self.ledger)
-        scaled = LossScale() if self.precision.loss_scaling else LossScale(1.0, growth=1.0)
-        self.loss_scale, self._scales = loss_scale or scaled, loss_scale or scaled.growth > 1
-        self._clip, self._order, self._nonfinite, self._unused = clip_norm, order, nonfinite, unused
-        self.steps = 0
+        self.options = options = replace(options or Options(), **changes)
+        self.mesh, self.ledger, self.steps = mesh, Ledger(), 0
+        self.loss_scale, self._scaled = options.scaling
         units = make_units(model)
         owned = unit_parameters(units)
         self.parameters = [parameter for group in owned for parameter in group]
-        check_mesh(self.parameters, self.groups)
-        facts = (
-            f"{mesh!r}".split(", rank")[0] + f" zero={zero} optimizer={self.optimizer} "
-            f"order={order} bucket_bytes={bucket_bytes} precision={self.precision.name} "
-            f"clip_norm={clip_norm} prefetch={prefetch}"
-        )
-        check_structure(self.parameters, facts, self.groups.world)
-        elements = max(1, bucket_bytes // dtype_of(self.precision.gradient).itemsize)
-        shards = self.groups.parameters.world_size
-        layouts = make_layouts(owned, shards, None if zero == 3 else elements)
+        check_mesh(self.parameters, mesh)
+        self.groups = Groups(mesh, self.ledger)
+        check_structure(self.parameters, f"{mesh.axes} {options.facts()}", self.groups.world)
+        precision, preset = options.recipe, PRESETS[options.zero]
+        hook = options.hook or Hook()
         settings = Settings(
-            PRESETS[zero], self.precision, order, self.optimizer, hook or Hook(), fused
+            preset, precision, options.order, options.optimizer, hook, options.fused
         )
+        elements = bucket_elements(
+            options.zero, options.bucket_bytes, dtype_of(precision.gradient).itemsize
+        )
+        layouts = make_layouts(owned, self.groups.parameters.world_size, elements)
         self.buckets = [Bucket(layout, settings, self.groups) for layout in layouts]
-        state.initialise(self.buckets, self.groups, start)
-        flying = {2: 2, 3: max(0, prefetch - 1)}.get(zero)
+        state.initialise(self.buckets, self.groups, options.start)
         self._passes = Passes(
             units,
             self.buckets,
             loss,
-            self.precision.compute,
-            prefetch if zero == 3 else 0,
-            flying,
-            self.ledger,
-            wrap,
+            compute=precision.compute,
+            prefetch=options.prefetch if options.zero == 3 else 0,
+            in_flight={2: 2, 3: max(0, options.prefetch - 1)}.get(options.zero),
+            ledger=self.ledger,
+            wrap=options.wrap,
         )
         self._graph: frozenset[str] | None = None
-        self._problems: list[str] = []
 
     def step(self, micro_batches: Sequence[Sample], lr: float | None = None) -> StepReport:
         """Train on one batch; a collective.
@@ -185,41 +147,47 @@ class DataParallel:
         start = time.perf_counter()
         wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
         self.ledger.reset_peak()
-        loss, samples = self._accumulate(micro_batches)
+        total, samples, problems = self._accumulate(micro_batches)
         for pending in [bucket.gradients.finish() for bucket in self.buckets]:
             pending.wait()
         scale = self.loss_scale.value
-        norm, overflow = self._agree(samples * scale)
+        divisor = max(1.0, samples * scale)
+        forgiving = self._scaled or self.options.nonfinite == "skip"
+        norm, overflow = agree(self.buckets, self.groups, problems, forgiving)
+        norm /= divisor
         if not overflow:
-            self._update(self.optimizer.lr if lr is None else lr, samples * scale, norm)
-        if self._scales:
-            self.loss_scale = self.loss_scale.after(overflow)
+            self._update(self.options.optimizer.lr if lr is None else lr, 1.0 / divisor, norm)
+        self.loss_scale = self.loss_scale.after(overflow)
         for bucket in self.buckets:
             bucket.gradients.result = None
         sent: Counter[str] = Counter()
         for (purpose, _), nbytes in (self.ledger.wire - wire).items():
             sent[purpose] += nbytes
         return StepReport(
-            loss,
-            samples,
-            norm,
-            overflow,
-            scale,
-            dict(sent),
-            dict(self.ledger.waits - waits),
-            self.ledger.peak,
-            time.perf_counter() - start,
+            loss=total / max(1, samples),
+            samples=samples,
+            grad_norm=norm,
+            skipped=overflow,
+            loss_scale=scale,
+            bytes=dict(sent),
+            waits=dict(self.ledger.waits - waits),
+            peak_bytes=self.ledger.peak,
+            seconds=time.perf_counter() - start,
         )
 
-    def _accumulate(self, micro_batches: Sequence[Sample]) -> tuple[float, int]:
-        """Run all micro-batches; return mean loss and number of samples of all ranks."""
-        self._problems = []
+    def _accumulate(self, micro_batches: Sequence[Sample]) -> tuple[float, int, list[str]]:
+        """Run all micro-batches.
+
+        Returns:
+            Sum of losses and number of samples of all ranks, and what this rank found wrong.
+        """
         counts = self.groups.data.gather_rows(np.array([len(micro_batches)]), "count")
-        plan = turns(int(counts.max()), self._order)
+        plan = turns(int(counts.max()), self.options.order)
         if not plan:
             raise ArgumentError("no rank has a micro-batch")
         for bucket in self.buckets:
             bucket.gradients.reset()
+        problems: list[str] = []
         totals: Sums[Any] = Sums(np.zeros(2), partial(np.zeros, 2))
         for j, turn in enumerate(plan):
             sample = micro_batches[j] if j < len(micro_batches) else None
@@ -231,52 +199,28 @@ class DataParallel:
             totals.end(turn)
             self._passes.back(back)
             if sample is not None:
-                self._check_graph(j)
-        both = self.groups.data.all_reduce(totals.take(), "count", self._order).wait()
-        return float(both[0] / max(1.0, both[1])), int(both[1])
+                problems += self._graph_problems(j)
+        both = self.groups.data.all_reduce(totals.take(), "count", self.options.order).wait()
+        return float(both[0]), int(both[1]), problems
 
-    def _check_graph(self, j: int) -> None:
-        """Note a problem if a micro-batch gave gradients of other parameters than the first."""
+    def _graph_problems(self, j: int) -> list[str]:
+        """Tell whether a micro-batch gave gradients of other parameters than the first."""
         arrived = frozenset().union(*(b.gradients.arrived for b in self.buckets))
-        if self._graph is None:
-            self._graph = arrived
-        if self._unused == "error" and arrived != self._graph:
-            names = ", ".join(sorted(arrived ^ self._graph))
-            self._problems.append(
-                f"the graph has changed: in micro-batch {j} gradients of {names} came or stayed "
-                "away, unlike in the first one"
-            )
+        self._graph = arrived if self._graph is None else self._graph
+        if self.options.unused == "zero" or arrived == self._graph:
+            return []
+        names = ", ".join(sorted(arrived ^ self._graph))
+        return [
+            f"a changed graph: in micro-batch {j} gradients of {names} came or stayed away, "
+            "unlike in the first one"
+        ]
 
-    def _agree(self, divisor: float) -> tuple[float, bool]:
-        """Form the norm over all ranks, and agree whether anything is wrong.
-
-        Returns:
-            The norm of the mean gradient, and whether it overflowed.
-        """
-        limbs, bad = kernels.new_exact_sum(), set()
-        odd = sum(bucket.add_squares(limbs, bad) for bucket in self.buckets)
-        vector = np.concatenate([limbs, [odd, len(self._problems)]])
-        self.groups.world.all_reduce(vector, "norm").wait()
-        odd, problems = int(vector[-2]), int(vector[-1])
-        allowed = self._scales or self._nonfinite == "skip"
-        if problems or (odd and not allowed):
-            local = set().union(*(bucket.gradients.bad for bucket in self.buckets))
-            if odd:
-                names = ", ".join(sorted(local or bad))
-                seen = "gradients that are not finite, of" if local else "a sum that overflowed, of"
-                self._problems += [f"{seen} {names}"] if names else []
-            texts = gather_texts("; ".join(self._problems), self.groups.world)
-            told = "; ".join(f"rank {rank} has {t}" for rank, t in enumerate(texts) if t)
-            raise ArgumentError(f"step {self.steps + 1} was not taken: {told}")
-        norm = float(np.sqrt(kernels.exact_sum(vector[:-2]))) / max(1.0, divisor)
-        return (float("inf") if odd else norm), odd > 0
-
-    def _update(self, lr: float, divisor: float, norm: float) -> None:
+    def _update(self, lr: float, scale: float, norm: float) -> None:
         """Step all parameters with the clipped mean gradient."""
         self.steps += 1
-        scale = 1.0 / max(1.0, divisor)
-        if self._clip is not None and norm > self._clip:
-            scale *= self._clip / norm
+        clip = self.options.clip_norm
+        if clip is not None and norm > clip:
+            scale *= clip / norm
         for pending in [bucket.update(self.steps, lr, scale) for bucket in self.buckets]:
             pending.wait()
 
@@ -289,19 +233,26 @@ class DataParallel:
         return state.gather_parameters(self.buckets, self.groups)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return parameters and optimizer states in full, independent of the mesh; a collective."""
-        found = state.gather_states(self.buckets, self.groups)
+        """Return parameters and optimizer states in full, independent of the mesh; a collective.
+
+        Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank.
+        """
         scale = (self.loss_scale.value, self.loss_scale.good_steps)
-        return {"steps": self.steps, "loss_scale": scale, **found}
+        hook = self.options.hook.state() if self.options.hook else {}
+        found = state.gather_states(self.buckets, self.groups)
+        return {"steps": self.steps, "loss_scale": scale, "hook": hook, **found}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take what `state_dict` gave, perhaps on another mesh; not a collective."""
+        """Take what `state_dict` gave, perhaps on another mesh; not a collective.
+
+        On another mesh drop its ``"hook"``.
+        """
         state.load_states(self.buckets, self.groups, saved)
-        self.steps = saved["steps"]
+        if self.options.hook:
+            self.options.hook.load(saved.get("hook", {}))
         value, good = saved["loss_scale"]
-        self.loss_scale = type(self.loss_scale)(
-            value, self.loss_scale.growth, self.loss_scale.backoff, self.loss_scale.interval, good
-        )
+        self.loss_scale = replace(self.loss_scale, value=value, good_steps=good)
+        self.steps = saved["steps"]
 
     def close(self) -> None:
         """Close the engine's communicators; not a collective."""

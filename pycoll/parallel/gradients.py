@@ -23,10 +23,14 @@ from pycoll.parallel.placement import Placement, Preset
 from pycoll.parallel.units import Entry, Layout
 
 
-def _zeros(channel: Channel, count: int, dtype: Any, kind: str) -> Any:
-    data = channel.empty(count, dtype, kind)
-    data[...] = 0
+def _padded(data: Any, layout: Layout) -> Any:
+    """Make the padding zero, of what may be a full vector; everything else is written later."""
+    data[layout.count :] = 0
     return data
+
+
+def _scratch_sum(channel: Channel, layout: Layout, count: int, dtype: Any) -> Any:
+    return _padded(channel.scratch(count, dtype, "accumulator"), layout)
 
 
 class Gradients:
@@ -48,8 +52,9 @@ class Gradients:
         self._sharded = preset.optimizer == Placement.SHARD
         self._every = preset.gradient == Placement.SHARD
         size = layout.padded // (self._channel.world_size if self._every else 1)
-        kept = self._zeros(size, "gradient")  # stays for the next step
-        spare = partial(_zeros, self._channel, size, dtype, "accumulator")
+        kept = self._channel.empty(size, dtype, "gradient")  # stays for the next step
+        kept[...] = 0
+        spare = partial(_scratch_sum, self._channel, layout, size, dtype)
         self._sums: Sums[Any] = Sums(kept, spare)
         self._turn, self._last = Turn(False, 0), True
         self._data: Any = None
@@ -59,9 +64,6 @@ class Gradients:
         self.result: Any = None
         self.bad: set[str] = set()
         self.arrived: set[str] = set()
-
-    def _zeros(self, count: int, kind: str) -> Any:
-        return _zeros(self._channel, count, self._dtype, kind)
 
     def begin(self, turn: Turn, last: bool) -> None:
         """Expect the gradients of a micro-batch."""
@@ -105,7 +107,8 @@ class Gradients:
 
     def _target(self) -> Any:
         if self._every:
-            return self._zeros(self.layout.padded, "gradient in flight")
+            data = self._channel.scratch(self.layout.padded, self._dtype, "gradient in flight")
+            return _padded(data, self.layout)
         return self._sums.begin(self._turn)
 
     def _whole(self) -> None:
@@ -142,7 +145,7 @@ class Gradients:
         else:
             if out is None:
                 size = self.layout.padded // self._channel.world_size
-                out = self._zeros(size, "gradient in flight")
+                out = self._channel.scratch(size, self._dtype, "gradient in flight")
             pending = self._hook.reduce_scatter(key, data, out, self._channel, self.order)
         self._flight = (pending, data, out, turn)
 

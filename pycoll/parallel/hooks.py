@@ -16,7 +16,13 @@ from pycoll.parallel.units import Layout
 
 
 class Hook:
-    """Reduces buckets as they are. Base class of the others."""
+    """Reduces buckets as they are. Base class of the others.
+
+    Attributes:
+        shards: Whether it can reduce to shards (stages 1 to 3).
+    """
+
+    shards = True
 
     def all_reduce(
         self, key: str, data: Any, layout: Layout, channel: Channel, order: str
@@ -39,16 +45,7 @@ class Hook:
     def reduce_scatter(
         self, key: str, data: Any, out: Any, channel: Channel, order: str
     ) -> Pending:
-        """Start to add a bucket over the ranks; `out` takes this rank's block.
-
-        Raises:
-            ArgumentError: If the hook cannot work on shards.
-        """
-        if type(self) is not Hook:
-            raise ArgumentError(
-                f"{type(self).__name__} reduces whole buckets; use it with zero=0, or choose "
-                "Compress for sharded gradients"
-            )
+        """Start to add a bucket over the ranks; `out` takes this rank's block."""
         start = Placed(data, Placement.PARTIAL, channel, "gradient")
         return start.to(Placement.SHARD, "gradient", order, out)
 
@@ -60,16 +57,18 @@ class Hook:
         """Take the arrays of a checkpoint."""
 
 
-class _Then(Pending):
-    """A collective followed by work on its result."""
+class Then(Pending):
+    """A collective followed by work on its result, done by whoever waits."""
 
     def __init__(self, pending: Pending, finish: Any) -> None:
         self._pending, self._finish = pending, finish
 
     def done(self) -> bool:
+        """Tell whether the collective has ended, without waiting."""
         return self._pending.done()
 
     def wait(self) -> Any:
+        """Wait for the collective and do the work; once."""
         return self._finish(self._pending.wait())
 
 
@@ -87,7 +86,7 @@ class Compress(Hook):
         self.dtype = dtype_of(dtype)
 
     def _pack(self, data: Any, channel: Channel) -> Any:
-        small = channel.empty(data.shape[0], self.dtype, "hook")
+        small = channel.scratch(data.shape[0], self.dtype, "hook")
         small[...] = data / data.dtype.type(channel.world_size)
         return small
 
@@ -96,16 +95,16 @@ class Compress(Hook):
     ) -> Pending:
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
         pending = channel.all_reduce(self._pack(data, channel), "gradient", order)
-        return _Then(pending, lambda total: self._unpack(total, data, channel))
+        return Then(pending, lambda total: self._unpack(total, data, channel))
 
     def reduce_scatter(
         self, key: str, data: Any, out: Any, channel: Channel, order: str
     ) -> Pending:
         """Start to add a bucket over the ranks; see `Hook.reduce_scatter`."""
-        block = channel.empty(out.shape[0], self.dtype, "hook")
+        block = channel.scratch(out.shape[0], self.dtype, "hook")
         small = self._pack(data, channel)
         pending = channel.reduce_scatter(small, block, "gradient", order)
-        return _Then(pending, lambda total: self._unpack(total, out, channel))
+        return Then(pending, lambda total: self._unpack(total, out, channel))
 
     def _unpack(self, total: Any, out: Any, channel: Channel) -> Any:
         out[...] = total

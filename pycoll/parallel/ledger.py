@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from pycoll.comm import Communicator, Work
 
 VOLUME: dict[str, Callable[[int, int], int]] = {
@@ -111,8 +113,16 @@ class Channel:
         return self.comm.world_size
 
     def empty(self, count: int, dtype: Any, kind: str) -> Any:
-        """Allocate `count` elements of symmetric memory, counted under a kind."""
+        """Allocate `count` elements that stay: symmetric memory, counted under a kind."""
         return self.ledger.track(self.comm.empty(count, dtype), kind)
+
+    def scratch(self, count: int, dtype: Any, kind: str) -> Any:
+        """Allocate `count` elements for a while: ordinary memory, counted under a kind.
+
+        Collectives on it copy through staging memory, which costs less than to have pages of
+        symmetric memory made and given back.
+        """
+        return self.ledger.track(np.empty(count, dtype), kind)
 
     def all_reduce(self, x: Any, purpose: str, order: str | None = None) -> Pending:
         """Start to add `x` over the ranks, in place."""
@@ -126,6 +136,8 @@ class Channel:
 
     def all_gather(self, x: Any, out: Any, purpose: str) -> Pending:
         """Start to concatenate `x` of all ranks in `out`."""
+        if self.world_size == 1:
+            out[...] = x
         return self._start("all_gather", out.nbytes, purpose, x, out)
 
     def _start(

@@ -117,7 +117,7 @@ class LossScale:
         good_steps: Good steps since the last change.
     """
 
-    value: float = 2.0**16
+    value: float = 2.0**15
     growth: float = 2.0
     backoff: float = 0.5
     interval: int = 2000

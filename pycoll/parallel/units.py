@@ -133,23 +133,28 @@ def lay_out(parameters: Sequence[Parameter], shards: int) -> Layout:
     return Layout(tuple(entries), at, -(-at // grain) * grain)
 
 
+def bucket_elements(zero: int, bucket_bytes: int, itemsize: int) -> int | None:
+    """Return the elements of a bucket of so many bytes; None: one bucket for each layer."""
+    return None if zero == 3 else max(1, bucket_bytes // itemsize)
+
+
 def make_layouts(
-    parameters: Sequence[Sequence[Parameter]], shards: int, bucket_elements: int | None
+    parameters: Sequence[Sequence[Parameter]], shards: int, elements: int | None
 ) -> list[Layout]:
     """Cut the parameters of a model into buckets.
 
     Args:
         parameters: Those of each unit, in forward order.
         shards: Number of ranks that a bucket is divided among.
-        bucket_elements: Elements of a bucket; one that is larger has a bucket of its own. Buckets
+        elements: Elements of a bucket; one that is larger has a bucket of its own. Buckets
             are filled in reverse order, in which gradients arrive. None: one bucket for each unit.
     """
-    if bucket_elements is None:
+    if elements is None:
         return [lay_out(owned, shards) for owned in reversed(parameters) if owned]
     layouts, group, size = [], [], 0
     for owned in reversed(parameters):
         for parameter in reversed(owned):
-            if group and size + parameter.size > bucket_elements:
+            if group and size + parameter.size > elements:
                 layouts.append(lay_out(group, shards))
                 group, size = [], 0
             group.append(parameter)
