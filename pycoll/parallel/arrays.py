@@ -117,7 +117,7 @@ def sum_rows(x: Array, factor: Array | None = None) -> Array:
 
 
 def add_rows(count: int, indices: Array, rows: Array) -> Array:
-    """Return ``[count, width]`` with the sum of the rows of each index, added in their order.
+    """Return ``[count, width]`` with the sum of the rows of each index, the same bits every time.
 
     Args:
         count: Number of rows of the result.

@@ -135,6 +135,14 @@ def test_initial_values():
     assert initial(LayerNorm(4, KEY))["weight"].tolist() == [1, 1, 1, 1]
 
 
+def test_what_ends_in_the_residual_stream_starts_smaller():
+    """By the root of the number of such layers: Radford et al., 2019, section 2.3."""
+    params = initial(Block(TransformerConfig(64, 4, depth=8, std=0.02), KEY))
+    for name, scale in (("qkv", 1), ("projection", 4), ("expand", 1), ("contract", 4)):
+        (weight,) = (params[full] for full in params if full.endswith(f"{name}.weight"))
+        assert weight.std() * scale == pytest.approx(0.02, rel=0.03), name
+
+
 def test_inputs_are_left_alone():
     rng = np.random.default_rng(5)
     for layer, shape in LAYERS.values():

@@ -126,36 +126,36 @@ def test_memory_between_the_split_layers_is_divided(n):
     assert tensor["attention.dropout"] == A // 4  # one byte for each number
 
 
+TOKENS = np.random.default_rng(1).integers(0, V, (B, S + 1))
+SIZE = {"features": H, "heads": 4, "depth": 2, "vocabulary": V, "length": S, "dtype": "float64"}
+
+
+def run_model(model, params):
+    """Return the mean loss of a model and its gradients by layer and name."""
+    x, loss, trail = TOKENS[:, :-1], model.loss(), []
+    for name, layer in model.layers:
+        x, saved = layer.forward(params[name], x)
+        trail.append(saved)
+    total, count, saved = loss.forward(x, TOKENS[:, 1:])
+    dy, found = loss.backward(saved, 1 / count), {}
+    for (name, layer), saved in zip(reversed(model.layers), reversed(trail), strict=True):
+        dx = layer.backward_input(params[name], saved, dy)
+        found[name], dy = layer.backward_weight(params[name], saved, dy), dx
+    return total / count, found
+
+
 @pytest.mark.parametrize("options", [{}, SP], ids=["tensor", "sequence"])
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_a_whole_model(n, options):
     """Logits and all gradients of a GPT; its collectives are those of its layers."""
-    size = {"features": H, "heads": 4, "depth": 2, "vocabulary": V, "length": S}
-    tokens = np.random.default_rng(1).integers(0, V, (B, S + 1))
-
-    def run_model(model, params):
-        x, loss, trail = tokens[:, :-1], model.loss(), []
-        for name, layer in model.layers:
-            x, saved = layer.forward(params[name], x)
-            trail.append(saved)
-        total, count, saved = loss.forward(x, tokens[:, 1:])
-        dy, found = loss.backward(saved, 1 / count), {}
-        for (name, layer), saved in zip(reversed(model.layers), reversed(trail), strict=True):
-            dx = layer.backward_input(params[name], saved, dy)
-            found[name], dy = layer.backward_weight(params[name], saved, dy), dx
-        return total / count, found
-
-    whole = GPT(TransformerConfig(**size, dtype="float64"), seed=5)
-    params = {name: initial(layer) for name, layer in whole.layers}
-    want_loss, want = run_model(whole, params)
+    whole = GPT(TransformerConfig(**SIZE), seed=5)
+    want_loss, want = run_model(whole, {name: initial(layer) for name, layer in whole.layers})
     assert want_loss == pytest.approx(np.log(V), rel=0.05)
 
     def rank(comm):
         comm = Recorder(comm)
-        config = TransformerConfig(**size, dtype="float64", comm=comm, **options)
-        model = GPT(config, seed=5)
-        own = {name: initial(layer) for name, layer in model.layers}
-        loss, found = run_model(model, own)
+        model = GPT(TransformerConfig(**SIZE, comm=comm, **options), seed=5)
+        loss, found = run_model(model, {name: initial(layer) for name, layer in model.layers})
         calls = list(comm.calls)
         assert loss == pytest.approx(want_loss, rel=1e-13)
         for name, layer in model.layers:
@@ -168,21 +168,16 @@ def test_a_whole_model(n, options):
                 np.testing.assert_allclose(got, wanted[key], rtol=1e-10, atol=1e-15)
         return calls
 
-    each, three = B * S * H * 8, [("all_reduce", B * S * 8)] * 3
+    each, three = B * S * H * 8, [(AR, B * S * 8)] * 3
+    ends = [(RS, each), (AG, each)] * 5  # embedding and head, and two of each in a block
+    split = ends + three + ends + [(AG, each)] * 5  # forward, backward, once more for the weights
     for calls in run_threads(n, rank):
         if n == 1:
             assert calls == []
         elif not options:  # embedding, two for each block and direction, loss, head
             assert calls == [(AR, each)] * 5 + three + [(AR, each)] * 5
         else:
-            assert sorted(calls) == sorted(
-                [(RS, each)] * 5
-                + [(AG, each)] * 5
-                + three  # forward, the head gathers
-                + [(RS, each)] * 5
-                + [(AG, each)] * 5  # backward
-                + [(AG, each)] * 5  # once more for the weights
-            )
+            assert sorted(calls) == sorted(split)
 
 
 def test_the_norm_is_the_same_layer_in_both():
