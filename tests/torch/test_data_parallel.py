@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
 from pycoll.errors import ArgumentError  # noqa: E402
 from pycoll.parallel import AdamW, Mesh, estimate  # noqa: E402
 from pycoll.testing import run_processes, run_threads  # noqa: E402
-from pycoll.torch import DataParallel  # noqa: E402
+from pycoll.torch.data_parallel import DataParallel  # noqa: E402
 
 STEPS = 20
 
