@@ -11,6 +11,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from pycoll import kernels
 from pycoll.errors import ArgumentError
 from pycoll.parallel.accumulate import Sums, Turn
@@ -78,6 +80,7 @@ class Gradients:
         entry = self._entries[name]
         self._waiting[name] -= 1
         if gradient is not None:
+            gradient = np.asarray(gradient)  # tensors share their memory
             self.arrived.add(name)
             if tuple(gradient.shape) != tuple(entry.parameter.spec.shape):
                 raise ArgumentError(
