@@ -265,6 +265,16 @@ class DataParallel:
         self.loss_scale = replace(self.loss_scale, value=value, good_steps=good)
         self.steps = saved["steps"]
 
-    def close(self) -> None:
-        """Close the engine's communicators; not a collective."""
-        self.groups.close()
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the engine's communicators; not a collective.
+
+        Args:
+            error: Why this rank cannot go on; peers that wait for it are told.
+        """
+        self.groups.close(error)
+
+    def __enter__(self) -> DataParallel:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close(error)
