@@ -63,8 +63,7 @@ class DataParallel(data_parallel.DataParallel):
         if changes.get("zero", options.zero if options else 0) == 3:
             raise ArgumentError("zero=3 needs layers that parameters are handed to; use 0, 1 or 2")
         changes["precision"] = _precision(module)
-        model = Sequential(_holders(module))
-        super().__init__(model, (module, loss), mesh, options, **changes)  # type: ignore[arg-type]
+        super().__init__(chain_of(module), (module, loss), mesh, options, **changes)  # type: ignore[arg-type]
 
     def _make_passes(self, model: Any, loss: Any, units: Sequence[Unit]) -> Any:
         return _Autograd(*loss, self.buckets)
@@ -83,29 +82,40 @@ class _Holder:
         }
 
 
-def _trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+def trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters to train by name; one that is used twice has its first name."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def full_name(name: str) -> str:
+    """Return the name of a parameter in `chain_of`: ``"layer.name"`` even without a layer."""
+    return name if "." in name else f"module.{name}"
 
 
 def _precision(module: torch.nn.Module) -> str:
     known = {torch.float32: "fp32", torch.float64: "fp64"}
-    kinds = {p.dtype for p in _trainable(module).values()}
+    kinds = {p.dtype for p in trainable(module).values()}
     if len(kinds) != 1 or not kinds <= known.keys():
         found = ", ".join(sorted(map(str, kinds))) or "none"
         raise ArgumentError(f"parameters are {found}; accepted: all float32, or all float64")
-    for name, p in _trainable(module).items():
+    for name, p in trainable(module).items():
         if p.device.type != "cpu":
             raise ArgumentError(f"parameter {name} is on {p.device}; accepted: cpu")
     return known[kinds.pop()]
 
 
-def _holders(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    """Group parameters by submodule; a name without one belongs to the module itself."""
+def chain_of(module: torch.nn.Module) -> Sequential:
+    """Return the parameters of a module, by submodule, as layers that are never run.
+
+    Raises:
+        ArgumentError: If they are of several types, or on another device than the CPU.
+    """
+    _precision(module)
     groups: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
-    for name, p in _trainable(module).items():
-        owner, _, local = name.rpartition(".")
-        groups[owner or "module"][local] = p.detach().numpy().copy()
-    return [(owner, _Holder(values)) for owner, values in groups.items()]
+    for name, p in trainable(module).items():
+        owner, _, local = full_name(name).rpartition(".")
+        groups[owner][local] = p.detach().numpy().copy()
+    return Sequential([(owner, _Holder(values)) for owner, values in groups.items()])
 
 
 def _notify(owner: Any, name: str, p: torch.Tensor) -> None:
@@ -126,8 +136,8 @@ class _Autograd:
             for bucket in buckets
             for entry in bucket.layout.entries
         }
-        for name, p in _trainable(module).items():
-            full = name if "." in name else f"module.{name}"
+        for name, p in trainable(module).items():
+            full = full_name(name)
             bucket, entry = places[full]
             view = bucket.view(bucket.parameter.data, entry)
             p.data = torch.from_numpy(view)

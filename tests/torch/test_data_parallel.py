@@ -1,5 +1,7 @@
 """PyTorch modules trained on many ranks, against PyTorch on one."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -13,12 +15,20 @@ from pycoll.torch.data_parallel import DataParallel  # noqa: E402
 STEPS = 20
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Ranks share the cores; and sums depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Net(torch.nn.Module):
     """A small classifier with a parameter of its own, a tied weight and a branch seldom taken."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
-        torch.manual_seed(0)
         self.gain = torch.nn.Parameter(torch.ones(12))
         self.first = torch.nn.Linear(7, 12)
         self.again = torch.nn.Linear(12, 12)
@@ -34,6 +44,14 @@ class Net(torch.nn.Module):
         if x[0, 0] > 1:
             h = h + self.seldom(h)
         return self.last(h)
+
+
+torch.manual_seed(0)
+PROTOTYPE = Net()  # the generator is shared by threads
+
+
+def net(dtype=torch.float32):
+    return copy.deepcopy(PROTOTYPE).to(dtype)
 
 
 def loss(output, targets):
@@ -52,35 +70,34 @@ def data(step, total, dtype=torch.float32):
 
 
 def plain(total, dtype):
-    net = Net(dtype)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.01)
+    module = net(dtype)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.01)
     for step in range(STEPS):
-        for p in net.parameters():
+        for p in module.parameters():
             p.grad = torch.zeros_like(p)
         for sample in data(step, total, dtype):
-            value, _ = loss(net(sample[0]), sample[1])
+            value, _ = loss(module(sample[0]), sample[1])
             (value / (6 * total)).backward()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
-        for p in net.parameters():
+        norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters()])
+        for p in module.parameters():
             p.grad *= min(1.0, 0.1 / float(norm))
         optimizer.step()
-    return {name: p.detach().numpy() for name, p in net.named_parameters()}, float(norm)
+    return {name: p.detach().numpy() for name, p in module.named_parameters()}, float(norm)
 
 
 def train(comm, total, zero, dtype=torch.float32, nbytes=1000):
-    torch.set_num_threads(1)
     options = {
         "optimizer": AdamW(lr=0.01),
         "clip_norm": 0.1,
         "bucket_bytes": nbytes,
         "order": "rank",
     }
-    net = Net(dtype)
-    engine = DataParallel(net, loss, Mesh(comm, dp=-1), zero=zero, **options)
+    module = net(dtype)
+    engine = DataParallel(module, loss, Mesh(comm, dp=-1), zero=zero, **options)
     k = total // comm.world_size
     for step in range(STEPS):
         report = engine.step(data(step, total, dtype)[comm.rank * k : (comm.rank + 1) * k])
-    found = {name: p.detach().numpy().copy() for name, p in net.named_parameters()}
+    found = {name: p.detach().numpy().copy() for name, p in module.named_parameters()}
     gathered = engine.gather()
     assert all((gathered[k if "." in k else f"module.{k}"] == v).all() for k, v in found.items())
     return found, report.grad_norm, report.bytes
@@ -105,7 +122,7 @@ def test_the_bits_do_not_depend_on_the_ranks(zero):
 
 
 def test_bytes_are_those_of_the_estimate():
-    count = sum(p.numel() for p in Net().parameters())
+    count = sum(p.numel() for p in net().parameters())
     sent = run_threads(2, train, 2, 1)[0][2]
     told = estimate(count, mesh={"dp": 2}, zero=1).wire
     assert told["gradient"] <= sent["gradient"] <= told["gradient"] + 64 * 8
@@ -113,9 +130,9 @@ def test_bytes_are_those_of_the_estimate():
 
 def test_predictions_and_state():
     def rank(comm):
-        engine = DataParallel(Net(), loss, Mesh(comm, dp=2), zero=1)
+        engine = DataParallel(net(), loss, Mesh(comm, dp=2), zero=1)
         engine.step(data(0, 1))
-        other = DataParallel(Net(), loss, Mesh(comm, dp=2))
+        other = DataParallel(net(), loss, Mesh(comm, dp=2))
         other.load_state_dict(engine.state_dict())
         x = data(1, 1)[0][0]
         return torch.equal(engine.predict(x), other.predict(x))
@@ -126,8 +143,8 @@ def test_predictions_and_state():
 @pytest.mark.parametrize(
     ("make", "options", "text"),
     [
-        (Net, {"zero": 3}, "zero=3 needs layers"),
-        (lambda: Net(torch.bfloat16), {}, "parameters are torch.bfloat16"),
+        (net, {"zero": 3}, "zero=3 needs layers"),
+        (lambda: net(torch.bfloat16), {}, "parameters are torch.bfloat16"),
         (torch.nn.ReLU, {}, "parameters are none"),
     ],
 )
