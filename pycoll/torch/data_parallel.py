@@ -63,7 +63,8 @@ class DataParallel(data_parallel.DataParallel):
         if changes.get("zero", options.zero if options else 0) == 3:
             raise ArgumentError("zero=3 needs layers that parameters are handed to; use 0, 1 or 2")
         changes["precision"] = _precision(module)
-        super().__init__(chain_of(module), (module, loss), mesh, options, **changes)  # type: ignore[arg-type]
+        both: Any = (module, loss)  # for `_make_passes`
+        super().__init__(chain_of(module), both, mesh, options, **changes)
 
     def _make_passes(self, model: Any, loss: Any, units: Sequence[Unit]) -> Any:
         return _Autograd(*loss, self.buckets)
