@@ -15,7 +15,8 @@ from pycoll import _C
 from pycoll.errors import ArgumentError
 from pycoll.types import DType
 
-_FLOATS = {"float16", "bfloat16", "float32", "float64"}
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_BY_CHAR = {"e": int(DType.FLOAT16), "f": int(DType.FLOAT32), "d": int(DType.FLOAT64)}
 _ADAMW, _SGD, _MOMENTUM, _NESTEROV = range(4)
 EXACT_LIMBS: int = _C.EXACT_LIMBS
 EXACT_BIAS: int = _C.EXACT_BIAS
@@ -25,14 +26,17 @@ def _look(x: Any, what: str, size: int | None = None) -> tuple[int, int]:
     """Return the address and the type number of a vector."""
     if x is None:
         return 0, int(DType.FLOAT16)
-    if not x.flags.c_contiguous or x.dtype.name not in _FLOATS:
+    kind = _BY_CHAR.get(x.dtype.char)
+    if kind is None and x.dtype.name == "bfloat16":  # asking for a name takes microseconds
+        kind = int(DType.BFLOAT16)
+    if kind is None or not x.flags.c_contiguous:
         raise ArgumentError(
             f"{what} is {x.dtype}{list(x.shape)}; accepted are contiguous arrays of "
-            f"{', '.join(sorted(_FLOATS))}"
+            f"{', '.join(_FLOATS)}"
         )
     if size is not None and x.size != size:
         raise ArgumentError(f"{what} has {x.size} elements, the parameter {size}")
-    return x.__array_interface__["data"][0], int(DType[x.dtype.name.upper()])
+    return x.__array_interface__["data"][0], kind
 
 
 def _step(

@@ -18,7 +18,8 @@ ALLOWED = {
     "comm": WORDS | {"schedule", "algorithms", "runtime", "_C"},
     "kernels": WORDS | {"_C"},
     "parallel": WORDS | {"comm", "kernels", "pycoll"},
-    "torch": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C", "pycoll"},
+    "torch": WORDS
+    | {"schedule", "algorithms", "runtime", "comm", "kernels", "parallel", "_C", "pycoll"},
     "cli": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C", "pycoll"},
     "pycoll": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C"},
     "testing": WORDS | {"schedule", "algorithms", "runtime", "comm", "cli", "_C", "pycoll"},

@@ -32,7 +32,13 @@ from pycoll.parallel.options import Options
 from pycoll.parallel.passes import Passes, Sample
 from pycoll.parallel.placement import PRESETS
 from pycoll.parallel.precision import dtype_of
-from pycoll.parallel.units import bucket_elements, make_layouts, make_units, unit_parameters
+from pycoll.parallel.units import (
+    Unit,
+    bucket_elements,
+    make_layouts,
+    make_units,
+    unit_parameters,
+)
 
 
 @dataclass(frozen=True)
@@ -119,17 +125,22 @@ class DataParallel:
         layouts = make_layouts(owned, self.groups.parameters.world_size, elements)
         self.buckets = [Bucket(layout, settings, self.groups) for layout in layouts]
         state.initialise(self.buckets, self.groups, options.start)
-        self._passes = Passes(
+        self._passes = self._make_passes(model, loss, units)
+        self._graph: frozenset[str] | None = None
+
+    def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Passes:
+        """Make what runs the layers."""
+        options = self.options
+        return Passes(
             units,
             self.buckets,
             loss,
-            compute=precision.compute,
+            compute=options.recipe.compute,
             prefetch=options.prefetch if options.zero == 3 else 0,
             in_flight={2: 2, 3: max(0, options.prefetch - 1)}.get(options.zero),
             ledger=self.ledger,
             wrap=options.wrap,
         )
-        self._graph: frozenset[str] | None = None
 
     def step(self, micro_batches: Sequence[Sample], lr: float | None = None) -> StepReport:
         """Train on one batch; a collective.
@@ -254,6 +265,16 @@ class DataParallel:
         self.loss_scale = replace(self.loss_scale, value=value, good_steps=good)
         self.steps = saved["steps"]
 
-    def close(self) -> None:
-        """Close the engine's communicators; not a collective."""
-        self.groups.close()
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the engine's communicators; not a collective.
+
+        Args:
+            error: Why this rank cannot go on; peers that wait for it are told.
+        """
+        self.groups.close(error)
+
+    def __enter__(self) -> DataParallel:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -16,7 +16,13 @@ from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.options import Options
 from pycoll.parallel.placement import PRESETS, Placement
 from pycoll.parallel.precision import dtype_of
-from pycoll.parallel.units import bucket_elements, make_layouts, make_units, unit_parameters
+from pycoll.parallel.units import (
+    Layout,
+    bucket_elements,
+    make_layouts,
+    make_units,
+    unit_parameters,
+)
 
 
 @dataclass(frozen=True)
@@ -101,29 +107,33 @@ def estimate(
         layer: Layer = _Parameters(-(-int(model) // axes.get("tp", 1)))  # type: ignore[assignment]
         model = Sequential([("model", layer)])
     units = make_units(model)
-    owned, precision = unit_parameters(units), options.recipe
-    shards, preset = axes.get("dp", 1), PRESETS[options.zero]
-    itemsize = dtype_of(precision.gradient).itemsize
+    itemsize = dtype_of(options.recipe.gradient).itemsize
     elements = bucket_elements(options.zero, options.bucket_bytes, itemsize)
-    layouts = make_layouts(owned, shards, elements)
-    sizes = precision.bytes_per_parameter(len(options.optimizer.slots))
-    sharded = [
-        placement == Placement.SHARD
-        for placement in (preset.parameter, preset.gradient, preset.optimizer)
-    ]
-    padded = sum(layout.padded for layout in layouts)
-    rest = [padded // (shards if s else 1) * size for size, s in zip(sizes, sharded, strict=True)]
-    exact = sum(layout.count for layout in layouts)
-    useful = [exact * size // (shards if s else 1) for size, s in zip(sizes, sharded, strict=True)]
+    layouts = make_layouts(unit_parameters(units), axes.get("dp", 1), elements)
+    rest, padding = _at_rest(layouts, options, axes.get("dp", 1))
     run = DryRun(units, layouts, options, axes)
     run.step(micro_batches)
     wire = {**run.wire, **_agreement_bytes(axes)}
     return Estimate(
         *rest,
-        padding=sum(rest) - sum(useful),
+        padding=padding,
         peak=sum(rest) + run.peak,
         wire={purpose: nbytes for purpose, nbytes in wire.items() if nbytes},
     )
+
+
+def _at_rest(layouts: Sequence[Layout], options: Options, shards: int) -> tuple[list[int], int]:
+    """Return bytes of parameters, gradients and states, and how many of all are padding."""
+    preset = PRESETS[options.zero]
+    sizes = options.recipe.bytes_per_parameter(len(options.optimizer.slots))
+    placements = (preset.parameter, preset.gradient, preset.optimizer)
+    parts = [shards if placement == Placement.SHARD else 1 for placement in placements]
+
+    def kept(count: int) -> list[int]:
+        return [count * size // part for size, part in zip(sizes, parts, strict=True)]
+
+    rest = kept(sum(layout.padded for layout in layouts))
+    return rest, sum(rest) - sum(kept(sum(layout.count for layout in layouts)))
 
 
 def _agreement_bytes(axes: Mapping[str, int]) -> dict[str, int]:

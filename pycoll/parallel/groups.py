@@ -49,7 +49,7 @@ class Groups:
         self._owned.append(comm.dup())
         return Channel(self._owned[-1], name, self.ledger)
 
-    def close(self) -> None:
-        """Close the channels; not a collective."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the channels; with an error, tell the ranks that wait; not a collective."""
         for comm in self._owned:
-            comm.close()
+            comm.__exit__(type(error) if error else None, error, None)

@@ -113,6 +113,8 @@ class Mesh:
 def _sizes(world_size: int, axes: Mapping[str, int]) -> dict[str, int]:
     sizes = dict(axes)
     for axis, size in sizes.items():
+        if hasattr(Mesh, axis) or axis in ("world", "axes"):
+            raise ArgumentError(f"an axis cannot be named {axis!r}: a mesh has that attribute")
         if not isinstance(size, int) or (size < 1 and size != -1):
             raise ArgumentError(f"axis {axis}={size!r}; accepted are integers >= 1, and -1 once")
     open_axes = [axis for axis, size in sizes.items() if size == -1]

@@ -5,7 +5,7 @@ import pytest
 
 from parallel.models import CrossEntropy, Linear, batches, mlp
 from parallel.test_data_parallel import digest
-from pycoll.errors import ArgumentError, MismatchError
+from pycoll.errors import ArgumentError, MismatchError, PeerLeft
 from pycoll.parallel import DataParallel, Mesh, ParameterSpec, Sequential
 from pycoll.testing import run_threads
 
@@ -209,3 +209,22 @@ def test_a_saved_state_must_fit():
             trainer.load_state_dict(saved)
 
     run_threads(1, rank)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_a_rank_that_fails_in_a_layer_is_an_error_on_all(zero, run):
+    class Fails(Linear):
+        def backward_weight(self, params, saved, dy):
+            raise ZeroDivisionError("rank 1 stumbles")
+
+    def rank(comm):
+        kind = Fails if comm.rank == 1 else Linear
+        model = Sequential([("a", Linear(7, 9, 0)), ("b", kind(9, 5, 1))])
+        with (
+            pytest.raises(ZeroDivisionError if comm.rank == 1 else PeerLeft, match="stumbles"),
+            Mesh(comm, dp=-1) as mesh,
+            DataParallel(model, CrossEntropy(), mesh, zero=zero) as trainer,
+        ):
+            trainer.step(batches(1))
+
+    run(3, rank)

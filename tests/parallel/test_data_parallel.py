@@ -57,10 +57,9 @@ def check(found, expected):
 def test_rank_order_equals_one_process(n):
     expected = expect(n, STEPS, serial.left, clip=0.2)
     for zero in range(4):
-        options = {"order": "rank", "clip_norm": 0.2, "bucket_bytes": BUCKETS[zero % 3]}
-        check(
-            run_threads(n, lambda c, z=zero, o=options: train(c, n, STEPS, zero=z, **o)), expected
-        )
+        for nbytes in BUCKETS if n == 2 else BUCKETS[zero % 3 : zero % 3 + 1]:
+            options = {"order": "rank", "clip_norm": 0.2, "bucket_bytes": nbytes, "zero": zero}
+            check(run_threads(n, lambda c, o=options: train(c, n, STEPS, **o)), expected)
 
 
 @pytest.mark.parametrize("zero", [0, 1])

@@ -42,6 +42,7 @@ def test_axes_and_groups(run):
         ({"dp": -1, "tp": -1}, "axes dp, tp are all -1"),
         ({"dp": 0}, "axis dp=0"),
         ({"dp": 2.0, "tp": 2}, "axis dp=2.0"),
+        ({"size": 4}, "an axis cannot be named 'size'"),
         ({}, "a mesh of no axes does not hold 4 ranks"),
     ],
 )
