@@ -79,7 +79,11 @@ def plot(path, progress, baselines):
     shown = [(name, nbytes / len(steps)) for name, nbytes in sent if nbytes * 1000 >= sent[-1][1]]
     bars = right.barh([name for name, _ in shown], [nbytes for _, nbytes in shown], height=0.5)
     right.bar_label(bars, [number(nbytes) for _, nbytes in shown], padding=3)
-    right.set(title="Sent by a rank, each step", xticks=[], ylim=(-0.6, max(len(shown), 4) - 0.4))
+    right.set(
+        title="Sent by a rank, each step",
+        xticks=[],
+        ylim=(min(len(shown), 4) - 4.6, len(shown) - 0.4),
+    )
     right.margins(x=0.35)
     right.spines[["top", "right", "bottom"]].set_visible(False)
     figure.savefig(path, dpi=120)
