@@ -16,6 +16,7 @@ namespace pycoll {
 
 void bind_arrays(py::module_& m);  // bindings_arrays.cpp
 void bind_memory(py::module_& m);  // bindings_memory.cpp
+void bind_optim(py::module_& m);   // bindings_optim.cpp
 
 namespace {
 
@@ -170,6 +171,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("fold_isa", &fold_isa);
   bind_arrays(m);
   bind_memory(m);
+  bind_optim(m);
   m.def("sizes",
         [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan").def(

@@ -81,7 +81,7 @@ size_t slot_of(const Key& key) {
 bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& key, char*& data,
                     uint64_t& nbytes) {
   if (object == Py_None) return true;
-  static const auto& api = py::detail::npy_api::get();
+  const auto& api = py::detail::npy_api::get();  // no static: it imports, and may pass the GIL on
   if (Py_TYPE(object) != api.PyArray_Type_) return false;
   const auto* array = py::detail::array_proxy(object);
   const int wanted = kContiguous | (written ? kWriteable : 0);

@@ -55,6 +55,17 @@ def test_training_ends_with_the_same_bits_on_any_number_of_ranks(tmp_path):
     assert others == [first, first]
 
 
+def test_sharded_training_ends_with_the_same_bits():
+    pytest.importorskip("sklearn")
+    runs = [(1, 0), (2, 1), (4, 0)]
+    last = [
+        run_ranks(n, EXAMPLES / "digits_zero.py", "--zero", zero, "--steps", 30).splitlines()[-1]
+        for n, zero in runs
+    ]
+    assert last[0].startswith("params sha256=")
+    assert last == [last[0]] * 3
+
+
 def test_overlap():
     output = run_ranks(2, EXAMPLES / "overlap.py")
     assert output.count("of the shorter of the two is hidden") == 2

@@ -17,8 +17,10 @@ ALLOWED = {
     "runtime": WORDS | {"schedule", "algorithms", "_C"},
     "memory": WORDS | {"runtime"},
     "comm": WORDS | {"schedule", "algorithms", "runtime", "memory", "_C"},
-    "parallel": WORDS | {"comm", "pycoll"},
-    "torch": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C", "pycoll"},
+    "kernels": WORDS | {"_C"},
+    "parallel": WORDS | {"comm", "kernels", "pycoll"},
+    "torch": WORDS
+    | {"schedule", "algorithms", "runtime", "comm", "kernels", "parallel", "_C", "pycoll"},
     "cli": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C", "pycoll"},
     "pycoll": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C"},
     "testing": WORDS | {"schedule", "algorithms", "runtime", "comm", "cli", "_C", "pycoll"},

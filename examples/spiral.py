@@ -1,0 +1,221 @@
+"""Train a small network on spirals: serial, with a parameter server, and with an all-reduce.
+
+    python examples/spiral.py --workers 2 --plot spiral.png
+
+Every step has one part of the points for each worker. The serial program goes through the parts one
+after the other. With a parameter server, one thread holds the parameters: workers (threads) push
+their gradients to it and pull new parameters. With an all-reduce there is no server: workers
+(processes) add up their gradients and each makes the same step. Gradients are added in the order of
+the workers each time, so that all three end with the same bits.
+"""
+
+import argparse
+import hashlib
+import time
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from pycoll.parallel.nn import Linear, initial
+from pycoll.parallel.nn_chain import Chain
+from pycoll.parallel.nn_loss import CrossEntropy
+from pycoll.parallel.nn_pointwise import ReLU
+from pycoll.parallel.random import Key, normal
+from pycoll.testing import run_processes, run_threads
+
+ARMS, TURNS, NOISE = 3, 0.75, 0.12
+LEARNING_RATE, MOMENTUM, HIDDEN = 0.4, 0.9, 256
+KEY = Key(1)
+NET = Chain(
+    ("hidden", Linear(2, HIDDEN, KEY.fold("hidden"), std=1.0)),
+    ("relu", ReLU()),
+    ("output", Linear(HIDDEN, ARMS, KEY.fold("output"))),
+)
+LOSS = CrossEntropy()
+
+
+def spirals(points):
+    """Return ``[points, 2]`` positions and ``[points]`` arms, in an order that mixes the arms."""
+    arm = np.arange(points) % ARMS
+    radius = (np.arange(points) // ARMS + 1) / (points // ARMS)
+    angle = 2 * np.pi * (TURNS * radius + arm / ARMS) + NOISE * normal(KEY.fold("noise"), (points,))
+    order = np.argsort(normal(KEY.fold("order"), (points,)))
+    x = radius[:, None] * np.stack([np.sin(angle), np.cos(angle)], axis=1)
+    return x[order].astype(np.float32), arm[order]
+
+
+def unflatten(flat):
+    """Return the parameters by name, as views of one vector."""
+    views, start = {}, 0
+    for name, spec in NET.parameters().items():
+        size = int(np.prod(spec.shape))
+        views[name] = flat[start : start + size].reshape(spec.shape)
+        start += size
+    return views
+
+
+def flatten(arrays):
+    return np.concatenate([array.ravel() for array in arrays.values()])
+
+
+class Model:
+    """Parameters with their velocity: one step of gradient descent with momentum."""
+
+    def __init__(self):
+        self.flat = flatten(initial(NET))
+        self.velocity = np.zeros_like(self.flat)
+
+    def step(self, gradient):
+        self.velocity *= np.float32(MOMENTUM)
+        self.velocity -= np.float32(LEARNING_RATE) * gradient
+        self.flat += self.velocity
+
+
+def push(flat, part, points):
+    """Return the gradient of the mean loss over all points that is due to a part, and its loss."""
+    x, arm = part
+    params = unflatten(flat)
+    logits, saved = NET.forward(params, x)
+    loss, _, held = LOSS.forward(logits, arm)
+    dlogits = LOSS.backward(held, 1 / points)
+    gradient = flatten(NET.backward_weight(params, saved, dlogits))
+    return np.append(gradient, np.float32(loss / points))
+
+
+def parts_of(points, workers):
+    x, arm = spirals(points)
+    return list(zip(np.array_split(x, workers), np.array_split(arm, workers), strict=True))
+
+
+class Curve:
+    """Losses of a run and when they were known."""
+
+    def __init__(self):
+        self.losses, self.times, self.start = [], [], time.perf_counter()
+
+    def add(self, loss):
+        self.losses.append(float(loss))
+        self.times.append(time.perf_counter() - self.start)
+
+
+def serial(workers, points, steps):
+    parts, model, curve = parts_of(points, workers), Model(), Curve()
+    for _ in range(steps):
+        total = push(model.flat, parts[0], points)
+        for part in parts[1:]:
+            total += push(model.flat, part, points)
+        model.step(total[:-1])
+        curve.add(total[-1])
+    return model.flat, curve
+
+
+def parameter_server(workers, points, steps):
+    """Rank 0 is the server; every worker sends one gradient and receives one answer a step."""
+
+    def rank(comm):
+        model = Model()
+        row = np.empty(len(model.flat) + 1, np.float32)
+        if comm.rank > 0:
+            part = parts_of(points, workers)[comm.rank - 1]
+            comm.barrier()
+            for _ in range(steps):
+                comm.send(push(model.flat, part, points), dst=0)
+                comm.recv(model.flat, src=0)
+            return None
+        comm.barrier()
+        curve = Curve()
+        for _ in range(steps):
+            comm.recv(row, src=1)
+            total = row.copy()
+            for worker in range(2, workers + 1):
+                comm.recv(row, src=worker)
+                total += row
+            model.step(total[:-1])
+            for worker in range(1, workers + 1):
+                comm.send(model.flat, dst=worker)
+            curve.add(total[-1])
+        return model.flat, curve
+
+    return run_threads(workers + 1, rank, timeout=600)[0]
+
+
+def all_reduce(workers, points, steps):
+    """Every rank is a worker."""
+
+    def rank(comm):
+        part, model = parts_of(points, workers)[comm.rank], Model()
+        total = comm.empty(len(model.flat) + 1)
+        comm.barrier()
+        curve = Curve()
+        for _ in range(steps):
+            total[:] = push(model.flat, part, points)
+            comm.all_reduce(total, out=total, order="rank")
+            model.step(total[:-1])
+            curve.add(total[-1])
+        return model.flat, curve
+
+    return run_processes(workers, rank, timeout=600)[0]
+
+
+def accuracy(flat, points):
+    x, arm = spirals(points)
+    return float((NET.forward(unflatten(flat), x)[0].argmax(axis=1) == arm).mean())
+
+
+def plot(path, flat, curves, points):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
+    x, arm = spirals(points)
+    edge = 1.15
+    axis = np.linspace(-edge, edge, 400, dtype=np.float32)
+    grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    regions = NET.forward(unflatten(flat), grid)[0].argmax(axis=1).reshape(400, 400)
+    box = (-edge, edge, -edge, edge)
+    left.imshow(regions, origin="lower", extent=box, cmap="Pastel1", vmin=0, vmax=8)
+    some = slice(0, 900)
+    left.scatter(*x[some].T, c=arm[some], s=6, cmap="Set1", vmin=0, vmax=8)
+    left.set(title=f"What was learned: {accuracy(flat, points):.1%} right", xticks=[], yticks=[])
+    for (name, curve), style in zip(curves.items(), ("-", "--", "-"), strict=True):
+        right.plot(curve.times, curve.losses, style, label=f"{name}: {curve.times[-1]:.2f} s")
+    right.set(title="The same steps, sooner", xlabel="seconds", ylabel="loss", yscale="log")
+    right.legend()
+    right.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--points", type=int, default=12000)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--plot", metavar="FILE", help="draw what was learned, and the losses")
+    args = parser.parse_args()
+    curves, digests = {}, set()
+    for name, train in (
+        ("serial", serial),
+        ("parameter server", parameter_server),
+        ("all-reduce", all_reduce),
+    ):
+        with threadpool_limits(1):  # a worker has one core
+            flat, curve = train(args.workers, args.points, args.steps)
+        curves[name] = curve
+        digests.add(hashlib.sha256(flat.tobytes()).hexdigest())
+        speedup = curves["serial"].times[-1] / curve.times[-1]
+        print(
+            f"{name:17} {curve.times[-1]:6.2f} s   {speedup:4.2f} x   loss {curve.losses[-1]:.4f}"
+            f"   accuracy {accuracy(flat, args.points):.1%}",
+            flush=True,
+        )
+    if len(digests) > 1:
+        raise SystemExit("the programs ended with different parameters")
+    print(f"the same parameters, bit for bit: sha256={digests.pop()}")
+    if args.plot:
+        plot(args.plot, flat, curves, args.points)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""Train a byte-level GPT on the source of Python's library: on any mesh, the same model.
+
+    pycoll run -n 4 examples/train_gpt.py --mesh dp=2,tp=2 --zero 3 --plot loss.png
+
+Weights, batches and dropout depend on global positions only, so that a run on another mesh trains
+the same model; with ``--order tree``, to the same bits for all ways to divide the micro-batches
+among a power of two of ranks. The last line has a digest of the parameters.
+"""
+
+import argparse
+import hashlib
+from collections import Counter
+
+import numpy as np
+import python_text
+import training_progress
+from threadpoolctl import threadpool_limits
+
+import pycoll
+from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, WarmupCosine
+from pycoll.parallel.gpt import GPT, TransformerConfig
+from pycoll.parallel.metered import Metered
+from pycoll.parallel.random import Cursor, Key, integers
+
+PRECISION = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
+EVAL_WINDOWS, EVAL_CHUNK, NGRAM = 256, 16, 3
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add(
+        "--mesh",
+        type=axes,
+        default="dp=-1",
+        help="axes, such as dp=2,tp=2 or replica=2,dp=2 (all dp)",
+    )
+    add("--zero", type=int, default=0, choices=range(4), help="ZeRO stage (0)")
+    add("--steps", type=int, default=1000)
+    add("--batch", type=int, default=16, help="windows of text in a step, over all ranks (16)")
+    add("--micro-batches", type=int, default=1, help="parts that each rank's share is cut into (1)")
+    add("--dtype", default="float32", choices=PRECISION, help="type of the parameters")
+    add("--array", default="numpy", choices=("numpy", "torch"), help="library that computes")
+    add("--order", default="tree", choices=("tree", "rank", "any"), help="order of sums over ranks")
+    add("--sequence-parallel", action="store_true", help="divide the sequence over tp as well")
+    add("--dropout", type=float, default=0.0)
+    add("--tied", action="store_true", help="the head is the table of the embedding")
+    add("--lr", type=float, default=4e-3)
+    add("--seed", type=int, default=0)
+    add("--depth", type=int, default=4)
+    add("--features", type=int, default=128)
+    add("--heads", type=int, default=4)
+    add("--length", type=int, default=128)
+    add("--text-bytes", type=int, metavar="N", help="use only the first N bytes of the text")
+    add("--every", type=int, default=10, help="steps between two lines (10)")
+    add("--plot", metavar="FILE", help="draw losses and traffic")
+    return parser.parse_args()
+
+
+def axes(text):
+    """Read the sizes of a mesh: ``dp=2,tp=2``."""
+    return {axis: int(size) for axis, size in (part.split("=") for part in text.split(","))}
+
+
+def windows(text, key, count, length):
+    """Return ``[count, length + 1]`` pieces of a text, at places that depend on the key only."""
+    starts = integers(key, len(text) - length, (count,))
+    return np.lib.stride_tricks.sliding_window_view(text, length + 1)[starts]
+
+
+class MicroBatches:
+    """This rank's part of a batch; tells the layers where they are when one is taken."""
+
+    def __init__(self, batch, share, parts, cursor, step):
+        """Take part `share` of ``(rank, ranks)`` of a batch and cut it into `parts`."""
+        rank, ranks = share
+        if len(batch) % (ranks * parts):
+            raise SystemExit(
+                f"--batch {len(batch)} is not divisible by {ranks} data-parallel ranks x "
+                f"{parts} micro-batches"
+            )
+        self.size = len(batch) // (ranks * parts)
+        self.first = rank * parts * self.size
+        self.batch, self.parts, self.cursor, self.step = batch, parts, cursor, step
+
+    def __len__(self):
+        return self.parts
+
+    def __getitem__(self, i):
+        if not 0 <= i < self.parts:
+            raise IndexError(i)
+        start = self.first + i * self.size
+        self.cursor.at(self.step, start)
+        rows = self.batch[start : start + self.size]
+        return rows[:, :-1], rows[:, 1:]
+
+
+class Trainer:
+    """A model on a mesh with its text."""
+
+    def __init__(self, comm, args):
+        self.comm, self.args, self.mesh = comm, args, Mesh(comm, **args.mesh)
+        mesh, self.key = self.mesh, Key(args.seed)
+        self.cursor, self.tensor_ledger = Cursor(), Ledger()
+        tp = mesh.group("tp") if mesh.size("tp") > 1 else None
+        config = TransformerConfig(
+            args.features,
+            args.heads,
+            args.depth,
+            length=args.length,
+            dropout=args.dropout,
+            dtype="float64" if args.dtype == "float64" else "float32",
+            comm=tp and Metered(tp, self.tensor_ledger, "tp", order=args.order),
+            sequence_parallel=args.sequence_parallel and tp is not None,
+            cursor=self.cursor,
+        )
+        model = GPT(config, args.seed, tied=args.tied)
+        self.loss = model.loss()
+        rate = WarmupCosine(args.lr, max(1, args.steps // 20), args.steps, floor=args.lr / 10)
+        self.rate = rate
+        self.engine = DataParallel(
+            model,
+            self.loss,
+            mesh,
+            zero=args.zero,
+            optimizer=AdamW(args.lr, betas=(0.9, 0.95), weight_decay=0.1),
+            order=args.order,
+            precision=PRECISION[args.dtype],
+            clip_norm=1.0,
+            wrap=wrapper(args.array),
+        )
+        self.data_ranks = mesh.size("replica") * mesh.size("dp")
+        self.data_rank = mesh.coordinate("replica") * mesh.size("dp") + mesh.coordinate("dp")
+        self.train, self.test = python_text.load(comm, args.text_bytes)
+
+    def step(self, step):
+        """Train on one batch; return the engine's report, bytes by purpose and seconds waited."""
+        key = self.key.fold("batch", step)
+        batch = windows(self.train, key, self.args.batch, self.args.length)
+        share = (self.data_rank, self.data_ranks)
+        micro = MicroBatches(batch, share, self.args.micro_batches, self.cursor, step)
+        wire, waits = Counter(self.tensor_ledger.wire), self.tensor_ledger.waits.total()
+        report = self.engine.step(micro, lr=self.rate(step))
+        sent = Counter(report.bytes)
+        for (purpose, _), nbytes in (self.tensor_ledger.wire - wire).items():
+            sent[purpose] += nbytes
+        waited = sum(report.waits.values()) + self.tensor_ledger.waits.total() - waits
+        return report, sent, waited
+
+    def evaluate(self):
+        """Return the mean loss on text that is not trained on."""
+        self.cursor.training = False
+        rows = windows(self.test, self.key.fold("test"), EVAL_WINDOWS, self.args.length)
+        own = np.array_split(rows, self.data_ranks)[self.data_rank]
+        total = np.zeros(2)
+        for start in range(0, len(own), EVAL_CHUNK):
+            chunk = own[start : start + EVAL_CHUNK]
+            total += self.loss.forward(self.engine.predict(chunk[:, :-1]), chunk[:, 1:])[:2]
+        self.cursor.training = True
+        total = self.mesh.group("replica", "dp").all_reduce(total)
+        return total[0] / total[1]
+
+    def baseline(self, order):
+        """Return the loss of counting on the bytes that `evaluate` predicts."""
+        losses = np.zeros(len(self.test))
+        losses[order - 1 :] = python_text.ngram_losses(self.train, self.test, order)
+        rows = windows(losses, self.key.fold("test"), EVAL_WINDOWS, self.args.length)
+        return rows[:, 1:].mean()
+
+    def digest(self):
+        """Return the digest of all parameters, and check that every rank has the same."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.engine.gather().items()):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+        row = np.frombuffer(digest.digest(), np.uint8).reshape(1, -1)
+        if not (self.comm.all_gather(row) == row).all():
+            raise SystemExit("ranks ended with different parameters")
+        return digest.hexdigest()
+
+
+def wrapper(library):
+    """Return what makes an array of a library of a NumPy array, sharing its memory."""
+    if library == "numpy":
+        return lambda array: array
+    import torch
+
+    torch.set_num_threads(1)
+    return torch.from_numpy
+
+
+def main():
+    args = arguments()
+    with pycoll.init() as comm, threadpool_limits(1):
+        trainer = Trainer(comm, args)
+        progress, loss = training_progress.Progress(trainer), float("nan")
+        for step in range(args.steps):
+            report, *traffic = trainer.step(step)
+            loss = report.loss
+            progress.add(step, report, *traffic)
+            if (step + 1) % (10 * args.every) == 0 or step + 1 == args.steps:
+                progress.test(trainer.evaluate())
+        digest = trainer.digest()
+        if comm.rank == 0:
+            orders = (NGRAM, NGRAM + 1)
+            baselines = {f"order-{n} n-gram": trainer.baseline(n) for n in orders}
+            for name, value in baselines.items():
+                print(f"{name:17} loss {value:.4f}")
+            if args.plot:
+                training_progress.plot(args.plot, progress, baselines)
+            print(f"params sha256={digest} loss={loss!r}", flush=True)
+        trainer.engine.close()
+        trainer.mesh.close()
+
+
+if __name__ == "__main__":
+    main()

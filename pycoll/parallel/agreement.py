@@ -1,0 +1,52 @@
+"""What all ranks decide together at the end of a step: the norm, and whether to take it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pycoll import kernels
+from pycoll.errors import ArgumentError
+from pycoll.parallel.bucket import Bucket
+from pycoll.parallel.checks import gather_texts
+from pycoll.parallel.groups import Groups
+
+
+def agree(
+    buckets: Sequence[Bucket], groups: Groups, problems: Sequence[str], forgiving: bool
+) -> tuple[float, bool]:
+    """Form the norm of the summed gradient over all ranks; a collective of a few hundred bytes.
+
+    Every element counts on exactly one rank, and squares are added without rounding, so that the
+    norm is the same for every mesh, stage and bucket size.
+
+    Args:
+        buckets: The buckets, reduced.
+        groups: The ranks.
+        problems: What this rank has found wrong.
+        forgiving: Whether gradients that are not finite are no error.
+
+    Returns:
+        The norm, and whether a gradient is not finite somewhere.
+
+    Raises:
+        ArgumentError: On every rank, if any has a problem.
+    """
+    limbs, bad = kernels.new_exact_sum(), set()
+    own = set().union(*(bucket.gradients.bad for bucket in buckets))
+    odd = sum(bucket.add_squares(limbs, bad) for bucket in buckets)
+    vector = np.concatenate([limbs, [odd, bool(own), len(problems)]])
+    groups.world.all_reduce(vector, "norm").wait()
+    odd, blamed, wrong = map(int, vector[-3:])
+    if wrong or (odd and not forgiving):
+        texts, names = list(problems), ", ".join(sorted(own if blamed else bad))
+        if odd and names:
+            fault = "gradients that are not finite" if blamed else "part of an infinite sum"
+            texts.append(f"{fault}, of {names}")
+        found = gather_texts("; ".join(texts), groups.world)
+        told = "; ".join(f"rank {rank} has {text}" for rank, text in enumerate(found) if text)
+        raise ArgumentError(f"the step was not taken: {told}")
+    norm = math.sqrt(kernels.exact_sum(vector[:-3]))
+    return (math.inf if odd else norm), odd > 0

@@ -1,0 +1,140 @@
+"""The few array operations that NumPy, CuPy and PyTorch spell differently.
+
+Layers are written against the array API standard, and use in-place operators on arrays of their
+own. NumPy needs nothing else; other libraries come in through the package array-api-compat.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError
+
+Array = Any
+_PIECE = 1 << 14  # elements
+_GROUP = 64  # rows
+
+
+def namespace(x: Array) -> Any:
+    """Return the module of array functions that belongs to an array.
+
+    Raises:
+        ArgumentError: If array-api-compat is needed and missing.
+    """
+    if isinstance(x, np.ndarray | np.generic):
+        return np
+    try:
+        from array_api_compat import array_namespace
+    except ImportError:
+        raise ArgumentError(
+            f"{type(x).__name__} arrays need the package array-api-compat: "
+            "pip install array-api-compat"
+        ) from None
+    return array_namespace(x)
+
+
+def dtype_name(x: Array) -> str:
+    """Return the name of an element type without that of its library, such as ``float32``."""
+    return str(x.dtype).rpartition(".")[2]
+
+
+def cast(x: Array, dtype: Any) -> Array:
+    """Return an array in another element type, itself if it has it already."""
+    return x.to(dtype) if hasattr(x, "to") else x.astype(dtype, copy=False)
+
+
+def widen(x: Array) -> Array:
+    """Return 16-bit floating-point numbers as float32, others as they are."""
+    return cast(x, namespace(x).float32) if x.dtype.itemsize == 2 else x
+
+
+def as_indices(x: Any, like: Array) -> Array:
+    """Return integers as int64, as an array of the library and on the device of another array.
+
+    Raises:
+        ArgumentError: If they are not integers.
+    """
+    x = x if hasattr(x, "dtype") else np.asarray(x)
+    if "int" not in dtype_name(x):
+        raise ArgumentError(f"indices have type {dtype_name(x)}, expected integers")
+    xp = namespace(like)
+    if xp is np:
+        return np.asarray(x, np.int64)
+    return xp.asarray(x, dtype=xp.int64, device=like.device)
+
+
+def as_array(x: np.ndarray, like: Array) -> Array:
+    """Return a NumPy array as one of the library, type and device of another array."""
+    xp = namespace(like)
+    if xp is np:
+        return x.astype(like.dtype, copy=False)
+    return xp.asarray(x, dtype=like.dtype, device=like.device)
+
+
+def as_mask(x: np.ndarray, like: Array) -> Array:
+    """Return a NumPy array of booleans as one of the library and on the device of another array."""
+    xp = namespace(like)
+    return x if xp is np else xp.asarray(x, device=like.device)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Return the matrix product; NumPy has no fast one for 16-bit numbers, so it is widened."""
+    if isinstance(a, np.ndarray) and a.dtype.itemsize == 2:
+        return np.matmul(widen(a), widen(b)).astype(a.dtype)
+    return namespace(a).matmul(a, b)
+
+
+def pieces(x: Array) -> list[slice]:
+    """Return slices of a vector that fit in the cache of a core, temporaries included.
+
+    Other libraries than NumPy get the whole vector at once: they may run on a device.
+    """
+    size = _PIECE if isinstance(x, np.ndarray) else max(x.shape[0], 1)
+    return [slice(first, first + size) for first in range(0, x.shape[0], size)]
+
+
+def row_dot(a: Array, b: Array) -> Array:
+    """Return the scalar products along the last axis, which stays with length 1."""
+    return namespace(a).einsum("...i,...i->...", a, b)[..., None]
+
+
+def sum_rows(x: Array, factor: Array | None = None) -> Array:
+    """Return the sum over the first axis of a matrix, or of its product with another one.
+
+    Rows are added in groups and then the groups, so that the error grows with the root of their
+    number only.
+    """
+    xp, count = namespace(x), x.shape[0] // _GROUP
+    whole, shape = count * _GROUP, (count, _GROUP, x.shape[1])
+    groups = x[:whole].reshape(shape)
+    if factor is None:
+        return groups.sum(axis=1).sum(axis=0) + x[whole:].sum(axis=0)
+    others = factor[:whole].reshape(shape)
+    rest = xp.einsum("ni,ni->i", x[whole:], factor[whole:])
+    return xp.einsum("gni,gni->gi", groups, others).sum(axis=0) + rest
+
+
+def add_rows(count: int, indices: Array, rows: Array) -> Array:
+    """Return ``[count, width]`` with the sum of the rows of each index, the same bits every time.
+
+    Args:
+        count: Number of rows of the result.
+        indices: Integers of [0, count), shape ``[n]``.
+        rows: Shape ``[n, width]``.
+    """
+    xp, shape = namespace(rows), (count, rows.shape[1])
+    if xp is np:
+        total = np.zeros(shape, rows.dtype)
+        if len(indices):
+            order = np.argsort(indices, kind="stable")
+            ranked = indices[order]
+            first = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
+            total[ranked[first]] = np.add.reduceat(rows[order], first, axis=0)
+        return total
+    total = xp.zeros(shape, dtype=rows.dtype, device=rows.device)
+    if hasattr(total, "index_add_"):
+        return total.index_add_(0, indices, rows)
+    xp.add.at(total, indices, rows)
+    return total

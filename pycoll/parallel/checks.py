@@ -1,0 +1,113 @@
+"""What all ranks must have in common, checked with a few bytes; errors name parameter and ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError, MismatchError
+from pycoll.parallel.groups import Groups
+from pycoll.parallel.ledger import Channel
+from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.units import Parameter
+
+
+def check_mesh(parameters: Sequence[Parameter], mesh: Mesh) -> None:
+    """Refuse a model whose layers are split over an axis that the mesh does not have.
+
+    Raises:
+        ArgumentError: Naming the parameter.
+    """
+    size = mesh.size("tp")
+    for parameter in parameters:
+        axis, shape = parameter.spec.tensor_axis, parameter.spec.shape
+        if axis is None:
+            continue
+        if size == 1:
+            raise ArgumentError(
+                f"parameter {parameter.name} is split over tp along its axis {axis}, but "
+                f"{mesh} has no tp axis; make model and engine with the same mesh"
+            )
+        if not 0 <= axis < len(shape):
+            raise ArgumentError(
+                f"parameter {parameter.name} has shape {shape} and tensor_axis={axis}"
+            )
+
+
+def check_structure(parameters: Sequence[Parameter], facts: str, world: Channel) -> None:
+    """Compare names, shapes, types and settings over all ranks; a collective.
+
+    Raises:
+        MismatchError: On every rank, naming the first parameter that differs and the ranks.
+    """
+    lines = [facts] + [
+        f"{p.name} shape {p.spec.shape} tensor_axis {p.spec.tensor_axis} sequence "
+        f"{p.spec.sequence} decay {p.spec.decay} uses {p.uses}"
+        for p in parameters
+    ]
+    table = world.gather_rows(_digest("\n".join(lines).encode()), "check")
+    if (table == table[0]).all():
+        return
+    texts = gather_texts("\n".join(lines), world)
+    views = [text.split("\n") for text in texts]
+    for i in range(max(map(len, views))):
+        seen = [view[i] if i < len(view) else "(nothing)" for view in views]
+        if len(set(seen)) > 1:
+            what = "; ".join(f"{ranks(seen, text)}: {text}" for text in dict.fromkeys(seen))
+            raise MismatchError(f"ranks have different models or settings: {what}")
+
+
+def check_values(
+    values: Mapping[str, Any], parameters: Sequence[Parameter], groups: Groups
+) -> None:
+    """Compare the values of parameters with the ranks that must have the same; a collective.
+
+    Raises:
+        MismatchError: On every rank of a group that differs, naming parameter and ranks.
+    """
+    for channel, chosen in (
+        (groups.data, list(parameters)),
+        (groups.tensor, [p for p in parameters if p.spec.tensor_axis is None]),
+    ):
+        if not chosen:
+            continue
+        rows = [_digest(np.ascontiguousarray(values[p.name])) for p in chosen]
+        table = channel.gather_rows(np.concatenate(rows), "check")
+        table = table.reshape(channel.world_size, len(chosen), -1)
+        for i, parameter in enumerate(chosen):
+            seen = [bytes(row) for row in table[:, i]]
+            if len(set(seen)) > 1:
+                usual = max(seen, key=seen.count)
+                odd = [rank for rank, digest in enumerate(seen) if digest != usual]
+                raise MismatchError(
+                    f"parameter {parameter.name} differs at the start: {_ranks(odd)} of the "
+                    f"{channel.name} group of {channel.world_size} not as the others; make it "
+                    "from the same seed everywhere, or pass start='broadcast'"
+                )
+
+
+def gather_texts(text: str, channel: Channel) -> list[str]:
+    """Return the texts of all ranks; a collective."""
+    raw = np.frombuffer(text.encode(), np.uint8)
+    sizes = channel.gather_rows(np.array([raw.size]), "check")[:, 0]
+    padded = np.zeros(max(1, int(sizes.max())), np.uint8)
+    padded[: raw.size] = raw
+    table = channel.gather_rows(padded, "check")
+    return [bytes(row[:size]).decode() for row, size in zip(table, sizes, strict=True)]
+
+
+def ranks(seen: Sequence[Any], value: Any) -> str:
+    """Name the ranks that have a value: ``"rank 2"``, ``"ranks 0, 1, 3"``."""
+    return _ranks([rank for rank, other in enumerate(seen) if other == value])
+
+
+def _ranks(found: Sequence[int]) -> str:
+    return f"rank{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+
+
+def _digest(data: Any) -> np.ndarray:
+    raw = data if isinstance(data, bytes) else data.tobytes()
+    return np.frombuffer(hashlib.blake2b(raw, digest_size=16).digest(), np.uint8)

@@ -1,0 +1,280 @@
+"""The data-parallel engine: plain data parallelism, ZeRO-1, 2 and 3, MiCS and HSDP.
+
+One class, one table of placements. What a step does: the layers run forward and backward over the
+micro-batches; buckets are reduced while the backward pass goes on; one exact norm is formed over
+all ranks; the optimizer steps the elements that this rank keeps states for; parameters go back to
+whoever needs them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel import state
+from pycoll.parallel.accumulate import Sums, turns
+from pycoll.parallel.agreement import agree
+from pycoll.parallel.bucket import Bucket, Settings
+from pycoll.parallel.checks import check_mesh, check_structure
+from pycoll.parallel.groups import Groups
+from pycoll.parallel.hooks import Hook
+from pycoll.parallel.layer import Loss, Model
+from pycoll.parallel.ledger import Ledger
+from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.options import Options
+from pycoll.parallel.passes import Passes, Sample
+from pycoll.parallel.placement import PRESETS
+from pycoll.parallel.precision import dtype_of
+from pycoll.parallel.units import (
+    Unit,
+    bucket_elements,
+    make_layouts,
+    make_units,
+    unit_parameters,
+)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did.
+
+    Attributes:
+        loss: Mean loss over all samples of all ranks.
+        samples: Number of samples of all ranks.
+        grad_norm: Norm of the mean gradient, before clipping; the same on every mesh.
+        skipped: Whether parameters were left alone because a gradient was not finite.
+        loss_scale: Factor that the loss had.
+        bytes: Bytes that this rank sent, by purpose.
+        waits: Seconds that this rank waited for communication, by purpose.
+        peak_bytes: Largest memory of parameters, gradients, states and buffers during the step.
+        seconds: Time of the step.
+    """
+
+    loss: float
+    samples: int
+    grad_norm: float
+    skipped: bool
+    loss_scale: float
+    bytes: dict[str, int] = field(default_factory=dict)
+    waits: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+    seconds: float = 0.0
+
+
+class DataParallel:
+    """Trains a model whose samples are divided over the ranks of a mesh.
+
+    ::
+
+        engine = DataParallel(model, loss, Mesh(comm, dp=-1), zero=1, optimizer=AdamW(lr=3e-4))
+        for batch in batches:
+            report = engine.step(batch)  # a list of (inputs, targets), one for each micro-batch
+
+    All ranks make the same calls. See docs/parallel.md for what each stage sends and keeps, and for
+    which runs agree to the bit.
+
+    Attributes:
+        options: The settings.
+        ledger: The bytes of this rank.
+        steps: Number of steps taken.
+        loss_scale: Scale of the loss in the next step.
+        parameters: All parameters, in forward order.
+    """
+
+    def __init__(
+        self, model: Model, loss: Loss, mesh: Mesh, options: Options | None = None, **changes: Any
+    ) -> None:
+        """Make buffers and states; a collective.
+
+        Args:
+            model: Layers; see `pycoll.parallel.layer`.
+            loss: What to make small.
+            mesh: The ranks. Samples are divided over ``replica`` and ``dp``; sharding is over
+                ``dp``.
+            options: Settings; by default those of `Options`.
+            changes: Settings by name, which go before `options`.
+
+        Raises:
+            ArgumentError: For a setting or a model that cannot be used, naming the parameter.
+            MismatchError: If ranks have different models, settings or values.
+        """
+        self.options = options = replace(options or Options(), **changes)
+        self.mesh, self.ledger, self.steps = mesh, Ledger(), 0
+        self.loss_scale, self._scaled = options.scaling
+        units = make_units(model)
+        owned = unit_parameters(units)
+        self.parameters = [parameter for group in owned for parameter in group]
+        check_mesh(self.parameters, mesh)
+        self.groups = Groups(mesh, self.ledger)
+        check_structure(self.parameters, f"{mesh.axes} {options.facts()}", self.groups.world)
+        precision, preset = options.recipe, PRESETS[options.zero]
+        hook = options.hook or Hook()
+        settings = Settings(
+            preset, precision, options.order, options.optimizer, hook, options.fused
+        )
+        elements = bucket_elements(
+            options.zero, options.bucket_bytes, dtype_of(precision.gradient).itemsize
+        )
+        layouts = make_layouts(owned, self.groups.parameters.world_size, elements)
+        self.buckets = [Bucket(layout, settings, self.groups) for layout in layouts]
+        state.initialise(self.buckets, self.groups, options.start)
+        self._passes = self._make_passes(model, loss, units)
+        self._graph: frozenset[str] | None = None
+
+    def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Passes:
+        """Make what runs the layers."""
+        options = self.options
+        return Passes(
+            units,
+            self.buckets,
+            loss,
+            compute=options.recipe.compute,
+            prefetch=options.prefetch if options.zero == 3 else 0,
+            in_flight={2: 2, 3: max(0, options.prefetch - 1)}.get(options.zero),
+            ledger=self.ledger,
+            wrap=options.wrap,
+        )
+
+    def step(self, micro_batches: Sequence[Sample], lr: float | None = None) -> StepReport:
+        """Train on one batch; a collective.
+
+        Args:
+            micro_batches: ``(inputs, targets)`` of this rank, one after the other. Ranks may have
+                different numbers of micro-batches, or none, and of samples: the mean is over
+                samples.
+            lr: Learning rate of this step; by default the optimizer's.
+
+        Raises:
+            ArgumentError: On every rank: for gradients that are not finite, and with
+                ``unused="error"`` for a changed graph, naming the parameters and the ranks.
+        """
+        start = time.perf_counter()
+        wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
+        self.ledger.reset_peak()
+        total, samples, problems = self._accumulate(micro_batches)
+        for pending in [bucket.gradients.finish() for bucket in self.buckets]:
+            pending.wait()
+        scale = self.loss_scale.value
+        divisor = max(1.0, samples * scale)
+        forgiving = self._scaled or self.options.nonfinite == "skip"
+        norm, overflow = agree(self.buckets, self.groups, problems, forgiving)
+        norm /= divisor
+        if not overflow:
+            self._update(self.options.optimizer.lr if lr is None else lr, 1.0 / divisor, norm)
+        self.loss_scale = self.loss_scale.after(overflow)
+        for bucket in self.buckets:
+            bucket.gradients.result = None
+        sent: Counter[str] = Counter()
+        for (purpose, _), nbytes in (self.ledger.wire - wire).items():
+            sent[purpose] += nbytes
+        return StepReport(
+            loss=total / max(1, samples),
+            samples=samples,
+            grad_norm=norm,
+            skipped=overflow,
+            loss_scale=scale,
+            bytes=dict(sent),
+            waits=dict(self.ledger.waits - waits),
+            peak_bytes=self.ledger.peak,
+            seconds=time.perf_counter() - start,
+        )
+
+    def _accumulate(self, micro_batches: Sequence[Sample]) -> tuple[float, int, list[str]]:
+        """Run all micro-batches.
+
+        Returns:
+            Sum of losses and number of samples of all ranks, and what this rank found wrong.
+        """
+        counts = self.groups.data.gather_rows(np.array([len(micro_batches)]), "count")
+        plan = turns(int(counts.max()), self.options.order)
+        if not plan:
+            raise ArgumentError("no rank has a micro-batch")
+        for bucket in self.buckets:
+            bucket.gradients.reset()
+        problems: list[str] = []
+        totals: Sums[Any] = Sums(np.zeros(2), partial(np.zeros, 2))
+        for j, turn in enumerate(plan):
+            sample = micro_batches[j] if j < len(micro_batches) else None
+            loss, count, back = self._passes.run(sample, self.loss_scale.value)
+            for bucket in self.buckets:
+                bucket.gradients.begin(turn, j == len(plan) - 1)
+            total = totals.begin(turn)
+            total += (loss, count)
+            totals.end(turn)
+            self._passes.back(back)
+            if sample is not None:
+                problems += self._graph_problems(j)
+        both = self.groups.data.all_reduce(totals.take(), "count", self.options.order).wait()
+        return float(both[0]), int(both[1]), problems
+
+    def _graph_problems(self, j: int) -> list[str]:
+        """Tell whether a micro-batch gave gradients of other parameters than the first."""
+        arrived = frozenset().union(*(b.gradients.arrived for b in self.buckets))
+        self._graph = arrived if self._graph is None else self._graph
+        if self.options.unused == "zero" or arrived == self._graph:
+            return []
+        names = ", ".join(sorted(arrived ^ self._graph))
+        return [
+            f"a changed graph: in micro-batch {j} gradients of {names} came or stayed away, "
+            "unlike in the first one"
+        ]
+
+    def _update(self, lr: float, scale: float, norm: float) -> None:
+        """Step all parameters with the clipped mean gradient."""
+        self.steps += 1
+        clip = self.options.clip_norm
+        if clip is not None and norm > clip:
+            scale *= clip / norm
+        for pending in [bucket.update(self.steps, lr, scale) for bucket in self.buckets]:
+            pending.wait()
+
+    def predict(self, x: Any) -> Any:
+        """Return the output of the last layer; with stage 3 a collective."""
+        return self._passes.predict(x)
+
+    def gather(self) -> dict[str, np.ndarray]:
+        """Return all parameters in full, by name, on every rank; a collective."""
+        return state.gather_parameters(self.buckets, self.groups)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return parameters and optimizer states in full, independent of the mesh; a collective.
+
+        Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank.
+        """
+        scale = (self.loss_scale.value, self.loss_scale.good_steps)
+        hook = self.options.hook.state() if self.options.hook else {}
+        found = state.gather_states(self.buckets, self.groups)
+        return {"steps": self.steps, "loss_scale": scale, "hook": hook, **found}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take what `state_dict` gave, perhaps on another mesh; not a collective.
+
+        On another mesh drop its ``"hook"``.
+        """
+        state.load_states(self.buckets, self.groups, saved)
+        if self.options.hook:
+            self.options.hook.load(saved.get("hook", {}))
+        value, good = saved["loss_scale"]
+        self.loss_scale = replace(self.loss_scale, value=value, good_steps=good)
+        self.steps = saved["steps"]
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the engine's communicators; not a collective.
+
+        Args:
+            error: Why this rank cannot go on; peers that wait for it are told.
+        """
+        self.groups.close(error)
+
+    def __enter__(self) -> DataParallel:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close(error)

@@ -1,0 +1,74 @@
+"""A GPT: token and position embedding, blocks, a last normalisation, and the head."""
+
+from __future__ import annotations
+
+from pycoll.parallel.layer import Layer, Loss
+from pycoll.parallel.nn import Embedding, Linear
+from pycoll.parallel.nn_chain import Chain
+from pycoll.parallel.nn_loss import CrossEntropy
+from pycoll.parallel.nn_positional import Position
+from pycoll.parallel.nn_transformer import Block, TransformerConfig
+from pycoll.parallel.random import Key
+from pycoll.parallel.tensor_linear import ColumnParallelLinear
+from pycoll.parallel.tensor_vocabulary import VocabParallelCrossEntropy, VocabParallelEmbedding
+
+
+class GPT:
+    """A decoder-only language model: tokens ``[b, s]`` -> logits ``[b, s, vocabulary]``.
+
+    With tensor parallelism each rank has ``vocabulary / n`` columns of the logits, which is what
+    `loss` expects.
+
+    Attributes:
+        config: Its sizes.
+        layers: ``embedding``, ``block0`` ..., ``norm``, ``head``: the units of sharding.
+    """
+
+    def __init__(self, config: TransformerConfig, seed: int, tied: bool = False) -> None:
+        """Make the layers.
+
+        Args:
+            config: Sizes, and how the model is split.
+            seed: Seed of the initial parameters, which do not depend on the mesh.
+            tied: The head uses the table of the token embedding, as GPT-2 does.
+        """
+        self.config, key = config, Key(seed)
+        blocks = [f"block{i}" for i in range(config.depth)]
+        self.layers: list[tuple[str, Layer]] = [
+            ("embedding", _embedding(config, key.fold("embedding"))),
+            *((name, Block(config, key.fold(name))) for name in blocks),
+            ("norm", config.norm(key.fold("norm"))),
+            ("head", _head(config, key.fold("head"), "embedding.token.weight" if tied else None)),
+        ]
+
+    def loss(self) -> Loss:
+        """Return the cross-entropy that fits the logits."""
+        comm = self.config.comm
+        return CrossEntropy() if comm is None else VocabParallelCrossEntropy(comm)
+
+
+def _embedding(c: TransformerConfig, key: Key) -> Chain:
+    token, size = key.fold("token"), (c.vocabulary, c.features)
+    if c.comm is None:
+        table: Layer = Embedding(*size, token, std=c.std, dtype=c.dtype)
+    else:
+        table = VocabParallelEmbedding(*size, token, c.comm, c.sequence_parallel, c.std, c.dtype)
+    position = Position(c.length, c.features, key.fold("position"), c.sequence, c.std, c.dtype)
+    return Chain(("token", table), ("position", position), *c.drop(key))
+
+
+def _head(c: TransformerConfig, key: Key, tied_to: str | None) -> Layer:
+    size = (c.features, c.vocabulary)
+    if c.comm is None:
+        return Linear(*size, key, bias=False, std=c.std, dtype=c.dtype, tied_to=tied_to)
+    return ColumnParallelLinear(
+        *size,
+        key,
+        c.comm,
+        bias=False,
+        sequence_parallel=c.sequence_parallel,
+        regather=c.regather,
+        std=c.std,
+        dtype=c.dtype,
+        tied_to=tied_to,
+    )

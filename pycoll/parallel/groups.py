@@ -1,0 +1,55 @@
+"""The groups of ranks that a data-parallel run talks to, each with its own traffic."""
+
+from __future__ import annotations
+
+from pycoll.comm import Communicator
+from pycoll.errors import ArgumentError
+from pycoll.parallel.ledger import Channel, Ledger
+from pycoll.parallel.mesh import Mesh
+
+AXES = ("replica", "dp", "tp")
+
+
+class Groups:
+    """Channels along the axes of a mesh.
+
+    Gradients and parameters travel through two duplicates of ``mesh.dp``, so that neither waits for
+    the other, and calls of the layers on the mesh's own communicators wait for none of them.
+
+    Attributes:
+        gradients, parameters: The ranks that parameters are sharded over (``dp``).
+        replica: The copies of this shard.
+        data: All ranks that see different samples (``replica`` and ``dp``).
+        tensor: The ranks that share a layer (``tp``).
+        world: All ranks.
+        ledger: Where their bytes are counted.
+    """
+
+    def __init__(self, mesh: Mesh, ledger: Ledger) -> None:
+        """Make the channels; a collective.
+
+        Raises:
+            ArgumentError: If the mesh has an axis that means nothing here.
+        """
+        for axis, size in mesh.axes.items():
+            if axis not in AXES and size > 1:
+                raise ArgumentError(
+                    f"the mesh has axis {axis}={size}; data parallelism knows {', '.join(AXES)}"
+                )
+        self.mesh, self.ledger = mesh, ledger
+        self._owned: list[Communicator] = []
+        self.gradients = self._duplicate("dp", mesh.group("dp"))
+        self.parameters = self._duplicate("dp", mesh.group("dp"))
+        self.replica = self._duplicate("replica", mesh.group("replica"))
+        self.data = self._duplicate("data", mesh.group("replica", "dp"))
+        self.tensor = self._duplicate("tp", mesh.group("tp"))
+        self.world = self._duplicate("world", mesh.world)
+
+    def _duplicate(self, name: str, comm: Communicator) -> Channel:
+        self._owned.append(comm.dup())
+        return Channel(self._owned[-1], name, self.ledger)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the channels; with an error, tell the ranks that wait; not a collective."""
+        for comm in self._owned:
+            comm.__exit__(type(error) if error else None, error, None)

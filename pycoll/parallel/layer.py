@@ -1,0 +1,99 @@
+"""What a model is: layers with an explicit forward and backward, parameters passed in.
+
+There is no automatic differentiation. A layer says which parameters it wants; whoever runs it
+decides where they live, hands them over for one call and takes the gradients back. So the same
+layer runs on one rank, data-parallel, or with its parameters scattered over many ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+Array = Any
+"""A mutable strided array: NumPy, CuPy or a torch tensor without gradients of its own."""
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One parameter of a layer, as this rank holds it.
+
+    Attributes:
+        shape: Shape of this rank's part.
+        dtype: Type in which the values are made and kept.
+        init: Returns the values of this rank's part, already sharded, given `shape`; None: zeros.
+        tensor_axis: Axis that is split over the ``tp`` axis of the mesh; None: every rank of it has
+            the same values.
+        sequence: Not split over ``tp``, but each of its ranks sees only part of the sequence, so
+            that gradients must be added over ``tp``.
+        decay: Whether weight decay applies.
+        tied_to: Full name (``"layer.name"``) of the parameter of another layer that this one is;
+            `shape` must be the same, and `init` is not used.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    init: Callable[[tuple[int, ...]], Array] | None = None
+    tensor_axis: int | None = None
+    sequence: bool = False
+    decay: bool = True
+    tied_to: str | None = None
+
+
+@runtime_checkable
+class Layer(Protocol):
+    """A differentiable function with parameters.
+
+    For one input the calls are `forward`, then `backward_input`, then `backward_weight`, with the
+    same `saved`, so that `backward_weight` may use what `backward_input` has left there. Between
+    them other inputs may go through the layer. Parameters are only read; arrays that come in are
+    not modified.
+    """
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        """Return the specification of each parameter; names are dotted when layers nest."""
+        ...
+
+    def forward(self, params: Mapping[str, Array], x: Any) -> tuple[Any, Any]:
+        """Return the output and what the backward functions need: ``(y, saved)``."""
+        ...
+
+    def backward_input(self, params: Mapping[str, Array], saved: Any, dy: Any) -> Any:
+        """Return the gradient of the input, or None where it has none (token numbers)."""
+        ...
+
+    def backward_weight(self, params: Mapping[str, Array], saved: Any, dy: Any) -> dict[str, Array]:
+        """Return gradients by name; a parameter that was not used may be left out."""
+        ...
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """What training makes small: a sum over samples, so that any split of a batch adds up."""
+
+    def forward(self, logits: Any, targets: Any) -> tuple[float, int, Any]:
+        """Return the sum of the losses, the number of samples (or tokens), and ``saved``."""
+        ...
+
+    def backward(self, saved: Any, scale: float) -> Any:
+        """Return the gradient of ``scale * sum of losses`` with respect to the logits."""
+        ...
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A chain of named layers; each layer is one unit of sharding."""
+
+    layers: Sequence[tuple[str, Layer]]
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """A chain of named layers: the output of one is the input of the next.
+
+    Attributes:
+        layers: ``(name, layer)`` in forward order. Parameter ``p`` of layer ``a`` is named ``a.p``.
+    """
+
+    layers: Sequence[tuple[str, Layer]] = field(default_factory=tuple)

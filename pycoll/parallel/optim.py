@@ -1,0 +1,219 @@
+"""Optimizers: formulas in array operations, and the fused passes that give the same bits.
+
+An optimizer works on flat vectors, whichever part of the parameters this rank keeps states for, and
+holds none itself: states are passed in, like parameters to layers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from pycoll import kernels
+
+
+class Optimizer(Protocol):
+    """How parameters follow from gradients.
+
+    Attributes:
+        lr: Learning rate, unless a step is given another.
+    """
+
+    lr: float
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the states that each parameter has, all of its shape and zero at first."""
+        ...
+
+    def update(self, args: UpdateArgs, fused: bool = True) -> None:
+        """Step one vector in place.
+
+        Args:
+            args: The vectors and scalars.
+            fused: Use the fused kernel; otherwise array operations.
+        """
+        ...
+
+
+@dataclass
+class UpdateArgs:
+    """What one update works on.
+
+    Attributes:
+        step: Number of the step, from 1 on.
+        lr: Learning rate.
+        param: Parameter in the state type, ``[count]``; updated.
+        grad: Gradient, of any floating-point type.
+        slots: States by name; updated.
+        scale: Factor of the gradient.
+        decay: Whether weight decay applies.
+        copy: Takes the new parameter in a 16-bit type; None: there is no copy.
+    """
+
+    step: int
+    lr: float
+    param: Any
+    grad: Any
+    slots: dict[str, Any]
+    scale: float = 1.0
+    decay: bool = True
+    copy: Any = None
+
+    def scaled(self) -> tuple[Any, type]:
+        """Return the gradient in the state type, times its factor, and that type."""
+        kind = self.param.dtype.type
+        return self.grad.astype(kind) * kind(self.scale), kind
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent, with momentum if wanted.
+
+    Source: Sutskever et al., "On the importance of initialization and momentum in deep learning",
+    ICML 2013, section 2.
+    """
+
+    lr: float = 0.1
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the states."""
+        return ("momentum",) if self.momentum else ()
+
+    def update(self, args: UpdateArgs, fused: bool = True) -> None:
+        """Step one vector in place; see `Optimizer.update`."""
+        decay = self.weight_decay if args.decay else 0.0
+        buffer = args.slots.get("momentum")
+        if fused:
+            kernels.sgd(
+                args.param,
+                args.grad,
+                buffer,
+                rate=args.lr,
+                beta=self.momentum,
+                decay=decay,
+                nesterov=self.nesterov,
+                scale=args.scale,
+                copy=args.copy,
+            )
+            return
+        g, kind = args.scaled()
+        p, rate, beta = args.param, kind(args.lr), kind(self.momentum)
+        g = g + p * kind(decay)
+        if buffer is not None:
+            buffer[...] = buffer * beta + g
+            g = g + buffer * beta if self.nesterov else buffer
+        p[...] = p - rate * g
+        if args.copy is not None:
+            args.copy[...] = p
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay.
+
+    Source: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019, algorithm 2.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the states."""
+        return ("first_moment", "second_moment")
+
+    def update(self, args: UpdateArgs, fused: bool = True) -> None:
+        """Step one vector in place; see `Optimizer.update`."""
+        beta1, beta2 = self.betas
+        keep = 1 - args.lr * self.weight_decay if args.decay else 1.0
+        rate = args.lr / (1 - beta1**args.step)
+        root = 1 / math.sqrt(1 - beta2**args.step)
+        m, v = args.slots["first_moment"], args.slots["second_moment"]
+        if fused:
+            kernels.adamw(
+                args.param,
+                args.grad,
+                m,
+                v,
+                rate=rate,
+                keep=keep,
+                beta1=beta1,
+                beta2=beta2,
+                root=root,
+                eps=self.eps,
+                scale=args.scale,
+                copy=args.copy,
+            )
+            return
+        g, kind = args.scaled()
+        p = args.param
+        p[...] = p * kind(keep)
+        m[...] = m * kind(beta1) + g * kind(1 - beta1)
+        v[...] = v * kind(beta2) + (g * g) * kind(1 - beta2)
+        p[...] = p - kind(rate) * (m / (np.sqrt(v) * kind(root) + kind(self.eps)))
+        if args.copy is not None:
+            args.copy[...] = p
+
+
+def linear_scale(lr: float, batch: int, base: int) -> float:
+    """Scale a learning rate with the batch: ``lr * batch / base``.
+
+    Source: Goyal et al., "Accurate, large minibatch SGD", arXiv 1706.02677, section 2.1.
+    """
+    return lr * batch / base
+
+
+@dataclass(frozen=True)
+class WarmupCosine:
+    """Learning rate that rises linearly and then falls along a cosine; call it with the step.
+
+    Source: Goyal et al., section 2.2; Loshchilov and Hutter, "SGDR", ICLR 2017, section 3.
+
+    Attributes:
+        peak: Largest rate, at step `warmup`.
+        warmup: Steps of the rise.
+        total: Step from which the rate is `floor`.
+        floor: Smallest rate.
+    """
+
+    peak: float
+    warmup: int
+    total: int
+    floor: float = 0.0
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        left = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
+        return self.floor + (self.peak - self.floor) * (1 + math.cos(math.pi * left)) / 2
+
+
+@dataclass(frozen=True)
+class WarmupLinear:
+    """Learning rate that rises linearly and then stays; call it with the step.
+
+    Attributes:
+        peak: The rate after the rise.
+        warmup: Steps of the rise.
+        start: Rate at step 0.
+    """
+
+    peak: float
+    warmup: int
+    start: float = 0.0
+
+    def __call__(self, step: int) -> float:
+        """Return the rate of a step, counted from 0."""
+        part = min(1.0, step / max(1, self.warmup))
+        return self.start + (self.peak - self.start) * part

@@ -1,0 +1,115 @@
+"""The settings of a data-parallel run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.hooks import Hook
+from pycoll.parallel.optim import AdamW, Optimizer
+from pycoll.parallel.precision import LossScale, Precision, dtype_of, recipe
+
+_ACCEPTED = {
+    "zero": (0, 1, 2, 3),
+    "order": ("tree", "rank", "any"),
+    "start": ("check", "broadcast", "trust"),
+    "nonfinite": ("error", "skip"),
+    "unused": ("zero", "error"),
+}
+
+
+def _as_it_is(array: Any) -> Any:
+    return array
+
+
+@dataclass(frozen=True)
+class Options:
+    """Keyword arguments of `DataParallel`.
+
+    Attributes:
+        zero: ZeRO stage: 0 replicates everything, 1 shards optimizer states, 2 gradients as well, 3
+            parameters as well.
+        optimizer: What steps the parameters.
+        order: Order of all sums: ``"tree"``, ``"rank"`` or ``"any"``; see docs/parallel.md.
+        bucket_bytes: Gradient bytes that are reduced in one call; with stage 3 a bucket is a layer.
+        precision: A recipe, or the name of one: ``fp32``, ``fp64``, ``fp16``, ``bf16``,
+            ``fp16_copy``.
+        loss_scale: Factor of the loss, which falls when gradients overflow. None: 2**15 where the
+            recipe needs one; elsewhere the loss is as it is.
+        clip_norm: Largest norm of the mean gradient; a longer one is shortened. None: any.
+        hook: What reduces buckets; see `pycoll.parallel.hooks`.
+        prefetch: Layers that stage 3 gathers ahead.
+        start: ``"check"``: raise if parameters differ between ranks; ``"broadcast"``: take those of
+            the first rank; ``"trust"``.
+        nonfinite: What infinite gradients mean where the loss is not scaled: ``"error"``, or
+            ``"skip"`` the step.
+        unused: What a parameter without a gradient means: ``"zero"``, or ``"error"`` if it had one
+            in the first micro-batch, or the other way round (a changed graph).
+        fused: Use fused kernels; otherwise the same formulas in array operations.
+        wrap: Makes of a NumPy array what the layers want, sharing memory; for instance
+            ``torch.from_numpy``.
+    """
+
+    zero: int = 0
+    optimizer: Optimizer = field(default_factory=AdamW)
+    order: str = "tree"
+    bucket_bytes: int = 25 << 20
+    precision: str | Precision = "fp32"
+    loss_scale: LossScale | None = None
+    clip_norm: float | None = None
+    hook: Hook | None = None
+    prefetch: int = 1
+    start: str = "check"
+    nonfinite: str = "error"
+    unused: str = "zero"
+    fused: bool = True
+    wrap: Callable[[Any], Any] = _as_it_is
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be used.
+
+        Raises:
+            ArgumentError: Naming the setting and what is accepted.
+        """
+        for name, accepted in _ACCEPTED.items():
+            value = getattr(self, name)
+            if value not in accepted:
+                listed = ", ".join(map(str, accepted))
+                raise ArgumentError(f"{name}={value!r} is not known; accepted: {listed}")
+        if self.prefetch < 0 or self.bucket_bytes < 1:
+            raise ArgumentError(
+                f"prefetch={self.prefetch}, bucket_bytes={self.bucket_bytes}; accepted are "
+                "prefetch >= 0 and bucket_bytes >= 1"
+            )
+        kind, hook = self.recipe.gradient, self.hook
+        if hook is not None and self.zero and not hook.shards:
+            raise ArgumentError(
+                f"{type(hook).__name__} reduces whole buckets; use it with zero=0, not {self.zero}"
+            )
+        if hook is not None and type(hook) is not Hook and dtype_of(kind).itemsize < 4:
+            name = type(hook).__name__
+            raise ArgumentError(f"{name} compresses float32; precision has {kind} gradients")
+
+    @property
+    def recipe(self) -> Precision:
+        """The number formats."""
+        return recipe(self.precision)
+
+    @property
+    def scaling(self) -> tuple[LossScale, bool]:
+        """The first scale of the loss, and whether an overflow is routine."""
+        if self.loss_scale is not None:
+            return self.loss_scale, True
+        if self.recipe.loss_scaling:
+            return LossScale(), True
+        return LossScale(1.0, growth=1.0, backoff=1.0), False
+
+    def facts(self) -> str:
+        """Describe what has to be the same on every rank."""
+        names = ("zero", "optimizer", "order", "bucket_bytes", "clip_norm", "prefetch")
+        parts = [f"{name}={getattr(self, name)}" for name in names]
+        return " ".join(
+            [*parts, f"precision={self.recipe.name}", f"hook={type(self.hook).__name__}"]
+        )

@@ -1,0 +1,168 @@
+"""Forward and backward of one micro-batch, with parameters there just when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.bucket import Bucket
+from pycoll.parallel.layer import Loss
+from pycoll.parallel.ledger import Ledger, Pending
+from pycoll.parallel.precision import cast
+from pycoll.parallel.units import Entry, Unit
+
+Sample = tuple[Any, Any]
+
+
+class Passes:
+    """Runs the layers of a model.
+
+    With replicated parameters a layer sees views of the buckets. With sharded ones, the buckets of
+    a layer are gathered before it runs, and given back after; the next `prefetch` layers are
+    gathered meanwhile. When a layer computes its gradients, at most `in_flight` full gradients of
+    sharded buckets are still on their way (None: any number).
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        buckets: Sequence[Bucket],
+        loss: Loss,
+        compute: str,
+        prefetch: int,
+        in_flight: int | None,
+        ledger: Ledger,
+        wrap: Callable[[Any], Any],
+    ) -> None:
+        self._units, self._buckets, self._loss = units, buckets, loss
+        self._compute, self._prefetch, self._in_flight = compute, prefetch, in_flight
+        self._ledger, self._wrap = ledger, wrap
+        self._places: dict[str, tuple[Bucket, Entry]] = {
+            entry.parameter.name: (bucket, entry)
+            for bucket in buckets
+            for entry in bucket.layout.entries
+        }
+        self._needs = [self._buckets_of(unit) for unit in units]
+        self._gathered: dict[int, Pending] = {}
+
+    def _buckets_of(self, unit: Unit) -> list[Bucket]:
+        found = {id(self._places[name][0]): self._places[name][0] for name in unit.names.values()}
+        return list(found.values())
+
+    def _acquire(self, order: Sequence[int], at: int) -> dict[str, Any]:
+        """Return the parameters of the layer at place `at` of `order`, gathering those ahead."""
+        for index in order[at : at + 1 + self._prefetch]:
+            for bucket in self._needs[index]:
+                if id(bucket) not in self._gathered:
+                    self._gathered[id(bucket)] = bucket.gather()
+        params = {}
+        for local, name in self._units[order[at]].names.items():
+            bucket, entry = self._places[name]
+            view = bucket.view(self._gathered[id(bucket)].wait(), entry)
+            small = cast(view, self._compute)
+            params[local] = self._wrap(
+                view if small is view else self._ledger.track(small, "compute")
+            )
+        return params
+
+    def _release(self, order: Sequence[int], at: int) -> None:
+        """Give back what the layer at place `at` has used, unless one just ahead wants it."""
+        ahead = order[at + 1 : at + 1 + max(1, self._prefetch)]
+        wanted = {id(bucket) for index in ahead for bucket in self._needs[index]}
+        for bucket in self._needs[order[at]]:
+            if id(bucket) not in wanted:
+                self._gathered.pop(id(bucket), None)
+
+    def run(self, sample: Sample | None, scale: float) -> tuple[float, int, Any]:
+        """Run the layers forward.
+
+        Args:
+            sample: Inputs and targets; None runs no layer, but moves what the other ranks need.
+            scale: Factor of the loss in the backward pass.
+
+        Returns:
+            Sum of losses, number of samples, and what `back` needs.
+        """
+        order = range(len(self._units))
+        self._gathered.clear()  # a step that failed may have left something
+        saved: list[Any] = []
+        x = None if sample is None else cast(sample[0], self._compute or self._input_type())
+        for at, index in enumerate(order):
+            params = self._acquire(order, at)
+            if sample is not None:
+                x, kept = self._units[index].layer.forward(params, x)
+                saved.append(kept)
+            del params
+            self._release(order, at)
+        if sample is None:
+            return 0.0, 0, (None, saved)
+        total, count, kept = self._loss.forward(x, sample[1])
+        return float(total), int(count), (self._loss.backward(kept, scale), saved)
+
+    def _input_type(self) -> str:
+        return str(self._buckets[0].parameter.data.dtype) if self._buckets else ""
+
+    def predict(self, x: Any) -> Any:
+        """Run the layers forward and return the output of the last."""
+        order = range(len(self._units))
+        x = cast(x, self._compute or self._input_type())
+        for at, index in enumerate(order):
+            x, _ = self._units[index].layer.forward(self._acquire(order, at), x)
+            self._release(order, at)
+        return x
+
+    def back(self, state: Any) -> None:
+        """Run the layers backward; gradients go to the buckets as they arrive."""
+        dy, saved = state
+        order = range(len(self._units) - 1, -1, -1)
+        for at, index in enumerate(order):
+            unit, gradients = self._units[index], {}
+            params = self._acquire(order, at)
+            if dy is not None:
+                kept = saved.pop()
+                dx = unit.layer.backward_input(params, kept, dy)
+                self._land()
+                gradients = unit.layer.backward_weight(params, kept, dy)
+                self._check(unit, gradients)
+                dy = dx
+                del kept, dx
+            del params
+            self._release(order, at)
+            self._hand_over(unit, gradients)
+
+    def _check(self, unit: Unit, gradients: dict[str, Any]) -> None:
+        unknown = sorted(set(gradients) - set(unit.names))
+        if unknown:
+            raise ArgumentError(
+                f"layer {unit.name} gave gradients of {', '.join(unknown)}, which are not among "
+                f"its parameters: {', '.join(unit.names) or 'none'}"
+            )
+        for gradient in gradients.values():
+            self._ledger.track(gradient, "layer gradient")
+
+    def _land(self) -> None:
+        """Wait for reductions until few enough full gradients are left."""
+        if self._in_flight is None:
+            return
+        flying = [b.gradients for b in self._buckets if b.gradients.in_flight]
+        for gradients in flying[: len(flying) - self._in_flight]:
+            gradients.land()
+
+    def _hand_over(self, unit: Unit, gradients: dict[str, Any]) -> None:
+        owned = _by_bucket(unit, self._places)
+        for bucket, names in owned:
+            for local, name in names:
+                gradient = gradients.pop(local, None)
+                bucket.gradients.add(name, gradient)
+
+
+def _by_bucket(
+    unit: Unit, places: dict[str, tuple[Bucket, Entry]]
+) -> Iterable[tuple[Bucket, list[tuple[str, str]]]]:
+    """Yield the parameters of a unit by bucket, in the order in which buckets are reduced."""
+    found: dict[int, tuple[Bucket, list[tuple[str, str]]]] = {}
+    for local, name in reversed(unit.names.items()):
+        bucket = places[name][0]
+        found.setdefault(id(bucket), (bucket, []))[1].append((local, name))
+    return list(found.values())

@@ -1,0 +1,122 @@
+"""Values in and out of buckets: the start, gathered parameters, and checkpoints for any mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.bucket import Bucket
+from pycoll.parallel.checks import check_values
+from pycoll.parallel.groups import Groups
+from pycoll.parallel.units import Entry, Parameter
+
+
+def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
+    """Make the first values of all parameters, bucket by bucket; a collective.
+
+    Args:
+        buckets: The buckets.
+        groups: The ranks.
+        start: ``"check"``, ``"broadcast"`` or ``"trust"``; see `DataParallel`.
+
+    Raises:
+        ArgumentError: If `start` is none of these, or an initial value has a wrong shape.
+        MismatchError: If values differ between ranks that must have the same.
+    """
+    if start not in ("check", "broadcast", "trust"):
+        raise ArgumentError(f"start={start!r}; accepted are check, broadcast and trust")
+    for bucket in buckets:
+        parameters = [entry.parameter for entry in bucket.layout.entries]
+        values = {p.name: _first_value(p) for p in parameters}
+        if start == "broadcast":
+            for parameter in parameters:
+                value = values[parameter.name]
+                groups.data.comm.broadcast(value, out=value)
+                if parameter.spec.tensor_axis is None:
+                    groups.tensor.comm.broadcast(value, out=value)
+        elif start == "check":
+            check_values(values, parameters, groups)
+        bucket.fill(values)
+
+
+def _first_value(parameter: Parameter) -> np.ndarray:
+    spec = parameter.spec
+    if spec.init is None:
+        return np.zeros(spec.shape, spec.dtype)
+    value = np.asarray(spec.init(spec.shape))
+    if value.shape != tuple(spec.shape):
+        raise ArgumentError(
+            f"parameter {parameter.name} has shape {spec.shape}, its initial value {value.shape}"
+        )
+    return np.ascontiguousarray(value)
+
+
+def gather_parameters(buckets: Sequence[Bucket], groups: Groups) -> dict[str, np.ndarray]:
+    """Return what the layers see, in full."""
+    found: dict[str, np.ndarray] = {}
+    for bucket in buckets:
+        flat = bucket.gather().wait()
+        for entry in bucket.layout.entries:
+            found[entry.parameter.name] = _whole(flat, entry, groups)
+    return found
+
+
+def gather_states(buckets: Sequence[Bucket], groups: Groups) -> dict[str, Any]:
+    """Return parameters in the type that they are stepped in, and optimizer states, in full."""
+    found: dict[str, Any] = {"parameters": {}}
+    for bucket in buckets:
+        vectors = {"parameters": bucket.master, **bucket.slots}
+        for key, vector in vectors.items():
+            flat = bucket.gather().wait() if vector is None else _join(vector, bucket, groups)
+            for entry in bucket.layout.entries:
+                found.setdefault(key, {})[entry.parameter.name] = _whole(flat, entry, groups)
+    return found
+
+
+def load_states(buckets: Sequence[Bucket], groups: Groups, saved: dict[str, Any]) -> None:
+    """Take full parameters and states; each rank keeps its part.
+
+    Raises:
+        ArgumentError: If a parameter is missing or has another shape, naming it.
+    """
+    for bucket in buckets:
+        entries = bucket.layout.entries
+        bucket.fill({e.parameter.name: _part(saved, "parameters", e, groups) for e in entries})
+        for key in bucket.slots:
+            values = {e.parameter.name: _part(saved, key, e, groups) for e in entries}
+            bucket.fill_slot(key, values)
+
+
+def _join(vector: Any, bucket: Bucket, groups: Groups) -> Any:
+    """Return the full vector of which this rank steps a part."""
+    if vector.shape[0] == bucket.layout.padded:
+        return vector
+    return groups.parameters.gather_rows(vector, "state").reshape(-1)
+
+
+def _whole(flat: Any, entry: Entry, groups: Groups) -> np.ndarray:
+    """Copy one parameter out of a flat vector, joined over tp."""
+    spec, part = entry.parameter.spec, flat[entry.start : entry.stop]
+    if spec.tensor_axis is None:
+        return part.reshape(spec.shape).copy()
+    rows = groups.tensor.gather_rows(np.ascontiguousarray(part), "state")
+    return np.concatenate([row.reshape(spec.shape) for row in rows], axis=spec.tensor_axis)
+
+
+def _part(saved: dict[str, Any], key: str, entry: Entry, groups: Groups) -> Any:
+    """Return this rank's part of one saved parameter."""
+    name, spec = entry.parameter.name, entry.parameter.spec
+    if name not in saved.get(key, {}):
+        raise ArgumentError(f"the saved state has no {key} of parameter {name}")
+    value = np.asarray(saved[key][name])
+    shape = list(spec.shape)
+    if spec.tensor_axis is not None:
+        shape[spec.tensor_axis] *= groups.tensor.world_size
+    if value.shape != tuple(shape):
+        raise ArgumentError(f"parameter {name} has shape {tuple(shape)}, saved is {value.shape}")
+    if spec.tensor_axis is None:
+        return value
+    return np.split(value, groups.tensor.world_size, spec.tensor_axis)[groups.tensor.rank]

@@ -1,0 +1,162 @@
+"""From a model to units and flat layouts: which parameter lies where, without any memory yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.layer import Layer, Model, ParameterSpec
+
+ALIGN = 16
+"""Shards are a multiple of this many elements: 64 bytes in float32."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter with its place in the model.
+
+    Attributes:
+        name: Full name, ``"layer.name"``.
+        spec: What the layer has asked for.
+        uses: Number of layers that use it: more than one if others are tied to it.
+    """
+
+    name: str
+    spec: ParameterSpec
+    uses: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of elements on this rank."""
+        return prod(self.spec.shape)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layer, with the full names of its parameters by their names in the layer."""
+
+    name: str
+    layer: Layer
+    names: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter in a flat vector: elements [start, stop)."""
+
+    parameter: Parameter
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parameters of one bucket, one after the other in a flat vector.
+
+    Attributes:
+        entries: The parameters, in order.
+        count: Number of elements.
+        padded: The same, rounded up so that all shards are alike and aligned.
+    """
+
+    entries: tuple[Entry, ...]
+    count: int
+    padded: int
+
+    def runs(self, lo: int, hi: int) -> Iterator[tuple[int, int, Entry]]:
+        """Yield the parts of entries in [lo, hi): start, stop and entry. Padding is in none."""
+        for entry in self.entries:
+            start, stop = max(lo, entry.start), min(hi, entry.stop)
+            if start < stop:
+                yield start, stop, entry
+
+
+def make_units(model: Model) -> list[Unit]:
+    """Return the layers of a model as units.
+
+    Raises:
+        ArgumentError: If two layers have the same name.
+    """
+    units, seen = [], set()
+    for name, layer in model.layers:
+        if name in seen:
+            raise ArgumentError(f"two layers of the model are named {name!r}")
+        seen.add(name)
+        names = {local: f"{name}.{local}" for local in layer.parameters()}
+        for local, spec in layer.parameters().items():
+            names[local] = spec.tied_to or names[local]
+        units.append(Unit(name, layer, names))
+    return units
+
+
+def unit_parameters(units: Sequence[Unit]) -> list[list[Parameter]]:
+    """Return the parameters that each unit owns; tied ones belong to the unit they are tied to.
+
+    Raises:
+        ArgumentError: If a parameter is tied to none, or to one of another shape.
+    """
+    specs = {
+        f"{unit.name}.{local}": spec
+        for unit in units
+        for local, spec in unit.layer.parameters().items()
+    }
+    uses = dict.fromkeys(specs, 0)
+    for name, spec in specs.items():
+        owner = specs.get(spec.tied_to or name)
+        if owner is None or owner.tied_to:
+            raise ArgumentError(f"parameter {name} is tied to {spec.tied_to}, which owns no values")
+        if owner.shape != spec.shape:
+            raise ArgumentError(
+                f"parameter {name} has shape {spec.shape}, but {spec.tied_to}, which it is tied "
+                f"to, has shape {owner.shape}"
+            )
+        uses[spec.tied_to or name] += 1
+    return [
+        [
+            Parameter(f"{unit.name}.{local}", spec, uses[f"{unit.name}.{local}"])
+            for local, spec in unit.layer.parameters().items()
+            if not spec.tied_to
+        ]
+        for unit in units
+    ]
+
+
+def lay_out(parameters: Sequence[Parameter], shards: int) -> Layout:
+    """Put parameters one after the other and pad the vector to equal, aligned shards."""
+    entries, at = [], 0
+    for parameter in parameters:
+        entries.append(Entry(parameter, at, at + parameter.size))
+        at += parameter.size
+    grain = shards * ALIGN
+    return Layout(tuple(entries), at, -(-at // grain) * grain)
+
+
+def bucket_elements(zero: int, bucket_bytes: int, itemsize: int) -> int | None:
+    """Return the elements of a bucket of so many bytes; None: one bucket for each layer."""
+    return None if zero == 3 else max(1, bucket_bytes // itemsize)
+
+
+def make_layouts(
+    parameters: Sequence[Sequence[Parameter]], shards: int, elements: int | None
+) -> list[Layout]:
+    """Cut the parameters of a model into buckets.
+
+    Args:
+        parameters: Those of each unit, in forward order.
+        shards: Number of ranks that a bucket is divided among.
+        elements: Elements of a bucket; one that is larger has a bucket of its own. Buckets
+            are filled in reverse order, in which gradients arrive. None: one bucket for each unit.
+    """
+    if elements is None:
+        return [lay_out(owned, shards) for owned in reversed(parameters) if owned]
+    layouts, group, size = [], [], 0
+    for owned in reversed(parameters):
+        for parameter in reversed(owned):
+            if group and size + parameter.size > elements:
+                layouts.append(lay_out(group, shards))
+                group, size = [], 0
+            group.append(parameter)
+            size += parameter.size
+    return [*layouts, lay_out(group, shards)] if group else layouts

@@ -1,0 +1,181 @@
+"""Data parallelism for PyTorch modules: the buckets of `pycoll.parallel`, filled by autograd."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import torch
+from pycoll.errors import ArgumentError
+from pycoll.parallel import data_parallel
+from pycoll.parallel.bucket import Bucket
+from pycoll.parallel.layer import ParameterSpec, Sequential
+from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.options import Options
+from pycoll.parallel.units import Unit
+
+LossFn = Callable[[Any, Any], tuple[torch.Tensor, int]]
+
+
+class DataParallel(data_parallel.DataParallel):
+    """Trains a PyTorch module on the CPUs of many ranks; stages 0, 1 and 2.
+
+    ::
+
+        def loss(output, targets):
+            return torch.nn.functional.cross_entropy(output, targets, reduction="sum"), len(targets)
+
+        engine = DataParallel(module, loss, Mesh(comm, dp=-1), zero=1, optimizer=AdamW(lr=3e-4))
+        report = engine.step([(inputs, targets)])
+
+    The module's parameters become views of the engine's buckets. Micro-batches are in the argument
+    of `step`, so there is nothing like ``no_sync``. Gradients are reduced while autograd works on;
+    buckets go in a fixed order, so ranks may use different parts of the module. Buffers, such as
+    the running means of batch normalisation, stay with each rank.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: LossFn,
+        mesh: Mesh,
+        options: Options | None = None,
+        **changes: Any,
+    ) -> None:
+        """Take over a module; a collective.
+
+        Args:
+            module: Its trainable parameters are all float32, or all float64.
+            loss: Returns the sum of the losses of a micro-batch, and the number of samples.
+            mesh: The ranks.
+            options: As for `pycoll.parallel.DataParallel`, without stage 3; the precision follows
+                from the parameters.
+            changes: Options by name.
+
+        Raises:
+            ArgumentError: For stage 3, parameters of other types or on other devices.
+        """
+        if changes.get("zero", options.zero if options else 0) == 3:
+            raise ArgumentError("zero=3 needs layers that parameters are handed to; use 0, 1 or 2")
+        changes["precision"] = _precision(module)
+        both: Any = (module, loss)  # for `_make_passes`
+        super().__init__(chain_of(module), both, mesh, options, **changes)
+
+    def _make_passes(self, model: Any, loss: Any, units: Sequence[Unit]) -> Any:
+        return _Autograd(*loss, self.buckets)
+
+
+class _Holder:
+    """The parameters of one submodule, as a layer that is never run."""
+
+    def __init__(self, values: dict[str, np.ndarray]) -> None:
+        self._values = values
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        return {
+            name: ParameterSpec(value.shape, str(value.dtype), init=lambda _, v=value: v)
+            for name, value in self._values.items()
+        }
+
+
+def trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters to train by name; one that is used twice has its first name."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def full_name(name: str) -> str:
+    """Return the name of a parameter in `chain_of`: ``"layer.name"`` even without a layer."""
+    return name if "." in name else f"module.{name}"
+
+
+def _precision(module: torch.nn.Module) -> str:
+    known = {torch.float32: "fp32", torch.float64: "fp64"}
+    kinds = {p.dtype for p in trainable(module).values()}
+    if len(kinds) != 1 or not kinds <= known.keys():
+        found = ", ".join(sorted(map(str, kinds))) or "none"
+        raise ArgumentError(f"parameters are {found}; accepted: all float32, or all float64")
+    for name, p in trainable(module).items():
+        if p.device.type != "cpu":
+            raise ArgumentError(f"parameter {name} is on {p.device}; accepted: cpu")
+    return known[kinds.pop()]
+
+
+def chain_of(module: torch.nn.Module) -> Sequential:
+    """Return the parameters of a module, by submodule, as layers that are never run.
+
+    Raises:
+        ArgumentError: If they are of several types, or on another device than the CPU.
+    """
+    _precision(module)
+    groups: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
+    for name, p in trainable(module).items():
+        owner, _, local = full_name(name).rpartition(".")
+        groups[owner][local] = p.detach().numpy().copy()
+    return Sequential([(owner, _Holder(values)) for owner, values in groups.items()])
+
+
+def _notify(owner: Any, name: str, p: torch.Tensor) -> None:
+    """Tell the engine, if it is still there: a hook must not keep it, no collector sees that."""
+    if (engine := owner()) is not None:
+        engine.take(name, p)
+
+
+class _Autograd:
+    """Runs a module; takes gradients from hooks."""
+
+    def __init__(self, module: torch.nn.Module, loss: LossFn, buckets: Sequence[Bucket]) -> None:
+        self._module, self._loss, self._buckets = module, loss, buckets
+        self._arrived: dict[str, np.ndarray] = {}
+        self._next = 0
+        places = {
+            entry.parameter.name: (bucket, entry)
+            for bucket in buckets
+            for entry in bucket.layout.entries
+        }
+        for name, p in trainable(module).items():
+            full = full_name(name)
+            bucket, entry = places[full]
+            view = bucket.view(bucket.parameter.data, entry)
+            p.data = torch.from_numpy(view)
+            p.register_post_accumulate_grad_hook(partial(_notify, weakref.ref(self), full))
+
+    def run(self, sample: Any, scale: float) -> tuple[float, int, Any]:
+        """Run the module forward; see `pycoll.parallel.passes.Passes.run`."""
+        self._next = 0
+        if sample is None:
+            return 0.0, 0, None
+        total, count = self._loss(self._module(sample[0]), sample[1])
+        return float(total.detach()), count, total * scale
+
+    def back(self, total: torch.Tensor | None) -> None:
+        """Run autograd; parameters that it does not reach have no gradient."""
+        if total is not None:
+            total.backward()
+        for bucket in self._buckets[self._next :]:
+            self._hand_over(bucket)
+
+    def predict(self, x: Any) -> Any:
+        """Run the module forward, without gradients."""
+        with torch.no_grad():
+            return self._module(x)
+
+    def take(self, name: str, p: torch.Tensor) -> None:
+        """Take a gradient; reduce the buckets that are whole, in their order."""
+        self._arrived[name] = p.grad.numpy()
+        p.grad = None
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            if any(e.parameter.name not in self._arrived for e in bucket.layout.entries):
+                return
+            self._hand_over(bucket)
+            self._next += 1
+
+    def _hand_over(self, bucket: Bucket) -> None:
+        for entry in bucket.layout.entries:
+            name = entry.parameter.name
+            bucket.gradients.add(name, self._arrived.pop(name, None))

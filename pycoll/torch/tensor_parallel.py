@@ -1,0 +1,136 @@
+"""The layers of `pycoll.parallel` as PyTorch modules, the tensor-parallel ones among them.
+
+A module calls the same explicit forward and backward that run on NumPy arrays; autograd sees one
+function. So a split layer has the right backward pass, and what it sends is that of docs/layers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pycoll.errors import ArgumentError
+from pycoll.parallel.layer import Layer
+from pycoll.parallel.nn import initial
+from pycoll.parallel.tensor import Region
+from pycoll.parallel.tensor_vocabulary import VocabParallelCrossEntropy
+
+if TYPE_CHECKING:
+    from pycoll.comm import Communicator
+
+
+class LayerModule(torch.nn.Module):
+    """A layer as a module, with its parameters under their own names.
+
+    ::
+
+        up = LayerModule(ColumnParallelLinear(512, 2048, key.fold("up"), mesh.tp))
+        down = LayerModule(RowParallelLinear(2048, 512, key.fold("down"), mesh.tp))
+        y = down(torch.nn.functional.gelu(up(x)))
+    """
+
+    def __init__(self, layer: Layer, comm: Communicator | None = None) -> None:
+        """Make the parameters; every rank has its part of those that are split.
+
+        Args:
+            layer: The layer.
+            comm: The tensor-parallel ranks; needed if the layer sees part of a sequence, to add the
+                gradients of parameters that all ranks have.
+
+        Raises:
+            ArgumentError: If `comm` is needed and missing.
+        """
+        super().__init__()
+        self.layer, self.comm, self._specs = layer, comm, layer.parameters()
+        partial = [name for name, spec in self._specs.items() if spec.sequence]
+        if partial and comm is None:
+            raise ArgumentError(f"gradients of {', '.join(partial)} are partial: pass comm")
+        for name, value in initial(layer).items():
+            *path, last = name.split(".")
+            owner: torch.nn.Module = self
+            for step in path:
+                if step not in owner._modules:
+                    owner.add_module(step, torch.nn.Module())
+                owner = owner.get_submodule(step)
+            owner.register_parameter(last, torch.nn.Parameter(torch.from_numpy(value)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer."""
+        return _Apply.apply(self, x, *(self.get_parameter(name) for name in self._specs))
+
+    def gradients(self, saved: Any, params: dict, dy: torch.Tensor) -> Sequence[Any]:
+        """Return the gradients of the input and of the parameters, in order."""
+        dx = self.layer.backward_input(params, saved, dy)
+        found = self.layer.backward_weight(params, saved, dy)
+        for name, spec in self._specs.items():
+            if spec.sequence and self.comm is not None and self.comm.world_size > 1:
+                found[name] = self.comm.all_reduce(found[name])
+        return dx, *(found.get(name) for name in self._specs)
+
+
+class _Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, module: LayerModule, x: torch.Tensor, *values: Any) -> torch.Tensor:
+        names = module.layer.parameters()
+        params = {name: value.detach() for name, value in zip(names, values, strict=True)}
+        y, saved = module.layer.forward(params, x.detach())
+        ctx.module, ctx.params, ctx.saved = module, params, saved
+        return y.view_as(y) if y is x else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        saved, ctx.saved = ctx.saved, None  # it may be used once
+        if saved is None:
+            raise RuntimeError("a layer goes backward once for each time it went forward")
+        return None, *ctx.module.gradients(saved, ctx.params, dy.contiguous())
+
+
+def cross(x: torch.Tensor, region: Region, comm: Communicator) -> torch.Tensor:
+    """Take an activation over a boundary of `pycoll.parallel.tensor`; differentiable.
+
+    Args:
+        x: The activation.
+        region: The boundary, such as ``tensor.COPY`` before a column-parallel layer of your own.
+        comm: The tensor-parallel ranks.
+    """
+    return _Cross.apply(x, region, comm)
+
+
+class _Cross(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, region: Region, comm: Communicator) -> torch.Tensor:
+        ctx.region, ctx.comm = region, comm
+        inner = x.detach()
+        y = region.forward(inner, comm)
+        return x.view_as(x) if y is inner else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return ctx.region.backward(dy.contiguous(), ctx.comm), None, None
+
+
+def vocab_parallel_cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, comm: Communicator, ignore_index: int = -100
+) -> torch.Tensor:
+    """Return the mean cross-entropy of logits ``[..., vocabulary / n]``, a scalar tensor.
+
+    Args:
+        logits: This rank's columns.
+        targets: Integers ``[...]`` of [0, vocabulary), or `ignore_index`.
+        comm: The tensor-parallel ranks.
+        ignore_index: Target of rows that do not count.
+    """
+    return _Loss.apply(logits, targets, VocabParallelCrossEntropy(comm, ignore_index))
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Any, targets: Any, loss: VocabParallelCrossEntropy) -> Any:
+        total, count, ctx.held = loss.forward(logits.detach(), targets)
+        ctx.loss, ctx.count = loss, max(1, count)
+        return logits.new_tensor(total / ctx.count)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return ctx.loss.backward(ctx.held, float(dy) / ctx.count), None, None

@@ -1,0 +1,161 @@
+"""A PyTorch optimizer whose states are divided over the ranks (ZeRO-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import torch
+from pycoll import kernels
+from pycoll.comm import Communicator
+from pycoll.errors import ArgumentError
+from pycoll.parallel.ledger import Channel, Ledger
+from pycoll.parallel.placement import Placed, Placement, own_block
+from pycoll.parallel.units import Layout, bucket_elements, make_layouts, make_units, unit_parameters
+from pycoll.torch.data_parallel import chain_of, full_name, trainable
+
+
+@dataclass
+class _Flat:
+    """One bucket: parameters and gradients in full, and this rank's block of both."""
+
+    layout: Layout
+    parameter: np.ndarray
+    gradient: np.ndarray
+    shard: torch.Tensor
+    shard_gradient: np.ndarray
+
+
+class ZeroOptimizer:
+    """Averages gradients over the ranks and steps one block of the parameters on each.
+
+    ::
+
+        optimizer = ZeroOptimizer(torch.optim.AdamW, module, comm, lr=3e-4)
+        for inputs, targets in batches:
+            loss(module(inputs), targets).backward()  # several times, to accumulate
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Each rank keeps 1 / n of the optimizer states, and sends what plain data parallelism sends:
+    2 (n - 1) / n of the gradients. Gradients and parameters are views of flat buckets. The
+    optimizer must treat every element alike (SGD, Adam, AdamW, RMSprop, ...; not LAMB or LARS).
+    """
+
+    def __init__(
+        self,
+        kind: Callable[..., torch.optim.Optimizer],
+        module: torch.nn.Module,
+        comm: Communicator,
+        *,
+        bucket_bytes: int = 25 << 20,
+        order: str = "tree",
+        clip_norm: float | None = None,
+        **settings: Any,
+    ) -> None:
+        """Take over the parameters of a module; a collective.
+
+        All ranks get the parameters of rank 0.
+
+        Args:
+            kind: Class of the optimizer, which steps this rank's blocks.
+            module: Its trainable parameters are on the CPU and of one type.
+            comm: The ranks.
+            bucket_bytes: Gradient bytes that are reduced in one call.
+            order: Order of the sum over ranks.
+            clip_norm: Largest norm of the averaged gradient; None: any.
+            settings: Further arguments of `kind`.
+
+        Raises:
+            ArgumentError: For parameters of several types or on other devices.
+        """
+        model = chain_of(module)
+        self.ledger, self._order, self._clip = Ledger(), order, clip_norm
+        self._channel = Channel(comm.dup(), "dp", self.ledger)
+        self._params = {full_name(name): p for name, p in trainable(module).items()}
+        first = next(iter(self._params.values())).detach().numpy()
+        owned, n = unit_parameters(make_units(model)), self._channel.world_size
+        layouts = make_layouts(owned, n, bucket_elements(1, bucket_bytes, first.itemsize))
+        self._flats = [self._make_flat(layout, first.dtype) for layout in layouts]
+        self.inner = kind([flat.shard for flat in self._flats], **settings)
+
+    def _make_flat(self, layout: Layout, dtype: np.dtype) -> _Flat:
+        channel = self._channel
+        parameter, gradient = (
+            channel.empty(layout.padded, dtype, what) for what in ("parameter", "gradient")
+        )
+        parameter[...] = gradient[...] = 0
+        for entry in layout.entries:
+            p = self._params[entry.parameter.name]
+            parameter[entry.start : entry.stop] = p.detach().numpy().reshape(-1)
+            p.data = torch.from_numpy(parameter[entry.start : entry.stop]).view(p.shape)
+        channel.comm.broadcast(parameter, out=parameter)
+        shard = torch.from_numpy(own_block(parameter, channel.rank, channel.world_size))
+        reduced = channel.empty(layout.padded // channel.world_size, dtype, "gradient")
+        shard.grad = torch.from_numpy(reduced)
+        flat = _Flat(layout, parameter, gradient, shard, reduced)
+        self._point(flat, keep=False)
+        return flat
+
+    def _point(self, flat: _Flat, keep: bool) -> None:
+        """Make gradients views of the bucket: copy what lies elsewhere; what is missing is 0."""
+        for entry in flat.layout.entries:
+            p, part = self._params[entry.parameter.name], flat.gradient[entry.start : entry.stop]
+            view = torch.from_numpy(part).view(p.shape)
+            if keep and p.grad is not None and p.grad.data_ptr() == view.data_ptr():
+                continue
+            part[...] = p.grad.numpy().reshape(-1) if keep and p.grad is not None else 0
+            p.grad = view
+
+    def step(self) -> float:
+        """Average the gradients, step, and hand out the parameters; a collective.
+
+        Returns:
+            Norm of the averaged gradient, before clipping.
+
+        Raises:
+            ArgumentError: On every rank, if the gradient is not finite; no parameter has changed.
+        """
+        n = self._channel.world_size
+        for flat in self._flats:
+            self._point(flat, keep=True)
+        pending = [
+            Placed(flat.gradient, Placement.PARTIAL, self._channel, "gradient").to(
+                Placement.SHARD, "gradient", self._order, flat.shard_gradient
+            )
+            for flat in self._flats
+        ]
+        vector = np.zeros(kernels.EXACT_LIMBS + 1, np.int64)
+        for flat, work in zip(self._flats, pending, strict=True):
+            work.wait()
+            vector[-1] += kernels.add_squares(flat.shard_gradient, vector[:-1])
+        self._channel.all_reduce(vector, "norm").wait()
+        if vector[-1]:
+            raise ArgumentError(f"the step was not taken: {vector[-1]} gradients are not finite")
+        norm = float(np.sqrt(kernels.exact_sum(vector[:-1]))) / n
+        scale = 1 / n if self._clip is None or norm <= self._clip else self._clip / norm / n
+        for flat in self._flats:
+            flat.shard_gradient *= flat.shard_gradient.dtype.type(scale)
+        self.inner.step()
+        handed = [
+            Placed(flat.shard.numpy(), Placement.SHARD, self._channel, "parameter").to(
+                Placement.REPLICATE, "parameter", out=flat.parameter
+            )
+            for flat in self._flats
+        ]
+        for work in handed:
+            work.wait()
+        return norm
+
+    def zero_grad(self) -> None:
+        """Make all gradients zero."""
+        for flat in self._flats:
+            flat.gradient[...] = 0
+            self._point(flat, keep=True)
+
+    def close(self) -> None:
+        """Close the communicator; not a collective."""
+        self._channel.comm.close()

@@ -1,0 +1,67 @@
+"""Ranks on a grid."""
+
+import numpy as np
+import pytest
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel import Mesh
+from pycoll.testing import run_processes, run_threads
+
+
+def test_axes_and_groups(run):
+    def rank(comm):
+        with Mesh(comm, replica=2, dp=-1, tp=2) as mesh:
+            assert mesh.axes == {"replica": 2, "dp": 2, "tp": 2}
+            assert list(mesh.coordinates.values()) == [
+                comm.rank // 4,
+                comm.rank // 2 % 2,
+                comm.rank % 2,
+            ]
+            me = np.array([comm.rank])
+            found = [mesh.tp, mesh.dp, mesh.replica, mesh.group("replica", "dp"), mesh.group()]
+            assert mesh.group("dp") is mesh.dp
+            assert mesh.size("pp") == 1
+            assert mesh.coordinate("pp") == 0
+            assert mesh.group("pp") is mesh.group()
+            return [group.all_gather(me).tolist() for group in found]
+
+    for r, groups in enumerate(run(8, rank)):
+        high, mid, low = r // 4, r // 2 % 2, r % 2
+        assert groups[0] == [4 * high + 2 * mid + x for x in range(2)]
+        assert groups[1] == [4 * high + 2 * x + low for x in range(2)]
+        assert groups[2] == [4 * x + 2 * mid + low for x in range(2)]
+        assert groups[3] == [4 * x + 2 * y + low for x in range(2) for y in range(2)]
+        assert groups[4] == [r]
+
+
+@pytest.mark.parametrize(
+    ("axes", "text"),
+    [
+        ({"dp": 3}, "a mesh of dp=3 does not hold 4 ranks"),
+        ({"dp": -1, "tp": 3}, "does not hold 4 ranks"),
+        ({"dp": -1, "tp": -1}, "axes dp, tp are all -1"),
+        ({"dp": 0}, "axis dp=0"),
+        ({"dp": 2.0, "tp": 2}, "axis dp=2.0"),
+        ({"size": 4}, "an axis cannot be named 'size'"),
+        ({}, "a mesh of no axes does not hold 4 ranks"),
+    ],
+)
+def test_sizes_that_do_not_fit(axes, text):
+    def rank(comm):
+        with pytest.raises(ArgumentError) as caught:
+            Mesh(comm, **axes)
+        return str(caught.value)
+
+    assert all(text in message for message in run_threads(4, rank))
+
+
+def test_unknown_axes_and_closing():
+    def rank(comm):
+        mesh = Mesh(comm, dp=2)
+        with pytest.raises(AttributeError, match="no axis 'tp'; it has dp"):
+            _ = mesh.tp
+        assert repr(mesh) == f"<pycoll.parallel.Mesh dp=2, rank {comm.rank}>"
+        mesh.close()
+        return int(comm.all_reduce(np.ones(1, np.int64))[0])
+
+    assert run_processes(2, rank) == [2, 2]

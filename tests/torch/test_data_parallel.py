@@ -1,0 +1,156 @@
+"""PyTorch modules trained on many ranks, against PyTorch on one."""
+
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
+
+from pycoll.errors import ArgumentError  # noqa: E402
+from pycoll.parallel import AdamW, Mesh, estimate  # noqa: E402
+from pycoll.testing import run_processes, run_threads  # noqa: E402
+from pycoll.torch.data_parallel import DataParallel  # noqa: E402
+
+STEPS = 20
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Ranks share the cores; and sums depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Net(torch.nn.Module):
+    """A small classifier with a parameter of its own, a tied weight and a branch seldom taken."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.ones(12))
+        self.first = torch.nn.Linear(7, 12)
+        self.again = torch.nn.Linear(12, 12)
+        self.more = torch.nn.Linear(12, 12)
+        self.more.weight = self.again.weight
+        self.seldom = torch.nn.Linear(12, 12)
+        self.last = torch.nn.Linear(12, 5)
+        self.to(dtype)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x)) * self.gain
+        h = torch.tanh(self.more(torch.tanh(self.again(h))))
+        if x[0, 0] > 1:
+            h = h + self.seldom(h)
+        return self.last(h)
+
+
+torch.manual_seed(0)
+PROTOTYPE = Net()  # the generator is shared by threads
+
+
+def net(dtype=torch.float32):
+    return copy.deepcopy(PROTOTYPE).to(dtype)
+
+
+def loss(output, targets):
+    return torch.nn.functional.cross_entropy(output, targets, reduction="sum"), len(targets)
+
+
+def data(step, total, dtype=torch.float32):
+    rng = np.random.default_rng(step)
+    return [
+        (
+            torch.tensor(rng.standard_normal((6, 7)), dtype=dtype),
+            torch.tensor(rng.integers(0, 5, 6)),
+        )
+        for _ in range(total)
+    ]
+
+
+def plain(total, dtype):
+    module = net(dtype)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.01)
+    for step in range(STEPS):
+        for p in module.parameters():
+            p.grad = torch.zeros_like(p)
+        for sample in data(step, total, dtype):
+            value, _ = loss(module(sample[0]), sample[1])
+            (value / (6 * total)).backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in module.parameters()])
+        for p in module.parameters():
+            p.grad *= min(1.0, 0.1 / float(norm))
+        optimizer.step()
+    return {name: p.detach().numpy() for name, p in module.named_parameters()}, float(norm)
+
+
+def train(comm, total, zero, dtype=torch.float32, nbytes=1000):
+    options = {
+        "optimizer": AdamW(lr=0.01),
+        "clip_norm": 0.1,
+        "bucket_bytes": nbytes,
+        "order": "rank",
+    }
+    module = net(dtype)
+    engine = DataParallel(module, loss, Mesh(comm, dp=-1), zero=zero, **options)
+    k = total // comm.world_size
+    for step in range(STEPS):
+        report = engine.step(data(step, total, dtype)[comm.rank * k : (comm.rank + 1) * k])
+    found = {name: p.detach().numpy().copy() for name, p in module.named_parameters()}
+    gathered = engine.gather()
+    assert all((gathered[k if "." in k else f"module.{k}"] == v).all() for k, v in found.items())
+    return found, report.grad_norm, report.bytes
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_it_trains_as_torch_does(zero):
+    expected, norm = plain(4, torch.float64)
+    for found, seen, _ in run_threads(2, train, 4, zero, torch.float64):
+        assert seen == pytest.approx(norm, rel=1e-10)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_the_bits_do_not_depend_on_the_ranks(zero):
+    (expected, norm, _), *_ = run_processes(1, train, 3, 0, torch.float32, 1 << 20)
+    for found, seen, _ in run_processes(3, train, 3, zero):
+        assert seen == norm
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_bytes_are_those_of_the_estimate():
+    count = sum(p.numel() for p in net().parameters())
+    sent = run_threads(2, train, 2, 1)[0][2]
+    told = estimate(count, mesh={"dp": 2}, zero=1).wire
+    assert told["gradient"] <= sent["gradient"] <= told["gradient"] + 64 * 8
+
+
+def test_predictions_and_state():
+    def rank(comm):
+        engine = DataParallel(net(), loss, Mesh(comm, dp=2), zero=1)
+        engine.step(data(0, 1))
+        other = DataParallel(net(), loss, Mesh(comm, dp=2))
+        other.load_state_dict(engine.state_dict())
+        x = data(1, 1)[0][0]
+        return torch.equal(engine.predict(x), other.predict(x))
+
+    assert run_threads(2, rank) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "text"),
+    [
+        (net, {"zero": 3}, "zero=3 needs layers"),
+        (lambda: net(torch.bfloat16), {}, "parameters are torch.bfloat16"),
+        (torch.nn.ReLU, {}, "parameters are none"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(make, options, text):
+    def rank(comm):
+        with pytest.raises(ArgumentError, match=text):
+            DataParallel(make(), loss, Mesh(comm, dp=1), **options)
+
+    run_threads(1, rank)

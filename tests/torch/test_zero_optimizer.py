@@ -1,0 +1,110 @@
+"""PyTorch optimizers with states divided over ranks, against PyTorch on one rank."""
+
+import copy
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
+
+from pycoll.errors import ArgumentError  # noqa: E402
+from pycoll.testing import run_threads  # noqa: E402
+from pycoll.torch.zero_optimizer import ZeroOptimizer  # noqa: E402
+
+STEPS, N = 10, 3
+KINDS = [
+    (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    (torch.optim.RMSprop, {"lr": 0.01}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Ranks share the cores; and sums depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def new(seed):
+    torch.manual_seed(seed)
+    layers = [torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 5)]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(5, 5)).double()
+
+
+PROTOTYPES = [new(seed) for seed in range(N)]  # the generator is shared by threads
+
+
+def make(seed=0):
+    return copy.deepcopy(PROTOTYPES[seed])
+
+
+def sample(step, rank, part):
+    rng = np.random.default_rng([step, rank, part])
+    return torch.tensor(rng.standard_normal((4, 7))), torch.tensor(rng.integers(0, 5, 4))
+
+
+def loss(net, pair):
+    return torch.nn.functional.cross_entropy(net(pair[0]), pair[1])
+
+
+def plain(kind, settings, clip):
+    net = make()
+    optimizer = kind(net.parameters(), **settings)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank in range(N):
+            for part in range(2):
+                (loss(net, sample(step, rank, part)) / N).backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
+        for p in net.parameters():
+            p.grad *= min(1.0, clip / float(norm))
+        optimizer.step()
+    return [p.detach().numpy() for p in net.parameters()], float(norm)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_it_steps_as_the_optimizer_does(kind, settings, set_to_none):
+    expected, norm = plain(kind, settings, 0.5)
+
+    def rank(comm):
+        net = make(comm.rank)  # all start from rank 0's
+        options = {"clip_norm": 0.5, "bucket_bytes": 500, **settings}
+        optimizer = ZeroOptimizer(kind, net, comm, **options)
+        for step in range(STEPS):
+            for part in range(2):
+                loss(net, sample(step, comm.rank, part)).backward()
+            seen = optimizer.step()
+            (net if set_to_none else optimizer).zero_grad()
+        states = sum(
+            x.numel() for s in optimizer.inner.state.values() for x in s.values() if x.ndim
+        )
+        wire = optimizer.ledger.wire_bytes("gradient") + optimizer.ledger.wire_bytes("parameter")
+        padded = sum(flat.layout.padded for flat in optimizer._flats)
+        optimizer.close()
+        return [p.detach().numpy().copy() for p in net.parameters()], seen, states, wire, padded
+
+    moments = {"AdamW": 2}.get(kind.__name__, 1)
+    for found, seen, states, wire, padded in run_threads(N, rank):
+        assert seen == pytest.approx(norm, rel=1e-10)
+        for value, right in zip(found, expected, strict=True):
+            np.testing.assert_allclose(value, right, rtol=1e-9, atol=1e-12)
+        assert states == moments * padded // N
+        assert wire == STEPS * 2 * (N - 1) * padded * 8 // N
+
+
+def test_gradients_that_are_not_finite_change_nothing():
+    def rank(comm):
+        net = make()
+        before = [p.detach().clone() for p in net.parameters()]
+        optimizer = ZeroOptimizer(torch.optim.SGD, net, comm, lr=0.1)
+        x, t = sample(0, comm.rank, 0)
+        loss(net, (x * (float("nan") if comm.rank else 1.0), t)).backward()
+        with pytest.raises(ArgumentError, match="the step was not taken"):
+            optimizer.step()
+        return all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+    assert run_threads(2, rank) == [True, True]
