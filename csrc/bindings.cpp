@@ -13,7 +13,8 @@
 namespace py = pybind11;
 namespace pycoll {
 
-void bind_arrays(py::module_& m);  // bindings_arrays.cpp
+void bind_arrays(py::module_& m);   // bindings_arrays.cpp
+void bind_postbox(py::module_& m);  // bindings_postbox.cpp
 
 namespace {
 
@@ -232,4 +233,5 @@ PYBIND11_MODULE(_C, m) {
             return box.recv(reinterpret_cast<void*>(data), nbytes, type, src, tag, timeout_s);
           },
           Release());
+  bind_postbox(m);
 }
