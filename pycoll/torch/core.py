@@ -83,8 +83,8 @@ class Core(dist.ProcessGroup):
 
     def _limit(self, opts: Any) -> float:
         """Return the seconds that a call may wait for its peers."""
-        timeout = opts.timeout.total_seconds()
-        return timeout if timeout > 0 else self._timeout_s
+        timeout = opts.timeout
+        return self._timeout_s if timeout.days < 0 else timeout.total_seconds()  # -1 ms: not set
 
     # ---- what c10d asks
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import ArgumentError
 from pycoll.torch.core import Job
@@ -36,7 +37,7 @@ class Moves:
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Give every rank the root's tensor."""
-        opts = dist.BroadcastOptions() if opts is None else opts
+        opts = c10d.BroadcastOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
             limit, site, root = self._limit(opts), self._calls.sites.here(), opts.rootRank
@@ -54,7 +55,7 @@ class Moves:
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         """Give every rank the tensors of all, as a list. They may differ in size."""
-        opts = dist.AllgatherOptions() if opts is None else opts
+        opts = c10d.AllgatherOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
             parts, given = single(outputs, "all_gather"), single(inputs, "all_gather")
@@ -66,7 +67,7 @@ class Moves:
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         """Do `allgather` for several tensors: ``outputs[rank][i]`` is ``inputs[i]`` of a rank."""
-        opts = dist.AllgatherOptions() if opts is None else opts
+        opts = c10d.AllgatherOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
             lists = [list(column) for column in zip(*outputs, strict=True)]
@@ -95,7 +96,7 @@ class Moves:
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         """Give every rank the tensors of all, one behind the other."""
-        opts = dist.AllgatherOptions() if opts is None else opts
+        opts = c10d.AllgatherOptions() if opts is None else opts
         return self._start(
             "all_gather", lambda: (self._gather_flat([output], [input], opts), [output]), opts
         )
@@ -106,7 +107,7 @@ class Moves:
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         """Do `all_gather_single` for several tensors."""
-        opts = dist.AllgatherOptions() if opts is None else opts
+        opts = c10d.AllgatherOptions() if opts is None else opts
         return self._start(
             "all_gather_coalesced",
             lambda: (self._gather_flat(outputs, inputs, opts), list(outputs)),
@@ -136,7 +137,7 @@ class Moves:
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         """Give the root the tensors of all, as a list."""
-        opts = dist.GatherOptions() if opts is None else opts
+        opts = c10d.GatherOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
             limit, site, root = self._limit(opts), self._calls.sites.here(), opts.rootRank
@@ -158,7 +159,7 @@ class Moves:
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> dist.Work:
         """Give rank r the r-th tensor of the root's list."""
-        opts = dist.ScatterOptions() if opts is None else opts
+        opts = c10d.ScatterOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
             limit, site, root = self._limit(opts), self._calls.sites.here(), opts.rootRank
@@ -187,7 +188,7 @@ class Moves:
         opts: Any = None,
     ) -> dist.Work:
         """Send block j to rank j; the blocks are equal, or as long along dim 0 as told."""
-        opts = dist.AllToAllOptions() if opts is None else opts
+        opts = c10d.AllToAllOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
             limit, site = self._limit(opts), self._calls.sites.here()
@@ -224,7 +225,7 @@ class Moves:
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Send tensor j to rank j. They may differ in size."""
-        opts = dist.AllToAllOptions() if opts is None else opts
+        opts = c10d.AllToAllOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
             limit = self._limit(opts)
@@ -243,7 +244,7 @@ class Moves:
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait until every rank has called it."""
-        opts = dist.BarrierOptions() if opts is None else opts
+        opts = c10d.BarrierOptions() if opts is None else opts
         limit, site = self._limit(opts), self._calls.sites.here()
         return self._start("barrier", lambda: (lambda: self._calls.barrier(site, limit), []), opts)
 

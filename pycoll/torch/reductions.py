@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from pycoll import _C
 from pycoll.errors import ArgumentError
@@ -40,7 +41,7 @@ class Reductions:
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine a tensor in place; every rank gets the result."""
-        opts = dist.AllreduceOptions() if opts is None else opts
+        opts = c10d.AllreduceOptions() if opts is None else opts
         tensor = tensors[0]
         bound = self._hot.get((tensor.dtype, tensor.numel()))
         if (
@@ -81,7 +82,7 @@ class Reductions:
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine several tensors in place, one after the other."""
-        opts = dist.AllreduceCoalescedOptions() if opts is None else opts
+        opts = c10d.AllreduceCoalescedOptions() if opts is None else opts
         return self._start(
             "all_reduce_coalesced", lambda: (self._all_reduce(tensors, opts), list(tensors)), opts
         )
@@ -100,7 +101,7 @@ class Reductions:
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine a tensor of all ranks on the root; that of the others stays as it is."""
-        opts = dist.ReduceOptions() if opts is None else opts
+        opts = c10d.ReduceOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
             how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
@@ -120,7 +121,7 @@ class Reductions:
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> dist.Work:
         """Combine lists of tensors; rank r gets the r-th. They may differ in size."""
-        opts = dist.ReduceScatterOptions() if opts is None else opts
+        opts = c10d.ReduceScatterOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
             how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
@@ -145,7 +146,7 @@ class Reductions:
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         """Combine a tensor of all ranks; rank r gets its r-th block."""
-        opts = dist.ReduceScatterOptions() if opts is None else opts
+        opts = c10d.ReduceScatterOptions() if opts is None else opts
         return self._start(
             "reduce_scatter", lambda: (self._scatter_sums([output], [input], opts), [output]), opts
         )
@@ -156,7 +157,7 @@ class Reductions:
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         """Do `reduce_scatter_single` for several tensors."""
-        opts = dist.ReduceScatterOptions() if opts is None else opts
+        opts = c10d.ReduceScatterOptions() if opts is None else opts
         return self._start(
             "reduce_scatter_coalesced",
             lambda: (self._scatter_sums(outputs, inputs, opts), list(outputs)),
