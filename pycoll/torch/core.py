@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pycoll.errors import ArgumentError, CollError
+from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime.session import Session
 from pycoll.torch.calls import Calls
 from pycoll.torch.errors import as_torch
-from pycoll.torch.work import Background, DoneWork, Tensors
+from pycoll.torch.work import Background, DoneWork, PendingWork, Tensors
 
 Job = Callable[[], Any]
 Prepare = Callable[[], tuple[Job, Tensors]]
@@ -53,14 +53,20 @@ class Core(dist.ProcessGroup):
             self._refuse(what, error)
             raise self._error(error, what) from error
         if getattr(opts, "asyncOp", True):
-            return self._background.submit(lambda: self._run(what, job), tensors)
+            return self._submit(what, job, tensors)
         self._now(what, job, tensors)
         return DoneWork(tensors)
+
+    def _submit(self, what: str, job: Job, tensors: Tensors) -> PendingWork:
+        try:
+            return self._background.submit(lambda: self._run(what, job), tensors)
+        except CommClosed as error:
+            raise self._error(error, what) from error
 
     def _now(self, what: str, job: Job, tensors: Tensors) -> None:
         """Run a call behind those in the background."""
         if self._background.busy:
-            self._background.submit(lambda: self._run(what, job), tensors).wait()
+            self._submit(what, job, tensors).wait()
         else:
             self._run(what, job)
 

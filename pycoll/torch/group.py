@@ -11,11 +11,13 @@ from pycoll import _C
 from pycoll.errors import CollError
 from pycoll.runtime.session import Session
 from pycoll.torch.bootstrap import join
+from pycoll.torch.compiling import run_as_it_is
 from pycoll.torch.core import Core
 from pycoll.torch.errors import as_torch
-from pycoll.torch.messages import Messages
+from pycoll.torch.messages import Messages, MessageWork
 from pycoll.torch.moves import Moves
 from pycoll.torch.reductions import Reductions
+from pycoll.torch.work import DoneWork, PendingWork
 
 
 class ProcessGroupPycoll(Reductions, Moves, Messages, Core):
@@ -37,8 +39,12 @@ class ProcessGroupPycoll(Reductions, Moves, Messages, Core):
 
     def shutdown(self) -> None:
         """Finish what runs in the background and leave the group; harmless if repeated."""
+        self._hot.clear()
         self._postbox.close()
         super().shutdown()
+
+
+run_as_it_is(ProcessGroupPycoll, DoneWork, PendingWork, MessageWork)
 
 
 def create(options: Any, backend_options: Any = None) -> ProcessGroupPycoll:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pycoll.errors import CommClosed
 from pycoll.torch.errors import BackendTimeout
 
 Tensors = list[torch.Tensor]
@@ -68,14 +69,21 @@ class PendingWork(dist.Work):
         self._promise: torch.futures.Future | None = None
         self._future: torch.futures.Future | None = None
 
-    def end(self, error: BaseException | None) -> None:
-        """Say that the call has ended; for whoever runs it, once."""
+    def end(self, error: BaseException | None) -> bool:
+        """Say that the call has ended; for whoever runs it, once.
+
+        Returns:
+            Whether there is a future, which `tell` completes.
+        """
         with self._guard:
             self._error, self._ended = error, True
-            promise = self._promise
+            promised = self._promise is not None
         self._running.release()
-        if promise is not None:
-            promise.set_result(None)
+        return promised
+
+    def tell(self) -> None:
+        """Complete the future, which may run callbacks of the user."""
+        self._promise.set_result(None)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the call to end and return True.
@@ -138,15 +146,22 @@ class PendingWork(dist.Work):
 
 
 class Background:
-    """A thread that runs calls one after the other; started by the first one."""
+    """Runs calls one after the other, on threads of its own.
+
+    One thread at a time has the turn and runs calls. It hands on the turn before it completes a
+    future, because callbacks may wait for calls that come later.
+    """
 
     def __init__(self, name: str) -> None:
-        """Name the thread."""
+        """Name the threads; they are started when they are needed."""
         self._name = name
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the fields below
+        self._turn = threading.Lock()
         self._submitted = self._finished = 0
-        self._thread: threading.Thread | None = None
+        self._idle = 0  # threads that have the turn or wait for it
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
 
     @property
     def busy(self) -> bool:
@@ -154,33 +169,59 @@ class Background:
         return self._submitted != self._finished
 
     def submit(self, job: Callable[[], Any], tensors: Tensors) -> PendingWork:
-        """Queue a call; its work keeps the tensors alive."""
+        """Queue a call; its work keeps the tensors alive.
+
+        Raises:
+            CommClosed: After `stop`.
+        """
         work = PendingWork(tensors)
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
+            if self._stopped:
+                raise CommClosed("this process group has been destroyed")
+            if self._idle == 0:
+                self._start()
             self._submitted += 1
             self._jobs.put((job, work))
         return work
 
     def stop(self) -> None:
-        """Finish what is queued and end the thread."""
+        """Finish what is queued and end the threads."""
         with self._lock:
-            thread, self._thread = self._thread, None
-            if thread is not None:
-                self._jobs.put(None)
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            self._stopped = True
+            threads, self._threads = self._threads, []
+            self._jobs.put(None)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _start(self) -> None:
+        self._idle += 1
+        thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _serve(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, work = item
-            error = None
-            try:
-                job()
-            except BaseException as caught:
-                error = caught
-            self._finished += 1
-            work.end(error)
+        while True:
+            with self._turn:
+                item = self._jobs.get()
+                if item is None:
+                    self._jobs.put(None)  # for the next thread
+                    return
+                job, work = item
+                error = None
+                try:
+                    job()
+                except BaseException as caught:
+                    error = caught
+                self._finished += 1
+                told = work.end(error)
+                if told:
+                    with self._lock:
+                        self._idle -= 1
+                        if self._idle == 0 and not self._stopped:
+                            self._start()
+            if told:
+                work.tell()
+                with self._lock:
+                    self._idle += 1
             del item, job, work, error  # keep nothing alive while waiting for the next call

@@ -77,7 +77,13 @@ def redistribute(rank, n):
     partial = DTensor.from_local(torch.full((4,), rank + 1.0), mesh, [Partial()])
     sums += partial.redistribute(mesh, [Replicate()]).to_local().tolist()
     sums += partial.redistribute(mesh, [Shard(0)]).to_local().tolist()
-    return [*sums, (distribute_tensor(whole, mesh, [Shard(0)]) @ whole.t()).sum().item()]
+    return [*sums, _product(whole, mesh)]
+
+
+def _product(whole, mesh):
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    columns = distribute_tensor(whole.t().contiguous(), mesh, [Shard(1)])
+    return (rows @ columns).full_tensor().sum().item()
 
 
 def _same_batches(rank):
