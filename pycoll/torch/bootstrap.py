@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.groups import open_control
 from pycoll.runtime.session import Session, raising
 
-_SLICE_S = 0.25  # between two looks at the processes that are waited for
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
 _HEAP_BYTES = 4096  # the tensors are PyTorch's: the symmetric heap stays empty
 
 
@@ -100,6 +99,14 @@ def _check_one_host(members: Sequence[dict]) -> None:
         )
 
 
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"  # dead, and not yet reaped
+
+
 class _Meeting:
     """Exchanges of small values between all ranks of a store."""
 
@@ -110,25 +117,20 @@ class _Meeting:
         """Return the values of all ranks; `pids`: processes that must stay alive meanwhile."""
         keys = [f"pycoll/{topic}/{rank}" for rank in range(self._size)]
         self._store.set(keys[self._rank], json.dumps(value))
-        until = time.monotonic() + self._timeout_s
-        while not self._come(keys, until):
+        until, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
+        while not self._store.check(keys):  # a wait of a store may overrun its limit by a second
+            late = time.monotonic() >= until
             missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
             for rank in missing:
-                if pids and not os.path.exists(f"/proc/{pids[rank]}"):
+                if pids and not _is_alive(pids[rank]):
                     raise PeerLost(f"rank {rank} (process {pids[rank]}) died while it joined")
-            if missing and time.monotonic() >= until:
+            if missing and late:
                 raise CollTimeout(
                     f"rank {self._rank} waited {self._timeout_s:.3g} s for rank"
                     f"{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of "
                     f"{self._size} to join the group; none of them has come to "
                     "init_process_group or new_group"
                 )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
         return [json.loads(self._store.get(key)) for key in keys]
-
-    def _come(self, keys: Sequence[str], until: float) -> bool:
-        limit = min(_SLICE_S, max(0.001, until - time.monotonic()))
-        try:
-            self._store.wait(list(keys), timedelta(seconds=limit))
-        except (dist.DistStoreError, RuntimeError):  # a FileStore raises the latter
-            return False
-        return True

@@ -29,7 +29,6 @@ class Calls:
     def __init__(self, session: Session) -> None:
         """Serve a session."""
         self.session = session
-        self._engine = session.engine
         self._bound: dict[tuple, _C.BoundCall] = {}
         self.sites = Sites(session.engine)
 
@@ -103,7 +102,7 @@ class Calls:
         """Run a bound call."""
         x_ptr = 0 if x is None else x.data_ptr()
         out_ptr = 0 if out is None else out.data_ptr()
-        self.session.guard(self._engine.run, bound, x_ptr, out_ptr, site, timeout_s)
+        self.session.guard(self.session.engine.run, bound, x_ptr, out_ptr, site, timeout_s)
 
     def bind(
         self,
@@ -118,7 +117,7 @@ class Calls:
         """Choose the algorithm of a call and bind its plan; quick for a call made before."""
         key = (kind, type_code, count, op, root)
         bound = self._bound.get(key)
-        if bound is None:
+        if bound is None and self.session.engine:  # raises after a close
             if len(self._bound) >= _MAX_BOUND:
                 self._bound.clear()
             bound = self._bound[key] = self._bind(*key, itemsize, dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pycoll.errors import ArgumentError, CollError, CommClosed
+from pycoll.errors import ArgumentError, CollError, CommClosed, ForkedError
 from pycoll.runtime.session import Session
 from pycoll.torch.calls import Calls
 from pycoll.torch.errors import as_torch
@@ -60,7 +60,7 @@ class Core(dist.ProcessGroup):
     def _submit(self, what: str, job: Job, tensors: Tensors) -> PendingWork:
         try:
             return self._background.submit(lambda: self._run(what, job), tensors)
-        except CommClosed as error:
+        except (CommClosed, ForkedError) as error:
             raise self._error(error, what) from error
 
     def _now(self, what: str, job: Job, tensors: Tensors) -> None:

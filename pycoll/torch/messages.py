@@ -26,7 +26,9 @@ _ANY = -1
 class MessageWork(dist.Work):
     """A message under way."""
 
-    def __init__(self, group: Any, what: str, ticket: int, box: torch.Tensor, tensors: Tensors):
+    def __init__(
+        self, group: Any, what: str, ticket: int, box: torch.Tensor, tensors: Tensors
+    ) -> None:
         """Hold on to a message in the postbox; `box` is its memory."""
         super().__init__()
         self._group, self._what, self._ticket = group, what, ticket

@@ -119,7 +119,9 @@ class Reductions:
 
         return self._start("reduce", prepare, opts)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> dist.Work:
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
+    ) -> dist.Work:
         """Combine lists of tensors; rank r gets the r-th. They may differ in size."""
         opts = c10d.ReduceScatterOptions() if opts is None else opts
 

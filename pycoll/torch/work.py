@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pycoll.errors import CommClosed
+from pycoll.errors import CommClosed, ForkedError
 from pycoll.torch.errors import BackendTimeout
 
 Tensors = list[torch.Tensor]
@@ -162,6 +163,7 @@ class Background:
         self._idle = 0  # threads that have the turn or wait for it
         self._threads: list[threading.Thread] = []
         self._stopped = False
+        self._pid = os.getpid()  # a child made by fork has no threads
 
     @property
     def busy(self) -> bool:
@@ -173,7 +175,10 @@ class Background:
 
         Raises:
             CommClosed: After `stop`.
+            ForkedError: In a child of the process.
         """
+        if os.getpid() != self._pid:
+            raise ForkedError("this process group belongs to the parent process")
         work = PendingWork(tensors)
         with self._lock:
             if self._stopped:

@@ -219,7 +219,7 @@ def test_what_is_refused():
             with pytest.raises(ValueError, match="sparse"):
                 dist.all_reduce(torch.ones(3).to_sparse())
         else:
-            with pytest.raises(dist.DistBackendError, match="PeerRejected(.|\n)*sparse"):
+            with pytest.raises(dist.DistBackendError, match=r"PeerRejected(.|\n)*sparse"):
                 dist.all_reduce(torch.ones(3))
         x = torch.ones(2)
         dist.all_reduce(x)

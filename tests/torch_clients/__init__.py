@@ -3,12 +3,3 @@
 Each returns numbers that must not depend on the backend: losses, checksums. The tests compare them
 between gloo and pycoll, and benchmarks/torch_clients.py writes the table in docs/torch.md.
 """
-
-from torch_clients import checkpoints, data_parallel, pipelines, sharding
-
-CASES = {
-    **data_parallel.CASES,
-    **sharding.CASES,
-    **pipelines.CASES,
-    **checkpoints.CASES,
-}
