@@ -173,7 +173,10 @@ def size(nbytes):
 
 
 def table(result):
-    lines = ["| operation | size | gloo | pycoll | best | times faster |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| operation | size | gloo | pycoll | best | times faster |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [
         f"| {r['operation']} | {size(r['nbytes'])} | {r['gloo_us']:.1f} us | "
         f"{r['pycoll_us']:.1f} us | {r['pycoll_best_us']:.1f} us | {r['ratio']:.1f} |"

@@ -1,5 +1,6 @@
 """What trainers do gives the same numbers on pycoll as on gloo."""
 
+import contextlib
 import time
 import warnings
 from datetime import timedelta
@@ -10,10 +11,12 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import pycoll.torch  # noqa: E402
+from pycoll.testing import RankFailed  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyTorch's own, at import
+    import torch._dynamo  # here rather than in every rank
     from torch_clients.cases import CASES
 
 # Refused by PyTorch 2.13 itself, by the name of the backend or for want of a GPU.
@@ -27,10 +30,18 @@ def close(a, b):
     )
 
 
+def on_gloo(case):
+    """Return gloo's numbers. Its workers may deadlock where a callback communicates (PowerSGD)."""
+    for tries in range(8):
+        with contextlib.suppress(RankFailed):
+            return run_group(2, case, backend="gloo", timeout=30 * (tries + 1), limit_s=60)
+    raise AssertionError("gloo failed 8 times")
+
+
 @pytest.mark.parametrize("name", [n for n in CASES if n not in GATED + SLOW])
 def test_a_client(name):
     ours = run_group(2, CASES[name], timeout=100, limit_s=60)
-    theirs = run_group(2, CASES[name], backend="gloo", timeout=100, limit_s=60)
+    theirs = on_gloo(CASES[name])
     assert all(ours)  # some numbers from every rank
     assert all(map(close, ours, theirs)), (ours, theirs)
 
