@@ -6,6 +6,7 @@ a table and writes benchmarks/results/torch.md and .json.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -77,7 +78,7 @@ OPERATIONS += [(all_to_all, 1 << 20), (ping_pong, 8), (ping_pong, 1 << 20), (bar
 
 def model():
     torch.manual_seed(0)
-    pairs = zip(WIDTHS, WIDTHS[1:], strict=False)
+    pairs = itertools.pairwise(WIDTHS)
     return nn.Sequential(*[layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())])
 
 

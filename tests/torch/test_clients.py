@@ -16,7 +16,6 @@ from worlds_torch import run_group  # noqa: E402
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyTorch's own, at import
-    import torch._dynamo  # here rather than in every rank
     from torch_clients.cases import CASES
 
 # Refused by PyTorch 2.13 itself, by the name of the backend or for want of a GPU.
