@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import ArgumentError, CollError, CommClosed, ForkedError
 from pycoll.runtime.session import Session
@@ -19,6 +20,13 @@ from pycoll.torch.work import Background, DoneWork, PendingWork, Tensors
 
 Job = Callable[[], Any]
 Prepare = Callable[[], tuple[Job, Tensors]]
+
+
+class _StandIn(c10d.Backend):
+    def name(self) -> str:
+        return "pycoll"
+
+    getBackendName = name
 
 
 class Core(dist.ProcessGroup):
@@ -36,6 +44,16 @@ class Core(dist.ProcessGroup):
         self._background = Background(f"pycoll-{name}")
         self._closed = False
         weakref.finalize(self, session.close)
+        self._stand_in()
+
+    def _stand_in(self) -> None:
+        """Register a backend without operations, which PyTorch 2.15 attaches its hooks to."""
+        try:
+            self._hooked = _StandIn(self._rank, self._size)
+        except TypeError:  # before 2.15
+            return
+        self._register_backend(torch.device("cpu"), self.BackendType.CUSTOM, self._hooked)
+        self._set_default_backend(self.BackendType.CUSTOM)
 
     # ---- running calls
 
