@@ -65,8 +65,8 @@ test: build native  ## run every test that needs two cores and nothing else
 $(TORCH_VENV)/installed: $(VENV)/installed
 	@echo "installing $(TORCH) into $(TORCH_VENV)"
 	@rm -rf $(TORCH_VENV) && $(BIN)/python -m venv $(TORCH_VENV)
-	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
-	  "$$($(TORCH_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$($(TORCH_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ARGS) "$(TORCH)"
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install lightning accelerate \
 	  || echo "Lightning or Accelerate cannot be installed here; their tests are skipped"

@@ -11,7 +11,7 @@ namespace {
 // How the thread waits: it is there for whoever computes meanwhile, so it hardly spins.
 constexpr WaitPolicy kBackground = {.spins = 20, .yield_us = 0};
 // Whoever posts mostly waits at once; the thread lets him.
-constexpr auto kHeadStart = std::chrono::microseconds(100);
+constexpr auto kHeadStart = std::chrono::microseconds(200);
 
 }  // namespace
 
@@ -46,10 +46,20 @@ Postbox::Ticket Postbox::post(Item item) {
   if (item.incoming) wanted_.push_back(item.in);
   items_.emplace(ticket, std::move(item));
   progress();
-  if (outgoing_.empty() && incoming_.empty()) return ticket;
-  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
-  if (waiters_ == 0) work_.notify_one();
+  const auto it = items_.find(ticket);
+  if (!it->second.incoming && it->second.state == State::kDone) {
+    items_.erase(it);
+    return 0;
+  }
+  call_thread();
   return ticket;
+}
+
+void Postbox::call_thread() {
+  if (idle() || awake_) return;
+  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  awake_ = true;
+  work_.notify_one();
 }
 
 // Moves everything that can be moved.
@@ -127,7 +137,8 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
     Postbox& box;
     ~Leave() {
       std::lock_guard lock(box.mutex_);
-      if (--box.waiters_ == 0) box.work_.notify_one();
+      --box.waiters_;
+      box.call_thread();
     }
   } leave{*this};
   const auto arrived = [&] {
@@ -167,26 +178,29 @@ std::string Postbox::describe(const Item& item) const {
 
 // The thread: moves messages while something is under way and nobody waits.
 void Postbox::serve() {
-  const auto idle = [this] {
-    return closing_ || waiters_ > 0 || (outgoing_.empty() && incoming_.empty());
-  };
-  for (std::unique_lock lock(mutex_); !closing_; lock.lock()) {
-    work_.wait(lock, [&] { return closing_ || !idle(); });
+  std::unique_lock lock(mutex_);
+  while (!closing_) {
+    work_.wait(lock, [&] { return closing_ || awake_; });
     lock.unlock();
     std::this_thread::sleep_for(kHeadStart);
+    std::exception_ptr error;
     try {
       wait_until(
           kBackground, bell_,
           [&] {
             std::lock_guard guard(mutex_);
             if (!idle()) progress();
-            return idle();
+            awake_ = !idle();
+            return !awake_;
           },
           [&](Pulse) { return engine_->check(-1, 0, Pulse::kSpin); });
     } catch (...) {
-      std::lock_guard guard(mutex_);
-      fail_all(std::current_exception());
+      error = std::current_exception();
     }
+    lock.lock();
+    if (error == nullptr) continue;
+    fail_all(error);
+    awake_ = false;
   }
 }
 

@@ -26,8 +26,8 @@ class Postbox {
   Postbox(const Postbox&) = delete;
   Postbox& operator=(const Postbox&) = delete;
 
-  // The memory must stay as it is until the ticket is done. src < 0: from any rank. Throw what
-  // Engine::check throws.
+  // The memory must stay as it is until the ticket is done. src < 0: from any rank. A send that is
+  // done at once has no ticket: 0 is returned. Throw what Engine::check throws.
   Ticket send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag);
   Ticket recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag);
 
@@ -59,6 +59,8 @@ class Postbox {
   void finish(Item& item);
   void fail_all(const std::exception_ptr& error);
   void serve();
+  bool idle() const { return closing_ || waiters_ > 0 || (outgoing_.empty() && incoming_.empty()); }
+  void call_thread();
   std::string describe(const Item& item) const;
 
   std::shared_ptr<Engine> engine_;
@@ -73,6 +75,7 @@ class Postbox {
   Ticket newest_ = 0;
   uint32_t waiters_ = 0;
   bool closing_ = false;
+  bool awake_ = false;  // the thread looks by itself whether there is something to do
   std::condition_variable work_;
   std::thread thread_;
   const uint64_t pid_;  // a child made by fork has no thread to join

@@ -14,7 +14,7 @@ from pycoll import _C
 from pycoll.errors import ArgumentError, CollError
 from pycoll.torch.reductions import single
 from pycoll.torch.tensors import code, source, store, target
-from pycoll.torch.work import Tensors
+from pycoll.torch.work import DoneWork, Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +129,7 @@ class Messages:
         """Receive a tensor from whichever rank sends first."""
         return self._post("recv", tensors, _ANY, tag)
 
-    def _post(self, what: str, tensors: Tensors, peer: int, tag: int) -> MessageWork:
+    def _post(self, what: str, tensors: Tensors, peer: int, tag: int) -> dist.Work:
         try:
             box, post = self._message(what, tensors, peer, tag)
             ticket = self._session.guard(
@@ -137,11 +137,12 @@ class Messages:
             )
         except CollError as error:
             raise self._error(error, what) from error
+        if ticket == 0:  # sent
+            return DoneWork(tensors)
         work = MessageWork(self, what, ticket, box, tensors)
         while self._under_way and self._under_way[0].is_completed():
             self._under_way.popleft()
-        if not self._postbox.done(ticket) or what == "recv":
-            self._under_way.append(work)
+        self._under_way.append(work)
         return work
 
     def _message(
