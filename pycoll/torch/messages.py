@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_TAG = 2**32 - 1
 _ANY = -1
+_SWEEP = 64  # messages under way before those that nobody waits for are looked at
 
 
 class MessageWork(dist.Work):
@@ -63,8 +63,10 @@ class MessageWork(dist.Work):
                 raise error from None  # the message is still under way
             self._error = error
         else:
-            store(self._box, self._tensors[0])
+            if self._what == "recv":
+                store(self._box, self._tensors[0])
         self._ended = True
+        self._group._under_way.discard(self)
 
     def is_completed(self) -> bool:
         """Tell whether the message has arrived, or has left."""
@@ -139,10 +141,11 @@ class Messages:
             raise self._error(error, what) from error
         if ticket == 0:  # sent
             return DoneWork(tensors)
+        if len(self._under_way) >= _SWEEP:
+            for other in tuple(self._under_way):
+                other.is_completed()
         work = MessageWork(self, what, ticket, box, tensors)
-        while self._under_way and self._under_way[0].is_completed():
-            self._under_way.popleft()
-        self._under_way.append(work)
+        self._under_way.add(work)
         return work
 
     def _message(
@@ -160,4 +163,4 @@ class Messages:
 
     def _open_messages(self) -> None:
         self._postbox = _C.Postbox(self._session.engine)
-        self._under_way: deque[MessageWork] = deque()  # keeps their memory alive
+        self._under_way: set[MessageWork] = set()  # keeps their memory alive

@@ -96,6 +96,14 @@ def test_from_any_rank():
 
 def test_to_itself_and_not_contiguous():
     def body(rank, n):
+        x = torch.arange(600_000.0).view(3, 200_000).t()
+        work = dist.isend(x, 1 - rank, tag=1)
+        x.fill_(7)  # it was packed; the message has the old values, and the tensor keeps the new
+        z = torch.empty(200_000, 3)
+        dist.recv(z, 1 - rank, tag=1)
+        work.wait()
+        assert torch.equal(z, torch.arange(600_000.0).view(3, 200_000).t())
+        assert (x == 7).all()
         work = dist.isend(torch.arange(12.0).view(3, 4).t(), rank)
         y = torch.zeros(8, 3)
         dist.irecv(y[::2], rank).wait()
@@ -141,6 +149,26 @@ def test_futures_and_polling():
             assert work.is_success()
             assert (x == 1).all()
             assert (dist.irecv(y, 0, tag=1).get_future().wait()[0] == 1).all()
+
+    run_group(2, body)
+
+
+def test_many_that_nobody_waits_for():
+    def body(rank, n):
+        if rank == 0:
+            for i in range(300):
+                dist.isend(torch.full((20_000,), float(i)), 1, tag=i)
+        else:
+            never = dist.irecv(torch.empty(1), 0, tag=1000)
+            got = torch.empty(300, 20_000)
+            for i in reversed(range(300)):
+                dist.irecv(got[i], 0, tag=i)
+            while (got[:, -1] != torch.arange(300.0)).any():
+                dist.irecv(torch.empty(1), 1, tag=2000)  # a post sweeps
+                time.sleep(0.001)
+            assert not never.is_completed()
+            assert len(dist.group.WORLD._under_way) < 1000
+        dist.barrier()
 
     run_group(2, body)
 
