@@ -18,7 +18,8 @@ from pycoll.config import Config
 from pycoll.errors import CollTimeout, PeerLost, TransportError
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.groups import open_control
-from pycoll.runtime.session import Session, raising
+from pycoll.runtime.session import raising
+from pycoll.torch.calls import GroupSession
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
 _HEAP_BYTES = 4096  # the tensors are PyTorch's: the symmetric heap stays empty
@@ -34,7 +35,7 @@ def host_identity() -> str:
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
-def join(store: dist.Store, rank: int, size: int, timeout_s: float) -> Session:
+def join(store: dist.Store, rank: int, size: int, timeout_s: float) -> GroupSession:
     """Join a group whose ranks meet at a store.
 
     Rank 0 makes the memory and tells where it is; the others open it. Nobody goes on before
@@ -73,12 +74,12 @@ def join(store: dist.Store, rank: int, size: int, timeout_s: float) -> Session:
             os.close(fd)
 
 
-def _open(leader: dict, rank: int, size: int, config: Config) -> Session:
+def _open(leader: dict, rank: int, size: int, config: Config) -> GroupSession:
     fds = [adopt(leader["pid"], fd) for fd in leader["fds"]]
     try:
         control = open_control(fds[0], size, config)
         heap = raising(_C.Heap, fds[1], size, config.heap_bytes)
-        return Session(control, heap, rank, rank, size, config)
+        return GroupSession(control, heap, rank, rank, size, config)
     finally:
         for fd in fds:
             os.close(fd)

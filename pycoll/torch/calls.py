@@ -23,10 +23,24 @@ _IN_PLACE = (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE)
 _INTERNAL = ("torch.distributed", "pycoll.", "torch.nn.parallel", "torch._ops", "contextlib")
 
 
+class GroupSession(Session):
+    """A session whose calls name the line of the program that called PyTorch.
+
+    Attributes:
+        place: Number of that line, for calls that go through `Session`.
+    """
+
+    place = 0
+
+    def site(self) -> int:
+        """Return the number of the caller's line."""
+        return self.place
+
+
 class Calls:
     """The collectives of a session on contiguous CPU tensors. For one thread at a time."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: GroupSession) -> None:
         """Serve a session."""
         self.session = session
         self._bound: dict[tuple, _C.BoundCall] = {}

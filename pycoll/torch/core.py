@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,8 +12,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import ArgumentError, CollError, CommClosed, ForkedError
-from pycoll.runtime.session import Session
-from pycoll.torch.calls import Calls
+from pycoll.torch.calls import Calls, GroupSession
 from pycoll.torch.errors import as_torch
 from pycoll.torch.work import Background, DoneWork, PendingWork, Tensors
 
@@ -32,7 +30,7 @@ class _StandIn(c10d.Backend):
 class Core(dist.ProcessGroup):
     """A process group without operations: what c10d asks of any group, and `_start`."""
 
-    def __init__(self, session: Session, store: dist.Store, name: str) -> None:
+    def __init__(self, session: GroupSession, store: dist.Store, name: str) -> None:
         """Wrap a session; see `pycoll.torch.group.create`."""
         super().__init__(session.rank, session.world_size)
         self._rank, self._size = session.rank, session.world_size
@@ -43,7 +41,6 @@ class Core(dist.ProcessGroup):
         self._lock = threading.Lock()  # one thread at a time in the engine
         self._background = Background(f"pycoll-{name}")
         self._closed = False
-        weakref.finalize(self, session.close)
         self._stand_in()
 
     def _stand_in(self) -> None:

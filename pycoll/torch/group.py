@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from pycoll import _C
 from pycoll.errors import CollError
-from pycoll.runtime.session import Session
 from pycoll.torch.bootstrap import join
+from pycoll.torch.calls import GroupSession
 from pycoll.torch.compiling import run_as_it_is
 from pycoll.torch.core import Core
 from pycoll.torch.errors import as_torch
@@ -31,7 +31,7 @@ class ProcessGroupPycoll(Reductions, Moves, Messages, Core):
     by whom, and what to do.
     """
 
-    def __init__(self, session: Session, store: dist.Store, name: str) -> None:
+    def __init__(self, session: GroupSession, store: dist.Store, name: str) -> None:
         """Wrap a session; see `create`."""
         super().__init__(session, store, name)
         self._hot: dict[tuple[torch.dtype, int], _C.BoundCall] = {}

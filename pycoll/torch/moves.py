@@ -87,6 +87,7 @@ class Moves:
             if len(set(sizes)) == 1:
                 self._calls.move(Kind.ALL_GATHER, x, flat, flat.numel(), 0, site, limit)
             else:
+                self._session.place = site
                 self._session.all_gather_v(_bytes(x), _bytes(flat), limit)
             _deal(flat, parts)
 
@@ -201,6 +202,7 @@ class Moves:
                 if even:
                     self._calls.move(Kind.ALL_TO_ALL, x, out, x.numel(), 0, site, limit)
                 else:
+                    self._session.place = site
                     self._session.all_to_all_v(_bytes(x), sent, _bytes(out), limit)
                 store(out, output)
 
@@ -228,13 +230,14 @@ class Moves:
         opts = c10d.AllToAllOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
-            limit = self._limit(opts)
+            limit, site = self._limit(opts), self._calls.sites.here()
             for tensors, what in ((outputs, "output"), (inputs, "input")):
                 self._check_parts(tensors, inputs[0], f"the {what} list")
             x, sent = _flat(inputs), [t.numel() * t.element_size() for t in inputs]
             out = torch.empty(sum(t.numel() for t in outputs), dtype=x.dtype)
 
             def job() -> None:
+                self._session.place = site
                 self._session.all_to_all_v(_bytes(x), sent, _bytes(out), limit)
                 _deal(out, outputs)
 

@@ -72,12 +72,12 @@ class Reductions:
 
         work = self._start("all_reduce", prepare, opts)
         tensor = tensors[0]
-        if tensor.dtype in DTYPES and opts.reduceOp == _SUM and len(self._hot) < _MAX_HOT:
-            known, count = DTYPES[tensor.dtype], tensor.numel()
-            with self._lock:
-                self._hot[tensor.dtype, count] = self._calls.bind(
-                    Kind.ALL_REDUCE, int(known), known.itemsize, count, ReduceOp.SUM, 0, known
-                )
+        known = DTYPES.get(tensor.dtype)
+        if known is not None and opts.reduceOp == _SUM and len(self._hot) < _MAX_HOT:
+            count = tensor.numel()
+            self._hot[tensor.dtype, count] = self._calls.bind(
+                Kind.ALL_REDUCE, int(known), known.itemsize, count, ReduceOp.SUM, 0, known
+            )
         return work
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
@@ -137,6 +137,7 @@ class Reductions:
                 if len(set(counts)) == 1:
                     self._combine(Kind.REDUCE_SCATTER, x, out, how.op, 0, site, limit)
                 else:
+                    self._session.place = site
                     self._combine_uneven(x, out, counts, how.op, limit)
                 store(out, output)
 

@@ -85,15 +85,18 @@ def code(dtype: torch.dtype) -> int:
 def source(tensor: torch.Tensor, what: str = "the input") -> torch.Tensor:
     """Return the elements of a tensor in contiguous memory: its own if they lie like that."""
     check(tensor, what)
-    tensor = tensor.detach()
-    return tensor.resolve_conj().resolve_neg().contiguous()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
 
 
 def target(tensor: torch.Tensor, what: str = "the output") -> torch.Tensor:
     """Return contiguous memory to receive a tensor: its own, or else to be given to `store`."""
     check(tensor, what)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return tensor.detach()
+        return tensor.detach() if tensor.requires_grad else tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 

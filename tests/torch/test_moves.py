@@ -213,6 +213,27 @@ def test_async_work():
     run_group(3, body)
 
 
+def test_an_asynchronous_call_returns_at_once():
+    """However long the peers take, and whatever is queued already."""
+
+    def body(rank, n):
+        if rank == 1:
+            dist.recv(torch.empty(1), 0)  # sent once all calls of rank 0 have returned
+        works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(5)]
+        out, parts = torch.empty(2 * n), [torch.empty(r + 1) for r in range(n)]
+        works.append(dist.all_gather_into_tensor(out, torch.ones(2), async_op=True))
+        works.append(dist.all_gather(parts, torch.ones(rank + 1), async_op=True))
+        if rank == 0:
+            assert not any(work.is_completed() for work in works)
+            dist.send(torch.ones(1), 1)
+        for work in works:
+            work.wait()
+        assert (out == 1).all()
+        assert all((part == 1).all() for part in parts)
+
+    run_group(2, body)
+
+
 def test_a_second_life(tmp_path):
     """A group can be destroyed and made again in the same process."""
 
