@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from datetime import timedelta
 
@@ -257,3 +259,32 @@ def test_a_child_of_a_rank():
         assert mlp() is not None
 
     run_group(2, body)
+
+
+PROGRAM = """
+import sys
+import torch, torch.distributed as dist
+import pycoll.torch
+
+rank = int(sys.argv[1])
+dist.init_process_group("pycoll", store=dist.FileStore(sys.argv[2], 2), rank=rank, world_size=2)
+dist.barrier()
+if rank == 1:
+    raise KeyError("lost key")
+dist.all_reduce(torch.ones(3))
+"""
+
+
+def test_a_program_that_raises(tmp_path):
+    """Its peers hear why, before the launcher ends them."""
+    command = [sys.executable, "-c", PROGRAM]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    texts = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert "rank 1 (process" in texts[0]
+    assert "left: KeyError: 'lost key'" in texts[0]
