@@ -2,7 +2,8 @@
 
 ``python benchmarks/torch_ddp.py`` takes about three minutes on two idle cores. Both backends live
 in the same two processes and are timed in turn, in short slices; what counts is the median of the
-ratios. Where others use the cores too, the quickest slices tell more. It prints a table and writes benchmarks/results/torch.md and .json.
+ratios. Where others use the cores too, the quickest slices tell more. It prints a table and
+writes benchmarks/results/torch.md and .json.
 """
 
 import argparse
