@@ -1,9 +1,12 @@
 # Every target does its own set-up: a virtual environment in .venv, dependencies, the extension.
 # After a first run only what has changed is built again.
 #   PYTHON=/path/to/python3   use this interpreter instead of the newest suitable one
-#   ARGS="-k name"            more arguments for pytest in `make test`
+#   ARGS="-k name"            more arguments for pytest in `make test` and `make test-torch`
+#   TORCH="torch==2.13.0"     what `make test-torch` installs; TORCH_ARGS: more arguments for pip
 
 VENV := .venv
+TORCH_VENV := .venv-torch
+TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CANDIDATES := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3.10 python3)
@@ -17,7 +20,7 @@ FIND_PYTHON = for python in $(CANDIDATES); do \
       or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
       >/dev/null 2>&1 && echo "$$python" && break; done
 
-.PHONY: help tools build demo compare bench-check test native asan tsan lint format clean
+.PHONY: help tools build demo compare bench-check test test-torch native asan tsan lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -64,6 +67,23 @@ bench-check: build  ## fail if pycoll has become slower beside a plain C++ loop
 test: build native  ## run every test that needs two cores and nothing else
 	$(BIN)/python -m pytest $(ARGS)
 
+# PyTorch lives in an environment of its own, which also sees what .venv has.
+$(TORCH_VENV)/installed: $(VENV)/installed
+	@echo "installing $(TORCH) into $(TORCH_VENV)"
+	@rm -rf $(TORCH_VENV) && $(BIN)/python -m venv $(TORCH_VENV)
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$($(TORCH_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ARGS) "$(TORCH)"
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install lightning accelerate \
+	  || echo "Lightning or Accelerate cannot be installed here; their tests are skipped"
+	@touch $@
+
+test-torch: build  ## run the tests of the PyTorch backend, or say that PyTorch cannot be had
+	@if $(MAKE) --no-print-directory $(TORCH_VENV)/installed; then \
+	  $(TORCH_VENV)/bin/python -m pytest tests/torch tests/test_arrays.py $(ARGS); \
+	else \
+	  echo "SKIPPED: the tests of the PyTorch backend; $(TORCH) cannot be installed here"; fi
+
 native: tools  ## run the C++ tests
 	bash tests/native/run.sh
 
@@ -84,5 +104,5 @@ format: $(VENV)/installed  ## rewrite the sources in the style that lint checks
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:  ## remove everything that was built, the virtual environment too
-	rm -rf $(VENV) .venv-compare build tests/native/build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TORCH_VENV) .venv-compare build tests/native/build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

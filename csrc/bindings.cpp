@@ -14,9 +14,10 @@
 namespace py = pybind11;
 namespace pycoll {
 
-void bind_arrays(py::module_& m);  // bindings_arrays.cpp
-void bind_memory(py::module_& m);  // bindings_memory.cpp
-void bind_optim(py::module_& m);   // bindings_optim.cpp
+void bind_memory(py::module_& m);   // bindings_memory.cpp
+void bind_optim(py::module_& m);    // bindings_optim.cpp
+void bind_arrays(py::module_& m);   // bindings_arrays.cpp
+void bind_postbox(py::module_& m);  // bindings_postbox.cpp
 
 namespace {
 
@@ -241,4 +242,5 @@ PYBIND11_MODULE(_C, m) {
             return box.recv(reinterpret_cast<void*>(data), nbytes, type, src, tag, timeout_s);
           },
           Release());
+  bind_postbox(m);
 }

@@ -62,42 +62,46 @@ void Mailboxes::knock(uint32_t rank) {
   pycoll::ring(control_.doorbell(rank));
 }
 
+void Mailboxes::push(Outgoing& message) {
+  Ring& out = ring(rank_, message.dst);
+  while (!message.sent) {
+    const uint32_t index = out.sent.load(std::memory_order_relaxed);
+    if (index - out.taken.load(std::memory_order_acquire) >= kFragments) return;
+    Fragment& part = fragment(out, index);
+    part.message_bytes = message.nbytes;
+    part.tag = message.tag;
+    part.type = message.type;
+    part.nbytes =
+        static_cast<uint32_t>(std::min<uint64_t>(fragment_bytes_, message.nbytes - message.offset));
+    if (part.nbytes > 0) std::memcpy(part.data, message.data + message.offset, part.nbytes);
+    message.offset += part.nbytes;
+    message.sent = message.offset == message.nbytes;
+    out.sent.store(index + 1, std::memory_order_release);
+    knock(message.dst);
+  }
+}
+
 void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
                      double timeout_s) {
   const Use use(user_, rank_);
   engine_->check(-1, 0, Pulse::kSpin);
-  Ring& out = ring(rank_, dst);
+  Outgoing message{static_cast<const char*>(data), nbytes, type, dst, tag};
   const Deadline deadline(timeout_s);
-  uint64_t offset = 0;
-  do {
-    const uint32_t index = out.sent.load(std::memory_order_relaxed);
-    const auto room = [&] {
-      drain(nullptr);
-      return index - out.taken.load(std::memory_order_acquire) < kFragments;
-    };
-    const bool sent = wait_until(policy_, control_.doorbell(rank_), room, [&](Pulse pulse) {
-      return engine_->check(static_cast<int32_t>(dst), 0, pulse) || deadline.passed();
-    });
-    if (!sent) {
-      COLL_CHECK(deadline.passed(), "PeerLeft", "send from rank ", rank_, " to rank ", dst,
-                 ": the peer has closed its communicator");
-      engine_->abort("a send timed out half way");
-      throw_error("CollTimeout", "send from rank ", rank_, " to rank ", dst, " (tag ", tag, ", ",
-                  nbytes, " bytes): ", offset, " bytes taken within ", timeout_s, " s; rank ", dst,
-                  " has not received it. The communicator was aborted");
-    }
-    Fragment& part = fragment(out, index);
-    part.message_bytes = nbytes;
-    part.tag = tag;
-    part.type = type;
-    part.nbytes = static_cast<uint32_t>(std::min<uint64_t>(fragment_bytes_, nbytes - offset));
-    if (part.nbytes > 0) {
-      std::memcpy(part.data, static_cast<const char*>(data) + offset, part.nbytes);
-    }
-    offset += part.nbytes;
-    out.sent.store(index + 1, std::memory_order_release);
-    knock(dst);
-  } while (offset < nbytes);
+  const auto gone = [&] {
+    drain({});
+    push(message);
+    return message.sent;
+  };
+  const bool sent = wait_until(policy_, control_.doorbell(rank_), gone, [&](Pulse pulse) {
+    return engine_->check(static_cast<int32_t>(dst), 0, pulse) || deadline.passed();
+  });
+  if (sent) return;
+  COLL_CHECK(deadline.passed(), "PeerLeft", "send from rank ", rank_, " to rank ", dst,
+             ": the peer has closed its communicator");
+  engine_->abort("a send timed out half way");
+  throw_error("CollTimeout", "send from rank ", rank_, " to rank ", dst, " (tag ", tag, ", ",
+              nbytes, " bytes): ", message.offset, " bytes taken within ", timeout_s, " s; rank ",
+              dst, " has not received it. The communicator was aborted");
 }
 
 uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
@@ -105,11 +109,13 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
   const Use use(user_, rank_);
   const Wanted wanted{static_cast<char*>(data), nbytes, type, src, tag};
   const Deadline deadline(timeout_s);
-  Message* found = nullptr;
+  std::optional<uint32_t> sender;
   const auto arrived = [&] {
-    drain(&wanted);
-    found = find(wanted);
-    return found != nullptr && found->received == found->nbytes;
+    if (!sender) {
+      drain({&wanted, 1});
+      sender = collect(wanted);
+    }
+    return sender.has_value();
   };
   try {
     const auto give_up = [&](Pulse pulse) {
@@ -131,20 +137,27 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
     keep_copies();
     throw;
   }
-  if (found->nbytes != nbytes || found->type != type) {
-    throw_error("MismatchError", "recv on rank ", rank_, " (tag ", tag, ") expects ", nbytes,
-                " bytes of type ", type, "; rank ", found->src, " sent ", found->nbytes,
-                " bytes of type ", found->type,
+  return *sender;
+}
+
+std::optional<uint32_t> Mailboxes::collect(const Wanted& wanted) {
+  Message* found = find(wanted);
+  if (found == nullptr || found->received != found->nbytes) return std::nullopt;
+  if (found->nbytes != wanted.nbytes || found->type != wanted.type) {
+    throw_error("MismatchError", "recv on rank ", rank_, " (tag ", wanted.tag, ") expects ",
+                wanted.nbytes, " bytes of type ", wanted.type, "; rank ", found->src, " sent ",
+                found->nbytes, " bytes of type ", found->type,
                 ". The message is kept: receive it into a fitting array");
   }
-  if (found->own != nullptr && nbytes > 0) std::memcpy(data, found->own.get(), nbytes);
+  if (found->own != nullptr && wanted.nbytes > 0) {
+    std::memcpy(wanted.data, found->own.get(), wanted.nbytes);
+  }
   const uint32_t sender = found->src;
   arrived_.erase(arrived_.begin() + (found - arrived_.data()));
   return sender;
 }
 
-// Takes every fragment that lies in this rank's mailboxes; returns whether there was one.
-bool Mailboxes::drain(const Wanted* wanted) {
+bool Mailboxes::drain(std::span<const Wanted> wanted) {
   bool any = false;
   for (uint32_t src = 0; src < world_size_; ++src) {
     Ring& in = ring(src, rank_);
@@ -156,9 +169,8 @@ bool Mailboxes::drain(const Wanted* wanted) {
   return any;
 }
 
-// Takes one fragment. The first one of a message that is being waited for, and fits, makes the
-// message go straight to the user's array.
-void Mailboxes::take(uint32_t src, const Wanted* wanted) {
+// Takes one fragment.
+void Mailboxes::take(uint32_t src, std::span<const Wanted> wanted) {
   Ring& in = ring(src, rank_);
   const uint32_t index = in.taken.load(std::memory_order_relaxed);
   const Fragment& part = fragment(in, index);
@@ -167,13 +179,10 @@ void Mailboxes::take(uint32_t src, const Wanted* wanted) {
   });
   Message* message = open == arrived_.rend() ? nullptr : &*open;
   if (message == nullptr) {
-    const bool fits = wanted != nullptr && part.tag == wanted->tag && part.type == wanted->type &&
-                      part.message_bytes == wanted->nbytes &&
-                      (wanted->src < 0 || static_cast<uint32_t>(wanted->src) == src) &&
-                      find(*wanted) == nullptr;
-    std::unique_ptr<char[]> own(fits ? nullptr
-                                     : new char[std::max<uint64_t>(1, part.message_bytes)]);
-    char* data = fits ? wanted->data : own.get();
+    char* data = landing(src, part, wanted);
+    std::unique_ptr<char[]> own(
+        data != nullptr ? nullptr : new char[std::max<uint64_t>(1, part.message_bytes)]);
+    if (data == nullptr) data = own.get();
     arrived_.push_back({src, part.tag, part.type, part.message_bytes, 0, std::move(own), data});
     message = &arrived_.back();
   }
@@ -181,6 +190,18 @@ void Mailboxes::take(uint32_t src, const Wanted* wanted) {
   message->received += part.nbytes;
   in.taken.store(index + 1, std::memory_order_release);
   knock(src);
+}
+
+// Where a new message can go at once: to the user's array of the first call that waits for its
+// source and tag, if it fits, and if no older message is for that call. Null otherwise.
+char* Mailboxes::landing(uint32_t src, const Fragment& part, std::span<const Wanted> wanted) {
+  for (const Wanted& w : wanted) {
+    const bool matches = part.tag == w.tag && (w.src < 0 || static_cast<uint32_t>(w.src) == src);
+    if (!matches) continue;
+    const bool fits = part.type == w.type && part.message_bytes == w.nbytes;
+    return fits && find(w) == nullptr ? w.data : nullptr;
+  }
+  return nullptr;
 }
 
 Mailboxes::Message* Mailboxes::find(const Wanted& wanted) {
@@ -191,7 +212,6 @@ Mailboxes::Message* Mailboxes::find(const Wanted& wanted) {
   return nullptr;
 }
 
-// Moves what has landed in a user's array so far to memory of our own, because the caller gives up.
 void Mailboxes::keep_copies() {
   for (Message& m : arrived_) {
     if (m.own != nullptr) continue;

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "engine.h"
@@ -19,6 +21,23 @@ namespace pycoll {
 // the engine.
 class Mailboxes {
  public:
+  // A message to send; `offset` bytes of it lie in the mailbox.
+  struct Outgoing {
+    const char* data;
+    uint64_t nbytes;
+    uint32_t type, dst, tag;
+    uint64_t offset = 0;
+    bool sent = false;  // all of it
+  };
+  // A message to receive; src < 0: from any rank.
+  struct Wanted {
+    char* data;
+    uint64_t nbytes;
+    uint32_t type;
+    int32_t src;
+    uint32_t tag;
+  };
+
   explicit Mailboxes(std::shared_ptr<Engine> engine);
 
   // Smallest useful size of a mailbox, in bytes.
@@ -37,6 +56,21 @@ class Mailboxes {
   uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                 double timeout_s);
 
+  // The parts of send and recv that do not wait, for a caller who waits himself (postbox.h).
+  //
+  // Puts as much of a message into the mailbox as there is room for. A message must be all sent
+  // before the next one to the same rank is begun.
+  void push(Outgoing& message);
+  // Takes every fragment that lies in this rank's mailboxes; returns whether there was one. A
+  // message that fits the first entry of `wanted` with its source and tag goes straight there.
+  bool drain(std::span<const Wanted> wanted);
+  // The sender of the oldest message that matches, which is copied if need be and removed; nothing
+  // if it has not arrived in full. Throws MismatchError as recv does.
+  std::optional<uint32_t> collect(const Wanted& wanted);
+  // Moves what has landed in a user's array so far to memory of our own, because the caller gives
+  // up.
+  void keep_copies();
+
  private:
   struct Ring;
   struct Fragment;
@@ -47,21 +81,13 @@ class Mailboxes {
     std::unique_ptr<char[]> own;
     char* data;
   };
-  struct Wanted {
-    char* data;
-    uint64_t nbytes;
-    uint32_t type;
-    int32_t src;
-    uint32_t tag;
-  };
   class Deadline;
 
   Ring& ring(uint32_t src, uint32_t dst) const;
   Fragment& fragment(Ring& ring, uint32_t index) const;
-  bool drain(const Wanted* wanted);
-  void take(uint32_t src, const Wanted* wanted);
+  void take(uint32_t src, std::span<const Wanted> wanted);
+  char* landing(uint32_t src, const Fragment& part, std::span<const Wanted> wanted);
   Message* find(const Wanted& wanted);
-  void keep_copies();
   void knock(uint32_t rank);
 
   std::shared_ptr<Engine> engine_;

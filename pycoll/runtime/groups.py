@@ -15,7 +15,7 @@ from pycoll.runtime.session import Session
 from pycoll.types import Kind
 
 _MAILBOX_TOTAL = 32 << 20
-_MAILBOX_RANGE = (1 << 10, 64 << 10)
+_MAILBOX_RANGE = (1 << 10, 256 << 10)
 
 
 def open_control(fd: int, world_size: int, config: Config) -> _C.Control:

@@ -37,6 +37,7 @@ struct Config {
   double timeout_s = 60;
   uint64_t region_bytes = 1 << 24;
   bool (*check_signals)(void*) = nullptr;
+  uint64_t mailbox_bytes = 0;
 };
 
 // What a rank's body works with.
@@ -89,7 +90,8 @@ inline std::vector<Outcome> run(
     Mode mode, const Config& config, const Body& body,
     const std::function<void(const std::vector<pid_t>&)>& parent = nullptr) {
   const int control_fd = memory_file(), heap_fd = memory_file();
-  const Geometry geometry{config.n, config.cell_bytes, 0, config.start_iteration};
+  const Geometry geometry{config.n, config.cell_bytes, config.mailbox_bytes,
+                          config.start_iteration};
   const auto open = [&] { return ControlSegment::open(control_fd, geometry); };
   const auto map = [&] { return std::make_shared<Heap>(heap_fd, config.n, config.region_bytes); };
   const size_t nbytes = config.n * sizeof(Outcome);

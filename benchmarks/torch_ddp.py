@@ -1,0 +1,224 @@
+"""Compare pycoll with gloo below torch.distributed: single operations, and training steps.
+
+``python benchmarks/torch_ddp.py`` takes about three minutes on two idle cores. Both backends live
+in the same two processes and are timed in turn, in short slices; what counts is the median of the
+ratios. Where others use the cores too, the quickest slices tell more. It prints a table and
+writes benchmarks/results/torch.md and .json.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import pycoll.torch  # noqa: F401 - makes the backend known
+from pycoll.cli.machine import describe
+
+RESULTS = Path(__file__).resolve().parent / "results"
+RANKS = 2
+SLICE_S = 0.005  # of one contestant's turn
+SIZES = [8, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 64 << 20]
+GATHERED = [64 << 10, 1 << 20, 16 << 20]
+WIDTHS = (512, 2048, 2048, 2048, 2048, 2048, 2048, 512)  # 23 million parameters
+
+
+def all_reduce(group, nbytes):
+    x = torch.zeros(nbytes // 4)
+    return lambda: dist.all_reduce(x, group=group)
+
+
+def all_gather(group, nbytes):
+    x, out = torch.zeros(nbytes // 4 // RANKS), torch.empty(nbytes // 4)
+    return lambda: dist.all_gather_into_tensor(out, x, group=group)
+
+
+def reduce_scatter(group, nbytes):
+    x, out = torch.zeros(nbytes // 4), torch.empty(nbytes // 4 // RANKS)
+    return lambda: dist.reduce_scatter_tensor(out, x, group=group)
+
+
+def broadcast(group, nbytes):
+    x = torch.zeros(nbytes // 4)
+    return lambda: dist.broadcast(x, 0, group=group)
+
+
+def all_to_all(group, nbytes):
+    x, out = torch.zeros(nbytes // 4), torch.empty(nbytes // 4)
+    return lambda: dist.all_to_all_single(out, x, group=group)
+
+
+def ping_pong(group, nbytes):
+    x, other = torch.zeros(nbytes // 4), 1 - dist.get_rank()
+
+    def turn():
+        for receive in (dist.get_rank() == 1, dist.get_rank() == 0):
+            (dist.recv if receive else dist.send)(x, other, group=group)
+
+    return turn
+
+
+def barrier(group, nbytes):
+    return lambda: dist.barrier(group)
+
+
+OPERATIONS = [(all_reduce, nbytes) for nbytes in SIZES]
+OPERATIONS += [(op, n) for op in (all_gather, reduce_scatter, broadcast) for n in GATHERED]
+OPERATIONS += [(all_to_all, 1 << 20), (ping_pong, 8), (ping_pong, 1 << 20), (barrier, 0)]
+
+
+def model():
+    torch.manual_seed(0)
+    pairs = itertools.pairwise(WIDTHS)
+    return nn.Sequential(*[layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())])
+
+
+def step_of(net):
+    x = torch.randn(8, WIDTHS[0])
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+
+    def step():
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def ddp_step(group):
+    return step_of(DistributedDataParallel(model(), process_group=group))
+
+
+def fsdp_step(group):
+    net, mesh = model(), DeviceMesh.from_group(group, "cpu")
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return step_of(fully_shard(net, mesh=mesh))
+
+
+def plain_step(group):
+    return step_of(model())
+
+
+def timed(call, count):
+    """Return the seconds of one call; of the slower rank."""
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    seconds = torch.tensor((time.perf_counter() - start) / count)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds.item()
+
+
+def duel(contestants, rounds):
+    """Time calls in turn; return a list of seconds for each."""
+    counts = []
+    for call in contestants:
+        call()
+        counts.append(max(1, min(2000, round(SLICE_S / timed(call, 3)))))
+    times = [[] for _ in contestants]
+    for _ in range(rounds):
+        for call, count, found in zip(contestants, counts, times, strict=True):
+            found.append(timed(call, count))
+    return times
+
+
+def row(name, nbytes, gloo, ours):
+    ratios = [g / p for g, p in zip(gloo, ours, strict=True)]
+    return {
+        "operation": name,
+        "nbytes": nbytes,
+        "gloo_us": statistics.median(gloo) * 1e6,
+        "pycoll_us": statistics.median(ours) * 1e6,
+        "gloo_best_us": min(gloo) * 1e6,
+        "pycoll_best_us": min(ours) * 1e6,
+        "ratio": statistics.median(ratios),
+    }
+
+
+def measure(rank, path, rounds, out):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
+    groups = [dist.group.WORLD, dist.new_group(backend="pycoll")]
+    operations, steps = [], []
+    for make, nbytes in OPERATIONS:
+        gloo, ours = duel([make(group, nbytes) for group in groups], rounds)
+        operations.append(row(make.__name__, nbytes, gloo, ours))
+    for make in (ddp_step, fsdp_step):
+        gloo, ours, plain = duel(
+            [*(make(group) for group in groups), plain_step(None)], max(3, rounds // 6)
+        )
+        found = row(make.__name__, 4 * sum(p.numel() for p in model().parameters()), gloo, ours)
+        found["plain_us"] = statistics.median(plain) * 1e6
+        steps.append(found)
+    if rank == 0:
+        out.write_text(json.dumps({"operations": operations, "steps": steps}))
+    dist.destroy_process_group()
+
+
+def size(nbytes):
+    for unit, shift in (("MiB", 20), ("KiB", 10)):
+        if nbytes >= 1 << shift:
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B" if nbytes else ""
+
+
+def table(result):
+    lines = ["| operation | size | gloo | pycoll | times faster | the quickest slices |"]
+    lines += ["|---|---|---|---|---|---|"]
+    lines += [
+        f"| {r['operation']} | {size(r['nbytes'])} | {r['gloo_us']:.1f} us | "
+        f"{r['pycoll_us']:.1f} us | {r['ratio']:.1f} | {r['gloo_best_us']:.1f} us / "
+        f"{r['pycoll_best_us']:.1f} us = {r['gloo_best_us'] / r['pycoll_best_us']:.1f} |"
+        for r in result["operations"]
+    ]
+    lines += ["", "| training step | gloo | pycoll | without communication | communication |"]
+    lines += ["|---|---|---|---|---|"]
+    for r in result["steps"]:
+        gloo, ours = (max(1.0, r[k] - r["plain_us"]) for k in ("gloo_us", "pycoll_us"))
+        lines.append(
+            f"| {r['operation']}, {size(r['nbytes'])} of parameters | {r['gloo_us'] / 1e3:.1f} ms "
+            f"| {r['pycoll_us'] / 1e3:.1f} ms | {r['plain_us'] / 1e3:.1f} ms | "
+            f"{gloo / 1e3:.1f} ms / {ours / 1e3:.1f} ms = {gloo / ours:.1f} times faster |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=61)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "found.json"
+        store = str(Path(folder) / "store")
+        torch.multiprocessing.spawn(measure, (store, args.rounds, found), nprocs=RANKS)
+        result = json.loads(found.read_text())
+    facts = describe() | {"torch": torch.__version__, "load": os.getloadavg()[1]}
+    command = f"python benchmarks/torch_ddp.py --rounds {args.rounds}"
+    head = (
+        f"`{command}`, {time.strftime('%Y-%m-%d')}, {facts['cores']} cores of {facts['cpu']}, "
+        f"PyTorch {facts['torch']}, pycoll {facts['pycoll']} at {facts['commit']}. Two ranks, one "
+        f"thread each; load of the machine {facts['load']:.1f}, of which 2 is this.\n\n"
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    data = {"command": command, "date": time.strftime("%Y-%m-%d"), "machine": facts, **result}
+    (args.out / "torch.json").write_text(json.dumps(data, indent=1) + "\n")
+    (args.out / "torch.md").write_text(head + table(result))
+    print(head + table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+// The part of pycoll._C for messages in the background.
+#include <pybind11/pybind11.h>
+
+#include "gil.h"
+#include "postbox.h"
+
+namespace py = pybind11;
+namespace pycoll {
+
+void bind_postbox(py::module_& m) {
+  using namespace pybind11::literals;
+  using Release = py::call_guard<Unlocked>;
+  py::class_<Postbox>(m, "Postbox")
+      .def(py::init<std::shared_ptr<Engine>>(), "engine"_a)
+      .def(
+          "send",
+          [](Postbox& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst,
+             uint32_t tag) {
+            return box.send(reinterpret_cast<void*>(data), nbytes, type, dst, tag);
+          },
+          "data"_a, "nbytes"_a, "type"_a, "dst"_a, "tag"_a, Release())
+      .def(
+          "recv",
+          [](Postbox& box, uintptr_t data, uint64_t nbytes, uint32_t type, int32_t src,
+             uint32_t tag) {
+            return box.recv(reinterpret_cast<void*>(data), nbytes, type, src, tag);
+          },
+          "data"_a, "nbytes"_a, "type"_a, "src"_a, "tag"_a, Release())
+      .def("done", &Postbox::done, "ticket"_a, Release())
+      .def("wait", &Postbox::wait, "ticket"_a, "timeout_s"_a, Release())
+      .def("close", &Postbox::close, Release());
+}
+
+}  // namespace pycoll

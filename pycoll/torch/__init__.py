@@ -1,0 +1,55 @@
+"""pycoll as a backend of ``torch.distributed``: ``init_process_group("pycoll")``.
+
+Importing this module registers the backend for CPU tensors. `make_default` makes it what CPU
+tensors use when no backend is named. What works is listed in docs/torch.md.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+
+from pycoll.torch.errors import BackendArgumentError, BackendTimeout
+from pycoll.torch.group import ProcessGroupPycoll, create
+
+NAME = "pycoll"
+
+
+def register() -> None:
+    """Make ``"pycoll"`` known to ``torch.distributed``; done by the import, harmless if repeated.
+
+    Raises:
+        RuntimeError: If this PyTorch was built without ``torch.distributed``.
+    """
+    if not dist.is_available():
+        raise RuntimeError("this PyTorch was built without torch.distributed")
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+
+
+def make_default(device: str = "cpu") -> None:
+    """Use pycoll for a kind of device where no backend is named.
+
+    It is what ``init_process_group()`` without a backend, ``init_device_mesh`` and trainers that
+    ask PyTorch for the default take.
+
+    Args:
+        device: ``"cpu"``.
+
+    Raises:
+        ValueError: For a device whose tensors pycoll does not move.
+    """
+    if device != "cpu":
+        raise ValueError(f"device={device!r}; accepted: 'cpu'")
+    dist.Backend.default_device_backend_map[device] = NAME
+
+
+register()
+
+__all__ = [
+    "NAME",
+    "BackendArgumentError",
+    "BackendTimeout",
+    "ProcessGroupPycoll",
+    "make_default",
+    "register",
+]

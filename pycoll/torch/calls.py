@@ -1,0 +1,214 @@
+"""From tensors to the engine: every call a kind of collective, two addresses and a bound plan."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType
+from typing import Any
+
+import torch
+
+from pycoll import _C, algorithms
+from pycoll.runtime.calls import barrier_spec
+from pycoll.runtime.plans import CallSpec
+from pycoll.runtime.select import select
+from pycoll.runtime.session import Session
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.torch.tensors import as_reducible, code
+from pycoll.types import DType, Kind, Order, ReduceOp
+
+_MAX_BOUND = 4096
+_IN_PLACE = (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE)
+_INTERNAL = ("torch.distributed", "pycoll.", "torch.nn.parallel", "torch._ops", "contextlib")
+
+
+class GroupSession(Session):
+    """A session whose calls name the line of the program that called PyTorch.
+
+    Attributes:
+        place: Number of that line, for calls that go through `Session`.
+    """
+
+    place = 0
+
+    def site(self) -> int:
+        """Return the number of the caller's line."""
+        return self.place
+
+
+class Calls:
+    """The collectives of a session on contiguous CPU tensors. For one thread at a time."""
+
+    def __init__(self, session: GroupSession) -> None:
+        """Serve a session."""
+        self.session = session
+        self._bound: dict[tuple, _C.BoundCall] = {}
+        self.sites = Sites(session.engine)
+
+    def reduce(
+        self,
+        kind: Kind,
+        x: torch.Tensor,
+        out: torch.Tensor | None,
+        op: ReduceOp,
+        root: int,
+        site: int,
+        timeout_s: float,
+    ) -> None:
+        """Combine the tensors of all ranks.
+
+        Args:
+            kind: ALL_REDUCE, REDUCE or REDUCE_SCATTER.
+            x: This rank's elements, contiguous.
+            out: Contiguous memory for the result; None where there is none.
+            op: The operation.
+            root: Rank with the result, or 0.
+            site: Number of the place in the program that made the call.
+            timeout_s: Longest time to wait for the peers.
+
+        Raises:
+            ArgumentError: Before anything is sent, if the type cannot be combined like that.
+            CollError: As the collectives of `pycoll.Communicator` do.
+        """
+        x, dtype, op = as_reducible(x, op)
+        if kind not in _IN_PLACE:
+            x = _apart(x, out)
+        bound = self.bind(kind, int(dtype), dtype.itemsize, x.numel(), op, root, dtype)
+        self.run(bound, x, out, site, timeout_s)
+
+    def move(
+        self,
+        kind: Kind,
+        x: torch.Tensor | None,
+        out: torch.Tensor | None,
+        count: int,
+        root: int,
+        site: int,
+        timeout_s: float,
+    ) -> None:
+        """Move elements between ranks.
+
+        Args:
+            kind: BROADCAST, ALL_GATHER, GATHER, SCATTER or ALL_TO_ALL.
+            x: This rank's input, contiguous; None where there is none.
+            out: Contiguous memory for the output; None where there is none.
+            count: Elements of the whole: of all blocks together.
+            root: Root rank, or 0.
+            site: See `reduce`.
+            timeout_s: See `reduce`.
+        """
+        typed = out if x is None else x
+        if x is not None and kind not in _IN_PLACE:
+            x = _apart(x, out)
+        bound = self.bind(kind, code(typed.dtype), typed.element_size(), count, None, root, None)
+        self.run(bound, x, out, site, timeout_s)
+
+    def barrier(self, site: int, timeout_s: float) -> None:
+        """Wait until every rank has made this call."""
+        bound = self._bound.get((Kind.BARRIER,))
+        if bound is None:
+            spec = barrier_spec(algorithms.find("all_reduce", "one_shot"))
+            bound = self._bound[Kind.BARRIER,] = self.session.bind(spec, None)
+        self.run(bound, None, None, site, timeout_s)
+
+    def run(self, bound: _C.BoundCall, x: Any, out: Any, site: int, timeout_s: float) -> None:
+        """Run a bound call."""
+        x_ptr = 0 if x is None else x.data_ptr()
+        out_ptr = 0 if out is None else out.data_ptr()
+        self.session.guard(self.session.engine.run, bound, x_ptr, out_ptr, site, timeout_s)
+
+    def bind(
+        self,
+        kind: Kind,
+        type_code: int,
+        itemsize: int,
+        count: int,
+        op: ReduceOp | None,
+        root: int,
+        dtype: DType | None,
+    ) -> _C.BoundCall:
+        """Choose the algorithm of a call and bind its plan; quick for a call made before."""
+        key = (kind, type_code, count, op, root)
+        bound = self._bound.get(key)
+        if bound is None and self.session.engine:  # raises after a close
+            if len(self._bound) >= _MAX_BOUND:
+                self._bound.clear()
+            bound = self._bound[key] = self._bind(*key, itemsize, dtype)
+        return bound
+
+    def _bind(
+        self,
+        kind: Kind,
+        type_code: int,
+        count: int,
+        op: ReduceOp | None,
+        root: int,
+        itemsize: int,
+        dtype: DType | None,
+    ) -> _C.BoundCall:
+        collective = kind.name.lower()
+        operation = ReduceOp.SUM if op is None else op
+        size = self.session.world_size
+        choice = select(collective, count * itemsize, size, dtype=dtype, op=operation)
+        params = dict(choice.params)
+        if "root" in choice.algorithm.params:
+            params["root"] = root
+        spec = CallSpec(
+            kind=kind,
+            collective=collective,
+            algorithm=choice.algorithm,
+            params=tuple(sorted(params.items())),
+            direct=choice.direct,
+            dtype=type_code,
+            itemsize=itemsize,
+            count=count,
+            op=operation,
+            order=Order[(choice.order or "any").upper()],
+            root=root if COLLECTIVES[collective].rooted else 0,
+        )
+        return self.session.bind(spec, None)
+
+
+def _apart(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Return the elements in memory that the output does not touch."""
+    if out is None:
+        return x
+    a, b = x.data_ptr(), out.data_ptr()
+    return x if a + x.nbytes <= b or b + out.nbytes <= a else x.clone()
+
+
+class Sites:
+    """Numbers of the places in the program that make calls, for error messages."""
+
+    def __init__(self, engine: _C.Engine) -> None:
+        """Number places for an engine."""
+        self._engine = engine
+        self._internal: dict[int, tuple[CodeType, bool]] = {}  # by id; the code is kept alive
+        self._numbers: dict[tuple[int, int], tuple[CodeType, int]] = {}
+
+    def here(self) -> int:
+        """Return the number of the innermost line that belongs neither to PyTorch nor to pycoll."""
+        frame = sys._getframe(1)
+        internal = self._internal
+        while True:
+            code = frame.f_code
+            known = internal.get(id(code))
+            if known is None:
+                inside = frame.f_globals.get("__name__", "").startswith(_INTERNAL)
+                known = internal[id(code)] = (code, inside)
+            if not known[1]:
+                break
+            outer = frame.f_back
+            if outer is None:
+                break
+            frame = outer
+        key = (id(code), frame.f_lasti)
+        found = self._numbers.get(key)
+        if found is None:
+            if len(self._numbers) >= _MAX_BOUND:  # code that is made and run again and again
+                self._numbers.clear()
+                internal.clear()
+            where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
+            found = self._numbers[key] = (code, self._engine.site(where))
+        return found[1]

@@ -1,0 +1,207 @@
+"""What every operation of a process group rests on: its session, its errors, how calls are run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from pycoll.errors import ArgumentError, CollError, CommClosed, ForkedError
+from pycoll.torch.calls import Calls, GroupSession
+from pycoll.torch.errors import as_torch
+from pycoll.torch.work import Background, DoneWork, PendingWork, Tensors
+
+Job = Callable[[], Any]
+Prepare = Callable[[], tuple[Job, Tensors]]
+
+
+class _StandIn(c10d.Backend):
+    def name(self) -> str:
+        return "pycoll"
+
+    getBackendName = name
+
+
+class Core(dist.ProcessGroup):
+    """A process group without operations: what c10d asks of any group, and `_start`."""
+
+    def __init__(self, session: GroupSession, store: dist.Store, name: str) -> None:
+        """Wrap a session; see `pycoll.torch.group.create`."""
+        super().__init__(session.rank, session.world_size)
+        self._rank, self._size = session.rank, session.world_size
+        self._session = session
+        self._calls = Calls(session)
+        self._store, self._name, self._desc = store, name, "undefined"
+        self._timeout_s = session.config.timeout_s
+        self._lock = threading.Lock()  # one thread at a time in the engine
+        self._background = Background(f"pycoll-{name}")
+        self._closed = False
+        self._stand_in()
+
+    def _stand_in(self) -> None:
+        """Register a backend without operations, which PyTorch 2.15 attaches its hooks to."""
+        try:
+            self._hooked = _StandIn(self._rank, self._size)
+        except TypeError:  # before 2.15
+            return
+        self._register_backend(torch.device("cpu"), self.BackendType.CUSTOM, self._hooked)
+        self._set_default_backend(self.BackendType.CUSTOM)
+
+    # ---- running calls
+
+    def _start(self, what: str, prepare: Prepare, opts: Any) -> dist.Work:
+        """Run a call, at once or in the background as `opts` says.
+
+        Args:
+            what: Name of the operation, for messages.
+            prepare: Checks the arguments; returns the call and the tensors of its result.
+            opts: PyTorch's options of the call.
+        """
+        try:
+            job, tensors = prepare()
+        except ArgumentError as error:
+            self._refuse(what, error)
+            raise self._error(error, what) from error
+        if getattr(opts, "asyncOp", True):
+            return self._submit(what, job, tensors)
+        self._now(what, job, tensors)
+        return DoneWork(tensors)
+
+    def _submit(self, what: str, job: Job, tensors: Tensors) -> PendingWork:
+        try:
+            return self._background.submit(lambda: self._run(what, job), tensors)
+        except (CommClosed, ForkedError) as error:
+            raise self._error(error, what) from error
+
+    def _now(self, what: str, job: Job, tensors: Tensors) -> None:
+        """Run a call behind those in the background."""
+        if self._background.busy:
+            self._submit(what, job, tensors).wait()
+        else:
+            self._run(what, job)
+
+    def _run(self, what: str, job: Job) -> None:
+        try:
+            with self._lock:
+                job()
+        except CollError as error:
+            raise self._error(error, what) from error
+
+    def _error(self, error: CollError, what: str) -> dist.DistBackendError:
+        where = f"{what} on rank {self._rank} of {self._size} in group {self._name!r}"
+        return as_torch(error, where)
+
+    def _refuse(self, what: str, error: Exception) -> None:
+        """Take part in the call that the peers make by telling them that it cannot be made."""
+        text = f"{type(error).__name__}: {error}"
+        engine, site = self._session.engine, self._calls.sites.here()
+        self._now(what, lambda: self._session.guard(engine.refuse, text, site), [])
+
+    def _limit(self, opts: Any) -> float:
+        """Return the seconds that a call may wait for its peers."""
+        timeout = opts.timeout
+        return self._timeout_s if timeout.days < 0 else timeout.total_seconds()  # -1 ms: not set
+
+    # ---- what c10d asks
+
+    def rank(self) -> int:
+        """Return the rank of this process in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._size
+
+    def name(self) -> str:
+        """Return the name of the backend."""
+        return "pycoll"
+
+    getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
+
+    @property
+    def group_name(self) -> str:
+        """Name by which functional collectives find the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """Description that was given to ``new_group``."""
+        return self._desc
+
+    def getGroupName(self) -> str:
+        """Return the name; for C++."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Rename the group."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Return the description; for C++."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        """Describe the group."""
+        self._desc = desc
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    @property
+    def supports_splitting(self) -> bool:
+        """Whether ``split_group`` works; make groups with ``new_group``."""
+        return False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        """Whether single calls can be collected and run together."""
+        return False
+
+    def _get_backend(self, device: torch.device) -> Core:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"no backend for {device} in this group; pycoll moves CPU tensors")
+        return self
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._session.engine.iteration
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: ranks count from the same number."""
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        if self._background.busy:
+            self._background.submit(lambda: None, []).wait()
+
+    def get_group_store(self) -> dist.Store:
+        """Return the store of the group."""
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the longest time that calls wait for their peers."""
+        self._timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Finish what runs in the background and leave the group; harmless if repeated."""
+        if not self._closed:
+            self._closed = True
+            self._background.stop()
+            self._session.close()
+
+    def abort(self) -> None:
+        """Make every rank's present or next call raise, and leave the group."""
+        if not self._closed:
+            self._session.guard(self._session.engine.abort, "abort was called on the process group")
+            self.shutdown()

@@ -1,0 +1,67 @@
+"""The process group of the backend, and how PyTorch makes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pycoll import _C
+from pycoll.errors import CollError
+from pycoll.torch.bootstrap import join
+from pycoll.torch.calls import GroupSession
+from pycoll.torch.compiling import run_as_it_is
+from pycoll.torch.core import Core
+from pycoll.torch.errors import as_torch
+from pycoll.torch.messages import Messages, MessageWork
+from pycoll.torch.moves import Moves
+from pycoll.torch.reductions import Reductions
+from pycoll.torch.work import DoneWork, PendingWork
+
+
+class ProcessGroupPycoll(Reductions, Moves, Messages, Core):
+    """A group of ranks on one host that exchange CPU tensors through pycoll.
+
+    Made by ``torch.distributed.init_process_group("pycoll")`` and ``new_group``. Synchronous calls
+    run on the calling thread, asynchronous ones on a thread of the group, in the order in which
+    they were made. Tensors that are not contiguous are packed and unpacked.
+
+    Errors are `torch.distributed.DistBackendError` and carry pycoll's text: what was called where,
+    by whom, and what to do.
+    """
+
+    def __init__(self, session: GroupSession, store: dist.Store, name: str) -> None:
+        """Wrap a session; see `create`."""
+        super().__init__(session, store, name)
+        self._hot: dict[tuple[torch.dtype, int], _C.BoundCall] = {}
+        self._open_messages()
+
+    def shutdown(self) -> None:
+        """Finish what runs in the background and leave the group; harmless if repeated."""
+        self._hot.clear()
+        self._postbox.close()
+        super().shutdown()
+
+
+run_as_it_is(ProcessGroupPycoll, DoneWork, PendingWork, MessageWork)
+
+
+def create(options: Any, backend_options: Any = None) -> ProcessGroupPycoll:
+    """Make a group; called by PyTorch on every rank of it.
+
+    Args:
+        options: PyTorch's description of the group: store, rank, size, timeout, name.
+        backend_options: None; there are no options of our own.
+
+    Raises:
+        DistBackendError: If the group cannot be made, naming the ranks that are missing.
+    """
+    rank, size, name = options.group_rank, options.group_size, str(options.group_id)
+    try:
+        if backend_options is not None:
+            raise CollError(f"pg_options={backend_options!r}; this backend has no options")
+        session = join(options.store, rank, size, options.timeout.total_seconds())
+    except CollError as error:
+        raise as_torch(error, f"making group {name!r} on rank {rank} of {size}") from error
+    return ProcessGroupPycoll(session, options.store, name)

@@ -1,0 +1,166 @@
+"""Tagged messages between two ranks: send, recv, recv from any rank."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from pycoll import _C
+from pycoll.errors import ArgumentError, CollError
+from pycoll.torch.reductions import single
+from pycoll.torch.tensors import code, source, store, target
+from pycoll.torch.work import DoneWork, Tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MAX_TAG = 2**32 - 1
+_ANY = -1
+_SWEEP = 64  # messages under way before those that nobody waits for are looked at
+
+
+class MessageWork(dist.Work):
+    """A message under way."""
+
+    def __init__(
+        self, group: Any, what: str, ticket: int, box: torch.Tensor, tensors: Tensors
+    ) -> None:
+        """Hold on to a message in the postbox; `box` is its memory."""
+        super().__init__()
+        self._group, self._what, self._ticket = group, what, ticket
+        self._box, self._tensors = box, tensors
+        self._lock = threading.Lock()
+        self._ended = False
+        self._error: BaseException | None = None
+        self._source = -1
+        self._future: torch.futures.Future | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the message and return True.
+
+        Raises:
+            BackendTimeout: If it has not come by then.
+            DistBackendError: If it cannot come any more, or has another size or type.
+        """
+        limit = 0.0 if timeout is None else timeout.total_seconds()
+        with self._lock:
+            if not self._ended:
+                self._finish(limit if limit > 0 else self._group._timeout_s)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _finish(self, limit: float) -> None:
+        try:
+            self._source = self._group._postbox.wait(self._ticket, limit)
+        except _C.EngineError as failure:
+            error = self._group._error(self._group._session.error(*failure.args), self._what)
+            if isinstance(error, TimeoutError):
+                raise error from None  # the message is still under way
+            self._error = error
+        else:
+            if self._what == "recv":
+                store(self._box, self._tensors[0])
+        self._ended = True
+        self._group._under_way.discard(self)
+
+    def is_completed(self) -> bool:
+        """Tell whether the message has arrived, or has left."""
+        if not self._ended and self._group._postbox.done(self._ticket):
+            try:
+                self.wait()
+            except dist.DistBackendError:
+                return True
+        return self._ended
+
+    def is_success(self) -> bool:
+        """Tell whether it has ended without an error."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error, if it failed."""
+        return self._error
+
+    def synchronize(self) -> None:
+        """Wait for the message."""
+        self.wait()
+
+    def result(self) -> Tensors:
+        """Return the tensor, once the message has ended."""
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Return the rank that sent it."""
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future:
+        """Return a future of the tensor, completed by a thread of its own."""
+        if self._future is None:
+            promise = torch.futures.Future()
+            self._future = promise.then(lambda _: self.result())
+            threading.Thread(target=self._complete, args=(promise,), daemon=True).start()
+        return self._future
+
+    def _complete(self, promise: torch.futures.Future) -> None:
+        try:
+            self.wait()
+        except BaseException as error:
+            self._error, self._ended = error, True
+        promise.set_result(None)
+
+
+class Messages:
+    """Mixed into a process group."""
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> dist.Work:
+        """Send a tensor to one rank."""
+        return self._post("send", tensors, dst, tag)
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
+        """Receive a tensor of the same size and type from one rank."""
+        return self._post("recv", tensors, src, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
+        """Receive a tensor from whichever rank sends first."""
+        return self._post("recv", tensors, _ANY, tag)
+
+    def _post(self, what: str, tensors: Tensors, peer: int, tag: int) -> dist.Work:
+        try:
+            box, post = self._message(what, tensors, peer, tag)
+            ticket = self._session.guard(
+                post, box.data_ptr(), box.nbytes, code(box.dtype), peer, tag
+            )
+        except CollError as error:
+            raise self._error(error, what) from error
+        if ticket == 0:  # sent
+            return DoneWork(tensors)
+        if len(self._under_way) >= _SWEEP:
+            for other in tuple(self._under_way):
+                other.is_completed()
+        work = MessageWork(self, what, ticket, box, tensors)
+        self._under_way.add(work)
+        return work
+
+    def _message(
+        self, what: str, tensors: Tensors, peer: int, tag: int
+    ) -> tuple[torch.Tensor, Callable]:
+        lowest = _ANY if what == "recv" else 0
+        if not lowest <= peer < self._size:
+            raise ArgumentError(f"rank {peer} is not in this group of {self._size} ranks")
+        if not 0 <= tag <= _MAX_TAG:
+            raise ArgumentError(f"tag={tag}; accepted: 0 to {_MAX_TAG}")
+        tensor = single(tensors, what)
+        if what == "send":
+            return source(tensor), self._postbox.send
+        return target(tensor), self._postbox.recv
+
+    def _open_messages(self) -> None:
+        self._postbox = _C.Postbox(self._session.engine)
+        self._under_way: set[MessageWork] = set()  # keeps their memory alive

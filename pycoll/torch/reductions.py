@@ -1,0 +1,215 @@
+"""The operations that combine tensors: all_reduce, reduce, reduce_scatter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from pycoll import _C
+from pycoll.errors import ArgumentError
+from pycoll.torch.core import Job
+from pycoll.torch.tensors import DTYPES, Reduction, as_reducible, reduction, source, store, target
+from pycoll.torch.work import DoneWork, Tensors
+from pycoll.types import Kind, ReduceOp
+
+_SUM = dist.ReduceOp.SUM
+_STRIDED = torch.strided
+_MAX_HOT = 1024
+
+
+def single(tensors: Tensors, what: str) -> torch.Tensor:
+    """Return the only tensor of a list.
+
+    Raises:
+        ArgumentError: If there are more, or none.
+    """
+    if len(tensors) != 1:
+        raise ArgumentError(f"{what}: {len(tensors)} tensors, expected one: a rank has one device")
+    return tensors[0]
+
+
+def _contribution(x: torch.Tensor, how: Reduction) -> torch.Tensor:
+    as_reducible(x, how.op)  # raises here rather than after other tensors were sent
+    return x if how.factor is None else x * how.factor
+
+
+class Reductions:
+    """Mixed into a process group."""
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        """Combine a tensor in place; every rank gets the result."""
+        opts = c10d.AllreduceOptions() if opts is None else opts
+        tensor = tensors[0]
+        bound = self._hot.get((tensor.dtype, tensor.numel()))
+        if (
+            bound is None
+            or opts.asyncOp
+            or opts.reduceOp != _SUM
+            or tensor.layout is not _STRIDED
+            or not tensor.is_contiguous()
+            or not tensor.is_cpu
+            or self._background.busy
+            or len(tensors) != 1
+        ):
+            return self._allreduce_slow(tensors, opts)
+        address, site = tensor.data_ptr(), self._calls.sites.here()
+        limit = self._limit(opts)
+        try:
+            with self._lock:
+                self._session.engine.run(bound, address, address, site, limit)
+        except _C.EngineError as failure:
+            error = self._session.error(*failure.args)
+            raise self._error(error, "all_reduce") from error
+        return DoneWork(tensors)
+
+    def _allreduce_slow(self, tensors: Tensors, opts: Any) -> dist.Work:
+        def prepare() -> tuple[Job, Tensors]:
+            single(tensors, "all_reduce")
+            return self._all_reduce(tensors, opts), tensors
+
+        work = self._start("all_reduce", prepare, opts)
+        tensor = tensors[0]
+        known = DTYPES.get(tensor.dtype)
+        if known is not None and opts.reduceOp == _SUM and len(self._hot) < _MAX_HOT:
+            count = tensor.numel()
+            self._hot[tensor.dtype, count] = self._calls.bind(
+                Kind.ALL_REDUCE, int(known), known.itemsize, count, ReduceOp.SUM, 0, known
+            )
+        return work
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        """Combine several tensors in place, one after the other."""
+        opts = c10d.AllreduceCoalescedOptions() if opts is None else opts
+        return self._start(
+            "all_reduce_coalesced", lambda: (self._all_reduce(tensors, opts), list(tensors)), opts
+        )
+
+    def _all_reduce(self, tensors: Tensors, opts: Any) -> Job:
+        how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
+        boxes = [source(tensor, "the tensor") for tensor in tensors]
+        inputs = [_contribution(box, how) for box in boxes]
+
+        def job() -> None:
+            for x, box, tensor in zip(inputs, boxes, tensors, strict=True):
+                self._combine(Kind.ALL_REDUCE, x, box, how.op, 0, site, limit)
+                store(box, tensor)
+
+        return job
+
+    def reduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
+        """Combine a tensor of all ranks on the root; that of the others stays as it is."""
+        opts = c10d.ReduceOptions() if opts is None else opts
+
+        def prepare() -> tuple[Job, Tensors]:
+            how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
+            tensor, root = single(tensors, "reduce"), opts.rootRank
+            box = source(tensor, "the tensor")
+            x = _contribution(box, how)
+
+            def job() -> None:
+                out = box if self._rank == root else None
+                self._combine(Kind.REDUCE, x, out, how.op, root, site, limit)
+                if out is not None:
+                    store(box, tensor)
+
+            return job, tensors
+
+        return self._start("reduce", prepare, opts)
+
+    def reduce_scatter(
+        self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
+    ) -> dist.Work:
+        """Combine lists of tensors; rank r gets the r-th. They may differ in size."""
+        opts = c10d.ReduceScatterOptions() if opts is None else opts
+
+        def prepare() -> tuple[Job, Tensors]:
+            how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
+            output, parts = single(outputs, "reduce_scatter"), single(inputs, "reduce_scatter")
+            self._check_parts(parts, output, "the input list")
+            x = _contribution(torch.cat([source(p).reshape(-1) for p in parts]), how)
+            out = target(output)
+            counts = [part.numel() for part in parts]
+
+            def job() -> None:
+                if len(set(counts)) == 1:
+                    self._combine(Kind.REDUCE_SCATTER, x, out, how.op, 0, site, limit)
+                else:
+                    self._session.place = site
+                    self._combine_uneven(x, out, counts, how.op, limit)
+                store(out, output)
+
+            return job, outputs
+
+        return self._start("reduce_scatter", prepare, opts)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> dist.Work:
+        """Combine a tensor of all ranks; rank r gets its r-th block."""
+        opts = c10d.ReduceScatterOptions() if opts is None else opts
+        return self._start(
+            "reduce_scatter", lambda: (self._scatter_sums([output], [input], opts), [output]), opts
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> dist.Work:
+        """Do `reduce_scatter_single` for several tensors."""
+        opts = c10d.ReduceScatterOptions() if opts is None else opts
+        return self._start(
+            "reduce_scatter_coalesced",
+            lambda: (self._scatter_sums(outputs, inputs, opts), list(outputs)),
+            opts,
+        )
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _scatter_sums(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
+        how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
+        calls = []
+        for output, given in zip(outputs, inputs, strict=True):
+            if given.numel() != self._size * output.numel() or given.dtype != output.dtype:
+                raise ArgumentError(
+                    f"the input has {given.numel()} elements of {given.dtype}, the output "
+                    f"{output.numel()} of {output.dtype}; expected {self._size} times as many of "
+                    "the same type"
+                )
+            calls.append((_contribution(source(given), how), target(output), output))
+
+        def job() -> None:
+            for x, out, output in calls:
+                self._combine(Kind.REDUCE_SCATTER, x, out, how.op, 0, site, limit)
+                store(out, output)
+
+        return job
+
+    def _combine(
+        self,
+        kind: Kind,
+        x: torch.Tensor,
+        out: torch.Tensor | None,
+        op: ReduceOp,
+        root: int,
+        site: int,
+        limit: float,
+    ) -> None:
+        self._calls.reduce(kind, x, out, op, root, site, limit)
+
+    def _combine_uneven(
+        self, x: torch.Tensor, out: torch.Tensor, counts: list[int], op: ReduceOp, limit: float
+    ) -> None:
+        flat, _, operation = as_reducible(x, op)
+        scale = flat.numel() // max(1, x.numel())
+        self._session.reduce_scatter_v(
+            flat.reshape(-1),
+            [scale * count for count in counts],
+            operation.name.lower(),
+            None,
+            as_reducible(out.reshape(-1), op)[0].reshape(-1),
+            limit,
+        )

@@ -1,0 +1,132 @@
+"""What the engine has to know of a tensor: its memory, its type, and how its elements combine."""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from pycoll.errors import ArgumentError
+from pycoll.types import DType, ReduceOp
+
+_NAMES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
+DTYPES = {getattr(torch, name): DType[name.upper()] for name in _NAMES.split()}
+"""Types that reductions understand."""
+
+OPS = {
+    dist.ReduceOp.SUM: ReduceOp.SUM,
+    dist.ReduceOp.AVG: ReduceOp.AVG,
+    dist.ReduceOp.PRODUCT: ReduceOp.PROD,
+    dist.ReduceOp.MIN: ReduceOp.MIN,
+    dist.ReduceOp.MAX: ReduceOp.MAX,
+    dist.ReduceOp.BAND: ReduceOp.AND,
+    dist.ReduceOp.BOR: ReduceOp.OR,
+    dist.ReduceOp.BXOR: ReduceOp.XOR,
+}
+_BITWISE = (ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
+# A bool is a byte that holds 0 or 1, and the result has to be one again.
+_BOOL_OPS = {
+    ReduceOp.SUM: ReduceOp.MAX,
+    ReduceOp.PROD: ReduceOp.MIN,
+    **{op: op for op in (*_BITWISE, ReduceOp.MIN, ReduceOp.MAX)},
+}
+
+
+class Reduction(NamedTuple):
+    """How elements of all ranks are combined.
+
+    Attributes:
+        op: The operation.
+        factor: What every rank's elements are multiplied by first, or None.
+    """
+
+    op: ReduceOp
+    factor: float | torch.Tensor | None = None
+
+
+def reduction(op: dist.ReduceOp) -> Reduction:
+    """Return PyTorch's reduction operation in pycoll's words.
+
+    Raises:
+        ArgumentError: For an operation that is not known.
+    """
+    kind = op.op if isinstance(op, dist.ReduceOp) else op
+    known = OPS.get(kind)
+    if known is not None:
+        return Reduction(known)
+    if kind == dist.ReduceOp.PREMUL_SUM:
+        return Reduction(ReduceOp.SUM, op.__getstate__()[1])
+    raise ArgumentError(f"{kind} is not known; accepted: {', '.join(o.name for o in OPS)}")
+
+
+def check(tensor: torch.Tensor, what: str) -> None:
+    """Refuse a tensor whose memory the engine cannot work on.
+
+    Raises:
+        ArgumentError: For sparse and device tensors.
+    """
+    if tensor.layout is not torch.strided:
+        raise ArgumentError(
+            f"{what} has layout {tensor.layout}; sparse tensors are not supported: reduce "
+            "tensor.to_dense(), or use gloo for this group"
+        )
+    if not tensor.is_cpu:
+        raise ArgumentError(f"{what} lives on {tensor.device}; this backend moves CPU tensors")
+
+
+def code(dtype: torch.dtype) -> int:
+    """Return the number that stands for an element type in a call descriptor."""
+    known = DTYPES.get(dtype)
+    return 32 + zlib.crc32(str(dtype).encode()) % 192 if known is None else int(known)
+
+
+def source(tensor: torch.Tensor, what: str = "the input") -> torch.Tensor:
+    """Return the elements of a tensor in contiguous memory: its own if they lie like that."""
+    check(tensor, what)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
+
+
+def target(tensor: torch.Tensor, what: str = "the output") -> torch.Tensor:
+    """Return contiguous memory to receive a tensor: its own, or else to be given to `store`."""
+    check(tensor, what)
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor.detach() if tensor.requires_grad else tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def store(received: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Put what was received into the tensor of the caller, if it is not there already."""
+    if received.data_ptr() != tensor.data_ptr():
+        tensor.data.copy_(received)
+
+
+def as_reducible(tensor: torch.Tensor, op: ReduceOp) -> tuple[torch.Tensor, DType, ReduceOp]:
+    """Return a view of elements that the engine can combine, their type, and the operation.
+
+    Args:
+        tensor: Contiguous.
+        op: The operation.
+
+    Raises:
+        ArgumentError: If the operation is not defined for the element type.
+    """
+    dtype = tensor.dtype
+    known = DTYPES.get(dtype)
+    if known is not None and not (known.is_float and op in _BITWISE):
+        return tensor, known, op
+    if dtype is torch.bool and op in _BOOL_OPS:
+        return tensor.view(torch.uint8), DType.UINT8, _BOOL_OPS[op]
+    if dtype.is_complex and op in (ReduceOp.SUM, ReduceOp.AVG):
+        real = torch.view_as_real(tensor)
+        if real.dtype in DTYPES:
+            return real, DTYPES[real.dtype], op
+    raise ArgumentError(
+        f"{op.name} is not defined for {dtype}; accepted are integers, float16, bfloat16, float32, "
+        "float64 (no bitwise operations on floats), bool without AVG, complex with SUM and AVG"
+    )

@@ -1,0 +1,232 @@
+"""Calls in progress, as PyTorch sees them, and the thread that runs the asynchronous ones."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pycoll.errors import CommClosed, ForkedError
+from pycoll.torch.errors import BackendTimeout
+
+Tensors = list[torch.Tensor]
+
+
+class DoneWork(dist.Work):
+    """A call that ended before it returned."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        """Keep the result."""
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return True."""
+        return True
+
+    def exception(self) -> None:
+        """Return None."""
+
+    def synchronize(self) -> None:
+        """Do nothing: the result is there."""
+
+    def result(self) -> Tensors:
+        """Return the tensors with the result."""
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future:
+        """Return a completed future of the result."""
+        future = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class PendingWork(dist.Work):
+    """A call that runs in the background. May be waited for by several threads."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        """Make a call that has not ended; the tensors are its result."""
+        super().__init__()
+        self._tensors = tensors
+        self._running = threading.Lock()  # held until the call has ended
+        self._running.acquire()
+        self._guard = threading.Lock()  # of the fields below
+        self._ended = False
+        self._error: BaseException | None = None
+        self._promise: torch.futures.Future | None = None
+        self._future: torch.futures.Future | None = None
+
+    def end(self, error: BaseException | None) -> bool:
+        """Say that the call has ended; for whoever runs it, once.
+
+        Returns:
+            Whether there is a future, which `tell` completes.
+        """
+        with self._guard:
+            self._error, self._ended = error, True
+            promised = self._promise is not None
+        self._running.release()
+        return promised
+
+    def tell(self) -> None:
+        """Complete the future, which may run callbacks of the user."""
+        self._promise.set_result(None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the call to end and return True.
+
+        Args:
+            timeout: Longest time to wait; the call itself has its own limit.
+
+        Raises:
+            BackendTimeout: If it has not ended by then; it goes on and may be waited for again.
+            DistBackendError: If it failed.
+        """
+        if not self._ended:
+            limit = -1.0 if timeout is None else timeout.total_seconds()
+            if not self._running.acquire(timeout=limit if limit > 0 else -1):
+                raise BackendTimeout(f"the call has not ended within {limit:.3g} s; it still runs")
+            self._running.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Tell whether the call has ended."""
+        return self._ended
+
+    def is_success(self) -> bool:
+        """Tell whether the call has ended without an error."""
+        return self._ended and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error of the call, if it failed."""
+        return self._error
+
+    def synchronize(self) -> None:
+        """Wait for the call to end."""
+        self.wait()
+
+    def result(self) -> Tensors:
+        """Return the tensors with the result, once the call has ended."""
+        self.wait()
+        return self._tensors
+
+    def get_future(self) -> torch.futures.Future:
+        """Return a future of the result."""
+        with self._guard:
+            if self._future is None:
+                self._promise = torch.futures.Future()
+                # An error raised in `then` is one for C++ too, unlike that of set_exception.
+                self._future = self._promise.then(self._deliver)
+                ended = self._ended
+            else:
+                ended = False
+        if ended:
+            self._promise.set_result(None)
+        return self._future
+
+    def _deliver(self, promise: torch.futures.Future) -> Tensors:
+        if self._error is not None:
+            raise self._error
+        return self._tensors
+
+
+class Background:
+    """Runs calls one after the other, on threads of its own.
+
+    One thread at a time has the turn and runs calls. It hands on the turn before it completes a
+    future, because callbacks may wait for calls that come later.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Name the threads; they are started when they are needed."""
+        self._name = name
+        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self._lock = threading.Lock()  # of the fields below
+        self._turn = threading.Lock()
+        self._submitted = self._finished = 0
+        self._idle = 0  # threads that have the turn or wait for it
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
+        self._pid = os.getpid()  # a child made by fork has no threads
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is queued or running."""
+        return self._submitted != self._finished
+
+    def submit(self, job: Callable[[], Any], tensors: Tensors) -> PendingWork:
+        """Queue a call; its work keeps the tensors alive.
+
+        Raises:
+            CommClosed: After `stop`.
+            ForkedError: In a child of the process.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedError("this process group belongs to the parent process")
+        work = PendingWork(tensors)
+        with self._lock:
+            if self._stopped:
+                raise CommClosed("this process group has been destroyed")
+            if self._idle == 0:
+                self._start()
+            self._submitted += 1
+            self._jobs.put((job, work))
+        return work
+
+    def stop(self) -> None:
+        """Finish what is queued and end the threads."""
+        with self._lock:
+            self._stopped = True
+            threads, self._threads = self._threads, []
+            self._jobs.put(None)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _start(self) -> None:
+        self._idle += 1
+        thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._turn:
+                item = self._jobs.get()
+                if item is None:
+                    self._jobs.put(None)  # for the next thread
+                    return
+                job, work = item
+                error = None
+                try:
+                    job()
+                except BaseException as caught:
+                    error = caught
+                self._finished += 1
+                told = work.end(error)
+                if told:
+                    with self._lock:
+                        self._idle -= 1
+                        if self._idle == 0 and not self._stopped:
+                            self._start()
+            if told:
+                work.tell()
+                with self._lock:
+                    self._idle += 1
+            del item, job, work, error  # keep nothing alive while waiting for the next call

@@ -1,0 +1,67 @@
+"""What trainers do gives the same numbers on pycoll as on gloo."""
+
+import contextlib
+import time
+import warnings
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+
+import pycoll.torch  # noqa: E402
+from pycoll.testing import RankFailed  # noqa: E402
+from worlds_torch import run_group  # noqa: E402
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # PyTorch's own, at import
+    from torch_clients.cases import CASES
+
+# Refused by PyTorch 2.13 itself, by the name of the backend or for want of a GPU.
+GATED = ("SyncBatchNorm", "monitored_barrier")
+SLOW = ("torch.compile of a DDP step (inductor)", "torch.compile of functional collectives")
+
+
+def close(a, b):
+    return len(a) == len(b) and all(
+        abs(x - y) <= 1e-6 * max(1.0, abs(y)) for x, y in zip(a, b, strict=True)
+    )
+
+
+def on_gloo(case):
+    """Return gloo's numbers. Its workers may deadlock where a callback communicates (PowerSGD)."""
+    for tries in range(8):
+        with contextlib.suppress(RankFailed):
+            return run_group(2, case, backend="gloo", timeout=30 * (tries + 1), limit_s=60)
+    raise AssertionError("gloo failed 8 times")
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n not in GATED + SLOW])
+def test_a_client(name):
+    ours = run_group(2, CASES[name], timeout=100, limit_s=60)
+    theirs = on_gloo(CASES[name])
+    assert all(ours)  # some numbers from every rank
+    assert all(map(close, ours, theirs)), (ours, theirs)
+
+
+def test_a_client_at_four_ranks():
+    """The order in which four ranks are combined differs from gloo's, so the bits may."""
+    for name in ("DDP", "FSDP2, hybrid sharding", "pipelining, 1F1B"):
+        ours = run_group(4, CASES[name], timeout=100, limit_s=60)
+        theirs = run_group(4, CASES[name], backend="gloo", timeout=100, limit_s=60)
+        assert all(map(close, ours, theirs)), name
+
+
+def test_a_barrier_that_names_who_is_missing():
+    def body(rank, n):
+        group = dist.group.WORLD
+        group.monitored_barrier(timedelta(seconds=5))
+        if rank == 2:
+            time.sleep(1)
+            return None
+        with pytest.raises(pycoll.torch.BackendTimeout, match="rank 2: has not made this call"):
+            group.monitored_barrier(timedelta(seconds=0.3), wait_all_ranks=True)
+        return True
+
+    assert run_group(3, body)[:2] == [True, True]

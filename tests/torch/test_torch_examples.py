@@ -1,0 +1,70 @@
+"""The PyTorch examples give the losses that they give with gloo."""
+
+import contextlib
+import importlib.util
+import io
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pycoll.testing import run_processes  # noqa: E402
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NEEDS = {"torch_lightning": "lightning", "torch_accelerate": "accelerate"}
+NAMES = sorted(path.stem for path in EXAMPLES.glob("torch_*.py"))
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_example(name, backend):
+    """Run an example on two forked ranks as torchrun does; return the losses that it prints."""
+    port = free_port()
+
+    def rank(comm):
+        place = {"RANK": comm.rank, "LOCAL_RANK": comm.rank, "WORLD_SIZE": comm.world_size}
+        place |= {"LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": 0, "NODE_RANK": 0}
+        os.environ.update({key: str(value) for key, value in place.items()})
+        warnings.simplefilter("ignore")  # PyTorch's own
+        sys.argv = [f"{name}.py", backend]
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return printed.getvalue()
+
+    text = "".join(run_processes(2, rank, timeout=100))
+    assert f"{backend}: loss" in text
+    return [float(word) for word in text.splitlines()[-1].split()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example(name):
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not installed")
+    ours, theirs = run_example(name, "pycoll"), run_example(name, "gloo")
+    assert ours == theirs  # two ranks: a + b is the same in either order
+    assert ours[-1] < 0.8 * ours[0]
+
+
+def test_torchrun():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(EXAMPLES / "torch_ddp.py")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("pycoll: loss")
