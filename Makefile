@@ -5,6 +5,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+MPIS := mpich openmpi
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CANDIDATES := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3.10 python3)
 CXX_NAMES := -name '*.cpp' -o -name '*.h' -o -name '*.inl'
@@ -17,12 +18,12 @@ FIND_PYTHON = for python in $(CANDIDATES); do \
       or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
       >/dev/null 2>&1 && echo "$$python" && break; done
 
-.PHONY: help tools build demo test native asan tsan lint format clean
+.PHONY: help tools build demo test test-mpi native asan tsan lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
-	  || sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
 
 tools:  ## check that Python and the compiler are there, and say what is missing
 	@missing=""; \
@@ -58,6 +59,17 @@ demo: build  ## train on four ranks, measure, and draw a schedule
 test: build native  ## run every test that needs two cores and nothing else
 	$(BIN)/python -m pytest $(ARGS)
 
+$(VENV)-%/installed: | $(VENV)/installed
+	@echo "installing $* into $(VENV)-$*"
+	@$(BIN)/python -m venv $(VENV)-$*
+	@$(VENV)-$*/bin/python -m pip --disable-pip-version-check -q install numpy "mpi4py>=4" $* \
+	  "pytest>=8" "pytest-timeout>=2.3" ml-dtypes
+	@touch $@
+
+test-mpi: build $(foreach mpi,$(MPIS),$(VENV)-$(mpi)/installed)  ## run the tests of MPI under each MPI
+	@for mpi in $(MPIS); do echo "under $$mpi:"; \
+	  PYTHONPATH=. $(VENV)-$$mpi/bin/python -m pytest tests/mpi $(ARGS) || exit 1; done
+
 native: tools  ## run the C++ tests
 	bash tests/native/run.sh
 
@@ -78,5 +90,5 @@ format: $(VENV)/installed  ## rewrite the sources in the style that lint checks
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:  ## remove everything that was built, the virtual environment too
-	rm -rf $(VENV) build tests/native/build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* build tests/native/build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "engine.h"
+#include "mpi_engine.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -51,6 +52,7 @@ struct Site {
 
 struct State {
   std::shared_ptr<Engine> engine;
+  std::shared_ptr<MpiEngine> mpi;  // instead of `engine`
   std::shared_ptr<Heap> heap;
   py::object slow, site, fail;  // weak references to bound methods, so that nothing is kept alive
   std::array<Entry, kSlots> entries;
@@ -142,7 +144,11 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
   bool failed = false;
   PyThreadState* thread = PyEval_SaveThread();
   try {
-    state.engine->run(*call, arrays.in, target, site);
+    if (state.engine != nullptr) {
+      state.engine->run(*call, arrays.in, target, site);
+    } else {
+      state.mpi->run(*call, arrays.in, target, site);
+    }
   } catch (const Error& error) {
     failed = true;
     kind = error.kind();
@@ -150,6 +156,10 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
   }
   PyEval_RestoreThread(thread);
   if (!failed) return result.release().ptr();
+  if (state.mpi != nullptr && state.mpi->failed()) {
+    keep.inc_ref();  // MPI may still look at these arrays
+    result.inc_ref();
+  }
   if (PyErr_Occurred() == nullptr) state.fail()(kind, text);
   return nullptr;
 }
@@ -199,6 +209,7 @@ PyObject* forget(PyObject* self, PyObject*) {
   State& state = *reinterpret_cast<Fastcall*>(self)->state;
   for (Entry& entry : state.entries) entry = Entry();
   state.engine.reset();
+  state.mpi.reset();
   state.heap.reset();
   Py_RETURN_NONE;
 }
@@ -208,7 +219,11 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
     if (given.size() != 5) throw py::type_error("Fastcall takes engine, heap, slow, site, fail");
     auto state = std::make_unique<State>();
-    state->engine = given[0].cast<std::shared_ptr<Engine>>();
+    if (py::isinstance<MpiEngine>(given[0])) {
+      state->mpi = given[0].cast<std::shared_ptr<MpiEngine>>();
+    } else {
+      state->engine = given[0].cast<std::shared_ptr<Engine>>();
+    }
     state->heap = given[1].cast<std::shared_ptr<Heap>>();
     state->slow = given[2];
     state->site = given[3];

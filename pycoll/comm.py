@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pycoll.errors import ArgumentError
 from pycoll.runtime.groups import split
-from pycoll.runtime.methods import collective
+from pycoll.runtime.methods import CallOptions, collective
 from pycoll.runtime.session import Session
 from pycoll.runtime.work import BoundPlan, Work
 from pycoll.schedule.ir import Algorithm
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 
 ANY = -1
 """As ``src`` of `Communicator.recv`: from whichever rank sends first."""
-
-
-class CallOptions(TypedDict, total=False):
-    """Keyword arguments that every collective takes; see `Communicator`."""
-
-    algorithm: str | Algorithm | None
-    timeout: float | None
-    async_op: bool
 
 
 class Communicator:
@@ -69,6 +61,11 @@ class Communicator:
         """Number of ranks."""
         return self._session.world_size
 
+    @property
+    def transport(self) -> str:
+        """How its ranks reach each other, in words."""
+        return self._session.transport
+
     def __repr__(self) -> str:
         return f"<pycoll.Communicator rank {self.rank} of {self.world_size}>"
 
@@ -102,8 +99,7 @@ class Communicator:
             op: ``sum``, ``prod``, ``min``, ``max``, ``avg``; for integers ``and``, ``or``, ``xor``.
             out: Array of the shape of ``x``.
             order: ``tree`` (the in-order balanced tree; the default), ``rank`` (the serial loop
-            over
-                ranks) or ``any`` (whatever is fastest).
+                over ranks) or ``any`` (whatever is fastest).
             algorithm: See the class.
             timeout: See the class.
             async_op: See the class.

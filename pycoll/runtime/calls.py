@@ -18,7 +18,7 @@ from pycoll.runtime.plans import CallSpec, Extents, PlanCache
 from pycoll.runtime.select import select
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
-from pycoll.types import DType, Kind, Order, ReduceOp
+from pycoll.types import Kind, Order, ReduceOp
 
 Shape = tuple[int, ...]
 
@@ -94,6 +94,8 @@ class Prepared:
         in_ptr, out_ptr: Addresses of the user's memory, 0 where there is none.
         result: What the call returns.
         keep: Objects that must stay alive until the call is done.
+        two_levels: Nobody has asked for an algorithm, so it may go through hosts first.
+        spec: What it does, apart from where the arrays are.
         plain: The arrays are the caller's own NumPy arrays, so a call like it needs no preparation.
     """
 
@@ -103,6 +105,8 @@ class Prepared:
     result: Any
     keep: tuple
     plain: bool = False
+    spec: CallSpec | None = None
+    two_levels: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,6 +230,7 @@ class Caller:
             op=op,
             direct=mapped,
             algorithm=request.algorithm,
+            messages=self.plans.messages,
         )
         params = dict(choice.params)
         if "root" in choice.algorithm.params:
@@ -247,18 +252,22 @@ class Caller:
         plain = isinstance(typed.source, np.ndarray) and (
             source is None or in_ptr == view(source.source, "x").pointer
         )
-        return Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep, plain)
+        return Prepared(
+            self.plans.bind(spec),
+            in_ptr,
+            out_ptr,
+            result,
+            keep,
+            plain,
+            spec,
+            request.algorithm is None,
+        )
 
 
 def _contiguous(v: ArrayView) -> ArrayView:
     if v.array.flags.c_contiguous:
         return v
     return v._replace(array=np.ascontiguousarray(v.array))
-
-
-def barrier_spec(algorithm: Algorithm) -> CallSpec:
-    """Return the call that moves nothing and makes every rank wait for every other."""
-    return CallSpec(Kind.BARRIER, "all_reduce", algorithm, (), False, int(DType.UINT8), 1, 0)
 
 
 def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Extents) -> CallSpec:
