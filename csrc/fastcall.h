@@ -9,7 +9,8 @@ namespace pycoll {
 enum Arg { kKind, kX, kOut, kOp, kRoot, kOrder, kAlgorithm, kTimeout, kAsync };
 inline constexpr Py_ssize_t kArgs = 9;
 
-// Adds the type `Fastcall`, one object of which belongs to every communicator.
+// Adds the type `Fastcall`, one object of which belongs to every communicator. Its engine is an
+// Engine with a Heap, or an MpiEngine with None.
 //
 //   fast = Fastcall(engine, heap, slow, site, fail)
 //   fast.remember(bound_call, kind, x, out, op, root, order, algorithm, result)

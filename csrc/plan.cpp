@@ -20,6 +20,7 @@ struct Checker {
   void operand(const Operand& o, uint32_t count) const {
     require(o.rank < plan.world_size, "rank ", o.rank, " is not in the world");
     require(o.buffer <= uint16_t(Buffer::kCell), "unknown buffer ", o.buffer);
+    require(!plan.messages || o.rank == plan.rank, "touches memory of rank ", o.rank);
     if (o.buffer == uint16_t(Buffer::kCell)) {
       require(o.chunk < plan.slots && count <= plan.slots - o.chunk, "slots ", o.chunk, "+", count,
               " of ", plan.slots);
@@ -52,11 +53,13 @@ struct Checker {
       case Opcode::kFold:
         return fold(instr);
       case Opcode::kSignal:
+        require(!plan.messages, "signals in a plan of messages");
         require(instr.arg > published && instr.arg <= kDone, "signals step ", instr.arg,
                 " after step ", published);
         published = instr.arg;
         return;
       case Opcode::kWait:
+        if (plan.messages) return require(instr.peer == kAllPeers, "waits for one rank");
         peer(instr);
         require(instr.arg >= 1 && instr.arg <= kDone, "waits for step ", instr.arg);
         awaited[instr.peer] = true;
@@ -64,9 +67,11 @@ struct Checker {
       case Opcode::kSend:
       case Opcode::kRecv:
         peer(instr);
+        require(plan.messages, "a message in a plan of shared memory");
         require(instr.arg < plan.operands.size(), "operand ", instr.arg, " of ",
                 plan.operands.size());
-        return;
+        require(instr.count > 0, "a message of no chunk");
+        return operand(plan.operands[instr.arg], instr.count);
       default:
         require(false, "unknown opcode ", unsigned{instr.op});
     }
@@ -84,6 +89,15 @@ void Plan::check() const {
     checker.instruction(instr);
     ++checker.index;
   }
+  bool open = false;  // messages that no WAIT completes
+  for (const Instr& instr : code) {
+    const auto op = Opcode(instr.op);
+    if (op == Opcode::kSend || op == Opcode::kRecv) open = true;
+    if (op == Opcode::kWait) open = false;
+    checker.require(!open || op != Opcode::kFold || !messages,
+                    "folds while messages are under way");
+  }
+  checker.require(!open, "ends while messages are under way");
 }
 
 }  // namespace pycoll

@@ -51,6 +51,9 @@ struct Instr {
 };
 static_assert(sizeof(Instr) == 20);
 
+// Peer of a WAIT of a plan of messages: everything under way.
+inline constexpr uint16_t kAllPeers = 0xFFFF;
+
 // Steps a rank can publish; ordinary lines use 2 .. kDone - 1.
 inline constexpr uint32_t kEntered = 1;
 inline constexpr uint32_t kDone = 0xFFFE;
@@ -62,10 +65,11 @@ struct Plan {
   std::vector<Operand> operands;
   uint32_t world_size = 0;
   uint32_t rank = 0;
-  uint32_t chunks = 1;  // chunks of the full vector
-  uint32_t slots = 0;   // slots this plan uses in every rank's cell (staging and scratch)
-  uint32_t rounds = 0;  // rounds of the schedule
-  bool direct = false;  // peers read and write the users' arrays in place
+  uint32_t chunks = 1;    // chunks of the full vector
+  uint32_t slots = 0;     // slots this plan uses in every rank's cell (staging and scratch)
+  uint32_t rounds = 0;    // rounds of the schedule
+  bool direct = false;    // peers read and write the users' arrays in place
+  bool messages = false;  // it sends and receives; otherwise it signals and waits
 
   // Throws ScheduleError with the index of the bad instruction when an operand table index, rank,
   // buffer, chunk, slot or step is out of range, or a fold has no source or no destination.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 from pycoll import _C
 from pycoll.comm import ANY, Communicator
@@ -26,7 +27,8 @@ from pycoll.errors import (
     ScheduleError,
     TransportError,
 )
-from pycoll.runtime.bootstrap import discover
+from pycoll.runtime import mpi
+from pycoll.runtime.bootstrap import discover, launched_by_us
 from pycoll.runtime.groups import open_control
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.reports import raising
@@ -41,23 +43,31 @@ def init(
     timeout: float | None = None,
     heap_bytes: int | None = None,
     cell_bytes: int | None = None,
+    transport: str | None = None,
 ) -> Communicator:
     """Join the job of this process and return its communicator.
 
-    Under ``pycoll run -n N`` there are N ranks; a process started alone is a world of one rank.
+    Under ``pycoll run -n N`` or an MPI launcher there are N ranks; a process started alone is a
+    world of one rank.
 
     Args:
         timeout: Seconds a call may wait for its peers before `CollTimeout`; by default 300, or
             ``PYCOLL_TIMEOUT``.
         heap_bytes: Capacity of this rank's symmetric heap; only what is allocated uses memory.
         cell_bytes: Staging memory for one iteration of a rank.
+        transport: ``auto`` (shared memory on one host, MPI between hosts) or ``mpi`` (MPI for
+            everything).
 
     Raises:
         TransportError: If the process cannot join, with the reason and what to do.
         ArgumentError: If a setting or a variable of the environment has no usable value.
     """
-    given = {"timeout_s": timeout, "heap_bytes": heap_bytes, "cell_bytes": cell_bytes}
-    config = replace(Config.from_env(), **{k: v for k, v in given.items() if v is not None})
+    config = _configure(
+        timeout_s=timeout, heap_bytes=heap_bytes, cell_bytes=cell_bytes, transport=transport
+    )
+    comm = None if launched_by_us() else mpi.world()
+    if comm is not None:
+        return Communicator(mpi.connect(comm, config))
     launch = discover()
     try:
         n = launch.world_size
@@ -68,6 +78,28 @@ def init(
         os.close(launch.control_fd)
         os.close(launch.heap_fd)
     return Communicator(session)
+
+
+def from_mpi(
+    comm: Any, *, timeout: float | None = None, transport: str | None = None
+) -> Communicator:
+    """Return a communicator of the ranks of an mpi4py communicator; a collective of all of them.
+
+    Args:
+        comm: Any intra-communicator, such as ``MPI.COMM_WORLD.Split(color)``. It is duplicated, so
+            its own traffic is not touched.
+        timeout: See `init`.
+        transport: See `init`.
+
+    Raises:
+        ArgumentError: If ``comm`` is something else, or ranks have different settings.
+        TransportError: If MPI cannot be used.
+    """
+    return Communicator(mpi.connect(comm, _configure(timeout_s=timeout, transport=transport)))
+
+
+def _configure(**given: Any) -> Config:
+    return replace(Config.from_env(), **{k: v for k, v in given.items() if v is not None})
 
 
 __all__ = [
@@ -88,5 +120,6 @@ __all__ = [
     "ScheduleError",
     "TransportError",
     "Work",
+    "from_mpi",
     "init",
 ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import ArgumentError
 from pycoll.memory import SymmetricMemory
 from pycoll.runtime.groups import split
-from pycoll.runtime.methods import collective
+from pycoll.runtime.methods import CallOptions, collective
 from pycoll.runtime.session import Session
 from pycoll.runtime.work import BoundPlan, Work
 from pycoll.schedule.ir import Algorithm
@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 
 ANY = -1
 """As ``src`` of `Communicator.recv`: from whichever rank sends first."""
-
-
-class CallOptions(TypedDict, total=False):
-    """Keyword arguments that every collective takes; see `Communicator`."""
-
-    algorithm: str | Algorithm | None
-    timeout: float | None
-    async_op: bool
 
 
 class Communicator(SymmetricMemory):
@@ -68,6 +60,11 @@ class Communicator(SymmetricMemory):
         """Number of ranks."""
         return self._session.world_size
 
+    @property
+    def transport(self) -> str:
+        """How its ranks reach each other, in words."""
+        return self._session.transport
+
     def __repr__(self) -> str:
         return f"<pycoll.Communicator rank {self.rank} of {self.world_size}>"
 
@@ -90,8 +87,7 @@ class Communicator(SymmetricMemory):
             op: ``sum``, ``prod``, ``min``, ``max``, ``avg``; for integers ``and``, ``or``, ``xor``.
             out: Array of the shape of ``x``.
             order: ``tree`` (the in-order balanced tree; the default), ``rank`` (the serial loop
-            over
-                ranks) or ``any`` (whatever is fastest).
+                over ranks) or ``any`` (whatever is fastest).
             algorithm: See the class.
             timeout: See the class.
             async_op: See the class.

@@ -12,6 +12,7 @@ from typing import TypeVar
 from pycoll.errors import ArgumentError
 
 _T = TypeVar("_T")
+TRANSPORTS = ("auto", "mpi")
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -25,11 +26,17 @@ class Config:
             (``PYCOLL_CELL_BYTES``, a number of bytes, or one with suffix K, M, G or T).
         heap_bytes: Capacity of a rank's part of the symmetric heap, a multiple of 4096
             (``PYCOLL_HEAP_BYTES``, likewise). It is address space; only arrays take memory.
+        transport: ``auto``: shared memory on one host and MPI between hosts; ``mpi``: messages
+            for everything (``PYCOLL_TRANSPORT``).
+        pretend_hosts: For tests: numbers of ranks, which then count as a host each
+            (``PYCOLL_PRETEND_HOSTS``, such as ``3,5``).
     """
 
     timeout_s: float = 300.0
     cell_bytes: int = 1 << 20
     heap_bytes: int = 16 << 30
+    transport: str = "auto"
+    pretend_hosts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that no communicator can work with."""
@@ -39,6 +46,9 @@ class Config:
             nbytes = getattr(self, name)
             if nbytes <= 0 or nbytes % 4096:
                 raise ArgumentError(f"{name} is {nbytes}, expected a positive multiple of 4096")
+        if self.transport not in TRANSPORTS:
+            accepted = ", ".join(TRANSPORTS)
+            raise ArgumentError(f"transport is {self.transport!r}; accepted: {accepted}")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -55,6 +65,8 @@ class Config:
             timeout_s=_read(environ, "PYCOLL_TIMEOUT", float, cls.timeout_s),
             cell_bytes=_read(environ, "PYCOLL_CELL_BYTES", parse_bytes, cls.cell_bytes),
             heap_bytes=_read(environ, "PYCOLL_HEAP_BYTES", parse_bytes, cls.heap_bytes),
+            transport=_read(environ, "PYCOLL_TRANSPORT", str, cls.transport),
+            pretend_hosts=_read(environ, "PYCOLL_PRETEND_HOSTS", _sizes, cls.pretend_hosts),
         )
 
 
@@ -127,6 +139,13 @@ def parse_bytes(text: str) -> int:
     return int(digits) << _SHIFTS[suffix]
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(part) for part in text.split(","))
+    if min(sizes) < 1:
+        raise ValueError(text)
+    return sizes
+
+
 def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], default: _T) -> _T:
     text = environ.get(name)
     if text is None:
@@ -134,5 +153,6 @@ def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], def
     try:
         return parse(text)
     except ValueError as error:  # ArgumentError is one
-        kind = {float: "a number", int: "an integer"}.get(parse, "a number of bytes such as 64K")
+        kinds = {float: "a number", int: "an integer", _sizes: "numbers above 0 such as 3,5"}
+        kind = kinds.get(parse, "a number of bytes such as 64K")
         raise ArgumentError(f"{name}={text!r} in the environment, expected {kind}") from error

@@ -8,11 +8,11 @@ from typing import Any
 
 from pycoll.cli import bench_plot, run
 from pycoll.cli.bench_data import IN_PLACE, NAMES, Problem, element_type
-from pycoll.cli.bench_report import Table, sized, write_json
+from pycoll.cli.bench_report import make_table, sized, write_json
 from pycoll.cli.bench_time import Row, Setup, measure
 from pycoll.cli.machine import describe
 from pycoll.comm import Communicator
-from pycoll.config import parse_bytes
+from pycoll.config import TRANSPORTS, parse_bytes
 from pycoll.errors import ArgumentError
 from pycoll.types import Order, ReduceOp
 
@@ -32,9 +32,11 @@ _WHAT: dict[str, dict[str, Any]] = {
     "--in-place": {"action": "store_true", "help": "measure only with the result in the input"},
     "--hot": {"action": "store_true", "help": "the same arrays in every call, so in the cache"},
     "--iters": {"type": int, "metavar": "N", "help": "calls for each number; by default for 0.2 s"},
+    "--transport": {"choices": list(TRANSPORTS), "help": "mpi: messages, on one host too"},
     "--timeout": {"type": float, "metavar": "S", "help": "seconds a call may wait for its peers"},
 }
 _OUTPUT: dict[str, dict[str, Any]] = {
+    "--format": {"default": "full", "choices": ["full", "osu"], "help": "columns (full)"},
     "--short": {"action": "store_true", "help": "the narrow form of the table"},
     "--json": {"metavar": "FILE", "help": "write all numbers, with machine, versions and commit"},
     "--plot": {"metavar": "FILE", "help": "draw time and bandwidth over size"},
@@ -80,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
         return run.main(job)
     import pycoll
 
-    with pycoll.init(timeout=args.timeout) as comm:
+    with pycoll.init(timeout=args.timeout, transport=args.transport) as comm:
         return _measure_all(comm, args, sizes)
 
 
@@ -116,11 +118,11 @@ def arguments_of(args: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> 
 
 
 def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[int]) -> int:
-    table = Table(args.short or None) if comm.rank == 0 else None
+    table = make_table(args.format, args.short or None) if comm.rank == 0 else None
     machine = describe()
     command = _command(args, comm.world_size)
     if table:
-        table.heading([command, *_about(args, comm.world_size, machine)])
+        table.heading([command, *_about(args, comm, machine)])
     setup = Setup(args.order, args.algorithm, args.symmetric, args.hot, args.iters)
     rows: list[Row] = []
     for problem in _problems(args, sizes, comm.world_size):
@@ -152,12 +154,14 @@ def _command(args: argparse.Namespace, n: int) -> str:
     return " ".join(["pycoll bench", collective, "-n", str(n), *rest])
 
 
-def _about(args: argparse.Namespace, n: int, machine: dict[str, Any]) -> list[str]:
+def _about(args: argparse.Namespace, comm: Communicator, machine: dict[str, Any]) -> list[str]:
+    n = comm.world_size
     memory = "symmetric memory" if args.symmetric else "ordinary memory"
     use = "the same in every call" if args.hot else "used in turn"
     version = f"pycoll {machine['pycoll']}" + (f" ({machine['commit']})" * bool(machine["commit"]))
     return [
         f"{n} ranks, {machine['cores']} cores, {machine['cpu']}; {version}, {machine['folds']}",
+        comm.transport,
         f"{args.dtype} arrays in {memory}, {use}",
         "time, p99: slowest rank, one call at a time; algbw, busbw from time; stream: back to back",
     ]

@@ -122,6 +122,43 @@ class Table:
             print(f"# Avg bus bandwidth    : {sum(moved) / len(moved):.4g} GB/s")
 
 
+class OsuTable:
+    """The columns of the OSU micro-benchmarks with ``-f``: one line for each size.
+
+    Size is that of the message as they count it: the vector of an all-reduce or a broadcast, one
+    rank's block otherwise.
+    """
+
+    def heading(self, lines: Sequence[str]) -> None:
+        """Print what is true of all lines, and the names of the columns."""
+        for line in lines:
+            print(f"# {line}")
+        titles = ("Avg Latency(us)", "Min Latency(us)", "Max Latency(us)", "Iterations")
+        print(f"{'# Size':<10}" + "".join(f"{title:>17}" for title in titles), flush=True)
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Print what was measured at one size: out of place where both were."""
+        row = rows[0]
+        whole = row.collective in ("all_reduce", "broadcast", "reduce", "barrier")
+        size = row.nbytes if whole else row.nbytes // row.ranks
+        times = (row.mean_us, row.min_us, row.max_us)
+        cells = [f"{value:>17.2f}" for value in times]
+        print(f"{size:<10}" + "".join(cells) + f"{row.iters:>17}", flush=True)
+
+    def say(self, text: str) -> None:
+        """Show nothing: the output is for programs."""
+
+    def footing(self, rows: Sequence[Row]) -> None:
+        """Print the verdict."""
+        wrong = sum(row.wrong for row in rows)
+        print(f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}")
+
+
+def make_table(form: str, short: bool | None) -> Table | OsuTable:
+    """Return a table in the form asked for, ``full`` or ``osu``."""
+    return OsuTable() if form == "osu" else Table(short)
+
+
 def _align(cells: Sequence[str], columns: Sequence[Column]) -> str:
     return "".join(f"{cell:>{c.width}}" for cell, c in zip(cells, columns, strict=True))
 

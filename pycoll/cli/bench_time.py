@@ -57,8 +57,9 @@ class Row:
         nbytes, count: Size of the full vector, in bytes and elements.
         slots: Pairs of arrays that were used in turn.
         iters: Calls behind each number.
-        time_us, min_us, p99_us, max_us: Of the slowest rank of each call, all ranks having started
-            it together; `time_us` is the median.
+        ranks: World size.
+        time_us, mean_us, min_us, p99_us, max_us: Of the slowest rank of each call, all ranks having
+            started it together; `time_us` is the median.
         stream_us: Of a call when calls follow each other without a pause; the slowest rank.
         algbw, busbw: GB/s (10^9), from `time_us`.
         wrong: Elements that were wrong, over all ranks.
@@ -74,7 +75,9 @@ class Row:
     count: int
     slots: int
     iters: int
+    ranks: int
     time_us: float
+    mean_us: float
     min_us: float
     p99_us: float
     max_us: float
@@ -110,16 +113,18 @@ def bind(
     return functools.partial(getattr(comm, problem.name), x, **options)
 
 
-def schedule_name(problem: Problem, setup: Setup, in_place: bool) -> str:
+def schedule_name(comm: Communicator, problem: Problem, setup: Setup, in_place: bool) -> str:
     """Tell which algorithm the selector takes for this call, and whether arrays are staged.
 
     It decides as it does in the call, where arrays count as symmetric only if all ranks pass both,
     and an input that is a block of the output, or the other way round, is copied first.
     """
+    messages = not comm.transport.startswith("shared memory")
+    staged = ", messages" if messages else ", staged"
     if problem.name == "barrier":
-        return "one_shot, staged"
+        return ("recursive_doubling" if messages else "one_shot") + staged
     if problem.name in V_VARIANTS:
-        return "direct, staged"
+        return f"direct{staged}"
     promise = problem.promise
     all_pass_both = not promise.rooted or problem.name == "broadcast"
     copied = in_place and OWN in (promise.in_layout, promise.out_layout)
@@ -130,10 +135,13 @@ def schedule_name(problem: Problem, setup: Setup, in_place: bool) -> str:
         order=setup.order,
         dtype=DType[problem.dtype.name.upper()] if promise.reduces else None,
         op=ReduceOp[problem.op.upper()],
-        direct=setup.symmetric and all_pass_both and not copied,
+        direct=setup.symmetric and all_pass_both and not copied and not messages,
         algorithm=setup.algorithm,
+        messages=messages,
     )
-    return choice.name + ("" if choice.direct else ", staged")
+    if setup.algorithm is None and comm._session.has_two_levels(problem.name, choice):
+        return "two levels"
+    return choice.name + ("" if choice.direct else staged)
 
 
 def slot_count(problem: Problem, setup: Setup, in_place: bool) -> int:
@@ -182,11 +190,12 @@ def measure(
         op=problem.op if problem.promise.reduces else "none",
         root=problem.root if problem.promise.rooted else -1,
         in_place=in_place,
-        schedule=schedule_name(problem, setup, in_place),
+        schedule=schedule_name(comm, problem, setup, in_place),
         nbytes=problem.nbytes,
         count=problem.count,
         slots=count,
         iters=iters,
+        ranks=problem.n,
         wrong=int(comm.all_reduce(np.array([wrong]), "sum")[0]),
         **_numbers(problem, alone, together),
     )
@@ -235,6 +244,7 @@ def _numbers(problem: Problem, alone: np.ndarray, together: float) -> dict[str, 
     name = problem.name.removesuffix("_v")
     return {
         "time_us": float(p50) * 1e6,
+        "mean_us": float(alone.mean()) * 1e6,
         "min_us": float(alone.min()) * 1e6,
         "p99_us": float(p99) * 1e6,
         "max_us": float(alone.max()) * 1e6,

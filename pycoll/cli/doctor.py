@@ -20,7 +20,7 @@ from pycoll.runtime.bootstrap import make_memfd
 _EXTRAS = (
     ("rich", "cli", "tables and live progress"),
     ("matplotlib", "cli", "pictures of schedules and plots"),
-    ("mpi4py", "mpi", "MPI start-up, which is still to come"),
+    ("mpi4py", "mpi", "ranks under an MPI launcher, and several hosts"),
     ("ml_dtypes", "dev", "bfloat16 in NumPy"),
     ("pytest", "dev", "the tests"),
 )

@@ -55,6 +55,11 @@ def discover(environ: MutableMapping[str, str] | None = None) -> Launch:
     return launch
 
 
+def launched_by_us(environ: Mapping[str, str] | None = None) -> bool:
+    """Tell whether ``pycoll run`` has started this process."""
+    return any(name in (environment() if environ is None else environ) for name in LAUNCH_VARIABLES)
+
+
 def make_memfd(name: str) -> int:
     """Return a descriptor of fresh anonymous memory of size 0 that can be sealed.
 

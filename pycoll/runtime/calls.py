@@ -19,7 +19,7 @@ from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.select import Choice, select
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
-from pycoll.types import DType, Kind, Order, ReduceOp
+from pycoll.types import Kind, Order, ReduceOp
 
 Shape = tuple[int, ...]
 
@@ -201,7 +201,8 @@ class Caller:
         plain = isinstance(typed.source, np.ndarray) and (
             source is None or in_ptr == view(source.source, "x").pointer
         )
-        prepared = Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep, plain)
+        prepared = Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep, plain, spec=spec)
+        prepared.two_levels = request.algorithm is None
         if choice.direct:
             self._mirror(prepared, source, target)
         return prepared
@@ -218,6 +219,7 @@ class Caller:
             op=op,
             direct=mapped,
             algorithm=request.algorithm,
+            messages=self.plans.messages,
         )
 
     def _mirror(
@@ -238,11 +240,6 @@ def _contiguous(v: ArrayView) -> ArrayView:
     if v.array.flags.c_contiguous:
         return v
     return v._replace(array=np.ascontiguousarray(v.array))
-
-
-def barrier_spec(algorithm: Algorithm) -> CallSpec:
-    """Return the call that moves nothing and makes every rank wait for every other."""
-    return CallSpec(Kind.BARRIER, "all_reduce", algorithm, (), False, int(DType.UINT8), 1, 0)
 
 
 def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Extents) -> CallSpec:

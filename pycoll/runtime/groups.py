@@ -10,6 +10,7 @@ from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
 from pycoll.runtime.bootstrap import adopt, make_memfd
+from pycoll.runtime.mpi_session import MpiSession
 from pycoll.runtime.reports import raising
 from pycoll.runtime.session import Session
 from pycoll.types import Kind
@@ -34,7 +35,9 @@ def open_control(fd: int, world_size: int, config: Config) -> _C.Control:
     return raising(_C.Control, fd, world_size, cell_bytes=config.cell_bytes, mailbox_bytes=mailbox)
 
 
-def split(parent: Session, color: int | None, key: int) -> Session | None:
+def split(
+    parent: Session, color: int | None, key: int, kind: type[Session] = Session
+) -> Session | None:
     """Make sessions of the ranks with equal colours; see `pycoll.Communicator.split`.
 
     The lowest rank of each group makes the memory, and the others open it through ``/proc``. A rank
@@ -44,6 +47,8 @@ def split(parent: Session, color: int | None, key: int) -> Session | None:
     table = _all_gather(parent, wanted)
     mine = np.flatnonzero((table[:, :2] == wanted[:2]).all(axis=1))
     group = mine[np.argsort(table[mine, 2], kind="stable")].tolist()
+    if isinstance(parent, MpiSession):
+        return parent.make_group(None if color is None else group)
     leads = color is not None and group[0] == parent.rank
     fd = parent.refusing(lambda: make_memfd("control")) if leads else -1
     child = None
@@ -51,7 +56,7 @@ def split(parent: Session, color: int | None, key: int) -> Session | None:
         places = _all_gather(parent, np.array([os.getpid(), fd], np.int64))
         if color is not None:
             leader = places[group[0]].tolist()
-            child = parent.refusing(lambda: _join(parent, *leader, group))
+            child = parent.refusing(lambda: _join(parent, *leader, group, kind))
         parent.call(Kind.BARRIER, None, None, "sum", 0, None)
     except BaseException:
         if child is not None:
@@ -74,11 +79,13 @@ def _all_gather(parent: Session, row: np.ndarray) -> np.ndarray:
     return parent.call(Kind.ALL_GATHER, row.reshape(1, -1), None, "sum", 0, None)
 
 
-def _join(parent: Session, pid: int, leader_fd: int, group: list[int]) -> Session:
+def _join(
+    parent: Session, pid: int, leader_fd: int, group: list[int], kind: type[Session]
+) -> Session:
     fd = adopt(pid, leader_fd)
     try:
         control = open_control(fd, len(group), parent.config)
         rank, n = group.index(parent.rank), len(group)
-        return Session(control, parent.memory, rank, n, parent.config, parent.threads)
+        return kind(control, parent.memory, rank, n, parent.config, parent.threads)
     finally:
         os.close(fd)

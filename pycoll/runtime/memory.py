@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,7 +45,8 @@ class Memory:
 
     def __init__(self, heap: _C.Heap, region: int) -> None:
         """Take the region; it is empty."""
-        self.heap, self.region = heap, region
+        self.heap: _C.Heap | None = heap
+        self.region = region
         self._registered: dict[int, tuple[int, _C.Registration, Any]] = {}  # by first byte
 
     def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
@@ -113,6 +114,36 @@ class Memory:
     def holds(self, v: ArrayView) -> bool:
         """Whether peers can reach all of an array."""
         return self.heap.contains(v.pointer, v.array.nbytes) or self.mirror(v) is not None
+
+
+class PlainMemory(Memory):
+    """Stands for it where ranks cannot reach each other's memory: all arrays are ordinary ones."""
+
+    def __init__(self) -> None:
+        """Take nothing."""
+        self.heap = None
+
+    def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
+        """Return an ordinary array."""
+        return np.zeros(shape, dtype) if zero else np.empty(shape, dtype)
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """Change nothing."""
+        return nullcontext()
+
+    def register(self, x: Any) -> None:
+        """Leave the array where it is."""
+        view(x, "x")
+
+    unregister = register
+
+    def mirror(self, v: ArrayView) -> Mirror | None:
+        """Return None: nothing is registered."""
+        return None
+
+    def holds(self, v: ArrayView) -> bool:
+        """Tell that peers reach nothing."""
+        return False
 
 
 def _owner(array: np.ndarray) -> np.ndarray | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from pycoll import _C
+from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
 _F = TypeVar("_F", bound=Callable)
@@ -18,6 +19,14 @@ _OPTIONS = {
     name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
     for name, default in (("algorithm", None), ("timeout", None), ("async_op", False))
 }
+
+
+class CallOptions(TypedDict, total=False):
+    """Keyword arguments that every collective takes; see `Communicator`."""
+
+    algorithm: str | Algorithm | None
+    timeout: float | None
+    async_op: bool
 
 
 def collective(kind: Kind) -> Callable[[_F], _F]:

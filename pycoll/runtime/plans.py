@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +15,15 @@ from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.collectives import COLLECTIVES, OWN, Collective
 from pycoll.schedule.compile import peer_plan
 from pycoll.schedule.ir import Algorithm
-from pycoll.types import Kind, Order, ReduceOp
+from pycoll.schedule.messages import message_plan
+from pycoll.types import DType, Kind, Order, ReduceOp
 
 LAYOUT_FULL, LAYOUT_OWN, LAYOUT_TABLE = 0, 1, 2
 FLAG_DIRECT = 4
+TWO_LEVELS = 0x3FE  # instead of a number of the registry: see pycoll.runtime.hierarchy
 _MAX_BINDINGS = 1024
 _LINE_BYTES = 64
+SEGMENT_BYTES = 256 << 10  # of a chunk that one message carries
 
 
 def descriptor(
@@ -80,6 +85,11 @@ class CallSpec:
     root: int = 0
 
 
+def barrier_spec(algorithm: Algorithm) -> CallSpec:
+    """Return the call that moves nothing and makes every rank wait for every other."""
+    return CallSpec(Kind.BARRIER, "all_reduce", algorithm, (), False, int(DType.UINT8), 1, 0)
+
+
 @dataclass
 class PlanCache:
     """Compiled and bound plans of one communicator.
@@ -88,13 +98,20 @@ class PlanCache:
         engine: The engine that will run them.
         rank: Rank in the communicator.
         world_size: Its size.
+        messages: Ranks send messages; otherwise they share memory.
     """
 
-    engine: _C.Engine
+    engine: Any
     rank: int
     world_size: int
+    messages: bool = False
     _plans: dict = field(default_factory=dict)
     _bindings: dict = field(default_factory=dict)
+
+    @property
+    def barrier_algorithm(self) -> str:
+        """Name of the all-reduce that a barrier runs on no elements."""
+        return "recursive_doubling" if self.messages else "one_shot"
 
     def bind(self, spec: CallSpec, extents: Extents | None = None) -> _C.BoundCall:
         """Return the binding of a call, compiling its plan the first time."""
@@ -111,7 +128,10 @@ class PlanCache:
         key = (spec.collective, spec.algorithm, spec.params, spec.direct)
         if key not in self._plans:
             schedule = spec.algorithm.schedule(self.world_size, **dict(spec.params))
-            plan = peer_plan(schedule, self.rank, direct=spec.direct, in_place=spec.direct)
+            if self.messages:
+                plan = message_plan(schedule, self.rank)
+            else:
+                plan = peer_plan(schedule, self.rank, direct=spec.direct, in_place=spec.direct)
             compiled = _C.Plan(
                 plan.code.tobytes(),
                 plan.operands.tobytes(),
@@ -121,6 +141,7 @@ class PlanCache:
                 plan.slots,
                 plan.rounds,
                 plan.direct,
+                plan.messages,
             )
             self._plans[key] = compiled, plan.scales_in_fold, schedule.chunks
         return self._plans[key]
@@ -133,7 +154,7 @@ class PlanCache:
             spec.kind, spec.dtype, spec.op, spec.order, spec.direct, spec.root, number
         )
         average = spec.op == ReduceOp.AVG and promise.reduces
-        return self.engine.bind(
+        return self._bind_of(promise)(
             plan,
             dtype=spec.dtype,
             op=spec.op,
@@ -151,6 +172,13 @@ class PlanCache:
                 else None
             ),
         )
+
+    def _bind_of(self, promise: Collective) -> Callable[..., _C.BoundCall]:
+        if not self.messages:
+            return self.engine.bind
+        agree = promise.rooted  # elsewhere what a rank gets depends on all ranks anyway
+        bind = self.engine.bind_messages
+        return functools.partial(bind, segment_bytes=SEGMENT_BYTES, agree=agree, team=[])
 
 
 def _chunk(spec: CallSpec, promise: Collective, chunks: int) -> int:

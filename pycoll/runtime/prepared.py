@@ -7,6 +7,7 @@ from typing import Any
 
 from pycoll import _C
 from pycoll.runtime.memory import Mirror
+from pycoll.runtime.plans import CallSpec
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
@@ -37,6 +38,8 @@ class Prepared:
         in_ptr, out_ptr: Addresses of the user's memory, 0 where there is none.
         result: What the call returns.
         keep: Objects that must stay alive until the call is done.
+        spec: What it does, apart from where the arrays are.
+        two_levels: Nobody has asked for an algorithm, so it may go through hosts first.
         plain: The arrays are the caller's own NumPy arrays, so a call like it needs no preparation.
         gathers, scatters: Registered arrays that the call reads, and those that it writes.
     """
@@ -47,6 +50,8 @@ class Prepared:
     result: Any
     keep: tuple
     plain: bool = False
+    spec: CallSpec | None = None
+    two_levels: bool = False
     gathers: tuple[Mirror, ...] = ()
     scatters: tuple[Mirror, ...] = ()
 

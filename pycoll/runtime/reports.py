@@ -11,7 +11,7 @@ from typing import Any
 
 from pycoll import _C, errors
 from pycoll.algorithms import ALGORITHMS
-from pycoll.runtime.plans import FLAG_DIRECT
+from pycoll.runtime.plans import FLAG_DIRECT, TWO_LEVELS
 from pycoll.schedule.plan import DONE, ENTERED, FAILED
 from pycoll.types import DType, Kind, Order, ReduceOp
 
@@ -23,6 +23,7 @@ _STATES = {
     "S": "sleeping",
     "Z": "dead, not yet reaped",
 }
+_OTHER = {TWO_LEVELS: "two_levels"}
 _REDUCING = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_V)
 
 
@@ -53,7 +54,8 @@ class Call:
             order=_name(Order, flags & 3) if kind in _REDUCING else "",
             root=word >> 32 & 0xFFFF,
             memory="symmetric" if flags & FLAG_DIRECT else "private",
-            algorithm=(ALGORITHMS[index].name if known else "custom") + f"#{number >> 10}",
+            algorithm=(ALGORITHMS[index].name if known else _OTHER.get(index, "custom"))
+            + f"#{number >> 10}",
             count=count,
         )
 
@@ -133,6 +135,9 @@ def _progress(rank: dict, report: dict) -> str:
         wanted = "to make this call" if step <= ENTERED else f"to finish step {_step(step)}"
         inside = f"is in {last}{_where(rank)}"
         return f"{who}: {inside}, waits for rank {rank['waiting_peer']} {wanted}{process}"
+    if not rank.get("answered", True):
+        where = f"process {rank['pid']} on {rank['host']}"
+        return f"{who}: does not answer; {where} is busy elsewhere, stopped or dead"
     if not rank["entered"]:
         what = f"last call: {last}{_where(rank)}" if rank["descriptor"] else "no call so far"
         return f"{who}: has not made this call; {what}{process}"
@@ -146,7 +151,8 @@ def _step(step: int) -> str:
 
 def _timeout(report: dict) -> str:
     waited = report["ranks"][report["reporter"]]["waiting_s"]
-    lines = [f"rank {report['reporter']} gave up after waiting {waited:.3g} s"]
+    who = report["ranks"][report["reporter"]]["rank"]
+    lines = [f"rank {who} gave up after waiting {waited:.3g} s"]
     lines += [f"  {_progress(rank, report)}" for rank in report["ranks"]]
     return "\n".join(lines) + "\n" + _advice().strip()
 
@@ -155,13 +161,13 @@ def _lost(report: dict) -> str:
     dead = report["ranks"][report["culprit"]]
     last = Call.unpack(dead["descriptor"], dead["count"])
     what = f"; its last call was {last}{_where(dead)}" if dead["descriptor"] else ""
-    return f"rank {report['culprit']} (process {dead['pid']}) died{what}.{_advice()}"
+    return f"rank {dead['rank']} (process {dead['pid']}) died{what}.{_advice()}"
 
 
 def _left(report: dict) -> str:
     gone = report["ranks"][report["culprit"]]
     reason = gone["text"] or "it closed its communicator"
-    return f"rank {report['culprit']} (process {gone['pid']}) left: {reason}.{_advice()}"
+    return f"rank {gone['rank']} (process {gone['pid']}) left: {reason}.{_advice()}"
 
 
 def raising(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ArgumentError, ScheduleError
+from pycoll.runtime.message_rules import MESSAGE_RULES
 from pycoll.runtime.rules import RULES, Rule
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.cost import Machine, predict
@@ -40,6 +41,7 @@ class Wish:
         op: Reduction operation.
         direct: All arrays lie in symmetric memory.
         in_place: A direct plan has to work when input and output are the same memory.
+        messages: Ranks send messages; otherwise they share memory.
     """
 
     collective: str
@@ -50,6 +52,7 @@ class Wish:
     op: ReduceOp = ReduceOp.SUM
     direct: bool = False
     in_place: bool = True
+    messages: bool = False
 
     def obstacle(self, algorithm: Algorithm) -> str:
         """Say why an algorithm cannot serve; empty if it can."""
@@ -124,6 +127,7 @@ def select(
     in_place: bool = True,
     algorithm: str | Algorithm | None = None,
     machine: Machine | None = None,
+    messages: bool = False,
 ) -> Choice:
     """Choose the algorithm of a call.
 
@@ -139,6 +143,7 @@ def select(
         in_place: Whether a direct plan must work when input and output are the same memory.
         algorithm: An algorithm, or the name of one, that the caller wants.
         machine: What predictions are made for; they do not decide.
+        messages: Whether ranks send messages; otherwise they share memory.
 
     Raises:
         ArgumentError: For an unknown name, or an algorithm that does not give the order.
@@ -147,7 +152,7 @@ def select(
         known = ", ".join(COLLECTIVES)
         raise ArgumentError(f"collective={collective!r} is not known; accepted: {known}")
     wanted = _order(collective, order, named=algorithm is not None)
-    wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, in_place)
+    wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, in_place, messages)
     if algorithm is None:
         return _by_table(wish, machine or Machine())
     chosen = _named(collective, algorithm)
@@ -171,7 +176,7 @@ def _order(collective: str, order: str | None, named: bool) -> str:
 
 
 def _by_table(wish: Wish, machine: Machine) -> Choice:
-    for rule in filter(wish.fits, RULES):
+    for rule in filter(wish.fits, MESSAGE_RULES if wish.messages else RULES):
         for name in rule.names:
             algorithm = _named(wish.collective, name)
             if wish.obstacle(algorithm) or (rule.direct and not wish.may_be_direct(algorithm)):

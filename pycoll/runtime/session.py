@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import os
-import sys
 import weakref
 from collections import deque
 from typing import Any
@@ -17,12 +15,14 @@ from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime import vcalls
 from pycoll.runtime.arrays import ArrayView, check_output, view
-from pycoll.runtime.calls import Caller, barrier_spec, check_timeout
+from pycoll.runtime.calls import Caller, check_timeout
 from pycoll.runtime.endings import leave_at_exit
 from pycoll.runtime.memory import Memory
-from pycoll.runtime.plans import CallSpec, Extents, PlanCache
+from pycoll.runtime.plans import CallSpec, Extents, PlanCache, barrier_spec
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.reports import describe, raising
+from pycoll.runtime.select import Choice
+from pycoll.runtime.sites import call_site
 from pycoll.runtime.work import Work
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
@@ -55,18 +55,30 @@ class Session:
         Raises:
             TransportError: If the memory cannot be had or does not fit these arguments.
         """
-        self.rank, self.world_size, self.config = rank, world_size, config
         self.memory, self.threads = memory, threads
-        self._in_flight: deque[tuple[int, Prepared]] = deque()  # even if nobody keeps the `Work`
-        self._engine: _C.Engine | None = None
-        self._engine = engine = raising(
+        engine = raising(
             _C.Engine, control, memory.heap, rank, timeout_s=config.timeout_s, threads=threads
         )
-        self._mailboxes = _C.Mailboxes(engine)
-        self._caller = Caller(PlanCache(engine, rank, world_size), memory)
-        self.fast = _C.Fastcall(
-            engine, memory.heap, *map(weakref.WeakMethod, (self.call, self.site, self._fail))
-        )
+        caller = Caller(PlanCache(engine, rank, world_size), memory)
+        self._open(rank, world_size, config, engine, _C.Mailboxes(engine), caller)
+
+    remembers = True  # calls like an earlier one need no Python code
+    transport = "shared memory"
+
+    def _open(
+        self,
+        rank: int,
+        world_size: int,
+        config: Config,
+        engine: Any,
+        boxes: Any,
+        caller: Caller,
+    ) -> None:
+        self.rank, self.world_size, self.config = rank, world_size, config
+        self._in_flight: deque[tuple[int, Prepared]] = deque()  # even if nobody keeps the `Work`
+        self._engine, self._mailboxes, self._caller = engine, boxes, caller
+        hooks = map(weakref.WeakMethod, (self.call, self.site, self._fail))
+        self.fast = _C.Fastcall(engine, self.memory.heap, *hooks)
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -86,6 +98,10 @@ class Session:
             raise CommClosed("this communicator has been closed")
         return self._engine
 
+    def has_two_levels(self, collective: str, choice: Choice) -> bool:
+        """Tell that calls do not go through hosts first."""
+        return False
+
     def call(
         self,
         kind: Kind,
@@ -102,7 +118,7 @@ class Session:
         request = Request(kind, op, root, order, algorithm)
         prepared = self.refusing(lambda: self._prepare(request, x, out, timeout))
         result = self.start(prepared, timeout, async_op)
-        if not async_op and prepared.plain:
+        if not async_op and prepared.plain and self.remembers:
             fresh = result if out is None else None
             self.fast.remember(prepared.binding, kind, x, out, op, root, order, algorithm, fresh)
         return result
@@ -146,8 +162,9 @@ class Session:
     def _prepare(self, request: Request, x: Any, out: Any, timeout: float | None) -> Prepared:
         self._limit(timeout)
         if request.kind == Kind.BARRIER:
-            one_shot = algorithms.find("all_reduce", "one_shot")
-            return Prepared(self._caller.plans.bind(barrier_spec(one_shot)), 0, 0, None, (), True)
+            plans = self._caller.plans
+            meeting = algorithms.find("all_reduce", plans.barrier_algorithm)
+            return Prepared(plans.bind(barrier_spec(meeting)), 0, 0, None, (), True)
         return self._caller.prepare(request, x, out)
 
     def refusing(self, prepare: Any) -> Any:
@@ -175,12 +192,7 @@ class Session:
 
     def site(self) -> int:
         """Return the number of the caller's source line, outside pycoll."""
-        frame = sys._getframe(1)
-        while frame.f_back and frame.f_globals.get("__name__", "").startswith("pycoll"):
-            frame = frame.f_back
-        code = frame.f_code
-        where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
-        return self.engine.site(where)
+        return self.engine.site(call_site())
 
     def all_gather_v(self, x: Any, out: Any, timeout: float | None) -> Any:
         """See `pycoll.Communicator.all_gather_v`."""

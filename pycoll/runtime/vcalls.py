@@ -17,8 +17,8 @@ from pycoll import algorithms
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
 from pycoll.runtime.calls import table_spec
-from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.plans import Extents
+from pycoll.runtime.prepared import Prepared, Request
 from pycoll.types import Kind
 
 if TYPE_CHECKING:

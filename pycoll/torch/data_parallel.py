@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-
 import torch
+
 from pycoll.errors import ArgumentError
 from pycoll.parallel import data_parallel
 from pycoll.parallel.bucket import Bucket

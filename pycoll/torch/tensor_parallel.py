@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from pycoll.errors import ArgumentError
 from pycoll.parallel.layer import Layer
 from pycoll.parallel.nn import initial

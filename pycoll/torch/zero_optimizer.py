@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 import torch
+
 from pycoll import kernels
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError

@@ -148,3 +148,12 @@ def test_planning_time_is_printed(name, n, capsys):
     assert len(plan.code)
     with capsys.disabled():
         sys.stdout.write(f"\nmessage plan of one rank, {schedule}: {elapsed * 1e3:.0f} ms\n")
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "reduce"])
+def test_every_algorithm_works_in_place_over_messages(collective, n):
+    """What is sent has left before anything is folded, even where shared memory needs staging."""
+    for entry in ALGORITHMS:
+        if entry.collective == collective and entry.worlds(n):
+            verify(message_plans(entry.schedule(n)), in_place=True)

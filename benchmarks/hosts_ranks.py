@@ -1,0 +1,79 @@
+"""The ranks of hosts.py: pycoll's all-reduce and the MPI's own, in turns."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+import pycoll
+
+TURNS = 3
+
+
+def counted(link):
+    """Return the bytes that have left this host."""
+    return int(Path(f"/sys/class/net/{link}/statistics/tx_bytes").read_text())
+
+
+def timed(world, call, budget_s, link):
+    """Return the median seconds of the slowest rank, and bytes a call out of the busiest host."""
+    call()
+    world.Barrier()
+    start = time.perf_counter()
+    call()
+    once = world.allreduce(time.perf_counter() - start, MPI.MAX)
+    iters = int(min(max(budget_s / max(once, 1e-9), 3), 200))
+    spent = np.empty(iters)
+    world.Barrier()
+    time.sleep(0.05)
+    before = counted(link)
+    for i in range(iters):
+        start = time.perf_counter()
+        call()
+        spent[i] = time.perf_counter() - start
+    world.Barrier()
+    time.sleep(0.05)
+    sent = world.allreduce(counted(link) - before, MPI.MAX) / iters
+    slowest = np.empty_like(spent)
+    world.Allreduce(spent, slowest, MPI.MAX)
+    return float(np.median(slowest)), sent
+
+
+def main():
+    out, link, most, budget_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+    world = MPI.COMM_WORLD
+    comm = pycoll.init(timeout=120)
+    n, rows, nbytes = comm.world_size, [], 8
+    while nbytes <= most:
+        count = nbytes // 4
+        x = np.arange(count, dtype=np.float32) % 1000 + comm.rank
+        mine, own = np.empty_like(x), np.empty_like(x)
+        want = (np.arange(count, dtype=np.float32) % 1000) * n + n * (n - 1) / 2
+        takes = {"pycoll": [], "own": []}
+        calls = {
+            "pycoll": lambda x=x, mine=mine: comm.all_reduce(x, out=mine),
+            "own": lambda x=x, own=own: world.Allreduce(x, own, MPI.SUM),
+        }
+        for _ in range(TURNS):
+            for name, call in calls.items():
+                takes[name].append(timed(world, call, budget_s / TURNS, link))
+        if not (np.array_equal(mine, want) and np.array_equal(own, want)):
+            raise SystemExit(f"wrong result at {nbytes} bytes")
+        row = {"nbytes": nbytes, "transport": comm.transport}
+        for name, found in takes.items():
+            seconds, sent = sorted(found)[TURNS // 2]
+            row |= {f"{name}_us": seconds * 1e6, f"{name}_bytes": sent}
+        rows.append(row)
+        nbytes *= 8 if nbytes < 1 << 20 else 4
+    if comm.rank == 0:
+        name, version = MPI.get_vendor()
+        label = f"{name} {'.'.join(map(str, version))}"
+        Path(out).write_text(json.dumps({"mpi": label, "rows": rows}))
+    comm.close()
+
+
+if __name__ == "__main__":
+    main()

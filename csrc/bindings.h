@@ -1,0 +1,25 @@
+// What the files of bindings share.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "engine.h"
+
+namespace pycoll {
+
+// Runs Python's signal handlers; true if one raised.
+bool check_signals(void* context);
+
+// A Binding of the numbers that Python gives by name: dtype, op, itemsize, count, chunk, layout_in,
+// layout_out, descriptor, scale_n, scale_at_exit, extents.
+Binding make_binding(std::shared_ptr<Plan> plan, const pybind11::kwargs& numbers);
+
+void bind_arrays(pybind11::module_& m);   // bindings_arrays.cpp
+void bind_memory(pybind11::module_& m);   // bindings_memory.cpp
+void bind_optim(pybind11::module_& m);    // bindings_optim.cpp
+void bind_postbox(pybind11::module_& m);  // bindings_postbox.cpp
+void bind_mpi(pybind11::module_& m);      // bindings_mpi.cpp
+
+}  // namespace pycoll

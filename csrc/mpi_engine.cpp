@@ -1,0 +1,301 @@
+// Calls of a communicator over MPI, the queue, leaving and closing. mpi_fault.cpp has the failures.
+#include "mpi_engine.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace pycoll {
+
+MpiEngine::Use::Use(MpiEngine& engine) : user_(engine.user_) {
+  uintptr_t nobody = 0;
+  COLL_CHECK(user_.compare_exchange_strong(nobody, uintptr_t(pthread_self())), "ConcurrentUseError",
+             "thread ", uintptr_t(pthread_self()), " used rank ", engine.rank_,
+             "'s communicator while thread ", nobody,
+             " was inside a call; use one communicator per thread (dup), or a lock");
+}
+
+namespace {
+
+constexpr uint64_t kFlushNs = 1'000'000'000;
+constexpr uint64_t kFarewellNs = 100'000'000;
+constexpr uint32_t kStepsBetweenChecks = 1024;
+constexpr uint32_t kYieldsBetweenChecks = 16;
+
+// Polls longer than ranks that share memory do: nobody wakes us. Sleeps are short for that reason.
+WaitPolicy policy_for(uint32_t crowd) {
+  WaitPolicy policy = default_policy(crowd);
+  policy.yield_us = policy.burst > 1 ? 20'000 : 2'000;
+  policy.burst = 1;
+  policy.first_slice_us = 50;
+  policy.last_slice_us = 1000;
+  return policy;
+}
+
+}  // namespace
+
+MpiEngine::MpiEngine(std::shared_ptr<MpiApi> api, MpiHandle comm, std::vector<int> members,
+                     uint32_t rank, uint32_t context, const MpiOptions& options)
+    : link_(api, comm, members, rank, context),
+      api_(std::move(api)),
+      options_(options),
+      policy_(policy_for(options.crowd)),
+      rank_(rank),
+      world_size_(static_cast<uint32_t>(members.size())),
+      pid_(getpid()),
+      gone_(members.size(), false),
+      records_(members.size()) {
+  site("");
+}
+
+MpiEngine::~MpiEngine() {
+  if (getpid() != pid_) return;
+  try {
+    close();
+  } catch (const Error&) {  // what is left to release does not depend on it
+  }
+  if (keeper_ != nullptr) keeper_->stop();
+}
+
+void MpiEngine::check_usable() {
+  COLL_CHECK(getpid() == pid_, "ForkedError", "rank ", rank_,
+             "'s communicator was made before this process was forked and belongs to the parent; "
+             "make a new one in the child, or start it by spawn");
+  COLL_CHECK(!closed_ && !left_, "CommClosed", "rank ", rank_, " has ", closed_ ? "closed" : "left",
+             " this communicator");
+}
+
+std::shared_ptr<const BoundCall> MpiEngine::bind(Binding binding, uint64_t segment_bytes,
+                                                 bool agree, std::vector<uint32_t> team) const {
+  return bind_messages(std::move(binding), {world_size_, rank_, segment_bytes, kPacketBytes}, agree,
+                       std::move(team));
+}
+
+uint32_t MpiEngine::site(std::string_view text) {
+  const std::lock_guard lock(site_mutex_);
+  const auto known = sites_.find(std::string(text));
+  if (known != sites_.end()) return known->second;
+  if (site_texts_.size() == kSites) return kSites - 1;
+  const auto id = static_cast<uint32_t>(site_texts_.size());
+  site_texts_.emplace_back(id == kSites - 1 ? "(another call site)" : text);
+  sites_.emplace(text, id);
+  return id;
+}
+
+void MpiEngine::begin(const Job& job, bool signals) {
+  if (!failed_) look_for_notices();  // a failure while we were away
+  if (failed_) raise_failure();
+  job_ = job;
+  if (job_.timeout_s < 0) job_.timeout_s = options_.timeout_s;
+  deadline_ns_ = 0;
+  waiting_ = {};
+  asked_.clear();
+  signals_ = signals;
+  in_call_ = true;
+  last_descriptor_ = job.call->descriptor;
+  last_count_ = job.call->count;
+  last_site_ = job.site;
+  if (must_conclude()) conclude();
+}
+
+void MpiEngine::execute(const Job& job, bool signals) {
+  {
+    const std::lock_guard lock(mutex_);
+    begin(job, signals);
+  }
+  std::unique_ptr<MpiTask> task;
+  attempt([&] {
+    task = std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq_, scratch_);
+    uint32_t steps = 0, yields = 0;
+    for (bool finished = false; !finished;) {
+      const uint64_t before = task->progress();
+      wait_until(
+          policy_, Bell{},
+          [&] {
+            const std::lock_guard lock(mutex_);
+            finished = task->advance();
+            return finished || task->progress() != before;
+          },
+          [&](Pulse pulse) {
+            if (pulse == Pulse::kYield && ++yields % kYieldsBetweenChecks != 0) return false;
+            const std::lock_guard lock(mutex_);
+            check_call(*task, pulse);
+            return false;
+          });
+      if (!finished && ++steps % kStepsBetweenChecks == 0) check_call(*task, Pulse::kSlice);
+    }
+  });
+  end();
+}
+
+void MpiEngine::end() {
+  in_call_ = false;
+  ++seq_;
+  refused_.erase(refused_.begin(), refused_.lower_bound(seq_));
+  std::erase_if(asks_, [&](const Notice& ask) { return ask.seq < seq_; });
+}
+
+void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t site,
+                    double timeout_s) {
+  check_usable();
+  const Use use(*this);
+  const Job job{&call, in, out, site, timeout_s};
+  if (keeper_ != nullptr && !keeper_->idle()) {
+    const Keeper::Ticket ticket = keeper_->submit([this, job] { execute(job, false); });
+    await_keeper(ticket, kDefaultTimeout);
+    return;
+  }
+  pump(submitted_, kDefaultTimeout);
+  execute(job, true);
+}
+
+MpiEngine::Ticket MpiEngine::submit(std::shared_ptr<const BoundCall> call, const void* in,
+                                    void* out, uint32_t site, double timeout_s) {
+  check_usable();
+  const Use use(*this);
+  const Job job{call.get(), in, out, site, timeout_s};
+  if (api_->facts().multiple) {
+    if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr);
+    return keeper_->submit([this, job, call = std::move(call)] { execute(job, false); });
+  }
+  queue_.push_back({job, std::move(call)});
+  step_queue();
+  return ++submitted_;
+}
+
+// Does what can be done for the oldest queued call.
+void MpiEngine::step_queue() {
+  if (queue_.empty()) return;
+  const Job& job = queue_.front().job;
+  bool over = false;
+  try {
+    if (current_ == nullptr) {
+      begin(job, true);
+      current_ = std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq_, scratch_);
+    }
+    attempt([&] { over = current_->advance(); });
+    if (over) end();
+  } catch (const Error&) {
+    over = true;
+    errors_[finished_ + 1] = std::current_exception();
+  }
+  if (!over) return;
+  current_.reset();
+  queue_.pop_front();
+  ++finished_;
+}
+
+// Runs queued calls up to this ticket; false if it takes longer than timeout_s.
+bool MpiEngine::pump(Ticket until, double timeout_s) {
+  const uint64_t limit = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
+  return wait_until(
+      policy_, Bell{},
+      [&] {
+        if (finished_ < until) step_queue();
+        return finished_ >= until;
+      },
+      [&](Pulse pulse) {
+        if (current_ == nullptr) return now_ns() >= limit;
+        try {
+          check_call(*current_, pulse);
+        } catch (const Error&) {
+          errors_[++finished_] = std::current_exception();
+          current_.reset();
+          queue_.pop_front();
+        }
+        return now_ns() >= limit;
+      });
+}
+
+bool MpiEngine::done(Ticket ticket) {
+  if (keeper_ != nullptr) return keeper_->done(ticket);
+  if (finished_ < ticket && user_.load() == 0) step_queue();
+  return finished_ >= ticket;
+}
+
+void MpiEngine::await_keeper(Ticket ticket, double timeout_s) {
+  const uint64_t limit = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
+  const bool finished = keeper_->wait(ticket, policy_, [&](Pulse pulse) {
+    signals_ = true;
+    check_signals(pulse);
+    return now_ns() >= limit;
+  });
+  COLL_CHECK(finished, "CollTimeout", "the call has not finished within ", timeout_s,
+             " s; it still runs and can be waited for again");
+  if (const std::exception_ptr error = keeper_->take_error(ticket)) std::rethrow_exception(error);
+}
+
+void MpiEngine::wait(Ticket ticket, double timeout_s) {
+  COLL_CHECK(getpid() == pid_, "ForkedError", "this call belongs to the parent process");
+  if (keeper_ != nullptr) return await_keeper(ticket, timeout_s);
+  COLL_CHECK(pump(ticket, timeout_s), "CollTimeout", "the call has not finished within ", timeout_s,
+             " s; it still runs and can be waited for again");
+  const auto found = errors_.find(ticket);
+  if (found == errors_.end()) return;
+  const std::exception_ptr error = found->second;
+  errors_.erase(found);
+  std::rethrow_exception(error);
+}
+
+void MpiEngine::settle() {
+  if (keeper_ != nullptr) {
+    keeper_->wait_idle(policy_, [this](Pulse pulse) {
+      check_signals(pulse);
+      return false;
+    });
+  } else {
+    pump(submitted_, kDefaultTimeout);
+  }
+}
+
+void MpiEngine::skip() {
+  check_usable();
+  settle();
+  ++seq_;
+}
+
+void MpiEngine::leave(std::string_view text) {
+  if (getpid() != pid_ || closed_ || left_) return;
+  const std::lock_guard lock(mutex_);
+  left_ = true;
+  Notice notice = own_record(Notice::kLeft);
+  store_text(notice.text, sizeof(notice.text), text);
+  tell_all(notice);
+  flush(kFlushNs);
+}
+
+void MpiEngine::close() {
+  if (getpid() != pid_) {
+    if (keeper_ != nullptr) keeper_->abandon();
+    closed_ = true;
+    return;
+  }
+  const Use use(*this);
+  if (closed_) return;
+  settle();
+  closed_ = true;
+  const std::lock_guard lock(mutex_);
+  if (!left_ && !failed_) {
+    tell_all(own_record(Notice::kClosed));
+    flush(kFlushNs);
+    const uint64_t until = now_ns() + kFarewellNs;  // MPI complains of what nobody has received
+    wait_until(
+        policy_, Bell{},
+        [&] {
+          look_for_notices();
+          return std::count(gone_.begin(), gone_.end(), true) + 1 >= int64_t{world_size_};
+        },
+        [&](Pulse) { return now_ns() >= until; });
+  }
+  if (keeper_ != nullptr) keeper_->stop();
+}
+
+// Gives what has been sent the time to leave.
+void MpiEngine::flush(uint64_t patience_ns) {
+  const uint64_t until = now_ns() + patience_ns;
+  wait_until(
+      policy_, Bell{}, [&] { return link_.flushed(); }, [&](Pulse) { return now_ns() >= until; });
+}
+
+}  // namespace pycoll

@@ -1,0 +1,201 @@
+// The engine of a communicator over MPI: what Engine is for shared memory.
+//
+// Calls are counted; every rank makes the same calls, so a call has one number on all ranks. What
+// goes wrong is told by notices on a lane of their own, which every wait looks at: a refusal costs
+// one call, everything else ends the communicator. After a failure every rank tells every other
+// what it was doing, waits kGraceNs for the others' words, and makes the same report of them.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "mpi_task.h"
+
+namespace pycoll {
+
+struct MpiOptions {
+  double timeout_s = 300;
+  uint32_t crowd = 1;  // ranks on this host
+  bool (*check_signals)(void* context) = nullptr;
+  void* context = nullptr;
+};
+
+// What a rank tells when a communicator fails, or when it refuses or leaves.
+struct Notice {
+  enum Kind : uint32_t {
+    kRecord = 1,   // the communicator fails
+    kLeft = 2,     // by an exception
+    kClosed = 3,   // in order
+    kRefused = 4,  // its arguments of call `seq`
+    kSpread = 5,   // raise this error
+    kAsk = 6,      // it waits for the receiver, who compares calls
+  };
+  uint32_t kind = 0, src = 0;
+  uint64_t seq = 0;    // of the call it is in, or of the next
+  uint32_t cause = 0;  // Cause, if this rank has noticed one; kNone otherwise
+  uint32_t culprit = 0;
+  uint32_t in_call = 0;  // 1: it has entered call `seq`
+  int32_t waiting_peer = -1;
+  uint32_t waiting_step = 0;
+  uint64_t waiting_ns = 0;
+  uint64_t descriptor = 0, count = 0;
+  char site[kSiteBytes] = "";
+  char name[32] = "";       // kSpread: kind of the error
+  char text[6 << 10] = "";  // reason; last, so that only what is used is sent
+};
+static_assert(sizeof(Notice) <= MpiLink::kNoticeBytes);
+
+struct MpiReport {
+  Cause cause = Cause::kNone;
+  uint32_t culprit = 0, reporter = 0;
+  uint64_t iteration = 0;
+  std::string text;
+  std::vector<Notice> ranks;  // kind 0: this rank has not answered
+};
+
+class MpiEngine {
+ public:
+  using Ticket = uint64_t;
+  static constexpr double kDefaultTimeout = -1;
+  static constexpr uint64_t kGraceNs = 1'000'000'000;
+
+  MpiEngine(std::shared_ptr<MpiApi> api, MpiHandle comm, std::vector<int> members, uint32_t rank,
+            uint32_t context, const MpiOptions& options);
+  ~MpiEngine();
+  MpiEngine(const MpiEngine&) = delete;
+  MpiEngine& operator=(const MpiEngine&) = delete;
+
+  uint64_t iteration() const { return seq_; }
+  // See Engine. `segment_bytes`: of a chunk that is sent at once.
+  std::shared_ptr<const BoundCall> bind(Binding binding, uint64_t segment_bytes, bool agree,
+                                        std::vector<uint32_t> team) const;
+  uint32_t site(std::string_view text);
+  void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
+           double timeout_s = kDefaultTimeout);
+  // With MPI_THREAD_MULTIPLE it proceeds on a thread; otherwise inside done(), wait() and calls.
+  Ticket submit(std::shared_ptr<const BoundCall> call, const void* in, void* out, uint32_t site = 0,
+                double timeout_s = kDefaultTimeout);
+  bool done(Ticket ticket);
+  void wait(Ticket ticket, double timeout_s = kDefaultTimeout);
+  void refuse(std::string_view text, uint32_t site = 0);
+  // Lets one call of the others pass, in which this rank has no part.
+  void skip();
+  void abort(std::string_view text);
+  // Makes every rank raise an error of this kind with this text.
+  void spread(const std::string& name, const std::string& text);
+  // Looks for notices; throws what the communicator failed with, if it did.
+  void poll();
+  void leave(std::string_view text);
+  void close();
+  bool closed() const { return closed_; }
+  MpiReport report() const;
+  // Sends after a failure may still refer to arrays: keep them.
+  bool failed() const { return failed_.load(); }
+
+  // For tagged messages: see Engine::check. The caller holds no lock.
+  bool check(int32_t peer, Pulse pulse);
+  MpiLink& link() { return link_; }
+  const WaitPolicy& policy() const { return policy_; }
+  double timeout_s() const { return options_.timeout_s; }
+  std::recursive_mutex& mutex() { return mutex_; }
+
+ private:
+  struct Job {
+    const BoundCall* call;
+    const void* in;
+    void* out;
+    uint32_t site;
+    double timeout_s;
+  };
+  struct Queued {
+    Job job;
+    std::shared_ptr<const BoundCall> call;
+  };
+  class Use {  // marks the calling thread as the one inside, or throws
+   public:
+    explicit Use(MpiEngine& engine);
+    ~Use() { user_.store(0); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    std::atomic<uintptr_t>& user_;
+  };
+
+  void check_usable();
+  void execute(const Job& job, bool signals);
+  void begin(const Job& job, bool signals);
+  void end();
+  void attempt(const std::function<void()>& part);
+  void step_queue();
+  void await_keeper(Ticket ticket, double timeout_s);
+  void settle();
+  void fail_quietly(Cause cause, std::string_view text);
+  static const char* name_known(const std::string& name);
+  void check_call(const MpiTask& task, Pulse pulse);
+  void ask(uint32_t peer);
+  bool must_conclude() const;
+  void look_for_notices();
+  void handle(const Notice& notice);
+  Notice own_record(Notice::Kind kind) const;
+  void tell_all(const Notice& notice);
+  [[noreturn]] void fail(Cause cause, uint32_t culprit, std::string_view text = {});
+  [[noreturn]] void conclude();
+  [[noreturn]] void raise_failure();
+  [[noreturn]] void rejected();
+  void check_signals(Pulse pulse);
+  void flush(uint64_t patience_ns);
+  bool pump(Ticket until, double timeout_s);
+
+  MpiLink link_;
+  std::shared_ptr<MpiApi> api_;
+  MpiOptions options_;
+  WaitPolicy policy_;
+  uint32_t rank_, world_size_;
+  int32_t pid_;
+  std::recursive_mutex mutex_;  // of the link, when calls run on a thread and messages elsewhere
+  std::atomic<uintptr_t> user_{0};
+
+  uint64_t seq_ = 1;  // of the running call, or of the next
+  bool in_call_ = false, signals_ = false;
+  Job job_{};
+  uint64_t deadline_ns_ = 0;
+  Waiting waiting_{};
+  uint64_t waiting_since_ns_ = 0;
+  uint64_t last_descriptor_ = 0, last_count_ = 0;
+  uint32_t last_site_ = 0;
+  std::vector<char> scratch_;
+
+  struct Refused {
+    uint32_t origin;
+    std::string text;
+  };
+  std::map<uint64_t, Refused> refused_;              // by call
+  std::vector<Notice> asks_;                         // of calls that this rank has not left
+  std::vector<uint32_t> asked_;                      // peers, in this call
+  std::vector<bool> gone_;                           // has closed or left
+  std::vector<Notice> records_;                      // kind 0: none yet
+  uint64_t failing_seq_ = 0, failing_since_ns_ = 0;  // of the latest record
+  bool someone_fails_ = false;                       // a record has come before we noticed anything
+  std::atomic<bool> failed_{false};
+  std::string failure_kind_, failure_text_;
+  MpiReport report_;
+
+  std::unordered_map<std::string, uint32_t> sites_;
+  std::vector<std::string> site_texts_;
+  mutable std::mutex site_mutex_;
+  std::unique_ptr<Keeper> keeper_;    // with MPI_THREAD_MULTIPLE
+  std::deque<Queued> queue_;          // without
+  std::unique_ptr<MpiTask> current_;  // of the oldest in queue_
+  Ticket submitted_ = 0, finished_ = 0;
+  std::map<Ticket, std::exception_ptr> errors_;
+  bool closed_ = false, left_ = false;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,162 @@
+#include "mpi_link.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "error.h"
+
+namespace pycoll {
+namespace {
+
+constexpr uint64_t kBuffer = sizeof(Head) + kPacketBytes;
+constexpr uint32_t kLooks = 16;
+constexpr uint64_t kWithdrawNs = 20'000'000;
+
+}  // namespace
+
+MpiLink::MpiLink(std::shared_ptr<MpiApi> api, MpiHandle comm, std::vector<int> members,
+                 uint32_t rank, uint32_t context)
+    : api_(std::move(api)),
+      comm_(comm),
+      members_(std::move(members)),
+      rank_(rank),
+      context_(context),
+      packets_(members_.size()),
+      agreements_(members_.size()),
+      mails_(members_.size()) {
+  COLL_CHECK(static_cast<int64_t>(context) * kLanes + kLanes <= api_->facts().tag_ub,
+             "TransportError", "communicator number ", context,
+             " needs a greater tag than this MPI has (", api_->facts().tag_ub, ")");
+}
+
+MpiLink::~MpiLink() {
+  std::vector<MpiRequest> open;
+  for (std::vector<Inbox>* inboxes : {&packets_, &agreements_, &mails_}) {
+    for (Inbox& inbox : *inboxes) {
+      if (inbox.posted && !inbox.complete) open.push_back(inbox.request);
+    }
+  }
+  if (notice_.posted) open.push_back(notice_.request);
+  try {
+    withdraw(open);
+  } catch (const Error&) {
+    open.resize(1);  // MPI no longer answers; keep the memory it may write to
+  }
+  for (Parcel& p : parcels_) {
+    if (p.busy) p.buffer.release();  // nobody takes it any more, but MPI may still look at it
+  }
+  if (open.empty()) return;
+  for (std::vector<Inbox>* inboxes : {&packets_, &agreements_, &mails_}) {
+    for (Inbox& inbox : *inboxes) inbox.buffer.release();
+  }
+  notice_.buffer.release();
+}
+
+void MpiLink::withdraw(std::vector<MpiRequest>& receives) {
+  for (MpiRequest& request : receives) api_->cancel(request);
+  const uint64_t until = now_ns() + kWithdrawNs;
+  wait_until(
+      WaitPolicy{.spins = 100, .yield_us = 1000}, Bell{},
+      [&] {
+        std::erase_if(receives, [&](MpiRequest& request) { return api_->test(request); });
+        return receives.empty();
+      },
+      [&](Pulse) { return now_ns() >= until; });
+}
+
+MpiLink::Parcel& MpiLink::parcel(uint64_t capacity) {
+  for (Parcel& p : parcels_) {
+    if (p.busy && api_->test(p.request)) p.busy = false;
+    if (!p.busy && p.capacity >= capacity) {
+      open_ = static_cast<size_t>(&p - parcels_.data());
+      return p;
+    }
+  }
+  open_ = parcels_.size();
+  parcels_.push_back({std::make_unique<char[]>(capacity), capacity, 0, false});
+  return parcels_.back();
+}
+
+char* MpiLink::open_packet() { return parcel(kBuffer).buffer.get() + sizeof(Head); }
+
+void MpiLink::send_packet(Lane lane, uint32_t peer, const Head& head) {
+  Parcel& p = parcels_[open_];
+  std::memcpy(p.buffer.get(), &head, sizeof(head));
+  api_->isend(p.buffer.get(), sizeof(head) + head.nbytes, members_[peer],
+              tag(static_cast<int>(lane)), comm_, p.request);
+  p.busy = !api_->test(p.request);
+}
+
+const Head* MpiLink::poll(Inbox& inbox, uint32_t peer, Lane lane) {
+  if (!inbox.posted) {
+    if (inbox.buffer == nullptr) inbox.buffer = std::make_unique<char[]>(kBuffer);
+    api_->irecv(inbox.buffer.get(), kBuffer, members_[peer], tag(static_cast<int>(lane)), comm_,
+                inbox.request);
+    inbox.posted = true;
+    inbox.complete = false;
+  }
+  if (!inbox.complete) inbox.complete = api_->test(inbox.request);
+  return inbox.complete ? reinterpret_cast<const Head*>(inbox.buffer.get()) : nullptr;
+}
+
+const Head* MpiLink::packet(Lane lane, uint32_t peer) {
+  return poll(lane == Lane::kAgree ? agreements_[peer] : packets_[peer], peer, lane);
+}
+
+const Head* MpiLink::packet_of_any() {
+  for (uint32_t i = 0; i < world_size(); ++i) {
+    next_ = (next_ + 1) % world_size();
+    if (next_ == rank_) continue;
+    if (const Head* found = poll(mails_[next_], next_, Lane::kMail)) return found;
+  }
+  return nullptr;
+}
+
+void MpiLink::drop(const Head* head) {
+  for (Inbox* inbox : {&packets_[head->src], &agreements_[head->src], &mails_[head->src]}) {
+    if (reinterpret_cast<const Head*>(inbox->buffer.get()) == head) inbox->posted = false;
+  }
+}
+
+bool MpiLink::flushed() {
+  bool all = true;
+  for (Parcel& p : parcels_) {
+    if (p.busy && api_->test(p.request)) p.busy = false;
+    all = all && !p.busy;
+  }
+  return all;
+}
+
+void MpiLink::isend(const void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req) {
+  api_->isend(data, nbytes, members_[peer], tag(lane), comm_, req);
+}
+
+void MpiLink::irecv(void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req) {
+  api_->irecv(data, nbytes, members_[peer], tag(lane), comm_, req);
+}
+
+void MpiLink::send_notice(uint32_t peer, const void* data, uint64_t nbytes) {
+  Parcel& p = parcel(kNoticeBytes);
+  std::memcpy(p.buffer.get(), data, nbytes);
+  api_->isend(p.buffer.get(), nbytes, members_[peer], tag(static_cast<int>(Lane::kControl)), comm_,
+              p.request);
+  p.busy = true;
+}
+
+bool MpiLink::take_notice(void* data, uint64_t nbytes) {
+  const int control = tag(static_cast<int>(Lane::kControl));
+  for (uint32_t i = 0; i < std::min(world_size(), kLooks) && !notice_.posted; ++i) {
+    next_ = (next_ + 1) % world_size();
+    if (next_ == rank_ || !api_->probe(members_[next_], control, comm_)) continue;
+    if (notice_.buffer == nullptr) notice_.buffer = std::make_unique<char[]>(kNoticeBytes);
+    api_->irecv(notice_.buffer.get(), kNoticeBytes, members_[next_], control, comm_,
+                notice_.request);
+    notice_.posted = true;
+  }
+  if (!notice_.posted || !api_->test(notice_.request)) return false;
+  notice_.posted = false;
+  std::memcpy(data, notice_.buffer.get(), std::min(nbytes, kNoticeBytes));
+  return true;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,45 @@
+// Tagged messages between two ranks, over MPI; see mailbox.h for what they promise.
+//
+// A small message travels in its packet. A large one is announced by a packet and follows as bare
+// data, in the order of the announcements. Who waits takes whatever else has been announced into
+// memory of its own, so two ranks that send to each other do not block one another.
+#pragma once
+
+#include <list>
+#include <memory>
+
+#include "mpi_engine.h"
+
+namespace pycoll {
+
+class MpiMail {
+ public:
+  explicit MpiMail(std::shared_ptr<MpiEngine> engine) : engine_(std::move(engine)) {}
+
+  void send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
+            double timeout_s);
+  uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
+                double timeout_s);
+
+ private:
+  struct Message {
+    uint32_t src, tag, type;
+    uint64_t nbytes;
+    bool bulk;  // follows as bare data
+    bool complete = false;
+    std::unique_ptr<char[]> own{};  // null: bare data that has not been asked for yet
+    std::vector<MpiRequest> under_way{};
+  };
+
+  void drain();
+  void fetch(Message& message);
+  bool first_bulk(const Message& message) const;
+  Message* find(int32_t src, uint32_t tag);
+  template <typename F>
+  bool each_part(uint64_t nbytes, F&& f);
+
+  std::shared_ptr<MpiEngine> engine_;
+  std::list<Message> arrived_;  // in order of arrival, complete or not
+};
+
+}  // namespace pycoll

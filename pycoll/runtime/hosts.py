@@ -1,0 +1,140 @@
+"""Which ranks share a host: found out, not guessed.
+
+Ranks that boot id, namespaces and user put on the same host are *candidates*. They share memory if
+each of them can really open what the lowest of them has made; otherwise every one of them counts as
+a host of its own, and MPI carries what they have to say to each other.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pycoll.config import Config
+from pycoll.errors import ArgumentError, TransportError
+from pycoll.runtime.bootstrap import adopt, make_memfd
+
+CARD_BYTES = 512
+Exchange = Callable[[bytes], list[bytes]]  # gives every rank the cards of all ranks, by rank
+
+_NAMESPACES = ("ipc", "pid", "user")
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a rank says about itself.
+
+    Attributes:
+        host: Equal for ranks that may share memory.
+        name: Host name, for people.
+        pid: Process.
+    """
+
+    host: str
+    name: str
+    pid: int
+
+    @classmethod
+    def own(cls) -> Card:
+        """Describe this process."""
+        parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(os.getuid())]
+        parts += [os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES]
+        return cls(" ".join(parts), socket.gethostname()[:64], os.getpid())
+
+    def pack(self) -> bytes:
+        """Return the card as bytes that `unpack` reads."""
+        return f"{self.host}\n{self.name}\n{self.pid}".encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Card:
+        """Read a card."""
+        host, name, pid = data.rstrip(b"\0").decode().split("\n")
+        return cls(host, name, int(pid))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Memory of the ranks of one host: descriptors that belong to the caller, or none.
+
+    Attributes:
+        hosts: Number of the host of each rank, counted from 0 in rank order.
+        control_fd, heap_fd: Memory of this rank's host; -1 where a rank is alone or cannot share.
+    """
+
+    hosts: tuple[int, ...]
+    control_fd: int
+    heap_fd: int
+
+    @property
+    def single(self) -> bool:
+        """Whether all ranks share one host."""
+        return len(set(self.hosts)) == 1
+
+    def mates(self, rank: int) -> list[int]:
+        """Ranks on the host of a rank, itself included."""
+        return [r for r, host in enumerate(self.hosts) if host == self.hosts[rank]]
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for fd in (self.control_fd, self.heap_fd):
+            if fd >= 0:
+                os.close(fd)
+
+
+def number(keys: Sequence[object]) -> tuple[int, ...]:
+    """Replace equal keys by equal numbers, counted in order of appearance."""
+    seen: dict[object, int] = {}
+    return tuple(seen.setdefault(key, len(seen)) for key in keys)
+
+
+def candidates(cards: Sequence[Card], config: Config) -> tuple[int, ...]:
+    """Tell which ranks may share a host; `Config.pretend_hosts` makes several of one."""
+    wanted = config.pretend_hosts
+    if not wanted:
+        return number([card.host for card in cards])
+    if sum(wanted) != len(cards):
+        raise ArgumentError(f"pretend_hosts={wanted} does not add up to {len(cards)} ranks")
+    group = [i for i, size in enumerate(wanted) for _ in range(size)]
+    return number([(card.host, i) for card, i in zip(cards, group, strict=True)])
+
+
+def share(exchange: Exchange, rank: int, hosts: tuple[int, ...], pids: Sequence[int]) -> Shared:
+    """Make and open the memory of every host; all ranks call this together.
+
+    Args:
+        exchange: Gathers bytes from all ranks.
+        rank: This rank.
+        hosts: Candidates; see `candidates`.
+        pids: Process of each rank.
+    """
+    mates = [r for r, host in enumerate(hosts) if host == hosts[rank]]
+    leads = mates[0] == rank and len(mates) > 1
+    made = (make_memfd("control"), make_memfd("heap")) if leads else (-1, -1)
+    table = [tuple(map(int, row.rstrip(b"\0").split())) for row in exchange(b"%d %d" % made)]
+    own = made
+    if len(mates) > 1 and not leads:
+        own = _open(pids[mates[0]], *table[mates[0]])
+    works = [row.rstrip(b"\0") == b"1" for row in exchange(b"%d" % (own[0] >= 0))]
+    broken = {host for host, ok in zip(hosts, works, strict=True) if not ok}
+    broken -= {host for host in broken if hosts.count(host) == 1}
+    final = number([(h, r if h in broken else -1) for r, h in enumerate(hosts)])
+    shared = Shared(final, *own)
+    if hosts[rank] in broken:
+        shared.close()
+        return Shared(final, -1, -1)
+    return shared
+
+
+def _open(pid: int, control_fd: int, heap_fd: int) -> tuple[int, int]:
+    try:
+        control = adopt(pid, control_fd)
+    except TransportError:
+        return -1, -1
+    try:
+        return control, adopt(pid, heap_fd)
+    except TransportError:
+        os.close(control)
+        return -1, -1

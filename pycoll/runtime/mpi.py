@@ -1,0 +1,177 @@
+"""Start-up under MPI: from mpi4py's communicator to sessions.
+
+Nothing here needs to know which MPI it is: mpi4py tells the few numbers that differ, and the engine
+calls the library that mpi4py has loaded. `mpi4py` is imported only when a job runs under MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.config import Config, environment
+from pycoll.errors import ArgumentError, TransportError
+from pycoll.runtime.bootstrap import make_memfd
+from pycoll.runtime.groups import open_control
+from pycoll.runtime.hierarchy import Topology
+from pycoll.runtime.hosts import CARD_BYTES, Card, Exchange, Shared, candidates, share
+from pycoll.runtime.memory import Memory
+from pycoll.runtime.mpi_session import MpiJob, MpiSession
+from pycoll.runtime.reports import raising
+from pycoll.runtime.session import Session
+from pycoll.runtime.two_level import NodeSession, TwoLevelSession
+
+# Variables with the number of processes that MPI launchers start.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE")
+_SLURM = ("SLURM_NTASKS", "SLURM_PROCID")
+_HINT = "start it with the mpiexec of the MPI that mpi4py uses; `pycoll doctor` names it"
+
+
+def launched_size(environ: Mapping[str, str]) -> int:
+    """Return how many processes an MPI launcher has started; 0 if none has."""
+    for name in _SIZES:
+        if environ.get(name, "").isdigit():
+            return int(environ[name])
+    if all(name in environ for name in _SLURM) and environ[_SLURM[0]].isdigit():
+        return int(environ[_SLURM[0]])
+    return 0
+
+
+def world(environ: Mapping[str, str] | None = None) -> Any:
+    """Return mpi4py's ``COMM_WORLD`` if this process belongs to an MPI job of several ranks.
+
+    Raises:
+        TransportError: If mpi4py is missing, or belongs to another MPI than the launcher.
+    """
+    size = launched_size(environment() if environ is None else environ)
+    loaded = sys.modules.get("mpi4py.MPI")
+    if size <= 1 and loaded is None:
+        return None
+    if loaded is None:
+        loaded = _import()
+    comm = loaded.COMM_WORLD
+    if comm.size == 1 and size > 1:
+        library = _library(loaded)
+        raise TransportError(
+            f"an MPI launcher has started {size} processes, but in this one mpi4py uses {library}, "
+            f"which knows of one: {_HINT}"
+        )
+    return comm if comm.size > 1 else None
+
+
+def _import() -> Any:
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise TransportError(
+            f"this process was started by an MPI launcher, but mpi4py cannot be imported: {error}. "
+            "Install it with: pip install 'pycoll[mpi]'"
+        ) from error
+    except RuntimeError as error:
+        raise TransportError(f"mpi4py cannot load an MPI library: {error}") from error
+    return MPI
+
+
+def connect(comm: Any, config: Config) -> Session:
+    """Make the session of this process's rank in an mpi4py communicator; a collective.
+
+    Ranks that all share one host get shared memory, unless ``config.transport`` is ``"mpi"``.
+
+    Raises:
+        ArgumentError: If ``comm`` is no intra-communicator, or settings differ between ranks.
+        TransportError: If MPI or the memory cannot be used.
+    """
+    MPI = _import()
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise ArgumentError(f"from_mpi takes an intra-communicator of mpi4py, not {comm!r}")
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
+        raise TransportError("this MPI may be used by the main thread only; call init there")
+    comm = comm.Dup()
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    exchange = _exchange(MPI, comm)
+    cards = [Card.unpack(row) for row in exchange(Card.own().pack())]
+    _agree_on(exchange, config)
+    places = candidates(cards, config)
+    if config.transport == "mpi":
+        places = tuple(range(comm.size))
+    if comm.size == 1:
+        shared = Shared((0,), make_memfd("control"), make_memfd("heap"))
+    else:
+        shared = share(exchange, comm.rank, places, [card.pid for card in cards])
+    try:
+        if shared.single:
+            return _on_one_host(comm, shared, config)
+        job = MpiJob(_api(MPI), comm, MPI._handleof(comm), cards, shared.hosts, _library(MPI))
+        place = job, list(range(comm.size)), comm.rank, 0, config
+        topology = Topology(shared.hosts, comm.rank)
+        if not topology.useful:
+            return MpiSession(*place)
+        session = TwoLevelSession(*place, _node(topology, shared, config), topology)
+        comm.Barrier()  # the memory is open everywhere before anybody gives a descriptor back
+        return session
+    finally:
+        shared.close()
+
+
+def _on_one_host(comm: Any, shared: Shared, config: Config) -> Session:
+    heap = raising(_C.Heap, shared.heap_fd, comm.size, config.heap_bytes)
+    control = open_control(shared.control_fd, comm.size, config)
+    session = Session(control, Memory(heap, comm.rank), comm.rank, comm.size, config)
+    comm.Barrier()  # the memory is open everywhere before anybody gives a descriptor back
+    comm.Free()
+    return session
+
+
+def _node(topology: Topology, shared: Shared, config: Config) -> NodeSession:
+    mates = topology.mates
+    n, place = len(mates), mates.index(topology.rank)
+    alone = n == 1
+    fds = [make_memfd("control"), make_memfd("heap")] if alone else []
+    try:
+        control_fd, heap_fd = fds or (shared.control_fd, shared.heap_fd)
+        heap = raising(_C.Heap, heap_fd, n, config.heap_bytes)
+        control = open_control(control_fd, n, config)
+        return NodeSession(control, Memory(heap, place), place, n, config)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _exchange(MPI: Any, comm: Any) -> Exchange:
+    def exchange(card: bytes) -> list[bytes]:
+        if len(card) > CARD_BYTES:
+            raise TransportError(f"{len(card)} bytes of start-up data, at most {CARD_BYTES}")
+        mine = np.frombuffer(card.ljust(CARD_BYTES, b"\0"), np.uint8)
+        table = np.empty((comm.size, CARD_BYTES), np.uint8)
+        comm.Allgather([mine, MPI.BYTE], [table, MPI.BYTE])
+        return [row.tobytes() for row in table]
+
+    return exchange
+
+
+def _agree_on(exchange: Exchange, config: Config) -> None:
+    settings = repr(config)[:CARD_BYTES]
+    others = {row.rstrip(b"\0").decode() for row in exchange(settings.encode())}
+    if len(others) > 1:
+        raise ArgumentError(f"ranks have different settings: {'; '.join(sorted(others))}")
+
+
+def _library(MPI: Any) -> str:
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"
+
+
+def _api(MPI: Any) -> _C.MpiApi:
+    return raising(
+        _C.MpiApi,
+        module=os.path.realpath(MPI.__file__),
+        byte=MPI._handleof(MPI.BYTE),
+        tag_ub=MPI.COMM_WORLD.Get_attr(MPI.TAG_UB),
+        multiple=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
+        proc_failed=getattr(MPI, "ERR_PROC_FAILED", -1),
+    )

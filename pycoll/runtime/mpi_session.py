@@ -1,0 +1,120 @@
+"""One rank's side of a communicator over MPI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.config import Config
+from pycoll.errors import CollError
+from pycoll.runtime.calls import Caller
+from pycoll.runtime.hosts import Card
+from pycoll.runtime.memory import PlainMemory
+from pycoll.runtime.plans import PlanCache
+from pycoll.runtime.prepared import Prepared
+from pycoll.runtime.reports import describe, raising
+from pycoll.runtime.session import Session
+from pycoll.types import Kind
+
+
+@dataclass
+class MpiJob:
+    """What all communicators made from one MPI communicator have in common.
+
+    Attributes:
+        api: The functions of the MPI library.
+        comm: The duplicated communicator of mpi4py, kept alive here.
+        handle: Its handle.
+        cards: What each of its ranks has said about itself.
+        hosts: Number of the host of each rank.
+        library: Name and version of the MPI library.
+        next_context: Number of the next communicator; every rank keeps its own count, and a new
+            communicator takes the largest of its members.
+    """
+
+    api: _C.MpiApi
+    comm: Any
+    handle: int
+    cards: list[Card]
+    hosts: tuple[int, ...]
+    library: str
+    next_context: int = 1
+
+
+class MpiSession(Session):
+    """Everything one rank needs to take part in one communicator over MPI."""
+
+    def __init__(
+        self, job: MpiJob, members: list[int], rank: int, context: int, config: Config
+    ) -> None:
+        """Join.
+
+        Args:
+            job: What it is made from.
+            members: Rank in the job of each rank of this communicator.
+            rank: Rank in this communicator.
+            context: Number that tells its messages from those of others.
+            config: Settings, equal on all ranks.
+
+        Raises:
+            TransportError: If the MPI library is not usable.
+        """
+        self.job, self.members = job, members
+        self.memory, self.threads = PlainMemory(), False
+        self._kept: list[Prepared] = []  # MPI may still look at these arrays after a failure
+        hosts = [job.hosts[m] for m in members]
+        engine = raising(
+            _C.MpiEngine,
+            job.api,
+            job.handle,
+            members,
+            rank,
+            context,
+            timeout_s=config.timeout_s,
+            crowd=sum(card.host == job.cards[members[rank]].host for card in job.cards),
+        )
+        self.hosts = hosts
+        plans = PlanCache(engine, rank, len(members), messages=True)
+        self._open(
+            rank, len(members), config, engine, _C.MpiMail(engine), Caller(plans, self.memory)
+        )
+
+    @property
+    def transport(self) -> str:
+        """How the ranks reach each other."""
+        return f"{self.job.library}, messages between all ranks"
+
+    def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
+        """Run a prepared call, or put it in the queue."""
+        try:
+            return super().start(prepared, timeout, async_op)
+        except CollError:
+            if self._engine is not None and self._engine.failed:
+                self._kept.append(prepared)
+            raise
+
+    def error(self, kind: str, text: str) -> CollError:
+        """Make the exception for a failure of the engine."""
+        report = self._engine.report() if self._engine else None
+        for rank in report["ranks"] if report else ():
+            card = self.job.cards[self.members[rank["rank"]]]
+            rank["pid"], rank["host"] = card.pid, card.name
+        return describe(kind, text, report)
+
+    def new_context(self) -> int:
+        """Agree on the number of a new communicator of some of these ranks."""
+        row = np.array([[self.job.next_context]], np.int64)
+        context = int(self.call(Kind.ALL_GATHER, row, None, "sum", 0, None).max())
+        self.job.next_context = context + 1
+        return context
+
+    def make_group(self, group: list[int] | None) -> Session | None:
+        """Make the session of a part of the ranks; see `pycoll.runtime.groups.split`."""
+        context = self.new_context()
+        if group is None:
+            return None
+        members = [self.members[r] for r in group]
+        return MpiSession(self.job, members, group.index(self.rank), context, replace(self.config))

@@ -1,0 +1,264 @@
+"""One rank's side of a communicator over several hosts, some of which have several ranks."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from typing import Any
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.config import Config
+from pycoll.errors import CollError, CollTimeout, PeerRejected, Revoked
+from pycoll.runtime.groups import split
+from pycoll.runtime.hierarchy import Slice, Topology, meeting, slices
+from pycoll.runtime.mpi_session import MpiJob, MpiSession
+from pycoll.runtime.plans import CallSpec
+from pycoll.runtime.prepared import Prepared
+from pycoll.runtime.reports import describe
+from pycoll.runtime.select import Choice
+from pycoll.runtime.session import Session
+from pycoll.runtime.sites import call_site
+from pycoll.types import Kind, Order
+
+_LISTEN_S = 0.5  # for the reason of a failure elsewhere
+_POLL_S = 0.002
+
+
+class NodeSession(Session):
+    """The ranks of one host; its reports use the numbers that ranks have in the whole."""
+
+    ranks: tuple[int, ...] = ()
+
+    def error(self, kind: str, text: str) -> CollError:
+        """Make the exception for a failure of the engine."""
+        report = self._engine.report() if self._engine else None
+        for rank in report["ranks"] if report else ():
+            rank["rank"] = self.ranks[rank["rank"]]
+            if rank["waiting_peer"] >= 0:
+                rank["waiting_peer"] = self.ranks[rank["waiting_peer"]]
+        return describe(kind, text, report)
+
+
+class TwoLevelWork:
+    """A call in the background; see `pycoll.Work`."""
+
+    def __init__(self, future: Future) -> None:
+        """Hold on to a call that a thread makes."""
+        self._future = future
+
+    def done(self) -> bool:
+        """Tell whether the call has ended, without waiting."""
+        return self._future.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the call to end; see `pycoll.Work.wait`."""
+        try:
+            return self._future.result(timeout)
+        except NotYet:
+            raise CollTimeout(
+                f"the call has not finished within {timeout} s; it still runs and can be waited for"
+            ) from None
+
+
+class TwoLevelSession(MpiSession):
+    """Messages between hosts, and shared memory inside them where a call can use it."""
+
+    remembers = False
+
+    def __init__(
+        self,
+        job: MpiJob,
+        members: list[int],
+        rank: int,
+        context: int,
+        config: Config,
+        node: NodeSession,
+        topology: Topology,
+    ) -> None:
+        """Join; see `MpiSession`. The node session becomes this one's own."""
+        self.node, self.topology = node, topology
+        node.ranks = tuple(topology.mates)
+        super().__init__(job, members, rank, context, config)
+        self.memory = node.memory
+        self._bound: dict[CallSpec, list[Slice]] = {}
+        self._meetings: dict[tuple[int, int], _C.BoundCall] = {}
+        self._calls: ThreadPoolExecutor | None = None
+        self._last: Future | None = None
+
+    @property
+    def transport(self) -> str:
+        """How the ranks reach each other."""
+        sizes = "+".join(str(len(group)) for group in self.topology.groups)
+        return f"{self.job.library} between hosts of {sizes} ranks, shared memory inside"
+
+    def has_two_levels(self, collective: str, choice: Choice) -> bool:
+        """Tell whether a call goes through hosts first."""
+        wish = choice.wish
+        if collective != "all_reduce" or wish.dtype is None:
+            return False
+        order = Order[(choice.order or "any").upper()]
+        dtype, op = wish.dtype, wish.op
+        params = (Kind.ALL_REDUCE, collective, choice.algorithm, (), False, int(dtype))
+        spec = CallSpec(*params, dtype.itemsize, wish.nbytes // dtype.itemsize, op, order)
+        return self.topology.gives(spec)
+
+    def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
+        """Run a prepared call, in two levels if it can be."""
+        limit, site = self._limit(timeout), call_site()
+        if not async_op and (self._last is None or self._last.done()):
+            return self._run(prepared, limit, site)
+        if self._calls is None:
+            self._calls = ThreadPoolExecutor(1, thread_name_prefix="pycoll")
+        self._last = self._calls.submit(self._run, prepared, limit, site)
+        work = TwoLevelWork(self._last)
+        return work if async_op else work.wait()
+
+    def _run(self, prepared: Prepared, limit: float, site: str) -> Any:
+        two_levels = prepared.two_levels and self.topology.gives(prepared.spec)
+        try:
+            if two_levels:
+                self._stages(prepared, limit, site)
+            else:
+                self._flat(prepared, limit, site)
+        except PeerRejected:
+            raise
+        except CollError as error:
+            raise self._failed(error, prepared) from None
+        except BaseException as error:  # an interrupt ends the engine that it meets
+            self._tell("Revoked", f"rank {self.rank} was interrupted ({type(error).__name__})")
+            raise
+        return prepared.result
+
+    def _flat(self, prepared: Prepared, limit: float, site: str) -> None:
+        """Send messages between all ranks, once those of this host are known to agree."""
+        key = prepared.binding.descriptor, prepared.binding.count
+        if key not in self._meetings:
+            self._meetings[key] = meeting(self.topology, self.node.engine, *key)
+        here = self.node.engine.site(site)
+        try:
+            self.node.guard(self.node.engine.run, self._meetings[key], 0, 0, here, limit)
+        except PeerRejected:
+            self.guard(self.engine.skip)
+            raise
+        arrays = prepared.in_ptr, prepared.out_ptr
+        self.guard(self.engine.run, prepared.binding, *arrays, self.engine.site(site), limit)
+
+    def _stages(self, prepared: Prepared, limit: float, site: str) -> None:
+        """Combine in hosts, between hosts, fetch; the next slice combines while this one moves."""
+        node, flat, spec = self.node.engine, self.engine, prepared.spec
+        if spec not in self._bound:
+            self._bound[spec] = slices(self.topology, node, flat, spec)
+        todo = self._bound[spec]
+        source, target = prepared.in_ptr, prepared.out_ptr
+        here, there = node.site(site), flat.site(site)
+
+        def inside(call: _C.BoundCall, x: int) -> None:
+            self.node.guard(node.run, call, x, target, here, limit)
+
+        def across(part: Slice) -> int:
+            if part.across is None:
+                self.guard(flat.skip)
+                return 0
+            return self.guard(flat.submit, part.across, target, target, there, limit)
+
+        self._first(todo[0], inside, source, target, there, limit)
+        inside(todo[0].gather, target)
+        ticket = None
+        for i, part in enumerate(todo[1:], 1):
+            inside(part.scatter, source)
+            following = across(part)
+            if ticket is not None:
+                self._finish(todo[i - 1], ticket, inside, target)
+            ticket = following
+        if ticket is not None:
+            self._finish(todo[-1], ticket, inside, target)
+
+    def _first(
+        self, part: Slice, inside: Any, source: int, target: int, site: int, limit: float
+    ) -> None:
+        """Run the first slice up to its last stage: it shows whether all ranks make this call."""
+        try:
+            inside(part.scatter, source)
+        except PeerRejected:
+            self.guard(self.engine.skip)
+            raise
+        if part.across is None:
+            self.guard(self.engine.skip)
+            return
+        try:
+            self.guard(self.engine.run, part.across, target, target, site, limit)
+        except PeerRejected as error:
+            self.node.guard(self.node.engine.refuse, str(error), 0)
+            raise
+
+    def _finish(self, part: Slice, ticket: int, inside: Any, target: int) -> None:
+        if part.across is not None:
+            self.guard(self.engine.wait, ticket, -1.0)
+        inside(part.gather, target)
+
+    def _failed(self, error: CollError, prepared: Prepared) -> CollError:
+        """Tell everybody; return what failed first, which another rank may know."""
+        if isinstance(error, Revoked):
+            until = time.monotonic() + _LISTEN_S
+            while time.monotonic() < until:
+                try:
+                    self.guard(self.engine.poll)
+                except CollError as first:
+                    error = first
+                    break
+                time.sleep(_POLL_S)
+        self._kept.append(prepared)
+        self._tell(type(error).__name__, str(error))
+        return error
+
+    def _tell(self, name: str, text: str) -> None:
+        self.engine.spread(name, text)
+        if self.node.engine.report() is None:
+            self.node.abort(text)
+
+    def refusing(self, prepare: Any) -> Any:
+        """Prepare a call; if that fails, let the peers of this call know, on this host too."""
+        engine = self.engine
+        try:
+            return prepare()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            self.guard(engine.refuse, text, self.site())
+            self.node.guard(self.node.engine.refuse, text, 0)
+            raise
+
+    def make_group(self, group: list[int] | None) -> Session | None:
+        """Make the session of a part of the ranks: on one host, of all ranks, or by messages."""
+        mates, whole = self.topology.mates, list(range(self.world_size))
+        kinds = [group is None or set(group) <= set(mates), group == whole]
+        found = self.call(Kind.ALL_GATHER, np.array([kinds]), None, "sum", 0, None)
+        on_host, of_all = found.all(axis=0)
+        if on_host:
+            color = None if group is None else min(group)
+            return split(self.node, color, 0 if group is None else group.index(self.rank))
+        if not of_all:
+            return super().make_group(group)
+        node = split(self.node, 0, 0, NodeSession)
+        context = self.new_context()
+        job, members = self.job, self.members
+        return TwoLevelSession(job, members, self.rank, context, self.config, node, self.topology)
+
+    def abort(self, reason: str) -> None:
+        """See `pycoll.Communicator.abort`."""
+        super().abort(reason)
+        self.node.abort(reason)
+
+    def leave(self, reason: BaseException | str) -> None:
+        """Tell the peers why this rank leaves."""
+        super().leave(reason)
+        self.node.leave(reason)
+
+    def close(self) -> None:
+        """See `pycoll.Communicator.close`."""
+        if self._engine is not None and self._calls is not None:
+            self._calls.shutdown()
+        super().close()
+        self.node.close()

@@ -1,0 +1,135 @@
+"""Which ranks share a host, and what that means for calls."""
+
+import os
+import threading
+
+import pytest
+
+from pycoll import algorithms
+from pycoll.config import Config
+from pycoll.errors import ArgumentError, TransportError
+from pycoll.runtime import mpi
+from pycoll.runtime.hierarchy import Topology
+from pycoll.runtime.hosts import Card, candidates, share
+from pycoll.runtime.plans import CallSpec
+from pycoll.types import DType, Kind, Order, ReduceOp
+
+
+def cards(*hosts):
+    return [Card(host, "name", os.getpid()) for host in hosts]
+
+
+def test_cards_survive_the_wire():
+    card = Card.own()
+    assert Card.unpack(card.pack().ljust(512, b"\0")) == card
+    assert len(card.pack()) <= 512
+
+
+def test_candidates():
+    assert candidates(cards("a", "b", "a"), Config()) == (0, 1, 0)
+    pretending = Config(pretend_hosts=(2, 1))
+    assert candidates(cards("a", "a", "a"), pretending) == (0, 0, 1)
+    assert candidates(cards("a", "b", "b"), pretending) == (0, 1, 2)
+    with pytest.raises(ArgumentError, match="does not add up to 2 ranks"):
+        candidates(cards("a", "a"), pretending)
+
+
+def exchanging(n):
+    """Return an exchange between n threads."""
+    rows, barrier = [b""] * n, threading.Barrier(n)
+
+    def bind(rank):
+        def exchange(card):
+            rows[rank] = card
+            barrier.wait(10)
+            found = list(rows)
+            barrier.wait(10)
+            return found
+
+        return exchange
+
+    return bind
+
+
+def shared(hosts, pids):
+    """Run `share` on all ranks, as threads; return what each got, with its descriptors closed."""
+    n = len(hosts)
+    bind, results = exchanging(n), [None] * n
+
+    def run(rank):
+        results[rank] = share(bind(rank), rank, hosts, pids)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for result in results:
+        result.close()
+    return results
+
+
+def test_ranks_share_what_they_can_open():
+    results = shared((0, 0, 1), [os.getpid()] * 3)
+    assert {r.hosts for r in results} == {(0, 0, 1)}
+    assert [r.control_fd >= 0 for r in results] == [True, True, False]
+    assert results[0].mates(0) == [0, 1]
+
+
+def test_ranks_that_cannot_open_it_count_as_hosts():
+    gone = 2**22 + 1  # above the greatest process number
+    results = shared((0, 0, 1, 1), [gone, os.getpid(), os.getpid(), os.getpid()])
+    assert {r.hosts for r in results} == {(0, 1, 2, 2)}
+    assert [r.control_fd >= 0 for r in results] == [False, False, True, True]
+
+
+def spec(dtype, op=ReduceOp.SUM, order=Order.TREE, kind=Kind.ALL_REDUCE):
+    algorithm = algorithms.find("all_reduce", "two_shot_pull")
+    return CallSpec(kind, "all_reduce", algorithm, (), False, dtype, 4, 100, op, order)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "call", "gives"),
+    [
+        ((0, 0, 1, 1), spec(DType.FLOAT32), True),
+        ((0, 0, 0, 1, 1, 1), spec(DType.FLOAT32), False),
+        ((0, 0, 1), spec(DType.FLOAT32), False),
+        ((0, 0, 1), spec(DType.FLOAT32, order=Order.ANY), True),
+        ((0, 0, 1), spec(DType.INT32, order=Order.RANK), True),
+        ((0, 0, 1), spec(DType.FLOAT64, ReduceOp.MAX), True),
+        ((0, 0, 1, 1), spec(DType.FLOAT32, order=Order.RANK), False),
+        ((0, 0, 1, 1), spec(DType.BFLOAT16), False),
+        ((0, 1, 0, 1), spec(DType.INT32), False),
+        ((0, 0, 0), spec(DType.INT32), False),
+        ((0, 1, 2), spec(DType.INT32), False),
+        ((0, 0, 1, 1), spec(DType.FLOAT32, kind=Kind.BARRIER), False),
+    ],
+)
+def test_what_goes_in_two_levels(hosts, call, gives):
+    assert Topology(hosts, 0).gives(call) is gives
+
+
+def test_columns():
+    assert Topology((0, 0, 0, 1, 1), 0).columns(8) == 1
+    assert Topology((0, 0, 0, 1, 1), 0).columns(1 << 20) == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "size"),
+    [
+        ({}, 0),
+        ({"PMI_SIZE": "4", "PMI_RANK": "1"}, 4),
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, 3),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, 2),
+        ({"SLURM_NTASKS": "2"}, 0),
+    ],
+)
+def test_launchers(environ, size):
+    assert mpi.launched_size(environ) == size
+
+
+def test_a_launcher_without_mpi4py(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
+    monkeypatch.delitem(__import__("sys").modules, "mpi4py.MPI", raising=False)
+    with pytest.raises(TransportError, match=r"pip install 'pycoll\[mpi\]'"):
+        mpi.world({"PMI_SIZE": "2"})
