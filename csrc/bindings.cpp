@@ -177,11 +177,12 @@ PYBIND11_MODULE(_C, m) {
   py::class_<ControlSegment, std::shared_ptr<ControlSegment>>(m, "Control")
       .def(py::init([](int fd, uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes,
                        uint64_t start_iteration) {
+             py::gil_scoped_release
+                 release;  // not as a guard: that would register the instance, too
              return ControlSegment::open(fd,
                                          {world_size, cell_bytes, mailbox_bytes, start_iteration});
            }),
-           "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2,
-           Release());
+           "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2);
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
       .def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a,
            "spins"_a = -1)
