@@ -19,9 +19,9 @@ RANKS, TRIES = 2, 4
 sys.path.insert(0, str(ROOT / "tests"))
 warnings.simplefilter("ignore")
 
-from pycoll.testing import RankFailed  # noqa: E402
-from torch_clients.cases import CASES  # noqa: E402
-from worlds_torch import run_group  # noqa: E402
+from pycoll.testing import RankFailed
+from torch_clients.cases import CASES
+from worlds_torch import run_group
 
 
 def attempt(case, backend):
