@@ -20,6 +20,8 @@ namespace {
 
 constexpr uint64_t kFlushNs = 1'000'000'000;
 constexpr uint64_t kFarewellNs = 100'000'000;
+constexpr uint64_t kAwayNs = 10'000'000;
+constexpr uint32_t kLooksAfterAbsence = 20;
 constexpr uint32_t kStepsBetweenChecks = 1024;
 constexpr uint32_t kYieldsBetweenChecks = 16;
 
@@ -84,7 +86,9 @@ uint32_t MpiEngine::site(std::string_view text) {
 }
 
 void MpiEngine::begin(const Job& job, bool signals) {
-  if (!failed_) look_for_notices();  // a failure while we were away
+  // A failure while we were away: MPI may need to be asked more than once to see what has come.
+  const bool away = now_ns() - waiting_since_ns_ > kAwayNs;
+  for (uint32_t i = 0; i < (away ? kLooksAfterAbsence : 1) && !failed_; ++i) look_for_notices();
   if (failed_) raise_failure();
   job_ = job;
   if (job_.timeout_s < 0) job_.timeout_s = options_.timeout_s;
@@ -131,6 +135,7 @@ void MpiEngine::execute(const Job& job, bool signals) {
 
 void MpiEngine::end() {
   in_call_ = false;
+  waiting_since_ns_ = now_ns();
   ++seq_;
   refused_.erase(refused_.begin(), refused_.lower_bound(seq_));
   std::erase_if(asks_, [&](const Notice& ask) { return ask.seq < seq_; });

@@ -9,7 +9,8 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kBuffer = sizeof(Head) + kPacketBytes;
-constexpr uint32_t kLooks = 16;
+constexpr uint32_t kLooks = 16;      // ranks to look at for notices, at a time
+constexpr uint32_t kPatience = 200;  // tests of a notice that has begun to come
 constexpr uint64_t kWithdrawNs = 20'000'000;
 
 }  // namespace
@@ -153,7 +154,10 @@ bool MpiLink::take_notice(void* data, uint64_t nbytes) {
                 notice_.request);
     notice_.posted = true;
   }
-  if (!notice_.posted || !api_->test(notice_.request)) return false;
+  if (!notice_.posted) return false;
+  bool complete = false;  // it has come, or begun to: so this is a matter of moments
+  for (uint32_t i = 0; i < kPatience && !complete; ++i) complete = api_->test(notice_.request);
+  if (!complete) return false;
   notice_.posted = false;
   std::memcpy(data, notice_.buffer.get(), std::min(nbytes, kNoticeBytes));
   return true;

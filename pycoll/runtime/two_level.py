@@ -25,6 +25,7 @@ from pycoll.types import Kind, Order
 
 _LISTEN_S = 0.5  # for the reason of a failure elsewhere
 _POLL_S = 0.002
+_OWNER_FIRST_S = 3.0  # who waits for another host knows better why it takes long
 
 
 class NodeSession(Session):
@@ -34,6 +35,15 @@ class NodeSession(Session):
 
     def error(self, kind: str, text: str) -> CollError:
         """Make the exception for a failure of the engine."""
+        if kind == "PeerRejected":
+            who, _, why = text.partition(": ")
+            passed_on = why.startswith("rank ") and " refused its arguments" in why
+            number = int(who.split()[1])
+            text = (
+                why
+                if passed_on
+                else text.replace(f"rank {number}", f"rank {self.ranks[number]}", 1)
+            )
         report = self._engine.report() if self._engine else None
         for rank in report["ranks"] if report else ():
             rank["rank"] = self.ranks[rank["rank"]]
@@ -155,8 +165,8 @@ class TwoLevelSession(MpiSession):
         source, target = prepared.in_ptr, prepared.out_ptr
         here, there = node.site(site), flat.site(site)
 
-        def inside(call: _C.BoundCall, x: int) -> None:
-            self.node.guard(node.run, call, x, target, here, limit)
+        def inside(call: _C.BoundCall, x: int, more: float = 0.0) -> None:
+            self.node.guard(node.run, call, x, target, here, limit + more)
 
         def across(part: Slice) -> int:
             if part.across is None:
@@ -165,7 +175,7 @@ class TwoLevelSession(MpiSession):
             return self.guard(flat.submit, part.across, target, target, there, limit)
 
         self._first(todo[0], inside, source, target, there, limit)
-        inside(todo[0].gather, target)
+        inside(todo[0].gather, target, _OWNER_FIRST_S)
         ticket = None
         for i, part in enumerate(todo[1:], 1):
             inside(part.scatter, source)
@@ -197,7 +207,7 @@ class TwoLevelSession(MpiSession):
     def _finish(self, part: Slice, ticket: int, inside: Any, target: int) -> None:
         if part.across is not None:
             self.guard(self.engine.wait, ticket, -1.0)
-        inside(part.gather, target)
+        inside(part.gather, target, _OWNER_FIRST_S)
 
     def _failed(self, error: CollError, prepared: Prepared) -> CollError:
         """Tell everybody; return what failed first, which another rank may know."""

@@ -143,7 +143,7 @@ def leaving(comm):
 
 
 def interrupts(comm):
-    """Interrupt a rank that waits in a call; its peers are freed too."""
+    """Interrupt a rank that waits: its peers' present call raises, or the next if that can end."""
     twin, me = comm.dup(), comm.rank
     outcome = "nothing"
     if me == 0:
@@ -154,6 +154,7 @@ def interrupts(comm):
         else:
             time.sleep(1.0)
             twin.all_reduce(X)
+        twin.all_reduce(X, timeout=20)
     except KeyboardInterrupt:
         outcome = "interrupted" if me == 0 else "interrupted by mistake"
     except pycoll.Revoked:
