@@ -68,6 +68,23 @@ bench-check: build  ## fail if pycoll has become slower beside a plain C++ loop
 test: build native  ## run every test that needs two cores and nothing else
 	$(BIN)/python -m pytest $(ARGS)
 
+# PyTorch lives in an environment of its own, which also sees what .venv has.
+$(TORCH_VENV)/installed: $(VENV)/installed
+	@echo "installing $(TORCH) into $(TORCH_VENV)"
+	@rm -rf $(TORCH_VENV) && $(BIN)/python -m venv $(TORCH_VENV)
+	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$($(TORCH_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ARGS) "$(TORCH)"
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install lightning accelerate \
+	  || echo "Lightning or Accelerate cannot be installed here; their tests are skipped"
+	@touch $@
+
+test-torch: build  ## run the tests of the PyTorch backend, or say that PyTorch cannot be had
+	@if $(MAKE) --no-print-directory $(TORCH_VENV)/installed; then \
+	  $(TORCH_VENV)/bin/python -m pytest tests/pytorch tests/test_arrays.py tests/test_memory.py $(ARGS); \
+	else \
+	  echo "SKIPPED: the tests of the PyTorch backend; $(TORCH) cannot be installed here"; fi
+
 $(VENV)-%/installed: | $(VENV)/installed
 	@echo "installing $* into $(VENV)-$*"
 	@rm -rf $(VENV)-$* && $(BIN)/python -m venv $(VENV)-$*

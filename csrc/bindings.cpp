@@ -165,8 +165,6 @@ PYBIND11_MODULE(_C, m) {
       translate(error);
     }
   });
-  py::module_::import("atexit").attr("register")(
-      py::cpp_function([] { ending_thread = std::this_thread::get_id(); }));
   m.def("fold_isa", &fold_isa);
   bind_arrays(m);
   bind_memory(m);

@@ -2,9 +2,7 @@
 
 import contextlib
 import gc
-import importlib.util
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,6 @@ FAILED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config):
-    spec = importlib.util.find_spec("torch")
-    if spec is not None and spec.origin is None:  # the folder tests/torch, not PyTorch
-        sys.modules["torch"] = None
     config.addinivalue_line("markers", "slow: takes many seconds or much memory")
 
 

@@ -38,7 +38,7 @@ def test_all_reduce(n):
 
 def test_the_readme_shows_the_example_and_an_algorithm():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    example, algorithm = re.findall(r"```python\n(.*?)```", readme, re.S)
+    example, algorithm, *_ = re.findall(r"```python\n(.*?)```", readme, re.S)
     assert example == code_of(EXAMPLES / "all_reduce.py")
     source = (ROOT / "pycoll" / "algorithms" / "ring.py").read_text(encoding="utf-8")
     head, body = algorithm.split("\n    ", 1)
