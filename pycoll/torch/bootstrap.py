@@ -18,7 +18,8 @@ from pycoll.config import Config
 from pycoll.errors import CollTimeout, PeerLost, TransportError
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.groups import open_control
-from pycoll.runtime.session import raising
+from pycoll.runtime.memory import Memory
+from pycoll.runtime.reports import raising
 from pycoll.torch.calls import GroupSession
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
@@ -79,7 +80,7 @@ def _open(leader: dict, rank: int, size: int, config: Config) -> GroupSession:
     try:
         control = open_control(fds[0], size, config)
         heap = raising(_C.Heap, fds[1], size, config.heap_bytes)
-        return GroupSession(control, heap, rank, rank, size, config)
+        return GroupSession(control, Memory(heap, rank), rank, size, config)
     finally:
         for fd in fds:
             os.close(fd)

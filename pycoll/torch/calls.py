@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from pycoll import _C, algorithms
-from pycoll.runtime.calls import barrier_spec
-from pycoll.runtime.plans import CallSpec
+from pycoll.runtime.plans import CallSpec, barrier_spec
 from pycoll.runtime.select import select
 from pycoll.runtime.session import Session
 from pycoll.schedule.collectives import COLLECTIVES
