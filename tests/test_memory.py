@@ -263,12 +263,12 @@ def test_refused_registrations(tmp_path):
 def test_a_tensor_is_registered():
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-    def rank(comm):
-        x = torch.arange(50_000, dtype=torch.bfloat16 if comm.world_size == 1 else torch.float32)
+    def rank(comm):  # in threads: what PyTorch's own threads do after a fork is another matter
+        x = torch.arange(50_000, dtype=torch.float32)
         comm.register(x)
         x += comm.rank
         comm.all_reduce(x, out=x)
         comm.unregister(x)
         return bool((x == 2 * torch.arange(50_000) + 1).all())
 
-    assert run_processes(2, rank) == [True, True]
+    assert run_threads(2, rank) == [True, True]
