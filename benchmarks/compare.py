@@ -33,9 +33,8 @@ def jobs(chosen, sizes):
             yield n, dtype, [cell for case in some for cell in case.cells(sizes)]
 
 
-def measure(names, chosen, sizes, rounds, budget_s):
-    """Run everything; return cells, each with the numbers of all rounds, and what was left out."""
-    found, skipped = defaultdict(list), {}
+def measure(names, chosen, sizes, rounds, budget_s, found, skipped):
+    """Run everything; collect the numbers of all rounds of each cell, and what was left out."""
     work = list(jobs(chosen, sizes))
     begin, done, total = time.monotonic(), 0, rounds * len(work) * len(names)
     for i, (n, dtype, cells) in itertools.product(range(rounds), work):
@@ -57,7 +56,6 @@ def measure(names, chosen, sizes, rounds, budget_s):
             text = f"round {i + 1}/{rounds}  {cells[0]['collective']:<14} n={n}  {name:<16}"
             print(f"\r  {text}  {left / 60:4.1f} min left ", end="", flush=True)
     print(f"\r  {len(found)} cells in {(time.monotonic() - begin) / 60:.1f} min{'':60}")
-    return found, skipped
 
 
 def main():
@@ -82,7 +80,11 @@ def main():
     chosen = [case for case in chosen if fnmatch.fnmatch(case.title, f"*{args.only}*")]
     sizes = cases.FEW_SIZES if args.quick else (*cases.SIZES[::2], 64 << 20)
     sizes = [size for size in sizes if size <= args.max << 20]
-    found, missing = measure(names, chosen, sizes, args.rounds, args.budget)
+    found, missing = defaultdict(list), {}
+    try:
+        measure(names, chosen, sizes, args.rounds, args.budget, found, missing)
+    except KeyboardInterrupt:
+        print("\n  interrupted; the report has what was measured so far")
     skipped |= missing | {(name, "all"): why for name, why in launch.NEVER.items()}
     document = {
         "command": "python benchmarks/compare.py " + " ".join(sys.argv[1:]),

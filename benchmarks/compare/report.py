@@ -156,7 +156,7 @@ def draw(document, path):
         return
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(3.6 * columns, 2.9 * rows + 0.9), dpi=130, facecolor="white")
+    figure = Figure(figsize=(max(7.5, 3.6 * columns), 2.9 * rows + 1.3), dpi=130, facecolor="white")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
     colours = {"pycoll": "#0072b2", "pycoll symmetric": "#d55e00"}
     for ax, (collective, n) in zip(axes, panels, strict=False):
@@ -181,9 +181,9 @@ def draw(document, path):
     axes[0].set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
     axes[0].minorticks_off()
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, ncols=4, loc="lower center", frameon=False)
+    figure.legend(handles, labels, fontsize=8, ncols=2, loc="lower center", frameon=False)
     figure.suptitle("Speed beside the fastest of MPICH, Open MPI and gloo (float32)", fontsize=11)
-    figure.tight_layout(rect=(0, 0.05, 1, 0.98))
+    figure.tight_layout(rect=(0, 0.45 / (2.9 * rows + 1.3), 1, 0.98))
     figure.savefig(path)
 
 
