@@ -59,7 +59,7 @@ build: $(VENV)/built  ## build the extension in place, in a virtual environment 
 demo: build  ## train on four ranks, measure, and draw a schedule
 	@$(BIN)/python examples/demo.py
 
-compare: build  ## compare with MPICH, Open MPI and gloo: ten minutes, and their wheels are installed
+compare: build  ## compare with MPICH, Open MPI and gloo, whose wheels are installed: some ten minutes
 	@$(BIN)/python benchmarks/compare.py --quick --rounds 3
 
 bench-check: build  ## fail if pycoll has become slower beside a plain C++ loop

@@ -14,7 +14,7 @@ from pycoll.parallel.tensor_vocabulary import VocabParallelCrossEntropy, VocabPa
 
 
 class GPT:
-    """A decoder-only language model: tokens ``[b, s]`` -> logits ``[b, s, vocabulary]``.
+    """A decoder-only transformer: tokens ``[b, s]`` -> logits ``[b, s, vocabulary]``.
 
     With tensor parallelism each rank has ``vocabulary / n`` columns of the logits, which is what
     `loss` expects.

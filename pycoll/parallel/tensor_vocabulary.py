@@ -1,4 +1,4 @@
-"""The two ends of a language model, with the vocabulary split over ranks.
+"""The two ends of a GPT, with the vocabulary split over ranks.
 
 Source: Shoeybi et al., arXiv 1909.08053, section 3 (the embedding, and the loss that does not
 gather logits).
