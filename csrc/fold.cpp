@@ -1,9 +1,9 @@
 #include "fold.h"
 
-#include <atomic>
 #include <cstring>
 
 #include "fold_kernels.h"
+#include "isa.h"
 
 namespace pycoll {
 namespace {
@@ -18,41 +18,11 @@ constexpr size_t kCacheLine = 64;
 
 constexpr size_t kItemsizes[kDTypeCount] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
 
-// Widest first; null where this CPU lacks the instruction set.
-struct IsaList {
-  const FoldIsa* isas[3];
-};
-
-IsaList supported_isas() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool f16c = __builtin_cpu_supports("f16c");
-  const bool avx2 = f16c && __builtin_cpu_supports("avx2");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq");
-  return {{avx512 ? &kFoldAvx512 : nullptr, avx2 ? &kFoldAvx2 : nullptr, &kFoldBase}};
+constinit Dispatch<FoldIsa> g_isa{&kFoldBase, &kFoldAvx2, &kFoldAvx512};
 #else
-  return {{nullptr, nullptr, &kFoldBase}};
+constinit Dispatch<FoldIsa> g_isa{&kFoldBase};
 #endif
-}
-
-// The instruction set in use; null until the first fold.
-constinit std::atomic<const FoldIsa*> g_isa{nullptr};
-
-[[gnu::noinline]] const FoldIsa& resolve_isa() {
-  const FoldIsa* widest = nullptr;
-  for (const FoldIsa* isa : supported_isas().isas) {
-    if (widest == nullptr) widest = isa;
-  }
-  const FoldIsa* forced = nullptr;
-  return g_isa.compare_exchange_strong(forced, widest) ? *widest : *forced;
-}
-
-inline const FoldIsa& current_isa() {
-  const FoldIsa* isa = g_isa.load(std::memory_order_relaxed);  // points to constants
-  return isa != nullptr ? *isa : resolve_isa();
-}
 
 inline void store_fence() {
 #if defined(__x86_64__)
@@ -105,7 +75,7 @@ void fold_nontemporal(const FoldIsa& isa, FoldKernel kernel, const FoldArgs& arg
 
 void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* dsts, int ndst,
           size_t count) {
-  const FoldIsa& isa = current_isa();
+  const FoldIsa& isa = g_isa.current();
   const auto dtype = static_cast<size_t>(spec.dtype);
   const size_t itemsize = kItemsizes[dtype];
   const size_t nbytes = count * itemsize;
@@ -137,7 +107,7 @@ void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* 
 void copy(void* dst, const void* src, size_t nbytes, bool nontemporal) {
   const auto* from = static_cast<const char*>(src);
   auto* to = static_cast<char*>(dst);
-  copy_to_all(current_isa(), {&from, &to, 1, 1, 0, 0, nbytes, 0},
+  copy_to_all(g_isa.current(), {&from, &to, 1, 1, 0, 0, nbytes, 0},
               nontemporal && nbytes >= kNontemporalFrom);
 }
 
@@ -146,17 +116,9 @@ void scale(DType dtype, void* data, size_t count, uint32_t n) {
   fold({dtype, ReduceOp::kAvg, false, n, false}, &src, 1, &data, 1, count);
 }
 
-const char* fold_isa() { return current_isa().name; }
+const char* fold_isa() { return g_isa.current().name; }
 
-bool fold_force_isa(const char* name) {
-  for (const FoldIsa* isa : supported_isas().isas) {
-    if (isa != nullptr && std::strcmp(isa->name, name) == 0) {
-      g_isa.store(isa);
-      return true;
-    }
-  }
-  return false;
-}
+bool fold_force_isa(const char* name) { return g_isa.force(name); }
 
 bool fold_supports(DType dtype, ReduceOp op) {
   const bool bitwise = op == ReduceOp::kAnd || op == ReduceOp::kOr || op == ReduceOp::kXor;

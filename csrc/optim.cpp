@@ -1,47 +1,19 @@
 #include "optim.h"
 
-#include <atomic>
 #include <cstring>
 
 #include "error.h"
+#include "isa.h"
 #include "optim_kernels.h"
 
 namespace pycoll {
 namespace {
 
-// The instruction set in use; null until the first step.
-constinit std::atomic<const OptimIsa*> g_isa{nullptr};
-
-struct IsaList {
-  const OptimIsa* isas[3];
-};
-
-// Widest first; null where this CPU lacks the instruction set.
-IsaList supported_isas() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  const bool f16c = __builtin_cpu_supports("f16c");
-  const bool avx2 = f16c && __builtin_cpu_supports("avx2");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq");
-  return {{avx512 ? &kOptimAvx512 : nullptr, avx2 ? &kOptimAvx2 : nullptr, &kOptimBase}};
+constinit Dispatch<OptimIsa> g_isa{&kOptimBase, &kOptimAvx2, &kOptimAvx512};
 #else
-  return {{nullptr, nullptr, &kOptimBase}};
+constinit Dispatch<OptimIsa> g_isa{&kOptimBase};
 #endif
-}
-
-const OptimIsa& current_isa() {
-  const OptimIsa* isa = g_isa.load(std::memory_order_relaxed);  // points to constants
-  if (isa != nullptr) return *isa;
-  for (const OptimIsa* widest : supported_isas().isas) {
-    if (widest != nullptr) {
-      g_isa.store(widest, std::memory_order_relaxed);
-      return *widest;
-    }
-  }
-  return kOptimBase;
-}
 
 // Index of a type among f32, f16, bf16, f64.
 int type_index(DType type) {
@@ -143,11 +115,11 @@ void optim_step(OptimKind kind, const OptimTypes& types, const OptimArgs& args) 
              "ArgumentError", "no optimizer step for state type ", int(types.state),
              ", gradient type ", int(types.grad), " and copy type ", int(types.copy));
   const int pair = wide ? kOptimPairs - 1 : 3 * grad + copy;
-  current_isa().steps[static_cast<int>(kind)][pair](args);
+  g_isa.current().steps[static_cast<int>(kind)][pair](args);
 }
 
 size_t optim_unscale(DType type, const void* in, void* out, size_t count, double scale) {
-  return current_isa().unscale[type_index(type)](in, out, count, scale);
+  return g_isa.current().unscale[type_index(type)](in, out, count, scale);
 }
 
 size_t optim_nonfinite(DType type, const void* data, size_t count) {
@@ -165,7 +137,7 @@ size_t optim_nonfinite(DType type, const void* data, size_t count) {
 
 size_t optim_add_squares(DType type, const void* data, size_t count, int64_t* limbs) {
   const int index = type_index(type);
-  const ExtractKernel* const extract = current_isa().extract;
+  const ExtractKernel* const extract = g_isa.current().extract;
   if (index == 0) return add_squares(static_cast<const float*>(data), count, limbs, extract[0]);
   if (index == kDouble) {
     return add_squares(static_cast<const double*>(data), count, limbs, extract[1]);
@@ -183,16 +155,8 @@ size_t optim_add_squares(DType type, const void* data, size_t count, int64_t* li
   return odd;
 }
 
-const char* optim_isa() { return current_isa().name; }
+const char* optim_isa() { return g_isa.current().name; }
 
-bool optim_force_isa(const char* name) {
-  for (const OptimIsa* isa : supported_isas().isas) {
-    if (isa != nullptr && std::strcmp(isa->name, name) == 0) {
-      g_isa.store(isa);
-      return true;
-    }
-  }
-  return false;
-}
+bool optim_force_isa(const char* name) { return g_isa.force(name); }
 
 }  // namespace pycoll

@@ -13,8 +13,7 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kSlab = 256 << 10;
 
-// The least multiple of an eighth of the power of two below it: waste is under a quarter, and under
-// an eighth on average.
+// The next multiple of a quarter of the power of two below: less than a quarter is wasted.
 uint64_t class_of(uint64_t nbytes) {
   nbytes = std::max(nbytes, Pool::kAlignment);
   const uint64_t step = std::max(std::bit_floor(nbytes - 1) / 4, Pool::kAlignment);

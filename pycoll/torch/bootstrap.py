@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,13 @@ from pycoll.config import Config
 from pycoll.errors import CollTimeout, PeerLost, TransportError
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.groups import open_control
+from pycoll.runtime.hosts import Card
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.reports import raising
 from pycoll.torch.calls import GroupSession
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
 _HEAP_BYTES = 4096  # the tensors are PyTorch's: the symmetric heap stays empty
-
-
-def host_identity() -> str:
-    """Return what only processes that can share memory have in common.
-
-    That is one boot of one kernel and one pid namespace: the same on all ranks of a machine,
-    whatever its name or the variables of the launcher say, and different in two containers.
-    """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def join(store: dist.Store, rank: int, size: int, timeout_s: float) -> GroupSession:
@@ -56,7 +46,7 @@ def join(store: dist.Store, rank: int, size: int, timeout_s: float) -> GroupSess
     config = replace(Config.from_env(), timeout_s=timeout_s, heap_bytes=_HEAP_BYTES)
     own = [make_memfd("control"), make_memfd("heap")] if rank == 0 else []
     try:
-        here = {"host": host_identity(), "name": socket.gethostname(), "pid": os.getpid()}
+        here = asdict(Card.own())
         meeting = _Meeting(store, rank, size, timeout_s)
         members = meeting.exchange("place", {**here, "fds": own})
         _check_one_host(members)
@@ -92,7 +82,7 @@ def _check_one_host(members: Sequence[dict]) -> None:
         hosts.setdefault(member["host"], []).append(rank)
     if len(hosts) > 1:
         places = "; ".join(
-            f"ranks {ranks} on {members[ranks[0]]['name']} (boot and pid namespace {host})"
+            f"ranks {ranks} on {members[ranks[0]]['name']} (boot, user and namespaces {host})"
             for host, ranks in hosts.items()
         )
         raise TransportError(
