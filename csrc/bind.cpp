@@ -1,5 +1,6 @@
 // From a plan and numbers to segments that fit the cells.
 #include <algorithm>
+#include <fstream>
 
 #include "engine.h"
 #include "fold.h"
@@ -9,7 +10,19 @@ namespace {
 
 constexpr uint64_t kLine = 64;
 constexpr uint64_t kMostElements = uint64_t{1} << 48;
+constexpr uint64_t kUsualCacheBytes = 32 << 20;
 constexpr uint64_t kScratchBytes = 16 << 20;  // of one segment of messages
+
+// Size of the cache that the first core shares with others, or a guess where Linux does not tell.
+// (What sysconf tells is the sum over a processor's parts.)
+uint64_t last_cache_bytes() {
+  static const uint64_t found = [] {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    uint64_t kibibytes = 0;
+    return file >> kibibytes ? kibibytes << 10 : kUsualCacheBytes;
+  }();
+  return found;
+}
 
 // Mixes what must agree into 32 bits. Odd: 0 is the fingerprint of failed iterations.
 uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count) {
@@ -187,6 +200,8 @@ std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geom
   auto call = bound(std::move(binding), geometry.world_size, rank, max_operands, false,
                     [&](Binder& binder) { binder.cut(geometry.cell_bytes); });
   call->fingerprint = fingerprint_of(cookie, call->descriptor, call->count);
+  const uint64_t all_bytes = (call->in_bytes + call->out_bytes) * geometry.world_size;
+  call->streams = all_bytes > last_cache_bytes() * 3 / 2;
   return call;
 }
 

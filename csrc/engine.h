@@ -50,7 +50,6 @@ struct Binding {
   PieceTable in_table, out_table;  // for kTable
   uint32_t scale_n = 0;            // kAvg: what complete folds divide by; 0: world_size
   bool scale_at_exit = false;      // kAvg: no fold divides; this rank's OUT is divided at the end
-  bool nontemporal = false;        // destinations will not be read again soon
 };
 
 // A Binding checked and cut into segments for the engines of one communicator. Immutable.
@@ -62,6 +61,7 @@ struct BoundCall : Binding {
   uint64_t largest = 0;      // elements of the largest chunk
   uint64_t in_bytes = 0;     // this rank's arrays must have at least these
   uint64_t out_bytes = 0;
+  bool streams = false;          // the arrays of all ranks are half as large again as the cache
   bool tiny = false;             // the slots lie in the flag line; messages: each fits one packet
   std::vector<uint32_t> team{};  // messages: the ranks that take part; empty: all
   bool agree = false;  // messages: a rank may not depend on all others, so they agree first
@@ -216,6 +216,7 @@ class Engine {
   const BoundCall* call_ = nullptr;
   uint64_t descriptor_ = 0, count_ = 0;
   char *in_ = nullptr, *out_ = nullptr;
+  bool stream_ = false;      // results are stored past the caches
   uint64_t start_ = 0;       // first element of the segment within a chunk
   uint64_t reach_ = 0;       // elements of the largest chunk in this segment
   char* cells_ = nullptr;    // slot 0 of rank 0

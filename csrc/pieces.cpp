@@ -51,14 +51,19 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
   if (length == 0) return;
   const bool complete = (instr.flags & kFoldComplete) != 0 && !call.scale_at_exit;
   const uint32_t scale_n = complete ? call.scale_n : 0;
+  // Cells are read again at once: nothing that goes there is stored past the caches.
+  const auto streams = [&](uint32_t i) {
+    return stream_ && operands[i].buffer != static_cast<uint16_t>(Buffer::kCell);
+  };
   if (instr.nsrc == 1 && scale_n == 0) {
     for (uint32_t i = 0; i < instr.ndst; ++i) {
-      copy(dsts_[i], srcs_[0], length * call.elem_bytes, call.nontemporal);
+      copy(dsts_[i], srcs_[0], length * call.elem_bytes, streams(i));
     }
     return;
   }
-  const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n,
-                      call.nontemporal};
+  bool stream = true;
+  for (uint32_t i = 0; i < instr.ndst; ++i) stream = stream && streams(i);
+  const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n, stream};
   fold(spec, srcs_.get(), instr.nsrc, dsts_.get(), instr.ndst, length);
 }
 

@@ -11,7 +11,10 @@ from functools import partial, update_wrapper
 from typing import Any
 
 from pycoll.algorithms.copies import keep
-from pycoll.schedule.ir import IN, OUT, Algorithm, algorithm, at, fold
+from pycoll.schedule.ir import IN, OUT, TMP, Algorithm, algorithm, at, fold
+
+BLOCKS = 8
+"""Blocks of a vector that one rank lays out while others fetch those before."""
 
 
 def in_both_orders(collective: str, name: str, **options: Any) -> Callable[..., tuple]:
@@ -90,6 +93,17 @@ def reduce(rank, n, root, *, tree):
     yield fold(everywhere(n, IN), to=at(rank, OUT), tree=tree, where=rank == root)
 
 
+@in_both_orders("reduce", "two_shot_push", root=0)
+def reduce_push(rank, n, root, *, tree):
+    """Every rank folds its chunk of all inputs and stores the result in the root's output.
+
+    Cost: 1 round; (n - 1) / n * m bytes read and m / n written per rank.
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
+    MPICH", IJHPCA 19(1), 2005 (reduce-scatter, then gather).
+    """
+    yield fold(everywhere(n, IN, rank), to=at(root, OUT, rank), tree=tree)
+
+
 @algorithm("all_gather", "direct_pull")
 def all_gather_pull(rank, n):
     """Every rank fetches the blocks of all the others.
@@ -126,6 +140,42 @@ def broadcast(rank, n, root):
     if n > 1:
         yield fold(at(root, IN), to=at(rank, OUT), where=rank != root)
     yield keep(rank, where=rank == root)
+
+
+@algorithm("broadcast", "push_pull", root=0)
+def broadcast_push_pull(rank, n, root):
+    """The root stores one chunk in all outputs while every other rank fetches the other chunks.
+
+    So the root copies no less than the others do, instead of waiting for them.
+
+    Cost: 1 round; (n - 1) / n * m bytes per rank.
+    Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
+    practice, and experience", CCPE 19(13), 2007 (definition of the collectives).
+    """
+    others = [root + step for step in range(1, n)]
+    if others:
+        mine, theirs, away = root, root + 1, rank != root
+        push = fold(at(root, IN, mine), to=[at(r, OUT, mine) for r in others], where=rank == root)
+        pull = fold(at(root, IN, theirs), to=at(rank, OUT, theirs), count=n - 1, where=away)
+        yield [push, pull]
+    yield keep(rank, count=n, where=rank == root)
+
+
+@algorithm("broadcast", "relay", chunks=BLOCKS, slots=BLOCKS, root=0)
+def broadcast_relay(rank, n, root):
+    """The root lays block after block out in scratch memory, and the others fetch behind it.
+
+    For vectors that the others cannot read where they lie: both copies go on at the same time.
+
+    Cost: `BLOCKS` + 1 rounds; m bytes per rank, (n - 1) * m at the root.
+    Source: Traff and Ripke, "Optimal broadcast for fully connected processor-node networks", JPDC
+    68(7), 2008 (pipelining by blocks).
+    """
+    for block in range(BLOCKS + 1):
+        lay = fold(at(root, IN, block), to=at(root, TMP, block), where=rank == root)
+        fetch = fold(at(root, TMP, block - 1), to=at(rank, OUT, block - 1), where=rank != root)
+        yield [lay] * (block < BLOCKS) + [fetch] * (block > 0)
+    yield keep(rank, count=BLOCKS, where=rank == root)
 
 
 @algorithm("scatter", "direct", root=0)

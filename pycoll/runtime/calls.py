@@ -58,15 +58,17 @@ RESULT_SHAPE: dict[Kind, Callable[[Shape, int], Shape]] = {
 }
 
 
-# Collectives in which every rank passes both arrays, so that every rank can tell whether all lie in
-# symmetric memory. Of a broadcast, x counts on every rank.
-_DIRECT_KINDS = (
+# Collectives that can work on the arrays themselves: every rank can tell whether all of them lie in
+# symmetric memory. Of a broadcast and of a reduction to one rank, x counts on every rank.
+_ALIASING = (  # these may also work in place
     Kind.ALL_REDUCE,
     Kind.REDUCE_SCATTER,
     Kind.ALL_GATHER,
     Kind.BROADCAST,
-    Kind.ALL_TO_ALL,
+    Kind.REDUCE,
 )
+_DIRECT_KINDS = (*_ALIASING, Kind.ALL_TO_ALL)
+_OWN_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,17 @@ class Caller:
             raise ArgumentError(
                 "x and out overlap partly; pass out=x to work in place, or memory of its own"
             )
-        if kind in (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE):
+        if kind in _ALIASING and not (self.plans.messages and kind in _OWN_KINDS):
             return source
-        return source._replace(array=source.array.copy())
+        return source._replace(array=self._copy(source))
+
+    def _copy(self, v: ArrayView) -> np.ndarray:
+        """Copy an array to where peers can reach it, if they could before."""
+        if not self.memory.holds(v):
+            return v.array.copy()
+        copy = self.memory.empty(v.array.shape, v.array.dtype)
+        copy[...] = v.array
+        return copy
 
     def _bind(
         self,
@@ -176,9 +186,8 @@ class Caller:
     ) -> Prepared:
         in_ptr = source.pointer if source is not None else 0
         out_ptr = target.pointer if target is not None else 0
-        mapped = request.kind in _DIRECT_KINDS and all(
-            self.memory.holds(v) for v in (typed, target)
-        )
+        told = (typed,) if request.kind == Kind.REDUCE else (typed, target)
+        mapped = request.kind in _DIRECT_KINDS and all(self.memory.holds(v) for v in told)
         reduces = COLLECTIVES[request.collective].reduces
         choice = self._choose(request, op, count, typed, mapped)
         params = dict(choice.params)
@@ -227,7 +236,7 @@ class Caller:
     ) -> None:
         """Let a direct call work on registered arrays where the heap has them."""
         read = self.memory.mirror(source) if source is not None else None
-        written = self.memory.mirror(target) if target is not None else None
+        written = self.memory.reach(target) if target is not None else None
         if read is not None:
             prepared.in_ptr, prepared.gathers = read.address, (read,)
         if written is not None:

@@ -40,6 +40,30 @@ class Mirror(NamedTuple):
         self.registration.scatter(self.pointer, self.nbytes)
 
 
+class Detour(NamedTuple):
+    """Symmetric memory in which an array is made that lies elsewhere.
+
+    Attributes:
+        made: The array in symmetric memory.
+        wanted: Where it belongs.
+    """
+
+    made: np.ndarray
+    wanted: np.ndarray
+
+    @property
+    def address(self) -> int:
+        """Where the engine writes."""
+        return self.made.ctypes.data
+
+    def gather(self) -> None:
+        """Do nothing: what is there is overwritten."""
+
+    def scatter(self) -> None:
+        """Put the result where it belongs."""
+        np.copyto(self.wanted, self.made)
+
+
 class Memory:
     """One rank's region of the heap, shared by all communicators of the rank."""
 
@@ -110,6 +134,12 @@ class Memory:
             if first <= start and start + nbytes <= end:
                 return Mirror(moved, start, nbytes, moved.mirror + start - first)
         return None
+
+    def reach(self, v: ArrayView) -> Mirror | Detour | None:
+        """Return where peers write an array, or None if it is where it is."""
+        if self.heap.contains(v.pointer, v.array.nbytes):
+            return None
+        return self.mirror(v) or Detour(self.empty(v.array.shape, v.array.dtype), v.array)
 
     def holds(self, v: ArrayView) -> bool:
         """Whether peers can reach all of an array."""

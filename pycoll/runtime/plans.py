@@ -131,7 +131,8 @@ class PlanCache:
             if self.messages:
                 plan = message_plan(schedule, self.rank)
             else:
-                plan = peer_plan(schedule, self.rank, direct=spec.direct, in_place=spec.direct)
+                aliased = spec.direct and spec.algorithm.in_place
+                plan = peer_plan(schedule, self.rank, direct=spec.direct, in_place=aliased)
             compiled = _C.Plan(
                 plan.code.tobytes(),
                 plan.operands.tobytes(),

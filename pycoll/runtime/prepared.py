@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pycoll import _C
-from pycoll.runtime.memory import Mirror
+from pycoll.runtime.memory import Detour, Mirror
 from pycoll.runtime.plans import CallSpec
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
@@ -41,7 +41,7 @@ class Prepared:
         spec: What it does, apart from where the arrays are.
         two_levels: Nobody has asked for an algorithm, so it may go through hosts first.
         plain: The arrays are the caller's own NumPy arrays, so a call like it needs no preparation.
-        gathers, scatters: Registered arrays that the call reads, and those that it writes.
+        gathers, scatters: What lies elsewhere for the engine: arrays it reads, and those it writes.
     """
 
     binding: _C.Binding
@@ -52,8 +52,8 @@ class Prepared:
     plain: bool = False
     spec: CallSpec | None = None
     two_levels: bool = False
-    gathers: tuple[Mirror, ...] = ()
-    scatters: tuple[Mirror, ...] = ()
+    gathers: tuple[Mirror | Detour, ...] = ()
+    scatters: tuple[Mirror | Detour, ...] = ()
 
     def enter(self) -> None:
         """Do what has to be done before the call runs."""

@@ -36,6 +36,8 @@ _FEW_SYNCS = "one synchronisation less outweighs the copies of so few bytes"
 _FEW_PEERS = "for so few bytes what counts is the number of peers that a rank waits for"
 _IN_PLACE = "ranks work on each other's arrays: each byte is loaded and stored as rarely as can be"
 _SHARED = "many ranks fold at the same time, where otherwise the root would fold alone"
+_SHARED_COPIES = "root and receivers copy at the same time, each an equal part"
+_PIPELINED = "the others fetch a block while the root lays out the next"
 _FEW_COPIES = "it loads and stores the fewest bytes when arrays are staged"
 
 
@@ -69,13 +71,17 @@ RULES = (
     Rule("all_gather", ANY_N, ANY_SIZE, True, ("direct_push",), _IN_PLACE),
     Rule("all_gather", 2, ANY_SIZE, False, ("direct_push",), _FEW_COPIES),
     Rule("all_gather", ANY_N, ANY_SIZE, False, ("direct_pull",), _FEW_COPIES),
-    *_one_round("broadcast", ("direct",)),
+    Rule("broadcast", ANY_N, 4 * K, False, ("direct",), _FEW_SYNCS),
+    Rule("broadcast", ANY_N, 16 * K, True, ("direct",), _FEW_PEERS),
+    Rule("broadcast", ANY_N, ANY_SIZE, True, ("push_pull",), _SHARED_COPIES),
+    Rule("broadcast", ANY_N, 64 * K, False, ("direct",), _FEW_COPIES),
+    Rule("broadcast", ANY_N, ANY_SIZE, False, ("relay",), _PIPELINED),
     Rule("reduce", 8, 4 * K, False, _SUMS, _FEW_SYNCS),
-    Rule("reduce", 4, ANY_SIZE, True, _SUMS, _IN_PLACE),
-    Rule("reduce", 4, ANY_SIZE, False, _SUMS, _FEW_COPIES),
     Rule("reduce", ANY_N, 4 * K, False, ("binomial", *_SUMS), _FEW_PEERS),
-    Rule("reduce", ANY_N, ANY_SIZE, True, ("binomial", *_SUMS), _SHARED),
-    Rule("reduce", ANY_N, ANY_SIZE, False, ("binomial", *_SUMS), _SHARED),
+    Rule("reduce", ANY_N, ANY_SIZE, True, _PUSH, _SHARED),
+    Rule("reduce", 2, 512 * K, False, _SUMS, _FEW_COPIES),
+    Rule("reduce", 4, 128 * K, False, _SUMS, _FEW_COPIES),
+    Rule("reduce", ANY_N, ANY_SIZE, False, _PUSH, _SHARED),
     Rule("gather", 2, 4 * K, False, ("binomial",), _FEW_SYNCS),
     *_one_round("gather", ("direct",)),
     *_one_round("scatter", ("direct",)),

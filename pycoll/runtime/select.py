@@ -124,7 +124,7 @@ def select(
     dtype: DType | None = None,
     op: ReduceOp = ReduceOp.SUM,
     direct: bool = False,
-    in_place: bool = True,
+    in_place: bool | None = None,
     algorithm: str | Algorithm | None = None,
     machine: Machine | None = None,
     messages: bool = False,
@@ -140,7 +140,8 @@ def select(
         dtype: Element type of a reduction; the 16-bit floats round once in a pinned order.
         op: Reduction operation.
         direct: Whether all arrays of the call lie in symmetric memory.
-        in_place: Whether a direct plan must work when input and output are the same memory.
+        in_place: Whether a direct plan must work when input and output are the same memory; by
+            default unless calls of that collective copy their input first.
         algorithm: An algorithm, or the name of one, that the caller wants.
         machine: What predictions are made for; they do not decide.
         messages: Whether ranks send messages; otherwise they share memory.
@@ -152,6 +153,8 @@ def select(
         known = ", ".join(COLLECTIVES)
         raise ArgumentError(f"collective={collective!r} is not known; accepted: {known}")
     wanted = _order(collective, order, named=algorithm is not None)
+    if in_place is None:
+        in_place = not COLLECTIVES[collective].transposes
     wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, in_place, messages)
     if algorithm is None:
         return _by_table(wish, machine or Machine())
