@@ -65,10 +65,10 @@ def reductions(engine, zero):
     for bucket in engine.buckets:
         full = np.empty(bucket.layout.padded, np.float32) if zero > 1 else bucket.parameter.data
         if zero:
-            shard = np.empty(full.size // groups.gradients.world_size, full.dtype)
-            groups.gradients.reduce_scatter(full, shard, "x", "tree").wait()
+            shard = np.empty(full.size // groups.shards.world_size, full.dtype)
+            groups.shards.reduce_scatter(full, shard, "x", "tree").wait()
         else:
-            groups.gradients.all_reduce(full, "x", "tree").wait()
+            groups.shards.all_reduce(full, "x", "tree").wait()
 
 
 def measure(comm, args, zero):

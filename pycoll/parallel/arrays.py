@@ -6,6 +6,7 @@ own. NumPy needs nothing else; other libraries come in through the package array
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from pycoll.errors import ArgumentError
 
 Array = Any
+Out = Mapping[str, Array] | None
+"""Where results go, by name."""
 _PIECE = 1 << 14  # elements
 _GROUP = 64  # rows
 
@@ -79,11 +82,29 @@ def as_mask(x: np.ndarray, like: Array) -> Array:
     return x if xp is np else xp.asarray(x, device=like.device)
 
 
-def matmul(a: Array, b: Array) -> Array:
-    """Return the matrix product; NumPy has no fast one for 16-bit numbers, so it is widened."""
-    if isinstance(a, np.ndarray) and a.dtype.itemsize == 2:
-        return np.matmul(widen(a), widen(b)).astype(a.dtype)
-    return namespace(a).matmul(a, b)
+def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return the matrix product, in `out` if given.
+
+    NumPy has no fast one for 16-bit numbers, so they are widened.
+    """
+    if isinstance(a, np.ndarray):
+        if a.dtype.itemsize == 2:
+            return put(np.matmul(widen(a), widen(b)).astype(a.dtype), out)
+        return np.matmul(a, b, out=out)
+    return put(namespace(a).matmul(a, b), out)
+
+
+def put(value: Array, out: Array | None) -> Array:
+    """Return a value, in `out` if given, perhaps already."""
+    if out is None or value is out:
+        return value
+    out[...] = value
+    return out
+
+
+def put_all(values: Mapping[str, Array], out: Out) -> dict[str, Array]:
+    """Return values by name, each in `out` if that has a place for it."""
+    return {name: put(value, (out or {}).get(name)) for name, value in values.items()}
 
 
 def pieces(x: Array) -> list[slice]:
@@ -116,24 +137,26 @@ def sum_rows(x: Array, factor: Array | None = None) -> Array:
     return xp.einsum("gni,gni->gi", groups, others).sum(axis=0) + rest
 
 
-def add_rows(count: int, indices: Array, rows: Array) -> Array:
+def add_rows(count: int, indices: Array, rows: Array, out: Array | None = None) -> Array:
     """Return ``[count, width]`` with the sum of the rows of each index, the same bits every time.
 
     Args:
         count: Number of rows of the result.
         indices: Integers of [0, count), shape ``[n]``.
         rows: Shape ``[n, width]``.
+        out: Takes the result.
     """
     xp, shape = namespace(rows), (count, rows.shape[1])
     if xp is np:
-        total = np.zeros(shape, rows.dtype)
+        total = np.zeros(shape, rows.dtype) if out is None else put(0, out)
         if len(indices):
             order = np.argsort(indices, kind="stable")
             ranked = indices[order]
             first = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
             total[ranked[first]] = np.add.reduceat(rows[order], first, axis=0)
         return total
-    total = xp.zeros(shape, dtype=rows.dtype, device=rows.device)
+    fresh = out is None
+    total = xp.zeros(shape, dtype=rows.dtype, device=rows.device) if fresh else put(0, out)
     if hasattr(total, "index_add_"):
         return total.index_add_(0, indices, rows)
     xp.add.at(total, indices, rows)

@@ -122,7 +122,7 @@ class DataParallel:
         elements = bucket_elements(
             options.zero, options.bucket_bytes, dtype_of(precision.gradient).itemsize
         )
-        layouts = make_layouts(owned, self.groups.parameters.world_size, elements)
+        layouts = make_layouts(owned, self.groups.shards.world_size, elements)
         self.buckets = [Bucket(layout, settings, self.groups) for layout in layouts]
         state.initialise(self.buckets, self.groups, options.start)
         self._passes = self._make_passes(model, loss, units)
@@ -137,7 +137,7 @@ class DataParallel:
             loss,
             compute=options.recipe.compute,
             prefetch=options.prefetch if options.zero == 3 else 0,
-            in_flight={2: 2, 3: max(0, options.prefetch - 1)}.get(options.zero),
+            vectors={2: 3, 3: 2 + options.prefetch}.get(options.zero),
             ledger=self.ledger,
             wrap=options.wrap,
         )
@@ -159,8 +159,6 @@ class DataParallel:
         wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
         self.ledger.reset_peak()
         total, samples, problems = self._accumulate(micro_batches)
-        for pending in [bucket.gradients.finish() for bucket in self.buckets]:
-            pending.wait()
         scale = self.loss_scale.value
         divisor = max(1.0, samples * scale)
         forgiving = self._scaled or self.options.nonfinite == "skip"
@@ -232,8 +230,17 @@ class DataParallel:
         clip = self.options.clip_norm
         if clip is not None and norm > clip:
             scale *= clip / norm
-        for pending in [bucket.update(self.steps, lr, scale) for bucket in self.buckets]:
-            pending.wait()
+        for bucket in reversed(self.buckets):  # in the order in which the layers want them
+            bucket.update(self.steps, lr, scale)
+
+    def settle(self) -> None:
+        """Wait until this rank has all parameters of the last step; not a collective.
+
+        Whatever here uses parameters does so by itself, a layer when its turn comes, so that the
+        ranks hand them to each other during the next forward pass.
+        """
+        for bucket in self.buckets:
+            bucket.complete.wait()
 
     def predict(self, x: Any) -> Any:
         """Return the output of the last layer; with stage 3 a collective."""
@@ -271,6 +278,8 @@ class DataParallel:
         Args:
             error: Why this rank cannot go on; peers that wait for it are told.
         """
+        if error is None:
+            self.settle()
         self.groups.close(error)
 
     def __enter__(self) -> DataParallel:

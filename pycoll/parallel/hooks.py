@@ -43,7 +43,7 @@ class Hook:
         return start.to(Placement.REPLICATE, "gradient", order)
 
     def reduce_scatter(
-        self, key: str, data: Any, out: Any, channel: Channel, order: str
+        self, key: str, data: Any, out: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
         """Start to add a bucket over the ranks; `out` takes this rank's block."""
         start = Placed(data, Placement.PARTIAL, channel, "gradient")
@@ -86,7 +86,7 @@ class Compress(Hook):
         self.dtype = dtype_of(dtype)
 
     def _pack(self, data: Any, channel: Channel) -> Any:
-        small = channel.scratch(data.shape[0], self.dtype, "hook")
+        small = channel.empty(data.shape[0], self.dtype, "hook")
         small[...] = data / data.dtype.type(channel.world_size)
         return small
 
@@ -98,10 +98,10 @@ class Compress(Hook):
         return Then(pending, lambda total: self._unpack(total, data, channel))
 
     def reduce_scatter(
-        self, key: str, data: Any, out: Any, channel: Channel, order: str
+        self, key: str, data: Any, out: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
         """Start to add a bucket over the ranks; see `Hook.reduce_scatter`."""
-        block = channel.scratch(out.shape[0], self.dtype, "hook")
+        block = channel.empty(out.shape[0], self.dtype, "hook")
         small = self._pack(data, channel)
         pending = channel.reduce_scatter(small, block, "gradient", order)
         return Then(pending, lambda total: self._unpack(total, out, channel))

@@ -15,11 +15,13 @@ import numpy as np
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import (
     Array,
+    Out,
     add_rows,
     as_indices,
     cast,
     matmul,
     namespace,
+    put_all,
     row_dot,
     sum_rows,
     widen,
@@ -64,15 +66,15 @@ def affine(x: Array, weight: Array, bias: Array | None) -> Array:
     return y.reshape((*x.shape[:-1], weight.shape[0]))
 
 
-def affine_gradients(x: Array, dy: Array, bias: bool) -> dict[str, Array]:
+def affine_gradients(x: Array, dy: Array, bias: bool, out: Out = None) -> dict[str, Array]:
     """Return the gradients of weight and bias of `affine`."""
-    weight = {"weight": matmul(flat(dy).T, flat(x))}
-    return weight | bias_gradient(dy) if bias else weight
+    weight = {"weight": matmul(flat(dy).T, flat(x), (out or {}).get("weight"))}
+    return weight | bias_gradient(dy, out) if bias else weight
 
 
-def bias_gradient(dy: Array) -> dict[str, Array]:
+def bias_gradient(dy: Array, out: Out = None) -> dict[str, Array]:
     """Return the sum of the rows, as ``bias``."""
-    return {"bias": cast(sum_rows(widen(flat(dy))), dy.dtype)}
+    return put_all({"bias": cast(sum_rows(widen(flat(dy))), dy.dtype)}, out)
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,11 @@ class Linear:
         """Return ``dy @ weight``."""
         return affine(dy, params["weight"].T, None)
 
-    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: Any, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return ``dy.T @ x`` and the sum of the rows of ``dy``."""
-        return affine_gradients(saved, dy, self.bias)
+        return affine_gradients(saved, dy, self.bias, out)
 
 
 def check_indices(indices: Array, high: int, what: str) -> None:
@@ -169,9 +173,12 @@ class Embedding:
     def backward_input(self, params: Params, saved: Any, dy: Array) -> None:
         """Return None: token numbers have no gradient."""
 
-    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: Any, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return the sum of the gradients of each row."""
-        return {"weight": add_rows(self.vocabulary, saved.reshape(-1), flat(dy))}
+        place = (out or {}).get("weight")
+        return {"weight": add_rows(self.vocabulary, saved.reshape(-1), flat(dy), place)}
 
 
 @dataclass(frozen=True)
@@ -225,8 +232,10 @@ class LayerNorm:
         dx *= inverse
         return cast(dx, dy.dtype)
 
-    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: Any, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return the sums over rows of ``dy n`` and ``dy``."""
         normal, rows = flat(saved[0]), widen(flat(dy))
         found = {"weight": sum_rows(rows, normal), "bias": sum_rows(rows)}
-        return {name: cast(value, dy.dtype) for name, value in found.items()}
+        return put_all({name: cast(value, dy.dtype) for name, value in found.items()}, out)

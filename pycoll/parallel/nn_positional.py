@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.arrays import Array, as_mask, namespace
+from pycoll.parallel.arrays import Array, Out, as_mask, namespace, put
 from pycoll.parallel.layer import ParameterSpec
 from pycoll.parallel.random import Cursor, Key, keep_mask, normal_init
 
@@ -76,9 +76,13 @@ class Position:
         """Return ``dy``."""
         return dy
 
-    def backward_weight(self, params: Params, saved: slice, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: slice, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return the sum over samples, zero in rows that were not used."""
-        gradient = namespace(dy).zeros_like(params["weight"])
+        place = (out or {}).get("weight")
+        fresh = place is None
+        gradient = namespace(dy).zeros_like(params["weight"]) if fresh else put(0, place)
         gradient[saved] = dy.sum(axis=0)
         return {"weight": gradient}
 

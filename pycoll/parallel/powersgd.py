@@ -129,7 +129,7 @@ def _matrix(flat: Any, entry: Entry) -> Any:
 
 def _pack(parts: list[Any], channel: Channel, dtype: Any) -> tuple[Any, list[tuple[int, ...]]]:
     shapes = [part.shape for part in parts]
-    vector = channel.scratch(sum(part.size for part in parts), dtype, "hook")
+    vector = channel.empty(sum(part.size for part in parts), dtype, "hook")
     at = 0
     for part in parts:
         vector[at : at + part.size] = part.reshape(-1)

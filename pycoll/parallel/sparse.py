@@ -46,7 +46,7 @@ class TopK(Hook):
         where = np.sort(largest).astype(np.int32)
         row = np.concatenate([where, error[where].view(np.int32)])
         error[where] = 0
-        out = channel.scratch(row.size * channel.world_size, np.int32, "hook")
+        out = channel.empty(row.size * channel.world_size, np.int32, "hook")
         pending = channel.all_gather(row, out, "gradient")
         return Then(pending, lambda rows: self._add(rows.reshape(-1, row.size), k, data))
 

@@ -94,7 +94,7 @@ def _join(vector: Any, bucket: Bucket, groups: Groups) -> Any:
     """Return the full vector of which this rank steps a part."""
     if vector.shape[0] == bucket.layout.padded:
         return vector
-    return groups.parameters.gather_rows(vector, "state").reshape(-1)
+    return groups.shards.gather_rows(vector, "state").reshape(-1)
 
 
 def _whole(flat: Any, entry: Entry, groups: Groups) -> np.ndarray:

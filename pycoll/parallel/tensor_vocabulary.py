@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pycoll.parallel.arrays import Array, add_rows, as_indices, cast, namespace, widen
+from pycoll.parallel.arrays import Array, Out, add_rows, as_indices, cast, namespace, widen
 from pycoll.parallel.layer import ParameterSpec
 from pycoll.parallel.nn import check_indices, flat
 from pycoll.parallel.nn_loss import Saved, gradient, prepare
@@ -100,12 +100,15 @@ class VocabParallelEmbedding:
     def backward_input(self, params: Params, saved: Any, dy: Array) -> None:
         """Return None: token numbers have no gradient."""
 
-    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: Any, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return the sum of the gradients of each of this rank's rows."""
         here, rows = saved
         mine = here.reshape(-1)
         whole = flat(self._region.backward(dy, self.comm))
-        return {"weight": add_rows(self._shape[0], rows.reshape(-1)[mine], whole[mine])}
+        place = (out or {}).get("weight")
+        return {"weight": add_rows(self._shape[0], rows.reshape(-1)[mine], whole[mine], place)}
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,13 @@ _DIRECT_KINDS = (
     Kind.BROADCAST,
     Kind.ALL_TO_ALL,
 )
+_IN_PLACE_KINDS = (
+    Kind.ALL_REDUCE,
+    Kind.REDUCE_SCATTER,
+    Kind.ALL_GATHER,
+    Kind.BROADCAST,
+    Kind.REDUCE,
+)
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ class Caller:
             raise ArgumentError(
                 "x and out overlap partly; pass out=x to work in place, or memory of its own"
             )
-        if kind in (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE):
+        if kind in _IN_PLACE_KINDS:
             return source
         return source._replace(array=source.array.copy())
 

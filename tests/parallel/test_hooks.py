@@ -143,7 +143,7 @@ def test_nothing_is_lost(make):
     def rank(comm):
         engine = DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=2), hook=make())
         bucket, hook = engine.buckets[0], engine.options.hook
-        channel, layout = engine.groups.gradients, bucket.layout
+        channel, layout = engine.groups.shards, bucket.layout
         rng = np.random.default_rng(comm.rank)
         given, sent = np.zeros(layout.padded), np.zeros(layout.padded)
         for _ in range(5):
