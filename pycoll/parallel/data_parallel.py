@@ -190,12 +190,13 @@ class DataParallel:
         Returns:
             Sum of losses and number of samples of all ranks, and what this rank found wrong.
         """
+        for bucket in self.buckets:
+            bucket.gradients.reset()
+        self._passes.prepare()
         counts = self.groups.data.gather_rows(np.array([len(micro_batches)]), "count")
         plan = turns(int(counts.max()), self.options.order)
         if not plan:
             raise ArgumentError("no rank has a micro-batch")
-        for bucket in self.buckets:
-            bucket.gradients.reset()
         problems: list[str] = []
         totals: Sums[Any] = Sums(np.zeros(2), partial(np.zeros, 2))
         for j, turn in enumerate(plan):

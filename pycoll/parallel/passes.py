@@ -87,6 +87,12 @@ class Passes:
             if id(bucket) not in wanted:
                 self._gathered.pop(id(bucket), None)
 
+    def prepare(self) -> None:
+        """Start to gather for the first layers of a step."""
+        self._gathered.clear()  # a step that failed may have left something
+        self._lenders.clear()
+        self._start(range(len(self._units)), 0)
+
     def run(self, sample: Sample | None, scale: float) -> tuple[float, int, Any]:
         """Run the layers forward.
 
@@ -98,7 +104,6 @@ class Passes:
             Sum of losses, number of samples, and what `back` needs.
         """
         order = range(len(self._units))
-        self._gathered.clear(), self._lenders.clear()  # a step that failed may have left something
         saved: list[Any] = []
         x = None if sample is None else cast(sample[0], self._compute or self._input_type())
         for at, index in enumerate(order):
@@ -119,6 +124,7 @@ class Passes:
 
     def predict(self, x: Any) -> Any:
         """Run the layers forward and return the output of the last."""
+        self.prepare()
         order = range(len(self._units))
         x = cast(x, self._compute or self._input_type())
         for at, index in enumerate(order):

@@ -151,6 +151,9 @@ class _Autograd:
             p.data = torch.from_numpy(view)
             p.register_post_accumulate_grad_hook(partial(_notify, weakref.ref(self), full))
 
+    def prepare(self) -> None:
+        """Do nothing: the module has its parameters."""
+
     def run(self, sample: Any, scale: float) -> tuple[float, int, Any]:
         """Run the module forward; see `pycoll.parallel.passes.Passes.run`."""
         self._next = 0
