@@ -11,8 +11,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from pycoll import kernels
 from pycoll.errors import ArgumentError
 from pycoll.parallel.accumulate import Sums, Turn
@@ -98,7 +96,6 @@ class Gradients:
         if placed:
             self.arrived.add(name)
         elif gradient is not None:
-            gradient = np.asarray(gradient)  # tensors share their memory
             self.arrived.add(name)
             if tuple(gradient.shape) != tuple(entry.parameter.spec.shape):
                 raise ArgumentError(

@@ -24,6 +24,7 @@ from pycoll.parallel.arrays import (
     put_all,
     row_dot,
     sum_rows,
+    take_rows,
     widen,
 )
 from pycoll.parallel.layer import Layer, ParameterSpec
@@ -55,7 +56,7 @@ def check_shape(array: Array, shape: tuple[int, ...], what: str) -> None:
 
 def flat(x: Array) -> Array:
     """Return an array as a matrix: all axes but the last become one."""
-    return x if len(x.shape) == 2 else x.reshape((-1, x.shape[-1]))
+    return x if len(x.shape) == 2 else namespace(x).reshape(x, (-1, x.shape[-1]))
 
 
 def affine(x: Array, weight: Array, bias: Array | None) -> Array:
@@ -63,7 +64,7 @@ def affine(x: Array, weight: Array, bias: Array | None) -> Array:
     y = matmul(flat(x), weight.T)
     if bias is not None:
         y += bias
-    return y.reshape((*x.shape[:-1], weight.shape[0]))
+    return namespace(y).reshape(y, (*x.shape[:-1], weight.shape[0]))
 
 
 def affine_gradients(x: Array, dy: Array, bias: bool, out: Out = None) -> dict[str, Array]:
@@ -168,7 +169,7 @@ class Embedding:
         tokens = as_indices(x, weight)
         check_shape(weight, (self.vocabulary, self.features), f"{self.key.name}.weight")
         check_indices(tokens, self.vocabulary, f"the input of {self.key.name}")
-        return weight[tokens], tokens
+        return take_rows(weight, tokens), tokens
 
     def backward_input(self, params: Params, saved: Any, dy: Array) -> None:
         """Return None: token numbers have no gradient."""
@@ -177,8 +178,8 @@ class Embedding:
         self, params: Params, saved: Any, dy: Array, out: Out = None
     ) -> dict[str, Array]:
         """Return the sum of the gradients of each row."""
-        place = (out or {}).get("weight")
-        return {"weight": add_rows(self.vocabulary, saved.reshape(-1), flat(dy), place)}
+        place, tokens = (out or {}).get("weight"), namespace(saved).reshape(saved, (-1,))
+        return {"weight": add_rows(self.vocabulary, tokens, flat(dy), place)}
 
 
 @dataclass(frozen=True)

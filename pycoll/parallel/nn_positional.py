@@ -31,7 +31,7 @@ def masked(x: Array, keep: Array | None, drop: float) -> Array:
     """Return ``x`` where it is kept, scaled such that its expectation stays the same."""
     if keep is None:
         return x
-    y = x * keep
+    y = namespace(x).where(keep, x, 0)
     y *= 1 / (1 - drop)
     return y
 
@@ -70,7 +70,7 @@ class Position:
                 f"the input of {self.key.name} has positions up to {rows.stop - 1}, "
                 f"but {self.key.name}.weight has {self.length} rows"
             )
-        return x + params["weight"][rows], rows
+        return x + params["weight"][rows, :], rows
 
     def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
         """Return ``dy``."""
@@ -83,7 +83,7 @@ class Position:
         place = (out or {}).get("weight")
         fresh = place is None
         gradient = namespace(dy).zeros_like(params["weight"]) if fresh else put(0, place)
-        gradient[saved] = dy.sum(axis=0)
+        gradient[saved, :] = namespace(dy).sum(dy, axis=0)
         return {"weight": gradient}
 
 

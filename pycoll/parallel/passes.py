@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from pycoll.errors import ArgumentError
 from pycoll.parallel.bucket import Bucket
 from pycoll.parallel.gradients import Gradients
@@ -158,8 +160,7 @@ class Passes:
         self._land()
         if not unit.takes_out:
             gradients = unit.layer.backward_weight(params, kept, dy)
-            self._check(unit, gradients, set())
-            return gradients, set()
+            return self._checked(unit, gradients, set()), set()
         views = {
             local: self._places[name][0].gradients.place(name) for local, name in unit.names.items()
         }
@@ -167,19 +168,21 @@ class Passes:
         layer: Any = unit.layer
         gradients = layer.backward_weight(params, kept, dy, out=out)
         placed = {local for local, array in out.items() if gradients.get(local) is array}
-        self._check(unit, gradients, placed)
-        return gradients, placed
+        return self._checked(unit, gradients, placed), placed
 
-    def _check(self, unit: Unit, gradients: dict[str, Any], placed: set[str]) -> None:
+    def _checked(self, unit: Unit, gradients: dict[str, Any], placed: set[str]) -> dict[str, Any]:
+        """Return the gradients that are not in their buckets, as NumPy arrays that are counted."""
         unknown = sorted(set(gradients) - set(unit.names))
         if unknown:
             raise ArgumentError(
                 f"layer {unit.name} gave gradients of {', '.join(unknown)}, which are not among "
                 f"its parameters: {', '.join(unit.names) or 'none'}"
             )
-        for local, gradient in gradients.items():
-            if local not in placed:
-                self._ledger.track(gradient, "layer gradient")
+        return {
+            local: self._ledger.track(np.asarray(gradient), "layer gradient")
+            for local, gradient in gradients.items()
+            if local not in placed
+        }
 
     def _land(self) -> None:
         """Wait for reductions until there may be one more full vector."""
