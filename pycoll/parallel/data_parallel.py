@@ -237,8 +237,7 @@ class DataParallel:
     def settle(self) -> None:
         """Wait until this rank has all parameters of the last step; not a collective.
 
-        Whatever here uses parameters does so by itself, a layer when its turn comes, so that the
-        ranks hand them to each other during the next forward pass.
+        Whatever uses them here does so by itself, a layer when its turn comes.
         """
         for bucket in self.buckets:
             bucket.complete.wait()
@@ -251,6 +250,15 @@ class DataParallel:
         """Return all parameters in full, by name, on every rank; a collective."""
         return state.gather_parameters(self.buckets, self.groups)
 
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Return the sums of the gradients of the last step by name: views of stage 0's buckets.
+
+        The next step changes them. They are not divided by samples or loss scale.
+        """
+        if self.options.zero:
+            raise ArgumentError(f"with zero={self.options.zero} each rank has only its shard")
+        return state.gradient_views(self.buckets)
+
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and optimizer states in full, independent of the mesh; a collective.
 
@@ -262,10 +270,7 @@ class DataParallel:
         return {"steps": self.steps, "loss_scale": scale, "hook": hook, **found}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take what `state_dict` gave, perhaps on another mesh; not a collective.
-
-        On another mesh drop its ``"hook"``.
-        """
+        """Take what `state_dict` gave; on another mesh drop its ``"hook"``. Not a collective."""
         state.load_states(self.buckets, self.groups, saved)
         if self.options.hook:
             self.options.hook.load(saved.get("hook", {}))
@@ -279,9 +284,11 @@ class DataParallel:
         Args:
             error: Why this rank cannot go on; peers that wait for it are told.
         """
-        if error is None:
-            self.settle()
-        self.groups.close(error)
+        try:
+            if error is None:
+                self.settle()
+        finally:
+            self.groups.close(error)
 
     def __enter__(self) -> DataParallel:
         return self

@@ -207,7 +207,6 @@ class DryRun:
                 flat.sums = 0
                 kind = "reduce_scatter" if self._options.zero else "all_reduce"
                 self._send("gradient", kind, self._n, whole)
-                self._add(shard if self._options.zero else 0)
             return
         self._land(flat)
         self._begin(flat, turn, shard)

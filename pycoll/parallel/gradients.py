@@ -17,7 +17,7 @@ from pycoll.parallel.accumulate import Sums, Turn
 from pycoll.parallel.groups import Groups
 from pycoll.parallel.hooks import Hook
 from pycoll.parallel.ledger import Channel, Pending
-from pycoll.parallel.placement import Placement, Preset
+from pycoll.parallel.placement import Placement, Preset, own_block
 from pycoll.parallel.units import Entry, Layout
 
 
@@ -37,6 +37,8 @@ class Gradients:
     Attributes:
         result: After `finish`: the sum over micro-batches and ranks; all of it, or this rank's
             shard if the optimizer is sharded.
+        kept: The flat vector that stays from step to step: all of the gradient, with stages 2 and
+            3 this rank's shard.
         bad: Names of parameters in which this rank has seen an infinity or a NaN this step.
         arrived: Names of parameters that got a gradient in this micro-batch.
     """
@@ -50,10 +52,10 @@ class Gradients:
         self._sharded = preset.optimizer == Placement.SHARD
         self._every = preset.gradient == Placement.SHARD
         size = layout.padded // (self._channel.world_size if self._every else 1)
-        kept = self._channel.empty(size, dtype, "gradient")  # stays for the next step
-        kept[...] = 0
+        self.kept = self._channel.empty(size, dtype, "gradient")
+        self.kept[...] = 0
         spare = partial(_spare_sum, self._channel, layout, size, dtype)
-        self._sums: Sums[Any] = Sums(kept, spare)
+        self._sums: Sums[Any] = Sums(self.kept, spare)
         self._turn, self._last = Turn(False, 0), True
         self._data: Any = None
         self._waiting: dict[str, int] = {}
@@ -162,9 +164,11 @@ class Gradients:
         if not self._sharded:
             pending = self._hook.all_reduce(key, data, self.layout, self._channel, self.order)
         else:
-            if out is None:
+            if out is None and self._every:
                 size = self.layout.padded // self._channel.world_size
                 out = self._channel.empty(size, self._dtype, "gradient in flight")
+            elif out is None:
+                out = own_block(data, self._channel.rank, self._channel.world_size)
             pending = self._hook.reduce_scatter(
                 key, data, out, self.layout, self._channel, self.order
             )
