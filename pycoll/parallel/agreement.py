@@ -40,6 +40,7 @@ def agree(
     vector = np.concatenate([limbs, [odd, bool(own), len(problems)]])
     groups.world.all_reduce(vector, "norm").wait()
     odd, blamed, wrong = map(int, vector[-3:])
+    odd += blamed  # also what only a rank has whose copy does not count
     if wrong or (odd and not forgiving):
         texts, names = list(problems), ", ".join(sorted(own if blamed else bad))
         if odd and names:
