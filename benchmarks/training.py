@@ -1,12 +1,13 @@
-"""How much of the communication of a training step hides behind its backward pass.
+"""How much of the communication of a training step hides behind its computation.
 
     python benchmarks/training.py [--ranks 2] [--layers 8] [--ms 20] [--mib 16] [--work sleep|core]
 
-Each layer has one parameter of --mib MiB and a backward pass of --ms milliseconds: asleep, as if an
-accelerator computed, or busy on this rank's core. Medians of all rounds; in each, in turn: the step
-without other ranks (compute), the gradient reductions alone, one after the other (reduce), and the
-step of all ranks. hidden = 1 - (time the step waited for gradients) / reduce. Stages 1 to 3 also
-hand parameters out, which is not behind the backward pass: the time waited for that is shown.
+Each layer has one parameter of --mib MiB, a backward pass of --ms milliseconds, half of it for each
+gradient, and a forward pass of half that. Ranks sleep, as if an accelerator computed, or keep their
+core busy with matrix products. Medians of all rounds; in each, in turn and per step: three steps
+without other ranks (compute), all collectives of a step alone, one after the other (wire), and
+three steps of all ranks, one right after the other. hidden = 1 - (time the steps waited for
+gradients and parameters) / wire; max is the larger one of compute and wire.
 """
 
 import argparse
@@ -14,33 +15,43 @@ import statistics
 import time
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from pycoll.parallel import SGD, DataParallel, Mesh, ParameterSpec, Sequential
 from pycoll.testing import run_processes
 
+STEPS = 3
+
 
 class Busy:
-    """A layer that takes time and hands over a gradient that is already there."""
+    """A layer that takes time; its gradient is written where the engine wants it."""
 
     def __init__(self, count, seconds, work):
-        self.gradient, self.seconds, self.work = np.ones(count, np.float32), seconds, work
+        self.count, self.seconds, self.work = count, seconds, work
+        self.square = np.ones((64, 64), np.float32)
 
     def parameters(self):
-        return {"weight": ParameterSpec(self.gradient.shape)}
+        return {"weight": ParameterSpec((self.count,))}
+
+    def compute(self, seconds):
+        if self.work == "sleep":
+            time.sleep(seconds)
+        end = time.thread_time() + seconds  # of this thread: what others take comes on top
+        while self.work == "core" and time.thread_time() < end:
+            self.square @ self.square
 
     def forward(self, params, x):
+        self.compute(self.seconds / 2)
         return x, None
 
     def backward_input(self, params, saved, dy):
+        self.compute(self.seconds / 2)
         return dy
 
-    def backward_weight(self, params, saved, dy):
-        end, x = time.perf_counter() + self.seconds, np.ones(4096)
-        if self.work == "sleep":
-            time.sleep(self.seconds)
-        while time.perf_counter() < end:
-            np.sqrt(x, out=x)
-        return {"weight": self.gradient[:]}
+    def backward_weight(self, params, saved, dy, out=None):
+        self.compute(self.seconds / 2)
+        out["weight"][:1] = 1
+        return out
 
 
 class Nothing:
@@ -52,6 +63,7 @@ class Nothing:
 
 
 def timed(comm, call):
+    """Return the seconds of the slowest rank."""
     comm.barrier()
     start = time.perf_counter()
     call()
@@ -59,16 +71,17 @@ def timed(comm, call):
     return float(comm.all_reduce(np.array([mine]), "max")[0])
 
 
-def reductions(engine, zero):
-    """Reduce every bucket, one after the other."""
-    groups = engine.groups
-    for bucket in engine.buckets:
-        full = np.empty(bucket.layout.padded, np.float32) if zero > 1 else bucket.parameter.data
-        if zero:
-            shard = np.empty(full.size // groups.gradients.world_size, full.dtype)
-            groups.gradients.reduce_scatter(full, shard, "x", "tree").wait()
-        else:
-            groups.gradients.all_reduce(full, "x", "tree").wait()
+def collectives(engine, zero, memory):
+    """Run what a step sends, one after the other, on memory like the engine's."""
+    channel = engine.groups.shards
+    full, shard = memory
+    for _ in engine.buckets:
+        if zero == 0:
+            channel.all_reduce(full, "x", "tree").wait()
+            continue
+        channel.reduce_scatter(full, shard, "x", "tree").wait()
+        for _ in range(2 if zero == 3 else 1):
+            channel.all_gather(shard, full, "x").wait()
 
 
 def measure(comm, args, zero):
@@ -81,14 +94,25 @@ def measure(comm, args, zero):
     options = {"optimizer": SGD(0.0), "bucket_bytes": 4 * count, "start": "trust"}
     alone = DataParallel(model(), Nothing(), Mesh(comm.split(comm.rank), dp=1), **options)
     together = DataParallel(model(), Nothing(), Mesh(comm, dp=-1), zero=zero, **options)
-    sample, rows, waits = [(np.zeros(1), None)], [], []
-    for _ in range(args.rounds + 1):
-        compute = timed(comm, lambda: alone.step(sample))
-        wire = timed(comm, lambda: reductions(together, zero))
-        step = timed(comm, lambda: waits.append(together.step(sample).waits))
-        waited = [waits[-1].get(purpose, 0.0) for purpose in ("gradient", "parameter")]
-        rows.append((compute, wire, step, *comm.all_reduce(np.array(waited), "max")))
+    memory = [comm.zeros(count), comm.zeros(count // comm.world_size)]
+    rows = [measure_round(comm, alone, together, zero, memory) for _ in range(args.rounds + 1)]
     return [statistics.median(column) for column in zip(*rows[1:], strict=True)]
+
+
+def measure_round(comm, alone, together, zero, memory):
+    """Return seconds per step: compute, wire, step, waited for gradients, for parameters."""
+    sample, waits = [(np.zeros(1), None)], []
+
+    def steps(engine):
+        waits[:] = [engine.step(sample).waits for _ in range(STEPS)]
+        engine.settle()
+
+    compute = timed(comm, lambda: steps(alone)) / STEPS
+    wire = timed(comm, lambda: collectives(together, zero, memory))
+    together.step(sample)
+    step = timed(comm, lambda: steps(together)) / STEPS
+    waited = [sum(w.get(what, 0.0) for w in waits) / STEPS for what in ("gradient", "parameter")]
+    return compute, wire, step, *comm.all_reduce(np.array(waited), "max")
 
 
 def main():
@@ -98,17 +122,20 @@ def main():
     parser.add_argument("--ms", type=float, default=20.0)
     parser.add_argument("--mib", type=int, default=16)
     parser.add_argument("--work", choices=["sleep", "core"], default="sleep")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--zero", type=int, nargs="*", default=list(range(4)))
     args = parser.parse_args()
     what = f"{args.layers} layers of {args.mib} MiB and {args.ms:g} ms ({args.work})"
     print(f"{args.ranks} ranks, {what}; milliseconds")
-    heads = ("stage", "compute", "reduce", "step", "for gradients", "for parameters", "hidden")
+    heads = ("stage", "compute", "wire", "step", "for gradients", "for parameters", "hidden")
     print("".join(f"{head:>15}" for head in (*heads, "step / max")))
-    for zero in range(4):
-        row = run_processes(args.ranks, measure, args, zero, timeout=300)[0]
+    for zero in args.zero:
+        with threadpool_limits(1):
+            row = run_processes(args.ranks, measure, args, zero, timeout=300)[0]
         compute, wire, step, gradients, parameters = (1e3 * x for x in row)
         times = "".join(f"{x:15.1f}" for x in (compute, wire, step, gradients, parameters))
-        print(f"{zero:>15}{times}{1 - gradients / wire:>15.0%}{step / max(compute, wire):>15.2f}")
+        hidden = 1 - (gradients + parameters) / wire
+        print(f"{zero:>15}{times}{hidden:>15.0%}{step / max(compute, wire):>15.2f}", flush=True)
 
 
 if __name__ == "__main__":

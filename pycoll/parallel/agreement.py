@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def agree(
     norm is the same for every mesh, stage and bucket size.
 
     Args:
-        buckets: The buckets, reduced.
+        buckets: The buckets, whose reductions have been started.
         groups: The ranks.
         problems: What this rank has found wrong.
         forgiving: Whether gradients that are not finite are no error.
@@ -35,11 +35,12 @@ def agree(
         ArgumentError: On every rank, if any has a problem.
     """
     limbs, bad = kernels.new_exact_sum(), set()
+    odd = sum(bucket.add_squares(limbs, bad) for bucket in _reduced(buckets, groups))
     own = set().union(*(bucket.gradients.bad for bucket in buckets))
-    odd = sum(bucket.add_squares(limbs, bad) for bucket in buckets)
     vector = np.concatenate([limbs, [odd, bool(own), len(problems)]])
     groups.world.all_reduce(vector, "norm").wait()
     odd, blamed, wrong = map(int, vector[-3:])
+    odd += blamed  # also what only a rank has whose copy does not count
     if wrong or (odd and not forgiving):
         texts, names = list(problems), ", ".join(sorted(own if blamed else bad))
         if odd and names:
@@ -50,3 +51,17 @@ def agree(
         raise ArgumentError(f"the step was not taken: {told}")
     norm = math.sqrt(kernels.exact_sum(vector[:-3]))
     return (math.inf if odd else norm), odd > 0
+
+
+def _reduced(buckets: Sequence[Bucket], groups: Groups) -> Iterator[Bucket]:
+    """Yield each bucket once its gradient is there, while others are still on their way."""
+    ahead, waiting = groups.replica.world_size > 1, []
+    for bucket in buckets:
+        waiting.append((bucket, bucket.gradients.finish()))
+        if len(waiting) > ahead:
+            first, pending = waiting.pop(0)
+            pending.wait()
+            yield first
+    for bucket, pending in waiting:
+        pending.wait()
+        yield bucket

@@ -6,6 +6,7 @@ own. NumPy needs nothing else; other libraries come in through the package array
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from pycoll.errors import ArgumentError
 
 Array = Any
+Out = Mapping[str, Array] | None
+"""Where results go, by name."""
 _PIECE = 1 << 14  # elements
 _GROUP = 64  # rows
 
@@ -35,6 +38,11 @@ def namespace(x: Array) -> Any:
     return array_namespace(x)
 
 
+def has_extras(x: Array) -> bool:
+    """Tell whether a library has more than the standard: ``einsum``, ``out=``, ``x[i, j] -= y``."""
+    return isinstance(x, np.ndarray) or hasattr(x, "to") or hasattr(x, "__cuda_array_interface__")
+
+
 def dtype_name(x: Array) -> str:
     """Return the name of an element type without that of its library, such as ``float32``."""
     return str(x.dtype).rpartition(".")[2]
@@ -42,12 +50,16 @@ def dtype_name(x: Array) -> str:
 
 def cast(x: Array, dtype: Any) -> Array:
     """Return an array in another element type, itself if it has it already."""
-    return x.to(dtype) if hasattr(x, "to") else x.astype(dtype, copy=False)
+    if hasattr(x, "to"):
+        return x.to(dtype)
+    if hasattr(x, "astype"):
+        return x.astype(dtype, copy=False)
+    return namespace(x).astype(x, dtype, copy=False)
 
 
 def widen(x: Array) -> Array:
     """Return 16-bit floating-point numbers as float32, others as they are."""
-    return cast(x, namespace(x).float32) if x.dtype.itemsize == 2 else x
+    return cast(x, namespace(x).float32) if dtype_name(x) in ("float16", "bfloat16") else x
 
 
 def as_indices(x: Any, like: Array) -> Array:
@@ -79,11 +91,31 @@ def as_mask(x: np.ndarray, like: Array) -> Array:
     return x if xp is np else xp.asarray(x, device=like.device)
 
 
-def matmul(a: Array, b: Array) -> Array:
-    """Return the matrix product; NumPy has no fast one for 16-bit numbers, so it is widened."""
-    if isinstance(a, np.ndarray) and a.dtype.itemsize == 2:
-        return np.matmul(widen(a), widen(b)).astype(a.dtype)
-    return namespace(a).matmul(a, b)
+def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Return the matrix product, in `out` if given.
+
+    NumPy has no fast one for 16-bit numbers, so they are widened.
+    """
+    if isinstance(a, np.ndarray):
+        if a.dtype.itemsize == 2:
+            return put(np.matmul(widen(a), widen(b)).astype(a.dtype), out)
+        return np.matmul(a, b, out=out)
+    if out is not None and has_extras(a):
+        return namespace(a).matmul(a, b, out=out)
+    return put(namespace(a).matmul(a, b), out)
+
+
+def put(value: Array, out: Array | None) -> Array:
+    """Return a value, in `out` if given, perhaps already."""
+    if out is None or value is out:
+        return value
+    out[...] = value
+    return out
+
+
+def put_all(values: Mapping[str, Array], out: Out) -> dict[str, Array]:
+    """Return values by name, each in `out` if that has a place for it."""
+    return {name: put(value, (out or {}).get(name)) for name, value in values.items()}
 
 
 def pieces(x: Array) -> list[slice]:
@@ -97,7 +129,10 @@ def pieces(x: Array) -> list[slice]:
 
 def row_dot(a: Array, b: Array) -> Array:
     """Return the scalar products along the last axis, which stays with length 1."""
-    return namespace(a).einsum("...i,...i->...", a, b)[..., None]
+    xp = namespace(a)
+    if not has_extras(a):
+        return xp.vecdot(a, b)[..., None]
+    return xp.einsum("...i,...i->...", a, b)[..., None]
 
 
 def sum_rows(x: Array, factor: Array | None = None) -> Array:
@@ -108,33 +143,48 @@ def sum_rows(x: Array, factor: Array | None = None) -> Array:
     """
     xp, count = namespace(x), x.shape[0] // _GROUP
     whole, shape = count * _GROUP, (count, _GROUP, x.shape[1])
-    groups = x[:whole].reshape(shape)
+    if factor is not None and not has_extras(x):
+        x, factor = x * factor, None
+    groups = xp.reshape(x[:whole, :], shape)
     if factor is None:
-        return groups.sum(axis=1).sum(axis=0) + x[whole:].sum(axis=0)
-    others = factor[:whole].reshape(shape)
+        return xp.sum(xp.sum(groups, axis=1), axis=0) + xp.sum(x[whole:, :], axis=0)
+    others = xp.reshape(factor[:whole], shape)
     rest = xp.einsum("ni,ni->i", x[whole:], factor[whole:])
     return xp.einsum("gni,gni->gi", groups, others).sum(axis=0) + rest
 
 
-def add_rows(count: int, indices: Array, rows: Array) -> Array:
+def add_rows(count: int, indices: Array, rows: Array, out: Array | None = None) -> Array:
     """Return ``[count, width]`` with the sum of the rows of each index, the same bits every time.
 
     Args:
         count: Number of rows of the result.
         indices: Integers of [0, count), shape ``[n]``.
         rows: Shape ``[n, width]``.
+        out: Takes the result.
     """
     xp, shape = namespace(rows), (count, rows.shape[1])
     if xp is np:
-        total = np.zeros(shape, rows.dtype)
+        total = np.zeros(shape, rows.dtype) if out is None else put(0, out)
         if len(indices):
             order = np.argsort(indices, kind="stable")
             ranked = indices[order]
             first = np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
             total[ranked[first]] = np.add.reduceat(rows[order], first, axis=0)
         return total
-    total = xp.zeros(shape, dtype=rows.dtype, device=rows.device)
+    fresh = out is None
+    total = xp.zeros(shape, dtype=rows.dtype, device=rows.device) if fresh else put(0, out)
     if hasattr(total, "index_add_"):
         return total.index_add_(0, indices, rows)
-    xp.add.at(total, indices, rows)
-    return total
+    if has_extras(total):
+        xp.add.at(total, indices, rows)
+        return total
+    numbers = xp.arange(count, dtype=indices.dtype, device=rows.device)
+    chosen = xp.astype(numbers[:, None] == indices[None, :], rows.dtype)
+    return put(xp.matmul(chosen, rows), total)
+
+
+def take_rows(table: Array, indices: Array) -> Array:
+    """Return the rows of a matrix with these numbers: ``[...]`` -> ``[..., width]``."""
+    xp = namespace(table)
+    rows = xp.take(table, xp.reshape(indices, (-1,)), axis=0)
+    return xp.reshape(rows, (*indices.shape, table.shape[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,18 +46,20 @@ class Bucket:
     Attributes:
         layout: Which parameter is where.
         parameter: The parameters, replicated or sharded.
+        complete: What waits until all of `parameter` is of the last step.
         gradients: Their gradient.
         slots: Optimizer states of the elements that this rank steps.
     """
 
     def __init__(self, layout: Layout, settings: Settings, groups: Groups) -> None:
         self.layout, self._settings, self._groups = layout, settings, groups
-        channel, precision, preset = groups.parameters, settings.precision, settings.preset
+        channel, precision, preset = groups.shards, settings.precision, settings.preset
         n = channel.world_size
         wide, self._dtype = dtype_of(precision.state), dtype_of(precision.parameter)
         stored = layout.padded // (n if preset.parameter == Placement.SHARD else 1)
         data = channel.empty(stored, self._dtype, "parameter")
         self.parameter = Placed(data, preset.parameter, channel, "parameter")
+        self.complete = Pending(None, data, groups.ledger, "parameter")
         self.gradients = Gradients(
             layout, preset, dtype_of(precision.gradient), settings.order, groups, settings.hook
         )
@@ -74,9 +77,9 @@ class Bucket:
 
     def fill(self, values: dict[str, Any]) -> None:
         """Set the parameters: those of this rank's part of each array in `values`, by full name."""
-        data = self.parameter.data
+        data = self.complete.wait()
         sharded = self.parameter.placement == Placement.SHARD
-        self._fill(data, data.shape[0] * self._groups.parameters.rank if sharded else 0, values)
+        self._fill(data, data.shape[0] * self._groups.shards.rank if sharded else 0, values)
         if self.master is not None:
             self._fill(self.master, self.first, values)
 
@@ -90,21 +93,37 @@ class Bucket:
             flat = np.asarray(values[entry.parameter.name]).reshape(-1)
             data[start - first : stop - first] = flat[start - entry.start : stop - entry.start]
 
-    def gather(self, kind: str = "gathered") -> Pending:
-        """Start to make all parameters available; the result is a flat vector."""
-        if self.parameter.placement == Placement.REPLICATE:
-            return Pending(None, self.parameter.data, self._groups.ledger, "parameter")
-        channel = self._groups.parameters
-        if channel.world_size == 1:
-            return Pending(None, self.parameter.data, self._groups.ledger, "parameter")
-        out = channel.scratch(self.layout.padded, self._dtype, kind)
+    @property
+    def scattered(self) -> bool:
+        """Whether a gather takes memory and moves bytes."""
+        sharded = self.parameter.placement == Placement.SHARD
+        return sharded and self._groups.shards.world_size > 1
+
+    def gather(self, lender: Gradients | None = None) -> Pending:
+        """Start to make all parameters available; the result is a flat vector.
+
+        Args:
+            lender: A gradient in flight, whose vector is used.
+        """
+        if not self.scattered:
+            return self.complete
+        if lender is None:
+            out = self._groups.shards.empty(self.layout.padded, self._dtype, "gathered")
+        else:
+            out = lender.lend(self.layout.padded)
         return self.parameter.to(Placement.REPLICATE, "parameter", out=out)
+
+    def lender(self, buckets: Sequence[Bucket]) -> Gradients | None:
+        """Return the first gradient in flight into whose vector the parameters can be gathered."""
+        count, dtype = self.layout.padded, self._dtype
+        fitting = (b.gradients for b in buckets if b.gradients.lends(count, dtype))
+        return next(fitting, None) if self.scattered else None
 
     def owned(self) -> tuple[int, int]:
         """Return the elements that this rank alone accounts for, of all that have this bucket."""
         groups = self._groups
         part, parts = groups.data.rank, groups.data.world_size
-        if self.size < self.layout.padded or groups.parameters.world_size == 1:
+        if self.size < self.layout.padded or groups.shards.world_size == 1:
             part, parts = groups.replica.rank, groups.replica.world_size
         lo = self.first + self.size * part // parts
         return lo, self.first + self.size * (part + 1) // parts
@@ -131,8 +150,10 @@ class Bucket:
             count += found
         return count
 
-    def update(self, step: int, lr: float, scale: float) -> Pending:
+    def update(self, step: int, lr: float, scale: float) -> None:
         """Step the parameters and start to hand them to the ranks that need them.
+
+        The ranks have them once `complete` has been waited for.
 
         Args:
             step: Number of the step, from 1 on.
@@ -140,6 +161,7 @@ class Bucket:
             scale: Factor of the summed gradient.
         """
         settings, gradient = self._settings, self.gradients.result
+        self.complete.wait()
         working = self._working()
         if self.copy is not None:
             kernels.unscale(gradient, self.copy, scale)
@@ -153,17 +175,16 @@ class Bucket:
             settings.optimizer.update(args, settings.fused)
         self.gradients.result = None
         replicated = self.parameter.placement == Placement.REPLICATE
-        if not replicated or self.size == self.layout.padded:
-            return Pending(None, None, self._groups.ledger, "parameter")
-        shard = Placed(working, Placement.SHARD, self._groups.parameters, "parameter")
-        return shard.to(Placement.REPLICATE, "parameter", out=self.parameter.data)
+        if replicated and self.size < self.layout.padded:
+            shard = Placed(working, Placement.SHARD, self._groups.shards, "parameter")
+            self.complete = shard.to(Placement.REPLICATE, "parameter", out=self.parameter.data)
 
     def _working(self) -> Any:
         """Return the elements of the parameters that this rank steps, as a view."""
         data = self.parameter.data
         if data.shape[0] == self.size:
             return data
-        return own_block(data, self._groups.parameters.rank, self._groups.parameters.world_size)
+        return own_block(data, self._groups.shards.rank, self._groups.shards.world_size)
 
     def _stretches(self) -> list[tuple[int, int, bool]]:
         """Join neighbouring parameters that are stepped alike: start, stop, weight decay."""

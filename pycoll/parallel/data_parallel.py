@@ -122,7 +122,7 @@ class DataParallel:
         elements = bucket_elements(
             options.zero, options.bucket_bytes, dtype_of(precision.gradient).itemsize
         )
-        layouts = make_layouts(owned, self.groups.parameters.world_size, elements)
+        layouts = make_layouts(owned, self.groups.shards.world_size, elements)
         self.buckets = [Bucket(layout, settings, self.groups) for layout in layouts]
         state.initialise(self.buckets, self.groups, options.start)
         self._passes = self._make_passes(model, loss, units)
@@ -137,7 +137,7 @@ class DataParallel:
             loss,
             compute=options.recipe.compute,
             prefetch=options.prefetch if options.zero == 3 else 0,
-            in_flight={2: 2, 3: max(0, options.prefetch - 1)}.get(options.zero),
+            vectors={2: 3, 3: 2 + options.prefetch}.get(options.zero),
             ledger=self.ledger,
             wrap=options.wrap,
         )
@@ -159,8 +159,6 @@ class DataParallel:
         wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
         self.ledger.reset_peak()
         total, samples, problems = self._accumulate(micro_batches)
-        for pending in [bucket.gradients.finish() for bucket in self.buckets]:
-            pending.wait()
         scale = self.loss_scale.value
         divisor = max(1.0, samples * scale)
         forgiving = self._scaled or self.options.nonfinite == "skip"
@@ -192,12 +190,13 @@ class DataParallel:
         Returns:
             Sum of losses and number of samples of all ranks, and what this rank found wrong.
         """
+        for bucket in self.buckets:
+            bucket.gradients.reset()
+        self._passes.prepare()
         counts = self.groups.data.gather_rows(np.array([len(micro_batches)]), "count")
         plan = turns(int(counts.max()), self.options.order)
         if not plan:
             raise ArgumentError("no rank has a micro-batch")
-        for bucket in self.buckets:
-            bucket.gradients.reset()
         problems: list[str] = []
         totals: Sums[Any] = Sums(np.zeros(2), partial(np.zeros, 2))
         for j, turn in enumerate(plan):
@@ -232,8 +231,16 @@ class DataParallel:
         clip = self.options.clip_norm
         if clip is not None and norm > clip:
             scale *= clip / norm
-        for pending in [bucket.update(self.steps, lr, scale) for bucket in self.buckets]:
-            pending.wait()
+        for bucket in reversed(self.buckets):  # in the order in which the layers want them
+            bucket.update(self.steps, lr, scale)
+
+    def settle(self) -> None:
+        """Wait until this rank has all parameters of the last step; not a collective.
+
+        Whatever uses them here does so by itself, a layer when its turn comes.
+        """
+        for bucket in self.buckets:
+            bucket.complete.wait()
 
     def predict(self, x: Any) -> Any:
         """Return the output of the last layer; with stage 3 a collective."""
@@ -242,6 +249,15 @@ class DataParallel:
     def gather(self) -> dict[str, np.ndarray]:
         """Return all parameters in full, by name, on every rank; a collective."""
         return state.gather_parameters(self.buckets, self.groups)
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Return the sums of the gradients of the last step by name: views of stage 0's buckets.
+
+        The next step changes them. They are not divided by samples or loss scale.
+        """
+        if self.options.zero:
+            raise ArgumentError(f"with zero={self.options.zero} each rank has only its shard")
+        return state.gradient_views(self.buckets)
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and optimizer states in full, independent of the mesh; a collective.
@@ -254,10 +270,7 @@ class DataParallel:
         return {"steps": self.steps, "loss_scale": scale, "hook": hook, **found}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take what `state_dict` gave, perhaps on another mesh; not a collective.
-
-        On another mesh drop its ``"hook"``.
-        """
+        """Take what `state_dict` gave; on another mesh drop its ``"hook"``. Not a collective."""
         state.load_states(self.buckets, self.groups, saved)
         if self.options.hook:
             self.options.hook.load(saved.get("hook", {}))
@@ -271,7 +284,11 @@ class DataParallel:
         Args:
             error: Why this rank cannot go on; peers that wait for it are told.
         """
-        self.groups.close(error)
+        try:
+            if error is None:
+                self.settle()
+        finally:
+            self.groups.close(error)
 
     def __enter__(self) -> DataParallel:
         return self

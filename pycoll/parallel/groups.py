@@ -13,11 +13,12 @@ AXES = ("replica", "dp", "tp")
 class Groups:
     """Channels along the axes of a mesh.
 
-    Gradients and parameters travel through two duplicates of ``mesh.dp``, so that neither waits for
-    the other, and calls of the layers on the mesh's own communicators wait for none of them.
+    They are duplicates, so that calls of the layers on the mesh's own communicators wait for none
+    of the engine's. Gradients and parameters travel one after the other, in the order in which they
+    were started: a gather may write into memory that an earlier reduction works on.
 
     Attributes:
-        gradients, parameters: The ranks that parameters are sharded over (``dp``).
+        shards: The ranks that parameters are sharded over (``dp``).
         replica: The copies of this shard.
         data: All ranks that see different samples (``replica`` and ``dp``).
         tensor: The ranks that share a layer (``tp``).
@@ -38,8 +39,7 @@ class Groups:
                 )
         self.mesh, self.ledger = mesh, ledger
         self._owned: list[Communicator] = []
-        self.gradients = self._duplicate("dp", mesh.group("dp"))
-        self.parameters = self._duplicate("dp", mesh.group("dp"))
+        self.shards = self._duplicate("dp", mesh.group("dp"))
         self.replica = self._duplicate("replica", mesh.group("replica"))
         self.data = self._duplicate("data", mesh.group("replica", "dp"))
         self.tensor = self._duplicate("tp", mesh.group("tp"))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pycoll import kernels
 from pycoll.errors import ArgumentError
 from pycoll.parallel.ledger import Channel, Pending
-from pycoll.parallel.placement import Placed, Placement
+from pycoll.parallel.placement import Placed, Placement, own_block
 from pycoll.parallel.precision import dtype_of
 from pycoll.parallel.units import Layout
 
@@ -19,10 +20,10 @@ class Hook:
     """Reduces buckets as they are. Base class of the others.
 
     Attributes:
-        shards: Whether it can reduce to shards (stages 1 to 3).
+        stages: ZeRO stages that it is for.
     """
 
-    shards = True
+    stages: tuple[int, ...] = (0, 1, 2, 3)
 
     def all_reduce(
         self, key: str, data: Any, layout: Layout, channel: Channel, order: str
@@ -43,11 +44,26 @@ class Hook:
         return start.to(Placement.REPLICATE, "gradient", order)
 
     def reduce_scatter(
-        self, key: str, data: Any, out: Any, channel: Channel, order: str
+        self, key: str, data: Any, out: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
         """Start to add a bucket over the ranks; `out` takes this rank's block."""
         start = Placed(data, Placement.PARTIAL, channel, "gradient")
         return start.to(Placement.SHARD, "gradient", order, out)
+
+    def take_block(
+        self, key: str, data: Any, out: Any, layout: Layout, channel: Channel, order: str
+    ) -> Pending:
+        """Reduce a bucket everywhere, then take this rank's block: for sums that come as a whole.
+
+        It sends what `all_reduce` does. With stage 2 that is once for each micro-batch.
+        """
+        pending = self.all_reduce(key, data, layout, channel, order)
+
+        def finish(total: Any) -> Any:
+            out[...] = own_block(total, channel.rank, channel.world_size)
+            return out
+
+        return Then(pending, finish)
 
     def state(self) -> dict[str, Any]:
         """Return the arrays that have to be in a checkpoint, by name."""
@@ -55,6 +71,18 @@ class Hook:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take the arrays of a checkpoint."""
+
+
+def unsent(error: Any, data: Any) -> Any:
+    """Add a gradient to what has not been sent, and return that: what is to be sent now.
+
+    A gradient that is not finite, with which no step is taken, leaves `error` alone: it is returned
+    itself.
+    """
+    if kernels.count_nonfinite(data):
+        return data
+    error += data
+    return error
 
 
 class Then(Pending):
@@ -86,7 +114,7 @@ class Compress(Hook):
         self.dtype = dtype_of(dtype)
 
     def _pack(self, data: Any, channel: Channel) -> Any:
-        small = channel.scratch(data.shape[0], self.dtype, "hook")
+        small = channel.empty(data.shape[0], self.dtype, "hook")
         small[...] = data / data.dtype.type(channel.world_size)
         return small
 
@@ -98,10 +126,10 @@ class Compress(Hook):
         return Then(pending, lambda total: self._unpack(total, data, channel))
 
     def reduce_scatter(
-        self, key: str, data: Any, out: Any, channel: Channel, order: str
+        self, key: str, data: Any, out: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
         """Start to add a bucket over the ranks; see `Hook.reduce_scatter`."""
-        block = channel.scratch(out.shape[0], self.dtype, "hook")
+        block = channel.empty(out.shape[0], self.dtype, "hook")
         small = self._pack(data, channel)
         pending = channel.reduce_scatter(small, block, "gradient", order)
         return Then(pending, lambda total: self._unpack(total, out, channel))

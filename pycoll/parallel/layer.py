@@ -7,6 +7,7 @@ layer runs on one rank, data-parallel, or with its parameters scattered over man
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -64,8 +65,18 @@ class Layer(Protocol):
         ...
 
     def backward_weight(self, params: Mapping[str, Array], saved: Any, dy: Any) -> dict[str, Array]:
-        """Return gradients by name; a parameter that was not used may be left out."""
+        """Return gradients by name; a parameter that was not used may be left out.
+
+        A layer may have one more argument, ``out=None``: arrays by name, not for every parameter.
+        It then writes each gradient that ``out`` has a place for there, and returns that array.
+        """
         ...
+
+
+def takes_out(layer: Layer) -> bool:
+    """Tell whether a layer writes gradients where it is told; see `Layer.backward_weight`."""
+    method = getattr(layer, "backward_weight", None)  # layers that only hold parameters have none
+    return method is not None and "out" in inspect.signature(method).parameters
 
 
 @runtime_checkable

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from pycoll.comm import Communicator, Work
 
 VOLUME: dict[str, Callable[[int, int], int]] = {
@@ -113,16 +111,11 @@ class Channel:
         return self.comm.world_size
 
     def empty(self, count: int, dtype: Any, kind: str) -> Any:
-        """Allocate `count` elements that stay: symmetric memory, counted under a kind."""
-        return self.ledger.track(self.comm.empty(count, dtype), kind)
+        """Allocate `count` elements of symmetric memory, counted under a kind.
 
-    def scratch(self, count: int, dtype: Any, kind: str) -> Any:
-        """Allocate `count` elements for a while: ordinary memory, counted under a kind.
-
-        Collectives on it copy through staging memory, which costs less than to have pages of
-        symmetric memory made and given back.
+        What comes and goes within a step is made of blocks that the pool has kept.
         """
-        return self.ledger.track(np.empty(count, dtype), kind)
+        return self.ledger.track(self.comm.empty(count, dtype), kind)
 
     def all_reduce(self, x: Any, purpose: str, order: str | None = None) -> Pending:
         """Start to add `x` over the ranks, in place."""

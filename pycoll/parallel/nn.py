@@ -15,13 +15,16 @@ import numpy as np
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import (
     Array,
+    Out,
     add_rows,
     as_indices,
     cast,
     matmul,
     namespace,
+    put_all,
     row_dot,
     sum_rows,
+    take_rows,
     widen,
 )
 from pycoll.parallel.layer import Layer, ParameterSpec
@@ -53,7 +56,7 @@ def check_shape(array: Array, shape: tuple[int, ...], what: str) -> None:
 
 def flat(x: Array) -> Array:
     """Return an array as a matrix: all axes but the last become one."""
-    return x if len(x.shape) == 2 else x.reshape((-1, x.shape[-1]))
+    return x if len(x.shape) == 2 else namespace(x).reshape(x, (-1, x.shape[-1]))
 
 
 def affine(x: Array, weight: Array, bias: Array | None) -> Array:
@@ -61,18 +64,18 @@ def affine(x: Array, weight: Array, bias: Array | None) -> Array:
     y = matmul(flat(x), weight.T)
     if bias is not None:
         y += bias
-    return y.reshape((*x.shape[:-1], weight.shape[0]))
+    return namespace(y).reshape(y, (*x.shape[:-1], weight.shape[0]))
 
 
-def affine_gradients(x: Array, dy: Array, bias: bool) -> dict[str, Array]:
+def affine_gradients(x: Array, dy: Array, bias: bool, out: Out = None) -> dict[str, Array]:
     """Return the gradients of weight and bias of `affine`."""
-    weight = {"weight": matmul(flat(dy).T, flat(x))}
-    return weight | bias_gradient(dy) if bias else weight
+    weight = {"weight": matmul(flat(dy).T, flat(x), (out or {}).get("weight"))}
+    return weight | bias_gradient(dy, out) if bias else weight
 
 
-def bias_gradient(dy: Array) -> dict[str, Array]:
+def bias_gradient(dy: Array, out: Out = None) -> dict[str, Array]:
     """Return the sum of the rows, as ``bias``."""
-    return {"bias": cast(sum_rows(widen(flat(dy))), dy.dtype)}
+    return put_all({"bias": cast(sum_rows(widen(flat(dy))), dy.dtype)}, out)
 
 
 @dataclass(frozen=True)
@@ -119,9 +122,11 @@ class Linear:
         """Return ``dy @ weight``."""
         return affine(dy, params["weight"].T, None)
 
-    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: Any, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return ``dy.T @ x`` and the sum of the rows of ``dy``."""
-        return affine_gradients(saved, dy, self.bias)
+        return affine_gradients(saved, dy, self.bias, out)
 
 
 def check_indices(indices: Array, high: int, what: str) -> None:
@@ -164,14 +169,17 @@ class Embedding:
         tokens = as_indices(x, weight)
         check_shape(weight, (self.vocabulary, self.features), f"{self.key.name}.weight")
         check_indices(tokens, self.vocabulary, f"the input of {self.key.name}")
-        return weight[tokens], tokens
+        return take_rows(weight, tokens), tokens
 
     def backward_input(self, params: Params, saved: Any, dy: Array) -> None:
         """Return None: token numbers have no gradient."""
 
-    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: Any, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return the sum of the gradients of each row."""
-        return {"weight": add_rows(self.vocabulary, saved.reshape(-1), flat(dy))}
+        place, tokens = (out or {}).get("weight"), namespace(saved).reshape(saved, (-1,))
+        return {"weight": add_rows(self.vocabulary, tokens, flat(dy), place)}
 
 
 @dataclass(frozen=True)
@@ -225,8 +233,10 @@ class LayerNorm:
         dx *= inverse
         return cast(dx, dy.dtype)
 
-    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: Any, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return the sums over rows of ``dy n`` and ``dy``."""
         normal, rows = flat(saved[0]), widen(flat(dy))
         found = {"weight": sum_rows(rows, normal), "bias": sum_rows(rows)}
-        return {name: cast(value, dy.dtype) for name, value in found.items()}
+        return put_all({name: cast(value, dy.dtype) for name, value in found.items()}, out)

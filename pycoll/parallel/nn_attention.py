@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.arrays import Array, as_array, as_mask, cast, matmul, namespace, row_dot, widen
+from pycoll.parallel.arrays import (
+    Array,
+    as_array,
+    as_mask,
+    cast,
+    has_extras,
+    matmul,
+    namespace,
+    row_dot,
+    widen,
+)
 from pycoll.parallel.layer import ParameterSpec
 from pycoll.parallel.nn_positional import masked
 from pycoll.parallel.random import Cursor, Key, keep_mask
@@ -33,12 +43,17 @@ class _Saved(NamedTuple):
     y: Array
 
 
+def turned(x: Array) -> Array:
+    """Return matrices with rows and columns exchanged: a view."""
+    return namespace(x).moveaxis(x, -1, -2)
+
+
 def softmax_(x: Array) -> Array:
     """Replace each row by its softmax; return the array."""
     xp = namespace(x)
     x -= xp.max(x, axis=-1, keepdims=True)
-    xp.exp(x, out=x)
-    x /= x.sum(axis=-1, keepdims=True)
+    x = xp.exp(x, out=x) if has_extras(x) else xp.exp(x)
+    x /= xp.sum(x, axis=-1, keepdims=True)
     return x
 
 
@@ -85,30 +100,31 @@ class CausalAttention:
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves input, weights and output."""
         q, k, v = self._heads(x)
-        scores = matmul(widen(q) * self.width**-0.5, widen(k).swapaxes(-1, -2))
+        scores = matmul(widen(q) * self.width**-0.5, turned(widen(k)))
         length = x.shape[1]
         scores += as_array(np.triu(np.full((length, length), -np.inf, np.float32), 1), scores)
         weights = cast(softmax_(scores), x.dtype)
         keep = self._keep(weights)
-        y = matmul(masked(weights, keep, self.drop), v).swapaxes(1, 2)
-        y = y.reshape((*x.shape[:2], -1))
+        xp, y = namespace(x), matmul(masked(weights, keep, self.drop), v)
+        y = xp.reshape(xp.moveaxis(y, 1, 2), (*x.shape[:2], -1))
         return y, _Saved(x, weights, keep, y)
 
     def backward_input(self, params: Params, saved: _Saved, dy: Array) -> Array:
         """Return the gradients of queries, keys and values, as they lie in the input."""
         x, weights, keep, y = saved
+        xp = namespace(x)
         q, k, v = self._heads(x)
         shape = (*x.shape[:2], self.heads // self.ranks, self.width)
-        dout, out = (a.reshape(shape).swapaxes(1, 2) for a in (dy, y))
-        dx = namespace(x).empty_like(x)
+        dout, out = (xp.moveaxis(xp.reshape(a, shape), 1, 2) for a in (dy, y))
+        dx = xp.empty_like(x)
         dq, dk, dv = self._heads(dx)
-        dv[...] = matmul(masked(weights, keep, self.drop).swapaxes(-1, -2), dout)
-        dscores = masked(matmul(dout, v.swapaxes(-1, -2)), keep, self.drop)
+        dv[...] = matmul(turned(masked(weights, keep, self.drop)), dout)
+        dscores = masked(matmul(dout, turned(v)), keep, self.drop)
         dscores -= row_dot(dout, out)
         dscores *= weights
         dscores *= self.width**-0.5
         dq[...] = matmul(dscores, k)
-        dk[...] = matmul(dscores.swapaxes(-1, -2), q)
+        dk[...] = matmul(turned(dscores), q)
         return dx
 
     def backward_weight(self, params: Params, saved: _Saved, dy: Array) -> dict[str, Array]:
@@ -123,8 +139,9 @@ class CausalAttention:
                 f"the input of {self.key.name} has {x.shape[-1]} features, expected "
                 f"{own} heads x 3 x {self.width} on each of {self.ranks} tensor-parallel ranks"
             )
-        parts = x.reshape((*x.shape[:2], own, 3, self.width)).swapaxes(1, 2)
-        return parts[:, :, :, 0], parts[:, :, :, 1], parts[:, :, :, 2]
+        xp = namespace(x)
+        parts = xp.moveaxis(xp.reshape(x, (*x.shape[:2], own, 3, self.width)), 1, 2)
+        return parts[:, :, :, 0, :], parts[:, :, :, 1, :], parts[:, :, :, 2, :]
 
     def _keep(self, weights: Array) -> Array | None:
         if not self.drop or self.cursor is None or not self.cursor.training:

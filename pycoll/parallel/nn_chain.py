@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pycoll.parallel.arrays import Array
-from pycoll.parallel.layer import Layer, ParameterSpec
+from pycoll.parallel.arrays import Array, Out, put
+from pycoll.parallel.layer import Layer, ParameterSpec, takes_out
 
 Params = Mapping[str, Array]
 
@@ -40,6 +40,7 @@ class Chain:
         self._names = [
             [(short, f"{name}.{short}") for short in layer.parameters()] for name, layer in layers
         ]
+        self._placing = {name for name, layer in layers if takes_out(layer)}
 
     def parameters(self) -> dict[str, ParameterSpec]:
         """Return those of all layers."""
@@ -66,7 +67,9 @@ class Chain:
             dy = self.layers[i][1].backward_input(own, saved.saved[i], dy)
         return dy
 
-    def backward_weight(self, params: Params, saved: _Trace, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: _Trace, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return the gradients of all parameters."""
         if not saved.gradients:
             Chain.backward_input(self, params, saved, dy)
@@ -74,8 +77,10 @@ class Chain:
         for (name, layer), names in zip(self.layers, self._names, strict=True):
             held, gradient = saved.saved.pop(0), saved.gradients.pop(0)
             own = {short: params[full] for short, full in names}
-            for short, value in layer.backward_weight(own, held, gradient).items():
-                found[f"{name}.{short}"] = value
+            places = {short: out[full] for short, full in names if full in out} if out else {}
+            extra = {"out": places} if name in self._placing else {}
+            for short, value in layer.backward_weight(own, held, gradient, **extra).items():
+                found[f"{name}.{short}"] = put(value, places.get(short))
         return found
 
 

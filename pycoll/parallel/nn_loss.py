@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.arrays import Array, as_indices, cast, namespace, widen
+from pycoll.parallel.arrays import Array, as_indices, cast, has_extras, namespace, widen
 from pycoll.parallel.nn import check_indices, flat
 
 
@@ -45,7 +45,7 @@ def prepare(logits: Array, targets: Any, ignore_index: int, vocabulary: int) -> 
             f"targets have shape {tuple(targets.shape)}, "
             f"but logits have shape {tuple(logits.shape)}"
         )
-    targets = targets.reshape(-1)
+    targets = namespace(targets).reshape(targets, (-1,))
     valid = targets != ignore_index
     check_indices(targets[valid], vocabulary, "targets")
     return targets, valid
@@ -55,11 +55,16 @@ def gradient(saved: Saved, scale: float) -> Array:
     """Return ``scale * (probabilities - one at the target)``, zero in rows that are ignored."""
     xp = namespace(saved.odds)
     dlogits = saved.odds * scale
-    rows = xp.nonzero(saved.counted)[0]
-    dlogits[rows, saved.column[rows]] -= scale
+    if has_extras(dlogits):
+        rows = xp.nonzero(saved.counted)[0]
+        dlogits[rows, saved.column[rows]] -= scale
+    else:
+        columns = xp.arange(dlogits.shape[1], dtype=saved.column.dtype, device=dlogits.device)
+        target = (columns[None, :] == saved.column[:, None]) & saved.counted[:, None]
+        dlogits -= scale * xp.astype(target, dlogits.dtype)
     if saved.ignored is not None:
         dlogits[saved.ignored] = 0
-    return cast(dlogits, saved.dtype).reshape(saved.shape)
+    return xp.reshape(cast(dlogits, saved.dtype), saved.shape)
 
 
 @dataclass(frozen=True)
@@ -84,16 +89,16 @@ class CrossEntropy:
         xp = namespace(rows)
         top = xp.max(rows, axis=-1, keepdims=True)
         odds = xp.exp(rows - top)
-        total = odds.sum(axis=-1)
+        total = xp.sum(odds, axis=-1)
         column = xp.where(valid, targets, 0)
         index = xp.arange(rows.shape[0])
         losses = xp.log(total) + top[:, 0] - rows[index, column]
         odds /= total[:, None]
-        every = bool(valid.all())
-        loss = float(cast(losses if every else losses[valid], xp.float64).sum())
+        every = bool(xp.all(valid))
+        loss = float(xp.sum(cast(losses if every else losses[valid], xp.float64)))
         shape, ignored = tuple(logits.shape), None if every else ~valid
         saved = Saved(odds, column, valid, ignored, shape, logits.dtype)
-        return loss, int(valid.sum()), saved
+        return loss, int(xp.count_nonzero(valid)), saved
 
     def backward(self, saved: Saved, scale: float) -> Array:
         """Return the gradient of ``scale * sum`` with respect to the logits."""

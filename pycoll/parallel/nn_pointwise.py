@@ -36,11 +36,11 @@ class GELU(_Pointwise):
 
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves the derivative."""
-        xp, vector = namespace(x), x.reshape(-1)
+        xp, vector = namespace(x), namespace(x).reshape(x, (-1,))
         y, slope = xp.empty_like(vector), xp.empty_like(vector)
         for piece in pieces(vector):
             y[piece], slope[piece] = _gelu(vector[piece])
-        return y.reshape(x.shape), slope.reshape(x.shape)
+        return xp.reshape(y, x.shape), xp.reshape(slope, x.shape)
 
 
 def _gelu(x: Array) -> tuple[Array, Array]:
@@ -71,7 +71,11 @@ class ReLU(_Pointwise):
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves where it is not zero."""
         positive = x > 0
-        return x * positive, positive
+        return namespace(x).where(positive, x, 0), positive
+
+    def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
+        """Return ``dy`` where the input was positive."""
+        return namespace(dy).where(saved, dy, 0)
 
 
 class Tanh(_Pointwise):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.arrays import Array, as_mask, namespace
+from pycoll.parallel.arrays import Array, Out, as_mask, namespace, put
 from pycoll.parallel.layer import ParameterSpec
 from pycoll.parallel.random import Cursor, Key, keep_mask, normal_init
 
@@ -31,7 +31,7 @@ def masked(x: Array, keep: Array | None, drop: float) -> Array:
     """Return ``x`` where it is kept, scaled such that its expectation stays the same."""
     if keep is None:
         return x
-    y = x * keep
+    y = namespace(x).where(keep, x, 0)
     y *= 1 / (1 - drop)
     return y
 
@@ -70,16 +70,20 @@ class Position:
                 f"the input of {self.key.name} has positions up to {rows.stop - 1}, "
                 f"but {self.key.name}.weight has {self.length} rows"
             )
-        return x + params["weight"][rows], rows
+        return x + params["weight"][rows, :], rows
 
     def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
         """Return ``dy``."""
         return dy
 
-    def backward_weight(self, params: Params, saved: slice, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: slice, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return the sum over samples, zero in rows that were not used."""
-        gradient = namespace(dy).zeros_like(params["weight"])
-        gradient[saved] = dy.sum(axis=0)
+        place = (out or {}).get("weight")
+        fresh = place is None
+        gradient = namespace(dy).zeros_like(params["weight"]) if fresh else put(0, place)
+        gradient[saved, :] = namespace(dy).sum(dy, axis=0)
         return {"weight": gradient}
 
 

@@ -84,9 +84,11 @@ class Options:
                 "prefetch >= 0 and bucket_bytes >= 1"
             )
         kind, hook = self.recipe.gradient, self.hook
-        if hook is not None and self.zero and not hook.shards:
+        if hook is not None and self.zero not in hook.stages:
             raise ArgumentError(
-                f"{type(hook).__name__} reduces whole buckets; use it with zero=0, not {self.zero}"
+                f"{type(hook).__name__} keeps what it has not sent of all gradients on every rank, "
+                f"and parameters, which it does not compress, would be two thirds of the bytes: "
+                f"use it with zero={', '.join(map(str, hook.stages))}, not {self.zero}"
             )
         if hook is not None and type(hook) is not Hook and dtype_of(kind).itemsize < 4:
             name = type(hook).__name__

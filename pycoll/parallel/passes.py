@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from pycoll.errors import ArgumentError
 from pycoll.parallel.bucket import Bucket
+from pycoll.parallel.gradients import Gradients
 from pycoll.parallel.layer import Loss
 from pycoll.parallel.ledger import Ledger, Pending
 from pycoll.parallel.precision import cast
@@ -20,8 +23,9 @@ class Passes:
 
     With replicated parameters a layer sees views of the buckets. With sharded ones, the buckets of
     a layer are gathered before it runs, and given back after; the next `prefetch` layers are
-    gathered meanwhile. When a layer computes its gradients, at most `in_flight` full gradients of
-    sharded buckets are still on their way (None: any number).
+    gathered meanwhile, where possible into the vector of a gradient that is being reduced: the
+    channel does one after the other. Never more than `vectors` full vectors exist at once, gathered
+    parameters and gradients together (None: any number); before there are more, reductions land.
     """
 
     def __init__(
@@ -31,12 +35,12 @@ class Passes:
         loss: Loss,
         compute: str,
         prefetch: int,
-        in_flight: int | None,
+        vectors: int | None,
         ledger: Ledger,
         wrap: Callable[[Any], Any],
     ) -> None:
         self._units, self._buckets, self._loss = units, buckets, loss
-        self._compute, self._prefetch, self._in_flight = compute, prefetch, in_flight
+        self._compute, self._prefetch, self._vectors = compute, prefetch, vectors
         self._ledger, self._wrap = ledger, wrap
         self._places: dict[str, tuple[Bucket, Entry]] = {
             entry.parameter.name: (bucket, entry)
@@ -45,6 +49,7 @@ class Passes:
         }
         self._needs = [self._buckets_of(unit) for unit in units]
         self._gathered: dict[int, Pending] = {}
+        self._lenders: dict[int, Gradients] = {}
 
     def _buckets_of(self, unit: Unit) -> list[Bucket]:
         found = {id(self._places[name][0]): self._places[name][0] for name in unit.names.values()}
@@ -52,19 +57,29 @@ class Passes:
 
     def _acquire(self, order: Sequence[int], at: int) -> dict[str, Any]:
         """Return the parameters of the layer at place `at` of `order`, gathering those ahead."""
-        for index in order[at : at + 1 + self._prefetch]:
-            for bucket in self._needs[index]:
-                if id(bucket) not in self._gathered:
-                    self._gathered[id(bucket)] = bucket.gather()
+        self._start(order, at)
         params = {}
         for local, name in self._units[order[at]].names.items():
             bucket, entry = self._places[name]
             view = bucket.view(self._gathered[id(bucket)].wait(), entry)
+            if (lender := self._lenders.pop(id(bucket), None)) is not None:
+                lender.land()
             small = cast(view, self._compute)
             params[local] = self._wrap(
                 view if small is view else self._ledger.track(small, "compute")
             )
         return params
+
+    def _start(self, order: Sequence[int], at: int) -> None:
+        """Start to gather for the layer at place `at` of `order`, and for those ahead."""
+        for index in order[at : at + 1 + self._prefetch]:
+            for bucket in self._needs[index]:
+                if id(bucket) not in self._gathered:
+                    if bucket.scattered:
+                        self._land()
+                    if (lender := bucket.lender(self._buckets)) is not None:
+                        self._lenders[id(bucket)] = lender
+                    self._gathered[id(bucket)] = bucket.gather(lender)
 
     def _release(self, order: Sequence[int], at: int) -> None:
         """Give back what the layer at place `at` has used, unless one just ahead wants it."""
@@ -73,6 +88,12 @@ class Passes:
         for bucket in self._needs[order[at]]:
             if id(bucket) not in wanted:
                 self._gathered.pop(id(bucket), None)
+
+    def prepare(self) -> None:
+        """Start to gather for the first layers of a step."""
+        self._gathered.clear()  # a step that failed may have left something
+        self._lenders.clear()
+        self._start(range(len(self._units)), 0)
 
     def run(self, sample: Sample | None, scale: float) -> tuple[float, int, Any]:
         """Run the layers forward.
@@ -85,7 +106,6 @@ class Passes:
             Sum of losses, number of samples, and what `back` needs.
         """
         order = range(len(self._units))
-        self._gathered.clear()  # a step that failed may have left something
         saved: list[Any] = []
         x = None if sample is None else cast(sample[0], self._compute or self._input_type())
         for at, index in enumerate(order):
@@ -95,6 +115,7 @@ class Passes:
                 saved.append(kept)
             del params
             self._release(order, at)
+        self._start(order[::-1], 0)  # of the backward pass, beside the loss
         if sample is None:
             return 0.0, 0, (None, saved)
         total, count, kept = self._loss.forward(x, sample[1])
@@ -105,6 +126,7 @@ class Passes:
 
     def predict(self, x: Any) -> Any:
         """Run the layers forward and return the output of the last."""
+        self.prepare()
         order = range(len(self._units))
         x = cast(x, self._compute or self._input_type())
         for at, index in enumerate(order):
@@ -118,43 +140,64 @@ class Passes:
         order = range(len(self._units) - 1, -1, -1)
         for at, index in enumerate(order):
             unit, gradients = self._units[index], {}
-            params = self._acquire(order, at)
+            params, placed = self._acquire(order, at), set()
             if dy is not None:
                 kept = saved.pop()
                 dx = unit.layer.backward_input(params, kept, dy)
-                self._land()
-                gradients = unit.layer.backward_weight(params, kept, dy)
-                self._check(unit, gradients)
+                gradients, placed = self._weights(unit, params, kept, dy)
                 dy = dx
                 del kept, dx
+            else:
+                self._land()
             del params
             self._release(order, at)
-            self._hand_over(unit, gradients)
+            self._hand_over(unit, gradients, placed)
 
-    def _check(self, unit: Unit, gradients: dict[str, Any]) -> None:
+    def _weights(
+        self, unit: Unit, params: dict[str, Any], kept: Any, dy: Any
+    ) -> tuple[dict[str, Any], set[str]]:
+        """Return the gradients of a layer by name, and which of them are in their buckets."""
+        self._land()
+        if not unit.takes_out:
+            gradients = unit.layer.backward_weight(params, kept, dy)
+            return self._checked(unit, gradients, set()), set()
+        views = {
+            local: self._places[name][0].gradients.place(name) for local, name in unit.names.items()
+        }
+        out = {local: self._wrap(view) for local, view in views.items() if view is not None}
+        layer: Any = unit.layer
+        gradients = layer.backward_weight(params, kept, dy, out=out)
+        placed = {local for local, array in out.items() if gradients.get(local) is array}
+        return self._checked(unit, gradients, placed), placed
+
+    def _checked(self, unit: Unit, gradients: dict[str, Any], placed: set[str]) -> dict[str, Any]:
+        """Return the gradients that are not in their buckets, as NumPy arrays that are counted."""
         unknown = sorted(set(gradients) - set(unit.names))
         if unknown:
             raise ArgumentError(
                 f"layer {unit.name} gave gradients of {', '.join(unknown)}, which are not among "
                 f"its parameters: {', '.join(unit.names) or 'none'}"
             )
-        for gradient in gradients.values():
-            self._ledger.track(gradient, "layer gradient")
+        return {
+            local: self._ledger.track(np.asarray(gradient), "layer gradient")
+            for local, gradient in gradients.items()
+            if local not in placed
+        }
 
     def _land(self) -> None:
-        """Wait for reductions until few enough full gradients are left."""
-        if self._in_flight is None:
+        """Wait for reductions until there may be one more full vector."""
+        if self._vectors is None:
             return
         flying = [b.gradients for b in self._buckets if b.gradients.in_flight]
-        for gradients in flying[: len(flying) - self._in_flight]:
+        held = sum(b.scattered and id(b) in self._gathered for b in self._buckets)
+        for gradients in flying[: max(0, held + len(flying) + 1 - self._vectors)]:
             gradients.land()
 
-    def _hand_over(self, unit: Unit, gradients: dict[str, Any]) -> None:
-        owned = _by_bucket(unit, self._places)
-        for bucket, names in owned:
+    def _hand_over(self, unit: Unit, gradients: dict[str, Any], placed: set[str]) -> None:
+        for bucket, names in _by_bucket(unit, self._places):
             for local, name in names:
                 gradient = gradients.pop(local, None)
-                bucket.gradients.add(name, gradient)
+                bucket.gradients.add(name, gradient, local in placed)
 
 
 def _by_bucket(

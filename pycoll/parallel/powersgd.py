@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pycoll import kernels
 from pycoll.errors import ArgumentError
-from pycoll.parallel.hooks import Hook, Then
+from pycoll.parallel.hooks import Hook, Then, unsent
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.units import Entry, Layout
 
@@ -27,7 +28,7 @@ class PowerSGD(Hook):
     distributed optimization", NeurIPS 2019, algorithms 1 and 2.
     """
 
-    shards = False
+    stages = (0, 1, 2)
 
     def __init__(self, rank: int = 4) -> None:
         """Choose the rank of the approximations."""
@@ -61,8 +62,7 @@ class PowerSGD(Hook):
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
         if key not in self._errors:
             self._errors[key] = channel.ledger.track(np.zeros_like(data), "hook")
-        error = self._errors[key]
-        error += data
+        error = unsent(self._errors[key], data)
         small, plain = self._matrices(layout)
         parts = []
         for entry in small:
@@ -75,6 +75,9 @@ class PowerSGD(Hook):
         first = channel.all_reduce(vector, "gradient", order)
 
         def finish(total: Any) -> Any:
+            if kernels.count_nonfinite(total):  # on every rank: the step will not be taken
+                data[...] = np.nan
+                return data
             found = _unpack(total, shapes)
             for entry, values in zip(plain, found[len(small) :], strict=True):
                 data[entry.start : entry.stop] = values
@@ -82,6 +85,8 @@ class PowerSGD(Hook):
             return data
 
         return Then(first, finish)
+
+    reduce_scatter = Hook.take_block
 
     def _second(
         self,
@@ -129,7 +134,7 @@ def _matrix(flat: Any, entry: Entry) -> Any:
 
 def _pack(parts: list[Any], channel: Channel, dtype: Any) -> tuple[Any, list[tuple[int, ...]]]:
     shapes = [part.shape for part in parts]
-    vector = channel.scratch(sum(part.size for part in parts), dtype, "hook")
+    vector = channel.empty(sum(part.size for part in parts), dtype, "hook")
     at = 0
     for part in parts:
         vector[at : at + part.size] = part.reshape(-1)

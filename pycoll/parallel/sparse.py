@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.hooks import Hook, Then
+from pycoll.parallel.hooks import Hook, Then, unsent
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.units import Layout
 
@@ -19,12 +19,13 @@ class TopK(Hook):
     What is not sent is kept and added to the next gradient (error feedback), so that nothing is
     lost, only late. Sums are formed in rank order, alike on every rank. A rank receives
     ``world_size * k`` pairs of number and value: ``(n - 1) * k * (4 + itemsize)`` bytes sent.
+    Stages 1 and 2 send the same: every rank forms the sum and keeps its block.
 
     Source: Lin et al., "Deep gradient compression", ICLR 2018, section 3; Stich et al., "Sparsified
     SGD with memory", NeurIPS 2018, algorithm 1.
     """
 
-    shards = False
+    stages = (0, 1, 2)
 
     def __init__(self, ratio: float) -> None:
         """Choose the part of the elements to send, in (0, 1]."""
@@ -39,16 +40,17 @@ class TopK(Hook):
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
         if key not in self._errors:
             self._errors[key] = channel.ledger.track(np.zeros_like(data), "hook")
-        error = self._errors[key]
-        error += data
+        whole = unsent(self._errors[key], data)
         k = math.ceil(self.ratio * layout.count)
-        largest = np.argpartition(np.abs(error[: layout.count]), layout.count - k)[-k:]
+        largest = np.argpartition(np.abs(whole[: layout.count]), layout.count - k)[-k:]
         where = np.sort(largest).astype(np.int32)
-        row = np.concatenate([where, error[where].view(np.int32)])
-        error[where] = 0
-        out = channel.scratch(row.size * channel.world_size, np.int32, "hook")
+        row = np.concatenate([where, whole[where].view(np.int32)])
+        whole[where] = 0
+        out = channel.empty(row.size * channel.world_size, np.int32, "hook")
         pending = channel.all_gather(row, out, "gradient")
         return Then(pending, lambda rows: self._add(rows.reshape(-1, row.size), k, data))
+
+    reduce_scatter = Hook.take_block
 
     @staticmethod
     def _add(rows: Any, k: int, data: Any) -> Any:

@@ -64,6 +64,15 @@ def gather_parameters(buckets: Sequence[Bucket], groups: Groups) -> dict[str, np
     return found
 
 
+def gradient_views(buckets: Sequence[Bucket]) -> dict[str, np.ndarray]:
+    """Return the gradients by name, as views of the vectors that hold all of them."""
+    return {
+        entry.parameter.name: bucket.view(bucket.gradients.kept, entry)
+        for bucket in buckets
+        for entry in bucket.layout.entries
+    }
+
+
 def gather_states(buckets: Sequence[Bucket], groups: Groups) -> dict[str, Any]:
     """Return parameters in the type that they are stepped in, and optimizer states, in full."""
     found: dict[str, Any] = {"parameters": {}}
@@ -94,7 +103,7 @@ def _join(vector: Any, bucket: Bucket, groups: Groups) -> Any:
     """Return the full vector of which this rank steps a part."""
     if vector.shape[0] == bucket.layout.padded:
         return vector
-    return groups.parameters.gather_rows(vector, "state").reshape(-1)
+    return groups.shards.gather_rows(vector, "state").reshape(-1)
 
 
 def _whole(flat: Any, entry: Entry, groups: Groups) -> np.ndarray:

@@ -35,10 +35,11 @@ def all_gather(x: Array, comm: Communicator, axis: int) -> Array:
     if comm.world_size == 1:
         return x
     axis %= len(x.shape)
-    parts = comm.all_gather(x).reshape((comm.world_size, *x.shape))
+    xp = namespace(x)
+    parts = xp.reshape(comm.all_gather(x), (comm.world_size, *x.shape))
     shape = list(x.shape)
     shape[axis] *= comm.world_size
-    return namespace(x).moveaxis(parts, 0, axis).reshape(tuple(shape))
+    return xp.reshape(xp.moveaxis(parts, 0, axis), tuple(shape))
 
 
 def blocks(x: Array, comm: Communicator, axis: int) -> Array:
@@ -56,17 +57,18 @@ def blocks(x: Array, comm: Communicator, axis: int) -> Array:
             f"{tuple(x.shape)} has length {size}, which is not divisible by {n}"
         )
     shape = (*x.shape[:axis], n, size // n, *x.shape[axis + 1 :])
-    return namespace(x).moveaxis(x.reshape(shape), axis, 0)
+    xp = namespace(x)
+    return xp.moveaxis(xp.reshape(x, shape), axis, 0)
 
 
 def reduce_scatter(x: Array, comm: Communicator, axis: int) -> Array:
     """Return this rank's part of the sum over ranks, split along an axis."""
-    return x if comm.world_size == 1 else comm.reduce_scatter(blocks(x, comm, axis))[0]
+    return x if comm.world_size == 1 else comm.reduce_scatter(blocks(x, comm, axis))[0, ...]
 
 
 def split(x: Array, comm: Communicator, axis: int) -> Array:
     """Return this rank's part of an array that all ranks have."""
-    return x if comm.world_size == 1 else blocks(x, comm, axis)[comm.rank]
+    return x if comm.world_size == 1 else blocks(x, comm, axis)[comm.rank, ...]
 
 
 class Region(NamedTuple):

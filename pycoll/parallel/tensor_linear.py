@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pycoll.parallel.arrays import Array
+from pycoll.parallel.arrays import Array, Out
 from pycoll.parallel.layer import ParameterSpec
 from pycoll.parallel.nn import affine, affine_gradients, bias_gradient, check_shape
 from pycoll.parallel.random import Key, normal_init
@@ -109,11 +109,13 @@ class ColumnParallelLinear:
         region = GATHER_SEQUENCE if self.sequence_parallel else COPY
         return region.backward(dx, self.comm)
 
-    def backward_weight(self, params: Params, saved: Array, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: Array, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return the gradients of this rank's part."""
         again = self.sequence_parallel and self.regather
         x = GATHER_SEQUENCE.forward(saved, self.comm) if again else saved
-        return affine_gradients(x, self._own(dy), self.bias)
+        return affine_gradients(x, self._own(dy), self.bias, out)
 
     def _own(self, dy: Array) -> Array:
         return GATHER_FEATURES.backward(dy, self.comm) if self.gather_output else dy
@@ -188,13 +190,13 @@ class RowParallelLinear:
         return affine(saved["dy"], params["weight"].T, None)
 
     def backward_weight(
-        self, params: Params, saved: dict[str, Array], dy: Array
+        self, params: Params, saved: dict[str, Array], dy: Array, out: Out = None
     ) -> dict[str, Array]:
         """Return the gradients of this rank's part of the weight, and of the bias."""
         whole = saved.pop("dy") if "dy" in saved else self._region.backward(dy, self.comm)
-        found = affine_gradients(saved["x"], whole, bias=False)
+        found = affine_gradients(saved["x"], whole, bias=False, out=out)
         if self.bias:
-            found |= bias_gradient(dy)
+            found |= bias_gradient(dy, out)
         return found
 
     @property

@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pycoll.parallel.arrays import Array, add_rows, as_indices, cast, namespace, widen
+from pycoll.parallel.arrays import (
+    Array,
+    Out,
+    add_rows,
+    as_indices,
+    cast,
+    namespace,
+    take_rows,
+    widen,
+)
 from pycoll.parallel.layer import ParameterSpec
 from pycoll.parallel.nn import check_indices, flat
 from pycoll.parallel.nn_loss import Saved, gradient, prepare
@@ -34,7 +43,7 @@ def columns(tokens: Array, own: int, rank: int) -> tuple[Array, Array]:
     """Return which tokens are among the ``own`` ones of a rank, and their place there (else 0)."""
     local = tokens - rank * own
     here = (local >= 0) & (local < own)
-    return here, local * here
+    return here, namespace(tokens).where(here, local, 0)
 
 
 @dataclass(frozen=True)
@@ -93,19 +102,24 @@ class VocabParallelEmbedding:
         tokens = as_indices(x, weight)
         check_indices(tokens, self.vocabulary, f"the input of {self.key.name}")
         here, rows = columns(tokens, self._shape[0], self.comm.rank)
-        y = weight[rows]
-        y *= here[..., None]
+        y = namespace(weight).where(here[..., None], take_rows(weight, rows), 0)
         return self._region.forward(y, self.comm), (here, rows)
 
     def backward_input(self, params: Params, saved: Any, dy: Array) -> None:
         """Return None: token numbers have no gradient."""
 
-    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
+    def backward_weight(
+        self, params: Params, saved: Any, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
         """Return the sum of the gradients of each of this rank's rows."""
         here, rows = saved
-        mine = here.reshape(-1)
+        xp = namespace(dy)
+        mine = xp.reshape(here, (-1,))
         whole = flat(self._region.backward(dy, self.comm))
-        return {"weight": add_rows(self._shape[0], rows.reshape(-1)[mine], whole[mine])}
+        place = (out or {}).get("weight")
+        return {
+            "weight": add_rows(self._shape[0], xp.reshape(rows, (-1,))[mine], whole[mine, :], place)
+        }
 
 
 @dataclass(frozen=True)
@@ -137,16 +151,20 @@ class VocabParallelCrossEntropy:
         xp = namespace(rows)
         top = self._all_reduce(xp.max(rows, axis=-1), "max")
         odds = xp.exp(rows - top[:, None])
-        total = self._all_reduce(odds.sum(axis=-1), "sum")
+        total = self._all_reduce(xp.sum(odds, axis=-1), "sum")
         here, column = columns(targets, own, self.comm.rank)
-        target = rows[xp.arange(rows.shape[0]), column] * here
+        target = xp.where(here, rows[xp.arange(rows.shape[0]), column], 0)
         target = self._all_reduce(target, "sum")
         losses = xp.log(total) + top - target
         odds /= total[:, None]
-        every = bool(valid.all())
-        loss = float(cast(losses if every else losses[valid], xp.float64).sum())
+        every = bool(xp.all(valid))
+        loss = float(xp.sum(cast(losses if every else losses[valid], xp.float64)))
         shape, ignored = tuple(logits.shape), None if every else ~valid
-        return loss, int(valid.sum()), Saved(odds, column, here, ignored, shape, logits.dtype)
+        return (
+            loss,
+            int(xp.count_nonzero(valid)),
+            Saved(odds, column, here, ignored, shape, logits.dtype),
+        )
 
     def backward(self, saved: Saved, scale: float) -> Array:
         """Return the gradient of ``scale * sum`` with respect to this rank's logits."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.layer import Layer, Model, ParameterSpec
+from pycoll.parallel.layer import Layer, Model, ParameterSpec, takes_out
 
 ALIGN = 16
 """Shards are a multiple of this many elements: 64 bytes in float32."""
@@ -35,11 +35,19 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Unit:
-    """A layer, with the full names of its parameters by their names in the layer."""
+    """A layer, with the full names of its parameters by their names in the layer.
+
+    Attributes:
+        name: Name of the layer.
+        layer: The layer.
+        names: Full names of its parameters.
+        takes_out: Whether it writes gradients where it is told.
+    """
 
     name: str
     layer: Layer
     names: dict[str, str]
+    takes_out: bool
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ def make_units(model: Model) -> list[Unit]:
         names = {local: f"{name}.{local}" for local in layer.parameters()}
         for local, spec in layer.parameters().items():
             names[local] = spec.tied_to or names[local]
-        units.append(Unit(name, layer, names))
+        units.append(Unit(name, layer, names, takes_out(layer)))
     return units
 
 

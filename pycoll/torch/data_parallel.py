@@ -14,6 +14,7 @@ import torch
 from pycoll.errors import ArgumentError
 from pycoll.parallel import data_parallel
 from pycoll.parallel.bucket import Bucket
+from pycoll.parallel.data_parallel import StepReport
 from pycoll.parallel.layer import ParameterSpec, Sequential
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.options import Options
@@ -65,6 +66,12 @@ class DataParallel(data_parallel.DataParallel):
         changes["precision"] = _precision(module)
         both: Any = (module, loss)  # for `_make_passes`
         super().__init__(chain_of(module), both, mesh, options, **changes)
+
+    def step(self, micro_batches: Sequence[Any], lr: float | None = None) -> StepReport:
+        """Train on one batch; see `pycoll.parallel.DataParallel.step`."""
+        report = super().step(micro_batches, lr)
+        self.settle()  # whoever reads the module's parameters does not ask
+        return report
 
     def _make_passes(self, model: Any, loss: Any, units: Sequence[Unit]) -> Any:
         return _Autograd(*loss, self.buckets)
@@ -143,6 +150,9 @@ class _Autograd:
             view = bucket.view(bucket.parameter.data, entry)
             p.data = torch.from_numpy(view)
             p.register_post_accumulate_grad_hook(partial(_notify, weakref.ref(self), full))
+
+    def prepare(self) -> None:
+        """Do nothing: the module has its parameters."""
 
     def run(self, sample: Any, scale: float) -> tuple[float, int, Any]:
         """Run the module forward; see `pycoll.parallel.passes.Passes.run`."""

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from layer_checks import distance, part, parts, perturbed, run_layer
+from pycoll.parallel import SGD, DataParallel, Mesh
 from pycoll.parallel.arrays import add_rows, sum_rows
+from pycoll.parallel.gpt import GPT
 from pycoll.parallel.nn import Embedding, LayerNorm, Linear
 from pycoll.parallel.nn_attention import CausalAttention
 from pycoll.parallel.nn_loss import CrossEntropy
@@ -130,6 +132,50 @@ def test_torch_tensors_on_two_ranks(torch, sequence_parallel):
         assert distance(loss.backward(saved, 1.0), part(want_gradient, 2, comm)) < 1e-6
 
     run_threads(2, rank)
+
+
+@pytest.fixture
+def strict():
+    """A library with nothing but the array API standard: what works with it needs no NumPy."""
+    pytest.importorskip("array_api_compat", reason="array-api-compat is not installed")
+    return pytest.importorskip("array_api_strict", reason="array-api-strict is not installed")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_standard_arrays(strict, name):
+    layer, shape = LAYERS[name]
+    rng = np.random.default_rng(0)
+    params, x = perturbed(layer, rng, np.float32), rng.standard_normal(shape).astype(np.float32)
+    dy = rng.standard_normal(layer.forward(params, x)[0].shape).astype(np.float32)
+    arrays = {key: strict.asarray(value) for key, value in params.items()}
+    found = run_layer(layer, arrays, strict.asarray(x), strict.asarray(dy))
+    for array in (found[0], found[1], *found[2].values()):
+        assert type(array) is type(strict.asarray(0))
+        assert array.dtype == strict.float32
+    compare(found, run_layer(layer, params, x, dy))
+
+
+def test_standard_arrays_through_a_whole_model(strict):
+    """A GPT on the engine, which hands out its buckets as such arrays and gets gradients back."""
+
+    def train(comm, zero, tied, wrap):
+        model = GPT(TransformerConfig(H, 2, 2, vocabulary=7, length=5), 1, tied=tied)
+        mesh = Mesh(comm, dp=2)
+        engine = DataParallel(model, model.loss(), mesh, zero=zero, wrap=wrap, optimizer=SGD(0.3))
+        rng = np.random.default_rng(comm.rank)
+        tokens = rng.integers(0, 7, (2, 3, 6))
+        targets = np.where(tokens[..., 1:] == 6, -100, tokens[..., 1:])
+        samples = list(zip(tokens[..., :-1], targets, strict=True))
+        return [engine.step(samples).loss for _ in range(4)]
+
+    def share(array):
+        return strict.asarray(array, copy=False)
+
+    for zero, tied in ((0, True), (2, False), (3, True)):
+        want = run_threads(2, train, zero, tied, lambda array: array)
+        got = run_threads(2, train, zero, tied, share)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+        assert want[0][-1] < want[0][0]
 
 
 def test_rows_are_added():

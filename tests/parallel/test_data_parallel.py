@@ -7,7 +7,10 @@ import pytest
 
 from parallel import serial
 from parallel.models import SIZES, CrossEntropy, batches, mlp
-from pycoll.parallel import SGD, AdamW, DataParallel, Mesh
+from pycoll.errors import ArgumentError
+from pycoll.parallel import SGD, AdamW, DataParallel, Mesh, Sequential
+from pycoll.parallel.nn import Linear
+from pycoll.parallel.random import Key
 from pycoll.testing import run_processes, run_threads
 
 STEPS = 50
@@ -205,3 +208,46 @@ def test_predict_gives_the_output_of_the_last_layer():
     outputs = [run_threads(2, rank, zero)[1] for zero in (0, 3)]
     assert outputs[0].shape == (6, SIZES[-1])
     np.testing.assert_array_equal(*outputs)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_gradients_are_views_of_the_buckets(k):
+    """A layer writes into the bucket itself, and users see that memory."""
+
+    def rank(comm):
+        places = []
+
+        class Watched(Linear):
+            def backward_weight(self, params, saved, dy, out=None):
+                places.append(sorted(out))
+                found = super().backward_weight(params, saved, dy, out)
+                assert all(found[name] is out[name] for name in out)
+                return found
+
+        layer = Watched(7, 5, Key(1))
+        options = {"zero": 0, "order": "rank", "optimizer": SGD(0.0)}
+        mesh = Mesh(comm, dp=2)
+        engine = DataParallel(Sequential([("a", layer)]), CrossEntropy(), mesh, **options)
+        engine.step(batches(2 * k, sizes=(7, 5))[k * comm.rank :][:k])
+        found = engine.gradients()
+        kept = engine.buckets[0].gradients.kept
+        assert all(np.shares_memory(value, kept) for value in found.values())
+        return {name: value.copy() for name, value in found.items()}, places
+
+    model = Sequential([("a", Linear(7, 5, Key(1)))])
+    params = serial.first_values(model)
+    samples = batches(2 * k, sizes=(7, 5))
+    parts = [serial.gradients(model, CrossEntropy(), params, sample)[2] for sample in samples]
+    for found, places in run_threads(2, rank):
+        assert places == [["bias", "weight"]] + [[]] * (k - 1)
+        for name, value in found.items():
+            want = sum(serial.left([p[name] for p in half]) for half in (parts[:k], parts[k:]))
+            np.testing.assert_array_equal(value, want)
+
+
+def test_no_rank_has_all_gradients_of_a_sharded_run():
+    def rank(comm):
+        with pytest.raises(ArgumentError, match="zero=1 each rank has only its shard"):
+            DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=1), zero=1).gradients()
+
+    run_threads(1, rank)

@@ -5,7 +5,9 @@ import pytest
 from parallel.models import CrossEntropy, batches, mlp
 from parallel.test_data_parallel import tied
 from pycoll.errors import ArgumentError
-from pycoll.parallel import SGD, AdamW, DataParallel, Mesh, estimate
+from pycoll.parallel import SGD, AdamW, DataParallel, Mesh, Sequential, estimate
+from pycoll.parallel.nn import Linear
+from pycoll.parallel.random import Key
 from pycoll.testing import run_threads
 
 CONFIGURATIONS = [
@@ -19,7 +21,14 @@ CONFIGURATIONS = [
 ]
 
 
-@pytest.mark.parametrize("model", [mlp, tied])
+def chain():
+    """Return a model of the library's layers, which write gradients where they are told."""
+    sizes = zip((7, 19, 11), (19, 11, 5), strict=True)
+    layers = [(f"linear{i}", Linear(*s, Key(i).fold("x"))) for i, s in enumerate(sizes)]
+    return Sequential(layers)
+
+
+@pytest.mark.parametrize("model", [mlp, tied, chain])
 @pytest.mark.parametrize(("axes", "k", "options"), CONFIGURATIONS)
 @pytest.mark.parametrize("zero", range(4))
 def test_estimates_equal_the_ledger(zero, axes, k, options, model):

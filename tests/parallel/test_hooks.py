@@ -8,7 +8,17 @@ import pytest
 
 from parallel import serial
 from parallel.models import CrossEntropy, batches, mlp
-from pycoll.parallel import SGD, AdamW, Compress, DataParallel, Mesh, PowerSGD, TopK
+from pycoll.parallel import (
+    SGD,
+    AdamW,
+    Compress,
+    DataParallel,
+    Mesh,
+    ParameterSpec,
+    PowerSGD,
+    Sequential,
+    TopK,
+)
 from pycoll.testing import RankFailed, run_threads
 
 N, STEPS, LR = 3, 20, 0.1
@@ -61,9 +71,9 @@ def test_sixteen_bits_halve_the_gradient_bytes(name, zero):
     compare(found, simulate(found[0][2], combine), rtol=0)
 
 
-@pytest.mark.parametrize("ratio", [0.05, 1.0])
-def test_top_k_sends_the_largest_and_keeps_the_rest(ratio):
-    found = run_threads(N, lambda c: train(c, lambda: TopK(ratio))[:3])
+@pytest.mark.parametrize(("ratio", "zero"), [(0.05, 0), (0.05, 1), (0.05, 2), (1.0, 0)])
+def test_top_k_sends_the_largest_and_keeps_the_rest(ratio, zero):
+    found = run_threads(N, lambda c: train(c, lambda: TopK(ratio), zero=zero)[:3])
     errors = {}
 
     def combine(key, bucket, flat):
@@ -84,9 +94,9 @@ def test_top_k_sends_the_largest_and_keeps_the_rest(ratio):
     assert found[0][1].bytes["gradient"] == (N - 1) * pairs * 8
 
 
-@pytest.mark.parametrize("rank", [1, 2])
-def test_powersgd_against_the_algorithm_of_the_paper(rank):
-    found = run_threads(N, lambda c: train(c, lambda: PowerSGD(rank))[:3])
+@pytest.mark.parametrize(("rank", "zero"), [(1, 0), (2, 0), (2, 1), (2, 2)])
+def test_powersgd_against_the_algorithm_of_the_paper(rank, zero):
+    found = run_threads(N, lambda c: train(c, lambda: PowerSGD(rank), zero=zero)[:3])
     shapes = {name: p.shape for name, p in serial.first_values(mlp()).items()}
     errors, bases = {}, {}
 
@@ -143,7 +153,7 @@ def test_nothing_is_lost(make):
     def rank(comm):
         engine = DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=2), hook=make())
         bucket, hook = engine.buckets[0], engine.options.hook
-        channel, layout = engine.groups.gradients, bucket.layout
+        channel, layout = engine.groups.shards, bucket.layout
         rng = np.random.default_rng(comm.rank)
         given, sent = np.zeros(layout.padded), np.zeros(layout.padded)
         for _ in range(5):
@@ -160,11 +170,97 @@ def test_nothing_is_lost(make):
     assert np.abs(l0).max() > 0.1
 
 
+class Given:
+    """A layer whose gradients are whole numbers, so that sums are exact in any order."""
+
+    def __init__(self, seed):
+        self.rng, self.total = np.random.default_rng(seed), np.zeros((12, 9))
+
+    def parameters(self):
+        return {"weight": ParameterSpec((12, 9))}
+
+    def forward(self, params, x):
+        return x, None
+
+    def backward_input(self, params, saved, dy):
+        return dy
+
+    def backward_weight(self, params, saved, dy, out=None):
+        gradient = self.rng.integers(-50, 50, (12, 9)).astype(np.float32)
+        self.total += gradient
+        return {"weight": gradient}
+
+
+@pytest.mark.parametrize("zero", range(3))
+def test_error_feedback_is_exact_in_the_engine(zero):
+    """What parameters moved by, times -1, and what is still unsent: all gradients, to the bit."""
+
+    def rank(comm):
+        layer = Given(comm.rank)
+        options = {"optimizer": SGD(1.0), "hook": TopK(0.1), "zero": zero, "order": "rank"}
+        mesh = Mesh(comm, dp=N)
+        engine = DataParallel(Sequential([("a", layer)]), Counting(), mesh, **options)
+        for _ in range(6):
+            engine.step([(np.zeros((1, 1), np.float32), np.zeros(1))] * 2)
+        left = engine.options.hook.state()["a.weight"][:108].reshape(12, 9)
+        return engine.gather()["a.weight"], left, layer.total
+
+    found = run_threads(N, rank)
+    moved = {value.tobytes() for value, *_ in found}
+    assert len(moved) == 1
+    given = sum(total for *_, total in found)
+    left = sum(left.astype(np.float64) for _, left, _ in found)
+    assert np.abs(left).max() > 0
+    np.testing.assert_array_equal(-found[0][0].astype(np.float64) + left, given)
+
+
+class Counting:
+    """A loss with one sample in all, so that gradients are not divided."""
+
+    def forward(self, logits, targets):
+        return 0.0, 0, None
+
+    def backward(self, saved, scale):
+        return np.zeros((1, 1), np.float32)
+
+
+@pytest.mark.parametrize("make", [lambda: None, lambda: TopK(0.1), lambda: PowerSGD(2)])
+@pytest.mark.parametrize("zero", range(3))
+def test_compressed_training_learns(make, zero):
+    """Random labels of 24 samples, learnt by heart."""
+
+    def rank(comm):
+        options = {"optimizer": AdamW(0.02), "hook": make(), "zero": zero}
+        engine = DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=2), **options)
+        own = batches(4, seed=1)[2 * comm.rank :][:2]
+        return [engine.step(own).loss for _ in range(120)]
+
+    losses = run_threads(2, rank)[0]
+    assert losses[0] > 1.3
+    assert losses[-1] < 0.2
+
+
+@pytest.mark.parametrize("make", [lambda: TopK(0.1), lambda: PowerSGD(1)])
+def test_an_infinite_gradient_does_not_stay(make):
+    def rank(comm):
+        options = {"optimizer": AdamW(), "hook": make(), "nonfinite": "skip", "zero": 1}
+        engine = DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=2), **options)
+        good, bad = batches(2)[comm.rank], batches(2)[comm.rank]
+        if comm.rank == 1:
+            bad[0][0, 0] = np.inf
+        with np.errstate(invalid="ignore"):
+            skipped = [engine.step([sample]).skipped for sample in (good, bad, good, good)]
+        finite = all(np.isfinite(value).all() for value in engine.gather().values())
+        return skipped, finite
+
+    assert run_threads(2, rank) == [([False, True, False, False], True)] * 2
+
+
 @pytest.mark.parametrize(
     ("make", "options", "text"),
     [
-        (lambda: TopK(0.5), {"zero": 1}, "TopK reduces whole buckets"),
-        (lambda: PowerSGD(), {"zero": 3}, "PowerSGD reduces whole buckets"),
+        (lambda: TopK(0.5), {"zero": 3}, "use it with zero=0, 1, 2, not 3"),
+        (lambda: PowerSGD(), {"zero": 3}, "PowerSGD keeps what it has not sent of all gradients"),
         (lambda: Compress("bfloat16"), {"precision": "fp16"}, "precision has float16 gradients"),
         (lambda: Compress("int8"), {}, "accepted are float16 and bfloat16"),
         (lambda: TopK(0), {}, "ratio=0"),

@@ -61,6 +61,25 @@ def test_every_stage_has_the_same_bits(name):
     assert found == [found[0][:1] * 3] * 4
 
 
+@pytest.mark.parametrize("axes", [{"replica": 2, "dp": 2}, {"dp": 2, "tp": 2}])
+@pytest.mark.parametrize("zero", range(4))
+def test_an_overflow_anywhere_in_a_mesh_is_an_overflow_everywhere(zero, axes):
+    """One rank of four sees it; on a mesh with tp not even the one that has the same samples."""
+
+    def rank(comm):
+        options = {"precision": "fp16", "zero": zero, "loss_scale": LossScale(2.0**10)}
+        engine = DataParallel(mlp(), CrossEntropy(), Mesh(comm, **axes), **options)
+        x, t = batches(1)[0]
+        bad = np.full_like(x, np.inf) if comm.rank == 3 else x
+        before = digest(engine.gather())
+        with np.errstate(invalid="ignore"):
+            skipped = engine.step([(bad, t)]).skipped
+        same = digest(engine.gather()) == before
+        return skipped, same, engine.loss_scale.value, engine.step([(x, t)]).skipped
+
+    assert run_threads(4, rank) == [(True, True, 512.0, False)] * 4
+
+
 @pytest.mark.parametrize("zero", range(4))
 def test_an_overflow_on_one_rank_is_an_overflow_on_all(zero):
     def rank(comm):
