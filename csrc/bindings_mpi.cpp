@@ -111,6 +111,7 @@ void bind_mpi(py::module_& m) {
           [](MpiEngine& e, const std::string& text, uint32_t site) { e.refuse(text, site); },
           Release())
       .def("skip", &MpiEngine::skip, Release())
+      .def("listen", &MpiEngine::listen, Release())
       .def(
           "abort", [](MpiEngine& e, const std::string& text) { e.abort(text); }, Release())
       .def("spread", &MpiEngine::spread, Release())

@@ -86,6 +86,9 @@ class MpiEngine {
   void refuse(std::string_view text, uint32_t site = 0);
   // Lets one call of the others pass, in which this rank has no part.
   void skip();
+  // After a call that somebody has refused: waits a little for the notice of it. Whoever sent it
+  // may have to wait until it is taken, and ranks that learn of it otherwise would not take it.
+  void listen();
   void abort(std::string_view text);
   // Makes every rank raise an error of this kind with this text.
   void spread(const std::string& name, const std::string& text);
@@ -133,6 +136,7 @@ class MpiEngine {
   void begin(const Job& job, bool signals);
   void end();
   void attempt(const std::function<void()>& part);
+  std::string name_dead(const std::string& text);
   void step_queue();
   void await_keeper(Ticket ticket, double timeout_s);
   void settle();
@@ -177,6 +181,7 @@ class MpiEngine {
     std::string text;
   };
   std::map<uint64_t, Refused> refused_;              // by call
+  uint64_t last_refusal_ = 0;                        // latest call that somebody has refused
   std::vector<Notice> asks_;                         // of calls that this rank has not left
   std::vector<uint32_t> asked_;                      // peers, in this call
   std::vector<bool> gone_;                           // has closed or left

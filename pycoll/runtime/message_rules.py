@@ -8,6 +8,7 @@ _ONE_SHOT = ("one_shot", "one_shot_rank")
 _TWO_SHOT = ("two_shot_pull", "two_shot_pull_rank")
 _SUMS = ("direct", "direct_rank")
 _ONE_ROUND = "so few bytes take no time beside a second round"
+_SAME_BYTES = "between two ranks one round sends as few bytes as two"
 _FEW_ROUNDS = "for so few bytes what counts is the number of rounds"
 _LEAST_BYTES = "every rank sends as few bytes as can be, all messages at once"
 _FEW_MESSAGES = "every rank sends few bytes, and to few others"
@@ -19,6 +20,7 @@ def _any_size(collective: str, names: tuple[str, ...], why: str) -> Rule:
 
 
 MESSAGE_RULES = (
+    Rule("all_reduce", 2, ANY_SIZE, False, _ONE_SHOT, _SAME_BYTES),
     Rule("all_reduce", 4, 2 * K, False, _ONE_SHOT, _ONE_ROUND),
     Rule("all_reduce", ANY_N, 2 * K, False, ("recursive_doubling", *_ONE_SHOT), _FEW_ROUNDS),
     Rule("all_reduce", 16, ANY_SIZE, False, _TWO_SHOT, _LEAST_BYTES),

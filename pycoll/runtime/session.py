@@ -164,7 +164,8 @@ class Session:
         if request.kind == Kind.BARRIER:
             plans = self._caller.plans
             meeting = algorithms.find("all_reduce", plans.barrier_algorithm)
-            return Prepared(plans.bind(barrier_spec(meeting)), 0, 0, None, (), True)
+            spec = barrier_spec(meeting)
+            return Prepared(plans.bind(spec), 0, 0, None, (), True, spec=spec, two_levels=True)
         return self._caller.prepare(request, x, out)
 
     def refusing(self, prepare: Any) -> Any:

@@ -13,7 +13,7 @@ from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import CollError, CollTimeout, PeerRejected, Revoked
 from pycoll.runtime.groups import split
-from pycoll.runtime.hierarchy import Slice, Topology, meeting, slices
+from pycoll.runtime.hierarchy import Binder, Slice
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.prepared import Prepared
@@ -21,11 +21,14 @@ from pycoll.runtime.reports import describe
 from pycoll.runtime.select import Choice
 from pycoll.runtime.session import Session
 from pycoll.runtime.sites import call_site
-from pycoll.types import Kind, Order
+from pycoll.runtime.stages import StagedCall
+from pycoll.runtime.topology import Topology
+from pycoll.types import DType, Kind, Order
 
 _LISTEN_S = 0.5  # for the reason of a failure elsewhere
 _POLL_S = 0.002
-_OWNER_FIRST_S = 3.0  # who waits for another host knows better why it takes long
+_AT_ONCE = 64 << 10  # so few bytes are not worth a thread
+_MAX_BOUND = 128
 
 
 class NodeSession(Session):
@@ -93,8 +96,10 @@ class TwoLevelSession(MpiSession):
         node.ranks = tuple(topology.mates)
         super().__init__(job, members, rank, context, config)
         self.memory = node.memory
-        self._bound: dict[CallSpec, list[Slice]] = {}
+        self._binder = Binder(topology, node.engine, self.engine)
+        self._bound: dict[CallSpec, tuple[list[Slice], int]] = {}
         self._meetings: dict[tuple[int, int], _C.BoundCall] = {}
+        self._scratch = np.empty(0, np.uint8)
         self._calls: ThreadPoolExecutor | None = None
         self._last: Future | None = None
 
@@ -107,13 +112,11 @@ class TwoLevelSession(MpiSession):
     def has_two_levels(self, collective: str, choice: Choice) -> bool:
         """Tell whether a call goes through hosts first."""
         wish = choice.wish
-        if collective != "all_reduce" or wish.dtype is None:
-            return False
+        dtype = wish.dtype or DType.UINT8
         order = Order[(choice.order or "any").upper()]
-        dtype, op = wish.dtype, wish.op
-        params = (Kind.ALL_REDUCE, collective, choice.algorithm, (), False, int(dtype))
-        spec = CallSpec(*params, dtype.itemsize, wish.nbytes // dtype.itemsize, op, order)
-        return self.topology.gives(spec)
+        kind = Kind[collective.upper()]
+        params = (kind, collective, choice.algorithm, (), False, int(dtype), dtype.itemsize)
+        return self.topology.gives(CallSpec(*params, wish.nbytes // dtype.itemsize, wish.op, order))
 
     def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
         """Run a prepared call, in two levels if it can be."""
@@ -134,6 +137,7 @@ class TwoLevelSession(MpiSession):
             else:
                 self._flat(prepared, limit, site)
         except PeerRejected:
+            self.guard(self.engine.listen)
             raise
         except CollError as error:
             raise self._failed(error, prepared) from None
@@ -146,7 +150,7 @@ class TwoLevelSession(MpiSession):
         """Send messages between all ranks, once those of this host are known to agree."""
         key = prepared.binding.descriptor, prepared.binding.count
         if key not in self._meetings:
-            self._meetings[key] = meeting(self.topology, self.node.engine, *key)
+            self._meetings[key] = self._binder.meeting(*key)
         here = self.node.engine.site(site)
         try:
             self.node.guard(self.node.engine.run, self._meetings[key], 0, 0, here, limit)
@@ -157,57 +161,28 @@ class TwoLevelSession(MpiSession):
         self.guard(self.engine.run, prepared.binding, *arrays, self.engine.site(site), limit)
 
     def _stages(self, prepared: Prepared, limit: float, site: str) -> None:
-        """Combine in hosts, between hosts, fetch; the next slice combines while this one moves."""
-        node, flat, spec = self.node.engine, self.engine, prepared.spec
+        """Run all slices; the next is combined inside hosts while others move between them."""
+        spec = prepared.spec
         if spec not in self._bound:
-            self._bound[spec] = slices(self.topology, node, flat, spec)
-        todo = self._bound[spec]
-        source, target = prepared.in_ptr, prepared.out_ptr
-        here, there = node.site(site), flat.site(site)
-
-        def inside(call: _C.BoundCall, x: int, more: float = 0.0) -> None:
-            self.node.guard(node.run, call, x, target, here, limit + more)
-
-        def across(part: Slice) -> int:
-            if part.across is None:
-                self.guard(flat.skip)
-                return 0
-            return self.guard(flat.submit, part.across, target, target, there, limit)
-
-        self._first(todo[0], inside, source, target, there, limit)
-        inside(todo[0].gather, target, _OWNER_FIRST_S)
-        ticket = None
-        for i, part in enumerate(todo[1:], 1):
-            inside(part.scatter, source)
-            following = across(part)
-            if ticket is not None:
-                self._finish(todo[i - 1], ticket, inside, target)
-            ticket = following
-        if ticket is not None:
-            self._finish(todo[-1], ticket, inside, target)
-
-    def _first(
-        self, part: Slice, inside: Any, source: int, target: int, site: int, limit: float
-    ) -> None:
-        """Run the first slice up to its last stage: it shows whether all ranks make this call."""
+            if len(self._bound) >= _MAX_BOUND:
+                self._bound.clear()
+            self._bound[spec] = self._binder.slices(spec)
+        todo, room = self._bound[spec]
+        if room > self._scratch.nbytes:
+            self._scratch = np.empty(room, np.uint8)
+        run = StagedCall(self, prepared, self._scratch.ctypes.data, limit, site)
+        at_once = len(todo) == 1 and spec.count * spec.itemsize <= _AT_ONCE
         try:
-            inside(part.scatter, source)
+            run.at_once(todo[0]) if at_once else run.pipelined(todo)
         except PeerRejected:
-            self.guard(self.engine.skip)
+            self._skip(0 if run.counted else 1)
             raise
-        if part.across is None:
-            self.guard(self.engine.skip)
-            return
-        try:
-            self.guard(self.engine.run, part.across, target, target, site, limit)
-        except PeerRejected as error:
-            self.node.guard(self.node.engine.refuse, str(error), 0)
-            raise
+        self._skip(0 if todo[0].across else len(todo))
 
-    def _finish(self, part: Slice, ticket: int, inside: Any, target: int) -> None:
-        if part.across is not None:
-            self.guard(self.engine.wait, ticket, -1.0)
-        inside(part.gather, target, _OWNER_FIRST_S)
+    def _skip(self, calls: int) -> None:
+        """Let the calls between hosts pass in which this rank has no part."""
+        for _ in range(calls):
+            self.guard(self.engine.skip)
 
     def _failed(self, error: CollError, prepared: Prepared) -> CollError:
         """Tell everybody; return what failed first, which another rank may know."""
@@ -220,7 +195,7 @@ class TwoLevelSession(MpiSession):
                     error = first
                     break
                 time.sleep(_POLL_S)
-        self._kept.append(prepared)
+        self._kept += [prepared, self._scratch]
         self._tell(type(error).__name__, str(error))
         return error
 
@@ -236,8 +211,8 @@ class TwoLevelSession(MpiSession):
             return prepare()
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
+            self.node.guard(self.node.engine.refuse, text, 0)  # first: they then listen to MPI
             self.guard(engine.refuse, text, self.site())
-            self.node.guard(self.node.engine.refuse, text, 0)
             raise
 
     def make_group(self, group: list[int] | None) -> Session | None:

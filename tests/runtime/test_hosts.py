@@ -9,7 +9,7 @@ from pycoll import algorithms
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime import mpi
-from pycoll.runtime.hierarchy import Topology
+from pycoll.runtime.topology import Topology
 from pycoll.runtime.hosts import Card, candidates, share
 from pycoll.runtime.plans import CallSpec
 from pycoll.types import DType, Kind, Order, ReduceOp
