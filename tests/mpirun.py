@@ -46,9 +46,19 @@ def environment(**variables):
     return {**kept, **root, "PYTHONPATH": path, **variables}
 
 
-def start(n, names, folder, **variables):
-    """Start programs of programs.py on n ranks; every rank writes its result to the folder."""
-    words = [*command(n), sys.executable, str(PROGRAMS), str(folder), ",".join(names)]
+def start(n, names, folder, hosts=None, options=(), **variables):
+    """Start programs of programs.py on n ranks; every rank writes its result to the folder.
+
+    Args:
+        n: Number of ranks.
+        names: Programs.
+        folder: Where results go.
+        hosts: Number of the host of each rank; by default the real ones.
+        options: More words for the launcher.
+        **variables: Of the environment.
+    """
+    words = [*command(n), *options, sys.executable, str(PROGRAMS), str(folder), ",".join(names)]
+    words += [json.dumps(hosts)] if hosts else []
     return subprocess.Popen(
         words,
         env=environment(**variables),

@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from pycoll import algorithms
-from pycoll.config import Config
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime import mpi
 from pycoll.runtime.topology import Topology
@@ -26,12 +25,11 @@ def test_cards_survive_the_wire():
 
 
 def test_candidates():
-    assert candidates(cards("a", "b", "a"), Config()) == (0, 1, 0)
-    pretending = Config(pretend_hosts=(2, 1))
-    assert candidates(cards("a", "a", "a"), pretending) == (0, 0, 1)
-    assert candidates(cards("a", "b", "b"), pretending) == (0, 1, 2)
-    with pytest.raises(ArgumentError, match="does not add up to 2 ranks"):
-        candidates(cards("a", "a"), pretending)
+    assert candidates(cards("a", "b", "a")) == (0, 1, 0)
+    assert candidates(cards("a", "a", "a"), [7, 7, 1]) == (0, 0, 1)
+    assert candidates(cards("a", "b", "b"), [0, 0, 1]) == (0, 1, 2)
+    with pytest.raises(ArgumentError, match="are not the hosts of 2 ranks"):
+        candidates(cards("a", "a"), [0, 0, 1])
 
 
 def exchanging(n):
