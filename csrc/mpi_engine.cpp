@@ -110,7 +110,7 @@ void MpiEngine::execute(const Job& job, bool signals) {
       const std::lock_guard lock(mutex_);
       begin(job, signals);
     }
-    task = std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq_, scratch_);
+    task = make_task(job);
     uint32_t steps = 0, yields = 0;
     for (bool finished = false; !finished;) {
       const uint64_t before = task->progress();
@@ -131,6 +131,10 @@ void MpiEngine::execute(const Job& job, bool signals) {
     }
   });
   end();
+}
+
+std::unique_ptr<MpiTask> MpiEngine::make_task(const Job& job) {
+  return std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq_, job.proven, scratch_);
 }
 
 void MpiEngine::end() {
@@ -156,10 +160,10 @@ void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t s
 }
 
 MpiEngine::Ticket MpiEngine::submit(std::shared_ptr<const BoundCall> call, const void* in,
-                                    void* out, uint32_t site, double timeout_s) {
+                                    void* out, uint32_t site, double timeout_s, bool proven) {
   check_usable();
   const Use use(*this);
-  const Job job{call.get(), in, out, site, timeout_s};
+  const Job job{call.get(), in, out, site, timeout_s, proven};
   if (api_->facts().multiple) {
     if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr);
     return keeper_->submit([this, job, call = std::move(call)] { execute(job, false); });
@@ -178,7 +182,7 @@ void MpiEngine::step_queue() {
     attempt([&] {
       if (current_ == nullptr) {
         begin(job, true);
-        current_ = std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq_, scratch_);
+        current_ = make_task(job);
       }
       over = current_->advance();
     });
@@ -319,7 +323,8 @@ void MpiEngine::close() {
 void MpiEngine::flush(uint64_t patience_ns) {
   const uint64_t until = now_ns() + patience_ns;
   wait_until(
-      policy_, Bell{}, [&] { return link_.flushed(true); }, [&](Pulse) { return now_ns() >= until; });
+      policy_, Bell{}, [&] { return link_.flushed(true); },
+      [&](Pulse) { return now_ns() >= until; });
 }
 
 }  // namespace pycoll

@@ -79,8 +79,9 @@ class MpiEngine {
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
            double timeout_s = kDefaultTimeout);
   // With MPI_THREAD_MULTIPLE it proceeds on a thread; otherwise inside done(), wait() and calls.
+  // `proven`: a call before this one has shown that all ranks make this one.
   Ticket submit(std::shared_ptr<const BoundCall> call, const void* in, void* out, uint32_t site = 0,
-                double timeout_s = kDefaultTimeout);
+                double timeout_s = kDefaultTimeout, bool proven = false);
   bool done(Ticket ticket);
   void wait(Ticket ticket, double timeout_s = kDefaultTimeout);
   void refuse(std::string_view text, uint32_t site = 0);
@@ -115,7 +116,9 @@ class MpiEngine {
     void* out;
     uint32_t site;
     double timeout_s;
+    bool proven = false;
   };
+  std::unique_ptr<MpiTask> make_task(const Job& job);
   struct Queued {
     Job job;
     std::shared_ptr<const BoundCall> call;

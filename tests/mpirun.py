@@ -57,8 +57,13 @@ def start(n, names, folder, hosts=None, options=(), **variables):
         options: More words for the launcher.
         **variables: Of the environment.
     """
-    words = [*command(n), *options, sys.executable, str(PROGRAMS), str(folder), ",".join(names)]
-    words += [json.dumps(hosts)] if hosts else []
+    arguments = [str(folder), ",".join(names), *([json.dumps(hosts)] if hosts else [])]
+    return launch(n, PROGRAMS, arguments, options, **variables)
+
+
+def launch(n, program, arguments, options=(), **variables):
+    """Start a program on n ranks; see `start`."""
+    words = [*command(n), *options, sys.executable, str(program), *arguments]
     return subprocess.Popen(
         words,
         env=environment(**variables),

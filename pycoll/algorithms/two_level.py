@@ -177,8 +177,10 @@ def fetch_stage(
     Args:
         hosts: Who is where.
         items: What is taken.
-        source, target: Where it lies, and where it goes.
-        root_source, root_target: Another one on the root.
+        source: Where it lies.
+        target: Where it goes.
+        root_source: Where it lies on the root, if elsewhere.
+        root_target: Where it goes on the root, if elsewhere.
     """
     held: list[list[Item]] = [[] for _ in hosts.of]
     for item in items:

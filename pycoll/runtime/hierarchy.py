@@ -22,14 +22,15 @@ from pycoll.runtime.select import select
 from pycoll.runtime.topology import Topology
 from pycoll.schedule.collectives import COLLECTIVES, OWN
 from pycoll.schedule.compile import peer_plan
-from pycoll.schedule.ir import IN, TMP
+from pycoll.schedule.ir import IN, OUT, TMP
 from pycoll.schedule.messages import message_plan
 from pycoll.schedule.plan import Opcode, Plan
-from pycoll.types import DType, Kind, ReduceOp
+from pycoll.types import DType, Kind, Order, ReduceOp
 
 SLICE_BYTES = (256 << 10, 2 << 20)
 SLICES = 8
-AHEAD = 2  # slices between hosts while another is combined
+SCRATCHES = 3  # slices that are combined or under way: TwoLevelEngine::kAhead + 1
+_ARRAYS = {IN: 0, OUT: 1, TMP: 2}
 _NOTHING = algorithms.find("all_reduce", "one_shot")
 
 
@@ -63,7 +64,8 @@ class Geometry:
         """Offsets and lengths of the chunks of a vector that is not in blocks."""
         columns = max(self.column_of) + 1
         starts, lengths = cut(self.low, self.high, columns)
-        inner = [cut(a, a + b, self.chunks // columns) for a, b in zip(starts, lengths, strict=True)]
+        share = self.chunks // columns
+        inner = [cut(a, a + b, share) for a, b in zip(starts, lengths, strict=True)]
         return np.concatenate([a for a, _ in inner]), np.concatenate([b for _, b in inner])
 
     def table(self, stage: Stage, ends: str, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -119,20 +121,6 @@ def slices_of(spec: CallSpec, n: int) -> Iterator[tuple[int, int]]:
         yield low, min(count, low + step)
 
 
-@dataclass(frozen=True)
-class Slice:
-    """The bound calls of a slice; see `TwoLevels`. ``across`` is None on ranks that own nothing.
-
-    ``ends`` tells where the source and the target of each stage are, for this rank.
-    """
-
-    before: _C.BoundCall
-    across: _C.BoundCall | None
-    between: _C.BoundCall | None
-    after: _C.BoundCall
-    ends: dict[str, tuple]
-
-
 @dataclass
 class Binder:
     """Binds the stages of calls on one rank.
@@ -148,8 +136,8 @@ class Binder:
     flat: _C.MpiEngine
     _plans: dict = field(default_factory=dict)
 
-    def slices(self, spec: CallSpec) -> tuple[list[Slice], int]:
-        """Bind all there is to do for a call, in order; also return the bytes of its scratch."""
+    def staged(self, spec: CallSpec) -> _C.StagedCall:
+        """Bind all there is to do for a call."""
         topology = self.topology
         n, nbytes = len(topology.hosts), spec.count * spec.itemsize
         hosts = Hosts(topology.hosts, topology.columns(spec.collective, nbytes), spec.root)
@@ -168,10 +156,17 @@ class Binder:
         room = plan.slots * step if in_blocks(spec) else step * bool(plan.slots)
         made = []
         for i, (low, high) in enumerate(ranges):
-            base = i % (AHEAD + 1) * room
+            base = i % SCRATCHES * room
             geometry = Geometry(spec, column_of, low, high, plan.chunks, base, step)
             made.append(self._slice(plan, compiled, geometry))
-        return made, min(len(ranges), AHEAD + 1) * room * spec.itemsize
+        scratch = min(len(ranges), SCRATCHES) * room * spec.itemsize
+        return _C.StagedCall(made, scratch, hosts_first=True)
+
+    def by_messages(self, call: _C.BoundCall, word: int, count: int) -> _C.StagedCall:
+        """Let a call of all ranks go by messages, once those of a host are known to agree."""
+        nothing = None, 0, 1
+        stages = (self.meeting(word, count), 0, 1), (call, 0, 1), nothing, nothing
+        return _C.StagedCall([stages], 0, hosts_first=False)
 
     def _compile(self, plan: TwoLevels) -> dict[str, Any]:
         names = ("before", "across", "between", "after")
@@ -195,17 +190,16 @@ class Binder:
                 self._plans[key] = _compiled(plan, len(team), place), plan
         return (*self._plans[key], team)
 
-    def _slice(self, plan: TwoLevels, compiled: dict[str, Any], geometry: Geometry) -> Slice:
-        calls: dict[str, Any] = {}
-        ends = {}
+    def _slice(self, plan: TwoLevels, compiled: dict[str, Any], geometry: Geometry) -> list:
+        rank, stages = self.topology.rank, []
         for name, found in compiled.items():
-            calls[name] = None
             if found is None:
+                stages.append((None, 0, 1))
                 continue
             stage = getattr(plan, name)
-            ends[name] = stage.source[self.topology.rank], stage.target[self.topology.rank]
-            calls[name] = self._bind(stage, geometry, name == "across", *found)
-        return Slice(**calls, ends=ends)
+            call = self._bind(stage, geometry, name == "across", *found)
+            stages.append((call, _ARRAYS[stage.source[rank]], _ARRAYS[stage.target[rank]]))
+        return stages
 
     def _bind(
         self, stage: Stage, geometry: Geometry, across: bool, compiled: Any, plan: Plan, team: tuple
@@ -247,7 +241,7 @@ def _between(spec: CallSpec, hosts: Hosts, nbytes: int) -> Any:
         spec.collective,
         nbytes * spec.itemsize // hosts.columns,
         hosts.count,
-        order=spec.order.name.lower() if reduces else None,
+        order=("any" if spec.order == Order.ANY else "tree") if reduces else None,
         dtype=DType(spec.dtype) if reduces else None,
         op=spec.op,
         messages=True,

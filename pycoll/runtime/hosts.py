@@ -89,9 +89,7 @@ def number(keys: Sequence[object]) -> tuple[int, ...]:
     return tuple(seen.setdefault(key, len(seen)) for key in keys)
 
 
-def candidates(
-    cards: Sequence[Card], pretended: Sequence[int] | None = None
-) -> tuple[int, ...]:
+def candidates(cards: Sequence[Card], pretended: Sequence[int] | None = None) -> tuple[int, ...]:
     """Tell which ranks may share a host.
 
     Args:

@@ -20,7 +20,7 @@ def _any_size(collective: str, names: tuple[str, ...], why: str) -> Rule:
 
 
 MESSAGE_RULES = (
-    Rule("all_reduce", 2, ANY_SIZE, False, _ONE_SHOT, _SAME_BYTES),
+    Rule("all_reduce", 2, ANY_SIZE, False, ("recursive_doubling", *_ONE_SHOT), _SAME_BYTES),
     Rule("all_reduce", 4, 2 * K, False, _ONE_SHOT, _ONE_ROUND),
     Rule("all_reduce", ANY_N, 2 * K, False, ("recursive_doubling", *_ONE_SHOT), _FEW_ROUNDS),
     Rule("all_reduce", 16, ANY_SIZE, False, _TWO_SHOT, _LEAST_BYTES),

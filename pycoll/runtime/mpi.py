@@ -18,12 +18,12 @@ from pycoll.config import Config, environment
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.bootstrap import make_memfd
 from pycoll.runtime.groups import open_control
-from pycoll.runtime.topology import Topology
 from pycoll.runtime.hosts import CARD_BYTES, Card, Exchange, Shared, candidates, share
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.reports import raising
 from pycoll.runtime.session import Session
+from pycoll.runtime.topology import Topology
 from pycoll.runtime.two_level import NodeSession, TwoLevelSession
 
 # Variables with the number of processes that MPI launchers start.

@@ -26,7 +26,10 @@ def tree_of(leaves: Sequence[Any]) -> Any:
     """Return the in-order balanced tree over some leaves, as nested pairs."""
     level = list(leaves)
     extra = len(level) - (1 << (len(level).bit_length() - 1))
-    level = [*zip(level[: 2 * extra : 2], level[1 : 2 * extra : 2], strict=True), *level[2 * extra :]]
+    level = [
+        *zip(level[: 2 * extra : 2], level[1 : 2 * extra : 2], strict=True),
+        *level[2 * extra :],
+    ]
     while len(level) > 1:
         level = list(zip(level[::2], level[1::2], strict=True))
     return level[0]

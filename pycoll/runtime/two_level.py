@@ -13,7 +13,7 @@ from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import CollError, CollTimeout, PeerRejected, Revoked
 from pycoll.runtime.groups import split
-from pycoll.runtime.hierarchy import Binder, Slice
+from pycoll.runtime.hierarchy import Binder
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.prepared import Prepared
@@ -21,7 +21,6 @@ from pycoll.runtime.reports import describe
 from pycoll.runtime.select import Choice
 from pycoll.runtime.session import Session
 from pycoll.runtime.sites import call_site
-from pycoll.runtime.stages import StagedCall
 from pycoll.runtime.topology import Topology
 from pycoll.types import DType, Kind, Order
 
@@ -79,8 +78,6 @@ class TwoLevelWork:
 class TwoLevelSession(MpiSession):
     """Messages between hosts, and shared memory inside them where a call can use it."""
 
-    remembers = False
-
     def __init__(
         self,
         job: MpiJob,
@@ -97,11 +94,13 @@ class TwoLevelSession(MpiSession):
         super().__init__(job, members, rank, context, config)
         self.memory = node.memory
         self._binder = Binder(topology, node.engine, self.engine)
-        self._bound: dict[CallSpec, tuple[list[Slice], int]] = {}
-        self._meetings: dict[tuple[int, int], _C.BoundCall] = {}
-        self._scratch = np.empty(0, np.uint8)
+        self._bound: dict[tuple[CallSpec, bool], _C.StagedCall] = {}
         self._calls: ThreadPoolExecutor | None = None
         self._last: Future | None = None
+
+    def _fast_engine(self) -> Any:
+        self._two = _C.TwoLevelEngine(self.node.engine, self._engine)
+        return self._two
 
     @property
     def transport(self) -> str:
@@ -125,66 +124,61 @@ class TwoLevelSession(MpiSession):
             return self._run(prepared, limit, site)
         if self._calls is None:
             self._calls = ThreadPoolExecutor(1, thread_name_prefix="pycoll")
+        self._two.queue(1)
         self._last = self._calls.submit(self._run, prepared, limit, site)
+        self._last.add_done_callback(lambda _: self._two.queue(-1))
         work = TwoLevelWork(self._last)
         return work if async_op else work.wait()
 
     def _run(self, prepared: Prepared, limit: float, site: str) -> Any:
-        two_levels = prepared.two_levels and self.topology.gives(prepared.spec)
+        engine = self._two
+        at = prepared.in_ptr, prepared.out_ptr
         try:
-            if two_levels:
-                self._stages(prepared, limit, site)
-            else:
-                self._flat(prepared, limit, site)
-        except PeerRejected:
-            self.guard(self.engine.listen)
-            raise
-        except CollError as error:
-            raise self._failed(error, prepared) from None
+            engine.run(self.remembered(prepared), *at, engine.site(site), limit)
+        except _C.EngineError as error:
+            raise self._failure(*error.args, prepared) from None
         except BaseException as error:  # an interrupt ends the engine that it meets
-            self._tell("Revoked", f"rank {self.rank} was interrupted ({type(error).__name__})")
+            self._interrupted(type(error).__name__)
             raise
         return prepared.result
 
-    def _flat(self, prepared: Prepared, limit: float, site: str) -> None:
-        """Send messages between all ranks, once those of this host are known to agree."""
-        key = prepared.binding.descriptor, prepared.binding.count
-        if key not in self._meetings:
-            self._meetings[key] = self._binder.meeting(*key)
-        here = self.node.engine.site(site)
-        try:
-            self.node.guard(self.node.engine.run, self._meetings[key], 0, 0, here, limit)
-        except PeerRejected:
-            self.guard(self.engine.skip)
-            raise
-        arrays = prepared.in_ptr, prepared.out_ptr
-        self.guard(self.engine.run, prepared.binding, *arrays, self.engine.site(site), limit)
-
-    def _stages(self, prepared: Prepared, limit: float, site: str) -> None:
-        """Run all slices; the next is combined inside hosts while others move between them."""
+    def remembered(self, prepared: Prepared) -> _C.StagedCall:
+        """Return what runs a call: in two levels if that gives its bits, else by messages."""
         spec = prepared.spec
-        if spec not in self._bound:
+        if spec is None:  # blocks of different sizes
+            return self._binder.by_messages(prepared.binding, *self._agreed(prepared))
+        key = spec, prepared.two_levels
+        if key not in self._bound:
             if len(self._bound) >= _MAX_BOUND:
                 self._bound.clear()
-            self._bound[spec] = self._binder.slices(spec)
-        todo, room = self._bound[spec]
-        if room > self._scratch.nbytes:
-            self._scratch = np.empty(room, np.uint8)
-        run = StagedCall(self, prepared, self._scratch.ctypes.data, limit, site)
-        at_once = len(todo) == 1 and spec.count * spec.itemsize <= _AT_ONCE
-        try:
-            run.at_once(todo[0]) if at_once else run.pipelined(todo)
-        except PeerRejected:
-            self._skip(0 if run.counted else 1)
-            raise
-        self._skip(0 if todo[0].across else len(todo))
+            two_levels = prepared.two_levels and self.topology.gives(spec)
+            self._bound[key] = (
+                self._binder.staged(spec)
+                if two_levels
+                else self._binder.by_messages(prepared.binding, *self._agreed(prepared))
+            )
+        return self._bound[key]
 
-    def _skip(self, calls: int) -> None:
-        """Let the calls between hosts pass in which this rank has no part."""
-        for _ in range(calls):
-            self.guard(self.engine.skip)
+    def _agreed(self, prepared: Prepared) -> tuple[int, int]:
+        return prepared.binding.descriptor, prepared.binding.count
 
-    def _failed(self, error: CollError, prepared: Prepared) -> CollError:
+    def site(self) -> int:
+        """Return the number of the caller's source line, for both levels."""
+        return self._two.site(call_site())
+
+    def _fail(self, kind: str, text: str) -> None:
+        if kind == "Interrupted":
+            self._interrupted("KeyboardInterrupt")
+        raise self._failure(kind, text, None)
+
+    def _interrupted(self, name: str) -> None:
+        self._tell("Revoked", f"rank {self.rank} was interrupted ({name})")
+
+    def _failure(self, kind: str, text: str, prepared: Prepared | None) -> CollError:
+        error = (self.node if self._two.failed_inside else self).error(kind, text)
+        return error if isinstance(error, PeerRejected) else self._failed(error, prepared)
+
+    def _failed(self, error: CollError, prepared: Prepared | None) -> CollError:
         """Tell everybody; return what failed first, which another rank may know."""
         if isinstance(error, Revoked):
             until = time.monotonic() + _LISTEN_S
@@ -195,7 +189,7 @@ class TwoLevelSession(MpiSession):
                     error = first
                     break
                 time.sleep(_POLL_S)
-        self._kept += [prepared, self._scratch]
+        self._kept.append(prepared)
         self._tell(type(error).__name__, str(error))
         return error
 
