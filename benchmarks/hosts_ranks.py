@@ -53,6 +53,59 @@ def stream(world, hosts, x):
     return lambda: world.Sendrecv(mine, other, recvbuf=theirs, source=other)
 
 
+def every_collective(comm, world, hosts, link, nbytes=1 << 20):
+    """Check every collective, and compare the bytes that leave all hosts with the formula.
+
+    Formulas are those of docs/mpi.md, summed over hosts of equally many ranks.
+    """
+    n, me = comm.world_size, comm.rank
+    count = nbytes // 4 // n  # elements of a block
+    whole = np.arange(n * count, dtype=np.float32) % 997
+    mine = whole.reshape(n, count)[me]
+    total = whole * n + n * (n - 1) / 2
+    table = (np.arange(n)[:, None] * n + me).astype(np.float32).repeat(count, 1).reshape(-1)
+    rows = (me * n + np.arange(n))[:, None].astype(np.float32).repeat(count, 1).reshape(-1)
+    root = n - 1
+    everywhere = hosts - 1
+    cases = {
+        "all_reduce": (lambda: comm.all_reduce(whole + me), total, 2 * everywhere),
+        "reduce": (
+            lambda: comm.reduce(whole + me, root),
+            total if me == root else None,
+            everywhere,
+        ),
+        "broadcast": (lambda: comm.broadcast(whole * (me == root), root), whole, everywhere),
+        "all_gather": (lambda: comm.all_gather(mine), whole, everywhere),
+        "reduce_scatter": (
+            lambda: comm.reduce_scatter(whole + me),
+            total.reshape(n, count)[me],
+            everywhere,
+        ),
+        "all_to_all": (lambda: comm.all_to_all(rows), table, n - n // hosts),
+        "gather": (
+            lambda: comm.gather(mine, root),
+            whole if me == root else None,
+            everywhere / hosts,
+        ),
+        "scatter": (lambda: comm.scatter(whole, root), mine, everywhere / hosts),
+    }
+    found = []
+    for name, (call, want, vectors) in cases.items():
+        got = call()
+        if (want is not None or got is not None) and not np.array_equal(got, want):
+            raise SystemExit(f"wrong result of {name} on rank {me}")
+        world.Barrier()
+        time.sleep(0.05)
+        before = counted(link)
+        call()
+        world.Barrier()
+        time.sleep(0.05)
+        once = me % (n // hosts) == 0  # one rank of every host counts
+        sent = world.allreduce((counted(link) - before) * once)
+        found.append({"name": name, "sent": sent, "formula": vectors * whole.nbytes})
+    return found
+
+
 def main():
     out, link, hosts, budget_s = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     world = MPI.COMM_WORLD
@@ -81,10 +134,12 @@ def main():
             seconds, sent = sorted(found)[TURNS // 2]
             row |= {f"{name}_us": seconds * 1e6, f"{name}_bytes": sent}
         rows.append(row)
+    collectives = every_collective(comm, world, hosts, link)
     if comm.rank == 0:
         name, version = MPI.get_vendor()
         label = f"{name} {'.'.join(map(str, version))}"
-        Path(out).write_text(json.dumps({"mpi": label, "rows": rows}))
+        document = {"mpi": label, "rows": rows, "collectives": collectives}
+        Path(out).write_text(json.dumps(document))
     comm.close()
 
 

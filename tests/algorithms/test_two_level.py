@@ -114,7 +114,8 @@ def test_one_message_for_each_pair_of_hosts():
         ((0, 0, 1), True),
         ((0, 0, 0, 1, 1, 1), False),
         ((0, 1, 0, 1), False),
-        ((0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2), False),
+        ((0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2), True),
+        ((0, 0, 1, 1, 1, 1), False),
     ],
 )
 def test_trees_that_nest(of, nests):

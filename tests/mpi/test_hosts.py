@@ -2,7 +2,7 @@
 
 import pytest
 
-CHECKS = ["collectives", "roots", "types", "orders", "variants", "algorithms"]
+CHECKS = ["collectives", "roots", "types", "orders", "variants"]
 FAILURES = ["mismatches", "refusals", "timeouts", "leaving", "interrupts"]
 
 
