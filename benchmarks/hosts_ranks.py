@@ -68,26 +68,30 @@ def every_collective(comm, world, hosts, link, nbytes=1 << 20):
     root = n - 1
     everywhere = hosts - 1
     cases = {
-        "all_reduce": (lambda: comm.all_reduce(whole + me), total, 2 * everywhere),
+        "all_reduce": (lambda: comm.all_reduce(whole + np.float32(me)), total, 2 * everywhere),
         "reduce": (
-            lambda: comm.reduce(whole + me, root),
+            lambda: comm.reduce(whole + np.float32(me), root=root),
             total if me == root else None,
             everywhere,
         ),
-        "broadcast": (lambda: comm.broadcast(whole * (me == root), root), whole, everywhere),
+        "broadcast": (
+            lambda: comm.broadcast(whole * np.float32(me == root), root=root),
+            whole,
+            everywhere,
+        ),
         "all_gather": (lambda: comm.all_gather(mine), whole, everywhere),
         "reduce_scatter": (
-            lambda: comm.reduce_scatter(whole + me),
+            lambda: comm.reduce_scatter(whole + np.float32(me)),
             total.reshape(n, count)[me],
             everywhere,
         ),
         "all_to_all": (lambda: comm.all_to_all(rows), table, n - n // hosts),
         "gather": (
-            lambda: comm.gather(mine, root),
+            lambda: comm.gather(mine, root=root),
             whole if me == root else None,
             everywhere / hosts,
         ),
-        "scatter": (lambda: comm.scatter(whole, root), mine, everywhere / hosts),
+        "scatter": (lambda: comm.scatter(whole, root=root), mine, everywhere / hosts),
     }
     found = []
     for name, (call, want, vectors) in cases.items():

@@ -28,7 +28,7 @@ uint32_t TwoLevelEngine::site(std::string_view text) {
 
 void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint32_t site,
                          double timeout_s) {
-  if (scratch_bytes_ < call.scratch_bytes) {
+  if (scratch_bytes_ < call.scratch_bytes && !flat_->failed()) {  // MPI may still look at it
     scratch_ = std::make_unique_for_overwrite<char[]>(call.scratch_bytes);
     scratch_bytes_ = call.scratch_bytes;
   }

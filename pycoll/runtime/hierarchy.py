@@ -17,7 +17,7 @@ import numpy as np
 from pycoll import _C, algorithms
 from pycoll.algorithms.two_level import NONE, Hosts, Stage, TwoLevels, refined
 from pycoll.algorithms.two_level_plans import PLANS
-from pycoll.runtime.plans import LAYOUT_TABLE, SEGMENT_BYTES, TWO_LEVELS, CallSpec, descriptor
+from pycoll.runtime.plans import LAYOUT_TABLE, TWO_LEVELS, CallSpec, descriptor, segment_bytes
 from pycoll.runtime.select import select
 from pycoll.runtime.topology import Topology
 from pycoll.schedule.collectives import COLLECTIVES, OWN
@@ -27,8 +27,7 @@ from pycoll.schedule.messages import message_plan
 from pycoll.schedule.plan import Opcode, Plan
 from pycoll.types import DType, Kind, Order, ReduceOp
 
-SLICE_BYTES = (256 << 10, 2 << 20)
-SLICES = 8
+SLICE_BYTES = 4 << 20  # smaller ones lose more to the change of threads than overlap gains
 SCRATCHES = 3  # slices that are combined or under way: TwoLevelEngine::kAhead + 1
 _ARRAYS = {IN: 0, OUT: 1, TMP: 2}
 _NOTHING = algorithms.find("all_reduce", "one_shot")
@@ -113,8 +112,7 @@ def slices_of(spec: CallSpec, n: int) -> Iterator[tuple[int, int]]:
     """Cut a vector, or the block of each rank, into slices."""
     blocks = n if in_blocks(spec) else 1
     count = spec.count // blocks
-    least, most = (max(1, size // (spec.itemsize * blocks)) for size in SLICE_BYTES)
-    step = min(max(least, -(-count // SLICES)), most)
+    step = max(1, SLICE_BYTES // (spec.itemsize * blocks))
     step = -(-step // 64) * 64
     yield 0, min(step, count)
     for low in range(step, count, step):
@@ -217,7 +215,7 @@ class Binder:
         at_exit = average and not plan.scales_in_fold
         return self.flat.bind_messages(
             compiled,
-            segment_bytes=SEGMENT_BYTES,
+            segment_bytes=segment_bytes(plan.schedule),
             agree=COLLECTIVES[spec.collective].rooted,
             team=list(team),
             **_numbers(spec, rows, n if average else 0, at_exit),

@@ -30,6 +30,7 @@ MESSAGE_RULES = (
     Rule("all_gather", 16, ANY_SIZE, False, ("direct_pull",), _LEAST_BYTES),
     Rule("all_gather", ANY_N, 64 * K, False, ("doubling",), _FEW_ROUNDS),
     _any_size("all_gather", ("ring",), _LEAST_BYTES),
+    Rule("broadcast", 2, ANY_SIZE, False, ("direct",), _LEAST_BYTES),
     Rule("broadcast", ANY_N, 64 * K, False, ("binomial",), _FEW_ROUNDS),
     Rule("broadcast", 8, ANY_SIZE, False, ("ring",), _PIPELINE),
     _any_size("broadcast", ("circulant",), _PIPELINE),

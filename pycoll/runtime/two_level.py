@@ -26,7 +26,6 @@ from pycoll.types import DType, Kind, Order
 
 _LISTEN_S = 0.5  # for the reason of a failure elsewhere
 _POLL_S = 0.002
-_AT_ONCE = 64 << 10  # so few bytes are not worth a thread
 _MAX_BOUND = 128
 
 
@@ -167,8 +166,8 @@ class TwoLevelSession(MpiSession):
         return self._two.site(call_site())
 
     def _fail(self, kind: str, text: str) -> None:
-        if kind == "Interrupted":
-            self._interrupted("KeyboardInterrupt")
+        if kind == "Interrupted":  # the exception is pending
+            return self._interrupted("KeyboardInterrupt")
         raise self._failure(kind, text, None)
 
     def _interrupted(self, name: str) -> None:
