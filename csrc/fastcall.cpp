@@ -7,7 +7,7 @@
 
 #include "engine.h"
 #include "gil.h"
-#include "mpi_engine.h"
+#include "two_level.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -39,7 +39,8 @@ struct Key {
 struct Entry {
   Key key;
   std::shared_ptr<const BoundCall> call;
-  py::object kept[7];  // references to what the key points to
+  std::shared_ptr<const StagedCall> staged;  // instead of `call`
+  py::object kept[7];                        // references to what the key points to
   bool allocates = false;
   py::object result_dtype;
   std::vector<Py_ssize_t> result_shape;
@@ -53,7 +54,8 @@ struct Site {
 
 struct State {
   std::shared_ptr<Engine> engine;
-  std::shared_ptr<MpiEngine> mpi;  // instead of `engine`
+  std::shared_ptr<MpiEngine> mpi;       // instead of `engine`
+  std::shared_ptr<TwoLevelEngine> two;  // likewise
   std::shared_ptr<Heap> heap;
   py::object slow, site, fail;  // weak references to bound methods, so that nothing is kept alive
   std::array<Entry, kSlots> entries;
@@ -131,8 +133,23 @@ uint32_t call_site(State& state) {
   return site.id;
 }
 
+// Raises the exception for an engine error; a pending one, of an interrupt, stays.
+void fail(State& state, const std::string& kind, const std::string& text) {
+  if (PyErr_Occurred() == nullptr) {
+    state.fail()(kind, text);
+  } else if (state.two != nullptr) {  // the other level must hear of it
+    const py::error_scope kept;
+    try {
+      state.fail()(kind, text);
+    } catch (py::error_already_set&) {  // the interrupt is what the user gets
+    }
+  }
+}
+
 PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* x, PyObject* out) {
   const std::shared_ptr<const BoundCall> call = entry.call;
+  const std::shared_ptr<const StagedCall> staged = entry.staged;
+  const std::shared_ptr<TwoLevelEngine> two = state.two;
   const uint32_t site = call_site(state);
   py::object result = py::reinterpret_borrow<py::object>(out);
   char* target = arrays.out;
@@ -147,7 +164,9 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
   {
     const Unlocked unlocked;
     try {
-      if (state.engine != nullptr) {
+      if (two != nullptr) {
+        two->run(*staged, arrays.in, target, site);
+      } else if (state.engine != nullptr) {
         state.engine->run(*call, arrays.in, target, site);
       } else {
         state.mpi->run(*call, arrays.in, target, site);
@@ -159,11 +178,13 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
     }
   }
   if (!failed) return result.release().ptr();
-  if (state.mpi != nullptr && state.mpi->failed()) {
+  const bool lasting =
+      two != nullptr ? kind != "PeerRejected" : state.mpi != nullptr && state.mpi->failed();
+  if (lasting) {
     keep.inc_ref();  // MPI may still look at these arrays
     result.inc_ref();
   }
-  if (PyErr_Occurred() == nullptr) state.fail()(kind, text);
+  fail(state, kind, text);
   return nullptr;
 }
 
@@ -172,7 +193,8 @@ PyObject* fast_or_slow(State& state, PyObject* const* args) {
   Arrays arrays;
   if (args[kTimeout] == Py_None && args[kAsync] == Py_False && make_key(state, args, key, arrays)) {
     const Entry& entry = state.entries[slot_of(key)];
-    if (entry.call != nullptr && entry.key == key) {
+    const bool known = entry.call != nullptr || entry.staged != nullptr;
+    if (known && entry.key == key && (state.two == nullptr || state.two->idle())) {
       return run(state, entry, arrays, args[kX], args[kOut]);
     }
   }
@@ -190,7 +212,11 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     if (!make_key(state, all, key, arrays)) Py_RETURN_NONE;
     Entry entry;
     entry.key = key;
-    entry.call = py::cast<std::shared_ptr<BoundCall>>(py::handle(args[0]));
+    if (state.two != nullptr) {
+      entry.staged = py::cast<std::shared_ptr<StagedCall>>(py::handle(args[0]));
+    } else {
+      entry.call = py::cast<std::shared_ptr<BoundCall>>(py::handle(args[0]));
+    }
     for (size_t i = 0; i < key.objects.size(); ++i) {
       entry.kept[i] = py::reinterpret_borrow<py::object>(key.objects[i]);
     }
@@ -213,6 +239,7 @@ PyObject* forget(PyObject* self, PyObject*) {
   for (Entry& entry : state.entries) entry = Entry();
   state.engine.reset();
   state.mpi.reset();
+  state.two.reset();
   state.heap.reset();
   Py_RETURN_NONE;
 }
@@ -222,7 +249,9 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
     if (given.size() != 5) throw py::type_error("Fastcall takes engine, heap, slow, site, fail");
     auto state = std::make_unique<State>();
-    if (py::isinstance<MpiEngine>(given[0])) {
+    if (py::isinstance<TwoLevelEngine>(given[0])) {
+      state->two = given[0].cast<std::shared_ptr<TwoLevelEngine>>();
+    } else if (py::isinstance<MpiEngine>(given[0])) {
       state->mpi = given[0].cast<std::shared_ptr<MpiEngine>>();
     } else {
       state->engine = given[0].cast<std::shared_ptr<Engine>>();

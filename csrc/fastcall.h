@@ -10,10 +10,10 @@ enum Arg { kKind, kX, kOut, kOp, kRoot, kOrder, kAlgorithm, kTimeout, kAsync };
 inline constexpr Py_ssize_t kArgs = 9;
 
 // Adds the type `Fastcall`, one object of which belongs to every communicator. Its engine is an
-// Engine with a Heap, or an MpiEngine with None.
+// Engine with a Heap, or an MpiEngine or a TwoLevelEngine with None.
 //
 //   fast = Fastcall(engine, heap, slow, site, fail)
-//   fast.remember(bound_call, kind, x, out, op, root, order, algorithm, result)
+//   fast.remember(bound_or_staged_call, kind, x, out, op, root, order, algorithm, result)
 //   fast.forget()
 //
 // A call whose arrays are NumPy arrays of shapes, dtypes and kinds of memory that were remembered,

@@ -104,13 +104,13 @@ void MpiEngine::begin(const Job& job, bool signals) {
 }
 
 void MpiEngine::execute(const Job& job, bool signals) {
-  {
-    const std::lock_guard lock(mutex_);
-    begin(job, signals);
-  }
   std::unique_ptr<MpiTask> task;
   attempt([&] {
-    task = std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq_, scratch_);
+    {
+      const std::lock_guard lock(mutex_);
+      begin(job, signals);
+    }
+    task = make_task(job);
     uint32_t steps = 0, yields = 0;
     for (bool finished = false; !finished;) {
       const uint64_t before = task->progress();
@@ -131,6 +131,10 @@ void MpiEngine::execute(const Job& job, bool signals) {
     }
   });
   end();
+}
+
+std::unique_ptr<MpiTask> MpiEngine::make_task(const Job& job) {
+  return std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq_, job.proven, scratch_);
 }
 
 void MpiEngine::end() {
@@ -156,10 +160,10 @@ void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t s
 }
 
 MpiEngine::Ticket MpiEngine::submit(std::shared_ptr<const BoundCall> call, const void* in,
-                                    void* out, uint32_t site, double timeout_s) {
+                                    void* out, uint32_t site, double timeout_s, bool proven) {
   check_usable();
   const Use use(*this);
-  const Job job{call.get(), in, out, site, timeout_s};
+  const Job job{call.get(), in, out, site, timeout_s, proven};
   if (api_->facts().multiple) {
     if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr);
     return keeper_->submit([this, job, call = std::move(call)] { execute(job, false); });
@@ -175,11 +179,13 @@ void MpiEngine::step_queue() {
   const Job& job = queue_.front().job;
   bool over = false;
   try {
-    if (current_ == nullptr) {
-      begin(job, true);
-      current_ = std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq_, scratch_);
-    }
-    attempt([&] { over = current_->advance(); });
+    attempt([&] {
+      if (current_ == nullptr) {
+        begin(job, true);
+        current_ = make_task(job);
+      }
+      over = current_->advance();
+    });
     if (over) end();
   } catch (const Error&) {
     over = true;
@@ -260,6 +266,20 @@ void MpiEngine::skip() {
   ++seq_;
 }
 
+void MpiEngine::listen() {
+  check_usable();
+  settle();
+  const std::lock_guard lock(mutex_);
+  const uint64_t until = now_ns() + kFarewellNs;
+  wait_until(
+      policy_, Bell{},
+      [&] {
+        look_for_notices();
+        return last_refusal_ + 1 >= seq_ || failed_ || someone_fails_;
+      },
+      [&](Pulse) { return now_ns() >= until; });
+}
+
 void MpiEngine::leave(std::string_view text) {
   if (getpid() != pid_ || closed_ || left_) return;
   const std::lock_guard lock(mutex_);
@@ -285,13 +305,16 @@ void MpiEngine::close() {
     tell_all(own_record(Notice::kClosed));
     flush(kFlushNs);
     const uint64_t until = now_ns() + kFarewellNs;  // MPI complains of what nobody has received
-    wait_until(
-        policy_, Bell{},
-        [&] {
-          look_for_notices();
-          return std::count(gone_.begin(), gone_.end(), true) + 1 >= int64_t{world_size_};
-        },
-        [&](Pulse) { return now_ns() >= until; });
+    try {
+      wait_until(
+          policy_, Bell{},
+          [&] {
+            look_for_notices();
+            return std::count(gone_.begin(), gone_.end(), true) + 1 >= int64_t{world_size_};
+          },
+          [&](Pulse) { return now_ns() >= until; });
+    } catch (const Error&) {  // somebody has died, which no longer matters
+    }
   }
   if (keeper_ != nullptr) keeper_->stop();
 }
@@ -300,7 +323,8 @@ void MpiEngine::close() {
 void MpiEngine::flush(uint64_t patience_ns) {
   const uint64_t until = now_ns() + patience_ns;
   wait_until(
-      policy_, Bell{}, [&] { return link_.flushed(); }, [&](Pulse) { return now_ns() >= until; });
+      policy_, Bell{}, [&] { return link_.flushed(true); },
+      [&](Pulse) { return now_ns() >= until; });
 }
 
 }  // namespace pycoll

@@ -79,13 +79,17 @@ class MpiEngine {
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
            double timeout_s = kDefaultTimeout);
   // With MPI_THREAD_MULTIPLE it proceeds on a thread; otherwise inside done(), wait() and calls.
+  // `proven`: a call before this one has shown that all ranks make this one.
   Ticket submit(std::shared_ptr<const BoundCall> call, const void* in, void* out, uint32_t site = 0,
-                double timeout_s = kDefaultTimeout);
+                double timeout_s = kDefaultTimeout, bool proven = false);
   bool done(Ticket ticket);
   void wait(Ticket ticket, double timeout_s = kDefaultTimeout);
   void refuse(std::string_view text, uint32_t site = 0);
   // Lets one call of the others pass, in which this rank has no part.
   void skip();
+  // After a call that somebody has refused: waits a little for the notice of it. Whoever sent it
+  // may have to wait until it is taken, and ranks that learn of it otherwise would not take it.
+  void listen();
   void abort(std::string_view text);
   // Makes every rank raise an error of this kind with this text.
   void spread(const std::string& name, const std::string& text);
@@ -112,7 +116,9 @@ class MpiEngine {
     void* out;
     uint32_t site;
     double timeout_s;
+    bool proven = false;
   };
+  std::unique_ptr<MpiTask> make_task(const Job& job);
   struct Queued {
     Job job;
     std::shared_ptr<const BoundCall> call;
@@ -133,6 +139,7 @@ class MpiEngine {
   void begin(const Job& job, bool signals);
   void end();
   void attempt(const std::function<void()>& part);
+  std::string name_dead(const std::string& text);
   void step_queue();
   void await_keeper(Ticket ticket, double timeout_s);
   void settle();
@@ -177,6 +184,7 @@ class MpiEngine {
     std::string text;
   };
   std::map<uint64_t, Refused> refused_;              // by call
+  uint64_t last_refusal_ = 0;                        // latest call that somebody has refused
   std::vector<Notice> asks_;                         // of calls that this rank has not left
   std::vector<uint32_t> asked_;                      // peers, in this call
   std::vector<bool> gone_;                           // has closed or left

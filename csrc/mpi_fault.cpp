@@ -43,7 +43,12 @@ Notice MpiEngine::own_record(Notice::Kind kind) const {
 void MpiEngine::tell_all(const Notice& notice) {
   const uint64_t nbytes = offsetof(Notice, text) + std::strlen(notice.text) + 1;
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
-    if (peer != rank_ && !gone_[peer]) link_.send_notice(peer, &notice, nbytes);
+    if (peer == rank_ || gone_[peer]) continue;
+    try {
+      link_.send_notice(peer, &notice, nbytes);
+    } catch (const Error&) {  // whoever MPI cannot reach will not miss it, the others must not
+      gone_[peer] = true;
+    }
   }
 }
 
@@ -60,6 +65,7 @@ void MpiEngine::handle(const Notice& notice) {
   if (src >= world_size_) return;
   switch (notice.kind) {
     case Notice::kRefused:
+      last_refusal_ = std::max(last_refusal_, notice.seq);
       if (notice.seq >= seq_) refused_[notice.seq] = {notice.culprit, notice.text};
       return;
     case Notice::kAsk:
@@ -252,9 +258,11 @@ void MpiEngine::spread(const std::string& name, const std::string& text) {
 void MpiEngine::poll() {
   check_usable();
   const std::lock_guard lock(mutex_);
-  look_for_notices();
-  if (failed_) raise_failure();
-  if (someone_fails_) conclude();
+  attempt([&] {
+    look_for_notices();
+    if (failed_) raise_failure();
+    if (someone_fails_) conclude();
+  });
 }
 
 void MpiEngine::check_signals(Pulse pulse) {
@@ -274,6 +282,14 @@ bool MpiEngine::check(int32_t peer, Pulse pulse) {
 
 MpiReport MpiEngine::report() const { return report_; }
 
+// MPI says that somebody has died, and leaves it to us to find out who.
+std::string MpiEngine::name_dead(const std::string& text) {
+  const int32_t dead = link_.find_dead();
+  if (dead < 0) return text;
+  gone_[static_cast<size_t>(dead)] = true;
+  return "rank " + std::to_string(dead) + " has died (" + text + ")";
+}
+
 // Runs a part of a call. What MPI itself complains of ends the communicator on every rank.
 void MpiEngine::attempt(const std::function<void()>& part) {
   try {
@@ -284,8 +300,10 @@ void MpiEngine::attempt(const std::function<void()>& part) {
   } catch (const Error& error) {
     in_call_ = false;
     const std::string kind = error.kind();
-    if (kind == "TransportError" || kind == "PeerLost") spread(kind, error.what());
-    throw;
+    if (failed_ || (kind != "TransportError" && kind != "PeerLost")) throw;
+    const std::string text = kind == "PeerLost" ? name_dead(error.what()) : error.what();
+    spread(kind, text);
+    throw Error(name_known(kind), text);
   }
 }
 

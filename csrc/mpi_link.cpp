@@ -86,6 +86,7 @@ void MpiLink::send_packet(Lane lane, uint32_t peer, const Head& head) {
   api_->isend(p.buffer.get(), sizeof(head) + head.nbytes, members_[peer],
               tag(static_cast<int>(lane)), comm_, p.request);
   p.busy = !api_->test(p.request);
+  p.notice = false;
 }
 
 const Head* MpiLink::poll(Inbox& inbox, uint32_t peer, Lane lane) {
@@ -119,11 +120,16 @@ void MpiLink::drop(const Head* head) {
   }
 }
 
-bool MpiLink::flushed() {
+bool MpiLink::flushed(bool notices) {
   bool all = true;
   for (Parcel& p : parcels_) {
-    if (p.busy && api_->test(p.request)) p.busy = false;
-    all = all && !p.busy;
+    try {
+      if (p.busy && api_->test(p.request)) p.busy = false;
+    } catch (const Error&) {
+      p.busy = false;
+      if (!p.notice) throw;  // the dead need no notice
+    }
+    all = all && (!p.busy || (p.notice && !notices));
   }
   return all;
 }
@@ -141,7 +147,20 @@ void MpiLink::send_notice(uint32_t peer, const void* data, uint64_t nbytes) {
   std::memcpy(p.buffer.get(), data, nbytes);
   api_->isend(p.buffer.get(), nbytes, members_[peer], tag(static_cast<int>(Lane::kControl)), comm_,
               p.request);
-  p.busy = true;
+  p.busy = p.notice = true;
+}
+
+int32_t MpiLink::find_dead() {
+  for (uint32_t peer = 0; peer < world_size(); ++peer) {
+    try {
+      if (peer != rank_) {
+        api_->probe(members_[peer], tag(static_cast<int>(Lane::kControl)), comm_);
+      }
+    } catch (const Error&) {
+      return static_cast<int32_t>(peer);
+    }
+  }
+  return -1;
 }
 
 bool MpiLink::take_notice(void* data, uint64_t nbytes) {

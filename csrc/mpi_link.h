@@ -64,8 +64,9 @@ class MpiLink {
   // Lets go of what packet() or packet_of_any() returned.
   void drop(const Head* head);
 
-  // Whether all packets sent have left our buffers.
-  bool flushed();
+  // Whether all packets sent have left our buffers; notices too, if asked. A notice may wait for a
+  // rank that is not inside MPI, so a call must not.
+  bool flushed(bool notices);
 
   void isend(const void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req);
   void irecv(void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req);
@@ -79,6 +80,9 @@ class MpiLink {
   // nbytes. False if there is none.
   bool take_notice(void* data, uint64_t nbytes);
 
+  // A rank that MPI knows to be dead, or -1. Throws nothing.
+  int32_t find_dead();
+
   static constexpr uint64_t kNoticeBytes = 8 << 10;
 
  private:
@@ -91,7 +95,7 @@ class MpiLink {
     std::unique_ptr<char[]> buffer;
     uint64_t capacity = 0;
     MpiRequest request = 0;
-    bool busy = false;
+    bool busy = false, notice = false;
   };
   const Head* poll(Inbox& inbox, uint32_t peer, Lane lane);
   int tag(int lane) const { return static_cast<int>(context_) * kLanes + lane; }

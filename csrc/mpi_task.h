@@ -28,10 +28,10 @@ struct Disagreement {
 
 class MpiTask {
  public:
-  // `in` and `out` hold at least call.in_bytes and call.out_bytes. `scratch` is kept by the caller
-  // from call to call.
+  // `in` and `out` hold at least call.in_bytes and call.out_bytes. `proven`: all ranks are known to
+  // make this call. `scratch` is kept by the caller from call to call.
   MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
-          std::vector<char>& scratch);
+          bool proven, std::vector<char>& scratch);
   // Takes back what is under way, after a failure.
   ~MpiTask();
   MpiTask(const MpiTask&) = delete;

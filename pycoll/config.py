@@ -28,15 +28,12 @@ class Config:
             (``PYCOLL_HEAP_BYTES``, likewise). It is address space; only arrays take memory.
         transport: ``auto``: shared memory on one host and MPI between hosts; ``mpi``: messages
             for everything (``PYCOLL_TRANSPORT``).
-        pretend_hosts: For tests: numbers of ranks, which then count as a host each
-            (``PYCOLL_PRETEND_HOSTS``, such as ``3,5``).
     """
 
     timeout_s: float = 300.0
     cell_bytes: int = 1 << 20
     heap_bytes: int = 16 << 30
     transport: str = "auto"
-    pretend_hosts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that no communicator can work with."""
@@ -66,7 +63,6 @@ class Config:
             cell_bytes=_read(environ, "PYCOLL_CELL_BYTES", parse_bytes, cls.cell_bytes),
             heap_bytes=_read(environ, "PYCOLL_HEAP_BYTES", parse_bytes, cls.heap_bytes),
             transport=_read(environ, "PYCOLL_TRANSPORT", str, cls.transport),
-            pretend_hosts=_read(environ, "PYCOLL_PRETEND_HOSTS", _sizes, cls.pretend_hosts),
         )
 
 
@@ -139,13 +135,6 @@ def parse_bytes(text: str) -> int:
     return int(digits) << _SHIFTS[suffix]
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(part) for part in text.split(","))
-    if min(sizes) < 1:
-        raise ValueError(text)
-    return sizes
-
-
 def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], default: _T) -> _T:
     text = environ.get(name)
     if text is None:
@@ -153,6 +142,6 @@ def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], def
     try:
         return parse(text)
     except ValueError as error:  # ArgumentError is one
-        kinds = {float: "a number", int: "an integer", _sizes: "numbers above 0 such as 3,5"}
+        kinds = {float: "a number", int: "an integer"}
         kind = kinds.get(parse, "a number of bytes such as 64K")
         raise ArgumentError(f"{name}={text!r} in the environment, expected {kind}") from error

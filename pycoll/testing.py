@@ -26,12 +26,14 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import IO, Any, NamedTuple
 
 from pycoll import _C
 from pycoll.cli.rank_main import die_with
 from pycoll.comm import Communicator
 from pycoll.config import Config
+from pycoll.runtime import mpi
 from pycoll.runtime.bootstrap import make_memfd
 from pycoll.runtime.groups import open_control
 from pycoll.runtime.memory import Memory
@@ -142,6 +144,21 @@ def run_threads(
             dump = file.read().decode(errors="replace")
     stuck = {rank: dump for rank, thread in enumerate(ranks) if thread.is_alive()}
     return _conclude(outcomes, stuck, timeout)
+
+
+def on_hosts(hosts: Sequence[int], comm: Any = None, **settings: Any) -> Communicator:
+    """Return a communicator under MPI whose ranks are told which of them share a host.
+
+    Ranks with different numbers share no memory, as if they were on different hosts; nothing else
+    in the library takes anybody's word for that.
+
+    Args:
+        hosts: A number for each rank, the same on all of them.
+        comm: An mpi4py communicator; by default ``COMM_WORLD``.
+        **settings: Fields of `pycoll.Config`.
+    """
+    world = mpi.world() if comm is None else comm
+    return Communicator(mpi.connect(world, replace(Config.from_env(), **settings), hosts))
 
 
 class _Child:

@@ -46,9 +46,24 @@ def environment(**variables):
     return {**kept, **root, "PYTHONPATH": path, **variables}
 
 
-def start(n, names, folder, **variables):
-    """Start programs of programs.py on n ranks; every rank writes its result to the folder."""
-    words = [*command(n), sys.executable, str(PROGRAMS), str(folder), ",".join(names)]
+def start(n, names, folder, hosts=None, options=(), **variables):
+    """Start programs of programs.py on n ranks; every rank writes its result to the folder.
+
+    Args:
+        n: Number of ranks.
+        names: Programs.
+        folder: Where results go.
+        hosts: Number of the host of each rank; by default the real ones.
+        options: More words for the launcher.
+        **variables: Of the environment.
+    """
+    arguments = [str(folder), ",".join(names), *([json.dumps(hosts)] if hosts else [])]
+    return launch(n, PROGRAMS, arguments, options, **variables)
+
+
+def launch(n, program, arguments, options=(), **variables):
+    """Start a program on n ranks; see `start`."""
+    words = [*command(n), *options, sys.executable, str(program), *arguments]
     return subprocess.Popen(
         words,
         env=environment(**variables),

@@ -1,190 +1,256 @@
-"""All-reduce in two levels: shared memory inside hosts, messages between them.
+"""Binding the stages of a call in two levels to bytes.
 
-The vector is cut into one part for each *column*. Inside every host the owner of a column
-combines its part of all local inputs; owners of the same column combine across hosts with
-messages; inside every host all ranks fetch the parts. Every host sends what an all-reduce among
-hosts alone would send, however many ranks it has, and hosts may have different numbers of ranks.
-
-Reduction order: hosts hold consecutive ranks here, so partial results combine neighbours only. That
-gives the in-order tree where hosts have 2, 4, 8, ... ranks each, and any order where order makes no
-difference (integers, and minimum and maximum). All else goes by messages between all ranks.
-
-Source: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect: decomposing all-reduce for deep
-learning on heterogeneous network hierarchy", MLSys 2019.
+`pycoll.algorithms.two_level_plans` says what the stages of each collective are. Here their places
+become offsets, and large calls are cut into slices, so that the next slice is combined inside hosts
+while the one before moves between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from pycoll import _C, algorithms
-from pycoll.runtime.plans import LAYOUT_TABLE, SEGMENT_BYTES, TWO_LEVELS, CallSpec, descriptor
+from pycoll.algorithms.two_level import NONE, Hosts, Stage, TwoLevels, refined
+from pycoll.algorithms.two_level_plans import PLANS
+from pycoll.runtime.plans import LAYOUT_TABLE, TWO_LEVELS, CallSpec, descriptor, segment_bytes
+from pycoll.runtime.select import select
+from pycoll.runtime.topology import Topology
+from pycoll.schedule.collectives import COLLECTIVES, OWN
 from pycoll.schedule.compile import peer_plan
-from pycoll.schedule.ir import Algorithm
+from pycoll.schedule.ir import IN, OUT, TMP
 from pycoll.schedule.messages import message_plan
 from pycoll.schedule.plan import Opcode, Plan
 from pycoll.types import DType, Kind, Order, ReduceOp
 
-SLICE_BYTES = 2 << 20
-ONE_COLUMN_BYTES = 64 << 10
-_EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
-_FEW_BYTES = 4 << 10
+SLICE_BYTES = 4 << 20  # smaller ones lose more to the change of threads than overlap gains
+SCRATCHES = 3  # slices that are combined or under way: TwoLevelEngine::kAhead + 1
+_ARRAYS = {IN: 0, OUT: 1, TMP: 2}
 _NOTHING = algorithms.find("all_reduce", "one_shot")
 
 
 @dataclass(frozen=True)
-class Topology:
-    """Where the ranks of a communicator are.
+class Geometry:
+    """Where places lie in a slice of a call, in elements.
 
     Attributes:
-        hosts: Number of the host of each rank, counted from 0 in rank order.
-        rank: This rank.
+        spec: The call.
+        column_of: Column that each rank owns, or -1.
+        low, high: The slice: of the vector, or of each block where each rank has its own.
+        chunks: Chunks of the vector.
+        base, step: First element of the scratch memory of this slice, and of a slot.
     """
 
-    hosts: tuple[int, ...]
-    rank: int
+    spec: CallSpec
+    column_of: tuple[int, ...]
+    low: int
+    high: int
+    chunks: int
+    base: int
+    step: int
 
     @property
-    def groups(self) -> list[list[int]]:
-        """Ranks of each host."""
-        count = max(self.hosts) + 1
-        return [[r for r, h in enumerate(self.hosts) if h == host] for host in range(count)]
+    def in_blocks(self) -> bool:
+        """Whether a chunk is the block of a rank."""
+        return in_blocks(self.spec)
 
-    @property
-    def mates(self) -> list[int]:
-        """Ranks of this host."""
-        return self.groups[self.hosts[self.rank]]
+    @cached_property
+    def parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and lengths of the chunks of a vector that is not in blocks."""
+        columns = max(self.column_of) + 1
+        starts, lengths = cut(self.low, self.high, columns)
+        share = self.chunks // columns
+        inner = [cut(a, a + b, share) for a, b in zip(starts, lengths, strict=True)]
+        return np.concatenate([a for a, _ in inner]), np.concatenate([b for _, b in inner])
 
-    @property
-    def useful(self) -> bool:
-        """Whether there are two levels: several hosts of consecutive ranks, one with several."""
-        in_order = list(self.hosts) == sorted(self.hosts)
-        return in_order and 1 < max(self.hosts) + 1 < len(self.hosts)
+    def table(self, stage: Stage, ends: str, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return offsets and lengths ``[rows, chunks]`` of the source or the target of a stage."""
+        places = (stage.gives if ends == "source" else stage.takes)[list(rows)]
+        offset, length = np.zeros(places.shape, np.uint64), np.zeros(places.shape, np.uint64)
+        for i, rank in enumerate(rows):
+            there = np.flatnonzero(places[i] != NONE)
+            found = self._locate(getattr(stage, ends)[rank], rank, places[i, there])
+            offset[i, there], length[i, there] = found
+        return offset, length
 
-    @property
-    def nests(self) -> bool:
-        """Whether trees inside hosts are parts of the tree over all ranks."""
-        sizes = {len(group) for group in self.groups}
-        return len(sizes) == 1 and next(iter(sizes)).bit_count() == 1
-
-    def gives(self, spec: CallSpec) -> bool:
-        """Whether a call can go in two levels with the bits of one level."""
-        if not self.useful or spec.kind != Kind.ALL_REDUCE:
-            return False
-        dtype = DType(spec.dtype)
-        if spec.op in _EXACT or not dtype.is_float or spec.order == Order.ANY:
-            return True
-        return spec.order == Order.TREE and self.nests and not dtype.rounds_once
-
-    def columns(self, nbytes: int) -> int:
-        """Into how many parts the vector is cut: one owner in each host for each."""
-        return 1 if nbytes <= ONE_COLUMN_BYTES else min(len(group) for group in self.groups)
-
-
-@dataclass(frozen=True)
-class Slice:
-    """The bound calls of a part of the vector.
-
-    Attributes:
-        scatter: Combines inside the host; on every rank.
-        across: Combines between hosts; None on ranks that own no column.
-        gather: Fetches inside the host.
-    """
-
-    scatter: _C.BoundCall
-    across: _C.BoundCall | None
-    gather: _C.BoundCall
+    def _locate(self, buffer: Any, rank: int, places: np.ndarray) -> tuple[Any, Any]:
+        if not self.in_blocks:
+            starts, lengths = self.parts
+            if buffer != TMP:
+                return starts[places], lengths[places]
+            first = self.column_of[rank] * (self.chunks // (max(self.column_of) + 1))
+            return self.base + starts[first + places] - starts[first], lengths[first + places]
+        block = self.spec.count // len(self.column_of)
+        length = np.full(len(places), self.high - self.low)
+        if buffer == TMP:
+            return self.base + places * self.step, length
+        promise = COLLECTIVES[self.spec.collective]
+        layout = promise.in_layout if buffer == IN else promise.out_layout
+        first = places - rank if layout == OWN else places
+        return first * block + self.low, length
 
 
-def slices(topology: Topology, node: _C.Engine, flat: _C.MpiEngine, spec: CallSpec) -> list[Slice]:
-    """Bind all there is to do for a call, in order."""
-    return [_bind(topology, node, flat, spec, low, high) for low, high in _cut(spec)]
+def in_blocks(spec: CallSpec) -> bool:
+    """Whether every rank, or pair of ranks, of a call has a block of the vector."""
+    promise = COLLECTIVES[spec.collective]
+    return promise.transposes or OWN in (promise.in_layout, promise.out_layout)
 
 
-def meeting(topology: Topology, node: _C.Engine, word: int, count: int) -> _C.BoundCall:
-    """Bind a call that moves nothing, but shows that the ranks of a host are in the same call."""
-    mates = topology.mates
-    n, place = len(mates), mates.index(topology.rank)
-    plan = peer_plan(algorithms.find("all_reduce", "one_shot").schedule(n), place, direct=False)
-    spec = CallSpec(Kind.BARRIER, "", _NOTHING, (), False, DType.UINT8, 1, count)
-    zero = np.zeros(1, np.uint64)
-    numbers = _numbers(spec, _tables(zero, zero, n), 0, False) | {"descriptor": word}
-    return node.bind(_compiled(plan, n, place), **numbers)
-
-
-def _cut(spec: CallSpec) -> Iterator[tuple[int, int]]:
-    step = max(1, SLICE_BYTES // spec.itemsize)
-    if spec.count <= step:
-        yield 0, spec.count
-        return
-    for low in range(0, spec.count, step):
-        yield low, min(spec.count, low + step)
-
-
-def _parts(low: int, high: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
+def cut(low: int, high: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut a range evenly, at whole cache lines of the largest element; offsets and lengths."""
-    share = -(-(high - low) // parts)
+    share = -(-(int(high) - int(low)) // parts)
     share = -(-share // 64) * 64
-    starts = np.minimum(low + share * np.arange(parts), high)
-    return starts.astype(np.uint64), np.diff(starts, append=high).astype(np.uint64)
+    starts = np.minimum(int(low) + share * np.arange(parts), int(high))
+    return starts, np.diff(starts, append=int(high))
 
 
-def _bind(
-    topology: Topology,
-    node: _C.Engine,
-    flat: _C.MpiEngine,
-    spec: CallSpec,
-    low: int,
-    high: int,
-) -> Slice:
-    columns = topology.columns(spec.count * spec.itemsize)
-    starts, lengths = _parts(low, high, columns)
-    mates = topology.mates
-    place = mates.index(topology.rank)
-    idle = (0, len(mates) - columns)
-    local = np.pad(starts, idle), np.pad(lengths, idle)
-    order = "_rank" if spec.order == Order.RANK else ""
-    scatter = _inside(node, spec, "reduce_scatter", "direct" + order, local, len(mates), place)
-    gather = _inside(node, spec, "all_gather", "direct_pull", local, len(mates), place)
-    across = None
-    if place < columns:
-        team = [group[place] for group in topology.groups]
-        part = int(starts[place]), int(starts[place] + lengths[place])
-        across = _across(flat, spec, topology, team, part)
-    return Slice(scatter, across, gather)
+def slices_of(spec: CallSpec, n: int) -> Iterator[tuple[int, int]]:
+    """Cut a vector, or the block of each rank, into slices."""
+    blocks = n if in_blocks(spec) else 1
+    count = spec.count // blocks
+    step = max(1, SLICE_BYTES // (spec.itemsize * blocks))
+    step = -(-step // 64) * 64
+    yield 0, min(step, count)
+    for low in range(step, count, step):
+        yield low, min(count, low + step)
 
 
-def _word(spec: CallSpec) -> int:
-    return descriptor(spec.kind, spec.dtype, spec.op, spec.order, False, 0, TWO_LEVELS)
+@dataclass
+class Binder:
+    """Binds the stages of calls on one rank.
+
+    Attributes:
+        topology: Where the ranks are.
+        node: Engine of the ranks of this host.
+        flat: Engine of all ranks.
+    """
+
+    topology: Topology
+    node: _C.Engine
+    flat: _C.MpiEngine
+    _plans: dict = field(default_factory=dict)
+
+    def staged(self, spec: CallSpec) -> _C.StagedCall:
+        """Bind all there is to do for a call."""
+        topology = self.topology
+        n, nbytes = len(topology.hosts), spec.count * spec.itemsize
+        hosts = Hosts(topology.hosts, topology.columns(spec.collective, nbytes), spec.root)
+        ranges = list(slices_of(spec, n))
+        widest = max(high - low for low, high in ranges)
+        choice = _between(spec, hosts, widest * (n if in_blocks(spec) else 1))
+        params = {"root": hosts.of[spec.root]} if "root" in choice.algorithm.params else {}
+        plan = PLANS[spec.collective](hosts, choice.algorithm, {**choice.params, **params})
+        compiled = self._compile(plan)
+        column_of = tuple(
+            place if (place := hosts.ordered[h].index(r)) < hosts.columns else NONE
+            for r, h in enumerate(hosts.of)
+        )
+        step = widest if in_blocks(spec) else widest // hosts.columns + 64
+        step = -(-step // 64) * 64 if plan.slots else 0
+        room = plan.slots * step if in_blocks(spec) else step * bool(plan.slots)
+        made = []
+        for i, (low, high) in enumerate(ranges):
+            base = i % SCRATCHES * room
+            geometry = Geometry(spec, column_of, low, high, plan.chunks, base, step)
+            made.append(self._slice(plan, compiled, geometry))
+        scratch = min(len(ranges), SCRATCHES) * room * spec.itemsize
+        return _C.StagedCall(made, scratch, hosts_first=True)
+
+    def by_messages(self, call: _C.BoundCall, word: int, count: int) -> _C.StagedCall:
+        """Let a call of all ranks go by messages, once those of a host are known to agree."""
+        nothing = None, 0, 1
+        stages = (self.meeting(word, count), 0, 1), (call, 0, 1), nothing, nothing
+        return _C.StagedCall([stages], 0, hosts_first=False)
+
+    def _compile(self, plan: TwoLevels) -> dict[str, Any]:
+        names = ("before", "across", "between", "after")
+        return {name: self._stage_plan(getattr(plan, name), name == "across") for name in names}
+
+    def _stage_plan(self, stage: Stage | None, across: bool) -> Any:
+        """Compile this rank's plan of a stage; None if it has no part."""
+        rank = self.topology.rank
+        team = next((t for t in stage.teams if rank in t), None) if stage else None
+        if team is None:
+            return None
+        key = (stage.algorithm, tuple(sorted(stage.params.items())), stage.share, across and team)
+        if key not in self._plans:
+            schedule = refined(stage.algorithm, stage.share).schedule(len(team), **stage.params)
+            place = team.index(rank)
+            if across:
+                plan = _moved(message_plan(schedule, place), team)
+                self._plans[key] = _compiled(plan, len(self.topology.hosts), rank), plan
+            else:
+                plan = peer_plan(schedule, place, direct=False)
+                self._plans[key] = _compiled(plan, len(team), place), plan
+        return (*self._plans[key], team)
+
+    def _slice(self, plan: TwoLevels, compiled: dict[str, Any], geometry: Geometry) -> list:
+        rank, stages = self.topology.rank, []
+        for name, found in compiled.items():
+            if found is None:
+                stages.append((None, 0, 1))
+                continue
+            stage = getattr(plan, name)
+            call = self._bind(stage, geometry, name == "across", *found)
+            stages.append((call, _ARRAYS[stage.source[rank]], _ARRAYS[stage.target[rank]]))
+        return stages
+
+    def _bind(
+        self, stage: Stage, geometry: Geometry, across: bool, compiled: Any, plan: Plan, team: tuple
+    ) -> _C.BoundCall:
+        spec, n = geometry.spec, len(self.topology.hosts)
+        width = plan.schedule.chunks
+        tables = [t for e in ("source", "target") for t in geometry.table(stage, e, team)]
+        tables = [t[:, :width] for t in tables]
+        if not across:
+            return self.node.bind(compiled, **_numbers(spec, tables, 0, False))
+        rows = [np.zeros((n, width), np.uint64) for _ in tables]
+        for whole, part in zip(rows, tables, strict=True):
+            whole[list(team)] = part
+        average = spec.op == ReduceOp.AVG and COLLECTIVES[spec.collective].reduces
+        at_exit = average and not plan.scales_in_fold
+        return self.flat.bind_messages(
+            compiled,
+            segment_bytes=segment_bytes(plan.schedule),
+            agree=COLLECTIVES[spec.collective].rooted,
+            team=list(team),
+            **_numbers(spec, rows, n if average else 0, at_exit),
+        )
+
+    def meeting(self, word: int, count: int) -> _C.BoundCall:
+        """Bind a call that moves nothing, but shows that a host's ranks are in the same call."""
+        mates = self.topology.mates
+        n, place = len(mates), mates.index(self.topology.rank)
+        plan = peer_plan(_NOTHING.schedule(n), place, direct=False)
+        spec = CallSpec(Kind.BARRIER, "", _NOTHING, (), False, DType.UINT8, 1, count)
+        zero = [np.zeros((n, 1), np.uint64)] * 4
+        numbers = _numbers(spec, zero, 0, False) | {"descriptor": word}
+        return self.node.bind(_compiled(plan, n, place), **numbers)
 
 
-def _tables(offset: np.ndarray, length: np.ndarray, rows: int) -> tuple[np.ndarray, ...]:
-    """Give every rank the same offsets and lengths, for input and for output."""
-    pair = [np.broadcast_to(a, (rows, len(a))) for a in (offset, length)]
-    return (*pair, *pair)
-
-
-def _inside(
-    node: _C.Engine,
-    spec: CallSpec,
-    collective: str,
-    name: str,
-    local: tuple[np.ndarray, np.ndarray],
-    n: int,
-    place: int,
-) -> _C.BoundCall:
-    schedule = algorithms.find(collective, name).schedule(n)
-    plan = peer_plan(schedule, place, direct=False)
-    return node.bind(_compiled(plan, n, place), **_numbers(spec, _tables(*local, n), 0, False))
+def _between(spec: CallSpec, hosts: Hosts, nbytes: int) -> Any:
+    """Choose the algorithm between hosts: what ranks that are alone on theirs would take."""
+    reduces = COLLECTIVES[spec.collective].reduces
+    return select(
+        spec.collective,
+        nbytes * spec.itemsize // hosts.columns,
+        hosts.count,
+        order=("any" if spec.order == Order.ANY else "tree") if reduces else None,
+        dtype=DType(spec.dtype) if reduces else None,
+        op=spec.op,
+        messages=True,
+    )
 
 
 def _numbers(
-    spec: CallSpec, tables: tuple[np.ndarray, ...], scale_n: int, at_exit: bool
+    spec: CallSpec, tables: Sequence[np.ndarray], scale_n: int, at_exit: bool
 ) -> dict[str, object]:
     average = spec.op == ReduceOp.AVG and not scale_n
+    word = descriptor(spec.kind, spec.dtype, spec.op, spec.order, False, spec.root, TWO_LEVELS)
     return {
         "dtype": spec.dtype,
         "op": ReduceOp.SUM if average else spec.op,
@@ -193,37 +259,11 @@ def _numbers(
         "chunk": 0,
         "layout_in": LAYOUT_TABLE,
         "layout_out": LAYOUT_TABLE,
-        "descriptor": _word(spec),
+        "descriptor": word,
         "scale_n": scale_n,
         "scale_at_exit": at_exit,
-        "extents": tables,
+        "extents": tuple(np.ascontiguousarray(t) for t in tables),
     }
-
-
-def _across(
-    flat: _C.MpiEngine, spec: CallSpec, topology: Topology, team: Sequence[int], part: tuple
-) -> _C.BoundCall:
-    n, width = len(topology.hosts), len(team)
-    algorithm = _algorithm(width, (part[1] - part[0]) * spec.itemsize, spec.order)
-    schedule = algorithm.schedule(width)
-    plan = message_plan(schedule, team.index(topology.rank))
-    offset, length = _parts(*part, schedule.chunks)
-    scale_n = n if spec.op == ReduceOp.AVG else 0
-    at_exit = bool(scale_n) and not plan.scales_in_fold
-    numbers = _numbers(spec, _tables(offset, length, n), scale_n, at_exit)
-    compiled = _compiled(_moved(plan, team), n, topology.rank)
-    return flat.bind_messages(
-        compiled, segment_bytes=SEGMENT_BYTES, agree=False, team=list(team), **numbers
-    )
-
-
-def _algorithm(width: int, nbytes: int, order: Order) -> Algorithm:
-    """Choose for hosts what the selector would; all of these work in place."""
-    suffix = "_rank" if order == Order.RANK else ""
-    if width > 16 and not suffix:
-        return algorithms.find("all_reduce", "halving_doubling")
-    name = "one_shot" if nbytes <= _FEW_BYTES and width <= 4 else "two_shot_pull"
-    return algorithms.find("all_reduce", name + suffix)
 
 
 def _moved(plan: Plan, team: Sequence[int]) -> Plan:

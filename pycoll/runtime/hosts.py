@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pycoll.config import Config
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.bootstrap import adopt, make_memfd
 
@@ -90,15 +89,21 @@ def number(keys: Sequence[object]) -> tuple[int, ...]:
     return tuple(seen.setdefault(key, len(seen)) for key in keys)
 
 
-def candidates(cards: Sequence[Card], config: Config) -> tuple[int, ...]:
-    """Tell which ranks may share a host; `Config.pretend_hosts` makes several of one."""
-    wanted = config.pretend_hosts
-    if not wanted:
+def candidates(cards: Sequence[Card], pretended: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Tell which ranks may share a host.
+
+    Args:
+        cards: What each rank says about itself.
+        pretended: For tests: a number for each rank; those with different ones share no host.
+
+    Raises:
+        ArgumentError: If there are not as many numbers as ranks.
+    """
+    if pretended is None:
         return number([card.host for card in cards])
-    if sum(wanted) != len(cards):
-        raise ArgumentError(f"pretend_hosts={wanted} does not add up to {len(cards)} ranks")
-    group = [i for i, size in enumerate(wanted) for _ in range(size)]
-    return number([(card.host, i) for card, i in zip(cards, group, strict=True)])
+    if len(pretended) != len(cards):
+        raise ArgumentError(f"hosts={list(pretended)} are not the hosts of {len(cards)} ranks")
+    return number([(card.host, i) for card, i in zip(cards, pretended, strict=True)])
 
 
 def share(exchange: Exchange, rank: int, hosts: tuple[int, ...], pids: Sequence[int]) -> Shared:

@@ -8,6 +8,7 @@ _ONE_SHOT = ("one_shot", "one_shot_rank")
 _TWO_SHOT = ("two_shot_pull", "two_shot_pull_rank")
 _SUMS = ("direct", "direct_rank")
 _ONE_ROUND = "so few bytes take no time beside a second round"
+_SAME_BYTES = "between two ranks one round sends as few bytes as two"
 _FEW_ROUNDS = "for so few bytes what counts is the number of rounds"
 _LEAST_BYTES = "every rank sends as few bytes as can be, all messages at once"
 _FEW_MESSAGES = "every rank sends few bytes, and to few others"
@@ -19,6 +20,7 @@ def _any_size(collective: str, names: tuple[str, ...], why: str) -> Rule:
 
 
 MESSAGE_RULES = (
+    Rule("all_reduce", 2, ANY_SIZE, False, ("recursive_doubling", *_ONE_SHOT), _SAME_BYTES),
     Rule("all_reduce", 4, 2 * K, False, _ONE_SHOT, _ONE_ROUND),
     Rule("all_reduce", ANY_N, 2 * K, False, ("recursive_doubling", *_ONE_SHOT), _FEW_ROUNDS),
     Rule("all_reduce", 16, ANY_SIZE, False, _TWO_SHOT, _LEAST_BYTES),
@@ -28,6 +30,7 @@ MESSAGE_RULES = (
     Rule("all_gather", 16, ANY_SIZE, False, ("direct_pull",), _LEAST_BYTES),
     Rule("all_gather", ANY_N, 64 * K, False, ("doubling",), _FEW_ROUNDS),
     _any_size("all_gather", ("ring",), _LEAST_BYTES),
+    Rule("broadcast", 2, ANY_SIZE, False, ("direct",), _LEAST_BYTES),
     Rule("broadcast", ANY_N, 64 * K, False, ("binomial",), _FEW_ROUNDS),
     Rule("broadcast", 8, ANY_SIZE, False, ("ring",), _PIPELINE),
     _any_size("broadcast", ("circulant",), _PIPELINE),

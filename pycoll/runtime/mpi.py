@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,12 @@ from pycoll.config import Config, environment
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.bootstrap import make_memfd
 from pycoll.runtime.groups import open_control
-from pycoll.runtime.hierarchy import Topology
 from pycoll.runtime.hosts import CARD_BYTES, Card, Exchange, Shared, candidates, share
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.reports import raising
 from pycoll.runtime.session import Session
+from pycoll.runtime.topology import Topology
 from pycoll.runtime.two_level import NodeSession, TwoLevelSession
 
 # Variables with the number of processes that MPI launchers start.
@@ -77,10 +77,11 @@ def _import() -> Any:
     return MPI
 
 
-def connect(comm: Any, config: Config) -> Session:
+def connect(comm: Any, config: Config, hosts: Sequence[int] | None = None) -> Session:
     """Make the session of this process's rank in an mpi4py communicator; a collective.
 
     Ranks that all share one host get shared memory, unless ``config.transport`` is ``"mpi"``.
+    ``hosts`` is for tests: see `pycoll.testing.on_hosts`.
 
     Raises:
         ArgumentError: If ``comm`` is no intra-communicator, or settings differ between ranks.
@@ -96,7 +97,7 @@ def connect(comm: Any, config: Config) -> Session:
     exchange = _exchange(MPI, comm)
     cards = [Card.unpack(row) for row in exchange(Card.own().pack())]
     _agree_on(exchange, config)
-    places = candidates(cards, config)
+    places = candidates(cards, hosts)
     if config.transport == "mpi":
         places = tuple(range(comm.size))
     if comm.size == 1:

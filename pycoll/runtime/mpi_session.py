@@ -64,7 +64,7 @@ class MpiSession(Session):
         """
         self.job, self.members = job, members
         self.memory, self.threads = PlainMemory(), False
-        self._kept: list[Prepared] = []  # MPI may still look at these arrays after a failure
+        self._kept: list[Any] = []  # MPI may still look at these arrays after a failure
         hosts = [job.hosts[m] for m in members]
         engine = raising(
             _C.MpiEngine,

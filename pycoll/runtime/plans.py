@@ -14,7 +14,7 @@ from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.collectives import COLLECTIVES, OWN, Collective
 from pycoll.schedule.compile import peer_plan
-from pycoll.schedule.ir import Algorithm
+from pycoll.schedule.ir import Algorithm, Schedule
 from pycoll.schedule.messages import message_plan
 from pycoll.types import DType, Kind, Order, ReduceOp
 
@@ -24,6 +24,7 @@ TWO_LEVELS = 0x3FE  # instead of a number of the registry: see pycoll.runtime.hi
 _MAX_BINDINGS = 1024
 _LINE_BYTES = 64
 SEGMENT_BYTES = 256 << 10  # of a chunk that one message carries
+WHOLE_BYTES = 1 << 30  # likewise, where no fold and no other message could begin earlier
 
 
 def descriptor(
@@ -124,7 +125,7 @@ class PlanCache:
             found = self._bindings[spec] = self._make(spec, None)
         return found
 
-    def _plan(self, spec: CallSpec) -> tuple[_C.Plan, bool, int]:
+    def _plan(self, spec: CallSpec) -> tuple[_C.Plan, bool, int, int]:
         key = (spec.collective, spec.algorithm, spec.params, spec.direct)
         if key not in self._plans:
             schedule = spec.algorithm.schedule(self.world_size, **dict(spec.params))
@@ -144,18 +145,19 @@ class PlanCache:
                 plan.direct,
                 plan.messages,
             )
-            self._plans[key] = compiled, plan.scales_in_fold, schedule.chunks
+            segment = segment_bytes(schedule) if self.messages else 0
+            self._plans[key] = compiled, plan.scales_in_fold, schedule.chunks, segment
         return self._plans[key]
 
     def _make(self, spec: CallSpec, extents: Extents | None) -> _C.BoundCall:
-        plan, scales_in_fold, chunks = self._plan(spec)
+        plan, scales_in_fold, chunks, segment = self._plan(spec)
         promise = COLLECTIVES[spec.collective]
         number = algorithm_number(spec.algorithm, dict(spec.params))
         word = descriptor(
             spec.kind, spec.dtype, spec.op, spec.order, spec.direct, spec.root, number
         )
         average = spec.op == ReduceOp.AVG and promise.reduces
-        return self._bind_of(promise)(
+        return self._bind_of(promise, segment)(
             plan,
             dtype=spec.dtype,
             op=spec.op,
@@ -174,12 +176,18 @@ class PlanCache:
             ),
         )
 
-    def _bind_of(self, promise: Collective) -> Callable[..., _C.BoundCall]:
+    def _bind_of(self, promise: Collective, segment: int) -> Callable[..., _C.BoundCall]:
         if not self.messages:
             return self.engine.bind
         agree = promise.rooted  # elsewhere what a rank gets depends on all ranks anyway
         bind = self.engine.bind_messages
-        return functools.partial(bind, segment_bytes=SEGMENT_BYTES, agree=agree, team=[])
+        return functools.partial(bind, segment_bytes=segment, agree=agree, team=[])
+
+
+def segment_bytes(schedule: Schedule) -> int:
+    """Return how much of a chunk one message carries, the same on every rank."""
+    moves = not COLLECTIVES[schedule.collective].reduces
+    return WHOLE_BYTES if moves and schedule.one_hop else SEGMENT_BYTES
 
 
 def _chunk(spec: CallSpec, promise: Collective, chunks: int) -> int:

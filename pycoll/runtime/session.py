@@ -62,7 +62,6 @@ class Session:
         caller = Caller(PlanCache(engine, rank, world_size), memory)
         self._open(rank, world_size, config, engine, _C.Mailboxes(engine), caller)
 
-    remembers = True  # calls like an earlier one need no Python code
     transport = "shared memory"
 
     def _open(
@@ -78,9 +77,12 @@ class Session:
         self._in_flight: deque[tuple[int, Prepared]] = deque()  # even if nobody keeps the `Work`
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
         hooks = map(weakref.WeakMethod, (self.call, self.site, self._fail))
-        self.fast = _C.Fastcall(engine, self.memory.heap, *hooks)
+        self.fast = _C.Fastcall(self._fast_engine(), self.memory.heap, *hooks)
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
+
+    def _fast_engine(self) -> Any:
+        return self._engine
 
     def __del__(self) -> None:
         """Close a communicator that was dropped."""
@@ -118,10 +120,15 @@ class Session:
         request = Request(kind, op, root, order, algorithm)
         prepared = self.refusing(lambda: self._prepare(request, x, out, timeout))
         result = self.start(prepared, timeout, async_op)
-        if not async_op and prepared.plain and self.remembers:
+        if not async_op and prepared.plain:
             fresh = result if out is None else None
-            self.fast.remember(prepared.binding, kind, x, out, op, root, order, algorithm, fresh)
+            call = self.remembered(prepared)
+            self.fast.remember(call, kind, x, out, op, root, order, algorithm, fresh)
         return result
+
+    def remembered(self, prepared: Prepared) -> Any:
+        """Return what makes calls like this one need no Python code."""
+        return prepared.binding
 
     def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""
@@ -164,7 +171,8 @@ class Session:
         if request.kind == Kind.BARRIER:
             plans = self._caller.plans
             meeting = algorithms.find("all_reduce", plans.barrier_algorithm)
-            return Prepared(plans.bind(barrier_spec(meeting)), 0, 0, None, (), True)
+            spec = barrier_spec(meeting)
+            return Prepared(plans.bind(spec), 0, 0, None, (), True, spec=spec, two_levels=True)
         return self._caller.prepare(request, x, out)
 
     def refusing(self, prepare: Any) -> Any:

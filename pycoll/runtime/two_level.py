@@ -13,7 +13,7 @@ from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import CollError, CollTimeout, PeerRejected, Revoked
 from pycoll.runtime.groups import split
-from pycoll.runtime.hierarchy import Slice, Topology, meeting, slices
+from pycoll.runtime.hierarchy import Binder
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.prepared import Prepared
@@ -21,11 +21,12 @@ from pycoll.runtime.reports import describe
 from pycoll.runtime.select import Choice
 from pycoll.runtime.session import Session
 from pycoll.runtime.sites import call_site
-from pycoll.types import Kind, Order
+from pycoll.runtime.topology import Topology
+from pycoll.types import DType, Kind, Order
 
 _LISTEN_S = 0.5  # for the reason of a failure elsewhere
 _POLL_S = 0.002
-_OWNER_FIRST_S = 3.0  # who waits for another host knows better why it takes long
+_MAX_BOUND = 128
 
 
 class NodeSession(Session):
@@ -76,8 +77,6 @@ class TwoLevelWork:
 class TwoLevelSession(MpiSession):
     """Messages between hosts, and shared memory inside them where a call can use it."""
 
-    remembers = False
-
     def __init__(
         self,
         job: MpiJob,
@@ -93,10 +92,14 @@ class TwoLevelSession(MpiSession):
         node.ranks = tuple(topology.mates)
         super().__init__(job, members, rank, context, config)
         self.memory = node.memory
-        self._bound: dict[CallSpec, list[Slice]] = {}
-        self._meetings: dict[tuple[int, int], _C.BoundCall] = {}
+        self._binder = Binder(topology, node.engine, self.engine)
+        self._bound: dict[tuple[CallSpec, bool], _C.StagedCall] = {}
         self._calls: ThreadPoolExecutor | None = None
         self._last: Future | None = None
+
+    def _fast_engine(self) -> Any:
+        self._two = _C.TwoLevelEngine(self.node.engine, self._engine)
+        return self._two
 
     @property
     def transport(self) -> str:
@@ -107,13 +110,11 @@ class TwoLevelSession(MpiSession):
     def has_two_levels(self, collective: str, choice: Choice) -> bool:
         """Tell whether a call goes through hosts first."""
         wish = choice.wish
-        if collective != "all_reduce" or wish.dtype is None:
-            return False
+        dtype = wish.dtype or DType.UINT8
         order = Order[(choice.order or "any").upper()]
-        dtype, op = wish.dtype, wish.op
-        params = (Kind.ALL_REDUCE, collective, choice.algorithm, (), False, int(dtype))
-        spec = CallSpec(*params, dtype.itemsize, wish.nbytes // dtype.itemsize, op, order)
-        return self.topology.gives(spec)
+        kind = Kind[collective.upper()]
+        params = (kind, collective, choice.algorithm, (), False, int(dtype), dtype.itemsize)
+        return self.topology.gives(CallSpec(*params, wish.nbytes // dtype.itemsize, wish.op, order))
 
     def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
         """Run a prepared call, in two levels if it can be."""
@@ -122,94 +123,61 @@ class TwoLevelSession(MpiSession):
             return self._run(prepared, limit, site)
         if self._calls is None:
             self._calls = ThreadPoolExecutor(1, thread_name_prefix="pycoll")
+        self._two.queue(1)
         self._last = self._calls.submit(self._run, prepared, limit, site)
+        self._last.add_done_callback(lambda _: self._two.queue(-1))
         work = TwoLevelWork(self._last)
         return work if async_op else work.wait()
 
     def _run(self, prepared: Prepared, limit: float, site: str) -> Any:
-        two_levels = prepared.two_levels and self.topology.gives(prepared.spec)
+        engine = self._two
+        at = prepared.in_ptr, prepared.out_ptr
         try:
-            if two_levels:
-                self._stages(prepared, limit, site)
-            else:
-                self._flat(prepared, limit, site)
-        except PeerRejected:
-            raise
-        except CollError as error:
-            raise self._failed(error, prepared) from None
+            engine.run(self.remembered(prepared), *at, engine.site(site), limit)
+        except _C.EngineError as error:
+            raise self._failure(*error.args, prepared) from None
         except BaseException as error:  # an interrupt ends the engine that it meets
-            self._tell("Revoked", f"rank {self.rank} was interrupted ({type(error).__name__})")
+            self._interrupted(type(error).__name__)
             raise
         return prepared.result
 
-    def _flat(self, prepared: Prepared, limit: float, site: str) -> None:
-        """Send messages between all ranks, once those of this host are known to agree."""
-        key = prepared.binding.descriptor, prepared.binding.count
-        if key not in self._meetings:
-            self._meetings[key] = meeting(self.topology, self.node.engine, *key)
-        here = self.node.engine.site(site)
-        try:
-            self.node.guard(self.node.engine.run, self._meetings[key], 0, 0, here, limit)
-        except PeerRejected:
-            self.guard(self.engine.skip)
-            raise
-        arrays = prepared.in_ptr, prepared.out_ptr
-        self.guard(self.engine.run, prepared.binding, *arrays, self.engine.site(site), limit)
+    def remembered(self, prepared: Prepared) -> _C.StagedCall:
+        """Return what runs a call: in two levels if that gives its bits, else by messages."""
+        spec = prepared.spec
+        if spec is None:  # blocks of different sizes
+            return self._binder.by_messages(prepared.binding, *self._agreed(prepared))
+        key = spec, prepared.two_levels
+        if key not in self._bound:
+            if len(self._bound) >= _MAX_BOUND:
+                self._bound.clear()
+            two_levels = prepared.two_levels and self.topology.gives(spec)
+            self._bound[key] = (
+                self._binder.staged(spec)
+                if two_levels
+                else self._binder.by_messages(prepared.binding, *self._agreed(prepared))
+            )
+        return self._bound[key]
 
-    def _stages(self, prepared: Prepared, limit: float, site: str) -> None:
-        """Combine in hosts, between hosts, fetch; the next slice combines while this one moves."""
-        node, flat, spec = self.node.engine, self.engine, prepared.spec
-        if spec not in self._bound:
-            self._bound[spec] = slices(self.topology, node, flat, spec)
-        todo = self._bound[spec]
-        source, target = prepared.in_ptr, prepared.out_ptr
-        here, there = node.site(site), flat.site(site)
+    def _agreed(self, prepared: Prepared) -> tuple[int, int]:
+        return prepared.binding.descriptor, prepared.binding.count
 
-        def inside(call: _C.BoundCall, x: int, more: float = 0.0) -> None:
-            self.node.guard(node.run, call, x, target, here, limit + more)
+    def site(self) -> int:
+        """Return the number of the caller's source line, for both levels."""
+        return self._two.site(call_site())
 
-        def across(part: Slice) -> int:
-            if part.across is None:
-                self.guard(flat.skip)
-                return 0
-            return self.guard(flat.submit, part.across, target, target, there, limit)
+    def _fail(self, kind: str, text: str) -> None:
+        if kind == "Interrupted":  # the exception is pending
+            return self._interrupted("KeyboardInterrupt")
+        raise self._failure(kind, text, None)
 
-        self._first(todo[0], inside, source, target, there, limit)
-        inside(todo[0].gather, target, _OWNER_FIRST_S)
-        ticket = None
-        for i, part in enumerate(todo[1:], 1):
-            inside(part.scatter, source)
-            following = across(part)
-            if ticket is not None:
-                self._finish(todo[i - 1], ticket, inside, target)
-            ticket = following
-        if ticket is not None:
-            self._finish(todo[-1], ticket, inside, target)
+    def _interrupted(self, name: str) -> None:
+        self._tell("Revoked", f"rank {self.rank} was interrupted ({name})")
 
-    def _first(
-        self, part: Slice, inside: Any, source: int, target: int, site: int, limit: float
-    ) -> None:
-        """Run the first slice up to its last stage: it shows whether all ranks make this call."""
-        try:
-            inside(part.scatter, source)
-        except PeerRejected:
-            self.guard(self.engine.skip)
-            raise
-        if part.across is None:
-            self.guard(self.engine.skip)
-            return
-        try:
-            self.guard(self.engine.run, part.across, target, target, site, limit)
-        except PeerRejected as error:
-            self.node.guard(self.node.engine.refuse, str(error), 0)
-            raise
+    def _failure(self, kind: str, text: str, prepared: Prepared | None) -> CollError:
+        error = (self.node if self._two.failed_inside else self).error(kind, text)
+        return error if isinstance(error, PeerRejected) else self._failed(error, prepared)
 
-    def _finish(self, part: Slice, ticket: int, inside: Any, target: int) -> None:
-        if part.across is not None:
-            self.guard(self.engine.wait, ticket, -1.0)
-        inside(part.gather, target, _OWNER_FIRST_S)
-
-    def _failed(self, error: CollError, prepared: Prepared) -> CollError:
+    def _failed(self, error: CollError, prepared: Prepared | None) -> CollError:
         """Tell everybody; return what failed first, which another rank may know."""
         if isinstance(error, Revoked):
             until = time.monotonic() + _LISTEN_S
@@ -236,8 +204,8 @@ class TwoLevelSession(MpiSession):
             return prepare()
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
+            self.node.guard(self.node.engine.refuse, text, 0)  # first: they then listen to MPI
             self.guard(engine.refuse, text, self.site())
-            self.node.guard(self.node.engine.refuse, text, 0)
             raise
 
     def make_group(self, group: list[int] | None) -> Session | None:

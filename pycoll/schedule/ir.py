@@ -230,6 +230,17 @@ class Schedule:
         return np.arange(self.n, dtype=np.int64)
 
     @property
+    def one_hop(self) -> bool:
+        """Whether every piece moves in the same round, so that nothing is passed on."""
+        everyone, found = self.all_ranks(), 0
+        for folds in self.rounds(everyone):
+            pieces = [p for f in folds for p in (*f.srcs, *f.dsts)]
+            found += any(np.any((np.asarray(p.rank) - everyone) % self.n) for p in pieces)
+            if found > 1:
+                return False
+        return True
+
+    @property
     def reduces_at_once(self) -> bool:
         """Whether every fold that combines anything combines one input of each rank."""
         for number, folds in enumerate(self.rounds(self.all_ranks())):

@@ -1,4 +1,4 @@
-"""What the tests of MPI run: ``python programs.py FOLDER NAME`` on every rank.
+"""What the tests of MPI run: ``python programs.py FOLDER NAME [HOSTS]`` on every rank.
 
 NAME may be several names with commas. The functions of these names get the communicator; what they
 return is written to FOLDER/RANK.json, by name.
@@ -18,6 +18,7 @@ import pycoll
 from cases import MOVING, REDUCING, make, run_cases
 from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.testing import on_hosts
 
 PROGRAMS = {function.__name__: function for function in failures.ALL}
 
@@ -234,8 +235,8 @@ def wrapped(comm):
 
 def main():
     """Run programs."""
-    folder, names = sys.argv[1:]
-    with pycoll.init() as comm:
+    folder, names, *hosts = sys.argv[1:]
+    with on_hosts(json.loads(hosts[0])) if hosts else pycoll.init() as comm:
         result = {name: PROGRAMS[name](comm) for name in names.split(",")}
         path = Path(folder) / f"{comm.rank}.json"
         path.with_suffix(".new").write_text(json.dumps(result))

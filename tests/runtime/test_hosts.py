@@ -6,12 +6,11 @@ import threading
 import pytest
 
 from pycoll import algorithms
-from pycoll.config import Config
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime import mpi
-from pycoll.runtime.hierarchy import Topology
 from pycoll.runtime.hosts import Card, candidates, share
 from pycoll.runtime.plans import CallSpec
+from pycoll.runtime.topology import Topology
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 
@@ -26,12 +25,11 @@ def test_cards_survive_the_wire():
 
 
 def test_candidates():
-    assert candidates(cards("a", "b", "a"), Config()) == (0, 1, 0)
-    pretending = Config(pretend_hosts=(2, 1))
-    assert candidates(cards("a", "a", "a"), pretending) == (0, 0, 1)
-    assert candidates(cards("a", "b", "b"), pretending) == (0, 1, 2)
-    with pytest.raises(ArgumentError, match="does not add up to 2 ranks"):
-        candidates(cards("a", "a"), pretending)
+    assert candidates(cards("a", "b", "a")) == (0, 1, 0)
+    assert candidates(cards("a", "a", "a"), [7, 7, 1]) == (0, 0, 1)
+    assert candidates(cards("a", "b", "b"), [0, 0, 1]) == (0, 1, 2)
+    with pytest.raises(ArgumentError, match="are not the hosts of 2 ranks"):
+        candidates(cards("a", "a"), [0, 0, 1])
 
 
 def exchanging(n):
@@ -93,16 +91,19 @@ def spec(dtype, op=ReduceOp.SUM, order=Order.TREE, kind=Kind.ALL_REDUCE):
     [
         ((0, 0, 1, 1), spec(DType.FLOAT32), True),
         ((0, 0, 0, 1, 1, 1), spec(DType.FLOAT32), False),
-        ((0, 0, 1), spec(DType.FLOAT32), False),
+        ((0, 0, 1), spec(DType.FLOAT32), True),
+        ((0, 1, 1), spec(DType.FLOAT32), False),
         ((0, 0, 1), spec(DType.FLOAT32, order=Order.ANY), True),
         ((0, 0, 1), spec(DType.INT32, order=Order.RANK), True),
         ((0, 0, 1), spec(DType.FLOAT64, ReduceOp.MAX), True),
         ((0, 0, 1, 1), spec(DType.FLOAT32, order=Order.RANK), False),
         ((0, 0, 1, 1), spec(DType.BFLOAT16), False),
-        ((0, 1, 0, 1), spec(DType.INT32), False),
+        ((0, 1, 0, 1), spec(DType.INT32), True),
+        ((0, 1, 0, 1), spec(DType.FLOAT32), False),
         ((0, 0, 0), spec(DType.INT32), False),
         ((0, 1, 2), spec(DType.INT32), False),
-        ((0, 0, 1, 1), spec(DType.FLOAT32, kind=Kind.BARRIER), False),
+        ((0, 0, 1, 1), spec(DType.FLOAT32, kind=Kind.BARRIER), True),
+        ((0, 0, 1, 1), spec(DType.FLOAT32, kind=Kind.ALL_GATHER_V), False),
     ],
 )
 def test_what_goes_in_two_levels(hosts, call, gives):
@@ -110,8 +111,10 @@ def test_what_goes_in_two_levels(hosts, call, gives):
 
 
 def test_columns():
-    assert Topology((0, 0, 0, 1, 1), 0).columns(8) == 1
-    assert Topology((0, 0, 0, 1, 1), 0).columns(1 << 20) == 2
+    topology = Topology((0, 0, 0, 1, 1), 0)
+    assert topology.columns("all_reduce", 8) == 1
+    assert topology.columns("all_reduce", 1 << 20) == 2
+    assert topology.columns("gather", 1 << 20) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+#include "two_level.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+
+namespace pycoll {
+namespace {
+
+constexpr double kOwnerFirst = 3.0;  // s; who waits for another host knows better why it takes long
+constexpr MpiEngine::Ticket kNoTicket = 0;
+
+}  // namespace
+
+TwoLevelEngine::TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MpiEngine> flat)
+    : node_(std::move(node)), flat_(std::move(flat)) {}
+
+TwoLevelEngine::~TwoLevelEngine() {
+  if (flat_->failed()) scratch_.release();  // MPI may still look at it
+}
+
+uint32_t TwoLevelEngine::site(std::string_view text) {
+  const uint32_t id = flat_->site(text);
+  if (node_sites_.size() <= id) node_sites_.resize(id + 1);
+  node_sites_[id] = node_->site(text);
+  return id;
+}
+
+void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint32_t site,
+                         double timeout_s) {
+  if (scratch_bytes_ < call.scratch_bytes && !flat_->failed()) {  // MPI may still look at it
+    scratch_ = std::make_unique_for_overwrite<char[]>(call.scratch_bytes);
+    scratch_bytes_ = call.scratch_bytes;
+  }
+  const uint32_t here = site < node_sites_.size() ? node_sites_[site] : 0;
+  const double limit_s = timeout_s < 0 ? flat_->timeout_s() : timeout_s;
+  inside_ = counted_ = false;
+  try {
+    run_slices(call, {{const_cast<void*>(in), out, scratch_.get()}, here, site, limit_s});
+  } catch (const Error& error) {
+    if (std::string_view(error.kind()) == "PeerRejected") rejected(call, error.what());
+    throw;
+  }
+}
+
+void TwoLevelEngine::run_slices(const StagedCall& call, const Arrays& arrays) {
+  const std::vector<StagedSlice>& slices = call.slices;
+  std::deque<std::pair<const StagedSlice*, MpiEngine::Ticket>> under_way;
+  const auto finish = [&] {
+    const auto [slice, ticket] = under_way.front();
+    under_way.pop_front();
+    if (ticket != kNoTicket) wait(ticket);
+    run_inside(slice->after, arrays, kOwnerFirst);
+  };
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const StagedSlice& slice = slices[i];
+    if (i != 1) run_inside(slice.before, arrays);  // the second, while the first is under way
+    MpiEngine::Ticket ticket = start(slice.across, arrays, slices.size() == 1, i > 0);
+    run_inside(slice.between, arrays);
+    if (i == 0 && slices.size() > 1) {
+      run_inside(slices[1].before, arrays);
+      if (ticket != kNoTicket) wait(ticket);
+      ticket = kNoTicket;
+    }
+    under_way.emplace_back(&slice, ticket);
+    if (under_way.size() > kAhead) finish();
+  }
+  while (!under_way.empty()) finish();
+  if (slices.front().across.call == nullptr) {
+    for (size_t i = 0; i < slices.size(); ++i) flat_->skip();
+  }
+}
+
+void TwoLevelEngine::run_inside(const BoundStage& stage, const Arrays& arrays, double more_s) {
+  if (stage.call == nullptr) return;
+  inside_ = true;
+  node_->run(*stage.call, arrays.at[size_t(stage.source)], arrays.at[size_t(stage.target)],
+             arrays.here, arrays.timeout_s + more_s);
+  inside_ = false;
+}
+
+// Runs a stage between hosts, or lets it run. `proven`: see MpiEngine::submit.
+MpiEngine::Ticket TwoLevelEngine::start(const BoundStage& stage, const Arrays& arrays, bool wait,
+                                        bool proven) {
+  if (stage.call == nullptr) return kNoTicket;
+  counted_ = true;
+  const void* source = arrays.at[size_t(stage.source)];
+  void* target = arrays.at[size_t(stage.target)];
+  if (!wait) {
+    return flat_->submit(stage.call, source, target, arrays.there, arrays.timeout_s, proven);
+  }
+  flat_->run(*stage.call, source, target, arrays.there, arrays.timeout_s);
+  return kNoTicket;
+}
+
+void TwoLevelEngine::wait(MpiEngine::Ticket ticket) { flat_->wait(ticket); }
+
+// Whoever hears of it from its host has not counted the call; whoever hears of it from another host
+// tells its own.
+void TwoLevelEngine::rejected(const StagedCall& call, std::string_view text) {
+  const bool inside = inside_;
+  if (!inside && call.hosts_first) node_->refuse(text, 0);
+  if (!counted_) flat_->skip();
+  flat_->listen();
+  inside_ = inside;
+}
+
+}  // namespace pycoll

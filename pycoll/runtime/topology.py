@@ -1,0 +1,87 @@
+"""Which ranks share a host, and which calls go in two levels for that reason.
+
+Reduction order: inside hosts and between them there are two trees, which make up the tree of all
+ranks where hosts nest in it (see `Topology.nests`), and any order where order makes no difference
+(integers, and minimum and maximum). All else goes by messages between all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pycoll.algorithms.two_level import Hosts
+from pycoll.runtime.plans import CallSpec
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.types import DType, Kind, Order, ReduceOp
+
+ONE_COLUMN_BYTES = 64 << 10
+_EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
+_ONE_LEADER = ("gather", "scatter")  # with more ranks than one, hosts first would save nothing
+
+
+def tree_of(leaves: Sequence[Any]) -> Any:
+    """Return the in-order balanced tree over some leaves, as nested pairs."""
+    level = list(leaves)
+    extra = len(level) - (1 << (len(level).bit_length() - 1))
+    level = [
+        *zip(level[: 2 * extra : 2], level[1 : 2 * extra : 2], strict=True),
+        *level[2 * extra :],
+    ]
+    while len(level) > 1:
+        level = list(zip(level[::2], level[1::2], strict=True))
+    return level[0]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where the ranks of a communicator are.
+
+    Attributes:
+        hosts: Number of the host of each rank, counted from 0 in rank order.
+        rank: This rank.
+    """
+
+    hosts: tuple[int, ...]
+    rank: int
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks of each host."""
+        return Hosts(self.hosts).groups
+
+    @property
+    def mates(self) -> list[int]:
+        """Ranks of this host."""
+        return list(self.groups[self.hosts[self.rank]])
+
+    @property
+    def useful(self) -> bool:
+        """Whether there are two levels: several hosts, one of them with several ranks."""
+        return 1 < max(self.hosts) + 1 < len(self.hosts)
+
+    @cached_property
+    def nests(self) -> bool:
+        """Whether trees inside hosts and a tree over hosts make up the tree over all ranks."""
+        return tree_of(range(len(self.hosts))) == tree_of([tree_of(g) for g in self.groups])
+
+    def gives(self, spec: CallSpec) -> bool:
+        """Whether a call can go in two levels with the bits of one level, and should."""
+        if not self.useful or spec.kind > Kind.BARRIER:
+            return False
+        if spec.collective in _ONE_LEADER:
+            return spec.count * spec.itemsize <= ONE_COLUMN_BYTES
+        if not COLLECTIVES[spec.collective].reduces:
+            return True
+        dtype = DType(spec.dtype)
+        if spec.op in _EXACT or not dtype.is_float or spec.order == Order.ANY:
+            return True
+        return spec.order == Order.TREE and self.nests and not dtype.rounds_once
+
+    def columns(self, collective: str, nbytes: int) -> int:
+        """Return how many ranks of a host speak for it, each for a part of the vector."""
+        if collective in _ONE_LEADER or nbytes <= ONE_COLUMN_BYTES:
+            return 1
+        return min(map(len, self.groups))
