@@ -11,6 +11,7 @@ import torch
 
 from pycoll import _C, algorithms
 from pycoll.runtime.plans import CallSpec, barrier_spec
+from pycoll.runtime.prepared import Prepared
 from pycoll.runtime.select import select
 from pycoll.runtime.session import Session
 from pycoll.schedule.collectives import COLLECTIVES
@@ -37,12 +38,18 @@ class GroupSession(Session):
 
 
 class Calls:
-    """The collectives of a session on contiguous CPU tensors. For one thread at a time."""
+    """The collectives of a session on contiguous CPU tensors. For one thread at a time.
 
-    def __init__(self, session: GroupSession) -> None:
+    Attributes:
+        direct: Bound calls may be given to the engine as they are.
+    """
+
+    direct = True
+
+    def __init__(self, session: Session) -> None:
         """Serve a session."""
         self.session = session
-        self._bound: dict[tuple, _C.BoundCall] = {}
+        self._bound: dict[tuple, Any] = {}
         self.sites = Sites(session.engine)
 
     def reduce(
@@ -107,11 +114,10 @@ class Calls:
         """Wait until every rank has made this call."""
         bound = self._bound.get((Kind.BARRIER,))
         if bound is None:
-            spec = barrier_spec(algorithms.find("all_reduce", "one_shot"))
-            bound = self._bound[Kind.BARRIER,] = self.session.bind(spec, None)
+            bound = self._bound[Kind.BARRIER,] = self._barrier()
         self.run(bound, None, None, site, timeout_s)
 
-    def run(self, bound: _C.BoundCall, x: Any, out: Any, site: int, timeout_s: float) -> None:
+    def run(self, bound: Any, x: Any, out: Any, site: int, timeout_s: float) -> None:
         """Run a bound call."""
         x_ptr = 0 if x is None else x.data_ptr()
         out_ptr = 0 if out is None else out.data_ptr()
@@ -126,7 +132,7 @@ class Calls:
         op: ReduceOp | None,
         root: int,
         dtype: DType | None,
-    ) -> _C.BoundCall:
+    ) -> Any:
         """Choose the algorithm of a call and bind its plan; quick for a call made before."""
         key = (kind, type_code, count, op, root)
         bound = self._bound.get(key)
@@ -145,11 +151,14 @@ class Calls:
         root: int,
         itemsize: int,
         dtype: DType | None,
-    ) -> _C.BoundCall:
+    ) -> Any:
         collective = kind.name.lower()
         operation = ReduceOp.SUM if op is None else op
         size = self.session.world_size
-        choice = select(collective, count * itemsize, size, dtype=dtype, op=operation)
+        messages = not self.direct
+        choice = select(
+            collective, count * itemsize, size, dtype=dtype, op=operation, messages=messages
+        )
         params = dict(choice.params)
         if "root" in choice.algorithm.params:
             params["root"] = root
@@ -166,7 +175,33 @@ class Calls:
             order=Order[(choice.order or "any").upper()],
             root=root if COLLECTIVES[collective].rooted else 0,
         )
+        return self._ready(spec)
+
+    def _barrier(self) -> Any:
+        return self._ready(barrier_spec(algorithms.find("all_reduce", "one_shot")))
+
+    def _ready(self, spec: CallSpec) -> Any:
         return self.session.bind(spec, None)
+
+
+class HostCalls(Calls):
+    """The collectives of a session on several hosts."""
+
+    direct = False
+
+    def run(self, bound: Any, x: Any, out: Any, site: int, timeout_s: float) -> None:
+        """Run a bound call, inside hosts first where that is possible."""
+        binding, spec = bound
+        pointers = [0 if t is None else t.data_ptr() for t in (x, out)]
+        prepared = Prepared(binding, *pointers, None, (x, out), spec=spec, two_levels=True)
+        self.session.place, self.session.place_text = site, self.sites.text(site)
+        self.session.start(prepared, timeout_s, False)
+
+    def _barrier(self) -> Any:
+        return self._ready(barrier_spec(algorithms.find("all_reduce", "recursive_doubling")))
+
+    def _ready(self, spec: CallSpec) -> Any:
+        return self.session.bind(spec, None), spec
 
 
 def _apart(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -185,6 +220,11 @@ class Sites:
         self._engine = engine
         self._internal: dict[int, tuple[CodeType, bool]] = {}  # by id; the code is kept alive
         self._numbers: dict[tuple[int, int], tuple[CodeType, int]] = {}
+        self._texts: dict[int, str] = {}
+
+    def text(self, number: int) -> str:
+        """Return the place that has a number."""
+        return self._texts.get(number, "")
 
     def here(self) -> int:
         """Return the number of the innermost line that belongs neither to PyTorch nor to pycoll."""
@@ -210,4 +250,5 @@ class Sites:
                 internal.clear()
             where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
             found = self._numbers[key] = (code, self._engine.site(where))
+            self._texts[found[1]] = where
         return found[1]

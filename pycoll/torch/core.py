@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,7 +13,9 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import ArgumentError, CollError, CommClosed, ForkedError
-from pycoll.torch.calls import Calls, GroupSession
+from pycoll.runtime.mpi_session import MpiSession
+from pycoll.runtime.session import Session
+from pycoll.torch.calls import Calls, HostCalls
 from pycoll.torch.errors import as_torch
 from pycoll.torch.work import Background, DoneWork, PendingWork, Tensors
 
@@ -30,12 +33,12 @@ class _StandIn(c10d.Backend):
 class Core(dist.ProcessGroup):
     """A process group without operations: what c10d asks of any group, and `_start`."""
 
-    def __init__(self, session: GroupSession, store: dist.Store, name: str) -> None:
+    def __init__(self, session: Session, store: dist.Store, name: str) -> None:
         """Wrap a session; see `pycoll.torch.group.create`."""
         super().__init__(session.rank, session.world_size)
         self._rank, self._size = session.rank, session.world_size
         self._session = session
-        self._calls = Calls(session)
+        self._calls = (HostCalls if isinstance(session, MpiSession) else Calls)(session)
         self._store, self._name, self._desc = store, name, "undefined"
         self._timeout_s = session.config.timeout_s
         self._lock = threading.Lock()  # one thread at a time in the engine
@@ -98,9 +101,17 @@ class Core(dist.ProcessGroup):
 
     def _refuse(self, what: str, error: Exception) -> None:
         """Take part in the call that the peers make by telling them that it cannot be made."""
-        text = f"{type(error).__name__}: {error}"
-        engine, site = self._session.engine, self._calls.sites.here()
-        self._now(what, lambda: self._session.guard(engine.refuse, text, site), [])
+        site = self._calls.sites.here()
+
+        def again() -> None:
+            raise error
+
+        def refuse() -> None:
+            self._session.place = site
+            with contextlib.suppress(ArgumentError):
+                self._session.refusing(again)
+
+        self._now(what, refuse, [])
 
     def _limit(self, opts: Any) -> float:
         """Return the seconds that a call may wait for its peers."""
@@ -203,5 +214,5 @@ class Core(dist.ProcessGroup):
     def abort(self) -> None:
         """Make every rank's present or next call raise, and leave the group."""
         if not self._closed:
-            self._session.guard(self._session.engine.abort, "abort was called on the process group")
+            self._session.abort("abort was called on the process group")
             self.shutdown()
