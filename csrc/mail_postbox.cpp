@@ -10,8 +10,11 @@ MailPostbox::MailPostbox(std::shared_ptr<MpiEngine> engine)
 
 MailPostbox::Ticket MailPostbox::send(const void* data, uint64_t nbytes, uint32_t type,
                                       uint32_t dst, uint32_t tag) {
-  engine_->poll();
+  COLL_CHECK(!engine_->check(static_cast<int32_t>(dst), Pulse::kSpin), "PeerLeft",
+             "send from rank ", engine_->link().rank(), " to rank ", dst,
+             ": the peer has closed its communicator");
   const std::lock_guard lock(engine_->mutex());
+  mail_.drain();  // throws if a rank has died
   Item item{.nbytes = nbytes, .type = type, .peer = static_cast<int32_t>(dst), .tag = tag};
   item.parts = mail_.post(data, nbytes, type, dst, tag);
   item.sender = engine_->link().rank();
