@@ -60,7 +60,7 @@ RESULT_SHAPE: dict[Kind, Callable[[Shape, int], Shape]] = {
 
 # Collectives in which every rank passes both arrays, so that every rank can tell whether all lie in
 # symmetric memory. Of a broadcast, x counts on every rank.
-_DIRECT_KINDS = (
+DIRECT_KINDS = (
     Kind.ALL_REDUCE,
     Kind.REDUCE_SCATTER,
     Kind.ALL_GATHER,
@@ -176,9 +176,7 @@ class Caller:
     ) -> Prepared:
         in_ptr = source.pointer if source is not None else 0
         out_ptr = target.pointer if target is not None else 0
-        mapped = request.kind in _DIRECT_KINDS and all(
-            self.memory.holds(v) for v in (typed, target)
-        )
+        mapped = request.kind in DIRECT_KINDS and all(self.memory.holds(v) for v in (typed, target))
         reduces = COLLECTIVES[request.collective].reduces
         choice = self._choose(request, op, count, typed, mapped)
         params = dict(choice.params)

@@ -25,7 +25,6 @@ from pycoll.torch.calls import GroupSession
 from pycoll.torch.hosts import join_hosts, places_of
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
-_HEAP_BYTES = 4096  # the tensors are PyTorch's: the symmetric heap stays empty
 
 
 def join(
@@ -48,7 +47,7 @@ def join(
         CollTimeout: If ranks do not come in time, with their numbers.
         PeerLost: If a rank died on the way.
     """
-    config = replace(Config.from_env(), timeout_s=timeout_s, heap_bytes=_HEAP_BYTES)
+    config = replace(Config.from_env(), timeout_s=timeout_s)
     own = [make_memfd("control"), make_memfd("heap")] if rank == 0 else []
     try:
         meeting = _Meeting(store, rank, size, timeout_s)

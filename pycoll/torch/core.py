@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
@@ -193,6 +195,53 @@ class Core(dist.ProcessGroup):
     def _wait_for_pending_works(self) -> None:
         if self._background.busy:
             self._background.submit(lambda: None, []).wait()
+
+    # ---- symmetric memory
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Tell FSDP2 that `allocate_tensor` works, which its buffers can come from."""
+        return self._calls.direct and torch.device(device).type == "cpu"
+
+    def allocate_tensor(
+        self, size: int | Sequence[int], *, dtype: torch.dtype, device: Any = "cpu"
+    ) -> torch.Tensor:
+        """Make a tensor whose memory all ranks of this host can reach.
+
+        Collectives of this group move it with fewer copies, if every rank passes such tensors.
+
+        Raises:
+            MemoryError: If the machine or the heap has no room for it.
+        """
+        shape = (size,) if isinstance(size, int) else tuple(size)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not self._calls.direct or nbytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        self._calls.symmetric = True
+        block = self._session.memory.empty(nbytes, np.uint8)
+        return torch.from_numpy(block).view(dtype).view(shape)
+
+    def register_tensor(self, tensor: torch.Tensor) -> None:
+        """Move an existing tensor into symmetric memory, where it lies; see docs/memory.md.
+
+        Raises:
+            DistBackendError: If its memory cannot be moved.
+        """
+        self._registering("register", tensor)
+
+    def deregister_tensor(self, tensor: torch.Tensor) -> None:
+        """Move a registered tensor back."""
+        self._registering("unregister", tensor)
+
+    def _registering(self, how: str, tensor: torch.Tensor) -> None:
+        if not self._calls.direct:
+            return  # messages between hosts need no such thing
+        flat = tensor.detach().reshape(-1).view(torch.uint8)
+        try:
+            with self._lock:
+                getattr(self._session.memory, how)(flat)
+        except CollError as error:
+            raise self._error(error, f"{how}_tensor") from error
+        self._calls.symmetric = True
 
     def get_group_store(self) -> dist.Store:
         """Return the store of the group."""

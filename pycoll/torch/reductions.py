@@ -52,6 +52,7 @@ class Reductions:
             or not tensor.is_contiguous()
             or not tensor.is_cpu
             or self._background.busy
+            or self._calls.symmetric
             or len(tensors) != 1
         ):
             return self._allreduce_slow(tensors, opts)
