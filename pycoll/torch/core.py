@@ -174,6 +174,11 @@ class Core(dist.ProcessGroup):
         return False
 
     @property
+    def supports_shrinking(self) -> bool:
+        """Whether ``shrink_group`` works; after a failure start the ranks again."""
+        return False
+
+    @property
     def supports_coalescing(self) -> bool:
         """Whether single calls can be collected and run together."""
         return False
