@@ -77,6 +77,8 @@ $(TORCH_VENV)/installed: $(VENV)/installed
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ARGS) "$(TORCH)"
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install lightning accelerate \
 	  || echo "Lightning or Accelerate cannot be installed here; their tests are skipped"
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install "mpi4py>=4" mpich \
+	  || echo "mpi4py or MPICH cannot be installed here; the tests under an MPI launcher are skipped"
 	@touch $@
 
 test-torch: build  ## run the tests of the PyTorch backend, or say that PyTorch cannot be had

@@ -5,8 +5,10 @@
 
 #include "bindings.h"
 #include "gil.h"
+#include "mail_postbox.h"
 #include "mpi_engine.h"
 #include "mpi_mail.h"
+#include "socket_api.h"
 #include "two_level.h"
 
 namespace py = pybind11;
@@ -114,6 +116,10 @@ void bind_mpi(py::module_& m) {
   using namespace pybind11::literals;
   py::class_<MpiApi, std::shared_ptr<MpiApi>>(m, "MpiApi")
       .def(py::init(&make_api), "module"_a, "byte"_a, "tag_ub"_a, "multiple"_a, "proc_failed"_a);
+  py::class_<SocketApi, MpiApi, std::shared_ptr<SocketApi>>(m, "SocketApi")
+      .def(py::init<std::vector<int>, std::vector<std::string>>(), "sockets"_a, "names"_a)
+      .def("close", &SocketApi::close, Release())
+      .def("forget", &SocketApi::forget);
   py::class_<MpiEngine, std::shared_ptr<MpiEngine>>(m, "MpiEngine")
       .def(py::init(&make_engine), "api"_a, "comm"_a, "members"_a, "rank"_a, "context"_a,
            "timeout_s"_a, "crowd"_a)
@@ -160,6 +166,21 @@ void bind_mpi(py::module_& m) {
       .def_property_readonly("failed", &MpiEngine::failed)
       .def_property_readonly("iteration", &MpiEngine::iteration);
   bind_two_level(m);
+  py::class_<MailPostbox>(m, "MailPostbox")
+      .def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a)
+      .def(
+          "send",
+          [](MailPostbox& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst,
+             uint32_t tag) { return box.send(pointer<void>(data), nbytes, type, dst, tag); },
+          Release())
+      .def(
+          "recv",
+          [](MailPostbox& box, uintptr_t data, uint64_t nbytes, uint32_t type, int32_t src,
+             uint32_t tag) { return box.recv(pointer<void>(data), nbytes, type, src, tag); },
+          Release())
+      .def("done", &MailPostbox::done, Release())
+      .def("wait", &MailPostbox::wait, Release())
+      .def("close", &MailPostbox::close, Release());
   py::class_<MpiMail>(m, "MpiMail")
       .def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a)
       .def(

@@ -30,22 +30,30 @@ class MpiApi {
  public:
   // Throws TransportError if the library or one of the functions is not found.
   explicit MpiApi(const MpiFacts& facts);
+  virtual ~MpiApi() = default;
   MpiApi(const MpiApi&) = delete;
   MpiApi& operator=(const MpiApi&) = delete;
 
   const MpiFacts& facts() const { return facts_; }
 
   // At most kMostBytes in one message.
-  void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm, MpiRequest& req);
-  void irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle comm, MpiRequest& req);
+  virtual void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
+                     MpiRequest& req);
+  virtual void irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle comm,
+                     MpiRequest& req);
   // True once the request is done; it is then null. Makes progress on all others too.
-  bool test(MpiRequest& req);
+  virtual bool test(MpiRequest& req);
   // Whether a message with this tag has come from a rank, or begun to.
-  bool probe(int src, int tag, MpiHandle comm);
+  virtual bool probe(int src, int tag, MpiHandle comm);
   // Takes back a receive that has not been matched; the request must still be tested.
-  void cancel(MpiRequest& req);
+  virtual void cancel(MpiRequest& req);
 
   static constexpr uint64_t kMostBytes = uint64_t{1} << 30;
+
+ protected:
+  struct NoLibrary {};
+  // For what does the same without MPI: see socket_api.h.
+  MpiApi(const MpiFacts& facts, NoLibrary) : facts_(facts) {}
 
  private:
   struct Lock;

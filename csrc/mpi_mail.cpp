@@ -14,32 +14,39 @@ bool MpiMail::each_part(uint64_t nbytes, F&& f) {
   return true;
 }
 
+std::vector<MpiRequest> MpiMail::post(const void* data, uint64_t nbytes, uint32_t type,
+                                      uint32_t dst, uint32_t tag) {
+  MpiLink& link = engine_->link();
+  const bool bulk = nbytes > kPacketBytes;
+  std::vector<MpiRequest> parts;
+  if (dst == link.rank()) {
+    Message message{dst, tag, type, nbytes, false, true};
+    message.own = std::make_unique<char[]>(std::max<uint64_t>(1, nbytes));
+    if (nbytes > 0) std::memcpy(message.own.get(), data, nbytes);
+    arrived_.push_back(std::move(message));
+    return parts;
+  }
+  char* room = link.open_packet();
+  if (!bulk && nbytes > 0) std::memcpy(room, data, nbytes);
+  const Head head{0, uint64_t{tag} << 32 | type, nbytes, link.rank(),
+                  bulk ? 0 : static_cast<uint32_t>(nbytes)};
+  link.send_packet(Lane::kMail, dst, head);
+  const auto* bytes = static_cast<const char*>(data);
+  each_part(bulk ? nbytes : 0, [&](uint64_t at, uint64_t part) {
+    link.isend(bytes + at, part, dst, static_cast<int>(Lane::kBulkMail), parts.emplace_back());
+  });
+  return parts;
+}
+
 void MpiMail::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
                    double timeout_s) {
   MpiEngine& engine = *engine_;
   engine.poll();
   const uint64_t deadline = deadline_after(timeout_s);
-  const bool bulk = nbytes > kPacketBytes;
-  if (dst == engine.link().rank()) {
-    Message message{dst, tag, type, nbytes, false, true};
-    message.own = std::make_unique<char[]>(std::max<uint64_t>(1, nbytes));
-    if (nbytes > 0) std::memcpy(message.own.get(), data, nbytes);
-    arrived_.push_back(std::move(message));
-    return;
-  }
   std::vector<MpiRequest> parts;
-  const auto* bytes = static_cast<const char*>(data);
   {
     const std::lock_guard lock(engine.mutex());
-    char* room = engine.link().open_packet();
-    if (!bulk && nbytes > 0) std::memcpy(room, data, nbytes);
-    const Head head{0, uint64_t{tag} << 32 | type, nbytes, engine.link().rank(),
-                    bulk ? 0 : static_cast<uint32_t>(nbytes)};
-    engine.link().send_packet(Lane::kMail, dst, head);
-    each_part(bulk ? nbytes : 0, [&](uint64_t at, uint64_t part) {
-      engine.link().isend(bytes + at, part, dst, static_cast<int>(Lane::kBulkMail),
-                          parts.emplace_back());
-    });
+    parts = post(data, nbytes, type, dst, tag);
   }
   const bool sent = wait_until(
       engine.policy(), Bell{},
@@ -85,19 +92,27 @@ uint32_t MpiMail::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, 
              ": the peer has closed its communicator");
   COLL_CHECK(done, "CollTimeout", "recv on rank ", rank, " (tag ", tag, "): nothing from ",
              src < 0 ? "any rank" : "rank " + std::to_string(src), " within ", timeout_s, " s");
+  const std::lock_guard lock(engine.mutex());
+  return *collect(data, nbytes, type, src, tag);
+}
+
+std::optional<uint32_t> MpiMail::collect(void* data, uint64_t nbytes, uint32_t type, int32_t src,
+                                         uint32_t tag) {
+  const Message* found = find(src, tag);
+  if (found == nullptr) return std::nullopt;
   if (found->nbytes != nbytes || found->type != type) {
-    throw_error("MismatchError", "recv on rank ", rank, " (tag ", tag, ") expects ", nbytes,
-                " bytes of type ", type, "; rank ", found->src, " sent ", found->nbytes,
-                " bytes of type ", found->type,
+    throw_error("MismatchError", "recv on rank ", engine_->link().rank(), " (tag ", tag,
+                ") expects ", nbytes, " bytes of type ", type, "; rank ", found->src, " sent ",
+                found->nbytes, " bytes of type ", found->type,
                 ". The message is kept: receive it into a fitting array");
   }
+  if (!found->complete) return std::nullopt;
   if (nbytes > 0) std::memcpy(data, found->own.get(), nbytes);
   const uint32_t sender = found->src;
   arrived_.remove_if([&](const Message& m) { return &m == found; });
   return sender;
 }
 
-// Takes every packet that has arrived, and bare data in the order of its announcements.
 void MpiMail::drain() {
   MpiLink& link = engine_->link();
   while (const Head* head = link.packet_of_any()) {

@@ -7,6 +7,7 @@
 
 #include <list>
 #include <memory>
+#include <optional>
 
 #include "mpi_engine.h"
 
@@ -21,6 +22,19 @@ class MpiMail {
   uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                 double timeout_s);
 
+  // The steps of these two, for who waits by himself (see mail_postbox.h). The caller holds the
+  // engine's mutex.
+  //
+  // Sends a message; the memory must stay until the requests returned are done.
+  std::vector<MpiRequest> post(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst,
+                               uint32_t tag);
+  // Takes every packet that has arrived, and bare data in the order of its announcements.
+  void drain();
+  // Moves the first message of a source (src < 0: of any) and tag to `data` if it is there, and
+  // returns the sender. Throws MismatchError if it has another size or type.
+  std::optional<uint32_t> collect(void* data, uint64_t nbytes, uint32_t type, int32_t src,
+                                  uint32_t tag);
+
  private:
   struct Message {
     uint32_t src, tag, type;
@@ -31,7 +45,6 @@ class MpiMail {
     std::vector<MpiRequest> under_way{};
   };
 
-  void drain();
   void fetch(Message& message);
   bool first_bulk(const Message& message) const;
   Message* find(int32_t src, uint32_t tag);

@@ -67,7 +67,7 @@ _ALIASING = (  # these may also work in place
     Kind.BROADCAST,
     Kind.REDUCE,
 )
-_DIRECT_KINDS = (*_ALIASING, Kind.ALL_TO_ALL)
+DIRECT_KINDS = (*_ALIASING, Kind.ALL_TO_ALL)
 _OWN_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
 
 
@@ -187,7 +187,7 @@ class Caller:
         in_ptr = source.pointer if source is not None else 0
         out_ptr = target.pointer if target is not None else 0
         told = (typed,) if request.kind == Kind.REDUCE else (typed, target)
-        mapped = request.kind in _DIRECT_KINDS and all(self.memory.holds(v) for v in told)
+        mapped = request.kind in DIRECT_KINDS and all(self.memory.holds(v) for v in told)
         reduces = COLLECTIVES[request.collective].reduces
         choice = self._choose(request, op, count, typed, mapped)
         params = dict(choice.params)

@@ -129,7 +129,10 @@ class Memory:
 
     def mirror(self, v: ArrayView) -> Mirror | None:
         """Return where an array lies in the heap if it is a part of a registered one."""
-        start, nbytes = v.pointer, v.array.nbytes
+        return self.locate(v.pointer, v.array.nbytes)
+
+    def locate(self, start: int, nbytes: int) -> Mirror | None:
+        """Return where a stretch of memory lies in the heap if it is a part of a registered one."""
         for first, (end, moved, _) in list(self._registered.items()):  # others may end meanwhile
             if first <= start and start + nbytes <= end:
                 return Mirror(moved, start, nbytes, moved.mirror + start - first)

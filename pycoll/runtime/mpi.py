@@ -53,7 +53,7 @@ def world(environ: Mapping[str, str] | None = None) -> Any:
     if size <= 1 and loaded is None:
         return None
     if loaded is None:
-        loaded = _import()
+        loaded = load()
     comm = loaded.COMM_WORLD
     if comm.size == 1 and size > 1:
         library = _library(loaded)
@@ -64,7 +64,12 @@ def world(environ: Mapping[str, str] | None = None) -> Any:
     return comm if comm.size > 1 else None
 
 
-def _import() -> Any:
+def load() -> Any:
+    """Import ``mpi4py.MPI``.
+
+    Raises:
+        TransportError: If it is missing or cannot load its library.
+    """
     try:
         from mpi4py import MPI
     except ImportError as error:
@@ -87,7 +92,7 @@ def connect(comm: Any, config: Config, hosts: Sequence[int] | None = None) -> Se
         ArgumentError: If ``comm`` is no intra-communicator, or settings differ between ranks.
         TransportError: If MPI or the memory cannot be used.
     """
-    MPI = _import()
+    MPI = load()
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise ArgumentError(f"from_mpi takes an intra-communicator of mpi4py, not {comm!r}")
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
@@ -107,16 +112,21 @@ def connect(comm: Any, config: Config, hosts: Sequence[int] | None = None) -> Se
     try:
         if shared.single:
             return _on_one_host(comm, shared, config)
-        job = MpiJob(_api(MPI), comm, MPI._handleof(comm), cards, shared.hosts, _library(MPI))
+        job = make_job(MPI, comm, cards, shared.hosts)
         place = job, list(range(comm.size)), comm.rank, 0, config
         topology = Topology(shared.hosts, comm.rank)
         if not topology.useful:
             return MpiSession(*place)
-        session = TwoLevelSession(*place, _node(topology, shared, config), topology)
+        session = TwoLevelSession(*place, open_node(topology, shared, config), topology)
         comm.Barrier()  # the memory is open everywhere before anybody gives a descriptor back
         return session
     finally:
         shared.close()
+
+
+def make_job(MPI: Any, comm: Any, cards: list[Card], hosts: tuple[int, ...]) -> MpiJob:
+    """Describe an mpi4py communicator of our own to the engine."""
+    return MpiJob(_api(MPI), comm, MPI._handleof(comm), cards, hosts, _library(MPI))
 
 
 def _on_one_host(comm: Any, shared: Shared, config: Config) -> Session:
@@ -128,7 +138,8 @@ def _on_one_host(comm: Any, shared: Shared, config: Config) -> Session:
     return session
 
 
-def _node(topology: Topology, shared: Shared, config: Config) -> NodeSession:
+def open_node(topology: Topology, shared: Shared, config: Config) -> NodeSession:
+    """Open the memory of this rank's host; a rank that is alone there makes its own."""
     mates = topology.mates
     n, place = len(mates), mates.index(topology.rank)
     alone = n == 1

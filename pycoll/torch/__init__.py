@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from pycoll.torch.errors import BackendArgumentError, BackendTimeout
 from pycoll.torch.group import ProcessGroupPycoll, create
+from pycoll.torch.symmetric import use_symmetric_memory
 
 NAME = "pycoll"
 
@@ -52,4 +53,5 @@ __all__ = [
     "ProcessGroupPycoll",
     "make_default",
     "register",
+    "use_symmetric_memory",
 ]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from types import CodeType
 from typing import Any
 
 import torch
 
 from pycoll import _C, algorithms
+from pycoll.runtime.calls import DIRECT_KINDS
+from pycoll.runtime.memory import Mirror
 from pycoll.runtime.plans import CallSpec, barrier_spec
+from pycoll.runtime.prepared import Prepared
 from pycoll.runtime.select import select
 from pycoll.runtime.session import Session
 from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.torch.sites import Sites
 from pycoll.torch.tensors import as_reducible, code
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 _MAX_BOUND = 4096
 _IN_PLACE = (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE)
-_INTERNAL = ("torch.distributed", "pycoll.", "torch.nn.parallel", "torch._ops", "contextlib")
+_Place = tuple[int, Mirror | None]  # address in symmetric memory; of what is registered
 
 
 class GroupSession(Session):
@@ -37,12 +38,21 @@ class GroupSession(Session):
 
 
 class Calls:
-    """The collectives of a session on contiguous CPU tensors. For one thread at a time."""
+    """The collectives of a session on contiguous CPU tensors. For one thread at a time.
 
-    def __init__(self, session: GroupSession) -> None:
+    Attributes:
+        direct: Bound calls may be given to the engine as they are.
+        symmetric: There are tensors in symmetric memory.
+    """
+
+    direct = True
+    symmetric = False
+
+    def __init__(self, session: Session) -> None:
         """Serve a session."""
         self.session = session
-        self._bound: dict[tuple, _C.BoundCall] = {}
+        self._bound: dict[tuple, Any] = {}
+        self._direct: set[_C.BoundCall] = set()  # work on symmetric memory in place
         self.sites = Sites(session.engine)
 
     def reduce(
@@ -73,8 +83,11 @@ class Calls:
         x, dtype, op = as_reducible(x, op)
         if kind not in _IN_PLACE:
             x = _apart(x, out)
-        bound = self.bind(kind, int(dtype), dtype.itemsize, x.numel(), op, root, dtype)
-        self.run(bound, x, out, site, timeout_s)
+        mirrors = self._mirrors(kind, x, out) if self.symmetric else None
+        bound = self.bind(
+            kind, int(dtype), dtype.itemsize, x.numel(), op, root, dtype, mirrors is not None
+        )
+        self._run(bound, x, out, site, timeout_s, mirrors)
 
     def move(
         self,
@@ -98,20 +111,66 @@ class Calls:
             timeout_s: See `reduce`.
         """
         typed = out if x is None else x
-        if x is not None and kind not in _IN_PLACE:
+        if x is not None and kind not in _IN_PLACE and not self._is_own_block(kind, x, out):
             x = _apart(x, out)
-        bound = self.bind(kind, code(typed.dtype), typed.element_size(), count, None, root, None)
-        self.run(bound, x, out, site, timeout_s)
+        mirrors = self._mirrors(kind, x, out) if self.symmetric else None
+        size, number = typed.element_size(), code(typed.dtype)
+        bound = self.bind(kind, number, size, count, None, root, None, mirrors is not None)
+        self._run(bound, x, out, site, timeout_s, mirrors)
+
+    def _is_own_block(self, kind: Kind, x: torch.Tensor, out: torch.Tensor | None) -> bool:
+        """Whether the input of an all_gather lies where its output is to be."""
+        own = self.session.rank * x.nbytes
+        return kind == Kind.ALL_GATHER and out.data_ptr() + own == x.data_ptr()
+
+    def _mirrors(
+        self, kind: Kind, x: torch.Tensor | None, out: torch.Tensor | None
+    ) -> list[_Place] | None:
+        """Return where input and output lie in symmetric memory; None if they do not."""
+        if kind not in DIRECT_KINDS:
+            return None
+        memory, found = self.session.memory, []
+        for tensor in (x, out):
+            if tensor is None:
+                found.append((0, None))
+                continue
+            pointer, nbytes = tensor.data_ptr(), tensor.nbytes
+            if memory.heap.contains(pointer, nbytes):
+                found.append((pointer, None))
+            elif mirror := memory.locate(pointer, nbytes):
+                found.append((mirror.address, mirror))
+            else:
+                return None
+        return found
+
+    def _run(
+        self,
+        bound: Any,
+        x: torch.Tensor | None,
+        out: torch.Tensor | None,
+        site: int,
+        timeout_s: float,
+        mirrors: list[_Place] | None,
+    ) -> None:
+        if mirrors is None or bound not in self._direct:
+            self.run(bound, x, out, site, timeout_s)
+            return
+        for _, mirror in mirrors:
+            if mirror is not None:
+                mirror.gather()
+        pointers = (pointer for pointer, _ in mirrors)
+        self.session.guard(self.session.engine.run, bound, *pointers, site, timeout_s)
+        if mirrors[1][1] is not None:
+            mirrors[1][1].scatter()
 
     def barrier(self, site: int, timeout_s: float) -> None:
         """Wait until every rank has made this call."""
         bound = self._bound.get((Kind.BARRIER,))
         if bound is None:
-            spec = barrier_spec(algorithms.find("all_reduce", "one_shot"))
-            bound = self._bound[Kind.BARRIER,] = self.session.bind(spec, None)
+            bound = self._bound[Kind.BARRIER,] = self._barrier()
         self.run(bound, None, None, site, timeout_s)
 
-    def run(self, bound: _C.BoundCall, x: Any, out: Any, site: int, timeout_s: float) -> None:
+    def run(self, bound: Any, x: Any, out: Any, site: int, timeout_s: float) -> None:
         """Run a bound call."""
         x_ptr = 0 if x is None else x.data_ptr()
         out_ptr = 0 if out is None else out.data_ptr()
@@ -126,13 +185,15 @@ class Calls:
         op: ReduceOp | None,
         root: int,
         dtype: DType | None,
-    ) -> _C.BoundCall:
+        mapped: bool = False,
+    ) -> Any:
         """Choose the algorithm of a call and bind its plan; quick for a call made before."""
-        key = (kind, type_code, count, op, root)
+        key = (kind, type_code, count, op, root, mapped)
         bound = self._bound.get(key)
         if bound is None and self.session.engine:  # raises after a close
             if len(self._bound) >= _MAX_BOUND:
                 self._bound.clear()
+                self._direct.clear()
             bound = self._bound[key] = self._bind(*key, itemsize, dtype)
         return bound
 
@@ -143,13 +204,22 @@ class Calls:
         count: int,
         op: ReduceOp | None,
         root: int,
+        mapped: bool,
         itemsize: int,
         dtype: DType | None,
-    ) -> _C.BoundCall:
+    ) -> Any:
         collective = kind.name.lower()
         operation = ReduceOp.SUM if op is None else op
         size = self.session.world_size
-        choice = select(collective, count * itemsize, size, dtype=dtype, op=operation)
+        choice = select(
+            collective,
+            count * itemsize,
+            size,
+            dtype=dtype,
+            op=operation,
+            direct=mapped,
+            messages=not self.direct,
+        )
         params = dict(choice.params)
         if "root" in choice.algorithm.params:
             params["root"] = root
@@ -166,7 +236,36 @@ class Calls:
             order=Order[(choice.order or "any").upper()],
             root=root if COLLECTIVES[collective].rooted else 0,
         )
+        bound = self._ready(spec)
+        if choice.direct:
+            self._direct.add(bound)
+        return bound
+
+    def _barrier(self) -> Any:
+        return self._ready(barrier_spec(algorithms.find("all_reduce", "one_shot")))
+
+    def _ready(self, spec: CallSpec) -> Any:
         return self.session.bind(spec, None)
+
+
+class HostCalls(Calls):
+    """The collectives of a session on several hosts."""
+
+    direct = False
+
+    def run(self, bound: Any, x: Any, out: Any, site: int, timeout_s: float) -> None:
+        """Run a bound call, inside hosts first where that is possible."""
+        binding, spec = bound
+        pointers = [0 if t is None else t.data_ptr() for t in (x, out)]
+        prepared = Prepared(binding, *pointers, None, (x, out), spec=spec, two_levels=True)
+        self.session.place, self.session.place_text = site, self.sites.text(site)
+        self.session.start(prepared, timeout_s, False)
+
+    def _barrier(self) -> Any:
+        return self._ready(barrier_spec(algorithms.find("all_reduce", "recursive_doubling")))
+
+    def _ready(self, spec: CallSpec) -> Any:
+        return self.session.bind(spec, None), spec
 
 
 def _apart(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -175,39 +274,3 @@ def _apart(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         return x
     a, b = x.data_ptr(), out.data_ptr()
     return x if a + x.nbytes <= b or b + out.nbytes <= a else x.clone()
-
-
-class Sites:
-    """Numbers of the places in the program that make calls, for error messages."""
-
-    def __init__(self, engine: _C.Engine) -> None:
-        """Number places for an engine."""
-        self._engine = engine
-        self._internal: dict[int, tuple[CodeType, bool]] = {}  # by id; the code is kept alive
-        self._numbers: dict[tuple[int, int], tuple[CodeType, int]] = {}
-
-    def here(self) -> int:
-        """Return the number of the innermost line that belongs neither to PyTorch nor to pycoll."""
-        frame = sys._getframe(1)
-        internal = self._internal
-        while True:
-            code = frame.f_code
-            known = internal.get(id(code))
-            if known is None:
-                inside = frame.f_globals.get("__name__", "").startswith(_INTERNAL)
-                known = internal[id(code)] = (code, inside)
-            if not known[1]:
-                break
-            outer = frame.f_back
-            if outer is None:
-                break
-            frame = outer
-        key = (id(code), frame.f_lasti)
-        found = self._numbers.get(key)
-        if found is None:
-            if len(self._numbers) >= _MAX_BOUND:  # code that is made and run again and again
-                self._numbers.clear()
-                internal.clear()
-            where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
-            found = self._numbers[key] = (code, self._engine.site(where))
-        return found[1]

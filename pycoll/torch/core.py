@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import ArgumentError, CollError, CommClosed, ForkedError
-from pycoll.torch.calls import Calls, GroupSession
+from pycoll.runtime.mpi_session import MpiSession
+from pycoll.runtime.session import Session
+from pycoll.torch.calls import Calls, HostCalls
 from pycoll.torch.errors import as_torch
 from pycoll.torch.work import Background, DoneWork, PendingWork, Tensors
 
@@ -30,12 +35,12 @@ class _StandIn(c10d.Backend):
 class Core(dist.ProcessGroup):
     """A process group without operations: what c10d asks of any group, and `_start`."""
 
-    def __init__(self, session: GroupSession, store: dist.Store, name: str) -> None:
+    def __init__(self, session: Session, store: dist.Store, name: str) -> None:
         """Wrap a session; see `pycoll.torch.group.create`."""
         super().__init__(session.rank, session.world_size)
         self._rank, self._size = session.rank, session.world_size
         self._session = session
-        self._calls = Calls(session)
+        self._calls = (HostCalls if isinstance(session, MpiSession) else Calls)(session)
         self._store, self._name, self._desc = store, name, "undefined"
         self._timeout_s = session.config.timeout_s
         self._lock = threading.Lock()  # one thread at a time in the engine
@@ -98,9 +103,17 @@ class Core(dist.ProcessGroup):
 
     def _refuse(self, what: str, error: Exception) -> None:
         """Take part in the call that the peers make by telling them that it cannot be made."""
-        text = f"{type(error).__name__}: {error}"
-        engine, site = self._session.engine, self._calls.sites.here()
-        self._now(what, lambda: self._session.guard(engine.refuse, text, site), [])
+        site = self._calls.sites.here()
+
+        def again() -> None:
+            raise error
+
+        def refuse() -> None:
+            self._session.place = site
+            with contextlib.suppress(ArgumentError):
+                self._session.refusing(again)
+
+        self._now(what, refuse, [])
 
     def _limit(self, opts: Any) -> float:
         """Return the seconds that a call may wait for its peers."""
@@ -161,6 +174,11 @@ class Core(dist.ProcessGroup):
         return False
 
     @property
+    def supports_shrinking(self) -> bool:
+        """Whether ``shrink_group`` works; after a failure start the ranks again."""
+        return False
+
+    @property
     def supports_coalescing(self) -> bool:
         """Whether single calls can be collected and run together."""
         return False
@@ -183,6 +201,53 @@ class Core(dist.ProcessGroup):
         if self._background.busy:
             self._background.submit(lambda: None, []).wait()
 
+    # ---- symmetric memory
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Tell FSDP2 that `allocate_tensor` works, which its buffers can come from."""
+        return self._calls.direct and torch.device(device).type == "cpu"
+
+    def allocate_tensor(
+        self, size: int | Sequence[int], *, dtype: torch.dtype, device: Any = "cpu"
+    ) -> torch.Tensor:
+        """Make a tensor whose memory all ranks of this host can reach.
+
+        Collectives of this group move it with fewer copies, if every rank passes such tensors.
+
+        Raises:
+            MemoryError: If the machine or the heap has no room for it.
+        """
+        shape = (size,) if isinstance(size, int) else tuple(size)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not self._calls.direct or nbytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        self._calls.symmetric = True
+        block = self._session.memory.empty(nbytes, np.uint8)
+        return torch.from_numpy(block).view(dtype).view(shape)
+
+    def register_tensor(self, tensor: torch.Tensor) -> None:
+        """Move an existing tensor into symmetric memory, where it lies; see docs/memory.md.
+
+        Raises:
+            DistBackendError: If its memory cannot be moved.
+        """
+        self._registering("register", tensor)
+
+    def deregister_tensor(self, tensor: torch.Tensor) -> None:
+        """Move a registered tensor back."""
+        self._registering("unregister", tensor)
+
+    def _registering(self, how: str, tensor: torch.Tensor) -> None:
+        if not self._calls.direct:
+            return  # messages between hosts need no such thing
+        flat = tensor.detach().reshape(-1).view(torch.uint8)
+        try:
+            with self._lock:
+                getattr(self._session.memory, how)(flat)
+        except CollError as error:
+            raise self._error(error, f"{how}_tensor") from error
+        self._calls.symmetric = True
+
     def get_group_store(self) -> dist.Store:
         """Return the store of the group."""
         return self._store
@@ -203,5 +268,5 @@ class Core(dist.ProcessGroup):
     def abort(self) -> None:
         """Make every rank's present or next call raise, and leave the group."""
         if not self._closed:
-            self._session.guard(self._session.engine.abort, "abort was called on the process group")
+            self._session.abort("abort was called on the process group")
             self.shutdown()

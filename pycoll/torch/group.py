@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from pycoll import _C
 from pycoll.errors import CollError
+from pycoll.runtime.session import Session
 from pycoll.torch.bootstrap import join
-from pycoll.torch.calls import GroupSession
 from pycoll.torch.compiling import run_as_it_is
 from pycoll.torch.core import Core
 from pycoll.torch.errors import as_torch
@@ -21,7 +21,7 @@ from pycoll.torch.work import DoneWork, PendingWork
 
 
 class ProcessGroupPycoll(Reductions, Moves, Messages, Core):
-    """A group of ranks on one host that exchange CPU tensors through pycoll.
+    """A group of ranks that exchange CPU tensors through pycoll.
 
     Made by ``torch.distributed.init_process_group("pycoll")`` and ``new_group``. Synchronous calls
     run on the calling thread, asynchronous ones on a thread of the group, in the order in which
@@ -31,7 +31,7 @@ class ProcessGroupPycoll(Reductions, Moves, Messages, Core):
     by whom, and what to do.
     """
 
-    def __init__(self, session: GroupSession, store: dist.Store, name: str) -> None:
+    def __init__(self, session: Session, store: dist.Store, name: str) -> None:
         """Wrap a session; see `create`."""
         super().__init__(session, store, name)
         self._hot: dict[tuple[torch.dtype, int], _C.BoundCall] = {}
@@ -61,7 +61,8 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupPycoll:
     try:
         if backend_options is not None:
             raise CollError(f"pg_options={backend_options!r}; this backend has no options")
-        session = join(options.store, rank, size, options.timeout.total_seconds())
+        limit, ranks = options.timeout.total_seconds(), options.global_ranks_in_group
+        session = join(options.store, rank, size, limit, ranks)
     except CollError as error:
         raise as_torch(error, f"making group {name!r} on rank {rank} of {size}") from error
     return ProcessGroupPycoll(session, options.store, name)

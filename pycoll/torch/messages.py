@@ -162,5 +162,6 @@ class Messages:
         return target(tensor), self._postbox.recv
 
     def _open_messages(self) -> None:
-        self._postbox = _C.Postbox(self._session.engine)
+        kind = _C.Postbox if self._calls.direct else _C.MailPostbox
+        self._postbox = kind(self._session.engine)
         self._under_way: set[MessageWork] = set()  # keeps their memory alive

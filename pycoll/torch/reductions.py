@@ -52,6 +52,7 @@ class Reductions:
             or not tensor.is_contiguous()
             or not tensor.is_cpu
             or self._background.busy
+            or self._calls.symmetric
             or len(tensors) != 1
         ):
             return self._allreduce_slow(tensors, opts)
@@ -73,7 +74,12 @@ class Reductions:
         work = self._start("all_reduce", prepare, opts)
         tensor = tensors[0]
         known = DTYPES.get(tensor.dtype)
-        if known is not None and opts.reduceOp == _SUM and len(self._hot) < _MAX_HOT:
+        if (
+            known is not None
+            and self._calls.direct
+            and opts.reduceOp == _SUM
+            and len(self._hot) < _MAX_HOT
+        ):
             count = tensor.numel()
             self._hot[tensor.dtype, count] = self._calls.bind(
                 Kind.ALL_REDUCE, int(known), known.itemsize, count, ReduceOp.SUM, 0, known

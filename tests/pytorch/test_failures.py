@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -16,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import pycoll.torch  # noqa: E402
 from faults import BOUND_S, Event  # noqa: E402
-from pycoll.runtime.hosts import Card  # noqa: E402
 from torch_clients.models import mlp, train  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
@@ -178,19 +176,6 @@ def test_a_rank_that_dies_while_it_joins(tmp_path, monkeypatch):
         assert time.monotonic() - start < BOUND_S
 
     assert run_group(3, body, may_die=[1]) == [None, 3, None]
-
-
-def test_ranks_on_several_hosts(tmp_path, monkeypatch):
-    def body(rank, n):
-        dist.destroy_process_group()
-        if rank == 1:
-            elsewhere = replace(Card.own(), host="another")
-            monkeypatch.setattr(Card, "own", lambda: elsewhere)
-        store = dist.FileStore(str(tmp_path / "store"), n)
-        with pytest.raises(dist.DistBackendError, match=r"ranks \[1\] on .*another"):
-            dist.init_process_group("pycoll", store=store, rank=rank, world_size=n)
-
-    run_group(3, body)
 
 
 def test_a_rank_that_leaves():

@@ -250,3 +250,22 @@ def test_a_second_life(tmp_path):
             dist.init_process_group("pycoll", store=store, rank=rank, world_size=n)
 
     run_group(2, body)
+
+
+def test_subgroups():
+    def body(rank, n):
+        mine, _ = dist.new_subgroups(2)
+        x = torch.tensor([rank])
+        dist.all_reduce(x, group=mine)
+        assert x.item() == (1 if rank < 2 else 5)
+        for name, given in (("split_group", [[0, 1], [2, 3]]), ("shrink_group", [3])):
+            if hasattr(dist, name):
+                with pytest.raises((RuntimeError, TypeError)):  # PyTorch says what is missing
+                    getattr(dist, name)(
+                        **{"split_ranks" if name == "split_group" else "ranks_to_exclude": given}
+                    )
+        x = torch.ones(1)
+        dist.all_reduce(x)  # nothing is broken
+        assert x.item() == n
+
+    run_group(4, body)

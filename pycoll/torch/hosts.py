@@ -1,0 +1,142 @@
+"""Groups whose ranks are on several hosts: shared memory inside hosts, messages between them.
+
+Messages travel over MPI where an MPI launcher has started the ranks, and else over TCP. Either way
+they are those of `pycoll.runtime.mpi_session`: the same schedules, checks and bits as on one host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from pycoll.config import Config
+from pycoll.runtime import mpi, sockets
+from pycoll.runtime.hierarchy import Topology
+from pycoll.runtime.hosts import Card, candidates, number, share
+from pycoll.runtime.mpi_session import MpiJob, MpiSession
+from pycoll.runtime.prepared import Prepared
+from pycoll.runtime.two_level import TwoLevelSession
+
+Exchange = Callable[[str, Any], list[Any]]
+
+
+class _Placed(MpiSession):
+    """A session whose calls name the line of the program that called PyTorch.
+
+    Attributes:
+        place: Number of that line.
+        place_text: The line itself.
+    """
+
+    place, place_text = 0, ""
+
+    def site(self) -> int:
+        """Return the number of the caller's line."""
+        return self.place
+
+    def close(self) -> None:
+        """Leave the group and end its connections."""
+        super().close()
+        if hasattr(self.job.api, "close"):
+            self.job.api.close()
+
+
+class MessageGroup(_Placed):
+    """A session on hosts of one rank each."""
+
+
+class HostsGroup(_Placed, TwoLevelSession):
+    """A session on several hosts, some of which have several ranks."""
+
+    def start(self, prepared: Prepared, timeout: float | None, async_op: bool = False) -> Any:
+        """Run a prepared call; the process group has a thread for those in the background."""
+        return self._run(prepared, self._limit(timeout), self.place_text)
+
+
+def places_of(cards: Sequence[Card], config: Config, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Tell which ranks of a group may share a host; as `candidates`, by rank in the whole job."""
+    pretended = [i for i, size in enumerate(config.pretend_hosts) for _ in range(size)]
+    if not pretended or len(pretended) == len(cards) or max(ranks) >= len(pretended):
+        return candidates(cards, config)
+    return number([(card.host, pretended[r]) for card, r in zip(cards, ranks, strict=True)])
+
+
+def join_hosts(
+    exchange: Exchange,
+    cards: list[Card],
+    places: tuple[int, ...],
+    rank: int,
+    config: Config,
+    store: dist.Store,
+) -> MessageGroup:
+    """Join a group on several hosts; a collective.
+
+    Args:
+        exchange: Gathers values from all ranks.
+        cards: What each rank says about itself.
+        places: Which of them may share a host; see `places_of`.
+        rank: Rank in the group.
+        config: Settings.
+        store: Store of the group, to find the way to the others.
+
+    Raises:
+        TransportError: If ranks cannot reach each other, or the memory cannot be had.
+    """
+    topics = (f"share{i}" for i in itertools.count())
+
+    def exchange_bytes(data: bytes) -> list[bytes]:
+        return [bytes.fromhex(row) for row in exchange(next(topics), data.hex())]
+
+    shared = share(exchange_bytes, rank, places, [card.pid for card in cards])
+    try:
+        job = _mpi_job(exchange, cards, shared.hosts) or _socket_job(
+            exchange, cards, shared.hosts, rank, store, config
+        )
+        place = job, list(range(len(cards))), rank, 0, config
+        topology = Topology(shared.hosts, rank)
+        if topology.useful:
+            session = HostsGroup(*place, mpi.open_node(topology, shared, config), topology)
+        else:
+            session = MessageGroup(*place)
+        exchange("joined", "")
+        return session
+    finally:
+        shared.close()
+
+
+def _socket_job(
+    exchange: Exchange,
+    cards: list[Card],
+    hosts: tuple[int, ...],
+    rank: int,
+    store: dist.Store,
+    config: Config,
+) -> MpiJob:
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    towards = getattr(store, "host", "")
+    names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
+    api = sockets.connect(exchange, rank, names, towards, config.timeout_s)
+    return MpiJob(api, None, 0, cards, hosts, "TCP")
+
+
+def _mpi_job(exchange: Exchange, cards: list[Card], hosts: tuple[int, ...]) -> MpiJob | None:
+    """Make a communicator of the group if all its ranks belong to one MPI job."""
+    world, refusal = None, ""
+    try:
+        world = mpi.world()
+    except Exception as error:
+        refusal = str(error)
+    said = exchange("mpi", [world.rank, world.size] if world is not None else [-1, refusal])
+    ranks = [entry[0] for entry in said]
+    if min(ranks) < 0 or len({entry[1] for entry in said}) > 1 or len(set(ranks)) < len(ranks):
+        return None
+    MPI = mpi.load()
+    tag = zlib.crc32(repr(ranks).encode()) & 0x7FFF
+    comm = world.Create_group(world.group.Incl(ranks), tag)
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    return mpi.make_job(MPI, comm, cards, hosts)

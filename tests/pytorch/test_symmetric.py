@@ -1,0 +1,130 @@
+"""Tensors in symmetric memory: the same results, and memory that is given back."""
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import pycoll.torch  # noqa: E402
+from torch_clients.models import mlp, train  # noqa: E402
+from worlds_torch import run_group  # noqa: E402
+
+
+def gather(out, x):
+    dist.group.WORLD._allgather_base(out, x).wait()
+
+
+def scatter_sums(out, x):
+    dist.group.WORLD._reduce_scatter_base(out, x).wait()
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_operations(n):
+    def body(rank, n):
+        group = dist.group.WORLD
+        for dtype in (torch.float32, torch.bfloat16, torch.int64):
+            for count in (3, 40_000):
+                mine = slice(rank * count, (rank + 1) * count)
+                values = torch.arange(n * count) % 5
+                want = (values * (n * (n + 1) // 2)).to(dtype)
+                whole = group.allocate_tensor(n * count, dtype=dtype)
+                block = group.allocate_tensor((count,), dtype=dtype)
+                whole.copy_(values * (rank + 1))
+                scatter_sums(block, whole)
+                assert torch.equal(block, want[mine])
+                gather(whole, block)
+                assert torch.equal(whole, want)
+                whole.zero_()
+                whole[mine] = block
+                gather(whole, whole[mine])  # in place
+                assert torch.equal(whole, want)
+                dist.all_reduce(whole, dist.ReduceOp.AVG)
+                assert torch.equal(whole, want)
+                x = torch.zeros(n * count, dtype=dtype)  # ordinary memory on all ranks
+                gather(x, block)
+                assert torch.equal(x, want)
+        return len(group._calls._direct)
+
+    assert all(run_group(n, body))
+
+
+def test_registered_tensors():
+    def body(rank, n):
+        group = dist.group.WORLD
+        x = torch.arange(100_001.0)[1:]  # does not begin with a page
+        before = x.data_ptr()
+        group.register_tensor(x)
+        x += rank
+        dist.all_reduce(x)
+        assert torch.equal(x, 2 * torch.arange(1.0, 100_001) + 1)
+        assert x.data_ptr() == before
+        assert group._calls._direct
+        with pytest.raises(pycoll.torch.BackendArgumentError):
+            group.register_tensor(x)
+        group.deregister_tensor(x)
+        dist.all_reduce(x)
+        assert torch.equal(x, 4 * torch.arange(1.0, 100_001) + 2)
+
+    run_group(2, body)
+
+
+def test_some_ranks_only():
+    def body(rank, n):
+        group, count = dist.group.WORLD, 100_000
+        x = group.allocate_tensor(count, dtype=torch.float32) if rank else torch.empty(count)
+        with pytest.raises(dist.DistBackendError, match="MismatchError"):
+            dist.all_reduce(x)
+
+    run_group(2, body)
+
+
+def ddp(rank, n, symmetric):
+    model = DistributedDataParallel(mlp(256), bucket_cap_mb=0.1)
+    if symmetric:
+        pycoll.torch.use_symmetric_memory(model)
+    numbers = train(model, rank) + [p.sum().item() for p in model.parameters()]
+    memory, calls = dist.group.WORLD._session.memory, dist.group.WORLD._calls
+    registered = len(memory._registered)
+    del model
+    gc.collect()
+    assert not memory._registered
+    return numbers, bool(registered), bool(calls._direct)
+
+
+def fsdp2(rank, n, symmetric):
+    model = mlp(256)
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    if not hasattr(model, "set_allocate_memory_from_process_group_for_comm"):
+        pytest.skip("this PyTorch allocates FSDP2's buffers itself")
+    if symmetric:
+        pycoll.torch.use_symmetric_memory(model)
+    numbers = train(model, rank) + [p.to_local().sum().item() for p in model.parameters()]
+    calls = dist.group.WORLD._calls
+    return numbers, calls.symmetric, bool(calls._direct)
+
+
+@pytest.mark.parametrize("step", [ddp, fsdp2])
+def test_training_gives_the_same_numbers(step):
+    for usual, special in zip(run_group(2, step, False), run_group(2, step, True), strict=True):
+        assert usual[0] == special[0]
+        assert usual[1:] == (False, False)
+        assert special[1:] == (True, True)
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="was not wrapped"):
+        pycoll.torch.use_symmetric_memory(mlp())
+
+    def body(rank, n):
+        with pytest.raises(ValueError, match="of gloo, not of pycoll"):
+            pycoll.torch.use_symmetric_memory(DistributedDataParallel(mlp()))
+
+    run_group(2, body, backend="gloo")

@@ -1,0 +1,111 @@
+"""Connections between hosts: addresses, strangers, and messages of any size in order."""
+
+import socket
+import threading
+
+import numpy as np
+import pytest
+
+from pycoll.config import Config
+from pycoll.errors import TransportError
+from pycoll.runtime import sockets
+from pycoll.runtime.hosts import Card
+from pycoll.runtime.mpi_session import MpiJob, MpiSession
+from pycoll.types import Kind
+
+
+def meet(n, fn):
+    """Run ``fn(rank, exchange)`` on n threads; return the results, or raise what one raised."""
+    rows, barrier, results = [None] * n, threading.Barrier(n), [None] * n
+
+    def run(rank):
+        def exchange(topic, value):
+            rows[rank] = value
+            barrier.wait(10)
+            found = list(rows)
+            barrier.wait(10)
+            return found
+
+        try:
+            results[rank] = fn(rank, exchange)
+        except BaseException as error:
+            results[rank] = error
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(r,)) for r in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def names(n):
+    return [f"rank {r}" for r in range(n)]
+
+
+def test_addresses(monkeypatch):
+    assert "127.0.0.1" in sockets.addresses("127.0.0.1")
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
+    assert sockets.addresses()[0] == "127.0.0.1"
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "nothing0")
+    with pytest.raises(TransportError, match="PYCOLL_SOCKET_IFNAME=nothing0"):
+        sockets.addresses()
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_calls_and_messages(n):
+    def body(rank, exchange):
+        api = sockets.connect(exchange, rank, names(n), "", 10)
+        job = MpiJob(api, None, 0, [Card.own()] * n, tuple(range(n)), "TCP")
+        session = MpiSession(job, list(range(n)), rank, 0, Config(timeout_s=10))
+        for count in (1, 100, 10_000, 1_000_000):
+            x = np.arange(count, dtype=np.int64)
+            got = session.call(Kind.ALL_REDUCE, x, None, "sum", 0, None)
+            assert (got == n * x).all()
+        for size in (0, 5, 300_000):  # not awaited by the receiver before they are sent
+            if rank:
+                session.send(np.full(size, rank), 0, 7, None)
+            for peer in range(1, n) if rank == 0 else ():
+                x = np.empty(size, np.int64)
+                session.recv(x, peer, 7, None)
+                assert (x == peer).all()
+        session.close()
+        api.close()
+        api.close()
+        return True
+
+    assert meet(n, body) == [True] * n
+
+
+def test_strangers_are_turned_away(monkeypatch):
+    """Somebody knocks first, with a wrong word, and with none."""
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
+
+    def body(rank, exchange):
+        def knocking(topic, own):
+            places = exchange(topic, own)
+            if rank == 1:
+                for hello in (b"?" * 20, b"GET"):
+                    with socket.create_connection(("127.0.0.1", places[0].port)) as knock:
+                        knock.sendall(hello)
+            return places
+
+        sockets.connect(knocking, rank, names(2), "", 10).close()
+        return True
+
+    assert meet(2, body) == [True, True]
+
+
+def test_a_rank_that_cannot_be_reached(monkeypatch):
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]  # where nobody listens afterwards
+    nobody = sockets.Place(port, ["127.0.0.1"], "00" * 16)
+    with pytest.raises(TransportError, match=r"cannot reach rank 0 on port .*refused"):
+        sockets.connect(lambda topic, own: [nobody, own], 1, names(2), "", 0.2)
+    with pytest.raises(TransportError, match="no connection from rank 1"):
+        sockets.connect(lambda topic, own: [own, nobody], 0, names(2), "", 0.2)
