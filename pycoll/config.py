@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from pycoll.errors import ArgumentError
 
+VERSION = "0.1.0"
 _T = TypeVar("_T")
 TRANSPORTS = ("auto", "mpi")
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
