@@ -62,6 +62,7 @@ class Session:
         caller = Caller(PlanCache(engine, rank, world_size), memory)
         self._open(rank, world_size, config, engine, _C.Mailboxes(engine), caller)
 
+    tuning: Any = None  # what measurement says about the choice of algorithms
     remembers = True  # calls like an earlier one need no Python code
     transport = "shared memory"
 
@@ -224,7 +225,7 @@ class Session:
         limit = self._limit(timeout)
         pointer = ArrayView(array, source.dtype, source.name, x).pointer
         self.guard(
-            self._boxes().send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit
+            self.boxes().send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit
         )
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
@@ -235,10 +236,11 @@ class Session:
         limit = self._limit(timeout)
         nbytes = target.array.nbytes
         return self.guard(
-            self._boxes().recv, target.pointer, nbytes, target.code, src, self._tag(tag), limit
+            self.boxes().recv, target.pointer, nbytes, target.code, src, self._tag(tag), limit
         )
 
-    def _boxes(self) -> _C.Mailboxes:
+    def boxes(self) -> _C.Mailboxes:
+        """Return the mailboxes; see `engine`."""
         if self._engine is None:
             raise CommClosed("this communicator has been closed")
         return self._mailboxes

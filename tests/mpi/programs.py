@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import checks
 import failures
 import numpy as np
 
@@ -19,7 +20,7 @@ from cases import MOVING, REDUCING, make, run_cases
 from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.collectives import COLLECTIVES
 
-PROGRAMS = {function.__name__: function for function in failures.ALL}
+PROGRAMS = {function.__name__: function for function in (*failures.ALL, *checks.ALL)}
 
 
 def program(function):
