@@ -15,6 +15,7 @@ from pycoll.runtime.groups import open_control
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.reports import raising
 from pycoll.runtime.session import Session
+from pycoll.runtime.tuned import agree
 
 
 def init(
@@ -23,11 +24,12 @@ def init(
     heap_bytes: int | None = None,
     cell_bytes: int | None = None,
     transport: str | None = None,
+    tuning: str | os.PathLike | None = None,
 ) -> Communicator:
     """Join the job of this process and return its communicator.
 
     Under ``pycoll run -n N`` or an MPI launcher there are N ranks; a process started alone is a
-    world of one rank.
+    world of one rank. With several ranks this is a collective of all of them.
 
     Args:
         timeout: Seconds a call may wait for its peers before `CollTimeout`; by default 300, or
@@ -36,17 +38,23 @@ def init(
         cell_bytes: Staging memory for one iteration of a rank.
         transport: ``auto`` (shared memory on one host, MPI between hosts) or ``mpi`` (MPI for
             everything).
+        tuning: Measured times that choose algorithms: ``auto`` (what ``pycoll tune`` has written
+            for this user, if anything), ``off``, or the path of a table; rank 0's counts for all.
 
     Raises:
         TransportError: If the process cannot join, with the reason and what to do.
         ArgumentError: If a setting or a variable of the environment has no usable value.
     """
     config = _configure(
-        timeout_s=timeout, heap_bytes=heap_bytes, cell_bytes=cell_bytes, transport=transport
+        timeout_s=timeout,
+        heap_bytes=heap_bytes,
+        cell_bytes=cell_bytes,
+        transport=transport,
+        tuning=tuning,
     )
     comm = None if launched_by_us() else mpi.world()
     if comm is not None:
-        return Communicator(mpi.connect(comm, config))
+        return Communicator(agree(mpi.connect(comm, config)))
     launch = discover()
     try:
         n = launch.world_size
@@ -56,11 +64,15 @@ def init(
     finally:
         os.close(launch.control_fd)
         os.close(launch.heap_fd)
-    return Communicator(session)
+    return Communicator(agree(session))
 
 
 def from_mpi(
-    comm: Any, *, timeout: float | None = None, transport: str | None = None
+    comm: Any,
+    *,
+    timeout: float | None = None,
+    transport: str | None = None,
+    tuning: str | os.PathLike | None = None,
 ) -> Communicator:
     """Return a communicator of the ranks of an mpi4py communicator; a collective of all of them.
 
@@ -69,13 +81,18 @@ def from_mpi(
             its own traffic is not touched.
         timeout: See `init`.
         transport: See `init`.
+        tuning: See `init`.
 
     Raises:
         ArgumentError: If ``comm`` is something else, or ranks have different settings.
         TransportError: If MPI cannot be used.
     """
-    return Communicator(mpi.connect(comm, _configure(timeout_s=timeout, transport=transport)))
+    config = _configure(timeout_s=timeout, transport=transport, tuning=tuning)
+    return Communicator(agree(mpi.connect(comm, config)))
 
 
 def _configure(**given: Any) -> Config:
-    return replace(Config.from_env(), **{k: v for k, v in given.items() if v is not None})
+    wanted = {k: v for k, v in given.items() if v is not None}
+    if "tuning" in wanted:
+        wanted["tuning"] = os.fspath(wanted["tuning"])
+    return replace(Config.from_env(), **wanted)

@@ -20,6 +20,7 @@ COMMANDS = {
     "show": "draw the schedule of an algorithm",
     "explain": "tell which algorithm a call uses, and why",
     "bench": "measure collectives",
+    "tune": "measure, and let the times choose algorithms",
     "doctor": "check this installation and tell what is missing",
 }
 
