@@ -1,4 +1,4 @@
-"""``pycoll tune``: measure this machine, or this job's hosts, and let the times choose algorithms."""
+"""``pycoll tune``: measure this machine, or the hosts of a job, and let times choose algorithms."""
 
 from __future__ import annotations
 

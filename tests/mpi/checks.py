@@ -60,4 +60,9 @@ def hosts_of(comm):
     return list(comm.check().hosts)
 
 
-ALL = (check, hosts_of)
+def selection(comm):
+    """Return the digest of what tuning has changed."""
+    return comm.check().selection
+
+
+ALL = (check, hosts_of, selection)
