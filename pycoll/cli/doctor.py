@@ -15,7 +15,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from pycoll.cli import installed_version
-from pycoll.errors import TransportError
+from pycoll.config import tuning_path
+from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.bootstrap import make_memfd
 
 # Optional packages: module, extra that brings it, what it is for.
@@ -152,3 +153,18 @@ def _optional() -> Iterator[Check]:
         else:
             fix = f"for {purpose}: pip install 'pycoll[{extra}]'"
             yield Check(module, f"for {purpose}", fix, required=False)
+    yield _tuning()
+
+
+def _tuning() -> Check:
+    """Look at the table of measured times that `pycoll.init` would use."""
+    path, fix = tuning_path(), "to let measured times choose algorithms: pycoll tune"
+    if not path.exists():
+        return Check("tuning", "nothing was measured here", fix, required=False)
+    try:
+        from pycoll.runtime.tuned import describe, read
+
+        _, table = read(path)
+    except (ArgumentError, ImportError) as error:
+        return Check("tuning", f"{path} is not used: {error}", fix, required=False)
+    return Check("tuning", f"{path}: {'; '.join(describe(*w.place) for w in table.worlds)}")

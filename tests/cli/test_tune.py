@@ -18,11 +18,11 @@ from pycoll.schedule.cost import Machine
 QUICK = ("--budget", "3", "--max", "1K", "--only", "all_reduce,broadcast")
 
 
-def tune(folder, *args, **variables):
+def tune(folder, *args):
     done = subprocess.run(
         [sys.executable, "-m", "pycoll", "tune", *args],
         cwd=folder,
-        env={**os.environ, "XDG_CONFIG_HOME": str(folder), **variables},
+        env={**os.environ, "XDG_CONFIG_HOME": str(folder)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -70,11 +70,13 @@ def test_a_job_uses_it_and_the_command_explains_it(tuned, capsys, monkeypatch):
     env = {**os.environ, "XDG_CONFIG_HOME": str(folder)}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     digest = Tuning.parse((folder / "pycoll" / "tuning.json").read_text()).digest
-    for more, expected in (({}, digest), ({"PYCOLL_TUNING": "off"}, "")):
-        done = subprocess.run(words, env={**env, **more}, capture_output=True, text=True)
+    for setting, expected in (("auto", digest), ("off", "")):
+        env["PYCOLL_TUNING"] = setting
+        done = subprocess.run(words, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout.count(f"digest is {expected!r}") == 2
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    monkeypatch.setenv("PYCOLL_TUNING", "auto")
     assert main(["explain", "all_reduce", "-n", "2", "--bytes", "256"]) == 0
     out = capsys.readouterr().out
     assert "as measured here" in out
@@ -83,6 +85,21 @@ def test_a_job_uses_it_and_the_command_explains_it(tuned, capsys, monkeypatch):
     assert "nothing was measured here" in capsys.readouterr().out
     assert main(["explain", "all_reduce", "-n", "2", "--tuning", "/not/there"]) == 2
     assert "/not/there cannot be used: it cannot be read" in capsys.readouterr().err
+
+
+def test_the_doctor_sees_it(tuned, tmp_path, capsys, monkeypatch):
+    folder, _ = tuned
+    for place, line in (
+        (folder, f"{folder}/pycoll/tuning.json: 2 ranks, shared memory; 3 ranks, shared memory"),
+        (tmp_path, "nothing was measured here"),
+    ):
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(place))
+        assert main(["doctor"]) == 0
+        assert line in capsys.readouterr().out
+    (tmp_path / "pycoll").mkdir()
+    (tmp_path / "pycoll" / "tuning.json").write_text("{}")
+    assert main(["doctor"]) == 0
+    assert "tuning.json is not used: its schema" in capsys.readouterr().out
 
 
 def test_explain_for_several_hosts(capsys):
