@@ -15,7 +15,7 @@ from pycoll.runtime.fingerprint import fingerprint
 from pycoll.runtime.tuning import Tuning, World
 from pycoll.schedule.cost import Machine
 
-QUICK = ("--budget", "3", "--max", "1K", "--only", "all_reduce,broadcast")
+QUICK = ("--budget", "40", "--max", "256", "--only", "all_reduce")
 
 
 def tune(folder, *args):
@@ -25,7 +25,7 @@ def tune(folder, *args):
         env={**os.environ, "XDG_CONFIG_HOME": str(folder)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=90,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
@@ -47,8 +47,8 @@ def test_what_the_table_says(tuned):
     for world in table.worlds:
         assert isinstance(world.machine, Machine)
         assert 0 < world.machine.beta < 1e-8
-        assert {t.collective for t in world.times} == {"all_reduce", "broadcast"}
-        assert {64, 256, 1024} <= {t.nbytes for t in world.times}
+        assert {t.collective for t in world.times} == {"all_reduce"}
+        assert {64, 256} <= {t.nbytes for t in world.times}
         assert {t.algorithm for t in world.times} - {""} <= names
         assert all(0 < t.low <= t.seconds <= t.high < 10 for t in world.times)
         for rule in world.rules:

@@ -19,7 +19,7 @@ CASES = [
 def test_tune(mpi, tmp_path, n, transport, ranks, variables):
     path = tmp_path / "table.json"
     words = [*mpirun.command(n), sys.executable, "-m", "pycoll", "tune", "-o", str(path)]
-    words += ["--budget", "4", "--max", "1K", "--only", "all_reduce,gather"]
+    words += ["--budget", "30", "--max", "256", "--only", "all_reduce,gather"]
     done = subprocess.run(
         words,
         env=mpirun.environment(**variables),
