@@ -122,6 +122,7 @@ def explanation(choice: Choice, world: World | None = None) -> str:
             f"  {choice.name}, {_way(choice.direct)}{params}: "
             f"{show_time(choice.predicted_s)} predicted",
             f"  because {choice.reason}",
+            *_two_levels(choice, world),
             "",
             table(head, [_row(c) for c in candidates(choice, world)], right=(2, 6, 7)),
             "",
@@ -129,6 +130,17 @@ def explanation(choice: Choice, world: World | None = None) -> str:
             *_basis(choice, world),
         )
     )
+
+
+def _two_levels(choice: Choice, world: World | None) -> tuple[str, ...]:
+    """Say where a call goes through hosts first, which is nobody's algorithm by name."""
+    if world is None or choice.measured or not world.transport.startswith("two levels"):
+        return ()
+    wish = choice.wish
+    found = world.by_itself(wish.collective, wish.nbytes, wish.order)
+    if found is None:
+        return ()
+    return (f"  but unless it is named the call goes in two levels: {show_time(found.seconds)}",)
 
 
 def _basis(choice: Choice, world: World | None) -> tuple[str, ...]:

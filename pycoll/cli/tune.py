@@ -271,13 +271,13 @@ def report(world: World) -> None:
 
 
 def constants(machine: Machine | Network) -> str:
-    """Return the constants of the cost model as text: latencies, and speeds per byte."""
+    """Return the constants of the cost model as text: times, and speeds; *hidden* is too small."""
     values = {k: v for k, v in vars(machine).items() if isinstance(v, float)}
     rates = [name for name in values if name.endswith("beta") or name in ("gamma", "bus")]
-    parts = [f"{name} {show_time(v)}" for name, v in values.items() if name not in rates]
-    for name in rates:
-        hidden = values[name] <= 10 * LEAST
-        parts.append(f"{name} " + ("hidden" if hidden else f"1/({1e-9 / values[name]:.3g} GB/s)"))
+    parts = []
+    for name, value in values.items():
+        text = f"1/({1e-9 / value:.3g} GB/s)" if name in rates else show_time(value)
+        parts.append(f"{name} {text if value > 10 * LEAST else 'hidden'}")
     return ", ".join(parts)
 
 

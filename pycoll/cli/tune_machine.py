@@ -139,7 +139,9 @@ def _synchronisation(comm: Communicator, empty: float) -> tuple[float, float]:
         return each[0], 0.0
     peers = [(float(k - 1), seconds) for k, seconds in zip(sizes, each, strict=True)]
     sigma = slope(peers)
-    return max(LEAST, each[0] - sigma), sigma
+    if sigma < each[0]:
+        return each[0] - sigma, sigma
+    return LEAST, each[-1] / (sizes[-1] - 1)  # more ranks than cores: all is waiting for a turn
 
 
 def _network(comm: Communicator, ranks_per_host: tuple[int, ...]) -> Network:

@@ -113,11 +113,20 @@ class World:
 
     def measured(self, collective: str, nbytes: int, symmetric: bool) -> dict[str, Time]:
         """Return the times of the algorithms at the nearest size within a factor of two."""
+        near = self._near(collective, nbytes, symmetric)
+        return {t.algorithm: t for t in near if t.algorithm}
+
+    def by_itself(self, collective: str, nbytes: int, order: str) -> Time | None:
+        """Return the time of a call that named nothing and did what no algorithm does by name."""
+        near = self._near(collective, nbytes, False)
+        return next((t for t in near if (t.algorithm, t.order) == ("", order)), None)
+
+    def _near(self, collective: str, nbytes: int, symmetric: bool) -> list[Time]:
         known = [t for t in self.times if (t.collective, t.symmetric) == (collective, symmetric)]
         near = min((t.nbytes for t in known), key=lambda s: _distance(s, nbytes), default=0)
         if not near or _distance(near, nbytes) > math.log(2) + 1e-9:
-            return {}
-        return {t.algorithm: t for t in known if t.nbytes == near and t.algorithm}
+            return []
+        return [t for t in known if t.nbytes == near]
 
 
 def _distance(a: int, b: int) -> float:

@@ -12,8 +12,9 @@ from pycoll.cli import main
 from pycoll.cli.tune import save
 from pycoll.cli.tune_machine import slope
 from pycoll.runtime.fingerprint import fingerprint
-from pycoll.runtime.tuning import Tuning, World
+from pycoll.runtime.tuning import Time, Tuning, World
 from pycoll.schedule.cost import Machine
+from pycoll.schedule.network import Network
 
 QUICK = ("--budget", "40", "--max", "256", "--only", "all_reduce")
 
@@ -109,6 +110,23 @@ def test_explain_for_several_hosts(capsys):
     assert "per message between them" in out
     assert main(["explain", "broadcast", "--hosts", "2,x", "--tuning", "off"]) == 2
     assert "--hosts is '2,x'" in capsys.readouterr().err
+
+
+def test_explain_in_two_levels(tmp_path, capsys):
+    times = tuple(
+        Time("all_reduce", 1024, False, name, order, seconds, seconds, seconds)
+        for name, order, seconds in (("", "tree", 3e-6), ("ring", "", 9e-6))
+    )
+    made = World("two levels over X 1", (2, 2), Network(ranks_per_host=(2, 2)), times, (), "now")
+    path = tmp_path / "table.json"
+    path.write_text(Tuning(fingerprint(), (made,)).to_json())
+    words = ["explain", "all_reduce", "--bytes", "1K", "--hosts", "2,2", "--tuning", str(path)]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "goes in two levels: 3.00 us" in out
+    assert "9.00 us" in out
+    assert main([*words, "--order", "any"]) == 0
+    assert "two levels" not in capsys.readouterr().out
 
 
 def world(n, taken=""):

@@ -6,7 +6,11 @@ import time
 import numpy as np
 
 import pycoll
+from pycoll.cli.tune import measure
 from pycoll.runtime import health
+from pycoll.runtime.fingerprint import fingerprint
+from pycoll.runtime.tuning import Tuning
+from pycoll.schedule.network import Network
 
 
 def check(comm):
@@ -65,4 +69,19 @@ def selection(comm):
     return comm.check().selection
 
 
-ALL = (check, hosts_of, selection)
+def tune(comm):
+    """Measure for a moment, and use what was found; return where, and what is wrong."""
+    world = measure(comm, ["all_reduce", "gather"], 20.0, 256)
+    table = Tuning(fingerprint(), (world,))
+    comm._session.use(Tuning.parse(table.to_json()))
+    wrong = [] if comm._session.world == world else ["it is not used"]
+    wrong += [] if comm.check().selection == table.digest else ["another table is used"]
+    wrong += [] if isinstance(world.machine, Network) else [repr(world.machine)]
+    wrong += [] if 0 < world.machine.far_alpha < 1 else ["far_alpha"]
+    wrong += [] if {t.collective for t in world.times} == {"all_reduce", "gather"} else ["times"]
+    wrong += ["symmetric"] if any(t.symmetric for t in world.times) else []
+    wrong += [] if comm.all_reduce(np.ones(64))[0] == comm.world_size else ["sum"]
+    return [world.transport.split()[0], list(world.ranks_per_host), wrong]
+
+
+ALL = (check, hosts_of, selection, tune)
