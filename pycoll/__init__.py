@@ -5,13 +5,9 @@ The names below are the stable interface; see `Communicator` for the collectives
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-from typing import Any
+import importlib
 
-from pycoll import _C
-from pycoll.comm import ANY, Communicator
-from pycoll.config import Config
+from pycoll.config import VERSION, Config
 from pycoll.errors import (
     ArgumentError,
     CollError,
@@ -27,80 +23,25 @@ from pycoll.errors import (
     ScheduleError,
     TransportError,
 )
-from pycoll.runtime import mpi
-from pycoll.runtime.bootstrap import discover, launched_by_us
-from pycoll.runtime.groups import open_control
-from pycoll.runtime.memory import Memory
-from pycoll.runtime.reports import raising
-from pycoll.runtime.session import Session
-from pycoll.runtime.work import Work
 
-__version__ = "0.1.0"
+try:
+    importlib.import_module("pycoll._C")  # alone, so that the reason of a failure is its own
+    from pycoll.comm import ANY, Communicator
+    from pycoll.runtime.work import Work
+    from pycoll.start import from_mpi, init
+except ImportError as _error:  # the engine is missing or broken; `pycoll doctor` has to work
+    _failure = _error
 
-
-def init(
-    *,
-    timeout: float | None = None,
-    heap_bytes: int | None = None,
-    cell_bytes: int | None = None,
-    transport: str | None = None,
-) -> Communicator:
-    """Join the job of this process and return its communicator.
-
-    Under ``pycoll run -n N`` or an MPI launcher there are N ranks; a process started alone is a
-    world of one rank.
-
-    Args:
-        timeout: Seconds a call may wait for its peers before `CollTimeout`; by default 300, or
-            ``PYCOLL_TIMEOUT``.
-        heap_bytes: Capacity of this rank's symmetric heap; only what is allocated uses memory.
-        cell_bytes: Staging memory for one iteration of a rank.
-        transport: ``auto`` (shared memory on one host, MPI between hosts) or ``mpi`` (MPI for
-            everything).
-
-    Raises:
-        TransportError: If the process cannot join, with the reason and what to do.
-        ArgumentError: If a setting or a variable of the environment has no usable value.
-    """
-    config = _configure(
-        timeout_s=timeout, heap_bytes=heap_bytes, cell_bytes=cell_bytes, transport=transport
-    )
-    comm = None if launched_by_us() else mpi.world()
-    if comm is not None:
-        return Communicator(mpi.connect(comm, config))
-    launch = discover()
-    try:
-        n = launch.world_size
-        heap = raising(_C.Heap, launch.heap_fd, n, config.heap_bytes)
-        control = open_control(launch.control_fd, n, config)
-        session = Session(control, Memory(heap, launch.rank), launch.rank, n, config)
-    finally:
-        os.close(launch.control_fd)
-        os.close(launch.heap_fd)
-    return Communicator(session)
+    def __getattr__(name: str) -> object:
+        """Say what is wrong where something that needs the engine is used."""
+        if name not in (*__all__, "_C"):
+            raise AttributeError(f"module 'pycoll' has no attribute {name!r}")
+        raise ImportError(
+            f"pycoll cannot be used: {_failure}; `python -m pycoll doctor` tells what to do"
+        ) from _failure
 
 
-def from_mpi(
-    comm: Any, *, timeout: float | None = None, transport: str | None = None
-) -> Communicator:
-    """Return a communicator of the ranks of an mpi4py communicator; a collective of all of them.
-
-    Args:
-        comm: Any intra-communicator, such as ``MPI.COMM_WORLD.Split(color)``. It is duplicated, so
-            its own traffic is not touched.
-        timeout: See `init`.
-        transport: See `init`.
-
-    Raises:
-        ArgumentError: If ``comm`` is something else, or ranks have different settings.
-        TransportError: If MPI cannot be used.
-    """
-    return Communicator(mpi.connect(comm, _configure(timeout_s=timeout, transport=transport)))
-
-
-def _configure(**given: Any) -> Config:
-    return replace(Config.from_env(), **{k: v for k, v in given.items() if v is not None})
-
+__version__ = VERSION
 
 __all__ = [
     "ANY",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll.errors import ArgumentError
 from pycoll.memory import SymmetricMemory
 from pycoll.runtime.groups import split
+from pycoll.runtime.health import Health, check
 from pycoll.runtime.methods import CallOptions, collective
 from pycoll.runtime.session import Session
 from pycoll.runtime.work import BoundPlan, Work
@@ -258,6 +259,20 @@ class Communicator(SymmetricMemory):
     def dup(self) -> Communicator:
         """Make a communicator of the same ranks with traffic of its own; a collective."""
         return Communicator(split(self._session, 0, 0))
+
+    def check(self, *, timeout: float | None = None) -> Health:
+        """Find out whether the communicator is well; a collective.
+
+        Every rank answers, all agree on the state of the communicator, and messages travel between
+        every two ranks.
+
+        Returns:
+            Who answered how fast, and by which transport.
+
+        Raises:
+            MismatchError: If ranks disagree. `PeerLost`, `CollTimeout`: If one does not answer.
+        """
+        return check(self._session, timeout)
 
     def abort(self, reason: str = "abort was called") -> None:
         """Make every rank's present or next call raise `Revoked`; may be called from any thread."""

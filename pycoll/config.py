@@ -6,11 +6,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from pycoll.errors import ArgumentError
 
+VERSION = "0.1.0"
 _T = TypeVar("_T")
 TRANSPORTS = ("auto", "mpi")
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -28,12 +30,15 @@ class Config:
             (``PYCOLL_HEAP_BYTES``, likewise). It is address space; only arrays take memory.
         transport: ``auto``: shared memory on one host and MPI between hosts; ``mpi``: messages
             for everything (``PYCOLL_TRANSPORT``).
+        tuning: Measured times that choose algorithms (``PYCOLL_TUNING``): ``auto`` for the file
+            `tuning_path` if it is there, ``off``, or the path of a file. Rank 0's counts for all.
     """
 
     timeout_s: float = 300.0
     cell_bytes: int = 1 << 20
     heap_bytes: int = 16 << 30
     transport: str = "auto"
+    tuning: str = field(default="auto", repr=False)
 
     def __post_init__(self) -> None:
         """Refuse values that no communicator can work with."""
@@ -46,6 +51,8 @@ class Config:
         if self.transport not in TRANSPORTS:
             accepted = ", ".join(TRANSPORTS)
             raise ArgumentError(f"transport is {self.transport!r}; accepted: {accepted}")
+        if not self.tuning:
+            raise ArgumentError("tuning is empty; accepted: auto, off, or the path of a table")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -63,6 +70,7 @@ class Config:
             cell_bytes=_read(environ, "PYCOLL_CELL_BYTES", parse_bytes, cls.cell_bytes),
             heap_bytes=_read(environ, "PYCOLL_HEAP_BYTES", parse_bytes, cls.heap_bytes),
             transport=_read(environ, "PYCOLL_TRANSPORT", str, cls.transport),
+            tuning=_read(environ, "PYCOLL_TUNING", str, cls.tuning),
         )
 
 
@@ -120,6 +128,14 @@ LAUNCH_VARIABLES = ("PYCOLL_RANK", "PYCOLL_WORLD_SIZE", "PYCOLL_CONTROL_FD", "PY
 def environment() -> MutableMapping[str, str]:
     """Return the environment of this process; no other module reads it by itself."""
     return os.environ
+
+
+def tuning_path(environ: Mapping[str, str] | None = None) -> Path:
+    """Return where the measured times of this user lie: in pycoll's part of the configuration."""
+    environ = environment() if environ is None else environ
+    base = environ.get("XDG_CONFIG_HOME", "")
+    home = Path(base) if os.path.isabs(base) else Path(environ.get("HOME", "/")) / ".config"
+    return home / "pycoll" / "tuning.json"
 
 
 def parse_bytes(text: str) -> int:

@@ -38,6 +38,7 @@ from pycoll.runtime.bootstrap import make_memfd
 from pycoll.runtime.groups import open_control
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.session import Session
+from pycoll.runtime.tuned import agree
 
 GRACE_S = 5.0  # after the first failure, in which the other ranks can end by themselves
 _POLL_S = 0.002
@@ -158,7 +159,8 @@ def on_hosts(hosts: Sequence[int], comm: Any = None, **settings: Any) -> Communi
         **settings: Fields of `pycoll.Config`.
     """
     world = mpi.world() if comm is None else comm
-    return Communicator(mpi.connect(world, replace(Config.from_env(), **settings), hosts))
+    config = replace(Config.from_env(), **settings)
+    return Communicator(agree(mpi.connect(world, config, hosts)))
 
 
 class _Child:

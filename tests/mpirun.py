@@ -43,7 +43,7 @@ def environment(**variables):
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI", "PYCOLL_"))}
-    return {**kept, **root, "PYTHONPATH": path, **variables}
+    return {**kept, **root, "PYTHONPATH": path, "PYCOLL_TUNING": "off", **variables}
 
 
 def start(n, names, folder, hosts=None, options=(), **variables):

@@ -22,7 +22,8 @@ ALLOWED = {
     "torch": WORDS
     | {"schedule", "algorithms", "runtime", "comm", "kernels", "parallel", "_C", "pycoll"},
     "cli": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C", "pycoll"},
-    "pycoll": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C"},
+    "start": WORDS | {"runtime", "comm", "_C"},
+    "pycoll": WORDS | {"schedule", "algorithms", "runtime", "comm", "start", "parallel", "_C"},
     "testing": WORDS | {"schedule", "algorithms", "runtime", "comm", "cli", "_C", "pycoll"},
     "__main__": {"cli"},
 }

@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 import warnings
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,7 +11,17 @@ import torch
 import torch.distributed as dist
 
 import pycoll.torch  # noqa: F401 - registers the backend
+from pycoll.runtime.hosts import Card
 from pycoll.testing import run_processes
+
+
+HOSTS: tuple[int, ...] = ()  # number of the host that each rank takes itself to be on; empty: real
+
+
+def take_host(number):
+    """Make this process believe that it is on another host than processes with other numbers."""
+    real = Card.own()
+    Card.own = classmethod(lambda cls: replace(real, host=f"{real.host} {number}"))
 
 
 def run_group(n, fn, *args, backend="pycoll", timeout=30.0, limit_s=15.0, may_die=()):
@@ -31,6 +42,8 @@ def run_group(n, fn, *args, backend="pycoll", timeout=30.0, limit_s=15.0, may_di
         def rank(comm):
             warnings.simplefilter("default")  # PyTorch's own
             torch.set_num_threads(1)
+            if HOSTS:
+                take_host(HOSTS[comm.rank])
             dist.init_process_group(
                 backend,
                 store=dist.FileStore(path, n),

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all")
 SIZES = tuple(8 << k for k in range(0, 24, 1))  # 8 B to 64 MiB
+MESSAGE_SIZES = (8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 FEW_SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 512 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 
 
@@ -53,6 +54,12 @@ def quick():
     cases += [Case(name, 2, rotating=r) for name in COLLECTIVES[1:] for r in (False, True)]
     cases += [Case("all_reduce", 2, "bfloat16", in_place=True)]
     return cases
+
+
+def messages():
+    """Return the cases in which pycoll sends messages over MPI."""
+    cases = [Case("all_reduce", 2, in_place=True, rotating=r) for r in (False, True)]
+    return cases + [Case(name, 2) for name in COLLECTIVES[1:]]
 
 
 def full():

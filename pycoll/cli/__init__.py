@@ -20,6 +20,7 @@ COMMANDS = {
     "show": "draw the schedule of an algorithm",
     "explain": "tell which algorithm a call uses, and why",
     "bench": "measure collectives",
+    "tune": "measure, and let the times choose algorithms",
     "doctor": "check this installation and tell what is missing",
 }
 
@@ -31,13 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; those of this process when None.
 
     Returns:
-        The status of the subcommand; 2 for a `CollError`, 130 after Ctrl-C.
+        The status of the subcommand; 2 for a `CollError`, or where the engine or a package that it
+        needs cannot be loaded; 130 after Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     name = argv[0] if argv else ""
     if name not in COMMANDS:
         return _no_command(argv)
-    module = importlib.import_module(f"pycoll.cli.{name}")
+    try:
+        module = importlib.import_module(f"pycoll.cli.{name}")
+    except ImportError as error:
+        print(f"pycoll {name}: {error}\n`pycoll doctor` tells what is missing", file=sys.stderr)
+        return 2
     parser = argparse.ArgumentParser(prog="pycoll")
     module.add_parser(parser.add_subparsers())
     args = parser.parse_args(argv)

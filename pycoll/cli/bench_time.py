@@ -135,8 +135,10 @@ def schedule_name(comm: Communicator, problem: Problem, setup: Setup) -> str:
         direct=setup.symmetric and all_told and not messages,
         algorithm=setup.algorithm,
         messages=messages,
+        world=comm._session.world,
     )
-    if setup.algorithm is None and comm._session.has_two_levels(problem.name, choice):
+    by_default = setup.algorithm is None and choice.measured is None
+    if by_default and comm._session.has_two_levels(problem.name, choice):
         return "two levels"
     return choice.name + ("" if choice.direct else staged)
 

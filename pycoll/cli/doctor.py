@@ -11,9 +11,12 @@ import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
 
 from pycoll.cli import installed_version
-from pycoll.errors import TransportError
+from pycoll.config import tuning_path
+from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.bootstrap import make_memfd
 
 # Optional packages: module, extra that brings it, what it is for.
@@ -24,6 +27,7 @@ _EXTRAS = (
     ("ml_dtypes", "dev", "bfloat16 in NumPy"),
     ("pytest", "dev", "the tests"),
 )
+_PACKAGE = Path(__file__).resolve().parents[1]
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAKE = 1
 
@@ -88,7 +92,7 @@ def _meminfo(field: str) -> int:
 def _needed() -> Iterator[Check]:
     yield Check("pycoll", installed_version())
     yield _imported("NumPy", "numpy", "pip install numpy")
-    yield _imported("engine", "pycoll._C", "build it: make build, or pip install . in the sources")
+    yield _engine()
     yield _memfd()
     yield _futex()
 
@@ -98,8 +102,25 @@ def _imported(name: str, module: str, fix: str) -> Check:
         found = importlib.import_module(module)
     except ImportError as error:
         return Check(name, f"cannot be imported: {error}", fix)
-    isa = getattr(found, "fold_isa", None)
-    return Check(name, f"folds with {isa()}" if isa else getattr(found, "__version__", "loads"))
+    return Check(name, getattr(found, "__version__", "loads"))
+
+
+def _engine() -> Check:
+    """Load the engine, and tell one that was never built from one that does not fit or is old."""
+    built = sorted(path.name for path in _PACKAGE.glob("_C*.so"))
+    fits = [name for name in built if name in {f"_C{end}" for end in EXTENSION_SUFFIXES}]
+    build = "build it: make build, or pip install . in the sources"
+    try:
+        engine = importlib.import_module("pycoll._C")
+        isa = engine.fold_isa()
+    except (ImportError, AttributeError) as error:
+        if not built:
+            return Check("engine", f"is not there: no _C*.so in {_PACKAGE}", build)
+        if not fits:
+            value = f"is built for another Python or machine: {', '.join(built)}"
+            return Check("engine", value, f"{build}; this Python loads _C{EXTENSION_SUFFIXES[0]}")
+        return Check("engine", f"{fits[0]} is broken: {error}", f"remove it, then {build}")
+    return Check("engine", f"folds with {isa}")
 
 
 def _memfd() -> Check:
@@ -132,3 +153,18 @@ def _optional() -> Iterator[Check]:
         else:
             fix = f"for {purpose}: pip install 'pycoll[{extra}]'"
             yield Check(module, f"for {purpose}", fix, required=False)
+    yield _tuning()
+
+
+def _tuning() -> Check:
+    """Look at the table of measured times that `pycoll.init` would use."""
+    path, fix = tuning_path(), "to let measured times choose algorithms: pycoll tune"
+    if not path.exists():
+        return Check("tuning", "nothing was measured here", fix, required=False)
+    try:
+        from pycoll.runtime.tuned import describe, read
+
+        _, table = read(path)
+    except (ArgumentError, ImportError) as error:
+        return Check("tuning", f"{path} is not used: {error}", fix, required=False)
+    return Check("tuning", f"{path}: {'; '.join(describe(*w.place) for w in table.worlds)}")

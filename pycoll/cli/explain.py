@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 from pycoll.cli.sizes import show_size, show_time, size, table
+from pycoll.config import Config
 from pycoll.errors import ArgumentError
 from pycoll.runtime.candidates import Candidate, candidates
 from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
 from pycoll.runtime.select import Choice, select
+from pycoll.runtime.tuned import read, table_path
+from pycoll.runtime.tuning import World
 from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.network import Network
 from pycoll.types import DType, Order, ReduceOp
 
 
@@ -33,6 +38,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     memory = parser.add_mutually_exclusive_group()
     memory.add_argument("--symmetric", action="store_true", help="arrays made by comm.empty")
     memory.add_argument("--private", action="store_true", help="any other arrays (default)")
+    parser.add_argument(
+        "--tuning", metavar="T", help="measured times: auto (default), off, or the path of a table"
+    )
+    parser.add_argument(
+        "--hosts", metavar="N,N", help="ranks per host, which send messages, instead of -n"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -40,31 +51,69 @@ def main(args: argparse.Namespace) -> int:
     if args.collective is None:
         print(table_of_rules())
         return 0
-    if args.n < 1:
+    ranks = _hosts(args.hosts) if args.hosts else (args.n,)
+    if min(ranks) < 1:
         raise ArgumentError(f"-n is {args.n}, expected the number of ranks, 1 or more")
     reduces = COLLECTIVES[args.collective].reduces
+    world = _world(args.tuning, ranks, messages=args.hosts is not None)
     choice = select(
         args.collective,
         args.bytes,
-        args.n,
+        sum(ranks),
         order=args.order,
         dtype=DType[args.dtype.upper()] if reduces else None,
         op=ReduceOp[args.op.upper()],
         direct=args.symmetric,
         algorithm=args.algorithm,
+        messages=args.hosts is not None,
+        machine=world.machine if world else Network(ranks_per_host=ranks) if args.hosts else None,
+        world=world,
     )
-    print(explanation(choice))
+    print(explanation(choice, world))
     return 0
 
 
-def explanation(choice: Choice) -> str:
-    """Say what was chosen and why, and list all candidates."""
-    wish, machine = choice.wish, choice.machine
+def _hosts(text: str) -> tuple[int, ...]:
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise ArgumentError(f"--hosts is {text!r}, expected ranks per host such as 2,2")
+    return tuple(int(part) for part in text.split(","))
+
+
+def _world(wanted: str | None, ranks: tuple[int, ...], messages: bool) -> World | None:
+    """Return what was measured with ranks in these places, or None."""
+    config = Config.from_env()
+    path = table_path(config if wanted is None else replace(config, tuning=wanted))
+    asked = (wanted or config.tuning) != "auto"
+    if path is None or not (asked or path.exists()):
+        return None
+    try:
+        _, tuning = read(path)
+    except ArgumentError as error:
+        if asked:
+            raise ArgumentError(f"{path} cannot be used: {error}") from None
+        print(f"{path} is not used: {error}\n")
+        return None
+    fits = [
+        world
+        for world in tuning.worlds
+        if world.ranks_per_host == ranks and (world.transport != "shared memory") == messages
+    ]
+    return fits[-1] if fits else None
+
+
+def explanation(choice: Choice, world: World | None = None) -> str:
+    """Say what was chosen and why, and list all candidates.
+
+    Args:
+        choice: What was chosen.
+        world: What was measured in the places of these ranks, if anything.
+    """
+    wish = choice.wish
     memory = "symmetric" if wish.direct else "private"
     order = f", order {choice.order}" if choice.order else ""
     dtype = f" of {wish.dtype.name.lower()}" if wish.dtype is not None else ""
     params = "".join(f", {k} = {v}" for k, v in choice.params.items())
-    head = ("", "algorithm", "rounds", "per rank", "order", "memory", "predicted", "")
+    head = ("", "algorithm", "rounds", "per rank", "order", "memory", "predicted", "measured", "")
     return "\n".join(
         (
             f"{wish.collective}, {show_size(wish.nbytes)}{dtype} on {wish.n} ranks, "
@@ -73,14 +122,46 @@ def explanation(choice: Choice) -> str:
             f"  {choice.name}, {_way(choice.direct)}{params}: "
             f"{show_time(choice.predicted_s)} predicted",
             f"  because {choice.reason}",
+            *_two_levels(choice, world),
             "",
-            table(head, [_row(c) for c in candidates(choice)], right=(2, 6)),
+            table(head, [_row(c) for c in candidates(choice, world)], right=(2, 6, 7)),
             "",
             "per rank: what the busiest rank sends or receives, in full vectors",
-            f"predicted for a host with {show_time(machine.alpha)} per synchronisation, "
-            f"{1e-9 / machine.beta:.0f} GB/s a rank and {1e-9 / machine.bus:.0f} GB/s together",
+            *_basis(choice, world),
         )
     )
+
+
+def _two_levels(choice: Choice, world: World | None) -> tuple[str, ...]:
+    """Say where a call goes through hosts first, which is nobody's algorithm by name."""
+    if world is None or choice.measured or not world.transport.startswith("two levels"):
+        return ()
+    wish = choice.wish
+    found = world.by_itself(wish.collective, wish.nbytes, wish.order)
+    if found is None:
+        return ()
+    return (f"  but unless it is named the call goes in two levels: {show_time(found.seconds)}",)
+
+
+def _basis(choice: Choice, world: World | None) -> tuple[str, ...]:
+    """Say what the numbers are worth."""
+    wish, machine = choice.wish, choice.machine
+    if isinstance(machine, Network):
+        basis = (
+            f"hosts with {show_time(machine.far_alpha)} per message between them and links of "
+            f"{1e-9 / machine.far_beta:.3g} GB/s"
+        )
+    else:
+        basis = (
+            f"a host with {show_time(machine.alpha)} per synchronisation, "
+            f"{1e-9 / machine.beta:.0f} GB/s a rank and {1e-9 / machine.bus:.0f} GB/s together"
+        )
+    if world is None:
+        return (f"predicted for {basis}; nothing was measured here: see `pycoll tune`",)
+    times = world.measured(wish.collective, wish.nbytes, wish.direct)
+    sizes = {show_size(time.nbytes) for time in times.values()}
+    measured = f"measured at {sizes.pop()}" if sizes else "not measured near this size"
+    return f"predicted for {basis}, as measured here", f"{measured}: {world.taken}"
 
 
 def _way(direct: bool) -> str:
@@ -98,6 +179,7 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
         candidate.order or "-",
         _way(candidate.direct) if defined else "-",
         show_time(candidate.predicted_s),
+        "-" if candidate.measured_s is None else show_time(candidate.measured_s),
         candidate.verdict,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 import pycoll
 from pycoll import _C
+from pycoll.runtime.fingerprint import caches, cpu_name, read_text
 
 _CPUS = Path("/sys/devices/system/cpu")
 _DEFAULT_CACHE_BYTES = 32 << 20
@@ -25,8 +25,8 @@ def describe() -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "last_level_cache_bytes": last_level_cache(),
-        "governor": _read(_CPUS / "cpu0/cpufreq/scaling_governor") or None,
-        "virtual": "hypervisor" in _read(Path("/proc/cpuinfo")),
+        "governor": read_text(_CPUS / "cpu0/cpufreq/scaling_governor") or None,
+        "virtual": "hypervisor" in read_text("/proc/cpuinfo"),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -36,17 +36,9 @@ def describe() -> dict[str, Any]:
     }
 
 
-def cpu_name() -> str:
-    """Return the model of the processor, or its architecture where the system hides it."""
-    found = re.search(r"^model name\s*:\s*(.+)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
-    return " ".join(found[1].split()) if found else platform.machine()
-
-
 def last_level_cache() -> int:
     """Return the size in bytes of the largest cache, or 32 MiB where the system does not tell."""
-    sizes = [_read(path) for path in (_CPUS / "cpu0/cache").glob("index*/size")]
-    found = [re.fullmatch(r"(\d+)K", size) for size in sizes]
-    return max((int(m[1]) << 10 for m in found if m), default=_DEFAULT_CACHE_BYTES)
+    return max(caches().values(), default=_DEFAULT_CACHE_BYTES)
 
 
 def commit() -> str | None:
@@ -66,10 +58,3 @@ def _git(root: Path, *args: str) -> str:
         ["git", "-C", str(root), *args], capture_output=True, text=True, check=True, timeout=10
     )
     return done.stdout.strip()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -211,7 +211,7 @@ class Caller:
             source is None or in_ptr == view(source.source, "x").pointer
         )
         prepared = Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep, plain, spec=spec)
-        prepared.two_levels = request.algorithm is None
+        prepared.two_levels = request.algorithm is None and choice.measured is None
         if choice.direct:
             self._mirror(prepared, source, target)
         return prepared
@@ -229,6 +229,7 @@ class Caller:
             direct=mapped,
             algorithm=request.algorithm,
             messages=self.plans.messages,
+            world=self.plans.world,
         )
 
     def _mirror(

@@ -43,6 +43,13 @@ def split(
     The lowest rank of each group makes the memory, and the others open it through ``/proc``. A rank
     that cannot join refuses the call: then nobody gets a group, and the parent stays as it was.
     """
+    child = _split(parent, color, key, kind)
+    if child is not None and parent.tuning is not None:
+        child.use(parent.tuning)
+    return child
+
+
+def _split(parent: Session, color: int | None, key: int, kind: type[Session]) -> Session | None:
     wanted = parent.refusing(lambda: _wish(color, key))
     table = _all_gather(parent, wanted)
     mine = np.flatnonzero((table[:, :2] == wanted[:2]).all(axis=1))

@@ -12,6 +12,7 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
+from pycoll.runtime.tuning import World
 from pycoll.schedule.collectives import COLLECTIVES, OWN, Collective
 from pycoll.schedule.compile import peer_plan
 from pycoll.schedule.ir import Algorithm, Schedule
@@ -100,12 +101,14 @@ class PlanCache:
         rank: Rank in the communicator.
         world_size: Its size.
         messages: Ranks send messages; otherwise they share memory.
+        world: What was measured with ranks in these places, or None.
     """
 
     engine: Any
     rank: int
     world_size: int
     messages: bool = False
+    world: World | None = None
     _plans: dict = field(default_factory=dict)
     _bindings: dict = field(default_factory=dict)
 

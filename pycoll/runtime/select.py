@@ -2,7 +2,7 @@
 
 The choice is a pure function of what all ranks of a call have in common. It never changes the
 reduction order that was asked for: what cannot give it is not eligible, and a named algorithm that
-cannot give it is an error.
+cannot give it is an error. Lines that ``pycoll tune`` has measured come before the built-in ones.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.runtime.message_rules import MESSAGE_RULES
 from pycoll.runtime.rules import RULES, Rule
+from pycoll.runtime.tuning import TunedRule, World
 from pycoll.schedule.collectives import COLLECTIVES
-from pycoll.schedule.cost import Machine, predict
+from pycoll.schedule.cost import Machine
 from pycoll.schedule.ir import Algorithm, Schedule
+from pycoll.schedule.network import Network
 from pycoll.types import DType, Order, ReduceOp
 
 MAX_BLOCKS = 64
 STAGE_BELOW = 4 << 10
 """A named algorithm stages vectors up to this size: that costs one synchronisation less."""
 
+_USUAL = Machine()
 _EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
 
 
@@ -93,6 +96,7 @@ class Choice:
         reason: Why.
         wish: What was asked for.
         machine: What predictions are made for.
+        measured: The measurement that has decided, or None.
     """
 
     algorithm: Algorithm
@@ -101,7 +105,8 @@ class Choice:
     order: str
     reason: str
     wish: Wish
-    machine: Machine
+    machine: Machine | Network
+    measured: TunedRule | None = None
 
     @property
     def name(self) -> str:
@@ -112,7 +117,7 @@ class Choice:
     def predicted_s(self) -> float:
         """Predicted time of the call, in seconds."""
         schedule = self.algorithm.schedule(self.wish.n, **self.params)
-        return predict(schedule, self.wish.nbytes, self.machine, self.direct)
+        return self.machine.predict(schedule, self.wish.nbytes, self.direct)
 
 
 def select(
@@ -126,8 +131,9 @@ def select(
     direct: bool = False,
     in_place: bool | None = None,
     algorithm: str | Algorithm | None = None,
-    machine: Machine | None = None,
+    machine: Machine | Network | None = None,
     messages: bool = False,
+    world: World | None = None,
 ) -> Choice:
     """Choose the algorithm of a call.
 
@@ -145,6 +151,7 @@ def select(
         algorithm: An algorithm, or the name of one, that the caller wants.
         machine: What predictions are made for; they do not decide.
         messages: Whether ranks send messages; otherwise they share memory.
+        world: What was measured in the places of these ranks; its lines come first.
 
     Raises:
         ArgumentError: For an unknown name, or an algorithm that does not give the order.
@@ -156,14 +163,15 @@ def select(
     if in_place is None:
         in_place = not COLLECTIVES[collective].transposes
     wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, in_place, messages)
+    machine = machine or (Network() if messages else Machine())
     if algorithm is None:
-        return _by_table(wish, machine or Machine())
+        return _by_measurement(wish, machine, world) or _by_table(wish, machine)
     chosen = _named(collective, algorithm)
     if order is None:
         wish = replace(wish, order=chosen.order)
         if wish.obstacle(replace(chosen, worlds=lambda n: True)):
             wish = replace(wish, order="any")
-    return _by_name(wish, chosen, machine or Machine())
+    return _by_name(wish, chosen, machine)
 
 
 def _order(collective: str, order: str | None, named: bool) -> str:
@@ -178,18 +186,34 @@ def _order(collective: str, order: str | None, named: bool) -> str:
     return order or ("any" if named else "tree")
 
 
-def _by_table(wish: Wish, machine: Machine) -> Choice:
+def _by_measurement(wish: Wish, machine: Machine | Network, world: World | None) -> Choice | None:
+    rule = world and world.rule(wish.collective, wish.nbytes, wish.order, wish.direct)
+    if not rule:
+        return None
+    algorithm = _named(wish.collective, rule.algorithm)
+    if wish.obstacle(algorithm):  # of this dtype or operation
+        return None
+    why = (
+        f"`pycoll tune` measured {rule.seconds * 1e6:.3g} us where {rule.default} "
+        f"took {rule.default_seconds * 1e6:.3g} us"
+    )
+    direct = wish.may_be_direct(algorithm) and wish.nbytes > STAGE_BELOW
+    params = parameters(algorithm, wish)
+    return Choice(algorithm, params, direct, wish.order, why, wish, machine, rule)
+
+
+def _by_table(wish: Wish, machine: Machine | Network) -> Choice:
     for rule in filter(wish.fits, MESSAGE_RULES if wish.messages else RULES):
         for name in rule.names:
             algorithm = _named(wish.collective, name)
             if wish.obstacle(algorithm) or (rule.direct and not wish.may_be_direct(algorithm)):
                 continue
-            params = parameters(algorithm, wish, machine)
+            params = parameters(algorithm, wish)
             return Choice(algorithm, params, rule.direct, wish.order, rule.why, wish, machine)
     raise ArgumentError(f"no algorithm for {wish.collective} gives {_described(wish)}")
 
 
-def _by_name(wish: Wish, algorithm: Algorithm, machine: Machine) -> Choice:
+def _by_name(wish: Wish, algorithm: Algorithm, machine: Machine | Network) -> Choice:
     obstacle = wish.obstacle(algorithm)
     if obstacle:
         able = [a.name for a in of_collective(wish.collective) if not wish.obstacle(a)]
@@ -198,7 +222,7 @@ def _by_name(wish: Wish, algorithm: Algorithm, machine: Machine) -> Choice:
             f"{_described(wish)} is given by {', '.join(able) or 'none'}"
         )
     direct = wish.may_be_direct(algorithm) and wish.nbytes > STAGE_BELOW
-    params = parameters(algorithm, wish, machine)
+    params = parameters(algorithm, wish)
     return Choice(algorithm, params, direct, wish.order, "asked for by name", wish, machine)
 
 
@@ -237,8 +261,10 @@ def folds_at_once(algorithm: Algorithm, n: int) -> bool:
     return all(len(f.srcs) in (1, n) for f in folds)
 
 
-def parameters(algorithm: Algorithm, wish: Wish, machine: Machine) -> dict[str, Any]:
+def parameters(algorithm: Algorithm, wish: Wish) -> dict[str, Any]:
     """Choose the parameters of an algorithm: into how many blocks a pipeline cuts the vector.
+
+    Made for a usual machine, not for what was measured, so that what was measured is what runs.
 
     A chain of d + k rounds with blocks of nbytes / k takes least time at k = sqrt(d * t / s), t
     the time to move the vector once and s that of a synchronisation; k is made a power of two, so
@@ -247,8 +273,8 @@ def parameters(algorithm: Algorithm, wish: Wish, machine: Machine) -> dict[str, 
     if "k" not in algorithm.params:
         return {}
     depth = max(0, _rounds(algorithm.schedule(wish.n, k=1)) - 1)
-    moved = (2 * machine.beta + machine.gamma) * wish.nbytes
-    best = math.sqrt(depth * moved / (machine.alpha + machine.sigma))
+    moved = (2 * _USUAL.beta + _USUAL.gamma) * wish.nbytes
+    best = math.sqrt(depth * moved / (_USUAL.alpha + _USUAL.sigma))
     return {"k": 1 << round(math.log2(min(max(1.0, best), MAX_BLOCKS)))}
 
 

@@ -23,6 +23,8 @@ from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.reports import describe, raising
 from pycoll.runtime.select import Choice
 from pycoll.runtime.sites import call_site
+from pycoll.runtime.tuned import place
+from pycoll.runtime.tuning import Tuning, World
 from pycoll.runtime.work import Work
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
@@ -62,6 +64,7 @@ class Session:
         caller = Caller(PlanCache(engine, rank, world_size), memory)
         self._open(rank, world_size, config, engine, _C.Mailboxes(engine), caller)
 
+    tuning: Tuning | None = None  # what measurement says about the choice of algorithms
     transport = "shared memory"
 
     def _open(
@@ -99,6 +102,16 @@ class Session:
         if self._engine is None:
             raise CommClosed("this communicator has been closed")
         return self._engine
+
+    def use(self, tuning: Tuning) -> None:
+        """Let measured times choose algorithms from now on; the same ones on every rank."""
+        self.tuning = tuning
+        self._caller.plans.world = tuning.world(place(self))
+
+    @property
+    def world(self) -> World | None:
+        """What was measured in the places of these ranks."""
+        return self._caller.plans.world
 
     def has_two_levels(self, collective: str, choice: Choice) -> bool:
         """Tell that calls do not go through hosts first."""
@@ -232,7 +245,7 @@ class Session:
         limit = self._limit(timeout)
         pointer = ArrayView(array, source.dtype, source.name, x).pointer
         self.guard(
-            self._boxes().send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit
+            self.boxes().send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit
         )
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
@@ -243,10 +256,11 @@ class Session:
         limit = self._limit(timeout)
         nbytes = target.array.nbytes
         return self.guard(
-            self._boxes().recv, target.pointer, nbytes, target.code, src, self._tag(tag), limit
+            self.boxes().recv, target.pointer, nbytes, target.code, src, self._tag(tag), limit
         )
 
-    def _boxes(self) -> _C.Mailboxes:
+    def boxes(self) -> _C.Mailboxes:
+        """Return the mailboxes; see `engine`."""
         if self._engine is None:
             raise CommClosed("this communicator has been closed")
         return self._mailboxes

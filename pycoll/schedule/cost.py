@@ -67,6 +67,10 @@ class Machine:
     call: float = 5.0e-7
     cell_bytes: int = 1 << 20
 
+    def predict(self, schedule: Schedule, nbytes: int, direct: bool) -> float:
+        """Predict the time of a call, in seconds; see `predict`."""
+        return predict(schedule, nbytes, self, direct)
+
 
 class Volume(NamedTuple):
     """An amount of data as fractions of the full vector: of the busiest rank, and of all ranks."""

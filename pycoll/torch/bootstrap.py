@@ -17,12 +17,12 @@ from pycoll.config import Config
 from pycoll.errors import CollTimeout, PeerLost, TransportError
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.groups import open_control
-from pycoll.runtime.hosts import Card
+from pycoll.runtime.hosts import Card, candidates
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.reports import raising
 from pycoll.runtime.session import Session
 from pycoll.torch.calls import GroupSession
-from pycoll.torch.hosts import join_hosts, places_of
+from pycoll.torch.hosts import join_hosts
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
 
@@ -56,7 +56,7 @@ def join(
         meeting.pids = {
             r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host
         }
-        places = places_of(cards, config, ranks or range(size))
+        places = candidates(cards)
         if len(set(places)) > 1:
             return join_hosts(meeting.exchange, cards, places, rank, config, store)
         try:

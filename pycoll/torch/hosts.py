@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pycoll.config import Config
 from pycoll.runtime import mpi, sockets
 from pycoll.runtime.hierarchy import Topology
-from pycoll.runtime.hosts import Card, candidates, number, share
+from pycoll.runtime.hosts import Card, share
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.prepared import Prepared
 from pycoll.runtime.two_level import TwoLevelSession
@@ -57,14 +57,6 @@ class HostsGroup(_Placed, TwoLevelSession):
         return self._run(prepared, self._limit(timeout), self.place_text)
 
 
-def places_of(cards: Sequence[Card], config: Config, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Tell which ranks of a group may share a host; as `candidates`, by rank in the whole job."""
-    pretended = [i for i, size in enumerate(config.pretend_hosts) for _ in range(size)]
-    if not pretended or len(pretended) == len(cards) or max(ranks) >= len(pretended):
-        return candidates(cards, config)
-    return number([(card.host, pretended[r]) for card, r in zip(cards, ranks, strict=True)])
-
-
 def join_hosts(
     exchange: Exchange,
     cards: list[Card],
@@ -78,7 +70,7 @@ def join_hosts(
     Args:
         exchange: Gathers values from all ranks.
         cards: What each rank says about itself.
-        places: Which of them may share a host; see `places_of`.
+        places: Which of them may share a host; see `pycoll.runtime.hosts.candidates`.
         rank: Rank in the group.
         config: Settings.
         store: Store of the group, to find the way to the others.

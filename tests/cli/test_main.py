@@ -1,9 +1,12 @@
 """The table of subcommands, and ``pycoll doctor``."""
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
-from importlib.machinery import ModuleSpec
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,6 +14,8 @@ import pytest
 from pycoll import cli
 from pycoll.cli import doctor
 from pycoll.errors import ArgumentError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -72,14 +77,61 @@ def test_no_command_shows_the_help(capsys):
     assert "doctor" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("present", "status"), [(True, 0), (False, 1)])
-def test_doctor_says_whether_the_engine_is_there(monkeypatch, capsys, present, status):
-    engine = ModuleType("pycoll._C")
-    engine.fold_isa = lambda: "base"
-    monkeypatch.setitem(sys.modules, "pycoll._C", engine if present else None)
-    assert doctor.main(argparse.Namespace()) == status
+def test_doctor_finds_all_that_is_needed(capsys):
+    assert doctor.main(argparse.Namespace()) == 0
     out = capsys.readouterr().out
-    assert ("folds with base" in out) == present
-    assert ("make build" in out) != present
+    assert "engine        folds with" in out
     assert "memfd         works" in out
     assert "futex         works" in out
+
+
+@pytest.fixture
+def without_engine(tmp_path):
+    """A copy of the Python sources alone; returns a function that runs the command in it."""
+    shutil.copytree(
+        ROOT / "pycoll", tmp_path / "pycoll", ignore=shutil.ignore_patterns("*.so", "__pycache__")
+    )
+
+    def run(*words):
+        environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        return subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environ, capture_output=True, text=True
+        )
+
+    return run
+
+
+def test_doctor_without_an_engine(without_engine, tmp_path):
+    done = without_engine("-m", "pycoll", "doctor")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"MISSING engine        is not there: no _C*.so in {tmp_path}/pycoll" in done.stdout
+    assert "make build" in done.stdout
+    assert "memfd         works" in done.stdout
+
+
+def test_doctor_with_a_broken_engine(without_engine, tmp_path):
+    (tmp_path / "pycoll" / "_C.cpython-37m-x86_64-linux-gnu.so").write_bytes(b"old")
+    done = without_engine("-m", "pycoll", "doctor")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "is built for another Python or machine: _C.cpython-37m" in done.stdout
+    suffix = EXTENSION_SUFFIXES[0]
+    (tmp_path / "pycoll" / f"_C{suffix}").write_bytes(b"cut off")
+    done = without_engine("-m", "pycoll", "doctor")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"_C{suffix} is broken: " in done.stdout
+    assert "remove it, then build it" in done.stdout
+
+
+def test_without_an_engine_the_rest_says_so(without_engine):
+    done = without_engine("-m", "pycoll", "bench", "all_reduce")
+    assert done.returncode == 2
+    assert "No module named 'pycoll._C'" in done.stderr
+    assert "pycoll doctor" in done.stderr
+    assert "Traceback" not in done.stderr
+    done = without_engine("-c", "import pycoll; pycoll.CollError; pycoll.init()")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: pycoll cannot be used: No module named 'pycoll._C'")
+    assert "python -m pycoll doctor" in last
+    done = without_engine("-c", "import pycoll; pycoll.nothing")
+    assert "has no attribute 'nothing'" in done.stderr

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import checks
 import failures
 import numpy as np
 
@@ -20,7 +21,7 @@ from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.testing import on_hosts
 
-PROGRAMS = {function.__name__: function for function in failures.ALL}
+PROGRAMS = {function.__name__: function for function in (*failures.ALL, *checks.ALL)}
 
 
 def program(function):

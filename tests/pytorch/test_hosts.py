@@ -18,6 +18,7 @@ import torch.distributed as dist  # noqa: E402
 import mpirun  # noqa: E402
 import pycoll.torch  # noqa: E402
 from faults import BOUND_S, Event  # noqa: E402
+import worlds_torch  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 with warnings.catch_warnings():
@@ -29,10 +30,15 @@ LAYOUTS = {"1,1": 2, "1,2": 3, "2,2": 4}
 PROGRAM = Path(__file__).resolve().parents[1] / "torch_hosts_program.py"
 
 
+def numbers(layout):
+    """Return the host of each rank for a layout such as ``"2,1"``, ranks on each host."""
+    return tuple(i for i, size in enumerate(layout.split(",")) for _ in range(int(size)))
+
+
 @pytest.fixture
 def pretend(monkeypatch):
     """Return a function that makes several hosts of this one."""
-    return lambda layout: monkeypatch.setenv("PYCOLL_PRETEND_HOSTS", layout)
+    return lambda layout: monkeypatch.setattr(worlds_torch, "HOSTS", numbers(layout))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -191,8 +197,9 @@ def test_an_mpi_launcher(pretended):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    place |= {"PYCOLL_PRETEND_HOSTS": pretended} if pretended else {}
-    text = finish([start([*mpirun.command(3), sys.executable, str(PROGRAM)], **place)])
+    words = [*mpirun.command(3), sys.executable, str(PROGRAM)]
+    words += map(str, numbers(pretended) if pretended else ())
+    text = finish([start(words, **place)])
     assert text.count("between hosts of 2+1 ranks" if pretended else ": shared memory") == 3
     assert "TCP" not in text
 

@@ -1,0 +1,124 @@
+"""Using measured times: which table a communicator gets, the same on every rank."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pycoll.config import Config, tuning_path
+from pycoll.errors import ArgumentError
+from pycoll.runtime.fingerprint import fingerprint
+from pycoll.runtime.tuning import Tuning
+from pycoll.types import Kind
+
+if TYPE_CHECKING:
+    from pycoll.runtime.session import Session
+
+_AGAIN = "measure again with `pycoll tune`"
+
+
+def agree(session: Session) -> Session:
+    """Give a new session the table of rank 0, if there is one; a collective of its ranks.
+
+    Only rank 0 looks for a file, as its own settings say; all others get what it has read, so the
+    ranks cannot differ.
+
+    Raises:
+        ArgumentError: On every rank, if rank 0 was told to use a table that cannot be used.
+    """
+    text, problem = "", ""
+    if session.rank == 0:
+        try:
+            text = load(session)
+        except ArgumentError as error:
+            problem = str(error)
+    if session.world_size > 1:
+        text, problem = _told(session, text), _told(session, problem)
+    if problem:
+        session.close()
+        raise ArgumentError(problem)
+    if text:
+        session.use(Tuning.parse(text))
+    return session
+
+
+def _told(session: Session, text: str) -> str:
+    """Return the text of rank 0."""
+    data = np.frombuffer(text.encode(), np.uint8).copy()
+    size = np.array([data.size])
+    _broadcast(session, size)
+    if not size[0]:
+        return ""
+    data = data if session.rank == 0 else np.empty(size[0], np.uint8)
+    _broadcast(session, data)
+    return data.tobytes().decode()
+
+
+def _broadcast(session: Session, array: np.ndarray) -> None:
+    session.call(Kind.BROADCAST, array, array, "sum", 0, None)
+
+
+def load(session: Session) -> str:
+    """Return the text of the table that this rank's settings name, or nothing.
+
+    Raises:
+        ArgumentError: If a table was asked for by its path and cannot be used for this job.
+    """
+    config = session.config
+    path = table_path(config)
+    asked = config.tuning != "auto"
+    if path is None or not (asked or path.exists()):
+        return ""
+    try:
+        text, table = read(path)
+        if asked and session.world_size > 1 and table.world(place(session)) is None:
+            raise ArgumentError(f"it has nothing about {describe(*place(session))}: {_AGAIN}")
+    except ArgumentError as error:
+        if asked:
+            raise ArgumentError(f"tuning={str(path)!r} cannot be used: {error}") from None
+        warnings.warn(f"{path} is not used: {error}", UserWarning, stacklevel=4)
+        return ""
+    return text
+
+
+def table_path(config: Config) -> Path | None:
+    """Return the path of the table that the settings name; None for ``off``."""
+    if config.tuning == "off":
+        return None
+    return tuning_path() if config.tuning == "auto" else Path(config.tuning).expanduser()
+
+
+def read(path: Path) -> tuple[str, Tuning]:
+    """Return the text of a table of this machine, and the table.
+
+    Raises:
+        ArgumentError: It cannot be read, is no table, or was measured elsewhere.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"it cannot be read: {error}") from None
+    table = Tuning.parse(text)
+    other = table.differences(fingerprint())
+    if other:
+        raise ArgumentError(f"it was measured with another {other}: {_AGAIN}")
+    return text, table
+
+
+def place(session: Session) -> tuple[str, tuple[int, ...]]:
+    """Return what a measurement depends on besides the machine: transport, and ranks per host."""
+    job = getattr(session, "job", None)
+    if job is None:
+        return ("threads" if session.threads else "shared memory"), (session.world_size,)
+    counts = Counter(session.hosts)
+    kind = "two levels over" if hasattr(session, "node") else "messages of"
+    return f"{kind} {job.library}", tuple(counts[host] for host in sorted(counts))
+
+
+def describe(transport: str, ranks_per_host: tuple[int, ...]) -> str:
+    """Return a place in words."""
+    return f"{'+'.join(map(str, ranks_per_host))} ranks, {transport}"

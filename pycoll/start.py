@@ -1,0 +1,98 @@
+"""Joining a job: from what the launcher has left behind to a communicator."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from pycoll import _C
+from pycoll.comm import Communicator
+from pycoll.config import Config
+from pycoll.runtime import mpi
+from pycoll.runtime.bootstrap import discover, launched_by_us
+from pycoll.runtime.groups import open_control
+from pycoll.runtime.memory import Memory
+from pycoll.runtime.reports import raising
+from pycoll.runtime.session import Session
+from pycoll.runtime.tuned import agree
+
+
+def init(
+    *,
+    timeout: float | None = None,
+    heap_bytes: int | None = None,
+    cell_bytes: int | None = None,
+    transport: str | None = None,
+    tuning: str | os.PathLike | None = None,
+) -> Communicator:
+    """Join the job of this process and return its communicator.
+
+    Under ``pycoll run -n N`` or an MPI launcher there are N ranks; a process started alone is a
+    world of one rank. With several ranks this is a collective of all of them.
+
+    Args:
+        timeout: Seconds a call may wait for its peers before `CollTimeout`; by default 300, or
+            ``PYCOLL_TIMEOUT``.
+        heap_bytes: Capacity of this rank's symmetric heap; only what is allocated uses memory.
+        cell_bytes: Staging memory for one iteration of a rank.
+        transport: ``auto`` (shared memory on one host, MPI between hosts) or ``mpi`` (MPI for
+            everything).
+        tuning: Measured times that choose algorithms: ``auto`` (what ``pycoll tune`` has written
+            for this user, if anything), ``off``, or the path of a table; rank 0's counts for all.
+
+    Raises:
+        TransportError: If the process cannot join, with the reason and what to do.
+        ArgumentError: If a setting or a variable of the environment has no usable value.
+    """
+    config = _configure(
+        timeout_s=timeout,
+        heap_bytes=heap_bytes,
+        cell_bytes=cell_bytes,
+        transport=transport,
+        tuning=tuning,
+    )
+    comm = None if launched_by_us() else mpi.world()
+    if comm is not None:
+        return Communicator(agree(mpi.connect(comm, config)))
+    launch = discover()
+    try:
+        n = launch.world_size
+        heap = raising(_C.Heap, launch.heap_fd, n, config.heap_bytes)
+        control = open_control(launch.control_fd, n, config)
+        session = Session(control, Memory(heap, launch.rank), launch.rank, n, config)
+    finally:
+        os.close(launch.control_fd)
+        os.close(launch.heap_fd)
+    return Communicator(agree(session))
+
+
+def from_mpi(
+    comm: Any,
+    *,
+    timeout: float | None = None,
+    transport: str | None = None,
+    tuning: str | os.PathLike | None = None,
+) -> Communicator:
+    """Return a communicator of the ranks of an mpi4py communicator; a collective of all of them.
+
+    Args:
+        comm: Any intra-communicator, such as ``MPI.COMM_WORLD.Split(color)``. It is duplicated, so
+            its own traffic is not touched.
+        timeout: See `init`.
+        transport: See `init`.
+        tuning: See `init`.
+
+    Raises:
+        ArgumentError: If ``comm`` is something else, or ranks have different settings.
+        TransportError: If MPI cannot be used.
+    """
+    config = _configure(timeout_s=timeout, transport=transport, tuning=tuning)
+    return Communicator(agree(mpi.connect(comm, config)))
+
+
+def _configure(**given: Any) -> Config:
+    wanted = {k: v for k, v in given.items() if v is not None}
+    if "tuning" in wanted:
+        wanted["tuning"] = os.fspath(wanted["tuning"])
+    return replace(Config.from_env(), **wanted)
