@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll import _C
 from pycoll.comm import ANY, Communicator
@@ -18,6 +18,7 @@ from pycoll.errors import (
     CollTimeout,
     CommClosed,
     ConcurrentUseError,
+    CudaUnavailable,
     ForkedError,
     MismatchError,
     PeerLeft,
@@ -35,6 +36,9 @@ from pycoll.runtime.reports import raising
 from pycoll.runtime.session import Session
 from pycoll.runtime.work import Work
 
+if TYPE_CHECKING:
+    from pycoll.cuda.virtual import VirtualRanks
+
 __version__ = "0.1.0"
 
 
@@ -44,6 +48,8 @@ def init(
     heap_bytes: int | None = None,
     cell_bytes: int | None = None,
     transport: str | None = None,
+    device_transport: str | None = None,
+    device_heap_bytes: int | None = None,
 ) -> Communicator:
     """Join the job of this process and return its communicator.
 
@@ -57,13 +63,20 @@ def init(
         cell_bytes: Staging memory for one iteration of a rank.
         transport: ``auto`` (shared memory on one host, MPI between hosts) or ``mpi`` (MPI for
             everything).
+        device_transport: For arrays on CUDA devices: ``cuda``, ``nccl`` or ``auto``.
+        device_heap_bytes: Capacity of this rank's symmetric device heap.
 
     Raises:
         TransportError: If the process cannot join, with the reason and what to do.
         ArgumentError: If a setting or a variable of the environment has no usable value.
     """
     config = _configure(
-        timeout_s=timeout, heap_bytes=heap_bytes, cell_bytes=cell_bytes, transport=transport
+        timeout_s=timeout,
+        heap_bytes=heap_bytes,
+        cell_bytes=cell_bytes,
+        transport=transport,
+        device_transport=device_transport,
+        device_heap_bytes=device_heap_bytes,
     )
     comm = None if launched_by_us() else mpi.world()
     if comm is not None:
@@ -98,6 +111,21 @@ def from_mpi(
     return Communicator(mpi.connect(comm, _configure(timeout_s=timeout, transport=transport)))
 
 
+def virtual_ranks(n: int, device: int = 0) -> VirtualRanks:
+    """Return n ranks that live on one CUDA device, in one process.
+
+    Args:
+        n: Number of ranks, 1 to 64.
+        device: Number of the device.
+
+    Raises:
+        CudaUnavailable: If there is no such device; the text says what is missing.
+    """
+    from pycoll.cuda.virtual import VirtualRanks
+
+    return VirtualRanks(n, device)
+
+
 def _configure(**given: Any) -> Config:
     return replace(Config.from_env(), **{k: v for k, v in given.items() if v is not None})
 
@@ -111,6 +139,7 @@ __all__ = [
     "Communicator",
     "ConcurrentUseError",
     "Config",
+    "CudaUnavailable",
     "ForkedError",
     "MismatchError",
     "PeerLeft",
@@ -122,4 +151,5 @@ __all__ = [
     "Work",
     "from_mpi",
     "init",
+    "virtual_ranks",
 ]

@@ -13,6 +13,7 @@ from pycoll.errors import ArgumentError
 
 _T = TypeVar("_T")
 TRANSPORTS = ("auto", "mpi")
+DEVICE_TRANSPORTS = ("auto", "cuda", "nccl")
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -28,6 +29,10 @@ class Config:
             (``PYCOLL_HEAP_BYTES``, likewise). It is address space; only arrays take memory.
         transport: ``auto``: shared memory on one host and MPI between hosts; ``mpi``: messages
             for everything (``PYCOLL_TRANSPORT``).
+        device_transport: For arrays on CUDA devices: ``cuda`` (peer memory, one host), ``nccl``, or
+            ``auto``: peer memory where ranks share a host (``PYCOLL_DEVICE_TRANSPORT``).
+        device_heap_bytes: Capacity of a rank's part of the symmetric device heap, taken when the
+            first array is made in it (``PYCOLL_DEVICE_HEAP_BYTES``).
         pretend_hosts: For tests: numbers of ranks, which then count as a host each
             (``PYCOLL_PRETEND_HOSTS``, such as ``3,5``).
     """
@@ -36,19 +41,24 @@ class Config:
     cell_bytes: int = 1 << 20
     heap_bytes: int = 16 << 30
     transport: str = "auto"
+    device_transport: str = "auto"
+    device_heap_bytes: int = 1 << 30
     pretend_hosts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that no communicator can work with."""
         if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
             raise ArgumentError(f"timeout_s is {self.timeout_s}, expected a number of seconds > 0")
-        for name in ("cell_bytes", "heap_bytes"):
+        for name in ("cell_bytes", "heap_bytes", "device_heap_bytes"):
             nbytes = getattr(self, name)
             if nbytes <= 0 or nbytes % 4096:
                 raise ArgumentError(f"{name} is {nbytes}, expected a positive multiple of 4096")
-        if self.transport not in TRANSPORTS:
-            accepted = ", ".join(TRANSPORTS)
-            raise ArgumentError(f"transport is {self.transport!r}; accepted: {accepted}")
+        choices = {"transport": TRANSPORTS, "device_transport": DEVICE_TRANSPORTS}
+        for name, accepted in choices.items():
+            if getattr(self, name) not in accepted:
+                raise ArgumentError(
+                    f"{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}"
+                )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -66,6 +76,10 @@ class Config:
             cell_bytes=_read(environ, "PYCOLL_CELL_BYTES", parse_bytes, cls.cell_bytes),
             heap_bytes=_read(environ, "PYCOLL_HEAP_BYTES", parse_bytes, cls.heap_bytes),
             transport=_read(environ, "PYCOLL_TRANSPORT", str, cls.transport),
+            device_transport=_read(environ, "PYCOLL_DEVICE_TRANSPORT", str, cls.device_transport),
+            device_heap_bytes=_read(
+                environ, "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes, cls.device_heap_bytes
+            ),
             pretend_hosts=_read(environ, "PYCOLL_PRETEND_HOSTS", _sizes, cls.pretend_hosts),
         )
 

@@ -15,14 +15,16 @@ ALLOWED = {
     "schedule": WORDS,
     "algorithms": WORDS | {"schedule"},
     "runtime": WORDS | {"schedule", "algorithms", "_C"},
+    "cuda": WORDS | {"schedule", "algorithms", "runtime", "_C"},
     "memory": WORDS | {"runtime"},
-    "comm": WORDS | {"schedule", "algorithms", "runtime", "memory", "_C"},
+    "comm": WORDS | {"schedule", "algorithms", "runtime", "cuda", "memory", "_C"},
     "kernels": WORDS | {"_C"},
     "parallel": WORDS | {"comm", "kernels", "pycoll"},
     "torch": WORDS
     | {"schedule", "algorithms", "runtime", "comm", "kernels", "parallel", "_C", "pycoll"},
-    "cli": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C", "pycoll"},
-    "pycoll": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C"},
+    "cli": WORDS
+    | {"schedule", "algorithms", "runtime", "cuda", "comm", "parallel", "_C", "pycoll"},
+    "pycoll": WORDS | {"schedule", "algorithms", "runtime", "cuda", "comm", "parallel", "_C"},
     "testing": WORDS | {"schedule", "algorithms", "runtime", "comm", "cli", "_C", "pycoll"},
     "__main__": {"cli"},
 }

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pycoll.cli import installed_version
+from pycoll.cuda.probe import parts
 from pycoll.errors import TransportError
 from pycoll.runtime.bootstrap import make_memfd
 
@@ -132,3 +133,5 @@ def _optional() -> Iterator[Check]:
         else:
             fix = f"for {purpose}: pip install 'pycoll[{extra}]'"
             yield Check(module, f"for {purpose}", fix, required=False)
+    for part in parts():
+        yield Check(*part, required=False)

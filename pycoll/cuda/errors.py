@@ -12,5 +12,7 @@ def unavailable(missing: str, fix: str) -> CudaUnavailable:
         missing: What is missing, such as ``"there is no CUDA driver"``.
         fix: What to do about it.
     """
-    return CudaUnavailable(f"{missing}.\nTo use arrays on a CUDA device: {fix}.\n`pycoll doctor` "
-                           "lists everything that is needed.")
+    return CudaUnavailable(
+        f"{missing}.\nTo use arrays on a CUDA device: {fix}.\n`pycoll doctor` "
+        "lists everything that is needed."
+    )

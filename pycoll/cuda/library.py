@@ -7,8 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, byref, c_char, c_char_p, c_int, c_int32, c_size_t, c_uint8
-from ctypes import c_uint32, c_uint64, c_void_p
+from ctypes import (
+    POINTER,
+    byref,
+    c_char,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_size_t,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +31,7 @@ MAX_RANKS = 64
 _OK, _UNAVAILABLE, _ARGUMENT, _SCHEDULE, _TOO_LARGE = range(5)
 NO_ERROR, TIMEOUT, ABORTED, MISMATCH = range(4)
 BEST, INTERPRET = 0, 1
-_INSTALL = "install a NVIDIA driver that supports CUDA 13, and see that `nvidia-smi` lists a device"
+INSTALL = "install a NVIDIA driver that supports CUDA 13, and see that `nvidia-smi` lists a device"
 
 
 class DeviceInfo(ctypes.Structure):
@@ -173,7 +184,9 @@ class Library:
             for name, arguments in _FUNCTIONS.items():
                 getattr(self._dll, f"pycoll_cuda_{name}").argtypes = arguments
         except (OSError, AttributeError) as error:
-            raise unavailable(f"{path.name} cannot be used: {error}", "build pycoll again") from None
+            raise unavailable(
+                f"{path.name} cannot be used: {error}", "build pycoll again"
+            ) from None
         if found != ABI:
             raise unavailable(
                 f"{path.name} has version {found}, expected {ABI}", "build pycoll again"
@@ -191,7 +204,7 @@ class Library:
             return
         text = (self._dll.pycoll_cuda_last_error() or b"").decode(errors="replace")
         if status == _UNAVAILABLE:
-            raise unavailable(text or "there is no CUDA driver or device", _INSTALL)
+            raise unavailable(text or "there is no CUDA driver or device", INSTALL)
         kind = {_ARGUMENT: ArgumentError, _TOO_LARGE: ArgumentError, _SCHEDULE: ScheduleError}
         raise kind.get(status, TransportError)(text or f"pycoll_cuda_{name} failed ({status})")
 
@@ -210,7 +223,7 @@ class Library:
         count = c_int()
         self.call("device_count", byref(count))
         if count.value == 0:
-            raise unavailable("there is no CUDA device", _INSTALL)
+            raise unavailable("there is no CUDA device", INSTALL)
         return count.value
 
     def versions(self) -> tuple[int, int]:

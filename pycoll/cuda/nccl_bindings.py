@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pycoll.cuda.errors import unavailable
 from pycoll.errors import ArgumentError, CudaUnavailable, TransportError
@@ -66,7 +66,7 @@ class Nccl4py:
     """The official binding, nccl4py 0.6 or later."""
 
     name = "nccl4py"
-    _NATIVE = {
+    _NATIVE: ClassVar = {
         Kind.ALL_REDUCE: "all_reduce",
         Kind.REDUCE_SCATTER: "reduce_scatter",
         Kind.ALL_GATHER: "all_gather",
@@ -133,7 +133,7 @@ class Cupy:
     """The binding that CuPy brings."""
 
     name = "cupy.cuda.nccl"
-    _NATIVE = {
+    _NATIVE: ClassVar = {
         Kind.ALL_REDUCE: "allReduce",
         Kind.REDUCE_SCATTER: "reduceScatter",
         Kind.ALL_GATHER: "allGather",
@@ -212,7 +212,7 @@ def find_binding() -> type[Nccl4py] | type[Cupy]:
         try:
             binding.version()
         except (CudaUnavailable, TransportError) as error:
-            reasons.append(f"{binding.name}: {error.args[0].splitlines()[0]}")
+            reasons.append(f"{binding.name}: {error.args[0].splitlines()[0].rstrip('.')}")
         else:
             return binding
     raise unavailable(

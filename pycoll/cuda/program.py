@@ -260,9 +260,7 @@ class _Window:
             ends[int(instr["op"])].append(Message(int(instr["peer"]), ref, nbytes))
         self.scratch = max(self.scratch, room)
         yield from before
-        yield Group(
-            int(code[0]["round"]), tuple(ends[Opcode.SEND]), tuple(ends[Opcode.RECV])
-        )
+        yield Group(int(code[0]["round"]), tuple(ends[Opcode.SEND]), tuple(ends[Opcode.RECV]))
         yield from after
 
     def _fold(self, instr: np.void) -> Iterator[Step]:
