@@ -30,9 +30,15 @@
 #if defined(__CUDACC__)
 #define PYCOLL_DEVICE __device__ __forceinline__
 #define PYCOLL_BOTH __host__ __device__ __forceinline__
+#define PYCOLL_UNROLL _Pragma("unroll")
+#define PYCOLL_UNROLL_4 _Pragma("unroll 4")
+#define PYCOLL_ROLLED _Pragma("unroll 1")
 #else
 #define PYCOLL_DEVICE inline
 #define PYCOLL_BOTH inline
+#define PYCOLL_UNROLL
+#define PYCOLL_UNROLL_4
+#define PYCOLL_ROLLED
 #endif
 
 namespace pycoll::cuda {
