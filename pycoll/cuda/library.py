@@ -126,7 +126,7 @@ class CallInfo(ctypes.Structure):
 
 _PP = POINTER(c_void_p)
 # Arguments of every function that returns a status; the name stands behind "pycoll_cuda_".
-_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "device_count": (POINTER(c_int),),
     "versions": (POINTER(c_int), POINTER(c_int)),
     "device_properties": (c_int, POINTER(DeviceInfo)),
@@ -181,7 +181,7 @@ class Library:
             self._dll = ctypes.CDLL(str(path))
             self._dll.pycoll_cuda_last_error.restype = c_char_p
             found = self._dll.pycoll_cuda_abi()
-            for name, arguments in _FUNCTIONS.items():
+            for name, arguments in FUNCTIONS.items():
                 getattr(self._dll, f"pycoll_cuda_{name}").argtypes = arguments
         except (OSError, AttributeError) as error:
             raise unavailable(
