@@ -8,14 +8,13 @@ class Writer:
     """Appends rows to a file; what is written survives whatever happens to the process."""
 
     def __init__(self, path, stage):
-        self._file = open(path, "a", encoding="utf-8")
-        self._stage = stage
+        self._path, self._stage = path, stage
 
     def row(self, name, ok=None, **facts):
         """Write what was found; ``ok`` is None for what is only measured."""
-        json.dump({"stage": self._stage, "name": name, "ok": ok, **facts}, self._file)
-        self._file.write("\n")
-        self._file.flush()
+        text = json.dumps({"stage": self._stage, "name": name, "ok": ok, **facts})
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(text + "\n")
 
 
 def read(path):

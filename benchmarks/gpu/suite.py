@@ -83,6 +83,7 @@ def run(folder, wanted, limit):
         left = limit - (time.monotonic() - begin)
         if left < 5:
             writer.row(name, False, status="not run", reason="no time was left")
+            report.write(folder)
             failed.append(name)
             continue
         os.environ["PYCOLL_GPU_STAGE"] = name

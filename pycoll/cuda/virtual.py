@@ -192,6 +192,7 @@ class VirtualRanks:
         limit: float,
         *,
         blocks: int = 0,
+        threads: int = 0,
         method: int = BEST,
         absent: int = 0,
     ) -> None:
@@ -207,7 +208,8 @@ class VirtualRanks:
         ins = pointers(p.in_ptr for p in prepared)
         outs = pointers(p.out_ptr for p in prepared)
         nanoseconds = int(limit * 1e9)
-        library().call("launch", call, ins, outs, blocks, 0, method, nanoseconds, absent, stream)
+        form = blocks, threads, method
+        library().call("launch", call, ins, outs, *form, nanoseconds, absent, stream)
         if capturing:
             return
         with self._cupy.cuda.Device(self.device):

@@ -1,4 +1,4 @@
-"""As much of CuPy as pycoll uses, over host memory; see `host_device`."""
+"""As much of CuPy as pycoll uses, over host memory: for kernels compiled for the host."""
 
 import ctypes
 import types

