@@ -17,8 +17,10 @@ int status_of(const Error& error) {
     const char* kind;
     int status;
   } kKinds[] = {
-      {"CudaUnavailable", PYCOLL_CUDA_UNAVAILABLE}, {"ArgumentError", PYCOLL_CUDA_ARGUMENT},
-      {"ScheduleError", PYCOLL_CUDA_SCHEDULE},      {"TooLarge", PYCOLL_CUDA_TOO_LARGE},
+      {"CudaUnavailable", PYCOLL_CUDA_UNAVAILABLE},
+      {"ArgumentError", PYCOLL_CUDA_ARGUMENT},
+      {"ScheduleError", PYCOLL_CUDA_SCHEDULE},
+      {"TooLarge", PYCOLL_CUDA_TOO_LARGE},
   };
   for (const auto& entry : kKinds) {
     if (std::strcmp(entry.kind, error.kind()) == 0) return entry.status;
@@ -62,8 +64,7 @@ void launch_fold(int dtype, int op, int tree, uint32_t scale_n, const void* cons
                  void* const* dsts, int ndst, uint64_t count, void* stream) {
   const auto type = static_cast<DType>(dtype);
   const bool divides = op == int(ReduceOp::kAvg) && scale_n != 0;
-  const KernelSet& kernels =
-      kernels_for(type, static_cast<ReduceOp>(op), nsrc == 1 && !divides);
+  const KernelSet& kernels = kernels_for(type, static_cast<ReduceOp>(op), nsrc == 1 && !divides);
   COLL_CHECK(kernels.fold != nullptr, "ArgumentError", "there is no kernel for dtype ", dtype);
   FoldLaunch launch{};
   for (int i = 0; i < nsrc; ++i) launch.src[i] = static_cast<const char*>(srcs[i]);
@@ -198,6 +199,10 @@ int pycoll_cuda_call_create(PycollCudaGroup* group, const PycollCudaCallSpec* sp
 int pycoll_cuda_call_destroy(PycollCudaCall* call) {
   return guarded([&] { delete call; });
 }
+int pycoll_cuda_call_program(PycollCudaCall* call, int rank, PycollCudaProgram* program) {
+  *program = {};
+  return guarded([&] { *program = call->program(rank); });
+}
 int pycoll_cuda_call_info(PycollCudaCall* call, int method, PycollCudaCallInfo* info) {
   return guarded([&] { *info = call->info(method); });
 }
@@ -208,9 +213,8 @@ int pycoll_cuda_launch(PycollCudaCall* call, const void* const* in, void* const*
       [&] { call->launch(in, out, nblocks, nthreads, method, timeout_ns, absent, stream); });
 }
 int pycoll_cuda_launch_empty(int nblocks, int nthreads, void* stream) {
-  return guarded([&] {
-    machine::launch(-1, kEmptyKernel, nblocks, nthreads, nullptr, true, stream);
-  });
+  return guarded(
+      [&] { machine::launch(-1, kEmptyKernel, nblocks, nthreads, nullptr, true, stream); });
 }
 
 }  // extern "C"

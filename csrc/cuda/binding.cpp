@@ -41,11 +41,13 @@ std::shared_ptr<const BoundCall> bind_spec(const PycollCudaCallSpec& spec, uint3
   plan->rounds = spec.rounds;
   plan->direct = spec.direct != 0;
   plan->check();
-  COLL_CHECK(world_size == 1 || std::any_of(plan->code.begin(), plan->code.end(),
-                                            [](const Instr& instr) {
-                                              return Opcode(instr.op) == Opcode::kSignal;
-                                            }),
-             "ScheduleError", "the plan of rank ", rank, " never says that it has entered");
+  bool enters = world_size == 1;
+  for (const Instr& instr : plan->code) {
+    enters |= Opcode(instr.op) == Opcode::kSignal && instr.arg == kEntered;
+    COLL_CHECK(instr.flags <= (kFoldTree | kFoldComplete), "ScheduleError", "the plan of rank ",
+               rank, " has an instruction with unknown flags ", unsigned{instr.flags});
+  }
+  COLL_CHECK(enters, "ScheduleError", "the plan of rank ", rank, " never says that it has entered");
   const size_t entries = size_t{world_size} * spec.chunks;
   Binding binding;
   binding.plan = std::move(plan);
@@ -64,8 +66,8 @@ std::shared_ptr<const BoundCall> bind_spec(const PycollCudaCallSpec& spec, uint3
   Geometry geometry;
   geometry.world_size = world_size;
   geometry.cell_bytes = cell_bytes;
-  auto call = std::make_shared<BoundCall>(
-      *bind_call(std::move(binding), geometry, key, rank, kMaxRanks));
+  auto call =
+      std::make_shared<BoundCall>(*bind_call(std::move(binding), geometry, key, rank, kMaxRanks));
   if (call->tiny) {  // there are no flag lines to put slots in
     call->stride = (call->stride + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
     COLL_CHECK(call->plan->slots * call->stride <= cell_bytes, "ScheduleError", "a plan with ",
@@ -118,9 +120,9 @@ OneFold recognise(const BoundCall& call) {
 
 const KernelSet& kernels_for(DType dtype, ReduceOp op, bool moves) {
   if (moves) return kMoveKernels;
-  static const KernelSet* const kRows[kReduceOpCount] = {
-      kSumKernels, kProdKernels, kMinKernels, kMaxKernels,
-      kSumKernels, kAndKernels,  kOrKernels,  kXorKernels};
+  static const KernelSet* const kRows[kReduceOpCount] = {kSumKernels, kProdKernels, kMinKernels,
+                                                         kMaxKernels, kSumKernels,  kAndKernels,
+                                                         kOrKernels,  kXorKernels};
   return kRows[static_cast<size_t>(op)][static_cast<size_t>(dtype)];
 }
 

@@ -113,11 +113,20 @@ void PycollCudaCall::upload() {
                           reinterpret_cast<const Operand*>(base + operands[r]),
                           static_cast<uint32_t>(bound_[r]->plan->code.size()), 0};
     image.put(r * sizeof(Program), program);
+    programs_.push_back({program.code, program.operands, program.size,
+                         static_cast<uint32_t>(bound_[r]->plan->operands.size())});
   }
   const auto words = [&](int i) { return reinterpret_cast<const uint64_t*>(base + tables[i]); };
   shape_.in_table = {words(0), words(1)};
   shape_.out_table = {words(2), words(3)};
   machine::copy_now(group_.device(), memory_, image.bytes().data(), image.bytes().size());
+}
+
+PycollCudaProgram PycollCudaCall::program(int rank) const {
+  const int64_t entry = int64_t{rank} - group_.first_rank();
+  COLL_CHECK(entry >= 0 && entry < int64_t(programs_.size()), "ArgumentError", "rank ", rank,
+             " is not run by this process");
+  return programs_[static_cast<size_t>(entry)];
 }
 
 const void* PycollCudaCall::kernel(int method) const {
@@ -185,8 +194,9 @@ void PycollCudaCall::launch(const void* const* in, void* const* out, int nblocks
     launch.in[r] = static_cast<char*>(const_cast<void*>(in == nullptr ? nullptr : in[r]));
     launch.out[r] = static_cast<char*>(out == nullptr ? nullptr : out[r]);
     for (char* array : {launch.in[r], launch.out[r]}) {
-      COLL_CHECK(reinterpret_cast<uintptr_t>(array) % unit == 0, "ArgumentError", "an array of rank ",
-                 group_.first_rank() + r, " is not aligned to its elements of ", unit, " bytes");
+      COLL_CHECK(reinterpret_cast<uintptr_t>(array) % unit == 0, "ArgumentError",
+                 "an array of rank ", group_.first_rank() + r,
+                 " is not aligned to its elements of ", unit, " bytes");
     }
     if (bound_[r]->plan->direct) {
       group_.check_in_heap(launch.in[r], bound_[r]->in_bytes, "input");

@@ -49,15 +49,11 @@ PYCOLL_DEVICE void run_rank_direct(const P& p, const Launch& launch, uint32_t ra
     pieces.place({static_cast<uint16_t>(holder), static_cast<uint16_t>(buffer), chunk}, 0, t, n);
   }
   p.barrier();
-  const FoldView view{p.shared().src,
-                      p.shared().dst,
-                      n,
-                      ndst,
-                      launch.tree != 0,
-                      {launch.shape.scale_n, launch.shape.is_signed != 0}};
-  pieces.template run<W>(view, [&](uint64_t begin, uint64_t end) {
-    fold_exactly<W>(p, view, begin, end);
-  });
+  const FoldView view{
+      p.shared().src, p.shared().dst,   n,
+      ndst,           launch.tree != 0, {launch.shape.scale_n, launch.shape.is_signed != 0}};
+  pieces.template run<W>(
+      view, [&](uint64_t begin, uint64_t end) { fold_exactly<W>(p, view, begin, end); });
   m.signal(kDone);
   if (!m.await_all(kDone, n + 2)) return;
   m.finish();

@@ -96,7 +96,7 @@ struct Lanes {
     if constexpr (kIs16BitFloat<T>) {
       const auto in = __builtin_bit_cast(Values<uint16_t, kCount>, raw);
       Vals out;
-PYCOLL_UNROLL
+      PYCOLL_UNROLL
       for (int i = 0; i < kCount; ++i) {
         out.v[i] = std::is_same_v<T, Half> ? p.half_to_float(in.v[i]) : bfloat_to_float(in.v[i]);
       }
@@ -109,9 +109,10 @@ PYCOLL_UNROLL
   static PYCOLL_DEVICE Raw<kBytes> encode(const P& p, const Vals& vals) {
     if constexpr (kIs16BitFloat<T>) {
       Values<uint16_t, kCount> out;
-PYCOLL_UNROLL
+      PYCOLL_UNROLL
       for (int i = 0; i < kCount; ++i) {
-        out.v[i] = std::is_same_v<T, Half> ? p.float_to_half(vals.v[i]) : float_to_bfloat(vals.v[i]);
+        out.v[i] =
+            std::is_same_v<T, Half> ? p.float_to_half(vals.v[i]) : float_to_bfloat(vals.v[i]);
       }
       return __builtin_bit_cast(Raw<kBytes>, out);
     } else {
@@ -123,14 +124,14 @@ PYCOLL_UNROLL
 template <ReduceOp kOp, typename V, int kCount>
 PYCOLL_DEVICE Values<V, kCount> combine(const Values<V, kCount>& a, const Values<V, kCount>& b) {
   Values<V, kCount> out;
-PYCOLL_UNROLL
+  PYCOLL_UNROLL
   for (int i = 0; i < kCount; ++i) out.v[i] = combine<kOp>(a.v[i], b.v[i]);
   return out;
 }
 
 template <typename V, int kCount>
 PYCOLL_DEVICE Values<V, kCount> divide(Values<V, kCount> a, Scale scale) {
-PYCOLL_UNROLL
+  PYCOLL_UNROLL
   for (int i = 0; i < kCount; ++i) a.v[i] = divide(a.v[i], scale);
   return a;
 }

@@ -39,18 +39,18 @@ struct Mover {
     const uint64_t stride = uint64_t{p.threads()} * kBytes;
     const char* const src = f.src[0];
     uint64_t i = begin + uint64_t{p.tid()} * kBytes;
-PYCOLL_ROLLED
+    PYCOLL_ROLLED
     for (; i + (kUnroll - 1) * stride < end; i += kUnroll * stride) {
       Raw<kBytes> raw[kUnroll];
-PYCOLL_UNROLL
+      PYCOLL_UNROLL
       for (int u = 0; u < kUnroll; ++u) raw[u] = p.template load<kBytes>(src + i + u * stride);
       for (uint32_t d = 0; d < f.ndst; ++d) {
         if (f.dst[d] == src) continue;
-PYCOLL_UNROLL
+        PYCOLL_UNROLL
         for (int u = 0; u < kUnroll; ++u) p.store(f.dst[d] + i + u * stride, raw[u]);
       }
     }
-PYCOLL_ROLLED
+    PYCOLL_ROLLED
     for (; i < end; i += stride) {
       const auto raw = p.template load<kBytes>(src + i);
       for (uint32_t d = 0; d < f.ndst; ++d) {
@@ -63,8 +63,8 @@ PYCOLL_ROLLED
 template <typename P, typename T, ReduceOp kOp>
 struct Folder {
   // Every other operation is associative, so both orders are the serial one.
-  static constexpr bool kRounds = std::is_floating_point_v<Acc<T>> &&
-                                  (kOp == ReduceOp::kSum || kOp == ReduceOp::kProd);
+  static constexpr bool kRounds =
+      std::is_floating_point_v<Acc<T>> && (kOp == ReduceOp::kSum || kOp == ReduceOp::kProd);
 
   template <int kBytes>
   using L = Lanes<P, T, kBytes>;
@@ -81,14 +81,14 @@ struct Folder {
       if (f.scale.n != 0) acc = divide(acc, f.scale);
     }
     const auto raw = L<kBytes>::encode(p, acc);
-PYCOLL_ROLLED
+    PYCOLL_ROLLED
     for (uint32_t d = 0; d < f.ndst; ++d) p.store(f.dst[d] + i, raw);
   }
 
   template <int kBytes>
   static PYCOLL_DEVICE typename L<kBytes>::Vals serial(const P& p, const FoldView& f, uint64_t i) {
     auto acc = read<kBytes>(p, f.src[0] + i);
-PYCOLL_UNROLL_4
+    PYCOLL_UNROLL_4
     for (uint32_t k = 1; k < f.nsrc; ++k) acc = combine<kOp>(acc, read<kBytes>(p, f.src[k] + i));
     return acc;
   }
@@ -104,12 +104,12 @@ PYCOLL_UNROLL_4
     const uint32_t pairs = f.nsrc - leaves;
     typename L<kBytes>::Vals held[kLevels], carry;
     uint32_t k = 0;
-PYCOLL_ROLLED
+    PYCOLL_ROLLED
     for (uint32_t leaf = 0; leaf < leaves; ++leaf) {
       carry = read<kBytes>(p, f.src[k++] + i);
       if (leaf < pairs) carry = combine<kOp>(carry, read<kBytes>(p, f.src[k++] + i));
       bool carrying = true;
-PYCOLL_UNROLL
+      PYCOLL_UNROLL
       for (int l = 0; l < kLevels; ++l) {
         if (carrying && (leaf >> l & 1) != 0) {
           carry = combine<kOp>(held[l], carry);
@@ -142,9 +142,9 @@ PYCOLL_UNROLL
     }
     // 16-bit types in halves of a pack: all their accumulators at once would not fit.
     constexpr int kPart = kIs16BitFloat<T> && kBytes == 16 ? 8 : kBytes;
-PYCOLL_ROLLED
+    PYCOLL_ROLLED
     for (; i < end; i += stride) {
-PYCOLL_ROLLED
+      PYCOLL_ROLLED
       for (int part = 0; part < kBytes; part += kPart) one<kPart>(p, f, i + part);
     }
   }
@@ -153,14 +153,14 @@ PYCOLL_ROLLED
   static PYCOLL_DEVICE void pairs(const P& p, const FoldView& f, uint64_t begin, uint64_t end) {
     const uint64_t stride = uint64_t{p.threads()} * 16;
     const char *const a = f.src[0], *const b = f.src[1];
-PYCOLL_ROLLED
+    PYCOLL_ROLLED
     for (uint64_t i = begin + uint64_t{p.tid()} * 16; i < end; i += 2 * stride) {
       const uint64_t j = i + stride < end ? i + stride : i;
       const Raw<16> raw[4] = {p.template load<16>(a + i), p.template load<16>(b + i),
                               p.template load<16>(a + j), p.template load<16>(b + j)};
       const auto first = L<16>::encode(p, join<0, 2, false>(p, raw));
       const auto second = L<16>::encode(p, join<2, 2, false>(p, raw));
-PYCOLL_ROLLED
+      PYCOLL_ROLLED
       for (uint32_t d = 0; d < f.ndst; ++d) {
         p.store(f.dst[d] + i, first);
         p.store(f.dst[d] + j, second);
@@ -168,7 +168,8 @@ PYCOLL_ROLLED
     }
   }
 
-  // ---- a number of sources that is known to the compiler -----------------------------------------
+  // ---- a number of sources that is known to the compiler
+  // -----------------------------------------
 
   template <int kFirst, int kCount, bool kTree, int kN>
   static PYCOLL_DEVICE typename L<16>::Vals join(const P& p, const Raw<16> (&raw)[kN]) {
@@ -185,12 +186,12 @@ PYCOLL_ROLLED
   template <int kN, bool kTree, int kPacks>
   static PYCOLL_DEVICE void packs(const P& p, const FoldView& f, uint64_t i, uint64_t stride) {
     Raw<16> raw[kPacks][kN];
-PYCOLL_UNROLL
+    PYCOLL_UNROLL
     for (int u = 0; u < kPacks; ++u) {
-PYCOLL_UNROLL
+      PYCOLL_UNROLL
       for (int k = 0; k < kN; ++k) raw[u][k] = p.template load<16>(f.src[k] + i + u * stride);
     }
-PYCOLL_UNROLL
+    PYCOLL_UNROLL
     for (int u = 0; u < kPacks; ++u) {
       write<16>(p, f, i + u * stride, join<0, kN, kTree>(p, raw[u]));
     }
@@ -202,12 +203,12 @@ PYCOLL_UNROLL
     constexpr int kPacks = 8 / kN;
     const uint64_t stride = uint64_t{p.threads()} * 16;
     uint64_t i = begin + uint64_t{p.tid()} * 16;
-PYCOLL_ROLLED
+    PYCOLL_ROLLED
     for (; i + (kPacks - 1) * stride < end; i += kPacks * stride) {
       packs<kN, kTree, kPacks>(p, f, i, stride);
     }
     if constexpr (kPacks > 1) {
-PYCOLL_ROLLED
+      PYCOLL_ROLLED
       for (; i < end; i += stride) packs<kN, kTree, 1>(p, f, i, stride);
     }
   }
@@ -261,7 +262,7 @@ PYCOLL_DEVICE void fold_range(const P& p, const FoldView& f, uint64_t begin, uin
     body = split(f.src[0], 4, begin, end);
     if constexpr (kSize < 4) F::template range<4>(p, f, body.begin, body.end);
   }
-PYCOLL_ROLLED
+  PYCOLL_ROLLED
   for (int side = 0; side < 2; ++side) {
     const uint64_t from = side == 0 ? begin : body.end, to = side == 0 ? body.begin : end;
     if (from < to) F::template range<kSize>(p, f, from, to);

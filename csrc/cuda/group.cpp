@@ -140,8 +140,8 @@ void PycollCudaGroup::check_in_heap(const void* array, uint64_t nbytes, const ch
   if (is_virtual() || array == nullptr || nbytes == 0) return;
   const auto heap = reinterpret_cast<uintptr_t>(heaps_[first_rank()]);
   const auto at = reinterpret_cast<uintptr_t>(array);
-  COLL_CHECK(heap != 0 && at >= heap && at - heap <= heap_bytes_ &&
-                 nbytes <= heap_bytes_ - (at - heap),
-             "ArgumentError", "the ", name, " array of ", nbytes,
-             " bytes does not lie in the symmetric heap, where peers could reach it");
+  COLL_CHECK(
+      heap != 0 && at >= heap && at - heap <= heap_bytes_ && nbytes <= heap_bytes_ - (at - heap),
+      "ArgumentError", "the ", name, " array of ", nbytes,
+      " bytes does not lie in the symmetric heap, where peers could reach it");
 }

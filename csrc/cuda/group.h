@@ -66,6 +66,7 @@ struct PycollCudaCall {
   PycollCudaCall(const PycollCudaCall&) = delete;
 
   PycollCudaCallInfo info(int method) const;
+  PycollCudaProgram program(int rank) const;
   void launch(const void* const* in, void* const* out, int nblocks, int nthreads, int method,
               uint64_t timeout_ns, uint64_t absent, void* stream) const;
 
@@ -78,10 +79,11 @@ struct PycollCudaCall {
   std::vector<std::shared_ptr<const pycoll::BoundCall>> bound_;  // [group.ranks()]
   pycoll::cuda::Shape shape_{};
   const pycoll::cuda::KernelSet* kernels_ = nullptr;
-  std::string text_;          // "f32 sum"
-  bool special_ = false;      // one fold, with a kernel of its own
+  std::string text_;      // "f32 sum"
+  bool special_ = false;  // one fold, with a kernel of its own
   bool tree_ = false, push_ = false, own_chunk_ = false;
-  void* memory_ = nullptr;    // of the device: programs, then code, operands and tables
+  std::vector<PycollCudaProgram> programs_;  // [group.ranks()], device addresses
+  void* memory_ = nullptr;  // of the device: programs, then code, operands and tables
 };
 
 namespace pycoll::cuda {

@@ -7,7 +7,7 @@
 
 namespace pycoll::cuda {
 
-inline constexpr uint32_t kMaxBlocks = 256;  // PYCOLL_CUDA_MAX_BLOCKS
+inline constexpr uint32_t kMaxBlocks = 256;       // PYCOLL_CUDA_MAX_BLOCKS
 inline constexpr uint32_t kOutside = 0xFFFFFFFF;  // of the plan: PycollCudaError::instruction
 
 // Flags of blocks that take no part in calls are renewed when the epoch passes a multiple of this,
@@ -28,10 +28,10 @@ static_assert(sizeof(Card) == 32);
 // Head of the control memory of a rank. Behind it lie flags[block][rank] and cards[block][rank],
 // written by rank `rank` and read by this one.
 struct alignas(128) Control {
-  uint32_t abort;     // not 0: leave; written by anybody
-  uint32_t claimed;   // the error record is taken
-  uint32_t epoch;     // of the next iteration, modulo 2^16; written by the last block of a call
-  uint32_t done;      // blocks that have finished the running call
+  uint32_t abort;    // not 0: leave; written by anybody
+  uint32_t claimed;  // the error record is taken
+  uint32_t epoch;    // of the next iteration, modulo 2^16; written by the last block of a call
+  uint32_t done;     // blocks that have finished the running call
   uint32_t reserved[28];
   uint32_t finished[kMaxRanks];  // [rank]: position of its next iteration, when a call is over
 };
@@ -82,22 +82,22 @@ struct Shape {
 struct Launch {
   Shape shape;
   uint32_t world_size, nblocks, max_blocks;
-  uint32_t first_rank;    // rank of block 0 of the grid
-  uint32_t exchange;      // ranks are separate launches: they tell each other their arrays
-  uint32_t fingerprint;   // of the call
-  uint32_t tree;          // for the kernels of one fold: in tree order
-  uint32_t push;          // likewise: into everybody's array, not one's own
-  uint32_t own_chunk;     // likewise: the chunk of one's own rank, not chunk 0
-  uint64_t slice;         // elements of a chunk that a block owns, see slice_of
+  uint32_t first_rank;   // rank of block 0 of the grid
+  uint32_t exchange;     // ranks are separate launches: they tell each other their arrays
+  uint32_t fingerprint;  // of the call
+  uint32_t tree;         // for the kernels of one fold: in tree order
+  uint32_t push;         // likewise: into everybody's array, not one's own
+  uint32_t own_chunk;    // likewise: the chunk of one's own rank, not chunk 0
+  uint64_t slice;        // elements of a chunk that a block owns, see slice_of
   uint64_t timeout_ns;
-  uint64_t absent;        // ranks that leave at once, for tests
-  const Program* programs;      // [ranks of this launch]
-  char* in[kMaxRanks];          // of the ranks of this launch, from first_rank on
+  uint64_t absent;          // ranks that leave at once, for tests
+  const Program* programs;  // [ranks of this launch]
+  char* in[kMaxRanks];      // of the ranks of this launch, from first_rank on
   char* out[kMaxRanks];
   char* control[kMaxRanks];
-  char* cells[kMaxRanks];       // 2 * cell_bytes each
+  char* cells[kMaxRanks];  // 2 * cell_bytes each
   char* heaps[kMaxRanks];
-  Record* records[kMaxRanks];   // of the ranks of this launch
+  Record* records[kMaxRanks];  // of the ranks of this launch
   uint64_t cell_bytes;
 };
 
@@ -112,9 +112,9 @@ PYCOLL_BOTH uint64_t slice_of(uint64_t segment, uint32_t elem_bytes, uint32_t nb
 
 // Memory of a block.
 struct Shared {
-  char* in[kMaxRanks];   // arrays of all ranks, as far as they are known
+  char* in[kMaxRanks];  // arrays of all ranks, as far as they are known
   char* out[kMaxRanks];
-  bool met[kMaxRanks];   // has told us its arrays
+  bool met[kMaxRanks];  // has told us its arrays
   const char* src[kMaxRanks];
   char* dst[kMaxRanks];
   uint64_t extent[2 * kMaxRanks];  // elements that each operand has here

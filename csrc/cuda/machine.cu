@@ -18,11 +18,11 @@ void check(cudaError_t status, const char* what) {
                       status == cudaErrorStubLibrary || status == cudaErrorSystemNotReady ||
                       status == cudaErrorSystemDriverMismatch ||
                       status == cudaErrorCompatNotSupportedOnDevice;
-  const char* kind = absent                                                ? "CudaUnavailable"
-                     : status == cudaErrorCooperativeLaunchTooLarge        ? "TooLarge"
-                     : status == cudaErrorNoKernelImageForDevice           ? "CudaUnavailable"
-                     : status == cudaErrorInvalidDevice                    ? "ArgumentError"
-                                                                           : "CudaError";
+  const char* kind = absent                                         ? "CudaUnavailable"
+                     : status == cudaErrorCooperativeLaunchTooLarge ? "TooLarge"
+                     : status == cudaErrorNoKernelImageForDevice    ? "CudaUnavailable"
+                     : status == cudaErrorInvalidDevice             ? "ArgumentError"
+                                                                    : "CudaError";
   throw_error(kind, what, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status));
 }
 
@@ -194,8 +194,9 @@ Record* allocate_records(int device, size_t count) {
   const OnDevice on(device);
   const DuringCapture relaxed;
   void* records = nullptr;
-  check(cudaHostAlloc(&records, count * sizeof(Record), cudaHostAllocMapped | cudaHostAllocPortable),
-        "allocating host memory that a device can reach");
+  check(
+      cudaHostAlloc(&records, count * sizeof(Record), cudaHostAllocMapped | cudaHostAllocPortable),
+      "allocating host memory that a device can reach");
   std::memset(records, 0, count * sizeof(Record));
   return static_cast<Record*>(records);
 }

@@ -265,6 +265,17 @@ PYCOLL_CUDA_API int pycoll_cuda_call_create(PycollCudaGroup* group, const Pycoll
 // Waits for the device, then frees the call.
 PYCOLL_CUDA_API int pycoll_cuda_call_destroy(PycollCudaCall* call);
 
+// Where the plan of a rank (peer group: own rank) lies in device memory: the same bytes as in its
+// spec. For inspection.
+typedef struct {
+  const void* code;
+  const void* operands;
+  uint32_t ninstructions;
+  uint32_t noperands;
+} PycollCudaProgram;
+PYCOLL_CUDA_API int pycoll_cuda_call_program(PycollCudaCall* call, int rank,
+                                             PycollCudaProgram* program);
+
 // Which code runs a call. A plan that is one fold of all ranks' inputs, in rank order, into one's
 // own output (one shot) or into everybody's (two shot, push) is recognised by its instructions and
 // has kernels of its own for the common types; every other plan is interpreted.
@@ -299,7 +310,7 @@ PYCOLL_CUDA_API int pycoll_cuda_call_info(PycollCudaCall* call, int method,
 //   timeout_ns  of one wait; 0: 60 s.
 //   absent      virtual groups, for tests of failures: bit r makes rank r leave at once without
 //               taking part. 0 otherwise.
-// Errors: ARGUMENT; TOO_LARGE; RUNTIME.
+// Errors: ARGUMENT (also when the group was aborted and not reset); TOO_LARGE; RUNTIME.
 PYCOLL_CUDA_API int pycoll_cuda_launch(PycollCudaCall* call, const void* const* in,
                                        void* const* out, int nblocks, int nthreads, int method,
                                        uint64_t timeout_ns, uint64_t absent, void* stream);

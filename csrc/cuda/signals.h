@@ -210,9 +210,9 @@ class Member {
   const P& p_;
   const Launch& a_;
   uint32_t rank_, block_;
-  uint32_t epoch_ = 0;    // of the running segment; may run past 2^16, positions wrap
+  uint32_t epoch_ = 0;  // of the running segment; may run past 2^16, positions wrap
   uint32_t segment_ = 0;
-  uint32_t step_ = 0;     // newest published
+  uint32_t step_ = 0;  // newest published
 };
 
 }  // namespace pycoll::cuda

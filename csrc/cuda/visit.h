@@ -31,9 +31,9 @@ template <DType D, ReduceOp kOp>
 struct Canonical {
   using T = std::tuple_element_t<static_cast<size_t>(D), Elements>;
   static constexpr bool kOrdered = kOp == ReduceOp::kMin || kOp == ReduceOp::kMax;
-  using type = std::conditional_t<
-      is_bitwise(kOp), std::conditional_t<std::is_integral_v<T>, Bits, void>,
-      std::conditional_t<kOrdered, T, typename UnsignedOf<T>::type>>;
+  using type =
+      std::conditional_t<is_bitwise(kOp), std::conditional_t<std::is_integral_v<T>, Bits, void>,
+                         std::conditional_t<kOrdered, T, typename UnsignedOf<T>::type>>;
 };
 
 // Types for which kOp has kernels of its own for plans that are one fold.
