@@ -192,7 +192,7 @@ class PeerLink:
 
         own = session.refusing(export)
         rows = session.call(Kind.ALL_GATHER, own.reshape(1, -1), None, "sum", 0, None)
-        return [self._map(rank, row) for rank, row in enumerate(rows)]
+        return session.refusing(lambda: [self._map(rank, row) for rank, row in enumerate(rows)])
 
     def _map(self, rank: int, row: np.ndarray) -> int:
         pid, pointer = row[:16].view(np.int64).tolist()
@@ -200,7 +200,13 @@ class PeerLink:
             return pointer  # threads share addresses
         ipc = Ipc.from_buffer_copy(row[16:].tobytes())
         base, here = ctypes.c_void_p(), ctypes.c_void_p()
-        library().call("ipc_open", self.device, byref(ipc), byref(base), byref(here))
+        try:
+            library().call("ipc_open", self.device, byref(ipc), byref(base), byref(here))
+        except CollError as error:
+            raise TransportError(
+                f"memory of rank {rank}'s device cannot be mapped on device {self.device}: {error}; "
+                "device_transport='nccl' does without"
+            ) from error
         self._opened.append(base.value or 0)
         return here.value or 0
 
