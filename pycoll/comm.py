@@ -289,6 +289,8 @@ class Communicator(SymmetricMemory):
     ) -> None:
         if error is not None:
             self._session.leave(error)
+            if self._session.device is not None:
+                self._session.device.abort()  # the peers will not come any more
         self.close()
 
 

@@ -93,5 +93,10 @@ def kernel_failure(error: KernelError) -> CollError | None:
     )
 
 
+def lag(error: KernelError) -> int:
+    """Return how far the peer of a record was behind: a difference of positions, modulo 2**32."""
+    return (error.expected - error.seen) % 2**32 if error.kind == library.TIMEOUT else -1
+
+
 def _position(value: int) -> str:
     return f"at step {value & 0xFFFF} of call {value >> 16}"

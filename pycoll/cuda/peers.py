@@ -165,6 +165,7 @@ class PeerLink:
             )
             self._cells = library().pointer("malloc", self.device, 2 * _CELL_BYTES)
             self._calls = CallCache(self._group, self._n, [self._rank])
+        arrays.cupy().cuda.runtime.deviceSynchronize()  # nothing runs while maps change
         control = library().pointer("group_control", self._group)
         maps = [self._exchange(session, p) for p in (control, self._cells, self.memory.base)]
         heaps = pointers(maps[2]) if all(maps[2]) else None
@@ -204,8 +205,8 @@ class PeerLink:
             library().call("ipc_open", self.device, byref(ipc), byref(base), byref(here))
         except CollError as error:
             raise TransportError(
-                f"memory of rank {rank}'s device cannot be mapped on device {self.device}: {error}; "
-                "device_transport='nccl' does without"
+                f"memory of rank {rank}'s device cannot be mapped on device "
+                f"{self.device}: {error}; device_transport='nccl' does without"
             ) from error
         self._opened.append(base.value or 0)
         return here.value or 0

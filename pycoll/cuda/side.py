@@ -15,7 +15,7 @@ import numpy as np
 from pycoll.cuda import arrays
 from pycoll.cuda.preparing import DeviceCaller, DevicePlans
 from pycoll.cuda.work import DeviceWork
-from pycoll.errors import ArgumentError, CollError, MismatchError
+from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.calls import check_timeout
 from pycoll.runtime.plans import algorithm_number, descriptor
 from pycoll.runtime.prepared import Prepared, Request
@@ -174,7 +174,10 @@ class DeviceSide:
     def close(self) -> None:
         """Wait for everything that was launched and free what the device side has."""
         if self._last is not None and self.failure is None:
-            self._last[1].synchronize()
+            try:
+                self.link.wait(self._last[1], self._session.config.timeout_s)
+            except CollTimeout:
+                self.link.abort()
         self._pending.clear()
         self.link.close()
 

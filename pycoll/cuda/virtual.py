@@ -14,7 +14,7 @@ from typing import Any
 from pycoll.cuda import arrays
 from pycoll.cuda.launch import TIMEOUT_S, Launch
 from pycoll.cuda.library import BEST, MAX_RANKS, CallInfo, KernelError, library, pointers
-from pycoll.cuda.links import kernel_failure, wait_for
+from pycoll.cuda.links import kernel_failure, lag, wait_for
 from pycoll.cuda.preparing import AnyMemory, DeviceCaller, DevicePlans
 from pycoll.cuda.transport import CallCache
 from pycoll.errors import ArgumentError, CollError, CommClosed
@@ -254,6 +254,7 @@ class VirtualRanks:
         records = [KernelError() for _ in range(self.world_size)]
         for rank, record in enumerate(records):
             library().call("group_error", self._group, rank, byref(record))
+        records.sort(key=lag, reverse=True)  # whoever waits for the rank that is furthest behind
         found = [e for e in map(kernel_failure, records) if e is not None]
         return found[0] if found else CollError("the kernel was aborted")
 

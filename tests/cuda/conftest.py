@@ -29,8 +29,10 @@ class HostLibrary(Library):
         if name == "launch":
             call, ins, outs, _, _, *rest, stream = arguments
             arguments = call, ins, outs, *FORM, *rest, None  # no stream: it runs at once
-            super().call(name, *arguments)
+            host_cupy.TAPE.run(super().call, name, *arguments)
             self.launches.append((stream, rest[1]))
+        elif name == "launch_empty":
+            host_cupy.TAPE.run(super().call, name, *FORM, None)
         elif name == "fold":
             super().call(name, *arguments[:-1], None)
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pycoll.cuda import missing
+from pycoll.testing import run_threads
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks/gpu"
@@ -104,6 +105,66 @@ def test_arguments(gpu, capsys):
     limits = [limit for _, _, limit in suite.stages("python")]
     assert suite.LIMIT_S <= 9 * 60 - 15
     assert max(limits) < suite.LIMIT_S / 2
+
+
+@pytest.fixture
+def stage(gpu, host_kernels, monkeypatch, tmp_path):
+    """Run a stage over kernels compiled for the host; return what it wrote."""
+    monkeypatch.setenv("PYCOLL_GPU_ROWS", str(tmp_path / "rows.jsonl"))
+    rows, common = gpu("rows"), gpu("common")
+    monkeypatch.setattr(common, "missing", list)
+
+    def run(name, *args, **settings):
+        monkeypatch.setenv("PYCOLL_GPU_STAGE", name)
+        module = gpu(name)
+        for key, value in settings.items():
+            monkeypatch.setattr(module, key, value)
+        if hasattr(module, "library"):
+            monkeypatch.setattr(module, "library", lambda: host_kernels)
+        module.main(*args)
+        return rows.read(tmp_path / "rows.jsonl")
+
+    return run
+
+
+def test_the_stage_that_compares_bits(stage):
+    written = stage("correct", True, WORLDS=(2,), BLOCK=350)
+    assert len(written) > 35
+    assert [row for row in written if not row["ok"]] == []
+
+
+def test_the_stage_of_graphs(stage):
+    written = stage("graphs", REPLAYS=2)
+    assert len(written) == 8
+    assert [row for row in written if not row["ok"]] == []
+
+
+def test_the_stage_of_faults(stage):
+    written = stage("faults", ALGORITHMS=("ring", "one_shot"))
+    assert len(written) == 2 * (2 + 3 + 3) + 3
+    assert [row for row in written if not row["ok"]] == []
+    assert any(row["named"] for row in written if row["name"] == "absent")
+
+
+def test_the_stage_of_processes(stage, gpu, host_kernels, tmp_path):
+    """With threads for processes."""
+    gpu("rows"), gpu("common")
+    ranks, writer = gpu("ranks"), gpu("rows").Writer(tmp_path / "rows.jsonl", "ipc2")
+    ranks.SIZES = (17, 40000)
+    cupy = sys.modules["cupy"]
+    run_threads(2, lambda comm: ranks.bits(comm, cupy, writer))
+    written = gpu("rows").read(tmp_path / "rows.jsonl")
+    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS)
+    assert [row for row in written if not row["ok"]] == []
+
+
+def test_the_stage_that_measures(stage, gpu, tmp_path):
+    """Its figures mean nothing here; the report takes them all the same."""
+    written = stage("speed", MIB=1 << 10, WORLDS=(2,))
+    assert {row["name"] for row in written} >= {"all_reduce", "small all_reduce", "cupy sum"}
+    assert all(row["right"] for row in written if row["name"] == "all_reduce")
+    gpu("report").write(tmp_path)
+    assert "| ring | 2 |" in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.skipif(not missing(), reason="there is a device")
