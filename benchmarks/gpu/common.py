@@ -24,12 +24,17 @@ def open_stage():
     )
     lacks = [line for line in missing() if not line.startswith("NCCL")]
     if lacks:
-        writer.row("skipped", None, reason=lacks[0])
-        print(f"skipped: {lacks[0]}", file=sys.stderr)
-        raise SystemExit(77)
+        skip(writer, lacks[0])
     import cupy
 
     return writer, cupy
+
+
+def skip(writer, reason):
+    """End the process because its stage cannot run here."""
+    writer.row("skipped", None, reason=reason)
+    print(f"skipped: {reason}", file=sys.stderr)
+    raise SystemExit(77)
 
 
 def dtypes():

@@ -9,9 +9,10 @@ import sys
 import time
 
 import numpy as np
-from common import MIB, open_stage, same_bits
+from common import MIB, open_stage, same_bits, skip
 
 import pycoll
+from pycoll.cuda.nccl_bindings import find_binding
 
 SIZES = (17, 5003, 300_000)
 ALGORITHMS = ("one_shot", "two_shot_push", "ring", "halving_doubling", "circulant")
@@ -56,6 +57,11 @@ def native(comm, cupy, writer):
 
 def main(transport):
     writer, cupy = open_stage()
+    if transport == "nccl":
+        try:
+            find_binding()
+        except pycoll.CudaUnavailable as error:
+            skip(writer, str(error).splitlines()[0])
     with pycoll.init(device_transport=transport, device_heap_bytes=64 * MIB, timeout=30) as comm:
         bits(comm, cupy, writer)
         if transport == "nccl":

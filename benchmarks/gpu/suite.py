@@ -22,6 +22,7 @@ from rows import Writer
 
 LIMIT_S = 525.0
 KILL_S = 5.0
+SKIPPED = 77  # exit status of a stage that cannot run here
 
 
 def stages(python):
@@ -90,11 +91,12 @@ def run(folder, wanted, limit):
         start = time.monotonic()
         status = run_stage(command, min(seconds, left), folder / f"{name}.log")
         spent = round(time.monotonic() - start, 1)
-        words = {0: "done", None: "killed: too slow"}.get(status, f"exit status {status}")
-        writer.row(name, status == 0, status=words, seconds=spent)
+        known = {0: "done", SKIPPED: "skipped", None: "killed: too slow"}
+        words = known.get(status, f"exit status {status}")
+        writer.row(name, None if status == SKIPPED else status == 0, status=words, seconds=spent)
         print(f"{name:10}{words}, {spent} s", flush=True)
         report.write(folder)  # after every stage, as the next one may take the machine with it
-        if status != 0:
+        if status not in (0, SKIPPED):
             failed.append(name)
             print((folder / f"{name}.log").read_text(errors="replace")[-1500:], flush=True)
             if name == "build":

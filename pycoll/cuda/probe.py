@@ -35,7 +35,11 @@ def parts() -> Iterator[Part]:
             yield Part(name, look())
         except CudaUnavailable as error:
             found, _, advice = str(error).partition("\n")
-            fix = advice.partition("\n")[0].removeprefix("To use arrays on a CUDA device: ")
+            fix = (
+                advice.partition("\n")[0]
+                .removeprefix("To use arrays on a CUDA device: ")
+                .rstrip(".")
+            )
             yield Part(name, found, fix)
 
 
