@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pycoll.cuda.library import library
 from pycoll.errors import ArgumentError
 from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.prepared import Prepared
+from pycoll.schedule.collectives import COLLECTIVES, OWN
+from pycoll.types import Kind
 
 if TYPE_CHECKING:
     from pycoll.cuda.virtual import VirtualRanks
 
 TIMEOUT_S = 60.0
+
+
+def kind_of(collective: str | Kind) -> Kind:
+    """Return the kind of a collective of that name."""
+    name = collective if isinstance(collective, str) else collective.name.lower()
+    if name not in COLLECTIVES:
+        known = ", ".join(COLLECTIVES)
+        raise ArgumentError(f"collective={collective!r} is not known; accepted: {known}")
+    return Kind[name.upper()]
+
+
+def check_apart(prepared: Sequence[Prepared], n: int) -> None:
+    """Refuse an output that shares memory with an array of another rank.
+
+    Raises:
+        ArgumentError: Naming the two ranks.
+    """
+    spec = prepared[0].spec
+    promise = COLLECTIVES[spec.collective]
+    sizes = [
+        spec.count * spec.itemsize // (n if layout == OWN else 1)
+        for layout in (promise.in_layout, promise.out_layout)
+    ]
+    starts = np.array([(p.in_ptr, p.out_ptr) for p in prepared], np.uint64).astype(np.int64)
+    ends = np.where(starts > 0, starts + sizes, starts)
+    low, high = starts[:, 1], ends[:, 1]
+    for other in (0, 1):
+        first, last = starts[:, other], ends[:, other]
+        shared = (low[:, None] < last[None]) & (first[None] < high[:, None])
+        np.fill_diagonal(shared, False)
+        if shared.any():
+            a, b = np.argwhere(shared)[0].tolist()
+            raise ArgumentError(f"the output of rank {a} overlaps an array of rank {b}")
 
 
 class Launch:

@@ -12,7 +12,7 @@ from ctypes import byref, c_int
 from typing import Any
 
 from pycoll.cuda import arrays
-from pycoll.cuda.launch import TIMEOUT_S, Launch
+from pycoll.cuda.launch import TIMEOUT_S, Launch, check_apart, kind_of
 from pycoll.cuda.library import BEST, MAX_RANKS, CallInfo, KernelError, library, pointers
 from pycoll.cuda.links import kernel_failure, lag, wait_for
 from pycoll.cuda.preparing import AnyMemory, DeviceCaller, DevicePlans
@@ -140,8 +140,7 @@ class VirtualRanks:
         self.check()
         handle = arrays.stream_of(stream)
         stacked = not isinstance(xs, (list, tuple))
-        kind = collective if isinstance(collective, Kind) else Kind[collective.upper()]
-        wanted = Request(kind, **request)
+        wanted = Request(kind_of(collective), **request)
         with self._cupy.cuda.Device(self.device), arrays.external(handle):
             inputs, outputs = self._split(xs, "xs"), self._split(out, "out")
             if stacked and out is None:
@@ -155,6 +154,7 @@ class VirtualRanks:
         specs = {p.spec for p in prepared}
         if len(specs) > 1:
             raise ArgumentError("the arrays of all ranks must have the same shape and dtype")
+        check_apart(prepared, self.world_size)
         copies = [copy for p in prepared for copy in p.gathers]
         results: Any = [p.result for p in prepared]
         if stacked:

@@ -138,6 +138,18 @@ def test_a_rank_that_does_not_come_is_named(host_kernels):
         assert ranks.all_reduce(xs)[2].get().tolist() == [3.0] * 8
 
 
+def test_outputs_of_ranks_lie_apart(host_kernels):
+    whole = DeviceArray(np.ones(30, np.float32))
+    with pycoll.virtual_ranks(2) as ranks:
+        for out in ([whole[:10], whole[9:19]], [whole[15:25], whole[:10]]):
+            with pytest.raises(ArgumentError, match=r"the output of rank \d overlaps"):
+                ranks.all_reduce([whole[:10], whole[20:]], out=out)
+        ranks.all_reduce([whole[:10], whole[:10]], out=[whole[10:20], whole[20:]])
+        with pytest.raises(ArgumentError, match="accepted: all_reduce"):
+            ranks.bind("all_reduced", [whole, whole])
+    assert whole.get().tolist() == [1.0] * 10 + [2.0] * 20
+
+
 @pytest.mark.parametrize(
     ("xs", "options", "text"),
     [
