@@ -13,7 +13,7 @@ from pycoll.types import DType, ReduceOp
 
 ROOT = Path(__file__).resolve().parents[1]
 OK, UNAVAILABLE, ARGUMENT, SCHEDULE, TOO_LARGE, RUNTIME = range(6)
-TIMEOUT, ABORTED, MISMATCH = 1, 2, 3
+TIMEOUT, ABORTED, MISMATCH, FOLLOWED = 1, 2, 3, 4
 BEST, INTERPRET = 0, 1
 LANES = 32  # threads for one lane of the host library
 _SPEC = "ninstructions noperands rank chunks slots rounds direct dtype op itemsize in_layout"
@@ -167,14 +167,11 @@ class World:
                 self.library.group_control(group, byref(control))
                 controls[rank] = control
         heaps = (c_void_p * self.n)(*[1] * self.n) if self.peers else None  # all memory there is
+        cells = pointers(self.cells) if cell_bytes else None
+        everything = c_uint64((1 << 63) - 1)
         for group in self.groups:
             self.library.group_connect(
-                group,
-                controls,
-                heaps,
-                c_uint64((1 << 63) - 1),
-                pointers(self.cells),
-                c_uint64(cell_bytes),
+                group, controls, heaps, everything, cells, c_uint64(cell_bytes)
             )
 
     def call(self, specs):

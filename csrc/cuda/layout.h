@@ -15,7 +15,7 @@ inline constexpr uint32_t kOutside = 0xFFFFFFFF;  // of the plan: PycollCudaErro
 inline constexpr uint32_t kRenewEvery = 4096;
 
 // Why a rank gave up; PycollCudaErrorKind.
-enum class Fault : uint32_t { kNone = 0, kTimeout = 1, kAborted = 2, kMismatch = 3 };
+enum class Fault : uint32_t { kNone = 0, kTimeout = 1, kAborted = 2, kMismatch = 3, kFollowed = 4 };
 
 // What a rank tells its peers about a call, before it says "entered": PeerGroups only.
 struct Card {

@@ -186,6 +186,8 @@ typedef enum {
   PYCOLL_CUDA_TIMEOUT = 1,   // `rank` waited for `peer` longer than the timeout
   PYCOLL_CUDA_ABORTED = 2,   // pycoll_cuda_group_abort
   PYCOLL_CUDA_MISMATCH = 3,  // `peer` runs another call: expected and seen are the fingerprints
+  PYCOLL_CUDA_FOLLOWED = 4,  // another rank gave up while `rank` waited for `peer` (`peer` is
+                             // `rank`: before it did anything)
 } PycollCudaErrorKind;
 
 // What a kernel wrote before it gave up. Positions are epoch << 16 | step, with the steps of
@@ -204,8 +206,9 @@ typedef struct {
 } PycollCudaError;
 
 // Reads the record of a rank (peer group: own rank only) from host memory; never waits. kind is
-// NO_ERROR while it has not given up. Of several ranks that fail together, those that merely
-// follow another's failure have no record.
+// NO_ERROR while it has not given up. When one rank gives up, every other one that still waits
+// follows, and says for whom it waited: of all records that with the largest difference of expected
+// and seen names who is missing.
 PYCOLL_CUDA_API int pycoll_cuda_group_error(PycollCudaGroup* group, int rank,
                                             PycollCudaError* error);
 

@@ -31,7 +31,9 @@ class Member {
       s.out[q] = known ? a_.out[entry] : nullptr;
       s.met[q] = known;
     }
-    if (p_.any(p_.tid() == 0 && p_.load_relaxed(&own.abort) != 0)) return false;
+    const bool failed = p_.tid() == 0 && p_.load_relaxed(&own.abort) != 0;
+    if (failed) report({Fault::kFollowed, rank_, 0, 0, kOutside, 0});
+    if (p_.any(failed)) return false;
     if (!a_.exchange) return true;
     bool fine = true;
     for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
@@ -167,20 +169,24 @@ class Member {
     uint64_t waited_ns;
   };
 
-  // Writes the record if nobody of this rank has, and makes all ranks leave.
+  // Writes the record if no other block of this rank has.
+  PYCOLL_DEVICE void report(const Reason& why) {
+    if (!p_.claim(&control(rank_).claimed)) return;
+    Record& record = *a_.records[rank_ - a_.first_rank];
+    record.rank = rank_;
+    record.peer = why.peer;
+    record.block = block_;
+    record.step = step_;
+    record.expected = why.expected;
+    record.seen = why.seen;
+    record.instruction = why.instruction;
+    record.waited_ns = why.waited_ns;
+    p_.store_release(&record.kind, static_cast<uint32_t>(why.fault));
+  }
+
+  // The same, and makes all ranks leave.
   PYCOLL_DEVICE void give_up(const Reason& why) {
-    if (p_.claim(&control(rank_).claimed)) {
-      Record& record = *a_.records[rank_ - a_.first_rank];
-      record.rank = rank_;
-      record.peer = why.peer;
-      record.block = block_;
-      record.step = step_;
-      record.expected = why.expected;
-      record.seen = why.seen;
-      record.instruction = why.instruction;
-      record.waited_ns = why.waited_ns;
-      p_.store_release(&record.kind, static_cast<uint32_t>(why.fault));
-    }
+    report(why);
     for (uint32_t q = 0; q < a_.world_size; ++q) p_.store_release(&control(q).abort, 1);
   }
 
@@ -194,7 +200,10 @@ class Member {
       p_.backoff(spins);
       seen = p_.load_acquire(word);
       if (reached(seen, wanted)) return true;
-      if (p_.load_relaxed(&control(rank_).abort) != 0) return false;
+      if (p_.load_relaxed(&control(rank_).abort) != 0) {
+        report({Fault::kFollowed, peer, wanted, seen, instruction, p_.clock_ns() - begin});
+        return false;
+      }
       if (spins % kCheckEvery != 0) continue;
       const uint64_t waited = p_.clock_ns() - begin;
       const bool aborted = p_.load_relaxed(&a_.records[rank_ - a_.first_rank]->abort) != 0;

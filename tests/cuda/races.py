@@ -1,6 +1,6 @@
 """Runs device code on threads under the thread sanitizer: races.py LIBRARY [broken].
 
-With "broken" a rank does not wait where it has to, which the sanitizer must report.
+With "broken" a rank does not wait for what its peers do, which the sanitizer must report.
 """
 
 import sys
@@ -10,17 +10,17 @@ import numpy as np
 
 from device_library import Library, World, plans_of, spec_of
 from pycoll.algorithms import ALGORITHMS
-from pycoll.schedule.plan import Opcode
+from pycoll.schedule.plan import ENTERED, Opcode
 
 
 def run(library, entry, n, peers, direct, broken):
     plans = plans_of(entry, n, direct=direct)
     if broken:
-        waits = np.flatnonzero(plans[1].code["op"] == Opcode.WAIT)
-        last = waits[waits < np.flatnonzero(plans[1].code["op"] == Opcode.FOLD)[-1]][-1]
-        plans[1] = replace(plans[1], code=np.delete(plans[1].code, last))
+        code = plans[1].code
+        waits = (code["op"] == Opcode.WAIT) & (code["arg"] > ENTERED)
+        plans[1] = replace(plans[1], code=code[~waits])
     count = 96
-    with World(library, n, peers=peers, cell_bytes=256) as world:
+    with World(library, n, peers=peers, cell_bytes=512) as world:
         handles = world.call([spec_of(plan, "float32", count=count) for plan in plans])
         ins = [np.full(count, rank + 1, np.float32) for rank in range(n)]
         outs = [np.zeros(count, np.float32) for _ in range(n)]

@@ -186,7 +186,7 @@ def test_kernels_of_one_fold_agree_with_the_interpreter(library, name, dtype):
 
 
 def test_bits_are_those_of_the_engine_where_the_order_is_free(library):
-    names = ["ring", "halving_doubling", "recursive_doubling", "circulant", "double_tree"]
+    names = ["ring", "halving_doubling", "recursive_doubling", "circulant"]
     n, length = 5, 67
     rng = np.random.default_rng(1)
     parts = [oracle.random(rng, "float32", length * n) for _ in range(n)]

@@ -11,6 +11,7 @@ import oracle
 from device_library import (
     ABORTED,
     ARGUMENT,
+    FOLLOWED,
     MISMATCH,
     SCHEDULE,
     TIMEOUT,
@@ -63,10 +64,10 @@ def test_a_missing_rank_is_named(library, name):
         plans = plans_of(find("all_reduce", name), n)
         launch(world, plans, absent=1 << gone, timeout_ms=50)
         failed = world.failed()
-        assert failed
-        assert gone not in failed
+        assert failed == [rank for rank in range(n) if rank != gone]
         records = [world.error(rank) for rank in failed]
-        assert all(record.kind == TIMEOUT and record.waited_ns > 50e6 for record in records)
+        assert {TIMEOUT} <= {record.kind for record in records} <= {TIMEOUT, FOLLOWED}
+        assert all(record.waited_ns > 50e6 for record in records if record.kind == TIMEOUT)
         blamed = [record for record in records if record.peer == gone]
         assert blamed
         for record in blamed:
@@ -91,8 +92,10 @@ def test_a_dropped_signal_is_found(library, peers):
     n = 3
     plans = plans_of(RING, n)
     signals = np.flatnonzero(plans[0].code["op"] == Opcode.SIGNAL)
+    with World(library, n) as world, pytest.raises(DeviceError, match="entered"):
+        launch(world, [without(plans[0], signals[0]), *plans[1:]])
     found = []
-    for index in signals:
+    for index in signals[1:]:
         with World(library, n, peers=peers) as world:
             ins, outs = launch(world, [without(plans[0], index), *plans[1:]], timeout_ms=50)
             if world.failed():
@@ -134,7 +137,7 @@ def test_ranks_that_wait_for_each_other_do_not_hang(library):
     with World(library, n) as world:
         launch(world, late, timeout_ms=50)
         assert world.failed() != []
-        assert all(world.error(rank).kind == TIMEOUT for rank in world.failed())
+        assert {world.error(rank).kind for rank in world.failed()} <= {TIMEOUT, FOLLOWED}
 
 
 def test_calls_that_do_not_match_are_refused(library):

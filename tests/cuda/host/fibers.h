@@ -50,10 +50,11 @@ class Fibers : public Scheduler {
     return true;
   }
 
-  // After data accesses it changes only now and then.
-  void turn(bool idle) override {
-    idle_ = idle ? idle_ + 1 : 0;
-    if (!idle && random() % 4 != 0) return;
+  // A lane that works goes on more often than not.
+  void turn(Turn turn) override {
+    if (turn == Turn::kWork) idle_ = 0;
+    if (turn == Turn::kIdle) ++idle_;
+    if (turn != Turn::kIdle && random() % 4 != 0) return;
     swapcontext(&current_->context, &home_);
   }
   uint64_t clock_ns() override { return now_ns_; }

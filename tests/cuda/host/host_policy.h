@@ -23,8 +23,9 @@ namespace conversions {  // the CPU engine's own
 class Scheduler {
  public:
   virtual ~Scheduler() = default;
-  // A lane has made an access; `idle`: it waits for another one.
-  virtual void turn(bool idle) = 0;
+  // A lane has done something, looked at what others did, or has nothing to do but wait.
+  enum class Turn { kWork, kLook, kIdle };
+  virtual void turn(Turn turn) = 0;
   virtual uint64_t clock_ns() = 0;
 };
 
@@ -48,19 +49,19 @@ class HostPolicy {
   bool any(bool mine) const { return arrive(mine); }
 
   uint32_t load_acquire(const uint32_t* p) const {
-    turn(false);
+    turn(Turn::kLook);
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
   }
   uint32_t load_relaxed(const uint32_t* p) const { return __atomic_load_n(p, __ATOMIC_RELAXED); }
   void store_release(uint32_t* p, uint32_t value) const {
-    turn(false);
+    turn(Turn::kWork);
     __atomic_store_n(p, value, __ATOMIC_RELEASE);
   }
   void store_relaxed(uint32_t* p, uint32_t value) const {
     __atomic_store_n(p, value, __ATOMIC_RELAXED);
   }
   uint32_t add(uint32_t* p, uint32_t value) const {
-    turn(false);
+    turn(Turn::kWork);
     return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);
   }
   bool claim(uint32_t* p) const {
@@ -70,14 +71,14 @@ class HostPolicy {
 
   template <int kBytes>
   Raw<kBytes> load(const char* p) const {
-    turn(false);
+    turn(Turn::kWork);
     Raw<kBytes> raw;
     std::memcpy(&raw, p, kBytes);
     return raw;
   }
   template <int kBytes>
   void store(char* p, const Raw<kBytes>& raw) const {
-    turn(false);
+    turn(Turn::kWork);
     std::memcpy(p, &raw, kBytes);
   }
 
@@ -87,7 +88,7 @@ class HostPolicy {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
   }
-  void backoff(uint32_t) const { turn(true); }
+  void backoff(uint32_t) const { turn(Turn::kIdle); }
 
   float half_to_float(uint16_t bits) const {
     return conversions::load_half<1>(reinterpret_cast<const char*>(&bits));
@@ -95,10 +96,12 @@ class HostPolicy {
   uint16_t float_to_half(float value) const { return conversions::pack_half<1>(value); }
 
  private:
-  void turn(bool idle) const {
+  using Turn = Scheduler::Turn;
+
+  void turn(Turn turn) const {
     if (scheduler_ != nullptr) {
-      scheduler_->turn(idle);
-    } else if (idle) {
+      scheduler_->turn(turn);
+    } else if (turn == Turn::kIdle) {
       sched_yield();
     }
   }
@@ -113,7 +116,7 @@ class HostPolicy {
       block_.votes[~now & 1].store(0, std::memory_order_relaxed);
       block_.generation.store(now + 1, std::memory_order_release);
     } else {
-      while (block_.generation.load(std::memory_order_acquire) == now) turn(true);
+      while (block_.generation.load(std::memory_order_acquire) == now) turn(Turn::kIdle);
     }
     return block_.votes[now & 1].load(std::memory_order_relaxed) != 0;
   }
