@@ -155,6 +155,15 @@ class Device:
     __exit__ = Stream.__exit__
 
 
+def ndarray(shape, dtype, memory):
+    """Make an array over memory that somebody else owns."""
+    pointer, nbytes, owner = memory
+    raw = (ctypes.c_uint8 * nbytes).from_address(pointer)
+    raw._owner = owner
+    count = int(np.prod(shape))
+    return DeviceArray(np.frombuffer(raw, dtype, count).reshape(shape))
+
+
 def cupy_module():
     """Make a module to be put in the place of ``cupy``."""
     calls = []
@@ -185,13 +194,6 @@ def cupy_module():
         UnownedMemory=lambda pointer, nbytes, owner, device: (pointer, nbytes, owner),
         MemoryPointer=lambda memory, offset: memory,
     )
-
-    def ndarray(shape, dtype, memory):
-        pointer, nbytes, owner = memory
-        raw = (ctypes.c_uint8 * nbytes).from_address(pointer)
-        raw._owner = owner
-        count = int(np.prod(shape))
-        return DeviceArray(np.frombuffer(raw, dtype, count).reshape(shape))
 
     return types.SimpleNamespace(
         __name__="cupy",
