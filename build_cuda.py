@@ -22,7 +22,15 @@ HEADERS = [*glob("csrc/*.h"), *glob("csrc/cuda/*.h"), *glob("csrc/cuda/*.inl"), 
 # Nothing in the kernels depends on the architecture: one intermediate form, assembled for each, and
 # kept for those to come.
 TARGETS = ["sm_80", "sm_90", "sm_100", "compute_80"]
-FLAGS = ["-std=c++20", "-O3", "-Icsrc", "-cudart", "static", "-fmad=false"]
+FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-Icsrc",
+    "-cudart",
+    "static",
+    "-fmad=false",
+    "-Xfatbin=-compress-all",
+]
 FLAGS += ["-Xcompiler", "-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall", "-Xptxas", "-v"]
 
 
