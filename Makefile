@@ -11,9 +11,9 @@ BIN := $(VENV)/bin
 MPIS := mpich openmpi
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CANDIDATES := $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3.10 python3)
-CXX_NAMES := -name '*.cpp' -o -name '*.h' -o -name '*.inl'
-CXX_FILES = $(shell find csrc tests/native benchmarks $(CXX_NAMES) | sort)
-SOURCES = $(shell find csrc $(CXX_NAMES))
+CXX_NAMES := -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu'
+CXX_FILES = $(shell find csrc tests/native tests/cuda benchmarks $(CXX_NAMES) | sort)
+SOURCES = build_cuda.py $(shell find csrc $(CXX_NAMES))
 
 # Prints the first candidate of version 3.10 or later that has venv and the C headers.
 FIND_PYTHON = for python in $(CANDIDATES); do \
@@ -120,5 +120,5 @@ format: $(VENV)/installed  ## rewrite the sources in the style that lint checks
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 clean:  ## remove everything that was built, the virtual environment too
-	rm -rf $(VENV) $(VENV)-* build tests/native/build dist *.egg-info pycoll/_C*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* build tests/native/build dist *.egg-info pycoll/_C*.so pycoll/libpycoll_cuda.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

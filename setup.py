@@ -1,4 +1,4 @@
-"""Build of the extension ``pycoll._C``; everything else stands in pyproject.toml."""
+"""Build of ``pycoll._C`` and of the device library; everything else stands in pyproject.toml."""
 
 import os
 import sys
@@ -6,9 +6,13 @@ from glob import glob
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
+from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import build_cuda
 
 SOURCES = sorted(glob("csrc/*.cpp") + glob("csrc/transports/*.cpp"))
-HEADERS = sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/**/*.inl", recursive=True))
+HEADERS = sorted(glob("csrc/*.h") + glob("csrc/*.inl"))
 
 # One place for objects, whichever command builds: an editable install compiles nothing twice.
 BUILD_TEMP = f"build/objects-{sys.implementation.cache_tag}"
@@ -36,5 +40,20 @@ extension = Pybind11Extension(
     extra_link_args=["-lpthread", "-lrt"],
 )
 
+
+class BuildExt(build_ext):
+    """Builds the device library too, where there is a CUDA compiler."""
+
+    def run(self):
+        """Build the extension, then the device library beside it."""
+        super().run()
+        place = self.get_ext_fullpath("pycoll._C")
+        build_cuda.build(os.path.dirname(place))
+
+
 with ParallelCompile("PYCOLL_BUILD_JOBS", needs_recompile=is_stale):
-    setup(ext_modules=[extension], options={"build_ext": {"build_temp": BUILD_TEMP}})
+    setup(
+        ext_modules=[extension],
+        cmdclass={"build_ext": BuildExt},
+        options={"build_ext": {"build_temp": BUILD_TEMP}},
+    )

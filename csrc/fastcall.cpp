@@ -191,7 +191,9 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
 PyObject* fast_or_slow(State& state, PyObject* const* args) {
   Key key;
   Arrays arrays;
-  if (args[kTimeout] == Py_None && args[kAsync] == Py_False && make_key(state, args, key, arrays)) {
+  const bool plain =
+      args[kTimeout] == Py_None && args[kAsync] == Py_False && args[kStream] == Py_None;
+  if (plain && make_key(state, args, key, arrays)) {
     const Entry& entry = state.entries[slot_of(key)];
     const bool known = entry.call != nullptr || entry.staged != nullptr;
     if (known && entry.key == key && (state.two == nullptr || state.two->idle())) {

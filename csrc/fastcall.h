@@ -6,8 +6,19 @@
 namespace pycoll {
 
 // The arguments of any collective, in the order in which they are passed around.
-enum Arg { kKind, kX, kOut, kOp, kRoot, kOrder, kAlgorithm, kTimeout, kAsync };
-inline constexpr Py_ssize_t kArgs = 9;
+enum Arg {
+  kKind,
+  kX,
+  kOut,
+  kOp,
+  kRoot,
+  kOrder,
+  kAlgorithm,
+  kTimeout,
+  kAsync,
+  kStream,
+};
+inline constexpr Py_ssize_t kArgs = 10;
 
 // Adds the type `Fastcall`, one object of which belongs to every communicator. Its engine is an
 // Engine with a Heap, or an MpiEngine or a TwoLevelEngine with None.

@@ -16,8 +16,6 @@ constexpr size_t kAlignFrom = 2048;
 constexpr size_t kNontemporalFrom = 4096;
 constexpr size_t kCacheLine = 64;
 
-constexpr size_t kItemsizes[kDTypeCount] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
-
 #if defined(__x86_64__)
 constinit Dispatch<FoldIsa> g_isa{&kFoldBase, &kFoldAvx2, &kFoldAvx512};
 #else
@@ -77,7 +75,7 @@ void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* 
           size_t count) {
   const FoldIsa& isa = g_isa.current();
   const auto dtype = static_cast<size_t>(spec.dtype);
-  const size_t itemsize = kItemsizes[dtype];
+  const size_t itemsize = pycoll::itemsize(spec.dtype);
   const size_t nbytes = count * itemsize;
   FoldArgs args{reinterpret_cast<const char* const*>(srcs),
                 reinterpret_cast<char* const*>(dsts),
@@ -119,12 +117,5 @@ void scale(DType dtype, void* data, size_t count, uint32_t n) {
 const char* fold_isa() { return g_isa.current().name; }
 
 bool fold_force_isa(const char* name) { return g_isa.force(name); }
-
-bool fold_supports(DType dtype, ReduceOp op) {
-  const bool bitwise = op == ReduceOp::kAnd || op == ReduceOp::kOr || op == ReduceOp::kXor;
-  return !bitwise || dtype < DType::kFloat16;
-}
-
-size_t itemsize(DType dtype) { return kItemsizes[static_cast<size_t>(dtype)]; }
 
 }  // namespace pycoll

@@ -58,9 +58,4 @@ const char* fold_isa();
 // Forces an instruction set for tests; returns false when this CPU lacks it.
 bool fold_force_isa(const char* name);
 
-// Whether op is defined for dtype (bitwise operations are for integers only).
-bool fold_supports(DType dtype, ReduceOp op);
-
-size_t itemsize(DType dtype);
-
 }  // namespace pycoll

@@ -35,4 +35,9 @@ enum class ReduceOp : uint8_t {
 };
 inline constexpr int kReduceOpCount = 8;
 
+// Whether op is defined for dtype (bitwise operations are for integers only).
+bool fold_supports(DType dtype, ReduceOp op);
+
+size_t itemsize(DType dtype);
+
 }  // namespace pycoll

@@ -14,6 +14,7 @@ from pycoll.errors import (
     CollTimeout,
     CommClosed,
     ConcurrentUseError,
+    CudaUnavailable,
     ForkedError,
     MismatchError,
     PeerLeft,
@@ -28,7 +29,7 @@ try:
     importlib.import_module("pycoll._C")  # alone, so that the reason of a failure is its own
     from pycoll.comm import ANY, Communicator
     from pycoll.runtime.work import Work
-    from pycoll.start import from_mpi, init
+    from pycoll.start import from_mpi, init, virtual_ranks
 except ImportError as _error:  # the engine is missing or broken; `pycoll doctor` has to work
     _failure = _error
 
@@ -52,6 +53,7 @@ __all__ = [
     "Communicator",
     "ConcurrentUseError",
     "Config",
+    "CudaUnavailable",
     "ForkedError",
     "MismatchError",
     "PeerLeft",
@@ -63,4 +65,5 @@ __all__ = [
     "Work",
     "from_mpi",
     "init",
+    "virtual_ranks",
 ]

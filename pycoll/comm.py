@@ -23,6 +23,12 @@ ANY = -1
 """As ``src`` of `Communicator.recv`: from whichever rank sends first."""
 
 
+def _open_device(session: Session) -> Any:
+    from pycoll.cuda.opening import open_side  # only now, as most programs never need it
+
+    return open_side(session)
+
+
 class Communicator(SymmetricMemory):
     """A group of ranks that communicate.
 
@@ -32,13 +38,15 @@ class Communicator(SymmetricMemory):
 
     Arguments that all collectives share:
 
-    * ``x``: any CPU array (NumPy, buffer protocol, ``__array_interface__``, DLPack). A
+    * ``x``: any array (NumPy, buffer protocol, ``__array_interface__``, DLPack, CuPy). A
       non-contiguous input is packed first. Inputs are not modified unless ``out`` is ``x``.
     * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by
       default a new array of the kind of ``x``.
     * ``algorithm``: name of an algorithm, or an `Algorithm`; by default the selector's choice.
     * ``timeout``: seconds until `CollTimeout`; by default the communicator's.
     * ``async_op``: return a `Work` at once; the call proceeds in the background.
+    * ``stream``: for arrays on a CUDA device, see docs/cuda.md: the stream on which the call runs,
+      anything with ``__cuda_stream__`` or a handle; by default the current one of CuPy.
 
     Errors that all collectives raise: `ArgumentError` (nothing was sent; the communicator stays
     usable), `PeerRejected` (another rank refused its arguments; likewise), `MismatchError`,
@@ -50,6 +58,7 @@ class Communicator(SymmetricMemory):
         """Wrap a session; see `pycoll.init`."""
         self._session = session
         self._fast = session.fast
+        session.open_device = _open_device
 
     @property
     def rank(self) -> int:
@@ -80,6 +89,7 @@ class Communicator(SymmetricMemory):
         algorithm: str | Algorithm | None = None,
         timeout: float | None = None,
         async_op: bool = False,
+        stream: Any = None,
     ) -> Any:
         """Combine the arrays of all ranks; every rank gets the result.
 
@@ -92,6 +102,7 @@ class Communicator(SymmetricMemory):
             algorithm: See the class.
             timeout: See the class.
             async_op: See the class.
+            stream: See the class.
 
         Returns:
             The combined array, bit-identical on all ranks.
@@ -293,6 +304,8 @@ class Communicator(SymmetricMemory):
     ) -> None:
         if error is not None:
             self._session.leave(error)
+            if self._session.device is not None:
+                self._session.device.abort()  # the peers will not come any more
         self.close()
 
 

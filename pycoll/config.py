@@ -15,6 +15,7 @@ from pycoll.errors import ArgumentError
 VERSION = "0.1.0"
 _T = TypeVar("_T")
 TRANSPORTS = ("auto", "mpi")
+DEVICE_TRANSPORTS = ("auto", "cuda", "nccl")
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -32,6 +33,10 @@ class Config:
             for everything (``PYCOLL_TRANSPORT``).
         tuning: Measured times that choose algorithms (``PYCOLL_TUNING``): ``auto`` for the file
             `tuning_path` if it is there, ``off``, or the path of a file. Rank 0's counts for all.
+        device_transport: For arrays on CUDA devices: ``cuda`` (peer memory, one host), ``nccl``, or
+            ``auto``: peer memory where ranks share a host (``PYCOLL_DEVICE_TRANSPORT``).
+        device_heap_bytes: Capacity of a rank's part of the symmetric device heap, taken when the
+            first array is made in it (``PYCOLL_DEVICE_HEAP_BYTES``).
     """
 
     timeout_s: float = 300.0
@@ -39,20 +44,25 @@ class Config:
     heap_bytes: int = 16 << 30
     transport: str = "auto"
     tuning: str = field(default="auto", repr=False)
+    device_transport: str = "auto"
+    device_heap_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         """Refuse values that no communicator can work with."""
         if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
             raise ArgumentError(f"timeout_s is {self.timeout_s}, expected a number of seconds > 0")
-        for name in ("cell_bytes", "heap_bytes"):
+        for name in ("cell_bytes", "heap_bytes", "device_heap_bytes"):
             nbytes = getattr(self, name)
             if nbytes <= 0 or nbytes % 4096:
                 raise ArgumentError(f"{name} is {nbytes}, expected a positive multiple of 4096")
-        if self.transport not in TRANSPORTS:
-            accepted = ", ".join(TRANSPORTS)
-            raise ArgumentError(f"transport is {self.transport!r}; accepted: {accepted}")
         if not self.tuning:
             raise ArgumentError("tuning is empty; accepted: auto, off, or the path of a table")
+        choices = {"transport": TRANSPORTS, "device_transport": DEVICE_TRANSPORTS}
+        for name, accepted in choices.items():
+            if getattr(self, name) not in accepted:
+                raise ArgumentError(
+                    f"{name} is {getattr(self, name)!r}; accepted: {', '.join(accepted)}"
+                )
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -71,6 +81,10 @@ class Config:
             heap_bytes=_read(environ, "PYCOLL_HEAP_BYTES", parse_bytes, cls.heap_bytes),
             transport=_read(environ, "PYCOLL_TRANSPORT", str, cls.transport),
             tuning=_read(environ, "PYCOLL_TUNING", str, cls.tuning),
+            device_transport=_read(environ, "PYCOLL_DEVICE_TRANSPORT", str, cls.device_transport),
+            device_heap_bytes=_read(
+                environ, "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes, cls.device_heap_bytes
+            ),
         )
 
 

@@ -55,3 +55,7 @@ class ForkedError(CollError):
 
 class ConcurrentUseError(CollError):
     """Two threads used one communicator at the same time."""
+
+
+class CudaUnavailable(CollError, RuntimeError):
+    """CUDA cannot be used here; the text says what is missing and what to do."""

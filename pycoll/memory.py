@@ -20,7 +20,9 @@ class SymmetricMemory:
 
     _session: Session
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+    def empty(
+        self, shape: int | Sequence[int], dtype: Any = np.float32, *, device: str | None = None
+    ) -> Any:
         """Allocate an array in symmetric memory.
 
         The memory is reused, or goes back to the system, when the array and its views are
@@ -29,10 +31,14 @@ class SymmetricMemory:
         Args:
             shape: Extents, in elements.
             dtype: Element type; any that holds no Python objects.
+            device: ``"cuda"`` for a CuPy array in the symmetric heap of this rank's device.
 
         Raises:
             MemoryError: If the machine or the heap has no room for it.
+            CudaUnavailable: If there is no such device; the text says what is missing.
         """
+        if device not in (None, "cpu"):
+            return self._session.device_side().empty(shape, dtype, device)
         return self._session.memory.empty(shape, dtype)
 
     def zeros(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll import _C
 from pycoll.comm import Communicator
@@ -17,6 +17,9 @@ from pycoll.runtime.reports import raising
 from pycoll.runtime.session import Session
 from pycoll.runtime.tuned import agree
 
+if TYPE_CHECKING:
+    from pycoll.cuda.virtual import VirtualRanks
+
 
 def init(
     *,
@@ -24,6 +27,8 @@ def init(
     heap_bytes: int | None = None,
     cell_bytes: int | None = None,
     transport: str | None = None,
+    device_transport: str | None = None,
+    device_heap_bytes: int | None = None,
     tuning: str | os.PathLike | None = None,
 ) -> Communicator:
     """Join the job of this process and return its communicator.
@@ -38,6 +43,8 @@ def init(
         cell_bytes: Staging memory for one iteration of a rank.
         transport: ``auto`` (shared memory on one host, MPI between hosts) or ``mpi`` (MPI for
             everything).
+        device_transport: For arrays on CUDA devices: ``cuda``, ``nccl`` or ``auto``.
+        device_heap_bytes: Capacity of this rank's symmetric device heap.
         tuning: Measured times that choose algorithms: ``auto`` (what ``pycoll tune`` has written
             for this user, if anything), ``off``, or the path of a table; rank 0's counts for all.
 
@@ -50,6 +57,8 @@ def init(
         heap_bytes=heap_bytes,
         cell_bytes=cell_bytes,
         transport=transport,
+        device_transport=device_transport,
+        device_heap_bytes=device_heap_bytes,
         tuning=tuning,
     )
     comm = None if launched_by_us() else mpi.world()
@@ -89,6 +98,21 @@ def from_mpi(
     """
     config = _configure(timeout_s=timeout, transport=transport, tuning=tuning)
     return Communicator(agree(mpi.connect(comm, config)))
+
+
+def virtual_ranks(n: int, device: int = 0) -> VirtualRanks:
+    """Return n ranks that live on one CUDA device, in one process.
+
+    Args:
+        n: Number of ranks, 1 to 64.
+        device: Number of the device.
+
+    Raises:
+        CudaUnavailable: If there is no such device; the text says what is missing.
+    """
+    from pycoll.cuda.virtual import VirtualRanks
+
+    return VirtualRanks(n, device)
 
 
 def _configure(**given: Any) -> Config:

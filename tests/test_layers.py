@@ -15,15 +15,18 @@ ALLOWED = {
     "schedule": WORDS,
     "algorithms": WORDS | {"schedule"},
     "runtime": WORDS | {"schedule", "algorithms", "_C"},
+    "cuda": WORDS | {"schedule", "algorithms", "runtime", "_C"},
     "memory": WORDS | {"runtime"},
-    "comm": WORDS | {"schedule", "algorithms", "runtime", "memory", "_C"},
+    "comm": WORDS | {"schedule", "algorithms", "runtime", "cuda", "memory", "_C"},
     "kernels": WORDS | {"_C"},
     "parallel": WORDS | {"comm", "kernels", "pycoll"},
     "torch": WORDS
     | {"schedule", "algorithms", "runtime", "comm", "kernels", "parallel", "_C", "pycoll"},
-    "cli": WORDS | {"schedule", "algorithms", "runtime", "comm", "parallel", "_C", "pycoll"},
-    "start": WORDS | {"runtime", "comm", "_C"},
-    "pycoll": WORDS | {"schedule", "algorithms", "runtime", "comm", "start", "parallel", "_C"},
+    "cli": WORDS
+    | {"schedule", "algorithms", "runtime", "cuda", "comm", "parallel", "_C", "pycoll"},
+    "start": WORDS | {"runtime", "cuda", "comm", "_C"},
+    "pycoll": WORDS
+    | {"schedule", "algorithms", "runtime", "cuda", "comm", "start", "parallel", "_C"},
     "testing": WORDS | {"schedule", "algorithms", "runtime", "comm", "cli", "_C", "pycoll"},
     "__main__": {"cli"},
 }
@@ -32,6 +35,9 @@ CXX = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.i
 COLLECTIVES = re.compile(
     r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast", re.IGNORECASE
 )
+CUDA = [path for path in CXX if path.startswith("csrc/cuda/")]
+PYTHON_IN_CXX = re.compile(r"pybind11|Python\.h|\bpy::|csrc/bindings|\"bindings|fastcall")
+CUDA_IN_CXX = re.compile(r"cuda_runtime|<cuda[._/a-z]*>|\bcuda[A-Z]\w+\(")
 INTRINSICS = re.compile(r"\b_mm\w+")  # some are named after a broadcast within a register
 
 
@@ -106,9 +112,18 @@ def test_the_engine_names_no_collective(path):
     assert named == []
 
 
+@pytest.mark.parametrize("path", CUDA)
+def test_the_device_library_knows_no_python_and_one_file_the_runtime(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert PYTHON_IN_CXX.findall(text) == []
+    if path != "csrc/cuda/machine.cu":
+        assert CUDA_IN_CXX.findall(text) == []
+
+
 def test_the_sources_are_found():
     assert "pycoll/config.py" in FILES
     assert "csrc/fold.cpp" in CXX
+    assert "csrc/cuda/interpreter.h" in CUDA
 
 
 @pytest.mark.parametrize(
@@ -138,4 +153,7 @@ def test_other_breaches_are_seen():
     text = "import os\nos.environ['A']\nfrom os import getenv\nos.putenv('A', 'b')"
     assert environment_reads(text) == [2, 3, 4]
     assert COLLECTIVES.search("void AllReduce();")
+    assert PYTHON_IN_CXX.search("#include <pybind11/pybind11.h>")
+    assert CUDA_IN_CXX.search("cudaMalloc(&p, 1)")
+    assert not CUDA_IN_CXX.search("pycoll_cuda_malloc(0, 1, &p)")
     assert not COLLECTIVES.search(INTRINSICS.sub("", "_mm512_broadcast_f32x4(x)"))

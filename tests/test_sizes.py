@@ -20,8 +20,10 @@ def sources(folders, patterns):
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
-PYTHON = ["setup.py", *sources(["pycoll", "tests", "benchmarks", "examples"], ["*.py"])]
-CXX = sources(["csrc", "tests/native", "benchmarks"], ["*.cpp", "*.h", "*.inl"])
+PYTHON_FOLDERS = ["pycoll", "tests", "benchmarks", "examples"]
+PYTHON = ["setup.py", "build_cuda.py", *sources(PYTHON_FOLDERS, ["*.py"])]
+CXX_FOLDERS = ["csrc", "tests/native", "tests/cuda", "benchmarks"]
+CXX = sources(CXX_FOLDERS, ["*.cpp", "*.h", "*.inl", "*.cu"])
 
 
 def long_functions(text, limit):
@@ -54,6 +56,7 @@ def test_cxx_file(path):
 def test_the_sources_are_found():
     assert "pycoll/config.py" in PYTHON
     assert "csrc/fold.cpp" in CXX
+    assert "csrc/cuda/machine.cu" in CXX
 
 
 def test_what_is_over_is_reported():

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pycoll.cli import installed_version
 from pycoll.config import tuning_path
+from pycoll.cuda.probe import parts
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.bootstrap import make_memfd
 
@@ -153,6 +154,8 @@ def _optional() -> Iterator[Check]:
         else:
             fix = f"for {purpose}: pip install 'pycoll[{extra}]'"
             yield Check(module, f"for {purpose}", fix, required=False)
+    for part in parts():
+        yield Check(*part, required=False)
     yield _tuning()
 
 

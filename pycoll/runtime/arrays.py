@@ -23,6 +23,7 @@ _NUMPY_TYPES = {
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _DLPACK_BFLOAT16 = 4
 _DLPACK_CPU = (1, 3)  # plain and page-locked host memory
+_DLPACK_CUDA = (2, 13)  # device memory, managed memory
 _COMPLEX = {np.dtype(np.complex64): DType.FLOAT32, np.dtype(np.complex128): DType.FLOAT64}
 
 
@@ -103,12 +104,32 @@ def _from_buffer(x: Any, what: str) -> np.ndarray:
         ) from None
 
 
+def on_device(x: Any) -> bool:
+    """Whether an object is an array on a CUDA device."""
+    if x is None or isinstance(x, np.ndarray) or hasattr(x, "__array_interface__"):
+        return False
+    if hasattr(x, "__dlpack_device__"):
+        return int(x.__dlpack_device__()[0]) in _DLPACK_CUDA
+    return hasattr(x, "__cuda_array_interface__")
+
+
 def _from_dlpack(x: Any, what: str) -> ArrayView:
     device = x.__dlpack_device__()[0]
     if device not in _DLPACK_CPU:
         raise ArgumentError(f"{what} lives on a device (DLPack type {int(device)}), not on the CPU")
+    return dlpack_view(x, what)
+
+
+def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
+    """Look at an array through DLPack, wherever it lies.
+
+    Args:
+        x: The array.
+        what: What it is called in error messages.
+        **options: For ``x.__dlpack__``.
+    """
     try:
-        capsule = x.__dlpack__()
+        capsule = x.__dlpack__(**options)
     except (BufferError, RuntimeError, TypeError) as error:
         raise ArgumentError(f"{what} cannot be shared through DLPack: {error}") from error
     kind, bits, pointer, shape, strides, owner = _C.open_dlpack(capsule)

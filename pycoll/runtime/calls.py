@@ -99,22 +99,41 @@ class Caller:
             raise ArgumentError(f"out is for the root, rank {root}; this is rank {self.plans.rank}")
         result, target = None, None
         if has_out:
-            result = new_like(given, shape) if out is None else out
-            target = view(result, "out")
+            result = self.new_like(given, shape) if out is None else out
+            target = self.view(result, "out")
             check_output(target, shape, given)
         reduces = spec.reduces and request.kind != Kind.BARRIER
         source = given
         if reduces:
-            source = as_reducible(_contiguous(given), request.op, "x")
+            source = as_reducible(self._contiguous(given), request.op, "x")
             target = as_reducible(target, request.op, "out") if target is not None else None
         elif has_in:
-            source = _contiguous(given)
+            source = self._contiguous(given)
         source = self._untangle(request.kind, source, target) if has_in else source
         count = source.array.size if reduces else block
         scale = n if spec.in_layout == "own" else 1
         return self._bind(
             request, op, root, count * scale, source if has_in else None, target, source, result
         )
+
+    def view(self, x: Any, what: str) -> ArrayView:
+        """Look at an array of the caller's."""
+        return view(x, what)
+
+    def new_like(self, v: ArrayView, shape: Shape) -> Any:
+        """Make an uninitialised array of the caller's own kind."""
+        return new_like(v, shape)
+
+    def duplicate(self, v: ArrayView) -> ArrayView:
+        """Return a contiguous copy of an array."""
+        if not self.memory.holds(v):
+            return v._replace(array=v.array.copy())
+        copy = self.memory.empty(v.array.shape, v.array.dtype)  # where peers can reach it, too
+        copy[...] = v.array
+        return v._replace(array=copy)
+
+    def _contiguous(self, v: ArrayView) -> ArrayView:
+        return v if v.array.flags.c_contiguous else self.duplicate(v)
 
     def check_request(self, request: Request) -> tuple[ReduceOp, int]:
         """Check what does not depend on the arrays; return the operation and the root."""
@@ -137,10 +156,10 @@ class Caller:
         if kind == Kind.SCATTER and not has_in and x is None:
             if out is None:
                 raise ArgumentError("scatter needs out= on ranks that are not the root")
-            given = view(out, "out")
+            given = self.view(out, "out")
             size = given.array.size * self.plans.world_size
             return given, tuple(given.array.shape), size
-        given = view(x, "x")
+        given = self.view(x, "x")
         shape = RESULT_SHAPE[kind](tuple(given.array.shape), self.plans.world_size)
         return given, shape, given.array.size
 
@@ -163,15 +182,7 @@ class Caller:
             )
         if kind in _ALIASING and not (self.plans.messages and kind in _OWN_KINDS):
             return source
-        return source._replace(array=self._copy(source))
-
-    def _copy(self, v: ArrayView) -> np.ndarray:
-        """Copy an array to where peers can reach it, if they could before."""
-        if not self.memory.holds(v):
-            return v.array.copy()
-        copy = self.memory.empty(v.array.shape, v.array.dtype)
-        copy[...] = v.array
-        return copy
+        return self.duplicate(source)
 
     def _bind(
         self,
@@ -244,12 +255,6 @@ class Caller:
             prepared.out_ptr, prepared.scatters = written.address, (written,)
             prepared.gathers += (written,)
         prepared.plain = prepared.plain and not prepared.gathers
-
-
-def _contiguous(v: ArrayView) -> ArrayView:
-    if v.array.flags.c_contiguous:
-        return v
-    return v._replace(array=np.ascontiguousarray(v.array))
 
 
 def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Extents) -> CallSpec:

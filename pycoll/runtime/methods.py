@@ -5,19 +5,27 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from pycoll import _C
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
 _F = TypeVar("_F", bound=Callable)
-_ARGUMENTS = ("kind", "x", "out", "op", "root", "order", "algorithm", "timeout", "async_op")
-_DEFAULTS = (None, None, None, "sum", 0, None, None, None, False)
+_ARGUMENTS = (
+    *("kind", "x", "out", "op", "root", "order", "algorithm", "timeout", "async_op"),
+    "stream",
+)
+_DEFAULTS = (None, None, None, "sum", 0, None, None, None, False, None)
 
 _OPTIONS = {
     name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-    for name, default in (("algorithm", None), ("timeout", None), ("async_op", False))
+    for name, default in (
+        ("algorithm", None),
+        ("timeout", None),
+        ("async_op", False),
+        ("stream", None),
+    )
 }
 
 
@@ -27,6 +35,7 @@ class CallOptions(TypedDict, total=False):
     algorithm: str | Algorithm | None
     timeout: float | None
     async_op: bool
+    stream: Any
 
 
 def collective(kind: Kind) -> Callable[[_F], _F]:
@@ -37,7 +46,8 @@ def collective(kind: Kind) -> Callable[[_F], _F]:
     engine; any other goes through `Session.call`.
 
     Args:
-        kind: What the method runs. ``**options`` stands for algorithm, timeout and async_op.
+        kind: What the method runs. ``**options`` stands for algorithm, timeout, async_op and
+            stream.
     """
 
     def decorate(function: _F) -> _F:

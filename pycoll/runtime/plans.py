@@ -155,23 +155,12 @@ class PlanCache:
     def _make(self, spec: CallSpec, extents: Extents | None) -> _C.BoundCall:
         plan, scales_in_fold, chunks, segment = self._plan(spec)
         promise = COLLECTIVES[spec.collective]
-        number = algorithm_number(spec.algorithm, dict(spec.params))
-        word = descriptor(
-            spec.kind, spec.dtype, spec.op, spec.order, spec.direct, spec.root, number
-        )
-        average = spec.op == ReduceOp.AVG and promise.reduces
+        numbers = binding_numbers(spec, self.world_size, chunks, scales_in_fold)
+        if extents:
+            numbers |= {"layout_in": LAYOUT_TABLE, "layout_out": LAYOUT_TABLE}
         return self._bind_of(promise, segment)(
             plan,
-            dtype=spec.dtype,
-            op=spec.op,
-            itemsize=spec.itemsize,
-            count=spec.count,
-            chunk=_chunk(spec, promise, chunks),
-            layout_in=LAYOUT_TABLE if extents else _layout(promise.in_layout),
-            layout_out=LAYOUT_TABLE if extents else _layout(promise.out_layout),
-            descriptor=word,
-            scale_n=self.world_size if average else 0,
-            scale_at_exit=average and not scales_in_fold,
+            **numbers,
             extents=(
                 (extents.in_offset, extents.in_length, extents.out_offset, extents.out_length)
                 if extents
@@ -191,6 +180,36 @@ def segment_bytes(schedule: Schedule) -> int:
     """Return how much of a chunk one message carries, the same on every rank."""
     moves = not COLLECTIVES[schedule.collective].reduces
     return WHOLE_BYTES if moves and schedule.one_hop else SEGMENT_BYTES
+
+
+def binding_numbers(
+    spec: CallSpec, world_size: int, chunks: int, scales_in_fold: bool
+) -> dict[str, int]:
+    """Return the numbers that bind a plan to a call: what turns chunks into bytes.
+
+    Args:
+        spec: The call.
+        world_size: Number of ranks.
+        chunks: Chunks of the plan's schedule.
+        scales_in_fold: Folds divide an average; otherwise it is divided at the end.
+    """
+    promise = COLLECTIVES[spec.collective]
+    number = algorithm_number(spec.algorithm, dict(spec.params))
+    average = spec.op == ReduceOp.AVG and promise.reduces
+    return {
+        "dtype": spec.dtype,
+        "op": spec.op,
+        "itemsize": spec.itemsize,
+        "count": spec.count,
+        "chunk": _chunk(spec, promise, chunks),
+        "layout_in": _layout(promise.in_layout),
+        "layout_out": _layout(promise.out_layout),
+        "descriptor": descriptor(
+            spec.kind, spec.dtype, spec.op, spec.order, spec.direct, spec.root, number
+        ),
+        "scale_n": world_size if average else 0,
+        "scale_at_exit": average and not scales_in_fold,
+    }
 
 
 def _chunk(spec: CallSpec, promise: Collective, chunks: int) -> int:

@@ -14,7 +14,7 @@ from pycoll import _C, algorithms
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime import vcalls
-from pycoll.runtime.arrays import ArrayView, check_output, view
+from pycoll.runtime.arrays import ArrayView, check_output, on_device, view
 from pycoll.runtime.calls import Caller, check_timeout
 from pycoll.runtime.endings import leave_at_exit
 from pycoll.runtime.memory import Memory
@@ -30,6 +30,10 @@ from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
 _MAX_TAG = 2**31 - 1
+
+
+def _no_devices(session: Session) -> Any:
+    raise ArgumentError("arrays on a device are for communicators; these ranks take CPU arrays")
 
 
 class Session:
@@ -66,6 +70,8 @@ class Session:
 
     tuning: Tuning | None = None  # what measurement says about the choice of algorithms
     transport = "shared memory"
+    device: Any = None  # this rank's side of calls on device arrays, once there was one
+    open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
 
     def _open(
         self,
@@ -128,9 +134,13 @@ class Session:
         algorithm: str | Algorithm | None = None,
         timeout: float | None = None,
         async_op: bool = False,
+        stream: Any = None,
     ) -> Any:
         """Run one collective; the arguments are those of `pycoll.Communicator`."""
         request = Request(kind, op, root, order, algorithm)
+        if stream is not None or on_device(x) or on_device(out):
+            side = self.refusing(lambda: self.device_side(x, out))
+            return side.call(request, x, out, timeout, async_op, stream)
         prepared = self.refusing(lambda: self._prepare(request, x, out, timeout))
         result = self.start(prepared, timeout, async_op)
         if not async_op and prepared.plain:
@@ -157,6 +167,14 @@ class Session:
         self.sweep()
         self._in_flight.append((ticket, prepared))
         return Work(self, ticket, prepared)
+
+    def device_side(self, *given: Any) -> Any:
+        """Return this rank's side of calls on arrays of a CUDA device, making it the first time."""
+        if given and not any(map(on_device, given)):
+            raise ArgumentError("stream= is for arrays on a CUDA device; this call has none")
+        if self.device is None:
+            self.device = self.open_device(self)
+        return self.device
 
     def sweep(self) -> None:
         """Let go of the arrays of background calls that have ended."""
@@ -277,6 +295,8 @@ class Session:
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""
         self.guard(self.engine.abort, str(reason))
+        if self.device is not None:
+            self.device.abort()
 
     def leave(self, reason: BaseException | str) -> None:
         """Tell the peers why this rank leaves: an exception, or a text."""
@@ -288,6 +308,8 @@ class Session:
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""
         if self._engine is not None:
+            if self.device is not None:
+                self.device.close()
             self.guard(self._engine.close)
             self.fast.forget()
             self._caller = self._engine = self._mailboxes = None

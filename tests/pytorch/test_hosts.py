@@ -17,8 +17,8 @@ import torch.distributed as dist  # noqa: E402
 
 import mpirun  # noqa: E402
 import pycoll.torch  # noqa: E402
-from faults import BOUND_S, Event  # noqa: E402
 import worlds_torch  # noqa: E402
+from faults import BOUND_S, Event  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 with warnings.catch_warnings():

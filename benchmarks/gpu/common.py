@@ -1,0 +1,94 @@
+"""What stages share: their writer, the device, data, time on a stream."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+from rows import Writer
+
+from pycoll.cuda import missing
+
+COPY_BYTES_PER_S = 4.3e12  # read and written, by a copy on one H200: what the bars refer to
+MIB = 1 << 20
+
+
+def open_stage():
+    """Return the writer of this stage and CuPy; end the process with status 77 without a device."""
+    writer = Writer(
+        os.environ.get("PYCOLL_GPU_ROWS", os.devnull), os.environ.get("PYCOLL_GPU_STAGE", "?")
+    )
+    lacks = [line for line in missing() if not line.startswith("NCCL")]
+    if lacks:
+        skip(writer, lacks[0])
+    import cupy
+
+    return writer, cupy
+
+
+def skip(writer, reason):
+    """End the process because its stage cannot run here."""
+    writer.row("skipped", None, reason=reason)
+    print(f"skipped: {reason}", file=sys.stderr)
+    raise SystemExit(77)
+
+
+def dtypes():
+    """Return three element types, bfloat16 among them if NumPy can have it here."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        return [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int32)]
+    return [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+
+
+def data(n, shape, dtype, seed=0):
+    """Return one array per rank, with values whose sums need rounding."""
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((n, *shape)) * np.exp2(rng.integers(-6, 6, (n, *shape)))
+    return list((values * 64 if dtype.kind == "i" else values).astype(dtype))
+
+
+def to_device(cupy, x):
+    """Copy an array to the device, bfloat16 too where CuPy cannot."""
+    return (
+        cupy.asarray(x.view(np.uint16)).view(x.dtype)
+        if x.dtype.name == "bfloat16"
+        else cupy.asarray(x)
+    )
+
+
+def same_bits(got, want):
+    """Whether two arrays have the same bytes."""
+    got, want = np.asarray(got), np.asarray(want)
+    return got.shape == want.shape and got.tobytes() == want.tobytes()
+
+
+def graph_of(cupy, body, count):
+    """Capture ``count`` runs of a function into a CUDA graph."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        body(stream)  # once outside: makes plans, loads kernels
+        stream.synchronize()
+        stream.begin_capture()
+        for _ in range(count):
+            body(stream)
+        return stream.end_capture(), stream
+
+
+def seconds_of(cupy, body, count, repeats=7):
+    """Return the median time on the device of one run of a function, by graphs of ``count``."""
+    graph, stream = graph_of(cupy, body, count)
+    first, last = cupy.cuda.Event(), cupy.cuda.Event()
+    times = []
+    for _ in range(repeats + 2):
+        first.record(stream)
+        graph.launch(stream)
+        last.record(stream)
+        last.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(first, last) * 1e-3 / count)
+    return float(np.median(times[2:]))

@@ -1,0 +1,155 @@
+"""From the rows of all stages to results.json, report.md and traffic.png."""
+
+import json
+from collections import Counter
+
+from rows import read
+
+_TITLES = {
+    "bits": "the same bits as the engine on the CPU",
+    "graph": "CUDA graphs, replayed",
+    "absent": "a rank does not come: an error, then as new after a reset",
+    "abort": "abort while ranks wait",
+    "ranks": "processes, the same bits as on the CPU",
+}
+
+
+def write(folder):
+    """Write everything that can be told from the rows that there are."""
+    rows = read(folder / "rows.jsonl")
+    (folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    (folder / "report.md").write_text(markdown(rows), encoding="utf-8")
+    large = [r for r in rows if r["name"] == "all_reduce" and r["stage"] == "speed"]
+    if large:
+        draw(large, folder / "traffic.png")
+
+
+def markdown(rows):
+    """Return the report as text."""
+    parts = [_head(rows), _stages(rows), _correct(rows), _small(rows), _large(rows), _others(rows)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(rows):
+    date = next((r["date"] for r in rows if r["name"] == "begin"), "at an unknown time")
+    device = next((r for r in rows if r["name"] == "device"), None)
+    lines = ["# On a CUDA device", "", f"`benchmarks/gpu/run.sh`, {date}."]
+    if device is None:
+        lines.append("**No device was found: nothing below has run on one.**")
+    else:
+        lines.append(
+            f"{device['device']}, {device['multiprocessors']} multiprocessors, driver for CUDA "
+            f"{_version(device['driver'])}, runtime {_version(device['runtime'])}, "
+            f"CuPy {device['cupy']}, pycoll {device['pycoll']} at {device['commit']}."
+        )
+    return "\n".join(lines)
+
+
+def _version(number):
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _stages(rows):
+    stages = [r for r in rows if r["stage"] == "suite" and "status" in r]
+    lines = ["| stage | how it ended | s |", "|---|---|---|"]
+    skipped = {r["stage"]: r["reason"] for r in rows if r["name"] == "skipped"}
+    for r in stages:
+        status = f"skipped: {skipped[r['name']]}" if r["name"] in skipped else r["status"]
+        lines.append(f"| {r['name']} | {status} | {r.get('seconds', '')} |")
+    return "\n".join(lines) if stages else ""
+
+
+def _correct(rows):
+    lines = []
+    for name, title in _TITLES.items():
+        found = [r for r in rows if r["name"] == name]
+        stages = sorted({r["stage"] for r in found})
+        for stage in stages:
+            here = [r for r in found if r["stage"] == stage]
+            count = Counter(r["ok"] for r in here)
+            lines.append(f"| {stage} | {title} | {count[True]} | {len(here) - count[True]} |")
+        bad = [r for r in found if not r["ok"]]
+        lines += [f"| | failed: `{json.dumps(r)}` | | |" for r in bad[:5]]
+    head = ["| stage | what | right | wrong |", "|---|---|---|---|"]
+    return "\n".join(head + lines) if lines else ""
+
+
+def _small(rows):
+    found = [r for r in rows if r["name"] == "small all_reduce"]
+    lines = ["| 8 KiB all_reduce | kernel | empty launch | bar | met | call on the host |"]
+    lines.append("|---|---|---|---|---|---|")
+    for r in found:
+        times = [f"{r[k] * 1e6:.1f} us" for k in ("seconds", "empty_seconds", "bar")]
+        met, host = _met(r), f"{r['host_seconds'] * 1e6:.1f} us"
+        lines.append(f"| {r['n']} ranks, {r['kernel']} | {' | '.join(times)} | {met} | {host} |")
+    return "\n".join(lines) if found else ""
+
+
+def _met(row):
+    return {None: "", True: "yes", False: "**no**"}[row["ok"]]
+
+
+def _large(rows):
+    found = [r for r in rows if r["name"] == "all_reduce" and r["stage"] == "speed"]
+    lines = [
+        "Shares of what the traffic would take at 4.3 TB/s, bytes read and written; up to some "
+        "MiB the cache helps.",
+        "",
+        "| algorithm | ranks | bytes | time | of own traffic | of 2·n·S | bar | met | registers |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in found:
+        bar = f"{r['bar']:.0%}" if r["bar"] else ""
+        lines.append(
+            f"| {r['algorithm']} | {r['n']} | {r['nbytes'] >> 20} MiB | {r['seconds'] * 1e6:.0f} us"
+            f" | {r['of_own_traffic']:.0%} | {r['of_least_traffic']:.0%} | {bar} | {_met(r)} | "
+            f"{r['registers']}{' (spills)' if r['spilled'] else ''} |"
+        )
+    return "\n".join(lines) if found else ""
+
+
+def _others(rows):
+    lines = ["| baseline | ranks | bytes | time | |", "|---|---|---|---|---|"]
+    for r in rows:
+        where = f"{r.get('n')} | {r.get('nbytes', 0) / 2**20:g} MiB"
+        if r["name"] == "cudaMemcpyAsync":
+            lines.append(
+                f"| {r['name']} | {where} | {r['seconds'] * 1e6:.0f} us | {r['tb_s']:.2f} TB/s |"
+            )
+        elif r["name"] == "cupy sum":
+            share = f"{r['share']:.0%} of 2·n·S"
+            lines.append(
+                f"| CuPy sum and broadcast | {where} | {r['seconds'] * 1e6:.0f} us | {share} |"
+            )
+        elif r["name"] == "nccl all_reduce":
+            time = f"{r['seconds'] * 1e6:.0f} us"
+            lines.append(f"| NCCL processes, {r['algorithm']} | {where} | {time} | by the host |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def draw(rows, path):
+    """Draw the shares of the bounds, a group of bars for each world; nothing without Matplotlib."""
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        return
+    most = max(r["nbytes"] for r in rows)
+    rows = [r for r in rows if r["nbytes"] == most]
+    worlds = sorted({r["n"] for r in rows})
+    names = list(dict.fromkeys(r["algorithm"] for r in rows))
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for i, name in enumerate(names):
+        mine = {r["n"]: r for r in rows if r["algorithm"] == name}
+        at = [worlds.index(n) + (i - (len(names) - 1) / 2) * 0.25 for n in mine]
+        axes.bar(at, [r["of_own_traffic"] for r in mine.values()], 0.22, label=name)
+    axes.axhline(0.85, color="grey", linewidth=0.8, linestyle="--")
+    axes.set_xticks(range(len(worlds)), [f"{n} ranks" for n in worlds])
+    axes.set_ylabel("share of own traffic at 4.3 TB/s")
+    axes.set_title(f"all_reduce of virtual ranks, {most >> 20} MiB each, bytes read and written")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

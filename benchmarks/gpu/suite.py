@@ -1,0 +1,123 @@
+"""Run the stages one after the other, each in a process of its own with a time limit; then report.
+
+Nothing of one stage is lost when another one hangs or fails.
+"""
+
+import argparse
+import contextlib
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE)]
+
+import report
+from rows import Writer
+
+LIMIT_S = 525.0
+KILL_S = 5.0
+SKIPPED = 77  # exit status of a stage that cannot run here
+
+
+def stages(python):
+    """Return name, command and time limit of every stage."""
+    jobs = str(os.cpu_count() or 1)
+    build = [python, "setup.py", "-q", "build_ext", "--inplace"]
+    ranks = [python, "-m", "pycoll", "run", "-n"]
+    return [
+        ("build", ["env", f"PYCOLL_BUILD_JOBS={jobs}", *build], 170.0),
+        ("facts", [python, HERE / "facts.py"], 20.0),
+        ("correct", [python, HERE / "correct.py"], 110.0),
+        ("graphs", [python, HERE / "graphs.py"], 30.0),
+        ("faults", [python, HERE / "faults.py"], 60.0),
+        ("speed", [python, HERE / "speed.py"], 120.0),
+        ("ipc2", [*ranks, "2", HERE / "ranks.py", "cuda"], 60.0),
+        ("nccl2", [*ranks, "2", HERE / "ranks.py", "nccl"], 60.0),
+        ("nccl4", [*ranks, "4", HERE / "ranks.py", "nccl"], 45.0),
+        ("memcheck", ["compute-sanitizer", python, HERE / "correct.py", "--few"], 60.0),
+    ]
+
+
+def run_stage(command, limit, log):
+    """Run a command; return its exit status, or None if it had to be killed."""
+    with open(log, "wb") as out:
+        try:
+            child = subprocess.Popen(
+                [str(part) for part in command],
+                cwd=ROOT,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            out.write(f"{error}\n".encode())
+            return 127
+        try:
+            return child.wait(limit)
+        except subprocess.TimeoutExpired:
+            for what in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, what)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(KILL_S)
+            return None
+
+
+def run(folder, wanted, limit):
+    """Run the wanted stages; return the names of those that did not succeed."""
+    begin, failed = time.monotonic(), []
+    results = folder / "rows.jsonl"
+    results.unlink(missing_ok=True)
+    os.environ["PYCOLL_GPU_ROWS"] = str(results.resolve())
+    writer = Writer(results, "suite")
+    when = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    writer.row("begin", date=when)
+    for name, command, seconds in stages(sys.executable):
+        if wanted and name not in wanted:
+            continue
+        left = limit - (time.monotonic() - begin)
+        if left < 5:
+            writer.row(name, False, status="not run", reason="no time was left")
+            report.write(folder)
+            failed.append(name)
+            continue
+        os.environ["PYCOLL_GPU_STAGE"] = name
+        start = time.monotonic()
+        status = run_stage(command, min(seconds, left), folder / f"{name}.log")
+        spent = round(time.monotonic() - start, 1)
+        known = {0: "done", SKIPPED: "skipped", None: "killed: too slow"}
+        words = known.get(status, f"exit status {status}")
+        writer.row(name, None if status == SKIPPED else status == 0, status=words, seconds=spent)
+        print(f"{name:10}{words}, {spent} s", flush=True)
+        report.write(folder)  # after every stage, as the next one may take the machine with it
+        if status not in (0, SKIPPED):
+            failed.append(name)
+            print((folder / f"{name}.log").read_text(errors="replace")[-1500:], flush=True)
+            if name == "build":
+                break
+    return failed
+
+
+def main(argv=None):
+    """Run the suite; return 1 if a stage failed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "benchmarks/results/gpu")
+    parser.add_argument("--stage", action="append", help="run this one only; may be repeated")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for everything")
+    args = parser.parse_args(argv)
+    names = [name for name, _, _ in stages("python")]
+    unknown = set(args.stage or ()) - set(names)
+    if unknown:
+        parser.error(f"unknown stage {', '.join(sorted(unknown))}; known: {', '.join(names)}")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    return int(bool(run(args.folder, args.stage, args.limit)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""How the ranks of a communicator reach each other's devices; see `peers` and `nccl`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pycoll.cuda import library
+from pycoll.cuda.library import KernelError
+from pycoll.cuda.preparing import AnyMemory
+from pycoll.errors import CollError, CollTimeout, MismatchError, Revoked
+from pycoll.runtime.plans import CallSpec
+
+if TYPE_CHECKING:
+    from pycoll.runtime.session import Session
+
+_POLL_S = 0.0002
+
+
+class Link(Protocol):
+    """What a `DeviceSide` launches through.
+
+    Attributes:
+        name: Of the transport.
+        device: Number of this rank's device.
+        messages: Ranks send messages; otherwise they reach each other's memory.
+        memory: Tells which arrays peers reach.
+        generation: Changes when peers have to be told of new memory.
+    """
+
+    name: str
+    device: int
+    messages: bool
+    memory: AnyMemory
+    generation: int
+
+    def prepare(self, spec: CallSpec) -> None:
+        """Check what only this transport knows; local, and before anything is launched."""
+
+    def heard(self, generations: list[int]) -> None:
+        """Take note of the generation of every rank."""
+
+    def open(self, session: Session) -> None:
+        """Get in touch with the peers if that has not happened; a collective."""
+
+    def launch(
+        self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
+    ) -> None:
+        """Put a call on a stream of this rank's device, which is the current one."""
+
+    def error(self) -> CollError | None:
+        """Return what has gone wrong in the background."""
+
+    def wait(self, event: Any, timeout: float) -> None:
+        """Wait on the host for an event."""
+
+    def abort(self) -> None:
+        """End everything that runs; harmless when nothing does."""
+
+    def close(self) -> None:
+        """Free what is owned here."""
+
+
+def wait_for(event: Any, timeout: float, what: str) -> None:
+    """Poll an event until it has happened.
+
+    Raises:
+        CollTimeout: After ``timeout`` seconds.
+    """
+    until = time.monotonic() + timeout
+    while not event.done:
+        if time.monotonic() > until:
+            raise CollTimeout(f"{what} has not ended after {timeout:g} s; it may still be running")
+        time.sleep(_POLL_S)
+
+
+def kernel_failure(error: KernelError) -> CollError | None:
+    """Turn the record of a kernel into an error; None if it tells of none."""
+    if error.kind == library.NO_ERROR:
+        return None
+    if error.kind == library.ABORTED:
+        return Revoked(f"rank {error.rank} was aborted on the device")
+    where = f"rank {error.rank}, block {error.block}, instruction {error.instruction}"
+    if error.kind == library.MISMATCH:
+        return MismatchError(
+            f"{where}: rank {error.peer} runs another call on the device (fingerprint "
+            f"{error.seen:#010x}, expected {error.expected:#010x})"
+        )
+    return CollTimeout(
+        f"{where}: gave up after waiting {error.waited_ns * 1e-9:.3g} s for rank {error.peer} "
+        f"{_position(error.expected)}; it is {_position(error.seen)}; own step {error.step}. "
+        "Look for a rank that has not made this call, or whose device is busy with something else."
+    )
+
+
+def lag(error: KernelError) -> int:
+    """Return how far the peer of a record was behind: a difference of positions, modulo 2**32."""
+    return (error.expected - error.seen) % 2**32 if error.kind == library.TIMEOUT else -1
+
+
+def _position(value: int) -> str:
+    return f"at step {value & 0xFFFF} of call {value >> 16}"

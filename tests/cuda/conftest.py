@@ -1,0 +1,73 @@
+"""Devices for the tests: the device library compiled for the host, and a real device if any."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuda import host_cupy
+from pycoll.cuda import launch, missing, nccl, opening, peers, transport, virtual
+from pycoll.cuda.library import Library
+
+BUILD = Path(__file__).with_name("host") / "build.sh"
+FORM = 2, 32  # blocks of a rank, threads of a block: few, as they are threads of this process
+
+
+class HostLibrary(Library):
+    """The kernels of the device library as host code; see tests/cuda/host.
+
+    Attributes:
+        launches: Stream of every launch, and its time limit in nanoseconds.
+    """
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.launches = []
+
+    def call(self, name, *arguments):
+        if name == "launch":
+            call, ins, outs, _, _, *rest, stream = arguments
+            arguments = call, ins, outs, *FORM, *rest, None  # no stream: it runs at once
+            host_cupy.TAPE.run(super().call, name, *arguments)
+            self.launches.append((stream, rest[1]))
+        elif name == "launch_empty":
+            host_cupy.TAPE.run(super().call, name, *FORM, None)
+        elif name == "fold":
+            super().call(name, *arguments[:-1], None)
+        else:
+            super().call(name, *arguments)
+
+    def copy(self, dst, src, nbytes, stream):
+        super().copy(dst, src, nbytes, None)
+
+
+@pytest.fixture(scope="session")
+def host_library_path():
+    """Compile the device library for the host."""
+    done = subprocess.run(
+        ["bash", BUILD, "plain"], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(BUILD.parents[3], done.stdout.split()[-1])
+
+
+@pytest.fixture
+def host_kernels(monkeypatch, host_library_path):
+    """Put that library and host memory in the place of a device and CuPy; return the library."""
+    host = HostLibrary(host_library_path)
+    for module in (launch, nccl, opening, peers, transport, virtual):
+        monkeypatch.setattr(module, "library", lambda: host)
+    monkeypatch.setitem(sys.modules, "cupy", host_cupy.cupy_module())
+    return host
+
+
+@pytest.fixture
+def device():
+    """CuPy; skips where arrays on a CUDA device cannot be used."""
+    lacks = [line for line in missing() if not line.startswith("NCCL")]
+    if lacks:
+        pytest.skip(lacks[0])
+    import cupy
+
+    return cupy

@@ -1,0 +1,15 @@
+// Running launches on the host; what tests can choose about it.
+#pragma once
+
+#include <stdint.h>
+
+extern "C" {
+
+// How launches run from now on. seed < 0: lanes are threads. Otherwise lanes are fibers of one
+// thread, and a generator with this seed decides after every access which one goes on. The clock
+// of fibers stands still while any of them gets on, so waits time out exactly when all wait.
+__attribute__((visibility("default"))) void pycoll_host_schedule(int64_t seed);
+
+// Accesses that have been made under schedulers so far.
+__attribute__((visibility("default"))) uint64_t pycoll_host_turns(void);
+}

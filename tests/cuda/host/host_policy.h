@@ -1,0 +1,132 @@
+// The policy of primitives.h on the host: one lane of a block is a thread, or a fiber of a
+// scheduler that decides after every access who goes on.
+#pragma once
+
+#include <sched.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstring>
+#include <type_traits>
+
+#include "cuda/layout.h"
+#include "types.h"
+
+namespace pycoll::cuda::host {
+
+namespace conversions {  // the CPU engine's own
+#include "fold_lanes.inl"
+#undef PYCOLL_INLINE
+}  // namespace conversions
+
+// Decides which lane runs. Null members of a policy: lanes are threads.
+class Scheduler {
+ public:
+  virtual ~Scheduler() = default;
+  // A lane has done something, looked at what others did, or has nothing to do but wait.
+  enum class Turn { kWork, kLook, kIdle };
+  virtual void turn(Turn turn) = 0;
+  virtual uint64_t clock_ns() = 0;
+};
+
+// What the lanes of a block share.
+struct Block {
+  explicit Block(uint32_t lanes) : lanes(lanes) {}
+  const uint32_t lanes;
+  Shared shared{};
+  std::atomic<uint32_t> arrived{0}, generation{0}, votes[2] = {0, 0};
+};
+
+class HostPolicy {
+ public:
+  HostPolicy(Block& block, uint32_t lane, Scheduler* scheduler)
+      : block_(block), lane_(lane), scheduler_(scheduler) {}
+
+  uint32_t tid() const { return lane_; }
+  uint32_t threads() const { return block_.lanes; }
+  Shared& shared() const { return block_.shared; }
+  void barrier() const { (void)arrive(false); }
+  bool any(bool mine) const { return arrive(mine); }
+
+  uint32_t load_acquire(const uint32_t* p) const {
+    turn(Turn::kLook);
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+  }
+  uint32_t load_relaxed(const uint32_t* p) const { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+  void store_release(uint32_t* p, uint32_t value) const {
+    turn(Turn::kWork);
+    __atomic_store_n(p, value, __ATOMIC_RELEASE);
+  }
+  void store_relaxed(uint32_t* p, uint32_t value) const {
+    __atomic_store_n(p, value, __ATOMIC_RELAXED);
+  }
+  uint32_t add(uint32_t* p, uint32_t value) const {
+    turn(Turn::kWork);
+    return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);
+  }
+  bool claim(uint32_t* p) const {
+    uint32_t expected = 0;
+    return __atomic_compare_exchange_n(p, &expected, 1u, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  }
+
+  template <int kBytes>
+  Raw<kBytes> load(const char* p) const {
+    turn(Turn::kWork);
+    Raw<kBytes> raw;
+    std::memcpy(&raw, p, kBytes);
+    return raw;
+  }
+  template <int kBytes>
+  void store(char* p, const Raw<kBytes>& raw) const {
+    turn(Turn::kWork);
+    std::memcpy(p, &raw, kBytes);
+  }
+
+  uint64_t clock_ns() const {
+    if (scheduler_ != nullptr) return scheduler_->clock_ns();
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+  }
+  void backoff(uint32_t) const { turn(Turn::kIdle); }
+
+  float half_to_float(uint16_t bits) const {
+    return conversions::load_half<1>(reinterpret_cast<const char*>(&bits));
+  }
+  uint16_t float_to_half(float value) const { return conversions::pack_half<1>(value); }
+
+ private:
+  using Turn = Scheduler::Turn;
+
+  void turn(Turn turn) const {
+    if (scheduler_ != nullptr) {
+      scheduler_->turn(turn);
+    } else if (turn == Turn::kIdle) {
+      sched_yield();
+    }
+  }
+
+  // A barrier that counts votes. The last lane to come clears the votes of the barrier before,
+  // which all lanes have read by then.
+  bool arrive(bool mine) const {
+    const uint32_t now = block_.generation.load(std::memory_order_relaxed);
+    if (mine) block_.votes[now & 1].store(1, std::memory_order_relaxed);
+    if (block_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == block_.lanes) {
+      block_.arrived.store(0, std::memory_order_relaxed);
+      block_.votes[~now & 1].store(0, std::memory_order_relaxed);
+      block_.generation.store(now + 1, std::memory_order_release);
+    } else {
+      while (block_.generation.load(std::memory_order_acquire) == now) turn(Turn::kIdle);
+    }
+    return block_.votes[now & 1].load(std::memory_order_relaxed) != 0;
+  }
+
+  Block& block_;
+  uint32_t lane_;
+  Scheduler* scheduler_;
+};
+
+// What stands for a kernel.
+using HostKernel = void (*)(const HostPolicy& p, uint32_t block, const void* parameter);
+
+}  // namespace pycoll::cuda::host

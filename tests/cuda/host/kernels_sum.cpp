@@ -1,0 +1,7 @@
+#include "host_kernels.inl"
+
+namespace pycoll::cuda {
+
+PYCOLL_KERNEL_ROW(kSumKernels, ReduceOp::kSum);
+
+}  // namespace pycoll::cuda

@@ -1,0 +1,216 @@
+"""As much of CuPy as pycoll uses, over host memory: for kernels compiled for the host."""
+
+import ctypes
+import time
+import types
+
+import numpy as np
+
+
+class DeviceArray:
+    """As much of ``cupy.ndarray`` as pycoll uses."""
+
+    def __init__(self, values):
+        self._values = values
+
+    @property
+    def __cuda_array_interface__(self):
+        facts = dict(self._values.__array_interface__)
+        return {**facts, "version": 3, "stream": None}
+
+    shape = property(lambda self: self._values.shape)
+    dtype = property(lambda self: self._values.dtype)
+    nbytes = property(lambda self: self._values.nbytes)
+    data = property(lambda self: types.SimpleNamespace(ptr=self._values.ctypes.data))
+
+    def __len__(self):
+        return len(self._values)
+
+    def __getitem__(self, key):
+        return DeviceArray(self._values[key])
+
+    def __setitem__(self, key, other):
+        self._values[key] = getattr(other, "_values", other)
+
+    def __eq__(self, other):
+        return DeviceArray(self._values == other)
+
+    def __ne__(self, other):
+        return DeviceArray(self._values != other)
+
+    def __bool__(self):
+        return bool(self._values)
+
+    def __int__(self):
+        return int(self._values)
+
+    __hash__ = None
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+    def view(self, dtype):
+        return DeviceArray(self._values.view(dtype))
+
+    def fill(self, value):
+        self._values.fill(value)
+
+    def all(self):
+        return DeviceArray(self._values.all())
+
+    def any(self):
+        return DeviceArray(self._values.any())
+
+    def sum(self, axis):
+        return DeviceArray(self._values.sum(axis))
+
+    def get(self):
+        return self._values.copy()
+
+
+DeviceArray.__module__ = "cupy"
+
+
+class Tape:
+    """What is launched while a graph is captured: kept, and run when the graph is launched."""
+
+    def __init__(self):
+        self.items, self.captures = [], False
+
+    def run(self, function, *args):
+        if self.captures:
+            self.items.append((function, args))
+        else:
+            function(*args)
+
+
+TAPE = Tape()
+
+
+class Graph:
+    """What a tape has recorded."""
+
+    def __init__(self, items):
+        self._items = items
+
+    def launch(self, stream):
+        for function, args in self._items:
+            function(*args)
+
+
+class Stream:
+    """A stream on which everything has already happened."""
+
+    def begin_capture(self):
+        TAPE.items, TAPE.captures = [], True
+
+    def end_capture(self):
+        TAPE.captures = False
+        return Graph(TAPE.items)
+
+    def synchronize(self):
+        pass
+
+    def __init__(self, ptr=0, non_blocking=False):
+        self.ptr = 77 if non_blocking else ptr
+
+    def __cuda_stream__(self):
+        return 0, self.ptr
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    null = None
+    from_external = staticmethod(lambda other: Stream(other.__cuda_stream__()[1]))
+
+
+Stream.null = Stream()
+
+
+class Event:
+    """An event that has happened."""
+
+    done = True
+
+    def __init__(self, **options):
+        self.ptr, self.when = 5, 0.0
+
+    def record(self, stream=None):
+        self.when = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+
+class Device:
+    """The only device."""
+
+    def __init__(self, index=0):
+        self.id = int(index)
+
+    __enter__ = Stream.__enter__
+    __exit__ = Stream.__exit__
+
+
+def ndarray(shape, dtype, memory):
+    """Make an array over memory that somebody else owns."""
+    pointer, nbytes, owner = memory
+    raw = (ctypes.c_uint8 * nbytes).from_address(pointer)
+    raw._owner = owner
+    count = int(np.prod(shape))
+    return DeviceArray(np.frombuffer(raw, dtype, count).reshape(shape))
+
+
+def cupy_module():
+    """Make a module to be put in the place of ``cupy``."""
+    calls = []
+
+    def note(name, result=None):
+        return lambda *args, **options: (calls.append((name, *args)), result)[1]
+
+    runtime = types.SimpleNamespace(
+        eventDisableTiming=2,
+        eventCreateWithFlags=note("create", 9),
+        eventDestroy=note("destroy"),
+        eventRecord=note("record"),
+        streamWaitEvent=note("wait"),
+        streamIsCapturing=lambda stream: TAPE.captures,
+        memcpyAsync=lambda dst, src, nbytes, kind, stream: TAPE.run(
+            ctypes.memmove, dst, src, nbytes
+        ),
+        deviceSynchronize=note("synchronize"),
+    )
+    cuda = types.SimpleNamespace(
+        is_available=lambda: True,
+        get_current_stream=lambda: Stream.null,
+        Stream=Stream,
+        Event=Event,
+        get_elapsed_time=lambda first, last: 1e3 * (last.when - first.when),
+        Device=Device,
+        runtime=runtime,
+        UnownedMemory=lambda pointer, nbytes, owner, device: (pointer, nbytes, owner),
+        MemoryPointer=lambda memory, offset: memory,
+    )
+
+    return types.SimpleNamespace(
+        __name__="cupy",
+        calls=calls,
+        cuda=cuda,
+        uint8=np.uint8,
+        float32=np.float32,
+        full=lambda shape, value, dtype: DeviceArray(np.full(shape, value, dtype)),
+        ones=lambda shape, dtype: DeviceArray(np.ones(shape, dtype)),
+        zeros=lambda shape, dtype: DeviceArray(np.zeros(shape, dtype)),
+        empty_like=lambda x: DeviceArray(np.full_like(x._values, 99)),
+        copyto=lambda x, y: x.__setitem__(..., y),
+        __version__="0",
+        ndarray=ndarray,
+        empty=lambda shape, dtype: DeviceArray(np.full(shape, 99).astype(dtype)),
+        asarray=lambda x: DeviceArray(x.copy()) if isinstance(x, np.ndarray) else x,
+        array=lambda x, order="K", copy=True: DeviceArray(
+            np.array(x._values, order="C", copy=True)
+        ),
+    )

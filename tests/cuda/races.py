@@ -1,0 +1,50 @@
+"""Runs device code on threads under the thread sanitizer: races.py LIBRARY [broken].
+
+With "broken" a rank does not wait for what its peers do, which the sanitizer must report.
+"""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from device_library import Library, World, plans_of, spec_of
+from pycoll.algorithms import ALGORITHMS
+from pycoll.schedule.plan import ENTERED, Opcode
+
+
+def run(library, entry, n, peers, direct, broken):
+    plans = plans_of(entry, n, direct=direct)
+    if broken:
+        code = plans[1].code
+        waits = (code["op"] == Opcode.WAIT) & (code["arg"] > ENTERED)
+        plans[1] = replace(plans[1], code=code[~waits])
+    count = 96
+    with World(library, n, peers=peers, cell_bytes=512) as world:
+        handles = world.call([spec_of(plan, "float32", count=count) for plan in plans])
+        ins = [np.full(count, rank + 1, np.float32) for rank in range(n)]
+        outs = [np.zeros(count, np.float32) for _ in range(n)]
+        for blocks in (2, 1):
+            world.launch(handles, ins, outs, blocks=blocks, timeout_ms=60_000)
+        world.synchronize()
+        assert world.failed() == []
+        if entry.collective == "all_reduce" and not broken:
+            assert all(np.all(out == n * (n + 1) / 2) for out in outs), entry.name
+
+
+def main():
+    library = Library(sys.argv[1])
+    library.schedule(-1)
+    broken = "broken" in sys.argv
+    chosen = [
+        e
+        for e in ALGORITHMS
+        if e.name in ("ring", "circulant", "halving_doubling", "two_shot_push", "one_shot", "bruck")
+    ]
+    for i, entry in enumerate(chosen if not broken else [chosen[0]]):
+        run(library, entry, 3, i % 2 == 0, i % 3 > 0 or broken, broken)
+    sys.stdout.write("done\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Device arrays in calls of a communicator, as far as Python goes; ranks are threads."""
+
+import threading
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import oracle
+from cuda.host_cupy import DeviceArray, Stream
+from cuda.memory_wire import MemoryWire, Network
+from pycoll.algorithms import ALGORITHMS
+from pycoll.config import Config
+from pycoll.cuda import nccl
+from pycoll.errors import ArgumentError, CudaUnavailable, MismatchError, PeerRejected
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.testing import run_threads
+
+PEERS = Config(timeout_s=10, heap_bytes=1 << 28, device_heap_bytes=1 << 20)
+MESSAGES = Config(timeout_s=10, heap_bytes=1 << 28, device_transport="nccl")
+
+
+class Binding(MemoryWire):
+    """NCCL's rules in memory, in the place of a binding."""
+
+    networks: ClassVar = {}
+    lock = threading.Lock()
+
+    def __init__(self, n, rank, key):
+        with self.lock:
+            network = self.networks.setdefault(key, Network(n))
+        super().__init__(network, rank)
+        self.calls, self.closed = [], False
+
+    @staticmethod
+    def unique_id():
+        return np.random.default_rng().bytes(128)
+
+    @staticmethod
+    def version():
+        return 23203
+
+    def native(self, kind, pointers, count, code, more, stream):
+        self.calls.append((kind.name, count, code, more))
+
+    def error(self):
+        return ""
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture(params=["peers", "messages"])
+def world(request, host_kernels, monkeypatch):
+    """Return a configuration in which ranks reach each other's memory, or send messages."""
+    monkeypatch.setattr(nccl, "find_binding", lambda: Binding)
+    monkeypatch.setattr(nccl, "environment", dict)
+    return PEERS if request.param == "peers" else MESSAGES
+
+
+@pytest.mark.parametrize("entry", ALGORITHMS, ids=lambda a: f"{a.collective}/{a.name}")
+def test_every_algorithm(world, entry):
+    """Over peers all of them; over messages some, as test_program.py has all."""
+    if world is MESSAGES and entry.name not in ("ring", "halving_doubling", "direct", "bruck"):
+        return
+    n = 4 if entry.name.startswith("hier") else 3
+    promise = COLLECTIVES[entry.collective]
+    rng = np.random.default_rng(1)
+    shares = entry.collective in ("reduce_scatter", "scatter", "all_to_all")
+    name = "int32" if entry.order == "any" else "float32"
+    parts = [oracle.random(rng, name, 3000 * n if shares else 3001) for _ in range(n)]
+    order = "rank" if entry.order == "rank" else "tree"
+    want = oracle.expected(entry.collective, parts, order=order, root=1)
+
+    def rank(comm):
+        options = {"root": 1} if promise.rooted else {}
+        symmetric = comm.empty(parts[0].shape, parts[0].dtype, device="cuda")
+        symmetric._values[:] = parts[comm.rank]
+        results = []
+        for x in (DeviceArray(parts[comm.rank].copy()), symmetric):
+            results.append(getattr(comm, entry.collective)(x, algorithm=entry, **options))
+            if entry.collective in ("all_reduce", "broadcast"):  # in place
+                getattr(comm, entry.collective)(x, algorithm=entry, out=x, **options)
+                results.append(x)
+        return [None if got is None else got.get() for got in results]
+
+    for r, results in enumerate(run_threads(n, rank, config=world)):
+        for got in results:
+            assert (got is None) == (want[r] is None)
+            assert got is None or oracle.differences(got, want[r]) == ""
+
+
+def test_background_calls_and_streams(world, host_kernels):
+    def rank(comm):
+        x = DeviceArray(np.full(8, comm.rank + 1.0))
+        work = comm.all_reduce(x, async_op=True)
+        first = work.wait()
+        assert work.done()
+        second = comm.all_reduce(x, stream=Stream(3))
+        third = comm.all_reduce(x, stream=4)
+        return [a.get().tolist() for a in (first, second, third, work.synchronize())]
+
+    assert run_threads(2, rank, config=world) == [[[3.0] * 8] * 4] * 2
+    if world is PEERS:
+        assert {stream for stream, _ in host_kernels.launches} == {77, 3, 4}
+
+
+def test_a_call_that_does_not_match_launches_nothing(world, host_kernels):
+    def rank(comm):
+        with pytest.raises(MismatchError, match=r"field 'op' differs"):
+            comm.all_reduce(DeviceArray(np.ones(4)), "sum" if comm.rank else "max")
+        with pytest.raises(MismatchError, match=r"rank 1: all_reduce\(float64\[6\]"):
+            comm.all_reduce(DeviceArray(np.ones(6 if comm.rank else 4)))
+        launched = len(host_kernels.launches)
+        return launched, comm.all_reduce(DeviceArray(np.ones(4))).get().tolist()
+
+    results = run_threads(2, rank, config=world)
+    assert [values for _, values in results] == [[2.0] * 4] * 2  # still usable
+    assert results[0][0] == 0
+
+
+def test_bad_arguments_reach_nobody(world):
+    def rank(comm):
+        good = DeviceArray(np.ones(4))
+        cases = [
+            ({"x": good, "op": "and"}, ArgumentError, "integers"),
+            ({"x": good, "out": np.ones(4)}, ArgumentError, "host memory"),
+            ({"x": good, "out": DeviceArray(np.ones(5))}, ArgumentError, "this call writes shape"),
+            ({"x": good, "timeout": 0}, ArgumentError, "seconds above 0"),
+            ({"x": np.ones(4), "stream": 0}, ArgumentError, "this call has none"),
+        ]
+        for options, error, text in cases:
+            expected = (
+                pytest.raises(error, match=text) if comm.rank else pytest.raises(PeerRejected)
+            )
+            with expected:
+                comm.all_reduce(**(options if comm.rank else {"x": good}))
+        return comm.all_reduce(good).get().tolist()
+
+    assert run_threads(2, rank, config=world) == [[2.0] * 4] * 2
+
+
+def test_symmetric_memory_is_worked_on_in_place(host_kernels):
+    """Arrays in the heap go into a direct plan, others through cells; the heap reuses memory."""
+    specs = []
+
+    def rank(comm):
+        x = comm.empty(30000, device="cuda")
+        x._values[:] = comm.rank
+        start = x.data.ptr
+        comm.all_reduce(x, out=x)
+        x = DeviceArray(x.get())
+        again = comm.empty((3, 10000), "f4", device="cuda:0").data.ptr
+        with pytest.raises(MemoryError, match="device_heap_bytes"):
+            comm.empty(1 << 20, device="cuda")
+        with pytest.raises(ArgumentError, match="'cuda:0'"):
+            comm.empty(1, device="cuda:1")
+        total = comm.all_reduce(x).get()[0]
+        specs.extend(spec.direct for spec in comm._session.device.link._calls._calls)
+        return x.get()[0], start == again, total
+
+    assert run_threads(2, rank, config=PEERS) == [(1.0, True, 2.0)] * 2
+    assert sorted(specs) == [False, False, True, True]
+
+
+def test_native_collectives_of_nccl(host_kernels, monkeypatch):
+    monkeypatch.setattr(nccl, "find_binding", lambda: Binding)
+    monkeypatch.setattr(nccl, "environment", dict)
+
+    def rank(comm):
+        x = DeviceArray(np.ones(6, np.float32))
+        with pytest.raises(ArgumentError, match="promise no order"):
+            comm.all_reduce(x, order="tree", algorithm="native")
+        with pytest.raises(ArgumentError, match="no sum of int16"):
+            comm.all_reduce(DeviceArray(np.ones(2, np.int16)), algorithm="native")
+        comm.all_reduce(x, "avg", algorithm="native")
+        comm.reduce_scatter(x, algorithm="native")
+        comm.all_gather(x, algorithm="native")
+        comm.reduce(x, "max", root=1, algorithm="native")
+        comm.all_to_all(x, algorithm="native")
+        return comm._session.device.link._wire.calls
+
+    expected = [
+        ("ALL_REDUCE", 6, 7, (4,)),
+        ("REDUCE_SCATTER", 3, 7, (0,)),
+        ("ALL_GATHER", 24, 0, ()),
+        ("REDUCE", 6, 7, (2, 1)),
+        ("ALL_TO_ALL", 12, 0, ()),
+    ]
+    assert run_threads(2, rank, config=MESSAGES) == [expected] * 2
+
+
+def test_peer_memory_has_no_native_collectives(host_kernels):
+    def rank(comm):
+        with pytest.raises(ArgumentError, match="device_transport='nccl'"):
+            comm.all_reduce(DeviceArray(np.ones(4)), algorithm="native")
+
+    run_threads(2, rank, config=PEERS)
+
+
+def test_without_cuda_every_rank_hears_what_is_missing():
+    """No device library, driver or CuPy: an error before anything reaches a peer, then usable."""
+    from pycoll.cuda import missing
+
+    if not missing():
+        pytest.skip("nothing is missing here")
+
+    def rank(comm):
+        with pytest.raises(CudaUnavailable if comm.rank else PeerRejected, match=r"CUDA|cuda"):
+            comm.all_reduce(DeviceArray(np.ones(4)) if comm.rank else np.ones(4))
+        with pytest.raises(CudaUnavailable, match="pycoll doctor"):
+            comm.empty(4, device="cuda")
+        return comm.all_reduce(np.ones(2)).tolist()
+
+    assert run_threads(2, rank) == [[2.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "version", "expected"),
+    [
+        (1, 23203, {}),
+        (4, 23203, {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "4"}),
+        (2, 22809, {"NCCL_HOSTID": "pycoll-rank-1", "NCCL_SOCKET_IFNAME": "lo"}),
+    ],
+)
+def test_ranks_that_share_a_device_tell_nccl(ranks, version, expected):
+    environ = {}
+    nccl.share_device(environ, ranks, version, 1)
+    assert environ == expected
+    environ = dict.fromkeys(expected, "mine")
+    nccl.share_device(environ, ranks, version, 1)
+    assert set(environ.values()) <= {"mine"}

@@ -1,0 +1,58 @@
+"""The same on a real device; skipped where there is none. `benchmarks/gpu/run.sh` does more."""
+
+import numpy as np
+import pytest
+
+import oracle
+import pycoll
+from pycoll.algorithms import ALGORITHMS
+from pycoll.errors import CollTimeout
+
+NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS if a.collective == "all_reduce"]
+
+
+@pytest.mark.parametrize("entry", NAMES)
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_virtual_ranks(device, n, entry):
+    name = entry.partition("/")[2]
+    chosen = next(a for a in ALGORITHMS if (a.collective, a.name) == ("all_reduce", name))
+    if not chosen.worlds(n):
+        pytest.skip(f"{name} is not defined for {n} ranks")
+    rng = np.random.default_rng(n)
+    kind = "int32" if chosen.order == "any" else "float32"
+    parts = [oracle.random(rng, kind, 10007) for _ in range(n)]
+    want = oracle.reduce(parts, "sum", "rank" if chosen.order == "rank" else "tree")
+    with pycoll.virtual_ranks(n) as ranks:
+        xs = [device.asarray(part) for part in parts]
+        for got in ranks.all_reduce(xs, algorithm=name, timeout=10):
+            assert oracle.differences(got.get(), want) == ""
+        ranks.synchronize(20)
+
+
+def test_a_stacked_array_on_a_stream_of_its_own(device):
+    stream = device.cuda.Stream(non_blocking=True)
+    with pycoll.virtual_ranks(4) as ranks:
+        with stream:
+            x = device.ones((4, 1 << 20), device.float32)
+            total = ranks.all_reduce(x)
+        stream.synchronize()
+        assert bool((total == 4).all())
+
+
+def test_a_rank_that_does_not_come(device):
+    with pycoll.virtual_ranks(3) as ranks:
+        xs = [device.ones(100, device.float32) for _ in range(3)]
+        ranks.bind("all_reduce", xs, algorithm="ring")(0.05, absent=0b010)
+        with pytest.raises(CollTimeout, match="for rank 1"):
+            ranks.synchronize(10)
+        ranks.reset()
+        assert bool((ranks.all_reduce(xs)[0] == 3).all())
+        ranks.synchronize(10)
+
+
+def test_a_communicator_of_one_rank(device):
+    with pycoll.init() as comm:
+        x = comm.empty(1000, device.float32, device="cuda")
+        x[...] = 3
+        assert bool((comm.all_reduce(x) == 3).all())
+        assert comm.all_reduce(x, async_op=True).synchronize(10).shape == (1000,)
