@@ -41,7 +41,7 @@ def test_without_a_device_it_says_so():
             ("malloc", (0, c_size_t(1 << 20), byref(c_void_p()))),
         ]
         for name, arguments in calls:
-            with pytest.raises(DeviceError, match="driver|device") as caught:
+            with pytest.raises(DeviceError, match=r"driver|device") as caught:
                 getattr(library, name)(*arguments)
             assert caught.value.status == UNAVAILABLE
     driver, runtime = c_int(-1), c_int(-1)
