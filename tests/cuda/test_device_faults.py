@@ -76,8 +76,9 @@ def test_a_missing_rank_is_named(library, name):
             assert record.seen == 0
             assert record.rank in failed
             assert record.instruction < len(plans[record.rank].code)
-        launch(world, plans, timeout_ms=50)  # a failed group stays failed
-        assert world.failed() == failed
+        launch(world, plans, timeout_ms=50)  # a failed group stays failed, for all its ranks
+        assert world.failed() == list(range(n))
+        assert (world.error(gone).kind, world.error(gone).peer) == (FOLLOWED, gone)
         world.each("group_reset")
         assert world.failed() == []
         assert right(*launch(world, plans))
@@ -104,7 +105,6 @@ def test_a_dropped_signal_is_found(library, peers):
             else:  # a later signal stood in for it
                 assert right(ins, outs)
     assert DONE in found
-    assert len(found) > 2
 
 
 def test_a_dropped_wait_is_found_by_some_interleaving(library):
