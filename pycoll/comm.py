@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import ArgumentError
 from pycoll.memory import SymmetricMemory
+from pycoll.ragged import RaggedCollectives
 from pycoll.runtime.groups import split
 from pycoll.runtime.health import Health, check
 from pycoll.runtime.methods import CallOptions, collective
@@ -29,7 +29,7 @@ def _open_device(session: Session) -> Any:
     return open_side(session)
 
 
-class Communicator(SymmetricMemory):
+class Communicator(SymmetricMemory, RaggedCollectives):
     """A group of ranks that communicate.
 
     Made by `pycoll.init`, `Communicator.split` or `Communicator.dup`. One communicator is for one
@@ -165,47 +165,6 @@ class Communicator(SymmetricMemory):
     @collective(Kind.BARRIER)
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
-
-    def all_gather_v(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Any:
-        """Concatenate arrays whose first dimensions may differ; every rank gets the result."""
-        return self._session.all_gather_v(x, out, timeout)
-
-    def gather_v(
-        self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None
-    ) -> Any:
-        """Concatenate arrays whose first dimensions may differ on the root; others get None."""
-        return self._session.gather_v(x, root, out, timeout)
-
-    def scatter_v(
-        self,
-        x: Any,
-        counts: Sequence[int],
-        root: int = 0,
-        *,
-        out: Any = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """Give rank r the next ``counts[r]`` rows of the root's array; same counts everywhere."""
-        return self._session.scatter_v(x, counts, root, out, timeout)
-
-    def reduce_scatter_v(
-        self,
-        x: Any,
-        counts: Sequence[int],
-        op: str = "sum",
-        *,
-        out: Any = None,
-        order: str | None = None,
-        timeout: float | None = None,
-    ) -> Any:
-        """Combine all arrays; rank r gets the next ``counts[r]`` rows; same counts everywhere."""
-        return self._session.reduce_scatter_v(x, counts, op, order, out, timeout)
-
-    def all_to_all_v(
-        self, x: Any, counts: Sequence[int], *, out: Any = None, timeout: float | None = None
-    ) -> Any:
-        """Send the next ``counts[j]`` rows to rank j; get the rows from each rank, in order."""
-        return self._session.all_to_all_v(x, counts, out, timeout)
 
     def send(self, x: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
         """Send an array to one rank; returns when ``x`` may be changed again."""

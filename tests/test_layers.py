@@ -17,7 +17,8 @@ ALLOWED = {
     "runtime": WORDS | {"schedule", "algorithms", "_C"},
     "cuda": WORDS | {"schedule", "algorithms", "runtime", "_C"},
     "memory": WORDS | {"runtime"},
-    "comm": WORDS | {"schedule", "algorithms", "runtime", "cuda", "memory", "_C"},
+    "ragged": WORDS | {"runtime"},
+    "comm": WORDS | {"schedule", "algorithms", "runtime", "cuda", "memory", "ragged", "_C"},
     "kernels": WORDS | {"_C"},
     "parallel": WORDS | {"comm", "kernels", "pycoll"},
     "torch": WORDS

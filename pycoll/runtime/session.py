@@ -8,13 +8,11 @@ import weakref
 from collections import deque
 from typing import Any
 
-import numpy as np
-
 from pycoll import _C, algorithms
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime import vcalls
-from pycoll.runtime.arrays import ArrayView, check_output, on_device, view
+from pycoll.runtime.arrays import on_device
 from pycoll.runtime.calls import Caller, check_timeout
 from pycoll.runtime.endings import leave_at_exit
 from pycoll.runtime.memory import Memory
@@ -23,20 +21,19 @@ from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.reports import describe, raising
 from pycoll.runtime.select import Choice
 from pycoll.runtime.sites import call_site
+from pycoll.runtime.tagged import TaggedMessages
 from pycoll.runtime.tuned import place
 from pycoll.runtime.tuning import Tuning, World
 from pycoll.runtime.work import Work
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
-_MAX_TAG = 2**31 - 1
-
 
 def _no_devices(session: Session) -> Any:
     raise ArgumentError("arrays on a device are for communicators; these ranks take CPU arrays")
 
 
-class Session:
+class Session(TaggedMessages):
     """Everything one rank needs to take part in one communicator."""
 
     def __init__(
@@ -255,43 +252,6 @@ class Session:
         """See `pycoll.Communicator.all_to_all_v`."""
         return vcalls.all_to_all(self, x, counts, out, timeout)
 
-    def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
-        """See `pycoll.Communicator.send`."""
-        source = view(x, "x")
-        array = np.ascontiguousarray(source.array)
-        self._check_peer("dst", dst, 0)
-        limit = self._limit(timeout)
-        pointer = ArrayView(array, source.dtype, source.name, x).pointer
-        self.guard(
-            self.boxes().send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit
-        )
-
-    def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
-        """See `pycoll.Communicator.recv`."""
-        target = view(x, "x")
-        check_output(target, target.array.shape, None)
-        self._check_peer("src", src, -1)
-        limit = self._limit(timeout)
-        nbytes = target.array.nbytes
-        return self.guard(
-            self.boxes().recv, target.pointer, nbytes, target.code, src, self._tag(tag), limit
-        )
-
-    def boxes(self) -> _C.Mailboxes:
-        """Return the mailboxes; see `engine`."""
-        if self._engine is None:
-            raise CommClosed("this communicator has been closed")
-        return self._mailboxes
-
-    def _check_peer(self, name: str, peer: int, lowest: int) -> None:
-        if not _is_integer(peer) or not lowest <= peer < self.world_size:
-            raise ArgumentError(f"{name}={peer!r}; accepted: {lowest} to {self.world_size - 1}")
-
-    def _tag(self, tag: int) -> int:
-        if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
-            raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}")
-        return int(tag)
-
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""
         self.guard(self.engine.abort, str(reason))
@@ -315,7 +275,3 @@ class Session:
             self._caller = self._engine = self._mailboxes = None
             atexit.unregister(self._at_exit)
             self._in_flight.clear()
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
