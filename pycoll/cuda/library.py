@@ -29,7 +29,7 @@ from pycoll.errors import ArgumentError, ScheduleError, TransportError
 ABI = 1
 MAX_RANKS = 64
 _OK, _UNAVAILABLE, _ARGUMENT, _SCHEDULE, _TOO_LARGE = range(5)
-NO_ERROR, TIMEOUT, ABORTED, MISMATCH = range(4)
+NO_ERROR, TIMEOUT, ABORTED, MISMATCH, FOLLOWED = range(5)
 BEST, INTERPRET = 0, 1
 INSTALL = "install a NVIDIA driver that supports CUDA 13, and see that `nvidia-smi` lists a device"
 

@@ -95,7 +95,8 @@ def kernel_failure(error: KernelError) -> CollError | None:
 
 def lag(error: KernelError) -> int:
     """Return how far the peer of a record was behind: a difference of positions, modulo 2**32."""
-    return (error.expected - error.seen) % 2**32 if error.kind == library.TIMEOUT else -1
+    waited = error.kind in (library.TIMEOUT, library.FOLLOWED)
+    return (error.expected - error.seen) % 2**32 if waited else -1
 
 
 def _position(value: int) -> str:

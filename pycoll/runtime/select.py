@@ -156,13 +156,9 @@ def select(
     Raises:
         ArgumentError: For an unknown name, or an algorithm that does not give the order.
     """
-    if collective not in COLLECTIVES:
-        known = ", ".join(COLLECTIVES)
-        raise ArgumentError(f"collective={collective!r} is not known; accepted: {known}")
     wanted = _order(collective, order, named=algorithm is not None)
-    if in_place is None:
-        in_place = not COLLECTIVES[collective].transposes
-    wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, in_place, messages)
+    aliased = not COLLECTIVES[collective].transposes if in_place is None else in_place
+    wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, aliased, messages)
     machine = machine or (Network() if messages else Machine())
     if algorithm is None:
         return _by_measurement(wish, machine, world) or _by_table(wish, machine)
@@ -176,6 +172,9 @@ def select(
 
 def _order(collective: str, order: str | None, named: bool) -> str:
     """Return the order to look for: the default where none was given."""
+    if collective not in COLLECTIVES:
+        known = ", ".join(COLLECTIVES)
+        raise ArgumentError(f"collective={collective!r} is not known; accepted: {known}")
     accepted = [o.name.lower() for o in Order]
     if order is not None and order not in accepted:
         raise ArgumentError(f"order={order!r} is not known; accepted: {', '.join(accepted)}")
