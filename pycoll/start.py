@@ -64,16 +64,20 @@ def init(
     comm = None if launched_by_us() else mpi.world()
     if comm is not None:
         return Communicator(agree(mpi.connect(comm, config)))
+    return Communicator(agree(_join_host(config)))
+
+
+def _join_host(config: Config) -> Session:
+    """Join the ranks that `pycoll run` has started on this host, or be a world of one."""
     launch = discover()
     try:
         n = launch.world_size
         heap = raising(_C.Heap, launch.heap_fd, n, config.heap_bytes)
         control = open_control(launch.control_fd, n, config)
-        session = Session(control, Memory(heap, launch.rank), launch.rank, n, config)
+        return Session(control, Memory(heap, launch.rank), launch.rank, n, config)
     finally:
         os.close(launch.control_fd)
         os.close(launch.heap_fd)
-    return Communicator(agree(session))
 
 
 def from_mpi(

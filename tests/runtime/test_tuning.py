@@ -160,7 +160,7 @@ def told(comm, setting):
 
 def what_runs(comm, n, nbytes=1024):
     problem = Problem.of_size("all_reduce", np.dtype(np.float32), "sum", nbytes, n)
-    return schedule_name(comm, problem, Setup(), False)
+    return schedule_name(comm, problem, Setup())
 
 
 def test_all_ranks_use_the_table_of_rank_0(tmp_path):
