@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from pycoll.config import Config
 from pycoll.runtime import mpi, sockets
-from pycoll.runtime.hierarchy import Topology
 from pycoll.runtime.hosts import Card, share
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.prepared import Prepared
+from pycoll.runtime.topology import Topology
 from pycoll.runtime.two_level import TwoLevelSession
 
 Exchange = Callable[[str, Any], list[Any]]

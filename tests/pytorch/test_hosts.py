@@ -151,7 +151,7 @@ def test_a_rank_that_does_not_call(pretend):
         start = time.monotonic()
         with pytest.raises(pycoll.torch.BackendTimeout, match="gave up after waiting") as caught:
             dist.all_gather_into_tensor(torch.empty(3), torch.ones(1))
-        assert time.monotonic() - start < 0.5 + 2 * BOUND_S  # rank 0 has a second to answer
+        assert time.monotonic() - start < 0.5 + 8 * BOUND_S  # rank 0 has a second to answer
         return str(caught.value)
 
     _, *texts = run_group(3, body, limit_s=0.5)
