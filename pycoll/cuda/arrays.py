@@ -6,13 +6,13 @@ of the device memory, and is never read or written. CuPy is imported when the fi
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from pycoll import _C
-from pycoll.cuda.errors import unavailable
+from pycoll.cuda.probe import cupy
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, dlpack_view, dtype_of, on_device
 from pycoll.types import DType
@@ -21,25 +21,6 @@ _MIXED = (
     "lies in host memory, but other arrays of this call on a CUDA device; a call takes arrays of "
     "one kind"
 )
-
-
-def cupy() -> Any:
-    """Import CuPy.
-
-    Raises:
-        CudaUnavailable: If it is not installed, or finds no device.
-    """
-    try:
-        module = importlib.import_module("cupy")
-    except ImportError as error:
-        raise unavailable(
-            f"CuPy cannot be imported ({error})", "pip install 'pycoll[cuda13]'"
-        ) from error
-    if not module.cuda.is_available():
-        raise unavailable(
-            "CuPy finds no CUDA device", "see that `nvidia-smi` lists one, and install its driver"
-        )
-    return module
 
 
 def is_cupy(x: Any) -> bool:
@@ -139,11 +120,18 @@ def new_like(v: ArrayView, shape: tuple[int, ...]) -> Any:
         return module.empty(shape, v.array.dtype)
 
 
-def duplicate(v: ArrayView, stream: int) -> ArrayView:
-    """Return a contiguous copy, made on a stream."""
+def duplicate(v: ArrayView, make: Callable[..., Any], stream: int) -> ArrayView:
+    """Return a contiguous copy.
+
+    Args:
+        v: The array.
+        make: Makes an uninitialised array, from its shape and dtype.
+        stream: Handle of the stream on which it is filled.
+    """
     module = cupy()
     with module.cuda.Device(device_of(v)), external(stream):
-        copy = module.array(module.asarray(v.source), order="C", copy=True)
+        copy = make(v.array.shape, v.array.dtype)
+        copy[...] = module.asarray(v.source)
     return _from_interface(copy, "x", stream)._replace(dtype=v.dtype, name=v.name, source=v.source)
 
 

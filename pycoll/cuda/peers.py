@@ -11,7 +11,7 @@ import math
 import os
 import zlib
 from ctypes import byref, c_int
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,6 +31,27 @@ if TYPE_CHECKING:
 MAX_BLOCKS = 64  # of a rank
 _CELL_BYTES = 8 << 20
 _ALIGN = 256
+
+
+class Detour(NamedTuple):
+    """An array in the heap in which a result is made that belongs elsewhere.
+
+    Attributes:
+        made: The array in the heap.
+        wanted: Where the result belongs.
+    """
+
+    made: Any
+    wanted: ArrayView
+
+    @property
+    def address(self) -> int:
+        """Where kernels write."""
+        return int(self.made.data.ptr)
+
+    def scatter(self, stream: int) -> None:
+        """Put the result where it belongs, behind what a stream has to do before."""
+        library().copy(self.wanted.pointer, self.address, self.wanted.array.nbytes, stream)
 
 
 class DeviceHeap(AnyMemory):
@@ -78,6 +99,10 @@ class DeviceHeap(AnyMemory):
         return bool(self.base) and (
             self.base <= start and start + v.array.nbytes <= self.base + self.nbytes
         )
+
+    def reach(self, v: ArrayView) -> Detour | None:
+        """Return where peers write an array, or None if it is where it is."""
+        return None if self.holds(v) else Detour(self.empty(v.array.shape, v.array.dtype), v)
 
 
 class _Blocks:

@@ -66,6 +66,10 @@ class DevicePlans:
 class AnyMemory:
     """All memory of the device: what ranks in one process reach without doing anything."""
 
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        """Make an array that peers reach."""
+        return arrays.cupy().empty(shape, dtype)
+
     def holds(self, v: ArrayView) -> bool:
         """Tell that peers reach it."""
         return True
@@ -73,13 +77,12 @@ class AnyMemory:
     def mirror(self, v: ArrayView) -> None:
         """Return None: nothing lies elsewhere."""
 
+    def reach(self, v: ArrayView) -> None:
+        """Return None: peers write an array where it is."""
+
 
 class NoMemory(AnyMemory):
     """What ranks that send messages reach of each other."""
-
-    def empty(self, shape: Any, dtype: Any) -> Any:
-        """Make an ordinary array."""
-        return arrays.cupy().empty(shape, dtype)
 
     def holds(self, v: ArrayView) -> bool:
         """Tell that peers reach nothing."""
@@ -130,8 +133,8 @@ class DeviceCaller(Caller):
         if given is not None and prepared.in_ptr == prepared.out_ptr and needs_two:
             copy = self.duplicate(given)
             prepared.in_ptr, prepared.keep = copy.pointer, (*prepared.keep, copy.array)
-        if given is not None and prepared.in_ptr != given.pointer:
-            prepared.gathers = (InputCopy(prepared.in_ptr, given),)
+        copied = given is not None and prepared.in_ptr != given.pointer
+        prepared.gathers = (InputCopy(prepared.in_ptr, given),) if copied else ()
         return prepared
 
     def view(self, x: Any, what: str) -> ArrayView:
@@ -150,8 +153,9 @@ class DeviceCaller(Caller):
         return arrays.new_like(v, shape)
 
     def duplicate(self, v: ArrayView) -> ArrayView:
-        """Return a contiguous copy."""
-        return arrays.duplicate(v, self.stream)
+        """Return a contiguous copy, which peers reach if they reach the array."""
+        make = self.memory.empty if self.memory.holds(v) else arrays.cupy().empty
+        return arrays.duplicate(v, make, self.stream)
 
     def _choose(
         self, request: Request, op: ReduceOp, count: int, typed: ArrayView, mapped: bool
@@ -168,7 +172,8 @@ class DeviceCaller(Caller):
             messages=self.plans.messages,
         )
         choice = choose(wish, request.algorithm)
-        wish = replace(wish, in_place=True)  # on some rank, without the others knowing
+        transposes = COLLECTIVES[request.collective].transposes  # then x is copied by `_untangle`
+        wish = replace(wish, in_place=not transposes)  # on some rank, without the others knowing
         reached = self.always_direct or wish.may_be_direct(choice.algorithm)
         direct = reached and not self.plans.messages
         return replace(choice, direct=direct)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from pycoll.cuda.errors import unavailable
 from pycoll.errors import CudaUnavailable
 
 
@@ -21,6 +23,25 @@ class Part(NamedTuple):
     name: str
     found: str
     fix: str = ""
+
+
+def cupy() -> Any:
+    """Import CuPy.
+
+    Raises:
+        CudaUnavailable: If it is not installed, or finds no device.
+    """
+    try:
+        module = importlib.import_module("cupy")
+    except ImportError as error:
+        raise unavailable(
+            f"CuPy cannot be imported ({error})", "pip install 'pycoll[cuda13]'"
+        ) from error
+    if not module.cuda.is_available():
+        raise unavailable(
+            "CuPy finds no CUDA device", "see that `nvidia-smi` lists one, and install its driver"
+        )
+    return module
 
 
 def parts() -> Iterator[Part]:
@@ -56,7 +77,6 @@ def _kernels() -> str:
 
 
 def _devices() -> str:
-    from pycoll.cuda.errors import unavailable
     from pycoll.cuda.library import INSTALL, library
 
     try:
@@ -70,8 +90,6 @@ def _devices() -> str:
 
 
 def _cupy() -> str:
-    from pycoll.cuda.arrays import cupy
-
     return f"version {cupy().__version__}"
 
 

@@ -40,6 +40,7 @@ class DeviceSide:
         self._session, self.link = session, link
         self._cupy = arrays.cupy()
         self._pending: deque[tuple[Any, Prepared]] = deque()
+        self._captured: list[Prepared] = []
         self._last: tuple[int, Any] | None = None  # stream and end of the newest launch
         self._background: Any = None  # stream of calls with async_op
         self.failure: CollError | None = None
@@ -118,12 +119,16 @@ class DeviceSide:
         if self._last is not None and self._last[0] != stream and not capturing:
             self._cupy.cuda.runtime.streamWaitEvent(stream, self._last[1].ptr)
         self.link.launch(prepared.spec, prepared.in_ptr, prepared.out_ptr, stream, limit)
+        for detour in prepared.scatters:
+            detour.scatter(stream)
         event = self._cupy.cuda.Event(disable_timing=True)
         self._cupy.cuda.runtime.eventRecord(event.ptr, stream)
         if not capturing:
             self._last = stream, event
             self._sweep()
             self._pending.append((event, prepared))
+        elif prepared.gathers or prepared.scatters:
+            self._captured.append(prepared)  # the graph uses arrays that nobody else keeps
         return event
 
     def _sweep(self) -> None:
@@ -179,6 +184,7 @@ class DeviceSide:
             except CollTimeout:
                 self.link.abort()
         self._pending.clear()
+        self._captured.clear()
         self.link.close()
 
 

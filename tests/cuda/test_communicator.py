@@ -163,6 +163,27 @@ def test_symmetric_memory_is_worked_on_in_place(host_kernels):
     assert sorted(specs) == [False, False, True, True]
 
 
+def test_blocks_move_in_place_in_symmetric_memory(host_kernels):
+    """What is made on the way lies in the heap too, so every rank's call is a direct one."""
+
+    def rank(comm):
+        x = comm.empty(6000, "i4", device="cuda")
+        x._values[:] = np.arange(6000) + 10000 * comm.rank
+        comm.all_to_all(x, out=x)
+        moved = x.get()
+        comm.all_gather(x[comm.rank * 2000 : (comm.rank + 1) * 2000], out=x)
+        direct = [call.direct for call in comm._session.device.link._calls._calls]
+        return moved, x.get(), direct
+
+    blocks = np.arange(6000).reshape(3, 2000)
+    moved = [np.concatenate([blocks[r] + 10000 * s for s in range(3)]) for r in range(3)]
+    gathered = np.concatenate([moved[r][r * 2000 : (r + 1) * 2000] for r in range(3)])
+    for r, (first, second, direct) in enumerate(run_threads(3, rank, config=PEERS)):
+        assert (first == moved[r]).all()
+        assert (second == gathered).all()
+        assert all(direct)
+
+
 def test_native_collectives_of_nccl(host_kernels, monkeypatch):
     monkeypatch.setattr(nccl, "find_binding", lambda: Binding)
     monkeypatch.setattr(nccl, "environment", dict)
