@@ -97,7 +97,7 @@ def reduce(rank, n, root, *, tree):
 def reduce_push(rank, n, root, *, tree):
     """Every rank folds its chunk of all inputs and stores the result in the root's output.
 
-    Cost: 1 round; (n - 1) / n * m bytes read and m / n written per rank.
+    Cost: 1 round; 2 (n - 1) / n * m bytes at the root.
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
     MPICH", IJHPCA 19(1), 2005 (reduce-scatter, then gather).
     """
@@ -148,7 +148,7 @@ def broadcast_push_pull(rank, n, root):
 
     So the root copies no less than the others do, instead of waiting for them.
 
-    Cost: 1 round; (n - 1) / n * m bytes per rank.
+    Cost: 1 round; m bytes per rank, (n - 1) * m at the root.
     Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
     practice, and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
@@ -167,7 +167,7 @@ def broadcast_relay(rank, n, root):
 
     For vectors that the others cannot read where they lie: both copies go on at the same time.
 
-    Cost: `BLOCKS` + 1 rounds; m bytes per rank, (n - 1) * m at the root.
+    Cost: 8 rounds; m bytes per rank, (n - 1) * m at the root.
     Source: Traff and Ripke, "Optimal broadcast for fully connected processor-node networks", JPDC
     68(7), 2008 (pipelining by blocks).
     """
