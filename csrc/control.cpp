@@ -271,6 +271,19 @@ uint32_t ControlSegment::attached() const {
   return reinterpret_cast<Header*>(base_)->attached.load();
 }
 
+bool ControlSegment::deserted() {
+  for (uint32_t rank = 0; rank < geometry_.world_size; ++rank) {
+    const RankBlock& own = block(rank);
+    const uint32_t phase = own.phase.load(std::memory_order_acquire);
+    if (phase == uint32_t(Phase::kLeft) || phase == uint32_t(Phase::kClosed)) continue;
+    const uint64_t born = own.starttime.load(std::memory_order_relaxed);
+    if (phase == uint32_t(Phase::kAbsent) || process_stat(own.pid.load()).starttime == born) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void ControlSegment::wake_everybody() {
   ring(report_bell());
   for (uint32_t rank = 0; rank < geometry_.world_size; ++rank) {

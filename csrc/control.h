@@ -166,6 +166,7 @@ class ControlSegment {
   const Geometry& geometry() const { return geometry_; }
   uint64_t cookie() const { return cookie_; }  // random, alike on all ranks
   uint32_t attached() const;                   // ranks that have claimed their slot
+  bool deserted();                             // every rank has left, closed or died
 
   FlagLine& line(uint32_t rank, uint32_t parity) { return lines_[2 * rank + parity]; }
   char* cell(uint32_t rank, uint32_t parity) {

@@ -58,7 +58,10 @@ class Link(Protocol):
         """End everything that runs; harmless when nothing does."""
 
     def close(self) -> None:
-        """Free what is owned here."""
+        """Stop using what peers own, and free what they do not use."""
+
+    def free(self) -> None:
+        """Free what peers have used if all of them have closed; after telling them of one's own."""
 
 
 def wait_for(event: Any, timeout: float, what: str) -> None:

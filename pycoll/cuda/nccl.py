@@ -204,6 +204,9 @@ class NcclLink:
         self._programs.clear()
         self._scratch = None
 
+    def free(self) -> None:
+        """See `Link`; peers use nothing."""
+
 
 def share_device(environ: MutableMapping[str, str], ranks: int, version: int, rank: int) -> None:
     """Set what NCCL needs where several ranks share a device, unless the user has.

@@ -6,22 +6,22 @@ communicator carries the handles. An array outside the heap goes through the cel
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import math
 import os
 import zlib
+from collections.abc import Callable
 from ctypes import byref, c_int
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pycoll.cuda import arrays
+from pycoll.cuda.heap import DeviceHeap
 from pycoll.cuda.library import Ipc, KernelError, library, pointers
 from pycoll.cuda.links import kernel_failure, wait_for
-from pycoll.cuda.preparing import AnyMemory
 from pycoll.cuda.transport import CallCache
-from pycoll.errors import ArgumentError, CollError, TransportError
-from pycoll.runtime.arrays import ArrayView
+from pycoll.errors import CollError, TransportError
 from pycoll.runtime.plans import CallSpec
 from pycoll.types import Kind
 
@@ -30,119 +30,32 @@ if TYPE_CHECKING:
 
 MAX_BLOCKS = 64  # of a rank
 _CELL_BYTES = 8 << 20
-_ALIGN = 256
 
 
-class Detour(NamedTuple):
-    """An array in the heap in which a result is made that belongs elsewhere.
+class _Retired(NamedTuple):
+    """What a closed communicator has left, which peers may still use.
+
+    Freeing memory that another process has mapped is undefined in CUDA.
 
     Attributes:
-        made: The array in the heap.
-        wanted: Where the result belongs.
+        control: Tells which ranks have left the communicator.
+        free: Frees it all.
     """
 
-    made: Any
-    wanted: ArrayView
-
-    @property
-    def address(self) -> int:
-        """Where kernels write."""
-        return int(self.made.data.ptr)
-
-    def scatter(self, stream: int) -> None:
-        """Put the result where it belongs, behind what a stream has to do before."""
-        library().copy(self.wanted.pointer, self.address, self.wanted.array.nbytes, stream)
+    control: Any
+    free: Callable[[], None]
 
 
-class DeviceHeap(AnyMemory):
-    """A rank's part of the symmetric device heap: one allocation, cut up by CuPy's memory pool."""
-
-    def __init__(self, device: int, nbytes: int) -> None:
-        """Reserve nothing yet.
-
-        Args:
-            device: Number of the device.
-            nbytes: Capacity.
-        """
-        self.device, self.nbytes, self.base = device, nbytes, 0
-        self._pool: Any = None
-
-    def empty(self, shape: Any, dtype: Any) -> Any:
-        """Allocate an array; the memory goes back to the heap when it is collected.
-
-        Raises:
-            MemoryError: If the heap has no room for it.
-        """
-        cupy = arrays.cupy()
-        kind = np.dtype(dtype)
-        extent = tuple(int(k) for k in ([shape] if np.ndim(shape) == 0 else shape))
-        if kind.hasobject or min(extent, default=0) < 0:
-            raise ArgumentError(f"shape={shape!r}, dtype={kind}: no such array can be made")
-        if not self.base:
-            self.base = library().pointer("malloc", self.device, self.nbytes)
-            self._blocks = _Blocks(self.base, self.nbytes)
-        nbytes = max(1, math.prod(extent) * kind.itemsize)
-        address = self._blocks.take(nbytes)
-        if address is None:
-            raise MemoryError(
-                f"the symmetric device heap of {self.nbytes} bytes has no {nbytes} left; make it "
-                "larger: init(device_heap_bytes=...)"
-            )
-        owner = _Block(self._blocks, address, nbytes)
-        memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device)
-        with cupy.cuda.Device(self.device):
-            return cupy.ndarray(extent, kind, cupy.cuda.MemoryPointer(memory, 0))
-
-    def holds(self, v: ArrayView) -> bool:
-        """Whether peers reach all of an array."""
-        start = v.pointer
-        return bool(self.base) and (
-            self.base <= start and start + v.array.nbytes <= self.base + self.nbytes
-        )
-
-    def reach(self, v: ArrayView) -> Detour | None:
-        """Return where peers write an array, or None if it is where it is."""
-        return None if self.holds(v) else Detour(self.empty(v.array.shape, v.array.dtype), v)
+_retired: list[_Retired] = []
 
 
-class _Blocks:
-    """Free stretches of a stretch of memory: first fit, neighbours grow together again."""
-
-    def __init__(self, base: int, nbytes: int) -> None:
-        self._free = [(base, nbytes)]
-
-    def take(self, nbytes: int) -> int | None:
-        """Return the address of a block, or None if there is no room."""
-        wanted = _rounded(nbytes)
-        for i, (start, size) in enumerate(self._free):
-            if size >= wanted:
-                self._free[i : i + 1] = [(start + wanted, size - wanted)] if size > wanted else []
-                return start
-        return None
-
-    def give(self, start: int, nbytes: int) -> None:
-        """Take a block back."""
-        merged: list[tuple[int, int]] = []
-        for begin, size in sorted([*self._free, (start, _rounded(nbytes))]):
-            if merged and sum(merged[-1]) == begin:
-                merged[-1] = merged[-1][0], merged[-1][1] + size
-            else:
-                merged.append((begin, size))
-        self._free = merged
-
-
-class _Block:
-    """Gives a block back when the array over it is collected."""
-
-    def __init__(self, blocks: _Blocks, start: int, nbytes: int) -> None:
-        self._blocks, self._start, self._nbytes = blocks, start, nbytes
-
-    def __del__(self) -> None:
-        self._blocks.give(self._start, self._nbytes)
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
+def _free_retired() -> None:
+    """Free what nobody can be using any more."""
+    for old in list(_retired):
+        if old.control.deserted():
+            with contextlib.suppress(ValueError):  # another thread was faster
+                _retired.remove(old)
+                old.free()
 
 
 class PeerLink:
@@ -158,13 +71,16 @@ class PeerLink:
             CudaUnavailable: If that cannot be had.
         """
         library().call("preload", device)
+        _free_retired()
         self.device = device
         self.memory = DeviceHeap(device, heap_bytes)
         self._rank, self._n = session.rank, session.world_size
         self._connected: list[int] | None = None  # generations as of the newest exchange
         self._wanted: list[int] = []
         self._opened: list[int] = []
+        self._control = session.control
         self._group = self._cells = 0
+        self._failed = False
         self._calls: CallCache | None = None
 
     @property
@@ -253,6 +169,7 @@ class PeerLink:
         library().call("group_failed", self._group, byref(failed))
         if not failed.value:
             return None
+        self._failed = True
         record = KernelError()
         library().call("group_error", self._group, self._rank, byref(record))
         return kernel_failure(record) or TransportError(
@@ -265,13 +182,35 @@ class PeerLink:
 
     def abort(self) -> None:
         """See `Link`."""
+        self._failed = True
         if self._group:
             library().call("group_abort", self._group)
 
     def close(self) -> None:
-        """Forget everything.
+        """See `Link`; one's own memory is freed when all peers have stopped using it.
 
-        Peers may have this rank's memory mapped, and freeing memory that another process has
-        mapped is undefined in CUDA: it stays until the process ends.
+        After a failure nobody knows what still runs: then it stays until the process ends.
         """
-        self._connected, self._group = None, 0
+        group, cells, self._group, self._connected = self._group, self._cells, 0, None
+        if self._failed:
+            return
+        if not group:  # nobody else has seen the heap
+            self.memory.free()
+            return
+        if self._calls is not None:
+            self._calls.clear()
+        for base in self._opened:
+            library().call("ipc_close", self.device, base)
+        self._opened.clear()
+
+        def free() -> None:
+            library().call("group_destroy", group)
+            library().call("free", cells)
+            self.memory.free()
+
+        _retired.append(_Retired(self._control, free))
+        self._control = None
+
+    def free(self) -> None:
+        """See `Link`."""
+        _free_retired()

@@ -187,6 +187,10 @@ class DeviceSide:
         self._captured.clear()
         self.link.close()
 
+    def free(self) -> None:
+        """Free what peers have used, when the host communicator is closed; see `Link`."""
+        self.link.free()
+
 
 def _difference(rows: list[list[int]]) -> str:
     calls = [Call.unpack(word, count) for word, count, _ in rows]

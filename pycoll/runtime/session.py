@@ -58,7 +58,7 @@ class Session(TaggedMessages):
         Raises:
             TransportError: If the memory cannot be had or does not fit these arguments.
         """
-        self.memory, self.threads = memory, threads
+        self.memory, self.threads, self.control = memory, threads, control
         engine = raising(
             _C.Engine, control, memory.heap, rank, timeout_s=config.timeout_s, threads=threads
         )
@@ -66,6 +66,7 @@ class Session(TaggedMessages):
         self._open(rank, world_size, config, engine, _C.Mailboxes(engine), caller)
 
     tuning: Tuning | None = None  # what measurement says about the choice of algorithms
+    control: _C.Control | None = None  # where the ranks share memory
     transport = "shared memory"
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
@@ -271,7 +272,9 @@ class Session(TaggedMessages):
             if self.device is not None:
                 self.device.close()
             self.guard(self._engine.close)
+            if self.device is not None:
+                self.device.free()
             self.fast.forget()
-            self._caller = self._engine = self._mailboxes = None
+            self._caller = self._engine = self._mailboxes = self.control = None
             atexit.unregister(self._at_exit)
             self._in_flight.clear()

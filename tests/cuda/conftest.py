@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cuda import host_cupy
-from pycoll.cuda import launch, missing, nccl, opening, peers, transport, virtual
+from pycoll.cuda import heap, launch, missing, nccl, opening, peers, transport, virtual
 from pycoll.cuda.library import Library
 
 BUILD = Path(__file__).with_name("host") / "build.sh"
@@ -19,11 +19,18 @@ class HostLibrary(Library):
 
     Attributes:
         launches: Stream of every launch, and its time limit in nanoseconds.
+        owned: Addresses of the device memory that is allocated.
     """
 
     def __init__(self, path):
         super().__init__(path)
-        self.launches = []
+        self.launches, self.owned = [], set()
+
+    def pointer(self, name, *arguments):
+        made = super().pointer(name, *arguments)
+        if name == "malloc":
+            self.owned.add(made)
+        return made
 
     def call(self, name, *arguments):
         if name == "launch":
@@ -37,6 +44,8 @@ class HostLibrary(Library):
             super().call(name, *arguments[:-1], None)
         else:
             super().call(name, *arguments)
+            if name == "free":
+                self.owned.remove(arguments[0])
 
     def copy(self, dst, src, nbytes, stream):
         super().copy(dst, src, nbytes, None)
@@ -56,7 +65,7 @@ def host_library_path():
 def host_kernels(monkeypatch, host_library_path):
     """Put that library and host memory in the place of a device and CuPy; return the library."""
     host = HostLibrary(host_library_path)
-    for module in (launch, nccl, opening, peers, transport, virtual):
+    for module in (heap, launch, nccl, opening, peers, transport, virtual):
         monkeypatch.setattr(module, "library", lambda: host)
     monkeypatch.setitem(sys.modules, "cupy", host_cupy.cupy_module())
     return host

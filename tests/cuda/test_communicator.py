@@ -1,5 +1,6 @@
 """Device arrays in calls of a communicator, as far as Python goes; ranks are threads."""
 
+import gc
 import threading
 from typing import ClassVar
 
@@ -182,6 +183,30 @@ def test_blocks_move_in_place_in_symmetric_memory(host_kernels):
         assert (first == moved[r]).all()
         assert (second == gathered).all()
         assert all(direct)
+
+
+def test_memory_is_freed_when_all_ranks_have_closed(host_kernels):
+    """But not before, as peers may have it mapped; and arrays outlive their communicator."""
+    first_closed = threading.Event()
+    owned = []
+
+    def rank(comm):
+        x = comm.empty(100, device="cuda")
+        comm.all_reduce(x, out=x)
+        if comm.rank:
+            first_closed.wait(10)
+            owned.append(len(host_kernels.owned))
+            return x
+        comm.close()
+        first_closed.set()
+        return None
+
+    results = run_threads(2, rank, config=PEERS)
+    assert owned == [4]  # cells and heaps
+    assert len(host_kernels.owned) == 1
+    del results
+    gc.collect()
+    assert not host_kernels.owned
 
 
 def test_native_collectives_of_nccl(host_kernels, monkeypatch):
