@@ -42,12 +42,13 @@ $(VENV)/pyvenv.cfg:
 	@python="$$($(FIND_PYTHON))"; echo "setting up $(VENV) with $$($$python --version)"; \
 	$$python -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# The build comes before the install, which finds everything compiled.
+# The build comes before the install, which finds everything compiled. "compat": by a line in a .pth
+# file, so that a folder named pycoll in the current directory does not hide the package.
 $(VENV)/installed: pyproject.toml setup.py | $(VENV)/pyvenv.cfg
 	@echo "installing pycoll and its development tools into $(VENV)"
 	@$(PIP) install "setuptools>=77" "pybind11>=2.13"
 	@$(BIN)/python setup.py -q build_ext --inplace
-	@$(PIP) install --no-build-isolation -e ".[dev]"
+	@$(PIP) install --no-build-isolation --config-settings editable_mode=compat -e ".[dev]"
 	@touch $@
 
 $(VENV)/built: $(VENV)/installed $(SOURCES)
