@@ -46,6 +46,7 @@ class BuildExt(build_ext):
 
     def run(self):
         """Build the extension, then the device library beside it."""
+        self.build_temp = BUILD_TEMP
         super().run()
         place = self.get_ext_fullpath("pycoll._C")
         build_cuda.build(os.path.dirname(place))
@@ -55,5 +56,4 @@ with ParallelCompile("PYCOLL_BUILD_JOBS", needs_recompile=is_stale):
     setup(
         ext_modules=[extension],
         cmdclass={"build_ext": BuildExt},
-        options={"build_ext": {"build_temp": BUILD_TEMP}},
     )
