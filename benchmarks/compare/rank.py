@@ -19,6 +19,7 @@ BLOCK_S = 40e-6  # a block of calls takes at least this long
 POOL_BYTES = 96 << 20  # rotating buffers: more than the last cache holds
 MAX_SLOTS = 512
 PARTS = 8  # of the blocks of a cell
+WARM = 16  # calls before ranks agree whether there is time for more, until each array was used
 PATIENCE = 5  # budgets that a cell may take
 
 
@@ -100,6 +101,11 @@ class Cell:
                 turn = turn + 1 if turn + 1 < slots else 0
             return time.perf_counter() - begin
 
+        end = time.perf_counter() + PATIENCE * budget_s
+        for _ in range(-(-slots // WARM)):  # a process pays once for every page that it maps
+            block(min(slots, WARM))
+            if self._lib.agree(int(time.perf_counter() > end)):
+                break
         block(3)
         one = min(block(1), block(2) / 2)
         length = self._lib.agree(max(1, math.ceil(BLOCK_S / one)))
