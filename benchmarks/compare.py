@@ -13,6 +13,7 @@ import argparse
 import fnmatch
 import itertools
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -21,6 +22,7 @@ HERE = Path(__file__).resolve().parent
 SLOW_S = 40  # who takes longer for the cells of one start, does so only once
 sys.path[:0] = [str(HERE / "compare"), str(HERE.parent)]
 
+import apart
 import launch
 import report
 
@@ -37,7 +39,7 @@ def jobs(chosen, sizes):
             yield n, dtype, [cell for case in some for cell in case.cells(sizes)]
 
 
-def measure(names, chosen, sizes, rounds, budget_s, found, skipped):
+def measure(names, chosen, sizes, rounds, settings, found, skipped):
     """Run everything; collect the numbers of all rounds of each cell, and what was left out."""
     work = list(jobs(chosen, sizes))
     slow = set()
@@ -45,7 +47,9 @@ def measure(names, chosen, sizes, rounds, budget_s, found, skipped):
     for i, (n, dtype, cells) in itertools.product(range(rounds), work):
         order = names[i % len(names) :] + names[: i % len(names)]
         for name in order:
-            job = {"dtype": dtype, "cells": cells, "budget_s": budget_s}
+            job = {"dtype": dtype, "cells": cells, **settings}
+            if n != 2:
+                job["apart"] = None
             once = (name, n, cells[0]["collective"], dtype)
             if (name, dtype) not in skipped and once not in slow:
                 start = time.monotonic()
@@ -98,10 +102,15 @@ def main():
     sizes = cases.MESSAGE_SIZES if over_mpi else sizes
     sizes = [size for size in sizes if size <= args.max << 20]
     found, missing = defaultdict(list), {}
-    try:
-        measure(names, chosen, sizes, args.rounds, args.budget, found, missing)
-    except KeyboardInterrupt:
-        print("\n  interrupted; the report has what was measured so far")
+    with tempfile.TemporaryDirectory() as folder:
+        probe = apart.build(folder)
+        nearest_ns = apart.nearest(*probe)
+        settings = {"budget_s": args.budget, "apart": list(map(str, probe))}
+        settings["nearest_ns"] = nearest_ns
+        try:
+            measure(names, chosen, sizes, args.rounds, settings, found, missing)
+        except KeyboardInterrupt:
+            print("\n  interrupted; the report has what was measured so far")
     skipped |= missing | {(name, "all"): why for name, why in launch.NEVER.items()}
     document = {
         "command": "python benchmarks/compare.py " + " ".join(sys.argv[1:]),
@@ -110,7 +119,8 @@ def main():
         "versions": launch.versions(names),
         "rounds": args.rounds,
         "skipped": [{"who": who, "dtype": d, "why": why} for (who, d), why in skipped.items()],
-        "cells": report.merge(found),
+        "nearest_ns": round(nearest_ns, 1),
+        "cells": report.merge(found, apart.FAR * nearest_ns),
     }
     report.write(document, args.out / (args.name or ("compare_mpi" if over_mpi else "compare")))
 

@@ -95,6 +95,16 @@ class Binder {
     }
   }
 
+  bool reads_arrays() const {
+    const auto own = [this](const Operand& o) {
+      return o.rank == rank_ && o.buffer != uint16_t(Buffer::kCell);
+    };
+    return std::any_of(plan_.code.begin(), plan_.code.end(), [&](const Instr& instr) {
+      const auto first = plan_.operands.begin() + instr.arg;
+      return Opcode(instr.op) == Opcode::kFold && std::any_of(first, first + instr.nsrc, own);
+    });
+  }
+
   uint64_t array_bytes(Layout layout, const PieceTable& table) const {
     uint64_t elements = call_.count;
     if (layout == Layout::kOwn) {
@@ -181,6 +191,7 @@ std::shared_ptr<BoundCall> bound(Binding binding, uint32_t world_size, uint32_t 
   Binder binder(*call, rank, max_operands);
   binder.check_numbers();
   binder.check_code();
+  call->reads = binder.reads_arrays();
   cut(binder);
   call->in_bytes = binder.array_bytes(call->in_layout, call->in_table);
   call->out_bytes = binder.array_bytes(call->out_layout, call->out_table);

@@ -50,7 +50,8 @@ void Engine::execute(const Job& job) {
   call_ = &call;
   in_ = static_cast<char*>(const_cast<void*>(job.in));
   out_ = static_cast<char*>(job.out);
-  stream_ = call.streams && in_ != out_;  // in place, what is stored has just been read
+  // In place, what is stored has just been read.
+  stream_ = call.streams && (in_ != out_ || !call.reads);
   for (uint32_t segment = 0; segment < call.segments; ++segment) {
     begin_iteration(job, segment);
     interpret(*call.plan);

@@ -62,6 +62,7 @@ struct BoundCall : Binding {
   uint64_t in_bytes = 0;     // this rank's arrays must have at least these
   uint64_t out_bytes = 0;
   bool streams = false;          // the arrays of all ranks are half as large again as the cache
+  bool reads = false;            // folds of this rank read its own arrays
   bool tiny = false;             // the slots lie in the flag line; messages: each fits one packet
   std::vector<uint32_t> team{};  // messages: the ranks that take part; empty: all
   bool agree = false;  // messages: a rank may not depend on all others, so they agree first

@@ -4,6 +4,8 @@ import json
 import statistics
 from collections import defaultdict
 
+from apart import FAR
+
 # Our contestants, each with those it is compared with; nobody named: with all others.
 OURS = {
     "pycoll": (),
@@ -16,10 +18,15 @@ KEYS = ("collective", "bytes", "in_place", "rotating")
 CASE = ("collective", "n", "dtype", "in_place", "rotating")
 
 
-def merge(found):
-    """Turn the rounds of every cell into one row: the median of the rounds, and their range."""
+def merge(found, far_ns):
+    """Turn the rounds of every cell into one row: the median of the rounds, and their range.
+
+    Rounds on cores far apart count only where there is no other.
+    """
     rows = []
-    for (name, n, dtype, *key), cells in found.items():
+    for (name, n, dtype, *key), all_rounds in found.items():
+        near = [cell for cell in all_rounds if cell["apart_ns"] <= far_ns]
+        cells = near or all_rounds
         medians = [cell["median_us"] for cell in cells]
         rows.append(
             {
@@ -30,7 +37,9 @@ def merge(found):
                 "median_us": statistics.median(medians),
                 "rounds_us": [round(m, 3) for m in medians],
                 "best_us": min(cell["best_us"] for cell in cells),
-                "wrong": sum(cell["wrong"] for cell in cells),
+                "wrong": sum(cell["wrong"] for cell in all_rounds),
+                "apart_ns": [round(cell["apart_ns"], 1) for cell in all_rounds],
+                "far": not near,
             }
         )
     return rows
@@ -82,7 +91,7 @@ def _time(row):
     if row is None:
         return ""
     low, high = min(row["rounds_us"]), max(row["rounds_us"])
-    return f"{row['median_us']:.3g} ({low:.3g}-{high:.3g})"
+    return f"{row['median_us']:.3g} ({low:.3g}-{high:.3g}){'*' * row['far']}"
 
 
 def _times(value):
@@ -162,7 +171,10 @@ def markdown(document):
         "Times are microseconds a call on the slowest rank: the median of the rounds, and in "
         "brackets the range of the rounds. x: how many times as fast as the fastest peer in that "
         "cell, over MPI the same MPI at its faster thread level; **bold: slower**. Sizes are bytes "
-        "of the full vector.",
+        "of the full vector. A virtual machine's two cores may be near each other now and far "
+        "apart a second later; two ranks were measured while a barrier of theirs took at most "
+        f"{FAR} times the {document['nearest_ns']:.0f} ns that it takes at best (*: they never "
+        "were so near).",
         "",
         *summary(table),
     ]
