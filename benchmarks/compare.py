@@ -53,7 +53,7 @@ def measure(names, chosen, sizes, rounds, settings, found, skipped):
             once = (name, n, cells[0]["collective"], dtype)
             if (name, dtype) not in skipped and once not in slow:
                 start = time.monotonic()
-                got, why = launch.run(name, n, job, 60 + 10 * len(cells))
+                got, why = launch.run(name, n, job, 60 + 2 * len(cells))
                 if time.monotonic() - start > SLOW_S:
                     slow.add(once)
                 for cell in got:

@@ -282,9 +282,12 @@ bool MpiEngine::check(int32_t peer, Pulse pulse) {
 
 MpiReport MpiEngine::report() const { return report_; }
 
-// MPI says that somebody has died, and leaves it to us to find out who.
+// MPI says that somebody has died, and leaves it to us to find out who: a moment later, if need be,
+// for one part of MPI may know it before the others.
 std::string MpiEngine::name_dead(const std::string& text) {
-  const int32_t dead = link_.find_dead();
+  const uint64_t until = now_ns() + kClosedGraceNs;
+  int32_t dead = link_.find_dead();
+  while (dead < 0 && now_ns() < until) dead = link_.find_dead();
   if (dead < 0) return text;
   gone_[static_cast<size_t>(dead)] = true;
   return "rank " + std::to_string(dead) + " has died (" + text + ")";

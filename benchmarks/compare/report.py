@@ -173,7 +173,7 @@ def markdown(document):
         "cell, over MPI the same MPI at its faster thread level; **bold: slower**. Sizes are bytes "
         "of the full vector. A virtual machine's two cores may be near each other now and far "
         "apart a second later; two ranks were measured while a barrier of theirs took at most "
-        f"{FAR} times the {document['nearest_ns']:.0f} ns that it takes at best (*: they never "
+        f"{FAR:.0f} times the {document['nearest_ns']:.0f} ns that it takes at best (*: they never "
         "were so near).",
         "",
         *summary(table),
