@@ -12,6 +12,7 @@ memory off, beside the same MPI's own collectives. The files are called compare_
 import argparse
 import fnmatch
 import itertools
+import statistics
 import sys
 import tempfile
 import time
@@ -39,7 +40,7 @@ def jobs(chosen, sizes):
             yield n, dtype, [cell for case in some for cell in case.cells(sizes)]
 
 
-def measure(names, chosen, sizes, rounds, settings, found, skipped):
+def measure(names, chosen, sizes, rounds, settings, distances, found, skipped):
     """Run everything; collect the numbers of all rounds of each cell, and what was left out."""
     work = list(jobs(chosen, sizes))
     slow = set()
@@ -48,6 +49,7 @@ def measure(names, chosen, sizes, rounds, settings, found, skipped):
         order = names[i % len(names) :] + names[: i % len(names)]
         for name in order:
             job = {"dtype": dtype, "cells": cells, **settings}
+            job["usual_ns"] = statistics.median(distances)
             if n != 2:
                 job["apart"] = None
             once = (name, n, cells[0]["collective"], dtype)
@@ -59,6 +61,7 @@ def measure(names, chosen, sizes, rounds, settings, found, skipped):
                 for cell in got:
                     key = (name, n, dtype, *(cell[k] for k in report.KEYS))
                     found[key].append(cell)
+                    distances += [cell["apart_ns"]] * (n == 2)
                 if why is not None and not got:
                     skipped[name, dtype] = why
                 elif why is not None:
@@ -104,11 +107,10 @@ def main():
     found, missing = defaultdict(list), {}
     with tempfile.TemporaryDirectory() as folder:
         probe = apart.build(folder)
-        nearest_ns = apart.nearest(*probe)
+        distances = apart.look(*probe)
         settings = {"budget_s": args.budget, "apart": list(map(str, probe))}
-        settings["nearest_ns"] = nearest_ns
         try:
-            measure(names, chosen, sizes, args.rounds, settings, found, missing)
+            measure(names, chosen, sizes, args.rounds, settings, distances, found, missing)
         except KeyboardInterrupt:
             print("\n  interrupted; the report has what was measured so far")
     skipped |= missing | {(name, "all"): why for name, why in launch.NEVER.items()}
@@ -119,8 +121,8 @@ def main():
         "versions": launch.versions(names),
         "rounds": args.rounds,
         "skipped": [{"who": who, "dtype": d, "why": why} for (who, d), why in skipped.items()],
-        "nearest_ns": round(nearest_ns, 1),
-        "cells": report.merge(found, apart.FAR * nearest_ns),
+        "usual_ns": round(statistics.median(distances), 1),
+        "cells": report.merge(found, statistics.median(distances)),
     }
     report.write(document, args.out / (args.name or ("compare_mpi" if over_mpi else "compare")))
 

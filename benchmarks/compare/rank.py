@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from apart import FAR, Apart
+from apart import Apart, is_usual
 from contestants import CONTESTANTS, Unavailable, numpy_dtype
 
 BLOCK_S = 40e-6  # a block of calls takes at least this long
@@ -22,7 +22,7 @@ MAX_SLOTS = 512
 PARTS = 8  # of the blocks of a cell
 WARM = 16  # calls before ranks agree whether there is time for more, until each array was used
 PATIENCE = 5  # budgets that a cell may take
-TRIES = 4  # a cell that was measured on cores far apart is measured again
+TRIES = 4  # of a cell, until the cores were as far apart as usual
 
 
 def block_count(collective, total, world_size):
@@ -122,13 +122,13 @@ class Cell:
         return np.array(times) / length
 
 
-class Near:
-    """Lets a cell be measured again until the two cores were near each other all the time."""
+class Usual:
+    """Lets a cell be measured again until the two cores were as far apart as usual all the time."""
 
     def __init__(self, lib, job):
         self._lib = lib
         self._apart = Apart(*job["apart"], lib.rank) if job["apart"] else None
-        self._nearest = job["nearest_ns"]
+        self._usual_ns = job["usual_ns"]
 
     def _distance(self):
         if self._apart is None:
@@ -138,17 +138,15 @@ class Near:
 
     def measure(self, cell, budget_s):
         """Return seconds a call, block by block, on this rank, and the cores' distance in ns."""
-        before, found = self._distance(), []
-        while True:
+        before = self._distance()
+        for tries in range(1, TRIES + 1):
             times = cell.measure(budget_s)
             after = self._distance()
-            found.append((max(before, after), times))
-            near = found[-1][0] <= FAR * self._nearest
-            if self._lib.agree(int(near or len(found) == TRIES)):
-                best = min(range(len(found)), key=lambda i: found[i][0])
-                distance, times = found[self._lib.agree(best)]
-                return times, distance
+            odd = [ns for ns in (before, after) if not is_usual(ns, self._usual_ns)]
+            if self._lib.agree(int(not odd or tries == TRIES)):
+                break
             before = after
+        return times, odd[0] if odd else after
 
 
 class Pool:
@@ -180,13 +178,13 @@ def main():
             out.write(json.dumps({"skipped": str(error)}) + "\n")
             return
         largest = max(cell["bytes"] for cell in job["cells"])
-        near = Near(lib, job)
+        usual = Usual(lib, job)
         pool = Pool(lib, job["dtype"], max(2 * POOL_BYTES, 4 * largest) + (8 << 20))
         for cell in job["cells"]:
             pool.reset()
             found = Cell(lib, cell, job["dtype"], pool)
             wrong = found.check()
-            times, apart_ns = near.measure(found, job["budget_s"])
+            times, apart_ns = usual.measure(found, job["budget_s"])
             rows = lib.gather([np.median(times), times.min(), wrong, apart_ns])
             if lib.rank == 0:
                 numbers = {"median_us": rows[:, 0].max() * 1e6, "best_us": rows[:, 1].max() * 1e6}

@@ -4,7 +4,7 @@ import json
 import statistics
 from collections import defaultdict
 
-from apart import FAR
+from apart import UNLIKE, is_usual
 
 # Our contestants, each with those it is compared with; nobody named: with all others.
 OURS = {
@@ -18,15 +18,15 @@ KEYS = ("collective", "bytes", "in_place", "rotating")
 CASE = ("collective", "n", "dtype", "in_place", "rotating")
 
 
-def merge(found, far_ns):
+def merge(found, usual_ns):
     """Turn the rounds of every cell into one row: the median of the rounds, and their range.
 
-    Rounds on cores far apart count only where there is no other.
+    Rounds on cores that were not as far apart as usual count only where there is no other.
     """
     rows = []
     for (name, n, dtype, *key), all_rounds in found.items():
-        near = [cell for cell in all_rounds if cell["apart_ns"] <= far_ns]
-        cells = near or all_rounds
+        usual = [cell for cell in all_rounds if is_usual(cell["apart_ns"], usual_ns)]
+        cells = usual or all_rounds
         medians = [cell["median_us"] for cell in cells]
         rows.append(
             {
@@ -39,7 +39,7 @@ def merge(found, far_ns):
                 "best_us": min(cell["best_us"] for cell in cells),
                 "wrong": sum(cell["wrong"] for cell in all_rounds),
                 "apart_ns": [round(cell["apart_ns"], 1) for cell in all_rounds],
-                "far": not near,
+                "unusual": not usual,
             }
         )
     return rows
@@ -91,7 +91,7 @@ def _time(row):
     if row is None:
         return ""
     low, high = min(row["rounds_us"]), max(row["rounds_us"])
-    return f"{row['median_us']:.3g} ({low:.3g}-{high:.3g}){'*' * row['far']}"
+    return f"{row['median_us']:.3g} ({low:.3g}-{high:.3g}){'*' * row['unusual']}"
 
 
 def _times(value):
@@ -171,10 +171,9 @@ def markdown(document):
         "Times are microseconds a call on the slowest rank: the median of the rounds, and in "
         "brackets the range of the rounds. x: how many times as fast as the fastest peer in that "
         "cell, over MPI the same MPI at its faster thread level; **bold: slower**. Sizes are bytes "
-        "of the full vector. A virtual machine's two cores may be near each other now and far "
-        "apart a second later; two ranks were measured while a barrier of theirs took at most "
-        f"{FAR:.0f} times the {document['nearest_ns']:.0f} ns that it takes at best (*: they never "
-        "were so near).",
+        "of the full vector. The two cores of a virtual machine may be parts of one core now and far "
+        "apart a second later; two ranks were measured while a barrier between their cores took "
+        f"the usual {document['usual_ns']:.0f} ns, {UNLIKE} times more or less (*: never so).",
         "",
         *summary(table),
     ]
