@@ -17,7 +17,7 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parents[1] / "native" / "apart.cpp"
 UNLIKE = 1.6  # times as far, or as near, as usual
 WORDS_BYTES = 4096
-LOOKS, PAUSE_S = 300, 0.01
+LOOKS, PAUSE_S = 600, 0.02
 
 
 def build(folder):

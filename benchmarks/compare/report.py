@@ -171,7 +171,7 @@ def markdown(document):
         "Times are microseconds a call on the slowest rank: the median of the rounds, and in "
         "brackets the range of the rounds. x: how many times as fast as the fastest peer in that "
         "cell, over MPI the same MPI at its faster thread level; **bold: slower**. Sizes are bytes "
-        "of the full vector. The two cores of a virtual machine may be parts of one core now and far "
+        "of the full vector. The two cores of a virtual machine may be parts of one now and far "
         "apart a second later; two ranks were measured while a barrier between their cores took "
         f"the usual {document['usual_ns']:.0f} ns, {UNLIKE} times more or less (*: never so).",
         "",
@@ -213,7 +213,9 @@ def draw(document, path):
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
     values = [v for s in table.values() for c in s.values() for o in OURS if (v := ratio(c, o))]
-    axes[0].set(xscale="log", yscale="log", ylim=(min(0.5, *values) / 1.2, max(values) * 1.4))
+    axes[0].set(
+        xscale="log", yscale="log", ylim=(min([0.5, *values]) / 1.2, max([1, *values]) * 1.4)
+    )
     ticks = [8, 1 << 10, 64 << 10, 1 << 20, 64 << 20]
     axes[0].set_xticks(ticks, [size_text(t) for t in ticks])
     axes[0].set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
