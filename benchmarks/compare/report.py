@@ -54,15 +54,20 @@ def by_case(rows):
 
 
 def best_peer(cells, peers=None):
-    """Return the fastest row that is not ours, or None."""
-    others = [r for who, r in cells.items() if who not in OURS and (not peers or who in peers)]
+    """Return the fastest row that is not ours, or None; rows of unusual distances do not count."""
+    others = [
+        row
+        for who, row in cells.items()
+        if who not in OURS and (not peers or who in peers) and not row["unusual"]
+    ]
     return min(others, key=lambda row: row["median_us"], default=None)
 
 
 def ratio(cells, ours):
     """Return how many times as fast as the best peer we are, or None."""
     peer = best_peer(cells, OURS[ours])
-    return peer["median_us"] / cells[ours]["median_us"] if peer and ours in cells else None
+    row = cells.get(ours)
+    return peer["median_us"] / row["median_us"] if peer and row and not row["unusual"] else None
 
 
 def geometric_mean(values):
@@ -173,7 +178,8 @@ def markdown(document):
         "cell, over MPI the same MPI at its faster thread level; **bold: slower**. Sizes are bytes "
         "of the full vector. The two cores of a virtual machine may be parts of one now and far "
         "apart a second later; two ranks were measured while a barrier between their cores took "
-        f"the usual {document['usual_ns']:.0f} ns, {UNLIKE} times more or less (*: never so).",
+        f"the usual {document['usual_ns']:.0f} ns, {UNLIKE} times more or less (*: never so, which "
+        "does not count).",
         "",
         *summary(table),
     ]
