@@ -37,9 +37,11 @@ void* Pool::alloc(uint64_t nbytes, bool* zeroed) {
     if (size >= kPage) forget(size, block);
   } else {
     block = size < kPage ? carve(size) : static_cast<char*>(pages(size));
+    regret(size);
   }
   used_.emplace(block, size);
   used_bytes_ += size;
+  most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
   return block;
 }
 
@@ -51,12 +53,12 @@ void Pool::free(void* block) {
   const uint64_t size = it->second;
   used_.erase(it);
   used_bytes_ -= size;
-  if (size > kKeptBytes) return heap_.free(heap_.offset_of(block, size).value());
+  if (size > limit_) return give_back(size, static_cast<char*>(block));
   free_[size].push_back(static_cast<char*>(block));
   kept_bytes_ += size;
   if (size < kPage) return;
   oldest_.emplace_back(size, static_cast<char*>(block));
-  while (kept_bytes_ > kKeptBytes && give_back_oldest()) {
+  while (kept_bytes_ > limit_ && give_back_oldest()) {
   }
 }
 
@@ -98,8 +100,21 @@ bool Pool::give_back_oldest() {
   oldest_.pop_front();
   std::erase(free_[size], block);
   kept_bytes_ -= size;
-  heap_.free(heap_.offset_of(block, size).value());
+  give_back(size, block);
   return true;
+}
+
+void Pool::give_back(uint64_t size, char* block) {
+  heap_.free(heap_.offset_of(block, size).value());
+  ++given_back_[size];
+}
+
+// Pages of this class were given back too early: from now on so many more are kept.
+void Pool::regret(uint64_t size) {
+  const auto it = given_back_.find(size);
+  if (it == given_back_.end()) return;
+  if (--it->second == 0) given_back_.erase(it);
+  limit_ = std::max(limit_, std::min(limit_ + size, most_used_bytes_));
 }
 
 }  // namespace pycoll

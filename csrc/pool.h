@@ -13,8 +13,10 @@ namespace pycoll {
 
 // Sizes are rounded up to classes, four to each power of two. Blocks below a page come from slabs;
 // larger ones are pages of their own. A freed block waits for the next request of its class; the
-// pages of large ones go back to the system, oldest first, when more than kKeptBytes wait, or when
-// the heap is full. Thread-safe.
+// pages of large ones go back to the system, oldest first, when too many bytes wait, or when the
+// heap is full. Too many is more than kKeptBytes at first; whenever pages have to be taken of a
+// class that some were given back of, it is that much more, up to the most that was ever in use.
+// Thread-safe.
 class Pool {
  public:
   static constexpr uint64_t kKeptBytes = 64 << 20;
@@ -33,12 +35,16 @@ class Pool {
   // Bytes of blocks in use, and of freed ones that wait.
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t kept_bytes() const { return kept_bytes_; }
+  // How many may wait, in large blocks.
+  uint64_t keeps_bytes() const { return limit_; }
 
  private:
   char* carve(uint64_t nbytes);
   void* pages(uint64_t nbytes);
   void forget(uint64_t size, char* block);
   bool give_back_oldest();
+  void give_back(uint64_t size, char* block);
+  void regret(uint64_t size);
 
   Heap& heap_;
   const uint32_t region_;
@@ -48,7 +54,8 @@ class Pool {
   std::deque<std::pair<uint64_t, char*>> oldest_;          // large free blocks, in order
   char* slab_ = nullptr;
   uint64_t slab_left_ = 0;
-  uint64_t used_bytes_ = 0, kept_bytes_ = 0;
+  uint64_t used_bytes_ = 0, kept_bytes_ = 0, most_used_bytes_ = 0, limit_ = kKeptBytes;
+  std::unordered_map<uint64_t, uint64_t> given_back_;  // size of the class -> blocks
 };
 
 }  // namespace pycoll

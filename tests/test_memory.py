@@ -70,6 +70,26 @@ def test_blocks_are_reused_and_never_overlap():
     assert run_threads(2, rank, config=SMALL) == [True, True]
 
 
+def test_what_is_asked_for_again_and_again_is_kept():
+    def rank(comm):
+        heap, region = comm._session.memory.heap, comm._session.memory.region
+        sizes = [k * MIB for k in (24, 30, 40, 100)]  # together more than is kept at first
+        kept = []
+        for _ in range(4):
+            live = [comm.empty(size, np.uint8) for size in sizes]
+            del live[:]
+            kept.append(heap.usage(region)[1])
+        again = [comm.empty(size, np.uint8) for size in sizes]  # nothing of them is fresh
+        reused = heap.usage(region)[1]
+        del again[:]
+        once = comm.empty(300 * MIB, np.uint8)
+        del once
+        return kept[0] <= 64 * MIB, kept[-1] >= sum(sizes), reused < 10 * MIB, usage(comm)[0]
+
+    config = Config(timeout_s=10, heap_bytes=1 << 30)
+    assert run_threads(2, rank, config=config) == [(True, True, True, 0)] * 2
+
+
 def test_a_full_heap():
     def rank(comm):
         blocks = [comm.empty(MIB, np.uint8) for _ in range(10)]
