@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from overhead import PATIENCE_S, QUIET, Others
@@ -41,6 +42,14 @@ def tokens_per_second(ranks, *options):
     return statistics.median(float(text.replace(",", "")) for text in found[1:])
 
 
+def strangers():
+    """Return what measures two trainings that do not talk beside one: what the cores give."""
+    one = tokens_per_second(1)
+    with ThreadPoolExecutor() as threads:
+        both = sum(threads.map(tokens_per_second, [1, 1]))
+    return {"ratio": both / one, "one": one, "two": both, "unit": "tokens/s"}
+
+
 def gpt(*options):
     """Return what measures the GPT on two ranks beside one."""
 
@@ -63,6 +72,7 @@ def spiral(name):
 
 
 CASES = {
+    "GPT, two that do not talk": strangers,
     "GPT, `dp=2`": gpt("--mesh", "dp=2"),
     "GPT, `dp=2`, ZeRO-1": gpt("--mesh", "dp=2", "--zero", "1"),
     "GPT, `dp=2`, ZeRO-3": gpt("--mesh", "dp=2", "--zero", "3"),
@@ -117,6 +127,7 @@ def main():
         f"{machine['kernel']}, pycoll {machine['pycoll']} at {machine['commit'] or 'no commit'}, "
         f"Python {machine['python']}, NumPy {machine['numpy']}; one BLAS thread a rank.\n"
         f"The bar is {BAR} x for `dp=2` and for the spirals. One, two: tokens/s, or seconds. "
+        "Two that do not talk, each alone with its data, are the limit of these cores. "
         "Others: the share of the cores that other processes used meanwhile."
     )
     (out / "scaling.md").write_text("\n".join([about, "", *head, ""]), encoding="utf-8")
