@@ -110,8 +110,8 @@ class Comparison:
             print(f"\n{name}, {n} ranks, {cells[len(got)]}: {why}")
 
 
-def main():
-    """Run from the command line."""
+def arguments():
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="the cases of ten minutes")
     parser.add_argument("--rounds", type=int, default=3, help="of all contestants in turn (3)")
@@ -130,6 +130,12 @@ def main():
     )
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
     parser.add_argument("--name", help="of the files that are written")
+    return parser
+
+
+def main():
+    """Run from the command line."""
+    parser = arguments()
     args = parser.parse_args()
     over_mpi = args.transport == "mpi"
     names = args.names.split(",") if args.names else list(launch.LINEUPS[args.transport])
