@@ -20,6 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+WAITS_S = 180  # in all, for cores to be as far apart as usual
 SLOW_S = 40  # who takes longer for the cells of one start, does so only once
 sys.path[:0] = [str(HERE / "compare"), str(HERE.parent)]
 
@@ -50,7 +51,7 @@ class Comparison:
     def __init__(self, names, budget_s, probe, apart_ns):
         self._names, self._budget_s, self._probe = names, budget_s, probe
         self.found, self.skipped, self.distances = defaultdict(list), {}, apart.look(*probe)
-        self._slow, self._apart_ns = set(), apart_ns
+        self._slow, self._apart_ns, self._patience_s = set(), apart_ns, WAITS_S
 
     def run(self, chosen, sizes, rounds):
         """Measure the chosen cases."""
@@ -64,10 +65,8 @@ class Comparison:
                 left = (time.monotonic() - begin) / done * (total - done)
                 text = f"round {i + 1}/{rounds}  {cells[0]['collective']:<14} n={n}  {name:<16}"
                 print(f"\r  {text}  {left / 60:4.1f} min left ", end="", flush=True)
-        for (_, dtype, cells), name in itertools.product(
-            (w for w in work if w[0] == 2), self._names
-        ):
-            again = [cell for cell in cells if self._unusual(name, dtype, cell)]
+        for (n, dtype, cells), name in itertools.product(work, self._names):
+            again = [cell for cell in cells if n == 2 and self._unusual(name, dtype, cell)]
             if again:
                 text = f"again  {cells[0]['collective']:<14} n=2  {name:<16}"
                 print(f"\r  {text}{'':25}", end="", flush=True)
@@ -96,7 +95,8 @@ class Comparison:
         job |= {"usual_ns": self.usual_ns, "apart": None}
         if n == 2:
             job["apart"] = list(map(str, self._probe))
-            apart.wait(*self._probe, self.usual_ns)
+            self._patience_s -= apart.wait(*self._probe, self.usual_ns, self._patience_s)
+            apart.reset(self._probe[1])
         start = time.monotonic()
         got, why = launch.run(name, n, job, 60 + 2 * len(cells))
         if time.monotonic() - start > SLOW_S:

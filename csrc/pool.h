@@ -35,8 +35,6 @@ class Pool {
   // Bytes of blocks in use, and of freed ones that wait.
   uint64_t used_bytes() const { return used_bytes_; }
   uint64_t kept_bytes() const { return kept_bytes_; }
-  // How many may wait, in large blocks.
-  uint64_t keeps_bytes() const { return limit_; }
 
  private:
   char* carve(uint64_t nbytes);

@@ -84,10 +84,13 @@ def test_what_is_asked_for_again_and_again_is_kept():
         del again[:]
         once = comm.empty(300 * MIB, np.uint8)
         del once
-        return kept[0] <= 64 * MIB, kept[-1] >= sum(sizes), reused < 10 * MIB, usage(comm)[0]
+        used, left = usage(comm)
+        assert used == 0
+        assert left < 300 * MIB  # what was asked for once has gone back to the system
+        return kept[0] <= 64 * MIB, kept[-1] >= sum(sizes), reused < 10 * MIB
 
     config = Config(timeout_s=10, heap_bytes=1 << 30)
-    assert run_threads(2, rank, config=config) == [(True, True, True, 0)] * 2
+    assert run_threads(2, rank, config=config) == [(True, True, True)] * 2
 
 
 def test_a_full_heap():

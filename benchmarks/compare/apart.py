@@ -10,6 +10,7 @@ and after.
 import ctypes
 import mmap
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "native" / "apart.cpp"
 UNLIKE = 1.6  # times as far, or as near, as usual
 WORDS_BYTES = 4096
 LOOKS, PAUSE_S = 600, 0.02
-PATIENCE_S = 20
+PATIENCE_S = 20  # of one wait
 
 
 def build(folder):
@@ -30,25 +31,38 @@ def build(folder):
     return library, words
 
 
+def reset(words):
+    """Begin anew: two ranks that were stopped may not have come equally far."""
+    with open(words, "r+b") as file:
+        file.write(bytes(WORDS_BYTES))
+
+
 def look(library, words, looks=LOOKS):
     """Return the distances that two processes find within some seconds, in ns."""
+    reset(words)
     child = os.fork()
-    apart, found = Apart(library, words, int(child == 0)), []
-    for _ in range(looks):
-        found.append(apart.ns())
-        time.sleep(PAUSE_S)
     if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    try:
+        apart, found = Apart(library, words, int(child == 0)), []
+        for _ in range(looks):
+            found.append(apart.ns())
+            time.sleep(PAUSE_S)
+    finally:
+        if child == 0:
+            os._exit(0)
+        os.kill(child, signal.SIGKILL)  # it has done as much
+        os.waitpid(child, 0)
     return found
 
 
-def wait(library, words, usual_ns):
-    """Wait until two cores are as far apart as usual, but not for ever."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
+def wait(library, words, usual_ns, patience_s):
+    """Wait until two cores are as far apart as usual, but not for ever; return seconds."""
+    begin = time.monotonic()
+    while (spent := time.monotonic() - begin) < min(patience_s, PATIENCE_S):
         if all(is_usual(ns, usual_ns) for ns in look(library, words, 5)):
-            return
+            break
+    return spent
 
 
 def is_usual(ns, usual_ns):
