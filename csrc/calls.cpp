@@ -56,7 +56,7 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
   control_->claim(rank_);
   block_ = &control_->block(rank_);
   site("");
-  if (!options_.threads_as_ranks) keeper_ = std::make_unique<Keeper>(&block_->life);
+  if (!options_.threads_as_ranks) keeper_ = std::make_unique<Keeper>(&block_->life, world_size_);
   fork_guard_ = make_fork_guard();
 }
 
@@ -122,8 +122,10 @@ void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site
   Job job = prepare(call, in, out, site, timeout_s);
   if (keeper_ == nullptr || keeper_->idle()) [[likely]]
     return execute(job);
-  job.signals = false;
-  run_queued([this, job] { execute(job); });
+  run_queued([this, job](bool helped) mutable {
+    job.signals = helped;
+    execute(job);
+  });
 }
 
 Engine::Ticket Engine::submit(std::shared_ptr<const BoundCall> call, const void* in, void* out,
@@ -131,30 +133,32 @@ Engine::Ticket Engine::submit(std::shared_ptr<const BoundCall> call, const void*
   check_usable();
   const Use use(user_, rank_);
   Job job = prepare(*call, in, out, site, timeout_s);
-  job.signals = false;
-  return keeper().submit([this, job, call = std::move(call)] { execute(job); });
+  return keeper().submit([this, job, call = std::move(call)](bool helped) mutable {
+    job.signals = helped;
+    execute(job);
+  });
 }
 
 void Engine::refuse(std::string_view text, uint32_t site, double timeout_s) {
   check_usable();
   const Use use(user_, rank_);
   if (keeper_ == nullptr || keeper_->idle()) return execute_refusal(text, site, timeout_s, true);
-  run_queued([=, this] { execute_refusal(text, site, timeout_s, false); });
+  run_queued([=, this](bool helped) { execute_refusal(text, site, timeout_s, helped); });
 }
 
 Keeper& Engine::keeper() {
   std::lock_guard lock(mutex_);
-  if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr);
+  if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr, world_size_);
   return *keeper_;
 }
 
 // Runs work behind the queue. It may refer to the caller's memory: it is over when this returns.
-void Engine::run_queued(std::function<void()> work) {
+void Engine::run_queued(Keeper::Work work) {
   const Ticket ticket = keeper_->submit(std::move(work));
   try {
     wait(ticket);
   } catch (...) {
-    keeper_->wait(ticket, policy_, [](Pulse) { return false; });
+    keeper_->wait(ticket, [](Pulse) { return false; });
     throw;
   }
 }
@@ -165,7 +169,8 @@ void Engine::wait(Ticket ticket, double timeout_s) {
   COLL_CHECK(*fork_guard_ != 0, "ForkedError", "this call belongs to the parent process");
   COLL_CHECK(keeper_ != nullptr, "CommClosed", "no call was submitted");
   const uint64_t deadline = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
-  const bool finished = keeper_->wait(ticket, policy_, [&](Pulse pulse) {
+  if (timeout_s < 0) keeper_->help(ticket);  // which may take as long as the calls may
+  const bool finished = keeper_->wait(ticket, [&](Pulse pulse) {
     check_signals(pulse);
     return now_ns() >= deadline;
   });
@@ -209,7 +214,8 @@ void Engine::close() {
   const Use use(user_, rank_);
   if (closed()) return;
   if (keeper_ != nullptr) {
-    keeper_->wait_idle(policy_, [this](Pulse pulse) {
+    keeper_->help(keeper_->last());
+    keeper_->wait(keeper_->last(), [this](Pulse pulse) {
       check_signals(pulse);
       return false;
     });

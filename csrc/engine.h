@@ -159,7 +159,7 @@ class Engine {
     uint64_t in_offset, out_offset;  // in the heap, direct plans only
     uint32_t site;
     double timeout_s;
-    bool signals;  // runs on the thread of the caller
+    bool signals;  // runs on a thread of the caller
   };
   struct Peer {
     uint64_t seen;   // newest iteration of this peer that was compared with ours
@@ -168,7 +168,7 @@ class Engine {
 
   void check_usable() const;
   Job prepare(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
-  void run_queued(std::function<void()> work);
+  void run_queued(Keeper::Work work);
   Keeper& keeper();
   void check_signals(Pulse pulse);
 

@@ -57,7 +57,7 @@ struct State {
   std::shared_ptr<MpiEngine> mpi;       // instead of `engine`
   std::shared_ptr<TwoLevelEngine> two;  // likewise
   std::shared_ptr<Heap> heap;
-  py::object slow, site, fail;  // weak references to bound methods, so that nothing is kept alive
+  py::object slow, site, fail, queued;  // weak references to bound methods: keep nothing alive
   std::array<Entry, kSlots> entries;
   std::array<Site, kSlots> sites;
 };
@@ -133,8 +133,16 @@ uint32_t call_site(State& state) {
   return site.id;
 }
 
-// Raises the exception for an engine error; a pending one, of an interrupt, stays.
-void fail(State& state, const std::string& kind, const std::string& text) {
+// Raises the exception for an engine error; a pending one, of an interrupt, stays. Where MPI may
+// still look at the arrays, they are never let go.
+void fail(State& state, const std::string& kind, const std::string& text, PyObject* x,
+          const py::object& result) {
+  const bool lasting =
+      state.two != nullptr ? kind != "PeerRejected" : state.mpi != nullptr && state.mpi->failed();
+  if (lasting) {
+    Py_INCREF(x);
+    result.inc_ref();
+  }
   if (PyErr_Occurred() == nullptr) {
     state.fail()(kind, text);
   } else if (state.two != nullptr) {  // the other level must hear of it
@@ -146,18 +154,38 @@ void fail(State& state, const std::string& kind, const std::string& text) {
   }
 }
 
+// What the call returns, and where its data are: `out`, or a new array.
+std::pair<py::object, char*> result_of(const Entry& entry, const Arrays& arrays, PyObject* out) {
+  if (!entry.allocates) return {py::reinterpret_borrow<py::object>(out), arrays.out};
+  py::array fresh(py::reinterpret_borrow<py::dtype>(entry.result_dtype), entry.result_shape);
+  auto* target = static_cast<char*>(fresh.mutable_data());
+  return {std::move(fresh), target};
+}
+
+// Puts the call in the engine's queue; Python makes a `Work` of its ticket.
+PyObject* submit(State& state, const Entry& entry, const Arrays& arrays, PyObject* x,
+                 PyObject* out) {
+  const std::shared_ptr<const BoundCall> call = entry.call;
+  const uint32_t site = call_site(state);
+  auto [result, target] = result_of(entry, arrays, out);
+  uint64_t ticket = 0;
+  try {
+    const Unlocked unlocked;
+    ticket = state.engine != nullptr ? state.engine->submit(call, arrays.in, target, site)
+                                     : state.mpi->submit(call, arrays.in, target, site);
+  } catch (const Error& error) {
+    fail(state, error.kind(), error.what(), x, result);
+    return nullptr;
+  }
+  return state.queued()(ticket, py::handle(x), result).release().ptr();
+}
+
 PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* x, PyObject* out) {
   const std::shared_ptr<const BoundCall> call = entry.call;
   const std::shared_ptr<const StagedCall> staged = entry.staged;
   const std::shared_ptr<TwoLevelEngine> two = state.two;
   const uint32_t site = call_site(state);
-  py::object result = py::reinterpret_borrow<py::object>(out);
-  char* target = arrays.out;
-  if (entry.allocates) {
-    py::array fresh(py::reinterpret_borrow<py::dtype>(entry.result_dtype), entry.result_shape);
-    target = static_cast<char*>(fresh.mutable_data());
-    result = std::move(fresh);
-  }
+  auto [result, target] = result_of(entry, arrays, out);
   const py::object keep = py::reinterpret_borrow<py::object>(x);
   std::string kind, text;
   bool failed = false;
@@ -178,26 +206,21 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
     }
   }
   if (!failed) return result.release().ptr();
-  const bool lasting =
-      two != nullptr ? kind != "PeerRejected" : state.mpi != nullptr && state.mpi->failed();
-  if (lasting) {
-    keep.inc_ref();  // MPI may still look at these arrays
-    result.inc_ref();
-  }
-  fail(state, kind, text);
+  fail(state, kind, text, x, result);
   return nullptr;
 }
 
 PyObject* fast_or_slow(State& state, PyObject* const* args) {
   Key key;
   Arrays arrays;
-  const bool plain =
-      args[kTimeout] == Py_None && args[kAsync] == Py_False && args[kStream] == Py_None;
+  const bool now = args[kAsync] == Py_False;
+  const bool plain = args[kTimeout] == Py_None && args[kStream] == Py_None &&
+                     (now || (args[kAsync] == Py_True && state.two == nullptr));
   if (plain && make_key(state, args, key, arrays)) {
     const Entry& entry = state.entries[slot_of(key)];
     const bool known = entry.call != nullptr || entry.staged != nullptr;
     if (known && entry.key == key && (state.two == nullptr || state.two->idle())) {
-      return run(state, entry, arrays, args[kX], args[kOut]);
+      return (now ? run : submit)(state, entry, arrays, args[kX], args[kOut]);
     }
   }
   const py::object slow = state.slow();
@@ -249,7 +272,9 @@ PyObject* forget(PyObject* self, PyObject*) {
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
-    if (given.size() != 5) throw py::type_error("Fastcall takes engine, heap, slow, site, fail");
+    if (given.size() != 6) {
+      throw py::type_error("Fastcall takes engine, heap, slow, site, fail, queued");
+    }
     auto state = std::make_unique<State>();
     if (py::isinstance<TwoLevelEngine>(given[0])) {
       state->two = given[0].cast<std::shared_ptr<TwoLevelEngine>>();
@@ -262,6 +287,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     state->slow = given[2];
     state->site = given[3];
     state->fail = given[4];
+    state->queued = given[5];
     auto* self = reinterpret_cast<Fastcall*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
     self->state = state.release();

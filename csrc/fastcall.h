@@ -23,16 +23,17 @@ inline constexpr Py_ssize_t kArgs = 10;
 // Adds the type `Fastcall`, one object of which belongs to every communicator. Its engine is an
 // Engine with a Heap, or an MpiEngine or a TwoLevelEngine with None.
 //
-//   fast = Fastcall(engine, heap, slow, site, fail)
+//   fast = Fastcall(engine, heap, slow, site, fail, queued)
 //   fast.remember(bound_or_staged_call, kind, x, out, op, root, order, algorithm, result)
 //   fast.forget()
 //
 // A call whose arrays are NumPy arrays of shapes, dtypes and kinds of memory that were remembered,
 // with all other arguments being the very objects that were remembered, goes straight to the
 // engine. Any other call goes to `slow`, with all kArgs arguments. `result` is an array like the
-// one to allocate for the result, or None. `slow`, `site` and `fail` are weak references to bound
-// methods: site() returns the id of the call site (asked once per place in the program), fail(kind,
-// text) raises the exception for an engine error.
+// one to allocate for the result, or None. `slow`, `site`, `fail` and `queued` are weak references
+// to bound methods: site() returns the id of the call site (asked once per place in the program),
+// fail(kind, text) raises the exception for an engine error, queued(ticket, x, result) returns what
+// a call with async_op returns.
 void add_fastcall(pybind11::module_& m);
 
 // Runs one call through a Fastcall object. Throws pybind11 exceptions or returns null with a Python

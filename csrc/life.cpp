@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "error.h"
 
@@ -40,7 +41,7 @@ bool life_lost(pthread_mutex_t* life) {
 #endif
 }
 
-Keeper::Keeper(pthread_mutex_t* life) {
+Keeper::Keeper(pthread_mutex_t* life, uint32_t ranks) : policy_(background_policy(ranks)) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -61,7 +62,7 @@ void Keeper::notify(std::atomic<uint32_t>& word, const Bell& bell) {
   ring(bell);
 }
 
-Keeper::Ticket Keeper::submit(std::function<void()> work) {
+Keeper::Ticket Keeper::submit(Work work) {
   Ticket ticket;
   {
     std::lock_guard lock(mutex_);
@@ -75,43 +76,62 @@ Keeper::Ticket Keeper::submit(std::function<void()> work) {
 void Keeper::serve(pthread_mutex_t* life) {
   if (life != nullptr) pthread_mutex_lock(life);
   notify(done_word_, {&done_word_, &done_sleepers_});
-  for (uint64_t finished = 0;;) {
+  const auto over = [this] { return stopping_.load(std::memory_order_acquire) && idle(); };
+  while (!over()) {
     wait_until(
         kIdle, {&work_word_, &work_sleepers_},
         [&] {
-          return submitted_.load(std::memory_order_acquire) > finished ||
-                 stopping_.load(std::memory_order_acquire);
+          const uint64_t started = started_.load(std::memory_order_acquire);
+          return (done(started) && last() > started) || over();
         },
         kNeverGiveUp);
-    if (submitted_.load(std::memory_order_acquire) == finished) break;
-    std::function<void()> work;
-    {
-      std::lock_guard lock(mutex_);
-      work = std::move(queue_.front());
-      queue_.pop_front();
-    }
-    std::exception_ptr error;
-    try {
-      work();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    work = nullptr;  // whoever waits may free what the work held on to
-    ++finished;
-    if (error) {
-      std::lock_guard lock(mutex_);
-      errors_[finished] = error;
-      error = nullptr;
-    }
-    finished_.store(finished, std::memory_order_release);
-    notify(done_word_, {&done_word_, &done_sleepers_});
+    run_next(false);
   }
   if (life != nullptr) pthread_mutex_unlock(life);
 }
 
-bool Keeper::wait(Ticket ticket, const WaitPolicy& policy,
-                  const std::function<bool(Pulse)>& give_up) {
-  return wait_until(policy, {&done_word_, &done_sleepers_}, [&] { return done(ticket); }, give_up);
+bool Keeper::run_next(bool helped) {
+  Work work;
+  {
+    std::lock_guard lock(mutex_);
+    if (queue_.empty() || !done(started_.load(std::memory_order_relaxed))) return false;
+    work = std::move(queue_.front());
+    queue_.pop_front();
+    started_.fetch_add(1, std::memory_order_relaxed);
+  }
+  std::exception_ptr error, interrupt;
+  try {
+    work(helped);
+  } catch (const Error& caught) {
+    error = std::current_exception();
+    if (helped && std::strcmp(caught.kind(), "Interrupted") == 0) {
+      interrupt = std::exchange(error, std::make_exception_ptr(Error("Revoked", caught.what())));
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  work = nullptr;  // whoever waits may free what the work held on to
+  bool more;
+  {
+    std::lock_guard lock(mutex_);
+    const uint64_t finished = started_.load(std::memory_order_relaxed);
+    if (error) errors_[finished] = std::exchange(error, nullptr);
+    finished_.store(finished, std::memory_order_release);
+    more = !queue_.empty() || stopping_.load(std::memory_order_relaxed);
+  }
+  notify(done_word_, {&done_word_, &done_sleepers_});
+  if (helped && more) notify(work_word_, {&work_word_, &work_sleepers_});
+  if (interrupt) std::rethrow_exception(interrupt);
+  return true;
+}
+
+void Keeper::help(Ticket ticket) {
+  while (!done(ticket) && run_next(true)) {
+  }
+}
+
+bool Keeper::wait(Ticket ticket, const std::function<bool(Pulse)>& give_up) {
+  return wait_until(policy_, {&done_word_, &done_sleepers_}, [&] { return done(ticket); }, give_up);
 }
 
 std::exception_ptr Keeper::take_error(Ticket ticket) {
@@ -125,7 +145,10 @@ std::exception_ptr Keeper::take_error(Ticket ticket) {
 
 void Keeper::stop() {
   if (thread_ == nullptr) return;
-  stopping_.store(true, std::memory_order_release);
+  {
+    std::lock_guard lock(mutex_);
+    stopping_.store(true, std::memory_order_release);
+  }
   notify(work_word_, {&work_word_, &work_sleepers_});
   thread_->join();
   thread_.reset();

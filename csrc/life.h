@@ -23,33 +23,40 @@ void life_init(pthread_mutex_t* life);
 // namespace, and long before its memory is torn down.
 bool life_lost(pthread_mutex_t* life);
 
-// One thread that holds the life lock of its rank and runs queued work, first in first out. Signals
-// are blocked in it. In a child made by fork only abandon() may be called.
+// One thread that holds the life lock of its rank and runs queued work, first in first out, one at
+// a time. Signals are blocked in it. Threads that wait help: what has not begun they run
+// themselves. In a child made by fork only abandon() may be called.
 class Keeper {
  public:
   using Ticket = uint64_t;
+  // Is told whether it runs on a thread that waits for it, where signals may be looked for.
+  using Work = std::function<void(bool helped)>;
 
-  // Returns once the thread holds `life` (null: ranks that are threads need no lock).
-  explicit Keeper(pthread_mutex_t* life);
+  // Returns once the thread holds `life` (null: ranks that are threads need no lock). `ranks` of
+  // this host decide how to wait.
+  Keeper(pthread_mutex_t* life, uint32_t ranks);
   ~Keeper() { stop(); }
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
 
   // Queues work; an exception it throws is kept for wait(). Tickets count up from 1.
-  Ticket submit(std::function<void()> work);
+  Ticket submit(Work work);
 
   // Whether everything submitted has finished.
-  bool idle() const { return done(submitted_.load(std::memory_order_relaxed)); }
+  bool idle() const { return done(last()); }
   bool done(Ticket ticket) const { return finished_.load(std::memory_order_acquire) >= ticket; }
+
+  // Runs what is queued up to the ticket, on this thread, until another thread runs some of it:
+  // that spares waking the thread of the keeper, and waiting for it. Throws "Interrupted" if that
+  // is how some of it ended; to whoever waits for that it is "Revoked".
+  void help(Ticket ticket);
 
   // Waits until the ticket is done. give_up() is called at the pulses of wait_until; it throws, or
   // returns true to stop waiting: then the result is false. Throws nothing of the work itself.
-  bool wait(Ticket ticket, const WaitPolicy& policy, const std::function<bool(Pulse)>& give_up);
+  bool wait(Ticket ticket, const std::function<bool(Pulse)>& give_up);
 
-  // The same for everything submitted so far.
-  bool wait_idle(const WaitPolicy& policy, const std::function<bool(Pulse)>& give_up) {
-    return wait(submitted_.load(std::memory_order_relaxed), policy, give_up);
-  }
+  // Of the work submitted last; 0 before any.
+  Ticket last() const { return submitted_.load(std::memory_order_relaxed); }
 
   // The exception that the work of a finished ticket threw, once; null if none.
   std::exception_ptr take_error(Ticket ticket);
@@ -62,12 +69,14 @@ class Keeper {
 
  private:
   void serve(pthread_mutex_t* life);
+  bool run_next(bool helped);  // false if there is nothing to run, or another thread runs work
   void notify(std::atomic<uint32_t>& word, const Bell& bell);
 
-  std::mutex mutex_;  // of queue_ and errors_; never held while waiting
-  std::deque<std::function<void()>> queue_;
+  const WaitPolicy policy_;
+  std::mutex mutex_;  // of queue_, errors_ and all changes of the counts; never held while waiting
+  std::deque<Work> queue_;
   std::map<Ticket, std::exception_ptr> errors_;
-  std::atomic<uint64_t> submitted_{0}, finished_{0};
+  std::atomic<uint64_t> submitted_{0}, started_{0}, finished_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<uint32_t> work_word_{0}, work_sleepers_{0};
   std::atomic<uint32_t> done_word_{0}, done_sleepers_{0};

@@ -151,7 +151,8 @@ void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t s
   const Use use(*this);
   const Job job{&call, in, out, site, timeout_s};
   if (keeper_ != nullptr && !keeper_->idle()) {
-    const Keeper::Ticket ticket = keeper_->submit([this, job] { execute(job, false); });
+    const Keeper::Ticket ticket =
+        keeper_->submit([this, job](bool helped) { execute(job, helped); });
     await_keeper(ticket, kDefaultTimeout);
     return;
   }
@@ -165,8 +166,9 @@ MpiEngine::Ticket MpiEngine::submit(std::shared_ptr<const BoundCall> call, const
   const Use use(*this);
   const Job job{call.get(), in, out, site, timeout_s, proven};
   if (api_->facts().multiple) {
-    if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr);
-    return keeper_->submit([this, job, call = std::move(call)] { execute(job, false); });
+    if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr, options_.crowd);
+    return keeper_->submit(
+        [this, job, call = std::move(call)](bool helped) { execute(job, helped); });
   }
   queue_.push_back({job, std::move(call)});
   step_queue();
@@ -227,7 +229,8 @@ bool MpiEngine::done(Ticket ticket) {
 
 void MpiEngine::await_keeper(Ticket ticket, double timeout_s) {
   const uint64_t limit = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
-  const bool finished = keeper_->wait(ticket, policy_, [&](Pulse pulse) {
+  if (timeout_s < 0) keeper_->help(ticket);
+  const bool finished = keeper_->wait(ticket, [&](Pulse pulse) {
     signals_ = true;
     check_signals(pulse);
     return now_ns() >= limit;
@@ -251,7 +254,8 @@ void MpiEngine::wait(Ticket ticket, double timeout_s) {
 
 void MpiEngine::settle() {
   if (keeper_ != nullptr) {
-    keeper_->wait_idle(policy_, [this](Pulse pulse) {
+    keeper_->help(keeper_->last());
+    keeper_->wait(keeper_->last(), [this](Pulse pulse) {
       check_signals(pulse);
       return false;
     });

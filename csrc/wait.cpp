@@ -23,6 +23,12 @@ WaitPolicy default_policy(uint32_t ranks) {
   return {.spins = 50, .yield_us = 1000};
 }
 
+WaitPolicy background_policy(uint32_t ranks) {
+  WaitPolicy policy = default_policy(2 * ranks);
+  if (policy.burst == 1) policy.yield_us = 0;
+  return policy;
+}
+
 void shorten_slice() {
   static thread_local bool done = false;
   if (done) return;

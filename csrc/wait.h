@@ -23,6 +23,11 @@ struct WaitPolicy {
 // may use, and never many, because strangers may need the core that the awaited rank would run on.
 WaitPolicy default_policy(uint32_t ranks);
 
+// The policy for waiting on a thread of this process that works in the background, on a host of
+// `ranks` ranks: no yields unless there are cores for both threads of every rank, since the thread
+// that is awaited, or that of a peer, would get only half of this one's core.
+WaitPolicy background_policy(uint32_t ranks);
+
 // What to sleep on: a 32-bit word that every event changes, and the count of those who sleep.
 // Whoever makes an event stores it, then calls wake() if `sleepers` is not zero; store and load
 // must be sequentially consistent. A bell without a word just sleeps for its slice.

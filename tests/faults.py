@@ -10,6 +10,13 @@ from cases import shared_float
 BOUND_S = 1.0
 X = np.ones(100)
 
+
+def begun(work):
+    """Give the background the time to begin a call, so that waiting for it cannot run it."""
+    time.sleep(0.02)
+    return work
+
+
 # Ways of waiting for the others.
 WAITS = {
     "all_reduce": lambda comm: comm.all_reduce(X),
@@ -19,6 +26,7 @@ WAITS = {
     "broadcast": lambda comm: comm.broadcast(X, root=1),
     "gather": lambda comm: comm.gather(X),
     "in the background": lambda comm: comm.all_reduce(X, async_op=True).wait(),
+    "begun in the background": lambda comm: begun(comm.all_reduce(X, async_op=True)).wait(),
     "v-variant": lambda comm: comm.all_gather_v(X),
     "recv": lambda comm: comm.recv(np.empty(3), 1),
     "split": lambda comm: comm.split(0),

@@ -6,6 +6,7 @@ import atexit
 import functools
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from pycoll import _C, algorithms
@@ -81,9 +82,9 @@ class Session(TaggedMessages):
         caller: Caller,
     ) -> None:
         self.rank, self.world_size, self.config = rank, world_size, config
-        self._in_flight: deque[tuple[int, Prepared]] = deque()  # even if nobody keeps the `Work`
+        self._in_flight: deque[tuple[int, Any]] = deque()  # even if nobody keeps the `Work`
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
-        hooks = map(weakref.WeakMethod, (self.call, self.site, self._fail))
+        hooks = map(weakref.WeakMethod, (self.call, self.site, self._fail, self._queued))
         self.fast = _C.Fastcall(self._fast_engine(), self.memory.heap, *hooks)
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -141,8 +142,8 @@ class Session(TaggedMessages):
             return side.call(request, x, out, timeout, async_op, stream)
         prepared = self.refusing(lambda: self._prepare(request, x, out, timeout))
         result = self.start(prepared, timeout, async_op)
-        if not async_op and prepared.plain:
-            fresh = result if out is None else None
+        if prepared.plain and (not async_op or isinstance(result, Work)):
+            fresh = prepared.result if out is None else None
             call = self.remembered(prepared)
             self.fast.remember(call, kind, x, out, op, root, order, algorithm, fresh)
         return result
@@ -162,9 +163,22 @@ class Session(TaggedMessages):
         if not async_op:
             prepared.leave()
             return prepared.result
+        return self._queued(ticket, prepared, prepared.result, prepared.leave)
+
+    def _queued(
+        self, ticket: int, keep: Any, result: Any, leave: Callable[[], None] | None = None
+    ) -> Work:
+        """Return the work of a call in the engine's queue.
+
+        Args:
+            ticket: Its place there.
+            keep: What has to stay alive until it is done, besides the result.
+            result: What the call gives.
+            leave: What has to be done when it has succeeded.
+        """
         self.sweep()
-        self._in_flight.append((ticket, prepared))
-        return Work(self, ticket, prepared)
+        self._in_flight.append((ticket, (keep, result)))
+        return Work(self, ticket, keep, result, leave)
 
     def device_side(self, *given: Any) -> Any:
         """Return this rank's side of calls on arrays of a CUDA device, making it the first time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import ArgumentError, CollError, CollTimeout
@@ -17,9 +18,17 @@ if TYPE_CHECKING:
 class Work:
     """A call that runs in the background; its arrays are kept alive until it is done."""
 
-    def __init__(self, session: Session, ticket: int, prepared: Prepared) -> None:
-        """Hold on to a call in the engine's queue."""
-        self._session, self._ticket, self._prepared = session, ticket, prepared
+    def __init__(
+        self,
+        session: Session,
+        ticket: int,
+        keep: Any,
+        result: Any,
+        leave: Callable[[], None] | None,
+    ) -> None:
+        """Hold on to a call in the engine's queue; see `Session`."""
+        self._session, self._ticket = session, ticket
+        self._keep, self._result, self._leave = keep, result, leave
         self._engine = session.engine  # outlives a close, which finishes the queue
         self._finished = False
         self._error: CollError | None = None
@@ -50,12 +59,13 @@ class Work:
                     raise  # only this wait is over
                 self._error = error
             else:
-                self._prepared.leave()
+                if self._leave is not None:
+                    self._leave()
             self._finished = True
             self._session.sweep()
         if self._error is not None:
             raise self._error
-        return self._prepared.result
+        return self._result
 
 
 class BoundPlan:
