@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -58,29 +59,25 @@ class DoneWork(dist.Work):
 class PendingWork(dist.Work):
     """A call that runs in the background. May be waited for by several threads."""
 
-    def __init__(self, tensors: Tensors) -> None:
+    def __init__(self, tensors: Tensors, background: Background) -> None:
         """Make a call that has not ended; the tensors are its result."""
         super().__init__()
-        self._tensors = tensors
+        self._tensors, self._background = tensors, background
         self._running = threading.Lock()  # held until the call has ended
         self._running.acquire()
         self._guard = threading.Lock()  # of the fields below
         self._ended = False
+        self.promised = False  # whether there was a future, for `tell` to complete, when it ended
         self._error: BaseException | None = None
         self._promise: torch.futures.Future | None = None
         self._future: torch.futures.Future | None = None
 
-    def end(self, error: BaseException | None) -> bool:
-        """Say that the call has ended; for whoever runs it, once.
-
-        Returns:
-            Whether there is a future, which `tell` completes.
-        """
+    def end(self, error: BaseException | None) -> None:
+        """Say that the call has ended; for whoever runs it, once."""
         with self._guard:
             self._error, self._ended = error, True
-            promised = self._promise is not None
+            self.promised = self._promise is not None
         self._running.release()
-        return promised
 
     def tell(self) -> None:
         """Complete the future, which may run callbacks of the user."""
@@ -98,6 +95,8 @@ class PendingWork(dist.Work):
         """
         if not self._ended:
             limit = -1.0 if timeout is None else timeout.total_seconds()
+            if limit <= 0:  # which may take as long as the calls may
+                self._background.help(self)
             if not self._running.acquire(timeout=limit if limit > 0 else -1):
                 raise BackendTimeout(f"the call has not ended within {limit:.3g} s; it still runs")
             self._running.release()
@@ -147,7 +146,7 @@ class PendingWork(dist.Work):
 
 
 class Background:
-    """Runs calls one after the other, on threads of its own.
+    """Runs calls one after the other, on threads of its own and on those that wait for them.
 
     One thread at a time has the turn and runs calls. It hands on the turn before it completes a
     future, because callbacks may wait for calls that come later.
@@ -156,7 +155,8 @@ class Background:
     def __init__(self, name: str) -> None:
         """Name the threads; they are started when they are needed."""
         self._name = name
-        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self._jobs: deque[tuple[Callable[[], Any], PendingWork]] = deque()
+        self._bells: queue.SimpleQueue[bool] = queue.SimpleQueue()  # one for each job; False: stop
         self._lock = threading.Lock()  # of the fields below
         self._turn = threading.Lock()
         self._submitted = self._finished = 0
@@ -179,22 +179,30 @@ class Background:
         """
         if os.getpid() != self._pid:
             raise ForkedError("this process group belongs to the parent process")
-        work = PendingWork(tensors)
+        work = PendingWork(tensors, self)
         with self._lock:
             if self._stopped:
                 raise CommClosed("this process group has been destroyed")
             if self._idle == 0:
                 self._start()
             self._submitted += 1
-            self._jobs.put((job, work))
+            self._jobs.append((job, work))
+            self._bells.put(True)
         return work
+
+    def help(self, work: PendingWork) -> None:
+        """Run what is queued up to a call, for as long as no other thread runs any of it.
+
+        This spares whoever waits anyway the waking of a thread.
+        """
+        self._take_turns(self._tell_helped, work)
 
     def stop(self) -> None:
         """Finish what is queued and end the threads."""
         with self._lock:
             self._stopped = True
             threads, self._threads = self._threads, []
-            self._jobs.put(None)
+            self._bells.put(False)
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -206,27 +214,68 @@ class Background:
         thread.start()
 
     def _serve(self) -> None:
-        while True:
-            with self._turn:
-                item = self._jobs.get()
-                if item is None:
-                    self._jobs.put(None)  # for the next thread
-                    return
-                job, work = item
-                error = None
+        going = True
+        while going:
+            going = self._bells.get()
+            self._take_turns(self._tell, patient=not going)
+        self._bells.put(False)  # for the next thread
+
+    def _take_turns(
+        self,
+        tell: Callable[[PendingWork], None],
+        last: PendingWork | None = None,
+        patient: bool = False,
+    ) -> None:
+        """Run calls one by one until there are no more, or until another thread runs them.
+
+        Args:
+            tell: Takes every call that has ended, after the turn has been handed on.
+            last: Where to end; by default with the last one.
+            patient: Whether to wait for the turn.
+        """
+        try:
+            while (last is None or not last.is_completed()) and self._turn.acquire(patient):
                 try:
-                    job()
-                except BaseException as caught:
-                    error = caught
-                self._finished += 1
-                told = work.end(error)
-                if told:
-                    with self._lock:
-                        self._idle -= 1
-                        if self._idle == 0 and not self._stopped:
-                            self._start()
-            if told:
-                work.tell()
-                with self._lock:
-                    self._idle += 1
-            del item, job, work, error  # keep nothing alive while waiting for the next call
+                    done = self._run_next()
+                finally:
+                    self._turn.release()
+                if done is None:
+                    return
+                tell(done)
+        finally:
+            if self._jobs and not self._turn.locked():
+                self._bells.put(True)  # who came while this thread had the turn has gone again
+
+    def _run_next(self) -> PendingWork | None:
+        """Run the first call of the queue, for the thread that has the turn."""
+        if not self._jobs:
+            return None
+        job, work = self._jobs.popleft()
+        error = None
+        try:
+            job()
+        except BaseException as caught:
+            error = caught
+        self._finished += 1
+        work.end(error)
+        return work
+
+    def _tell(self, work: PendingWork) -> None:
+        """Complete the future of a call on a thread of this object, which callbacks may block."""
+        if work.promised:
+            with self._lock:
+                self._idle -= 1
+                if self._idle == 0 and not self._stopped:
+                    self._start()
+            work.tell()
+            with self._lock:
+                self._idle += 1
+
+    @staticmethod
+    def _tell_helped(work: PendingWork) -> None:
+        """Complete the future of a call on a thread that waits; pass its interrupts on."""
+        if work.promised:
+            work.tell()
+        error = work.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise error
