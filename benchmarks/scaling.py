@@ -1,8 +1,8 @@
 """Measure how much faster two ranks train than one, each with one core: the GPT and the spirals.
 
-``python benchmarks/scaling.py`` takes some minutes on two idle cores. Contestants run in turn, in
-rounds; a round in which other processes used the cores is repeated, and the least disturbed one
-counts. It prints a table and writes benchmarks/results/scaling.md and .json.
+``python benchmarks/scaling.py`` takes eight minutes. In every round all contestants run in turn,
+and each is compared with the single rank of its round; the median of the rounds counts, and the
+spread is shown. It prints a table and writes benchmarks/results/scaling.md and .json.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from overhead import PATIENCE_S, QUIET, Others
+from overhead import Others
 
 from pycoll.cli.machine import describe
 
@@ -26,6 +26,7 @@ GPT = [str(ROOT / "examples" / "train_gpt.py"), *"--steps 40 --every 10 --text-b
 GPT += ["2000000"]
 SPIRAL = str(ROOT / "examples" / "spiral.py")
 BAR = 1.7
+BATCH = 16  # windows of text in a step of the example
 
 
 def output_of(*command):
@@ -43,95 +44,86 @@ def tokens_per_second(ranks, *options):
 
 
 def strangers():
-    """Return what measures two trainings that do not talk beside one: what the cores give."""
-    one = tokens_per_second(1)
+    """Two trainings that do not talk, each with the batch of a rank: what the cores give."""
+    half = ("--batch", str(BATCH // 2))
     with ThreadPoolExecutor() as threads:
-        both = sum(threads.map(tokens_per_second, [1, 1]))
-    return {"ratio": both / one, "one": one, "two": both, "unit": "tokens/s"}
+        return sum(threads.map(lambda _: tokens_per_second(1, *half), range(2)))
 
 
 def gpt(*options):
-    """Return what measures the GPT on two ranks beside one."""
-
-    def measure():
-        one, two = tokens_per_second(1), tokens_per_second(2, *options)
-        return {"ratio": two / one, "one": one, "two": two, "unit": "tokens/s"}
-
-    return measure
+    """Return what measures the GPT on two ranks."""
+    return lambda: tokens_per_second(2, *options)
 
 
-def spiral(name):
-    """Return what measures one of the parallel programs of the spirals beside the serial one."""
-
-    def measure():
-        text = output_of(SPIRAL)
-        times = {k.strip(): float(v) for k, v in re.findall(r"^(.{17}) +([\d.]+) s ", text, re.M)}
-        return {"ratio": times["serial"] / times[name], "one": times["serial"], "two": times[name]}
-
-    return measure
-
-
-CASES = {
+GPTS = {
     "GPT, two that do not talk": strangers,
     "GPT, `dp=2`": gpt("--mesh", "dp=2"),
     "GPT, `dp=2`, ZeRO-1": gpt("--mesh", "dp=2", "--zero", "1"),
     "GPT, `dp=2`, ZeRO-3": gpt("--mesh", "dp=2", "--zero", "3"),
     "GPT, `tp=2`": gpt("--mesh", "tp=2"),
     "GPT, `tp=2`, sequence parallel": gpt("--mesh", "tp=2", "--sequence-parallel"),
-    "spirals, all-reduce between processes": spiral("all-reduce"),
-    "spirals, parameter server with threads": spiral("parameter server"),
+}
+SPIRALS = {
+    "spirals, all-reduce between processes": "all-reduce",
+    "spirals, parameter server with threads": "parameter server",
 }
 
 
-def least_disturbed(measure, tries):
-    """Measure until a round was quiet; return the quietest with all ratios."""
-    rounds = []
-    while len(rounds) < tries and not (rounds and rounds[-1]["others"] <= QUIET):
-        give_up = time.monotonic() + PATIENCE_S
-        while time.monotonic() < give_up:
-            before = Others()
-            time.sleep(1.0)
-            if before.share() <= QUIET:
-                break
-        others = Others()
-        rounds.append(measure() | {"others": others.share()})
-    best = min(rounds, key=lambda found: found["others"])
-    return best | {"ratios": [round(found["ratio"], 3) for found in rounds]}
+def gpt_round():
+    """Run every contestant of the GPT, between two runs of a single rank."""
+    before = tokens_per_second(1)
+    speeds = {name: measure() for name, measure in GPTS.items()}
+    one = (before + tokens_per_second(1)) / 2
+    return {name: {"ratio": two / one, "one": one, "two": two} for name, two in speeds.items()}
 
 
-def show(found):
-    tokens = "unit" in found
-    one, two = (f"{found[k]:,.0f}" if tokens else f"{found[k]:.2f} s" for k in ("one", "two"))
-    return f"{found['ratio']:.2f} x | {one} | {two}"
+def spirals_round():
+    """Run the three programs of the spirals."""
+    text = output_of(SPIRAL)
+    times = {k.strip(): float(v) for k, v in re.findall(r"^(.{17}) +([\d.]+) s ", text, re.M)}
+    one = times["serial"]
+    return {
+        name: {"ratio": one / times[key], "one": one, "two": times[key]}
+        for name, key in SPIRALS.items()
+    }
+
+
+def row(name, rounds):
+    """Return one line of the table."""
+    ratios = [found["ratio"] for found in rounds]
+    one, two = (statistics.median(found[k] for found in rounds) for k in ("one", "two"))
+    texts = [f"{t:,.0f}" if name in GPTS else f"{t:.2f} s" for t in (one, two)]
+    spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
+    return f"| {name} | {statistics.median(ratios):.2f} x | {spread} | {' | '.join(texts)} |"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", metavar="TEXT", default="", help="only cases whose name has it")
-    parser.add_argument("--tries", type=int, default=3, help="for a round that is disturbed")
+    parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    head = ["| two ranks beside one | speed | one | two | others |", "|---|---|---|---|---|"]
-    print("\n".join(head), flush=True)
-    rows = {}
-    for name, measure in CASES.items():
-        if args.only in name:
-            rows[name] = found = least_disturbed(measure, args.tries)
-            head.append(f"| {name} | {show(found)} | {found['others']:.0%} |")
-            print(head[-1], flush=True)
-    if args.only:
-        return
+    rounds, others = [], Others()
+    for i in range(args.rounds):
+        rounds.append(gpt_round() | spirals_round())
+        ratios = ", ".join(f"{found['ratio']:.2f}" for found in rounds[-1].values())
+        print(f"round {i + 1} of {args.rounds}: {ratios}", flush=True)
+    share = others.share()
+    table = ["| two ranks beside one | median | spread | one | two |", "|---|---|---|---|---|"]
+    table += [row(name, [found[name] for found in rounds]) for name in rounds[0]]
+    print("\n".join(table))
     machine, out = describe(), HERE / "results"
     about = (
-        f"`python benchmarks/scaling.py`, {time.strftime('%Y-%m-%d')}, {machine['cores']} cores "
+        f"`python benchmarks/scaling.py --rounds {args.rounds}`, {time.strftime('%Y-%m-%d')}, "
+        f"{machine['cores']} cores "
         f"of {machine['cpu']}{' (virtual)' if machine['virtual'] else ''}, {platform.system()} "
         f"{machine['kernel']}, pycoll {machine['pycoll']} at {machine['commit'] or 'no commit'}, "
         f"Python {machine['python']}, NumPy {machine['numpy']}; one BLAS thread a rank.\n"
-        f"The bar is {BAR} x for `dp=2` and for the spirals. One, two: tokens/s, or seconds. "
-        "Two that do not talk, each alone with its data, are the limit of these cores. "
-        "Others: the share of the cores that other processes used meanwhile."
+        f"The bar is {BAR} x for `dp=2` and for the spirals. One, two: tokens/s, or seconds; "
+        "the ratio is taken in every round. Two that do not talk, each with half of the batch, "
+        "show what these cores give to two ranks at all. "
+        f"Other processes used {share:.0%} of the cores."
     )
-    (out / "scaling.md").write_text("\n".join([about, "", *head, ""]), encoding="utf-8")
-    document = {"machine": machine, "rows": rows}
+    (out / "scaling.md").write_text("\n".join([about, "", *table, ""]), encoding="utf-8")
+    document = {"machine": machine, "others": share, "rounds": rounds}
     (out / "scaling.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

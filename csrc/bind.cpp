@@ -212,7 +212,7 @@ std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geom
                     [&](Binder& binder) { binder.cut(geometry.cell_bytes); });
   call->fingerprint = fingerprint_of(cookie, call->descriptor, call->count);
   const uint64_t all_bytes = (call->in_bytes + call->out_bytes) * geometry.world_size;
-  call->streams = all_bytes > last_cache_bytes() * 3 / 2;
+  call->streams = all_bytes >= last_cache_bytes() * 3 / 2;
   return call;
 }
 

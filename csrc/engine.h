@@ -61,7 +61,7 @@ struct BoundCall : Binding {
   uint64_t largest = 0;      // elements of the largest chunk
   uint64_t in_bytes = 0;     // this rank's arrays must have at least these
   uint64_t out_bytes = 0;
-  bool streams = false;          // the arrays of all ranks are half as large again as the cache
+  bool streams = false;          // the arrays of all ranks are 1.5 times the cache or more
   bool reads = false;            // folds of this rank read its own arrays
   bool tiny = false;             // the slots lie in the flag line; messages: each fits one packet
   std::vector<uint32_t> team{};  // messages: the ranks that take part; empty: all
