@@ -18,6 +18,8 @@ constexpr WaitPolicy kIdle = {
     .spins = 0, .yield_us = 0, .first_slice_us = 1000000, .last_slice_us = 1000000000};
 constexpr auto kNeverGiveUp = [](Pulse) { return false; };
 
+thread_local const Keeper* waiting_for = nullptr;  // what this thread waits for
+
 }  // namespace
 
 void life_init(pthread_mutex_t* life) {
@@ -62,7 +64,28 @@ void Keeper::notify(std::atomic<uint32_t>& word, const Bell& bell) {
   ring(bell);
 }
 
+// Marks the thread as one that waits, and maybe helps, for as long as it lives.
+class Keeper::Waiting {
+ public:
+  explicit Waiting(const Keeper& keeper) : before_(waiting_for) {
+    keeper.refuse_nested();
+    waiting_for = &keeper;
+  }
+  ~Waiting() { waiting_for = before_; }
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  const Keeper* before_;
+};
+
+void Keeper::refuse_nested() const {
+  COLL_CHECK(waiting_for != this, "ConcurrentUseError",
+             "a signal handler used a communicator while its thread was inside a call of it");
+}
+
 Keeper::Ticket Keeper::submit(Work work) {
+  refuse_nested();
   Ticket ticket;
   {
     std::lock_guard lock(mutex_);
@@ -126,11 +149,14 @@ bool Keeper::run_next(bool helped) {
 }
 
 void Keeper::help(Ticket ticket) {
+  const Waiting waiting(*this);
   while (!done(ticket) && run_next(true)) {
   }
 }
 
 bool Keeper::wait(Ticket ticket, const std::function<bool(Pulse)>& give_up) {
+  if (done(ticket)) return true;
+  const Waiting waiting(*this);
   return wait_until(policy_, {&done_word_, &done_sleepers_}, [&] { return done(ticket); }, give_up);
 }
 

@@ -39,7 +39,8 @@ class Keeper {
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
 
-  // Queues work; an exception it throws is kept for wait(). Tickets count up from 1.
+  // Queues work; an exception it throws is kept for wait(). Tickets count up from 1. This, help()
+  // and wait() throw ConcurrentUseError inside of a wait of the same thread: in a signal handler.
   Ticket submit(Work work);
 
   // Whether everything submitted has finished.
@@ -68,7 +69,9 @@ class Keeper {
   void abandon();
 
  private:
+  class Waiting;
   void serve(pthread_mutex_t* life);
+  void refuse_nested() const;
   bool run_next(bool helped);  // false if there is nothing to run, or another thread runs work
   void notify(std::atomic<uint32_t>& word, const Bell& bell);
 

@@ -188,13 +188,16 @@ def test_two_threads_in_turn(run):
     assert run(2, rank) == [12.0, 12.0]
 
 
-def test_a_call_inside_of_a_signal_handler():
+@pytest.mark.parametrize("background", [False, True])
+def test_a_call_inside_of_a_signal_handler(background):
     def rank(comm):
         seen = []
 
         def handler(*_):
             with pytest.raises(ConcurrentUseError):
                 comm.barrier()
+            with pytest.raises(ConcurrentUseError):
+                comm.barrier(async_op=True)
             seen.append(1)
 
         signal.signal(signal.SIGUSR2, handler)
@@ -202,7 +205,8 @@ def test_a_call_inside_of_a_signal_handler():
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR2)).start()
         else:
             time.sleep(0.4)
-        return float(comm.all_reduce(X)[0]), len(seen)
+        total = comm.all_reduce(X, async_op=background)
+        return float((total.wait() if background else total)[0]), len(seen)
 
     assert run_processes(2, rank) == [(2.0, 1), (2.0, 0)]
 

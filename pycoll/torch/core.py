@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from pycoll.errors import ArgumentError, CollError, CommClosed, ForkedError
+from pycoll.errors import ArgumentError, CollError
 from pycoll.runtime.mpi_session import MpiSession
 from pycoll.runtime.session import Session
 from pycoll.torch.calls import Calls, HostCalls
@@ -43,7 +43,7 @@ class Core(dist.ProcessGroup):
         self._calls = (HostCalls if isinstance(session, MpiSession) else Calls)(session)
         self._store, self._name, self._desc = store, name, "undefined"
         self._timeout_s = session.config.timeout_s
-        self._lock = threading.Lock()  # one thread at a time in the engine
+        self._lock = threading.RLock()  # one thread at a time in the engine, which refuses itself
         self._background = Background(f"pycoll-{name}")
         self._closed = False
         self._stand_in()
@@ -80,7 +80,7 @@ class Core(dist.ProcessGroup):
     def _submit(self, what: str, job: Job, tensors: Tensors) -> PendingWork:
         try:
             return self._background.submit(lambda: self._run(what, job), tensors)
-        except (CommClosed, ForkedError) as error:
+        except CollError as error:
             raise self._error(error, what) from error
 
     def _now(self, what: str, job: Job, tensors: Tensors) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pycoll.errors import CommClosed, ForkedError
+from pycoll.errors import CommClosed, ConcurrentUseError, ForkedError
 from pycoll.torch.errors import BackendTimeout
 
 Tensors = list[torch.Tensor]
@@ -159,6 +159,7 @@ class Background:
         self._bells: queue.SimpleQueue[bool] = queue.SimpleQueue()  # one for each job; False: stop
         self._lock = threading.Lock()  # of the fields below
         self._turn = threading.Lock()
+        self._runner = 0  # the thread that has the turn
         self._submitted = self._finished = 0
         self._idle = 0  # threads that have the turn or wait for it
         self._threads: list[threading.Thread] = []
@@ -176,7 +177,9 @@ class Background:
         Raises:
             CommClosed: After `stop`.
             ForkedError: In a child of the process.
+            ConcurrentUseError: In a signal handler that has interrupted one of these calls.
         """
+        self._refuse_nested()
         if os.getpid() != self._pid:
             raise ForkedError("this process group belongs to the parent process")
         work = PendingWork(tensors, self)
@@ -194,8 +197,16 @@ class Background:
         """Run what is queued up to a call, for as long as no other thread runs any of it.
 
         This spares whoever waits anyway the waking of a thread.
+
+        Raises:
+            ConcurrentUseError: In a signal handler that has interrupted such a call.
         """
+        self._refuse_nested()
         self._take_turns(self._tell_helped, work)
+
+    def _refuse_nested(self) -> None:
+        if self._runner == threading.get_ident():
+            raise ConcurrentUseError("a signal handler used a process group inside a call of it")
 
     def stop(self) -> None:
         """Finish what is queued and end the threads."""
@@ -235,9 +246,11 @@ class Background:
         """
         try:
             while (last is None or not last.is_completed()) and self._turn.acquire(patient):
+                self._runner = threading.get_ident()
                 try:
                     done = self._run_next()
                 finally:
+                    self._runner = 0
                     self._turn.release()
                 if done is None:
                     return

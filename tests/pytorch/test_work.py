@@ -1,6 +1,8 @@
 """Calls in the background: in order, one at a time, whichever thread runs them."""
 
+import os
 import random
+import signal
 import threading
 import time
 
@@ -9,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 dist = pytest.importorskip("torch.distributed")
 
+from pycoll.errors import ConcurrentUseError  # noqa: E402
 from pycoll.torch.work import Background  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
@@ -136,3 +139,31 @@ def test_many_calls_on_one_tensor_waited_for_in_any_order():
             assert (x == n**11).all()
 
     run_group(3, body)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_call_inside_of_a_signal_handler(background):
+    def body(rank, n):
+        seen = []
+        if background:  # no thread begins the call, so it is run by whoever waits
+            dist.group.WORLD._background._start = lambda: None
+
+        def handler(*_):
+            with pytest.raises((dist.DistBackendError, ConcurrentUseError), match="inside a call"):
+                dist.all_reduce(torch.ones(2))
+            seen.append(1)
+
+        signal.signal(signal.SIGUSR2, handler)
+        dist.barrier()
+        if rank == 0:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+        else:
+            time.sleep(0.6)
+        x = torch.ones(3)
+        work = dist.all_reduce(x, async_op=background)
+        if background:
+            work.wait()
+        assert (x == n).all()
+        assert len(seen) == (rank == 0)
+
+    run_group(2, body)
