@@ -16,11 +16,13 @@ from worlds_torch import run_group  # noqa: E402
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyTorch's own, at import
+    from torch_clients import trainers
     from torch_clients.cases import CASES
 
 # Refused by PyTorch 2.13 itself, by the name of the backend or for want of a GPU.
 GATED = ("SyncBatchNorm", "monitored_barrier")
 SLOW = ("torch.compile of a DDP step (inductor)", "torch.compile of functional collectives")
+ELSEWHERE = tuple(trainers.CASES)  # test_trainers.py, test_torch_examples.py
 
 
 def close(a, b):
@@ -37,7 +39,7 @@ def on_gloo(case):
     raise AssertionError("gloo failed 8 times")
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n not in GATED + SLOW])
+@pytest.mark.parametrize("name", [n for n in CASES if n not in GATED + SLOW + ELSEWHERE])
 def test_a_client(name):
     ours = run_group(2, CASES[name], timeout=100, limit_s=60)
     theirs = on_gloo(CASES[name])
