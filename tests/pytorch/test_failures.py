@@ -241,9 +241,7 @@ def test_what_a_future_tells():
         for look in (future.wait, future.value, future.then(lambda f: f.value()).wait):
             with pytest.raises(RuntimeError, match=r"BackendTimeout: all_reduce on(.|\n)*gave up"):
                 look()
-        with pytest.raises(pycoll.torch.BackendTimeout) as caught:
-            work.wait()
-        assert work.exception() is caught.value
+        assert isinstance(work.exception(), pycoll.torch.BackendTimeout)
         assert work.get_future_result().wait() == WorkResult.TIMEOUT.value
 
     run_group(2, body, limit_s=0.3)

@@ -27,6 +27,7 @@ def _like_torchrun(rank, n):
 def load_deepspeed():
     """Import DeepSpeed for CPU tensors, and the compiler that it imports later."""
     os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of processes, before PyTorch 2.9
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of others, at import
         import deepspeed
