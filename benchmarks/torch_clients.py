@@ -8,6 +8,8 @@ they are installed.
 import sys
 import time
 import warnings
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -16,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "torch.md"
 BEGIN, END = "<!-- clients: begin -->\n", "<!-- clients: end -->\n"
 RANKS, TRIES = 2, 4
+PACKAGES = ("lightning", "accelerate", "deepspeed")
 
 sys.path.insert(0, str(ROOT / "tests"))
 warnings.simplefilter("ignore")
@@ -64,7 +67,9 @@ def main():
         rows.append(line(name, case))
         print(rows[-1], flush=True)
     day = time.strftime("%Y-%m-%d")
-    head = f"`python benchmarks/torch_clients.py`, {day}, PyTorch {torch.__version__}, 2 ranks:\n\n"
+    versions = [f"PyTorch {torch.__version__}"]
+    versions += [f"{name} {version(name)}" for name in PACKAGES if find_spec(name)]
+    head = f"`python benchmarks/torch_clients.py`, {day}, {', '.join(versions)}, 2 ranks:\n\n"
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(before + BEGIN + head + "\n".join(rows) + "\n" + END + after, encoding="utf-8")

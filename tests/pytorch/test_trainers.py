@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
 
-from torch_clients.trainers import DEEPSPEED, load_deepspeed  # noqa: E402
+from torch_clients.trainers import DEEPSPEED, die_in_zero, load_deepspeed  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 
@@ -25,3 +25,13 @@ def test_deepspeed():
         for name, numbers in theirs[rank].items():
             assert numbers, name
             assert ours[rank][name] == numbers, name  # two ranks: a + b is the same in either order
+
+
+def test_a_killed_rank_of_deepspeed():
+    """The other ones hear of it at once, with the line of the program."""
+    load_deepspeed()
+    text, _ = run_group(2, die_in_zero, may_die=[1])
+    assert "DistBackendError: " in text
+    assert "rank 1 (process" in text
+    assert "died; its last call was" in text
+    assert " at trainers.py:" in text

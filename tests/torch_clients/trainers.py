@@ -5,6 +5,7 @@ import importlib
 import io
 import logging
 import os
+import signal
 import tempfile
 import warnings
 from importlib.util import find_spec
@@ -77,6 +78,20 @@ def _zero(stage, **options):
         return _train(engine, rank)
 
     return case
+
+
+@_deepspeed
+def die_in_zero(deepspeed, rank, n):
+    """Kill rank 1 after some steps; the others return what they hear."""
+    engine = _engine(deepspeed, mlp(), zero_optimization={"stage": 2})
+    _train(engine, rank)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        _train(engine, rank, start=4)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
 
 
 @_deepspeed
