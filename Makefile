@@ -78,6 +78,9 @@ $(TORCH_VENV)/installed: $(VENV)/installed
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ARGS) "$(TORCH)"
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install lightning accelerate \
 	  || echo "Lightning or Accelerate cannot be installed here; their tests are skipped"
+	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu \
+	  $(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install deepspeed \
+	  || echo "DeepSpeed cannot be installed here; its tests are skipped"
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install "mpi4py>=4" mpich \
 	  || echo "mpi4py or MPICH cannot be installed here; the tests under an MPI launcher are skipped"
 	@touch $@

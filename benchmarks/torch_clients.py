@@ -1,12 +1,15 @@
 """Run what trainers do on gloo and on pycoll, and write the table in docs/torch.md.
 
-``python benchmarks/torch_clients.py`` takes about three minutes. A line says whether it works, and
-how far the numbers of the two backends are apart.
+``python benchmarks/torch_clients.py`` takes about five minutes. A line says whether it works, and
+how far the numbers of the two backends are apart. DeepSpeed, Lightning and Accelerate are run where
+they are installed.
 """
 
 import sys
 import time
 import warnings
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -15,12 +18,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "torch.md"
 BEGIN, END = "<!-- clients: begin -->\n", "<!-- clients: end -->\n"
 RANKS, TRIES = 2, 4
+PACKAGES = ("lightning", "accelerate", "deepspeed")
 
 sys.path.insert(0, str(ROOT / "tests"))
 warnings.simplefilter("ignore")
 
 from pycoll.testing import RankFailed
 from torch_clients.cases import CASES
+from torch_clients.trainers import missing
 from worlds_torch import run_group
 
 
@@ -50,6 +55,8 @@ def compare(theirs, ours):
 
 
 def line(name, case):
+    if reason := missing(name):
+        return f"| {name} | not run: {reason} | not run: {reason} | |"
     (theirs, first), (ours, second) = attempt(case, "gloo"), attempt(case, "pycoll")
     return f"| {name} | {first} | {second} | {compare(theirs, ours)} |"
 
@@ -60,7 +67,9 @@ def main():
         rows.append(line(name, case))
         print(rows[-1], flush=True)
     day = time.strftime("%Y-%m-%d")
-    head = f"`python benchmarks/torch_clients.py`, {day}, PyTorch {torch.__version__}, 2 ranks:\n\n"
+    versions = [f"PyTorch {torch.__version__}"]
+    versions += [f"{name} {version(name)}" for name in PACKAGES if find_spec(name)]
+    head = f"`python benchmarks/torch_clients.py`, {day}, {', '.join(versions)}, 2 ranks:\n\n"
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     PAGE.write_text(before + BEGIN + head + "\n".join(rows) + "\n" + END + after, encoding="utf-8")

@@ -183,6 +183,20 @@ class Core(dist.ProcessGroup):
         """Whether single calls can be collected and run together."""
         return False
 
+    @property
+    def supports_time_estimate(self) -> bool:
+        """Whether PyTorch can ask how long collectives will take."""
+        return False
+
+    @property
+    def options(self) -> c10d.Backend.Options:
+        """What backends of PyTorch's own tell: the timeout and which ranks the group has."""
+        options = c10d.Backend.Options(self.name(), timedelta(seconds=self._timeout_s))
+        if hasattr(options, "group_name"):  # from PyTorch 2.9 or so on
+            options.global_ranks_in_group = dist.get_process_group_ranks(self)
+            options.group_name = self._name
+        return options
+
     def _get_backend(self, device: torch.device) -> Core:
         if torch.device(device).type != "cpu":
             raise RuntimeError(f"no backend for {device} in this group; pycoll moves CPU tensors")

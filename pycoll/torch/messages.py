@@ -13,7 +13,7 @@ from pycoll import _C
 from pycoll.errors import ArgumentError, CollError
 from pycoll.torch.reductions import single
 from pycoll.torch.tensors import code, source, store, target
-from pycoll.torch.work import DoneWork, Tensors
+from pycoll.torch.work import DoneWork, Tensors, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ _ANY = -1
 _SWEEP = 64  # messages under way before those that nobody waits for are looked at
 
 
-class MessageWork(dist.Work):
+class MessageWork(Work):
     """A message under way."""
 
     def __init__(

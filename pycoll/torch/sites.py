@@ -9,7 +9,9 @@ from types import CodeType
 from pycoll import _C
 
 _MAX_KNOWN = 4096
-_INTERNAL = ("torch.distributed", "pycoll.", "torch.nn.parallel", "torch._ops", "contextlib")
+_LIBRARIES = ("torch.", "pycoll.", "deepspeed.", "lightning.", "accelerate.")
+_WRAPPERS = ("contextlib.", "functools.", "typing_extensions.")
+_INTERNAL = (*_LIBRARIES, *_WRAPPERS)
 
 
 class Sites:
@@ -27,14 +29,14 @@ class Sites:
         return self._texts.get(number, "")
 
     def here(self) -> int:
-        """Return the number of the innermost line that belongs neither to PyTorch nor to pycoll."""
+        """Return the number of the innermost line that belongs to none of the libraries above."""
         frame = sys._getframe(1)
         internal = self._internal
         while True:
             code = frame.f_code
             known = internal.get(id(code))
             if known is None:
-                inside = frame.f_globals.get("__name__", "").startswith(_INTERNAL)
+                inside = (frame.f_globals.get("__name__", "") + ".").startswith(_INTERNAL)
                 known = internal[id(code)] = (code, inside)
             if not known[1]:
                 break

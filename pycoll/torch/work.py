@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import CommClosed, ConcurrentUseError, ForkedError
 from pycoll.torch.errors import BackendTimeout
@@ -19,7 +20,22 @@ from pycoll.torch.errors import BackendTimeout
 Tensors = list[torch.Tensor]
 
 
-class DoneWork(dist.Work):
+class Work(dist.Work):
+    """What all works of the backend have."""
+
+    def get_future_result(self) -> torch.futures.Future:
+        """Return a future of how the call ends, the number of a `WorkResult`; it never fails."""
+        return self.get_future().then(lambda _: int(self._verdict()))
+
+    def _verdict(self) -> c10d.WorkResult:
+        error = self.exception()
+        if error is None:
+            return c10d.WorkResult.SUCCESS
+        late = isinstance(error, TimeoutError)
+        return c10d.WorkResult.TIMEOUT if late else c10d.WorkResult.COMM_ERROR
+
+
+class DoneWork(Work):
     """A call that ended before it returned."""
 
     def __init__(self, tensors: Tensors) -> None:
@@ -56,7 +72,7 @@ class DoneWork(dist.Work):
         return future
 
 
-class PendingWork(dist.Work):
+class PendingWork(Work):
     """A call that runs in the background. May be waited for by several threads."""
 
     def __init__(self, tensors: Tensors, background: Background) -> None:

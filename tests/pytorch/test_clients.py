@@ -1,6 +1,8 @@
 """What trainers do gives the same numbers on pycoll as on gloo."""
 
 import contextlib
+import os
+import signal
 import time
 import warnings
 from datetime import timedelta
@@ -9,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 
 import pycoll.torch  # noqa: E402
 from pycoll.testing import RankFailed  # noqa: E402
@@ -16,11 +19,14 @@ from worlds_torch import run_group  # noqa: E402
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PyTorch's own, at import
+    from torch_clients import trainers
     from torch_clients.cases import CASES
+    from torch_clients.models import mlp, train
 
 # Refused by PyTorch 2.13 itself, by the name of the backend or for want of a GPU.
 GATED = ("SyncBatchNorm", "monitored_barrier")
 SLOW = ("torch.compile of a DDP step (inductor)", "torch.compile of functional collectives")
+ELSEWHERE = tuple(trainers.CASES)  # test_trainers.py, test_torch_examples.py
 
 
 def close(a, b):
@@ -37,7 +43,7 @@ def on_gloo(case):
     raise AssertionError("gloo failed 8 times")
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n not in GATED + SLOW])
+@pytest.mark.parametrize("name", [n for n in CASES if n not in GATED + SLOW + ELSEWHERE])
 def test_a_client(name):
     ours = run_group(2, CASES[name], timeout=100, limit_s=60)
     theirs = on_gloo(CASES[name])
@@ -51,6 +57,20 @@ def test_a_client_at_four_ranks():
         ours = run_group(4, CASES[name], timeout=100, limit_s=60)
         theirs = run_group(4, CASES[name], backend="gloo", timeout=100, limit_s=60)
         assert all(map(close, ours, theirs)), name
+
+
+def test_the_place_in_the_program():
+    """Errors name the user's line however many layers of PyTorch are between."""
+
+    def body(rank, n):
+        model = fully_shard(mlp())
+        train(model, rank)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"died; its last call .* at models\.py:\d+ train"):
+            train(model, rank)
+
+    run_group(2, body, may_die=[1])
 
 
 def test_a_barrier_that_names_who_is_missing():

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from torch._C._distributed_c10d import WorkResult  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import pycoll.torch  # noqa: E402
@@ -224,6 +225,26 @@ def test_a_work_that_takes_longer_than_one_waits():
         assert (x == n).all()
 
     run_group(2, body)
+
+
+def test_what_a_future_tells():
+    """Its errors are text, because C++ is between; the work has the error itself."""
+
+    def body(rank, n):
+        odd = dist.all_reduce(X[: rank + 1], group=dist.new_group(), async_op=True)
+        assert odd.get_future_result().wait() == WorkResult.COMM_ERROR.value
+        if rank == 1:
+            time.sleep(1)
+            return
+        work = dist.all_reduce(X, async_op=True)
+        future = work.get_future()
+        for look in (future.wait, future.value, future.then(lambda f: f.value()).wait):
+            with pytest.raises(RuntimeError, match=r"BackendTimeout: all_reduce on(.|\n)*gave up"):
+                look()
+        assert isinstance(work.exception(), pycoll.torch.BackendTimeout)
+        assert work.get_future_result().wait() == WorkResult.TIMEOUT.value
+
+    run_group(2, body, limit_s=0.3)
 
 
 def test_a_child_of_a_rank():

@@ -147,6 +147,7 @@ def test_futures_and_polling():
             while not work.is_completed():
                 time.sleep(0.001)
             assert work.is_success()
+            assert work.get_future_result().wait() == 0  # SUCCESS
             assert (x == 1).all()
             assert (dist.irecv(y, 0, tag=1).get_future().wait()[0] == 1).all()
 

@@ -1,5 +1,7 @@
 """Operations that move tensors, sub-groups and objects, through torch.distributed."""
 
+from datetime import timedelta
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -203,6 +205,7 @@ def test_async_work():
         assert first.result()[0] is a
         future = first.get_future()
         assert future.wait()[0] is a
+        assert [w.get_future_result().wait() for w in (first, second)] == [0, 0]  # SUCCESS
         chained = dist.all_reduce(c, async_op=True).get_future().then(lambda f: f.value()[0] / n)
         assert (chained.wait() == n).all()
         for turn in range(200):
@@ -264,6 +267,11 @@ def test_subgroups():
                     getattr(dist, name)(
                         **{"split_ranks" if name == "split_group" else "ranks_to_exclude": given}
                     )
+        backend = mine._get_backend(torch.device("cpu"))
+        assert dist.group.WORLD.options._timeout == timedelta(seconds=15)  # of `run_group`
+        if hasattr(backend.options, "group_name"):
+            assert backend.options.global_ranks_in_group == ([0, 1] if rank < 2 else [2, 3])
+        assert not backend.supports_time_estimate
         x = torch.ones(1)
         dist.all_reduce(x)  # nothing is broken
         assert x.item() == n

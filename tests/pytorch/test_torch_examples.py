@@ -16,10 +16,24 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pycoll.testing import run_processes  # noqa: E402
+from torch_clients.trainers import load_deepspeed  # noqa: E402
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NEEDS = {"torch_lightning": "lightning", "torch_accelerate": "accelerate"}
+NEEDS = {
+    "torch_accelerate": "accelerate",
+    "torch_deepspeed": "deepspeed",
+    "torch_lightning": "lightning",
+}
 NAMES = sorted(path.stem for path in EXAMPLES.glob("torch_*.py"))
+
+
+def load(package):
+    """Import a package here, and so once rather than in every rank; skip without it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of others, at import
+        if package == "deepspeed" and importlib.util.find_spec(package):
+            load_deepspeed()
+        pytest.importorskip(package)
 
 
 def free_port():
@@ -50,8 +64,8 @@ def run_example(name, backend):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example(name):
-    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
-        pytest.skip(f"{NEEDS[name]} is not installed")
+    if name in NEEDS:
+        load(NEEDS[name])
     ours, theirs = run_example(name, "pycoll"), run_example(name, "gloo")
     assert ours == theirs  # two ranks: a + b is the same in either order
     assert ours[-1] < 0.8 * ours[0]
