@@ -9,7 +9,6 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kBuffer = sizeof(Head) + kPacketBytes;
-constexpr uint32_t kLooks = 16;      // ranks to look at for notices, at a time
 constexpr uint32_t kPatience = 200;  // tests of a notice that has begun to come
 constexpr uint64_t kWithdrawNs = 20'000'000;
 
@@ -163,9 +162,9 @@ int32_t MpiLink::find_dead() {
   return -1;
 }
 
-bool MpiLink::take_notice(void* data, uint64_t nbytes) {
+bool MpiLink::take_notice(void* data, uint64_t nbytes, uint32_t looks) {
   const int control = tag(static_cast<int>(Lane::kControl));
-  for (uint32_t i = 0; i < std::min(world_size(), kLooks) && !notice_.posted; ++i) {
+  for (uint32_t i = 0; i < std::min(world_size(), looks) && !notice_.posted; ++i) {
     next_ = (next_ + 1) % world_size();
     if (next_ == rank_ || !api_->probe(members_[next_], control, comm_)) continue;
     if (notice_.buffer == nullptr) notice_.buffer = std::make_unique<char[]>(kNoticeBytes);
