@@ -90,8 +90,9 @@ void MpiLink::send_packet(Lane lane, uint32_t peer, const Head& head) {
 
 const Head* MpiLink::poll(Inbox& inbox, uint32_t peer, Lane lane) {
   if (!inbox.posted) {
-    if (inbox.buffer == nullptr) inbox.buffer = std::make_unique<char[]>(kBuffer);
-    api_->irecv(inbox.buffer.get(), kBuffer, members_[peer], tag(static_cast<int>(lane)), comm_,
+    const uint64_t room = lane == Lane::kAgree ? sizeof(Head) : kBuffer;
+    if (inbox.buffer == nullptr) inbox.buffer = std::make_unique_for_overwrite<char[]>(room);
+    api_->irecv(inbox.buffer.get(), room, members_[peer], tag(static_cast<int>(lane)), comm_,
                 inbox.request);
     inbox.posted = true;
     inbox.complete = false;

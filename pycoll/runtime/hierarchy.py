@@ -27,7 +27,7 @@ from pycoll.schedule.messages import message_plan
 from pycoll.schedule.plan import Opcode, Plan
 from pycoll.types import DType, Kind, Order, ReduceOp
 
-LEAST_PIECE = 32 << 10  # of a slice, for each owner and host: smaller messages cost too much
+LEAST_PIECE = 36 << 10  # of a slice, for each owner and host: packets do not overlap
 SLICES, MOST_SLICE = 16, 4 << 20  # of a large call: what does not overlap is one slice
 SCRATCHES = 3  # slices that are combined or under way: kTrain + 1
 _ARRAYS = {IN: 0, OUT: 1, TMP: 2}

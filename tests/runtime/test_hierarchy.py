@@ -10,7 +10,7 @@ from pycoll.runtime.hierarchy import LEAST_PIECE, MOST_SLICE, SLICES, in_blocks,
 from pycoll.runtime.plans import CallSpec
 from pycoll.types import DType, Kind
 
-PACKET_BYTES = 16 << 10  # kPacketBytes of csrc/mpi_link.h: calls that fit do not overlap
+PACKET_BYTES = 32 << 10  # kPacketBytes of csrc/mpi_link.h: calls that fit do not overlap
 HOSTS = [(0, 0, 1, 1), (0, 0, 0, 0, 1, 1, 1, 1), (0, 1, 2, 0, 1, 2, 0, 1), (0, 1, 1, 2, 3)]
 NAMES = {"all_reduce": "ring", "all_gather": "ring", "all_to_all": "direct"}
 
