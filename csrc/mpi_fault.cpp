@@ -304,7 +304,8 @@ void MpiEngine::attempt(const std::function<void()>& part) {
   } catch (const Error& error) {
     in_call_ = false;
     const std::string kind = error.kind();
-    if (failed_ || (kind != "TransportError" && kind != "PeerLost")) throw;
+    if (kind != "TransportError" && kind != "PeerLost") throw;
+    if (failed_) raise_failure();  // a notice was faster, and says who it is
     const std::string text = kind == "PeerLost" ? name_dead(error.what()) : error.what();
     spread(kind, text);
     throw Error(name_known(kind), text);
