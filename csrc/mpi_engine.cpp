@@ -30,7 +30,7 @@ constexpr uint32_t kLooksAfterAbsence = 20;
 // keeps the core from those he waits for.
 WaitPolicy policy_for(uint32_t crowd) {
   WaitPolicy policy = default_policy(crowd);
-  policy.spins = 4;
+  policy.spins = policy.burst > 1 ? 50 : 4;
   policy.yield_us = policy.burst > 1 ? 20'000 : 2'000;
   policy.burst = 1;
   policy.first_slice_us = 50;
