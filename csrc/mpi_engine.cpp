@@ -26,11 +26,8 @@ constexpr uint32_t kRoundsAfterAbsence = 3;
 constexpr uint32_t kLooksAfterAbsence = 20;
 
 // Polls longer than ranks that share memory do: nobody wakes us. Sleeps are short for that reason.
-// A look is a call into MPI, which takes a microsecond: who looks often before he first yields
-// keeps the core from those he waits for.
 WaitPolicy policy_for(uint32_t crowd) {
   WaitPolicy policy = default_policy(crowd);
-  policy.spins = policy.burst > 1 ? 50 : 4;
   policy.yield_us = policy.burst > 1 ? 20'000 : 2'000;
   policy.burst = 1;
   policy.first_slice_us = 50;
