@@ -158,12 +158,13 @@ def main():
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each number")
     parser.add_argument("--timeout", type=float, default=900)
     parser.add_argument("--out", help="write OUT.json and OUT.md")
+    parser.add_argument("--add", action="store_true", help="keep what else OUT.json has")
     args = parser.parse_args()
     reason = obstacle()
     if reason:
         print(f"skipped: {reason}")
         return 0
-    rows = []
+    rows, kept = [], read(args.out) if args.add else ([], [])
     for mpi in args.mpi:
         for case in args.cases:
             hosts, ranks = map(int, case.split("x"))
@@ -171,19 +172,33 @@ def main():
                 found = measure(mpi, hosts, ranks, mbit, args)
                 print(markdown(found), flush=True)
                 rows += found
-                save(args.out, rows)
+                save(args.out, rows, kept)
     return 0
 
 
-def save(out, rows):
-    """Write what has been measured so far."""
-    if out:
-        about = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "rows": rows}
-        Path(f"{out}.json").write_text(json.dumps(about, indent=1) + "\n")
-        facts = ", ".join(f"{k} {v}" for k, v in about["machine"].items())
-        Path(f"{out}.md").write_text(
-            f"# All-reduce between hosts\n\n`{about['command']}`\n{facts}\n\n{markdown(rows)}\n"
-        )
+def read(out):
+    """Return the runs and the rows of a file of results; none if there is no such file."""
+    path = Path(f"{out}.json")
+    document = json.loads(path.read_text()) if path.exists() else {"runs": [], "rows": []}
+    return document["runs"], document["rows"]
+
+
+def save(out, rows, kept):
+    """Write what has been measured so far, behind what is kept of earlier runs."""
+    if not out:
+        return
+    what = ("mpi", "hosts", "ranks", "mbit", "nbytes")
+    fresh = {tuple(row[key] for key in what) for row in rows}
+    rows = [row for row in kept[1] if tuple(row[key] for key in what) not in fresh] + rows
+    rows.sort(key=lambda row: [row[key] for key in what])
+    runs = [*kept[0], {"command": " ".join(["python", *sys.argv]), **machine()}]
+    Path(f"{out}.json").write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")
+    lines = [
+        f"- `{run['command']}`: " + ", ".join(f"{k} {run[k]}" for k in run if k != "command")
+        for run in runs
+    ]
+    listed = "\n".join(lines)
+    Path(f"{out}.md").write_text(f"# All-reduce between hosts\n\n{listed}\n\n{markdown(rows)}\n")
 
 
 def machine():

@@ -5,6 +5,7 @@
 // finds and folds the pieces, calls.cpp is everything around it: threads, the queue, closing.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <unordered_map>
@@ -145,6 +146,10 @@ class Engine {
   // The snapshot behind Aborted; cause kNone if there was no abort. Any thread.
   Report report() { return faults_.report(); }
 
+  // Something else that this thread has to do while it waits: called often, and true as long as
+  // there is something under way. Null: nothing.
+  void set_meanwhile(std::function<bool()> meanwhile) { meanwhile_ = std::move(meanwhile); }
+
   // The checks of a wait outside a call (tagged messages; the deadline is the caller's affair):
   // raises on an abort, a lost peer, a signal; true if `peer` (-1: none) has closed. The second
   // argument is not used: messages have no steps.
@@ -244,6 +249,7 @@ class Engine {
   std::shared_ptr<Heap> heap_;
   EngineOptions options_;
   WaitPolicy policy_;
+  std::function<bool()> meanwhile_;
   std::vector<uint32_t> regions_;
   Faults faults_;
   std::unordered_map<std::string, uint32_t> sites_;

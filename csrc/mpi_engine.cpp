@@ -1,4 +1,5 @@
-// Calls of a communicator over MPI, the queue, leaving and closing. mpi_fault.cpp has the failures.
+// Calls of a communicator over MPI, the queue, leaving and closing. mpi_train.cpp runs the calls,
+// mpi_fault.cpp has the failures.
 #include "mpi_engine.h"
 
 #include <pthread.h>
@@ -21,9 +22,8 @@ namespace {
 constexpr uint64_t kFlushNs = 1'000'000'000;
 constexpr uint64_t kFarewellNs = 100'000'000;
 constexpr uint64_t kAwayNs = 10'000'000;
+constexpr uint32_t kRoundsAfterAbsence = 3;
 constexpr uint32_t kLooksAfterAbsence = 20;
-constexpr uint32_t kStepsBetweenChecks = 1024;
-constexpr uint32_t kYieldsBetweenChecks = 16;
 
 // Polls longer than ranks that share memory do: nobody wakes us. Sleeps are short for that reason.
 WaitPolicy policy_for(uint32_t crowd) {
@@ -86,9 +86,13 @@ uint32_t MpiEngine::site(std::string_view text) {
 }
 
 void MpiEngine::begin(const Job& job, bool signals) {
-  // A failure while we were away: MPI may need to be asked more than once to see what has come.
-  const bool away = now_ns() - waiting_since_ns_ > kAwayNs;
-  for (uint32_t i = 0; i < (away ? kLooksAfterAbsence : 1) && !failed_; ++i) look_for_notices();
+  // A failure while we were away: MPI may need to be asked more than once to see what has come. Who
+  // was not away has looked a moment ago, and looks again as soon as it waits.
+  if (now_ns() - waiting_since_ns_ > kAwayNs) {
+    const uint32_t ranks = std::max(1u, std::min(world_size_ - 1, kLooksAfterAbsence));
+    const uint32_t rounds = std::max(kRoundsAfterAbsence, kLooksAfterAbsence / ranks);
+    for (uint32_t i = 0; i < rounds && !failed_; ++i) look_for_notices(ranks);
+  }
   if (failed_) raise_failure();
   job_ = job;
   if (job_.timeout_s < 0) job_.timeout_s = options_.timeout_s;
@@ -101,40 +105,6 @@ void MpiEngine::begin(const Job& job, bool signals) {
   last_count_ = job.call->count;
   last_site_ = job.site;
   if (must_conclude()) conclude();
-}
-
-void MpiEngine::execute(const Job& job, bool signals) {
-  std::unique_ptr<MpiTask> task;
-  attempt([&] {
-    {
-      const std::lock_guard lock(mutex_);
-      begin(job, signals);
-    }
-    task = make_task(job);
-    uint32_t steps = 0, yields = 0;
-    for (bool finished = false; !finished;) {
-      const uint64_t before = task->progress();
-      wait_until(
-          policy_, Bell{},
-          [&] {
-            const std::lock_guard lock(mutex_);
-            finished = task->advance();
-            return finished || task->progress() != before;
-          },
-          [&](Pulse pulse) {
-            if (pulse == Pulse::kYield && ++yields % kYieldsBetweenChecks != 0) return false;
-            const std::lock_guard lock(mutex_);
-            check_call(*task, pulse);
-            return false;
-          });
-      if (!finished && ++steps % kStepsBetweenChecks == 0) check_call(*task, Pulse::kSlice);
-    }
-  });
-  end();
-}
-
-std::unique_ptr<MpiTask> MpiEngine::make_task(const Job& job) {
-  return std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq_, job.proven, scratch_);
 }
 
 void MpiEngine::end() {
@@ -161,10 +131,10 @@ void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t s
 }
 
 MpiEngine::Ticket MpiEngine::submit(std::shared_ptr<const BoundCall> call, const void* in,
-                                    void* out, uint32_t site, double timeout_s, bool proven) {
+                                    void* out, uint32_t site, double timeout_s) {
   check_usable();
   const Use use(*this);
-  const Job job{call.get(), in, out, site, timeout_s, proven};
+  const Job job{call.get(), in, out, site, timeout_s};
   if (api_->facts().multiple) {
     if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr, options_.crowd);
     return keeper_->submit(
@@ -184,7 +154,7 @@ void MpiEngine::step_queue() {
     attempt([&] {
       if (current_ == nullptr) {
         begin(job, true);
-        current_ = make_task(job);
+        current_ = make_task(job, seq_);
       }
       over = current_->advance();
     });
@@ -278,7 +248,7 @@ void MpiEngine::listen() {
   wait_until(
       policy_, Bell{},
       [&] {
-        look_for_notices();
+        look_for_notices(kLooks);
         return last_refusal_ + 1 >= seq_ || failed_ || someone_fails_;
       },
       [&](Pulse) { return now_ns() >= until; });
@@ -313,7 +283,7 @@ void MpiEngine::close() {
       wait_until(
           policy_, Bell{},
           [&] {
-            look_for_notices();
+            look_for_notices(kLooks);
             return std::count(gone_.begin(), gone_.end(), true) + 1 >= int64_t{world_size_};
           },
           [&](Pulse) { return now_ns() >= until; });

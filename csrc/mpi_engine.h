@@ -64,6 +64,7 @@ class MpiEngine {
   using Ticket = uint64_t;
   static constexpr double kDefaultTimeout = -1;
   static constexpr uint64_t kGraceNs = 1'000'000'000;
+  static constexpr uint32_t kLooks = 16;  // ranks to look at for notices, at a time
 
   MpiEngine(std::shared_ptr<MpiApi> api, MpiHandle comm, std::vector<int> members, uint32_t rank,
             uint32_t context, const MpiOptions& options);
@@ -79,9 +80,17 @@ class MpiEngine {
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
            double timeout_s = kDefaultTimeout);
   // With MPI_THREAD_MULTIPLE it proceeds on a thread; otherwise inside done(), wait() and calls.
-  // `proven`: a call before this one has shown that all ranks make this one.
   Ticket submit(std::shared_ptr<const BoundCall> call, const void* in, void* out, uint32_t site = 0,
-                double timeout_s = kDefaultTimeout, bool proven = false);
+                double timeout_s = kDefaultTimeout);
+  // A train: at most kTrain calls of one thread that are under way at once, and move inside
+  // start(), nudge() and finish(). Nothing else may be called meanwhile. The first shows whether
+  // all ranks make this train: the second waits until it has.
+  void start(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
+  // Moves what can be moved, if anything is under way; false if not. What goes wrong is thrown by
+  // start() or finish().
+  bool nudge();
+  // Ends the oldest call of the train.
+  void finish();
   bool done(Ticket ticket);
   void wait(Ticket ticket, double timeout_s = kDefaultTimeout);
   void refuse(std::string_view text, uint32_t site = 0);
@@ -118,7 +127,7 @@ class MpiEngine {
     double timeout_s;
     bool proven = false;
   };
-  std::unique_ptr<MpiTask> make_task(const Job& job);
+  std::unique_ptr<MpiTask> make_task(const Job& job, uint64_t seq);
   struct Queued {
     Job job;
     std::shared_ptr<const BoundCall> call;
@@ -137,6 +146,11 @@ class MpiEngine {
   void check_usable();
   void execute(const Job& job, bool signals);
   void begin(const Job& job, bool signals);
+  void add_to_train(const Job& job, bool signals);
+  void drive(const std::function<bool()>& ready);
+  void advance_train();
+  template <typename F>
+  void on_train(F&& part);
   void end();
   void attempt(const std::function<void()>& part);
   std::string name_dead(const std::string& text);
@@ -148,7 +162,7 @@ class MpiEngine {
   void check_call(const MpiTask& task, Pulse pulse);
   void ask(uint32_t peer);
   bool must_conclude() const;
-  void look_for_notices();
+  void look_for_notices(uint32_t looks);
   void handle(const Notice& notice);
   Notice own_record(Notice::Kind kind) const;
   void tell_all(const Notice& notice);
@@ -177,7 +191,14 @@ class MpiEngine {
   uint64_t waiting_since_ns_ = 0;
   uint64_t last_descriptor_ = 0, last_count_ = 0;
   uint32_t last_site_ = 0;
-  std::vector<char> scratch_;
+  struct Car {
+    std::unique_ptr<MpiTask> task;
+    bool packets = false, over = false;
+  };
+  std::deque<Car> train_;       // the oldest has the number seq_
+  uint64_t moved_ = 0;          // grows whenever something has arrived or left
+  std::exception_ptr trouble_;  // met by nudge()
+  std::vector<char> scratch_[kTrain];
 
   struct Refused {
     uint32_t origin;

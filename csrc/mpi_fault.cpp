@@ -8,6 +8,7 @@
 namespace pycoll {
 namespace {
 
+constexpr uint32_t kLooksInYield = 2;             // of ranks, for notices
 constexpr uint64_t kAskNs = 20'000'000;           // a wait this long is worth a question
 constexpr uint64_t kClosedGraceNs = 200'000'000;  // what a peer sent before it closed may be late
 
@@ -52,9 +53,9 @@ void MpiEngine::tell_all(const Notice& notice) {
   }
 }
 
-void MpiEngine::look_for_notices() {
+void MpiEngine::look_for_notices(uint32_t looks) {
   Notice notice;
-  while (link_.take_notice(&notice, sizeof(notice))) {
+  while (link_.take_notice(&notice, sizeof(notice), looks)) {
     notice.text[sizeof(notice.text) - 1] = '\0';
     handle(notice);
   }
@@ -99,7 +100,7 @@ void MpiEngine::handle(const Notice& notice) {
 }
 
 void MpiEngine::check_call(const MpiTask& task, Pulse pulse) {
-  look_for_notices();
+  look_for_notices(pulse == Pulse::kYield ? kLooksInYield : kLooks);
   if (failed_) raise_failure();
   if (must_conclude()) conclude();
   if (refused_.count(seq_) != 0) rejected();
@@ -160,7 +161,7 @@ void MpiEngine::conclude() {
   wait_until(
       policy_, Bell{},
       [&] {
-        look_for_notices();
+        look_for_notices(kLooks);
         if (noticed() != records_.end() && !needs_words(Cause(noticed()->cause))) return true;
         for (uint32_t r = 0; r < world_size_; ++r) {
           if (records_[r].kind == 0 && !gone_[r]) return false;
@@ -259,7 +260,7 @@ void MpiEngine::poll() {
   check_usable();
   const std::lock_guard lock(mutex_);
   attempt([&] {
-    look_for_notices();
+    look_for_notices(kLooks);
     if (failed_) raise_failure();
     if (someone_fails_) conclude();
   });
@@ -303,7 +304,8 @@ void MpiEngine::attempt(const std::function<void()>& part) {
   } catch (const Error& error) {
     in_call_ = false;
     const std::string kind = error.kind();
-    if (failed_ || (kind != "TransportError" && kind != "PeerLost")) throw;
+    if (kind != "TransportError" && kind != "PeerLost") throw;
+    if (failed_) raise_failure();  // a notice was faster, and says who it is
     const std::string text = kind == "PeerLost" ? name_dead(error.what()) : error.what();
     spread(kind, text);
     throw Error(name_known(kind), text);

@@ -9,7 +9,6 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kBuffer = sizeof(Head) + kPacketBytes;
-constexpr uint32_t kLooks = 16;      // ranks to look at for notices, at a time
 constexpr uint32_t kPatience = 200;  // tests of a notice that has begun to come
 constexpr uint64_t kWithdrawNs = 20'000'000;
 
@@ -91,8 +90,9 @@ void MpiLink::send_packet(Lane lane, uint32_t peer, const Head& head) {
 
 const Head* MpiLink::poll(Inbox& inbox, uint32_t peer, Lane lane) {
   if (!inbox.posted) {
-    if (inbox.buffer == nullptr) inbox.buffer = std::make_unique<char[]>(kBuffer);
-    api_->irecv(inbox.buffer.get(), kBuffer, members_[peer], tag(static_cast<int>(lane)), comm_,
+    const uint64_t room = lane == Lane::kAgree ? sizeof(Head) : kBuffer;
+    if (inbox.buffer == nullptr) inbox.buffer = std::make_unique_for_overwrite<char[]>(room);
+    api_->irecv(inbox.buffer.get(), room, members_[peer], tag(static_cast<int>(lane)), comm_,
                 inbox.request);
     inbox.posted = true;
     inbox.complete = false;
@@ -163,9 +163,9 @@ int32_t MpiLink::find_dead() {
   return -1;
 }
 
-bool MpiLink::take_notice(void* data, uint64_t nbytes) {
+bool MpiLink::take_notice(void* data, uint64_t nbytes, uint32_t looks) {
   const int control = tag(static_cast<int>(Lane::kControl));
-  for (uint32_t i = 0; i < std::min(world_size(), kLooks) && !notice_.posted; ++i) {
+  for (uint32_t i = 0; i < std::min(world_size(), looks) && !notice_.posted; ++i) {
     next_ = (next_ + 1) % world_size();
     if (next_ == rank_ || !api_->probe(members_[next_], control, comm_)) continue;
     if (notice_.buffer == nullptr) notice_.buffer = std::make_unique<char[]>(kNoticeBytes);

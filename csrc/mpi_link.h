@@ -14,7 +14,7 @@
 
 namespace pycoll {
 
-inline constexpr uint64_t kPacketBytes = 16 << 10;  // of data behind one head
+inline constexpr uint64_t kPacketBytes = 32 << 10;  // of data behind one head
 
 // What a tag is about.
 enum class Lane : int {
@@ -23,10 +23,12 @@ enum class Lane : int {
   kAgree = 2,    // agreement that all ranks are in the same call
   kMail = 3,     // tagged messages of users
   kBulkMail = 4,
-  kWindow = 8,  // bare data of the segments in flight, kWindows of them
+  kWindow = 8,  // bare data of the segments in flight: kWindows for each call in flight
 };
 inline constexpr int kLanes = 16;
 inline constexpr uint32_t kWindows = 4;
+inline constexpr uint32_t kTrain = 2;  // calls that one rank has in flight
+static_assert(static_cast<int>(Lane::kWindow) + kTrain * kWindows <= kLanes);
 
 // In front of every packet: which call of which rank it belongs to, and what that call is.
 struct Head {
@@ -76,9 +78,9 @@ class MpiLink {
 
   // A notice to one rank; at most kNoticeBytes. Sent in the background, see flushed().
   void send_notice(uint32_t peer, const void* data, uint64_t nbytes);
-  // Looks at a few ranks in turn, and takes one notice that has arrived; `data` gets its first
-  // nbytes. False if there is none.
-  bool take_notice(void* data, uint64_t nbytes);
+  // Looks at so many ranks in turn, and takes one notice that has arrived; `data` gets its first
+  // nbytes. False if there is none. A look costs as much as a test of a message.
+  bool take_notice(void* data, uint64_t nbytes, uint32_t looks);
 
   // A rank that MPI knows to be dead, or -1. Throws nothing.
   int32_t find_dead();

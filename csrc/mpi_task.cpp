@@ -66,6 +66,7 @@ bool MpiTask::advance() {
   waiting_ = {};
   if (!agreed_ && !agree() && !call_.tiny) return false;
   bool busy = false;
+  const uint32_t first = static_cast<uint32_t>(Lane::kWindow) + seq_ % kTrain * kWindows;
   for (uint32_t i = 0; i < windows_.size(); ++i) {
     Window& window = windows_[i];
     for (;;) {
@@ -73,7 +74,7 @@ bool MpiTask::advance() {
         if (window.segment >= call_.segments) break;
         begin(window);
       }
-      if (!advance(window, static_cast<int>(Lane::kWindow) + static_cast<int>(i))) {
+      if (!advance(window, static_cast<int>(first + i))) {
         busy = true;
         break;
       }

@@ -29,7 +29,8 @@ struct Disagreement {
 class MpiTask {
  public:
   // `in` and `out` hold at least call.in_bytes and call.out_bytes. `proven`: all ranks are known to
-  // make this call. `scratch` is kept by the caller from call to call.
+  // make this call. `scratch` is kept by the caller from call to call. Of the tasks of a link that
+  // are not over no two may have numbers of the same parity: that is what their data go by.
   MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
           bool proven, std::vector<char>& scratch);
   // Takes back what is under way, after a failure.
@@ -40,6 +41,8 @@ class MpiTask {
   // Does what can be done; true once the call is complete. Throws Disagreement, and what MpiApi
   // throws.
   bool advance();
+  // Whether all ranks are known to make this call.
+  bool agreed() const { return agreed_; }
   Waiting waiting() const { return waiting_; }
   // Grows whenever something has arrived or left.
   uint64_t progress() const { return progress_; }

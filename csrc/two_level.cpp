@@ -2,20 +2,21 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <deque>
 
 namespace pycoll {
 namespace {
 
 constexpr double kOwnerFirst = 3.0;  // s; who waits for another host knows better why it takes long
-constexpr MpiEngine::Ticket kNoTicket = 0;
 
 }  // namespace
 
 TwoLevelEngine::TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MpiEngine> flat)
-    : node_(std::move(node)), flat_(std::move(flat)) {}
+    : node_(std::move(node)), flat_(std::move(flat)) {
+  node_->set_meanwhile([engine = flat_.get()] { return engine->nudge(); });
+}
 
 TwoLevelEngine::~TwoLevelEngine() {
+  node_->set_meanwhile(nullptr);
   if (flat_->failed()) scratch_.release();  // MPI may still look at it
 }
 
@@ -45,30 +46,18 @@ void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint
 
 void TwoLevelEngine::run_slices(const StagedCall& call, const Arrays& arrays) {
   const std::vector<StagedSlice>& slices = call.slices;
-  std::deque<std::pair<const StagedSlice*, MpiEngine::Ticket>> under_way;
-  const auto finish = [&] {
-    const auto [slice, ticket] = under_way.front();
-    under_way.pop_front();
-    if (ticket != kNoTicket) wait(ticket);
-    run_inside(slice->after, arrays, kOwnerFirst);
-  };
-  for (size_t i = 0; i < slices.size(); ++i) {
-    const StagedSlice& slice = slices[i];
-    if (i != 1) run_inside(slice.before, arrays);  // the second, while the first is under way
-    MpiEngine::Ticket ticket = start(slice.across, arrays, slices.size() == 1, i > 0);
-    run_inside(slice.between, arrays);
-    if (i == 0 && slices.size() > 1) {
-      run_inside(slices[1].before, arrays);
-      if (ticket != kNoTicket) wait(ticket);
-      ticket = kNoTicket;
+  const bool owner = slices.front().across.call != nullptr;
+  for (size_t i = 0; i < slices.size() + kTrain; ++i) {
+    const bool fetch = i >= kTrain && i - kTrain < slices.size();
+    if (i < slices.size()) run_inside(slices[i].before, arrays);
+    if (owner && fetch) flat_->finish();
+    if (i < slices.size()) {
+      if (owner) start(slices[i].across, arrays);
+      run_inside(slices[i].between, arrays);
     }
-    under_way.emplace_back(&slice, ticket);
-    if (under_way.size() > kAhead) finish();
+    if (fetch) run_inside(slices[i - kTrain].after, arrays, kOwnerFirst);
   }
-  while (!under_way.empty()) finish();
-  if (slices.front().across.call == nullptr) {
-    for (size_t i = 0; i < slices.size(); ++i) flat_->skip();
-  }
+  for (size_t i = 0; i < slices.size() && !owner; ++i) flat_->skip();
 }
 
 void TwoLevelEngine::run_inside(const BoundStage& stage, const Arrays& arrays, double more_s) {
@@ -79,21 +68,11 @@ void TwoLevelEngine::run_inside(const BoundStage& stage, const Arrays& arrays, d
   inside_ = false;
 }
 
-// Runs a stage between hosts, or lets it run. `proven`: see MpiEngine::submit.
-MpiEngine::Ticket TwoLevelEngine::start(const BoundStage& stage, const Arrays& arrays, bool wait,
-                                        bool proven) {
-  if (stage.call == nullptr) return kNoTicket;
+void TwoLevelEngine::start(const BoundStage& stage, const Arrays& arrays) {
   counted_ = true;
-  const void* source = arrays.at[size_t(stage.source)];
-  void* target = arrays.at[size_t(stage.target)];
-  if (!wait) {
-    return flat_->submit(stage.call, source, target, arrays.there, arrays.timeout_s, proven);
-  }
-  flat_->run(*stage.call, source, target, arrays.there, arrays.timeout_s);
-  return kNoTicket;
+  flat_->start(*stage.call, arrays.at[size_t(stage.source)], arrays.at[size_t(stage.target)],
+               arrays.there, arrays.timeout_s);
 }
-
-void TwoLevelEngine::wait(MpiEngine::Ticket ticket) { flat_->wait(ticket); }
 
 // Whoever hears of it from its host has not counted the call; whoever hears of it from another host
 // tells its own.

@@ -3,10 +3,11 @@
 // A call is cut into slices. Each is combined inside the host (`before`), goes between hosts
 // (`across`, which only some ranks of a host take part in), and is fetched inside the host
 // (`after`); `between` is work inside the host that need not wait for other hosts. While slices are
-// under way between hosts, the next is combined.
+// under way between hosts, the next is combined: the thread that makes the call moves them whenever
+// it waits inside the host. Stages inside the host have the same order on all its ranks.
 //
-// The first slice shows whether all ranks make this call: until it has passed between hosts nothing
-// else is sent there, so a call that somebody refuses counts once on every rank.
+// The first slice shows whether all ranks make this call: until it has, nothing else is sent
+// between hosts, so a call that somebody refuses counts once on every rank.
 #pragma once
 
 #include <array>
@@ -42,9 +43,6 @@ struct StagedCall {
 class TwoLevelEngine {
  public:
   static constexpr double kDefaultTimeout = -1;
-  // Slices under way between hosts while another is combined.
-  static constexpr size_t kAhead = 2;
-
   TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MpiEngine> flat);
   ~TwoLevelEngine();
   TwoLevelEngine(const TwoLevelEngine&) = delete;
@@ -70,8 +68,7 @@ class TwoLevelEngine {
   };
   void run_slices(const StagedCall& call, const Arrays& arrays);
   void run_inside(const BoundStage& stage, const Arrays& arrays, double more_s = 0);
-  MpiEngine::Ticket start(const BoundStage& stage, const Arrays& arrays, bool wait, bool proven);
-  void wait(MpiEngine::Ticket ticket);
+  void start(const BoundStage& stage, const Arrays& arrays);
   void rejected(const StagedCall& call, std::string_view text);
 
   std::shared_ptr<Engine> node_;

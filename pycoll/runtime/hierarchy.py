@@ -17,7 +17,7 @@ import numpy as np
 from pycoll import _C, algorithms
 from pycoll.algorithms.two_level import NONE, Hosts, Stage, TwoLevels, refined
 from pycoll.algorithms.two_level_plans import PLANS
-from pycoll.runtime.plans import LAYOUT_TABLE, TWO_LEVELS, CallSpec, descriptor, segment_bytes
+from pycoll.runtime.plans import APART_BYTES, LAYOUT_TABLE, TWO_LEVELS, CallSpec, descriptor
 from pycoll.runtime.select import select
 from pycoll.runtime.topology import Topology
 from pycoll.schedule.collectives import COLLECTIVES, OWN
@@ -27,8 +27,9 @@ from pycoll.schedule.messages import message_plan
 from pycoll.schedule.plan import Opcode, Plan
 from pycoll.types import DType, Kind, Order, ReduceOp
 
-SLICE_BYTES = 4 << 20  # smaller ones lose more to the change of threads than overlap gains
-SCRATCHES = 3  # slices that are combined or under way: TwoLevelEngine::kAhead + 1
+LEAST_PIECE = 36 << 10  # of a slice, for each owner and host: packets do not overlap
+SLICES, MOST_SLICE = 16, 4 << 20  # of a large call: what does not overlap is one slice
+SCRATCHES = 3  # slices that are combined or under way: kTrain + 1
 _ARRAYS = {IN: 0, OUT: 1, TMP: 2}
 _NOTHING = algorithms.find("all_reduce", "one_shot")
 
@@ -108,11 +109,13 @@ def cut(low: int, high: int, parts: int) -> tuple[np.ndarray, np.ndarray]:
     return starts, np.diff(starts, append=int(high))
 
 
-def slices_of(spec: CallSpec, n: int) -> Iterator[tuple[int, int]]:
+def slices_of(spec: CallSpec, hosts: Hosts) -> Iterator[tuple[int, int]]:
     """Cut a vector, or the block of each rank, into slices."""
-    blocks = n if in_blocks(spec) else 1
+    blocks = hosts.n if in_blocks(spec) else 1
+    pieces = max(blocks, hosts.columns * (hosts.count if hosts.count > 2 else 1))
+    nbytes = min(spec.count * spec.itemsize // SLICES, MOST_SLICE)
     count = spec.count // blocks
-    step = max(1, SLICE_BYTES // (spec.itemsize * blocks))
+    step = max(1, max(nbytes, pieces * LEAST_PIECE) // (spec.itemsize * blocks))
     step = -(-step // 64) * 64
     yield 0, min(step, count)
     for low in range(step, count, step):
@@ -139,7 +142,7 @@ class Binder:
         topology = self.topology
         n, nbytes = len(topology.hosts), spec.count * spec.itemsize
         hosts = Hosts(topology.hosts, topology.columns(spec.collective, nbytes), spec.root)
-        ranges = list(slices_of(spec, n))
+        ranges = list(slices_of(spec, hosts))
         widest = max(high - low for low, high in ranges)
         choice = _between(spec, hosts, widest * (n if in_blocks(spec) else 1))
         params = {"root": hosts.of[spec.root]} if "root" in choice.algorithm.params else {}
@@ -215,7 +218,7 @@ class Binder:
         at_exit = average and not plan.scales_in_fold
         return self.flat.bind_messages(
             compiled,
-            segment_bytes=segment_bytes(plan.schedule),
+            segment_bytes=APART_BYTES,
             agree=COLLECTIVES[spec.collective].rooted,
             team=list(team),
             **_numbers(spec, rows, n if average else 0, at_exit),

@@ -20,6 +20,7 @@ CARD_BYTES = 512
 Exchange = Callable[[bytes], list[bytes]]  # gives every rank the cards of all ranks, by rank
 
 _NAMESPACES = ("ipc", "pid", "user")
+_MOST_CORES = 1000
 
 
 @dataclass(frozen=True)
@@ -30,28 +31,31 @@ class Card:
         host: Equal for ranks that may share memory.
         name: Host name, for people.
         pid: Process.
+        cores: Cores that it may use, one bit each, the first thousand at most.
     """
 
     host: str
     name: str
     pid: int
+    cores: int = 1
 
     @classmethod
     def own(cls) -> Card:
         """Describe this process."""
         parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(os.getuid())]
         parts += [os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES]
-        return cls(" ".join(parts), socket.gethostname()[:64], os.getpid())
+        cores = sum(1 << core for core in os.sched_getaffinity(0) if core < _MOST_CORES)
+        return cls(" ".join(parts), socket.gethostname()[:64], os.getpid(), cores)
 
     def pack(self) -> bytes:
         """Return the card as bytes that `unpack` reads."""
-        return f"{self.host}\n{self.name}\n{self.pid}".encode()
+        return f"{self.host}\n{self.name}\n{self.pid}\n{self.cores:x}".encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Card:
         """Read a card."""
-        host, name, pid = data.rstrip(b"\0").decode().split("\n")
-        return cls(host, name, int(pid))
+        host, name, pid, cores = data.rstrip(b"\0").decode().split("\n")
+        return cls(host, name, int(pid), int(cores, 16))
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,14 @@ def number(keys: Sequence[object]) -> tuple[int, ...]:
     """Replace equal keys by equal numbers, counted in order of appearance."""
     seen: dict[object, int] = {}
     return tuple(seen.setdefault(key, len(seen)) for key in keys)
+
+
+def fewest_cores(cards: Sequence[Card], hosts: Sequence[int]) -> int:
+    """Return how many cores the ranks of a host may use together, where these are fewest."""
+    masks: dict[int, int] = {}
+    for card, host in zip(cards, hosts, strict=True):
+        masks[host] = masks.get(host, 0) | card.cores
+    return max(1, min(mask.bit_count() for mask in masks.values()))
 
 
 def candidates(cards: Sequence[Card], pretended: Sequence[int] | None = None) -> tuple[int, ...]:

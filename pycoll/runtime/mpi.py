@@ -18,7 +18,7 @@ from pycoll.config import Config, environment
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.bootstrap import make_memfd
 from pycoll.runtime.groups import open_control
-from pycoll.runtime.hosts import CARD_BYTES, Card, Exchange, Shared, candidates, share
+from pycoll.runtime.hosts import CARD_BYTES, Card, Exchange, Shared, candidates, fewest_cores, share
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.reports import raising
@@ -114,7 +114,8 @@ def connect(comm: Any, config: Config, hosts: Sequence[int] | None = None) -> Se
             return _on_one_host(comm, shared, config)
         job = make_job(MPI, comm, cards, shared.hosts)
         place = job, list(range(comm.size)), comm.rank, 0, config
-        topology = Topology(shared.hosts, comm.rank)
+        cores = fewest_cores(cards, shared.hosts)
+        topology = Topology(shared.hosts, comm.rank, cores)
         if not topology.useful:
             return MpiSession(*place)
         session = TwoLevelSession(*place, open_node(topology, shared, config), topology)

@@ -66,6 +66,7 @@ class MpiSession(Session):
         self.memory, self.threads = PlainMemory(), False
         self._kept: list[Any] = []  # MPI may still look at these arrays after a failure
         hosts = [job.hosts[m] for m in members]
+        cards = [job.cards[m] for m in members]
         engine = raising(
             _C.MpiEngine,
             job.api,
@@ -74,10 +75,11 @@ class MpiSession(Session):
             rank,
             context,
             timeout_s=config.timeout_s,
-            crowd=sum(card.host == job.cards[members[rank]].host for card in job.cards),
+            crowd=sum(card.host == cards[rank].host for card in job.cards),
         )
         self.hosts = hosts
-        plans = PlanCache(engine, rank, len(members), messages=True)
+        apart = len({card.host for card in cards}) > 1
+        plans = PlanCache(engine, rank, len(members), messages=True, apart=apart)
         self._open(
             rank, len(members), config, engine, _C.MpiMail(engine), Caller(plans, self.memory)
         )

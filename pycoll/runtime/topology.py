@@ -42,10 +42,12 @@ class Topology:
     Attributes:
         hosts: Number of the host of each rank, counted from 0 in rank order.
         rank: This rank.
+        cores: Cores that the ranks of a host may use together, where these are fewest.
     """
 
     hosts: tuple[int, ...]
     rank: int
+    cores: int = 1 << 16
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -84,4 +86,4 @@ class Topology:
         """Return how many ranks of a host speak for it, each for a part of the vector."""
         if collective in _ONE_LEADER or nbytes <= ONE_COLUMN_BYTES:
             return 1
-        return min(map(len, self.groups))
+        return min(self.cores, *map(len, self.groups))

@@ -52,7 +52,7 @@ def join(
     try:
         meeting = _Meeting(store, rank, size, timeout_s)
         members = meeting.exchange("place", {**asdict(Card.own()), "fds": own})
-        cards = [Card(m["host"], m["name"], m["pid"]) for m in members]
+        cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
         meeting.pids = {
             r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host
         }

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pycoll.config import Config
 from pycoll.runtime import mpi, sockets
-from pycoll.runtime.hosts import Card, share
+from pycoll.runtime.hosts import Card, fewest_cores, share
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.prepared import Prepared
 from pycoll.runtime.topology import Topology
@@ -89,7 +89,7 @@ def join_hosts(
             exchange, cards, shared.hosts, rank, store, config
         )
         place = job, list(range(len(cards))), rank, 0, config
-        topology = Topology(shared.hosts, rank)
+        topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
         if topology.useful:
             session = HostsGroup(*place, mpi.open_node(topology, shared, config), topology)
         else:

@@ -8,7 +8,7 @@ import pytest
 from pycoll import algorithms
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime import mpi
-from pycoll.runtime.hosts import Card, candidates, share
+from pycoll.runtime.hosts import Card, candidates, fewest_cores, share
 from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.topology import Topology
 from pycoll.types import DType, Kind, Order, ReduceOp
@@ -22,6 +22,18 @@ def test_cards_survive_the_wire():
     card = Card.own()
     assert Card.unpack(card.pack().ljust(512, b"\0")) == card
     assert len(card.pack()) <= 512
+
+
+def test_owners_have_a_core_each():
+    bound = [Card("a", "name", rank, 1 << rank) for rank in range(4)]
+    free = [Card("b", "name", rank, 0b11) for rank in range(4)]
+    assert fewest_cores(bound, (0, 0, 0, 0)) == 4
+    assert fewest_cores(bound + free, (0, 0, 0, 0, 1, 1, 1, 1)) == 2
+    hosts = (0, 0, 0, 1, 1, 1)
+    for cores, columns in ((1, 1), (2, 2), (8, 3)):
+        topology = Topology(hosts, 0, cores)
+        assert topology.columns("all_reduce", 64 << 10) == 1
+        assert topology.columns("all_reduce", 65 << 10) == columns
 
 
 def test_candidates():

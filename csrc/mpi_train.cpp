@@ -1,0 +1,125 @@
+// Running calls over MPI: one after the other, or as a train of which several are under way at
+// once.
+#include <algorithm>
+#include <utility>
+
+#include "mpi_engine.h"
+
+namespace pycoll {
+namespace {
+
+constexpr uint32_t kStepsBetweenChecks = 1024;
+constexpr uint32_t kYieldsBetweenChecks = 16;
+
+}  // namespace
+
+void MpiEngine::execute(const Job& job, bool signals) {
+  on_train([&] {
+    add_to_train(job, signals);
+    drive([this] { return train_.front().over; });
+  });
+  train_.clear();
+  end();
+}
+
+// Puts a call behind those under way, and lets it begin.
+void MpiEngine::add_to_train(const Job& job, bool signals) {
+  const std::lock_guard lock(mutex_);
+  if (train_.empty()) begin(job, signals);
+  train_.push_back({make_task(job, seq_ + train_.size()), job.call->tiny});
+  advance_train();
+}
+
+void MpiEngine::advance_train() {
+  for (Car& car : train_) {
+    const uint64_t before = car.task->progress();
+    if (!car.over) car.over = car.task->advance();
+    moved_ += car.task->progress() - before;
+  }
+}
+
+// Moves the train until something is ready.
+void MpiEngine::drive(const std::function<bool()>& ready) {
+  uint32_t steps = 0, yields = 0;
+  const auto check = [&](Pulse pulse) {
+    const std::lock_guard lock(mutex_);
+    const auto late = [](const Car& car) { return !car.over; };
+    const auto car = std::find_if(train_.begin(), train_.end(), late);
+    check_call(car == train_.end() ? *train_.back().task : *car->task, pulse);
+    return false;
+  };
+  for (bool found = ready(); !found;) {
+    const uint64_t before = moved_;
+    wait_until(
+        policy_, Bell{},
+        [&] {
+          const std::lock_guard lock(mutex_);
+          advance_train();
+          found = ready();
+          return found || moved_ != before;
+        },
+        [&](Pulse pulse) {
+          const bool skipped = pulse == Pulse::kYield && ++yields % kYieldsBetweenChecks != 0;
+          return skipped ? false : check(pulse);
+        });
+    if (!found && ++steps % kStepsBetweenChecks == 0) check(Pulse::kSlice);
+  }
+}
+
+// Runs a part of a train; if that fails, all that is under way is taken back.
+template <typename F>
+void MpiEngine::on_train(F&& part) {
+  try {
+    attempt([&] {
+      if (trouble_ != nullptr) std::rethrow_exception(std::exchange(trouble_, nullptr));
+      part();
+    });
+  } catch (...) {
+    train_.clear();
+    throw;
+  }
+}
+
+void MpiEngine::start(const BoundCall& call, const void* in, void* out, uint32_t site,
+                      double timeout_s) {
+  check_usable();
+  const Use use(*this);
+  if (train_.empty()) settle();
+  on_train([&] {
+    // Packets go by the number of the call alone: there may be only one call that uses them.
+    const auto passed = [&](const Car& car) {
+      return car.over || (car.task->agreed() && !car.packets && !call.tiny);
+    };
+    if (!train_.empty()) {
+      drive([&] { return std::all_of(train_.begin(), train_.end(), passed); });
+    }
+    add_to_train({&call, in, out, site, timeout_s, !train_.empty()}, true);
+  });
+}
+
+bool MpiEngine::nudge() {
+  if (train_.empty() || trouble_ != nullptr) return false;
+  try {
+    const std::lock_guard lock(mutex_);
+    advance_train();
+  } catch (...) {
+    trouble_ = std::current_exception();
+  }
+  return true;
+}
+
+void MpiEngine::finish() {
+  const Use use(*this);
+  on_train([&] { drive([this] { return train_.front().over; }); });
+  train_.pop_front();
+  end();
+  in_call_ = !train_.empty();
+  deadline_ns_ = 0;
+}
+
+std::unique_ptr<MpiTask> MpiEngine::make_task(const Job& job, uint64_t seq) {
+  return std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq, job.proven,
+                                   scratch_[seq % kTrain]);
+}
+
+}  // namespace pycoll
