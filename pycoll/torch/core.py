@@ -17,9 +17,10 @@ from torch._C import _distributed_c10d as c10d
 from pycoll.errors import ArgumentError, CollError
 from pycoll.runtime.mpi_session import MpiSession
 from pycoll.runtime.session import Session
+from pycoll.torch.background import Background
 from pycoll.torch.calls import Calls, HostCalls
 from pycoll.torch.errors import as_torch
-from pycoll.torch.work import Background, DoneWork, PendingWork, Tensors
+from pycoll.torch.work import DoneWork, PendingWork, Tensors
 
 Job = Callable[[], Any]
 Prepare = Callable[[], tuple[Job, Tensors]]
