@@ -25,11 +25,13 @@ constexpr uint64_t kAwayNs = 10'000'000;
 constexpr uint32_t kRoundsAfterAbsence = 3;
 constexpr uint32_t kLooksAfterAbsence = 20;
 
-// Polls longer than ranks that share memory do: nobody wakes us. Sleeps are short for that reason.
+// Polls longer than ranks that share memory do: nobody wakes us. Sleeps are short for that reason. A
+// poll may cost 25 us (MPICH over TCP), so few are made before the first yield.
 WaitPolicy policy_for(uint32_t crowd) {
   WaitPolicy policy = default_policy(crowd);
   policy.yield_us = policy.burst > 1 ? 20'000 : 2'000;
   policy.burst = 1;
+  policy.spins = 5;
   policy.first_slice_us = 50;
   policy.last_slice_us = 1000;
   return policy;
