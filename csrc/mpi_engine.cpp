@@ -25,8 +25,8 @@ constexpr uint64_t kAwayNs = 10'000'000;
 constexpr uint32_t kRoundsAfterAbsence = 3;
 constexpr uint32_t kLooksAfterAbsence = 20;
 
-// Polls longer than ranks that share memory do: nobody wakes us. Sleeps are short for that reason. A
-// poll may cost 25 us (MPICH over TCP), so few are made before the first yield.
+// Polls longer than ranks that share memory do: nobody wakes us. Sleeps are short for that reason.
+// A poll may cost 25 us (MPICH over TCP), so few are made before the first yield.
 WaitPolicy policy_for(uint32_t crowd) {
   WaitPolicy policy = default_policy(crowd);
   policy.yield_us = policy.burst > 1 ? 20'000 : 2'000;
