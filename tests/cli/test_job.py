@@ -120,6 +120,8 @@ def test_signals_reach_every_rank_once(jobs, number):
         print(rank, count)
         """
     )
+    if signal.getsignal(number) == signal.SIG_IGN:  # under nohup; the job would inherit it
+        signal.signal(number, signal.SIG_DFL)
     with jobs.started(path, 3, "--tag-output") as (job, _):
         job.send_signal(number)
         out, err = job.communicate(timeout=jobs.deadline_s)
