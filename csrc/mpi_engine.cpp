@@ -156,7 +156,7 @@ void MpiEngine::step_queue() {
     attempt([&] {
       if (current_ == nullptr) {
         begin(job, true);
-        current_ = make_task(job, seq_);
+        current_ = make_task(job, seq_, 0);
       }
       over = current_->advance();
     });

@@ -127,7 +127,7 @@ class MpiEngine {
     double timeout_s;
     bool proven = false;
   };
-  std::unique_ptr<MpiTask> make_task(const Job& job, uint64_t seq);
+  std::unique_ptr<MpiTask> make_task(const Job& job, uint64_t seq, uint32_t place);
   struct Queued {
     Job job;
     std::shared_ptr<const BoundCall> call;
@@ -194,6 +194,7 @@ class MpiEngine {
   struct Car {
     std::unique_ptr<MpiTask> task;
     bool packets = false, over = false;
+    uint32_t place = 0;  // of its scratch
   };
   std::deque<Car> train_;       // the oldest has the number seq_
   uint64_t moved_ = 0;          // grows whenever something has arrived or left

@@ -6,6 +6,17 @@
 #include <cstring>
 
 namespace pycoll {
+namespace {
+
+// Of a chunk, under way at the same time: what is received stays in the core's cache until folded.
+constexpr uint64_t kInFlightBytes = 2 << 20;
+
+uint32_t windows_of(const BoundCall& call) {
+  const uint64_t fit = kInFlightBytes / std::max<uint64_t>(1, call.segment * call.elem_bytes);
+  return std::min(call.segments, std::clamp(static_cast<uint32_t>(fit), 1u, kWindows));
+}
+
+}  // namespace
 
 MpiTask::MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
                  bool proven, std::vector<char>& scratch)
@@ -17,7 +28,7 @@ MpiTask::MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out
       agreed_(proven || (call.tiny && !call.agree)),
       blocked_(link.world_size(), 0) {
   if (link_.world_size() == 1) agreed_ = true;
-  windows_.resize(std::min(call.segments, kWindows));
+  windows_.resize(windows_of(call));
   const uint64_t pitch = call.plan->slots * call.stride;
   if (scratch.size() < pitch * windows_.size()) scratch.resize(pitch * windows_.size());
   for (size_t i = 0; i < windows_.size(); ++i) {

@@ -2,9 +2,9 @@
 //
 // A call whose messages are all small sends packets, each with the call's descriptor in its head.
 // Any other call first makes sure, by a dissemination among all ranks, that they are all in the
-// same call; then bare data moves, in segments of which kWindows are under way at the same time.
-// So nothing reaches a user's array, and nothing refers to one, before all ranks agree. Calls in
-// which a rank does not depend on all others (those with a root) agree in any case.
+// same call; then bare data moves, in segments of which up to kWindows are under way at the same
+// time. So nothing reaches a user's array, and nothing refers to one, before all ranks agree. Calls
+// in which a rank does not depend on all others (those with a root) agree in any case.
 #pragma once
 
 #include <memory>

@@ -26,7 +26,8 @@ void MpiEngine::execute(const Job& job, bool signals) {
 void MpiEngine::add_to_train(const Job& job, bool signals) {
   const std::lock_guard lock(mutex_);
   if (train_.empty()) begin(job, signals);
-  train_.push_back({make_task(job, seq_ + train_.size()), job.call->tiny});
+  const uint32_t place = train_.empty() ? 0 : (train_.back().place + 1) % kTrain;
+  train_.push_back({make_task(job, seq_ + train_.size(), place), job.call->tiny, false, place});
   advance_train();
 }
 
@@ -117,9 +118,9 @@ void MpiEngine::finish() {
   deadline_ns_ = 0;
 }
 
-std::unique_ptr<MpiTask> MpiEngine::make_task(const Job& job, uint64_t seq) {
+std::unique_ptr<MpiTask> MpiEngine::make_task(const Job& job, uint64_t seq, uint32_t place) {
   return std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq, job.proven,
-                                   scratch_[seq % kTrain]);
+                                   scratch_[place]);
 }
 
 }  // namespace pycoll

@@ -117,12 +117,21 @@ class Bench:
             dtype,
             direct=symmetric,
             messages=self.messages,
+            near=self.comm._session.near,
         )
 
     def _usual(self, problem: Problem, order: str, symmetric: bool) -> Choice:
         dtype = DTYPE if problem.promise.reduces else None
-        options = {"order": order or None, "dtype": dtype, "direct": symmetric}
-        return select(problem.name, problem.nbytes, problem.n, messages=self.messages, **options)
+        return select(
+            problem.name,
+            problem.nbytes,
+            problem.n,
+            order=order or None,
+            dtype=dtype,
+            direct=symmetric,
+            messages=self.messages,
+            near=self.comm._session.near,
+        )
 
     def _name(self, usual: Choice) -> str:
         """What a call does by itself: the name of an algorithm if naming that does the same."""
@@ -137,6 +146,7 @@ class Bench:
             direct=wish.direct,
             algorithm=usual.algorithm,
             messages=self.messages,
+            near=usual.wish.near,
         )
         return usual.name if named.direct == usual.direct else f"{usual.name}, staged"
 

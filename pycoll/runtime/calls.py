@@ -240,6 +240,7 @@ class Caller:
             direct=mapped,
             algorithm=request.algorithm,
             messages=self.plans.messages,
+            near=not self.plans.apart,
             world=self.plans.world,
         )
 

@@ -19,8 +19,7 @@ def _any_size(collective: str, names: tuple[str, ...], why: str) -> Rule:
     return Rule(collective, ANY_N, ANY_SIZE, False, names, why)
 
 
-MESSAGE_RULES = (
-    Rule("all_reduce", 2, ANY_SIZE, False, ("recursive_doubling", *_ONE_SHOT), _SAME_BYTES),
+_ANYWHERE = (
     Rule("all_reduce", 4, 2 * K, False, _ONE_SHOT, _ONE_ROUND),
     Rule("all_reduce", ANY_N, 2 * K, False, ("recursive_doubling", *_ONE_SHOT), _FEW_ROUNDS),
     Rule("all_reduce", 16, ANY_SIZE, False, _TWO_SHOT, _LEAST_BYTES),
@@ -41,4 +40,9 @@ MESSAGE_RULES = (
     _any_size("scatter", ("binomial",), _FEW_ROUNDS),
     _any_size("all_to_all", ("direct",), _LEAST_BYTES),
 )
+
+_EXCHANGE = ("recursive_doubling", *_ONE_SHOT)
+LINK_RULES = (Rule("all_reduce", 2, ANY_SIZE, False, _EXCHANGE, _SAME_BYTES), *_ANYWHERE)
 """The first line that fits a call decides; every collective ends with a line that fits all."""
+NEAR_RULES = (Rule("all_reduce", 2, 64 * K, False, _EXCHANGE, _ONE_ROUND), *_ANYWHERE)
+"""Likewise on one host, where messages are so fast that folding a vector twice costs more."""

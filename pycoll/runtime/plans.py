@@ -24,7 +24,7 @@ FLAG_DIRECT = 4
 TWO_LEVELS = 0x3FE  # instead of a number of the registry: see pycoll.runtime.hierarchy
 _MAX_BINDINGS = 1024
 _LINE_BYTES = 64
-SEGMENT_BYTES = 256 << 10  # of a chunk that one message carries
+SEGMENT_BYTES = 1 << 20  # of a chunk that one message carries
 WHOLE_BYTES = 1 << 30  # likewise, where no fold and no other message could begin earlier
 APART_BYTES = 60 << 10
 """Likewise between hosts. Over TCP, Open MPI sends 64 KiB at once; before more it shakes hands, and

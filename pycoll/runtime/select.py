@@ -14,7 +14,7 @@ from typing import Any
 
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ArgumentError, ScheduleError
-from pycoll.runtime.message_rules import MESSAGE_RULES
+from pycoll.runtime.message_rules import LINK_RULES, NEAR_RULES
 from pycoll.runtime.rules import RULES, Rule
 from pycoll.runtime.tuning import TunedRule, World
 from pycoll.schedule.collectives import COLLECTIVES
@@ -45,6 +45,7 @@ class Wish:
         direct: All arrays lie in symmetric memory.
         in_place: A direct plan has to work when input and output are the same memory.
         messages: Ranks send messages; otherwise they share memory.
+        near: All ranks are on one host; matters where they send messages.
     """
 
     collective: str
@@ -56,6 +57,7 @@ class Wish:
     direct: bool = False
     in_place: bool = True
     messages: bool = False
+    near: bool = False
 
     def obstacle(self, algorithm: Algorithm) -> str:
         """Say why an algorithm cannot serve; empty if it can."""
@@ -133,6 +135,7 @@ def select(
     algorithm: str | Algorithm | None = None,
     machine: Machine | Network | None = None,
     messages: bool = False,
+    near: bool = False,
     world: World | None = None,
 ) -> Choice:
     """Choose the algorithm of a call.
@@ -151,6 +154,7 @@ def select(
         algorithm: An algorithm, or the name of one, that the caller wants.
         machine: What predictions are made for; they do not decide.
         messages: Whether ranks send messages; otherwise they share memory.
+        near: Whether all ranks are on one host; matters where they send messages.
         world: What was measured in the places of these ranks; its lines come first.
 
     Raises:
@@ -158,7 +162,7 @@ def select(
     """
     wanted = _order(collective, order, named=algorithm is not None)
     aliased = not COLLECTIVES[collective].transposes if in_place is None else in_place
-    wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, aliased, messages)
+    wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, aliased, messages, near)
     machine = machine or (Network() if messages else Machine())
     if algorithm is None:
         return _by_measurement(wish, machine, world) or _by_table(wish, machine)
@@ -202,7 +206,8 @@ def _by_measurement(wish: Wish, machine: Machine | Network, world: World | None)
 
 
 def _by_table(wish: Wish, machine: Machine | Network) -> Choice:
-    for rule in filter(wish.fits, MESSAGE_RULES if wish.messages else RULES):
+    by_messages = NEAR_RULES if wish.near else LINK_RULES
+    for rule in filter(wish.fits, by_messages if wish.messages else RULES):
         for name in rule.names:
             algorithm = _named(wish.collective, name)
             if wish.obstacle(algorithm) or (rule.direct and not wish.may_be_direct(algorithm)):

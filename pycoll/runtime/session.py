@@ -118,6 +118,11 @@ class Session(TaggedMessages):
         """What was measured in the places of these ranks."""
         return self._caller.plans.world
 
+    @property
+    def near(self) -> bool:
+        """Whether all ranks are on one host."""
+        return not self._caller.plans.apart
+
     def has_two_levels(self, collective: str, choice: Choice) -> bool:
         """Tell that calls do not go through hosts first."""
         return False

@@ -8,6 +8,7 @@ import pytest
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ArgumentError
 from pycoll.runtime.candidates import candidates
+from pycoll.runtime.message_rules import LINK_RULES, NEAR_RULES
 from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
 from pycoll.runtime.select import MAX_BLOCKS, STAGE_BELOW, folds_at_once, select
 from pycoll.schedule.collectives import COLLECTIVES
@@ -17,24 +18,29 @@ from pycoll.types import DType, ReduceOp
 
 REDUCING = [name for name, spec in COLLECTIVES.items() if spec.reduces]
 MOVING = [name for name, spec in COLLECTIVES.items() if not spec.reduces]
+TABLES = pytest.mark.parametrize(
+    "table", [RULES, LINK_RULES, NEAR_RULES], ids=["memory", "links", "near"]
+)
 SIZES = (0, 8, 600, 3000, 5000, 1 << 16, 1 << 24)
 
 
-def test_the_table_names_what_exists():
-    for rule in RULES:
+@TABLES
+def test_the_table_names_what_exists(table):
+    for rule in table:
         for name in rule.names:
             assert find(rule.collective, name).collective == rule.collective
     for collective in COLLECTIVES:
-        last = [rule for rule in RULES if rule.collective == collective][-1]
+        last = [rule for rule in table if rule.collective == collective][-1]
         assert (last.max_n, last.max_bytes, last.direct) == (ANY_N, ANY_SIZE, False)
 
 
-def test_no_line_of_the_table_is_dead():
+@TABLES
+def test_no_line_of_the_table_is_dead(table):
     def covers(a, b):
         wider = a.max_n >= b.max_n and a.max_bytes >= b.max_bytes and b.direct >= a.direct
         return a.collective == b.collective and wider
 
-    dead = [b for i, b in enumerate(RULES) for a in RULES[:i] if covers(a, b)]
+    dead = [b for i, b in enumerate(table) for a in table[:i] if covers(a, b)]
     assert dead == []
 
 
@@ -91,6 +97,17 @@ def test_what_all_reduce_takes_on_two_ranks():
     assert taken(8 << 10, direct=True) == taken(1 << 30, direct=True) == ("two_shot_push", True)
     assert taken(8, order="rank") == ("one_shot_rank", False)
     assert taken(1 << 20, order="rank", direct=True) == ("two_shot_push_rank", True)
+
+
+def test_two_ranks_that_send_messages_exchange_whole_vectors_unless_folding_them_costs_more():
+    def taken(nbytes, near):
+        return select("all_reduce", nbytes, 2, messages=True, near=near).name
+
+    for near in (False, True):
+        assert taken(8, near) == taken(64 << 10, near) == "recursive_doubling"
+    assert taken(1 << 20, near=False) == "recursive_doubling"
+    assert taken(1 << 20, near=True) == "two_shot_pull"
+    assert select("all_reduce", 1 << 20, 2, near=True).name == "two_shot_push"
 
 
 def test_large_worlds_wait_for_few_peers():
