@@ -123,6 +123,11 @@ class Engine {
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
            double timeout_s = kDefaultTimeout);
 
+  // Whether a call would begin at once, and waits for other processes only.
+  bool prompt() const {
+    return !options_.threads_as_ranks && keeper_ != nullptr && keeper_->idle();
+  }
+
   // The same on the keeper thread. The arrays must live until the ticket is done.
   Ticket submit(std::shared_ptr<const BoundCall> call, const void* in, void* out, uint32_t site = 0,
                 double timeout_s = kDefaultTimeout);

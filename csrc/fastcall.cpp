@@ -4,9 +4,11 @@
 
 #include <array>
 #include <cstring>
+#include <optional>
 
 #include "engine.h"
 #include "gil.h"
+#include "python_frame.h"
 #include "two_level.h"
 
 namespace py = pybind11;
@@ -15,6 +17,7 @@ namespace {
 
 constexpr int kMaxDims = 4;
 constexpr size_t kSlots = 256;  // of each table, direct-mapped
+constexpr uint64_t kShortBytes = 16 << 10;
 enum Place : uint8_t { kAbsent, kPrivate, kSymmetric };
 
 constexpr int kContiguous = 0x0001;  // NPY_ARRAY_C_CONTIGUOUS
@@ -118,11 +121,8 @@ bool make_key(const State& state, PyObject* const* args, Key& key, Arrays& array
 
 // The id of the line that called the communicator's method: the innermost Python frame.
 uint32_t call_site(State& state) {
-  PyFrameObject* frame = PyEval_GetFrame();
-  if (frame == nullptr) return 0;
-  const auto code =
-      py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-  const int lasti = PyFrame_GetLasti(frame);
+  const auto [code, lasti] = innermost_place();
+  if (!code) return 0;
   const size_t hash = reinterpret_cast<uintptr_t>(code.ptr()) / 64 + static_cast<size_t>(lasti);
   Site& site = state.sites[hash % kSlots];
   if (site.code.ptr() != code.ptr() || site.lasti != lasti) {
@@ -180,6 +180,24 @@ PyObject* submit(State& state, const Entry& entry, const Arrays& arrays, PyObjec
   return state.queued()(ticket, py::handle(x), result).release().ptr();
 }
 
+// Whether an engine does all of it at once, and soon.
+bool is_short(const State& state, const BoundCall* call) {
+  return state.engine != nullptr && call->in_bytes + call->out_bytes <= kShortBytes &&
+         state.engine->prompt();
+}
+
+// Works without Python's lock; returns the error that ends it, if any.
+template <typename Unlock, typename Work>
+std::optional<Error> error_of(const Work& work) {
+  const Unlock unlock;
+  try {
+    work();
+  } catch (const Error& error) {
+    return error;
+  }
+  return {};
+}
+
 PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* x, PyObject* out) {
   const std::shared_ptr<const BoundCall> call = entry.call;
   const std::shared_ptr<const StagedCall> staged = entry.staged;
@@ -187,26 +205,19 @@ PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* 
   const uint32_t site = call_site(state);
   auto [result, target] = result_of(entry, arrays, out);
   const py::object keep = py::reinterpret_borrow<py::object>(x);
-  std::string kind, text;
-  bool failed = false;
-  {
-    const Unlocked unlocked;
-    try {
-      if (two != nullptr) {
-        two->run(*staged, arrays.in, target, site);
-      } else if (state.engine != nullptr) {
-        state.engine->run(*call, arrays.in, target, site);
-      } else {
-        state.mpi->run(*call, arrays.in, target, site);
-      }
-    } catch (const Error& error) {
-      failed = true;
-      kind = error.kind();
-      text = error.what();
+  const auto work = [&] {
+    if (two != nullptr) {
+      two->run(*staged, arrays.in, target, site);
+    } else if (state.engine != nullptr) {
+      state.engine->run(*call, arrays.in, target, site);
+    } else {
+      state.mpi->run(*call, arrays.in, target, site);
     }
-  }
-  if (!failed) return result.release().ptr();
-  fail(state, kind, text, x, result);
+  };
+  const std::optional<Error> error =
+      is_short(state, call.get()) ? error_of<UnlockedInWaits>(work) : error_of<Unlocked>(work);
+  if (!error.has_value()) return result.release().ptr();
+  fail(state, error->kind(), error->what(), x, result);
   return nullptr;
 }
 

@@ -4,6 +4,10 @@
 #include <Python.h>
 #include <unistd.h>
 
+#include <optional>
+
+#include "wait.h"
+
 namespace pycoll {
 
 inline bool interpreter_is_ending() {
@@ -35,6 +39,23 @@ class Unlocked {
 
  private:
   PyThreadState* thread_;
+};
+
+// Other Python threads may run as soon as this one would give its core away. For work that is over
+// sooner than the lock is passed on.
+class UnlockedInWaits final : public Held {
+ public:
+  UnlockedInWaits() : before_(held) { held = this; }
+  ~UnlockedInWaits() {
+    if (!unlocked_.has_value()) held = before_;
+  }
+  void let_go() override { unlocked_.emplace(); }
+  UnlockedInWaits(const UnlockedInWaits&) = delete;
+  UnlockedInWaits& operator=(const UnlockedInWaits&) = delete;
+
+ private:
+  Held* before_;
+  std::optional<Unlocked> unlocked_;
 };
 
 }  // namespace pycoll

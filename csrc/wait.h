@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 namespace pycoll {
 
@@ -35,6 +36,21 @@ struct Bell {
   const void* word = nullptr;
   std::atomic<uint32_t>* sleepers = nullptr;
 };
+
+// What a thread keeps while it spins for a moment, and lets go of before it spins for longer or
+// gives its core away.
+class Held {
+ public:
+  virtual void let_go() = 0;
+
+ protected:
+  ~Held() = default;
+};
+inline constinit thread_local Held* held = nullptr;
+
+inline void let_go_of_held() {
+  if (held != nullptr) std::exchange(held, nullptr)->let_go();
+}
 
 // When a check is made: every 1,024 spins, after every yield, after every slice of sleep (also one
 // that a signal cut short).
@@ -76,9 +92,12 @@ bool wait_until(const WaitPolicy& policy, const Bell& bell, Ready&& ready, Check
   for (uint32_t spin = 1; spin <= policy.spins; ++spin) {
     if (ready()) return true;
     cpu_pause();
-    if (spin % 1024 == 0 && check(Pulse::kSpin)) return ready();
+    if (spin % 1024 != 0) continue;
+    let_go_of_held();
+    if (check(Pulse::kSpin)) return ready();
   }
   if (ready()) return true;
+  let_go_of_held();
   if (policy.yield_us > 0) {
     shorten_slice();
     const uint64_t until = now_ns() + uint64_t{policy.yield_us} * 1000;

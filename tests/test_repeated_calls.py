@@ -1,9 +1,13 @@
 """The short way of a call whose like was checked before: it must not let a bad one through."""
 
+import re
+import threading
+import time
+
 import numpy as np
 import pytest
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, MismatchError
 from pycoll.testing import run_threads
 
 F = np.ones(4)
@@ -120,3 +124,53 @@ def test_private_and_symmetric_memory_in_turn(run):
         return results, in_place
 
     assert run(3, rank) == [([3.0] * 10, [3.0, 3.0, 9.0, 9.0])] * 3
+
+
+@pytest.mark.parametrize("count", [2, 1 << 20])
+def test_other_threads_run_while_a_call_waits(run, count):
+    def rank(comm):
+        ticks, x = [0], np.ones(count)
+        over = threading.Event()
+
+        def tick():
+            while not over.wait(0.001):
+                ticks[0] += 1
+
+        for _ in range(3):
+            comm.all_reduce(x, out=x)
+        if comm.rank == 1:
+            time.sleep(0.5)
+            comm.all_reduce(x, out=x)
+            return x[0]
+        thread = threading.Thread(target=tick)
+        thread.start()
+        before = ticks[0]
+        comm.all_reduce(x, out=x)
+        seen = ticks[0] - before
+        over.set()
+        thread.join()
+        assert seen > 20, seen
+        return x[0]
+
+    assert run(2, rank) == [16.0] * 2
+
+
+def test_the_line_of_every_short_call_is_told(run):
+    def rank(comm):
+        x, lines = np.ones(2), []
+
+        def one():
+            comm.all_reduce(x, out=x)
+
+        for _ in range(3):
+            one()
+        with pytest.raises(MismatchError) as caught:
+            if comm.rank == 0:
+                one()
+            else:
+                comm.broadcast(x)
+        for line in str(caught.value).splitlines():
+            lines += re.findall(r"test_repeated_calls.py:\d+ (\w+)\(\)", line)
+        return sorted(lines)
+
+    assert run(2, rank) == [["one", "rank"]] * 2

@@ -51,6 +51,7 @@ def quick():
     """Return the cases of ten minutes, in the order of their interest."""
     cases = [Case("all_reduce", 2, in_place=True, rotating=r) for r in (False, True)]
     cases += [Case("all_reduce", 4, in_place=True, rotating=r) for r in (False, True)]
+    cases += [Case("all_reduce", 8, in_place=True)]
     cases += [Case(name, 2, rotating=r) for name in COLLECTIVES[1:] for r in (False, True)]
     cases += [Case("all_reduce", 2, "bfloat16", in_place=True)]
     return cases

@@ -4,6 +4,7 @@
 A cell's number is the median over blocks of calls, made back to back, on the slowest rank.
 """
 
+import itertools
 import json
 import math
 import sys
@@ -93,14 +94,12 @@ class Cell:
 
     def measure(self, budget_s):
         """Return seconds a call, block by block, on this rank."""
-        calls, slots, turn = self._calls, len(self._calls), 0
+        slots, turns = len(self._calls), itertools.cycle(self._calls)
 
         def block(length):
-            nonlocal turn
             begin = time.perf_counter()
-            for _ in range(length):
-                calls[turn]()
-                turn = turn + 1 if turn + 1 < slots else 0
+            for call in itertools.islice(turns, length):
+                call()
             return time.perf_counter() - begin
 
         end = time.perf_counter() + PATIENCE * budget_s
