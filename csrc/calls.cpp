@@ -1,28 +1,12 @@
 // Around the iterations of an engine: making it, its threads and queue, leaving and closing.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "engine.h"
 
 namespace pycoll {
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr uint32_t kMinOperands = 64;
-
-// A page that the kernel clears in a child made by fork.
-const volatile uint32_t* make_fork_guard() {
-  void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  COLL_CHECK(
-      page != MAP_FAILED && madvise(page, kPage, MADV_WIPEONFORK) == 0, "TransportError",
-      "no page that is wiped on fork (Linux 4.14 or newer is needed): ", std::strerror(errno));
-  *static_cast<volatile uint32_t*>(page) = 1;
-  return static_cast<volatile uint32_t*>(page);
-}
 
 }  // namespace
 
@@ -57,11 +41,10 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
   block_ = &control_->block(rank_);
   site("");
   if (!options_.threads_as_ranks) keeper_ = std::make_unique<Keeper>(&block_->life, world_size_);
-  fork_guard_ = make_fork_guard();
 }
 
 Engine::~Engine() {
-  if (*fork_guard_ != 0 && !closed() && keeper_ != nullptr && !keeper_->idle()) {
+  if (fork_guard_.at_home() && !closed() && keeper_ != nullptr && !keeper_->idle()) {
     faults_.set(Cause::kAbort, rank_, iteration(), "dropped with calls in flight");
   }
   try {
@@ -69,11 +52,10 @@ Engine::~Engine() {
   } catch (const Error&) {  // what is left to release does not depend on it
     if (keeper_ != nullptr) keeper_->stop();
   }
-  munmap(const_cast<uint32_t*>(fork_guard_), kPage);
 }
 
 void Engine::check_usable() const {
-  COLL_CHECK(*fork_guard_ != 0, "ForkedError", "rank ", rank_,
+  COLL_CHECK(fork_guard_.at_home(), "ForkedError", "rank ", rank_,
              "'s communicator was made before this process was forked and belongs to the parent; "
              "make a new one in the child, or start it by spawn");
   if (closed() || left_.load(std::memory_order_relaxed)) [[unlikely]] {
@@ -166,7 +148,7 @@ void Engine::run_queued(Keeper::Work work) {
 bool Engine::done(Ticket ticket) const { return keeper_ != nullptr && keeper_->done(ticket); }
 
 void Engine::wait(Ticket ticket, double timeout_s) {
-  COLL_CHECK(*fork_guard_ != 0, "ForkedError", "this call belongs to the parent process");
+  COLL_CHECK(fork_guard_.at_home(), "ForkedError", "this call belongs to the parent process");
   COLL_CHECK(keeper_ != nullptr, "CommClosed", "no call was submitted");
   const uint64_t deadline = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
   if (timeout_s < 0) keeper_->help(ticket);  // which may take as long as the calls may
@@ -199,14 +181,14 @@ void Engine::abort(std::string_view text) {
 }
 
 void Engine::leave(std::string_view text) {
-  if (*fork_guard_ == 0 || closed() || left_.exchange(true)) return;
+  if (!fork_guard_.at_home() || closed() || left_.exchange(true)) return;
   store_text(block_->leave_text, kTextBytes, text);
   block_->phase.store(static_cast<uint32_t>(Phase::kLeft), std::memory_order_release);
   faults_.set(Cause::kLeft, rank_, iteration(), text);
 }
 
 void Engine::close() {
-  if (*fork_guard_ == 0) {
+  if (!fork_guard_.at_home()) {
     if (keeper_ != nullptr) keeper_->abandon();
     closed_.store(true);
     return;

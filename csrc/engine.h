@@ -13,6 +13,7 @@
 
 #include "control.h"
 #include "fault.h"
+#include "fork_guard.h"
 #include "heap.h"
 #include "life.h"
 #include "plan.h"
@@ -235,9 +236,9 @@ class Engine {
   std::unique_ptr<Peer[]> peers_;
   std::unique_ptr<const void*[]> srcs_;
   std::unique_ptr<void*[]> dsts_;
-  uint32_t max_operands_;                          // of one fold: sources, and destinations
-  const volatile uint32_t* fork_guard_ = nullptr;  // reads 0 in a child made by fork
-  User user_{0};                                   // the thread that is inside
+  uint32_t max_operands_;  // of one fold: sources, and destinations
+  ForkGuard fork_guard_;
+  User user_{0};  // the thread that is inside
   std::atomic<bool> closed_{false};
   std::atomic<bool> left_{false};
 

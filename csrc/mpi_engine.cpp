@@ -47,14 +47,13 @@ MpiEngine::MpiEngine(std::shared_ptr<MpiApi> api, MpiHandle comm, std::vector<in
       policy_(policy_for(options.crowd)),
       rank_(rank),
       world_size_(static_cast<uint32_t>(members.size())),
-      pid_(getpid()),
       gone_(members.size(), false),
       records_(members.size()) {
   site("");
 }
 
 MpiEngine::~MpiEngine() {
-  if (getpid() != pid_) return;
+  if (!fork_guard_.at_home()) return;
   try {
     close();
   } catch (const Error&) {  // what is left to release does not depend on it
@@ -63,7 +62,7 @@ MpiEngine::~MpiEngine() {
 }
 
 void MpiEngine::check_usable() {
-  COLL_CHECK(getpid() == pid_, "ForkedError", "rank ", rank_,
+  COLL_CHECK(fork_guard_.at_home(), "ForkedError", "rank ", rank_,
              "'s communicator was made before this process was forked and belongs to the parent; "
              "make a new one in the child, or start it by spawn");
   COLL_CHECK(!closed_ && !left_, "CommClosed", "rank ", rank_, " has ", closed_ ? "closed" : "left",
@@ -90,7 +89,7 @@ uint32_t MpiEngine::site(std::string_view text) {
 void MpiEngine::begin(const Job& job, bool signals) {
   // A failure while we were away: MPI may need to be asked more than once to see what has come. Who
   // was not away has looked a moment ago, and looks again as soon as it waits.
-  if (now_ns() - waiting_since_ns_ > kAwayNs) {
+  if (coarse_ns() > waiting_since_ns_ + kAwayNs) {
     const uint32_t ranks = std::max(1u, std::min(world_size_ - 1, kLooksAfterAbsence));
     const uint32_t rounds = std::max(kRoundsAfterAbsence, kLooksAfterAbsence / ranks);
     for (uint32_t i = 0; i < rounds && !failed_; ++i) look_for_notices(ranks);
@@ -111,7 +110,7 @@ void MpiEngine::begin(const Job& job, bool signals) {
 
 void MpiEngine::end() {
   in_call_ = false;
-  waiting_since_ns_ = now_ns();
+  waiting_since_ns_ = coarse_ns();
   ++seq_;
   refused_.erase(refused_.begin(), refused_.lower_bound(seq_));
   std::erase_if(asks_, [&](const Notice& ask) { return ask.seq < seq_; });
@@ -213,7 +212,7 @@ void MpiEngine::await_keeper(Ticket ticket, double timeout_s) {
 }
 
 void MpiEngine::wait(Ticket ticket, double timeout_s) {
-  COLL_CHECK(getpid() == pid_, "ForkedError", "this call belongs to the parent process");
+  COLL_CHECK(fork_guard_.at_home(), "ForkedError", "this call belongs to the parent process");
   if (keeper_ != nullptr) return await_keeper(ticket, timeout_s);
   COLL_CHECK(pump(ticket, timeout_s), "CollTimeout", "the call has not finished within ", timeout_s,
              " s; it still runs and can be waited for again");
@@ -257,7 +256,7 @@ void MpiEngine::listen() {
 }
 
 void MpiEngine::leave(std::string_view text) {
-  if (getpid() != pid_ || closed_ || left_) return;
+  if (!fork_guard_.at_home() || closed_ || left_) return;
   const std::lock_guard lock(mutex_);
   left_ = true;
   Notice notice = own_record(Notice::kLeft);
@@ -267,7 +266,7 @@ void MpiEngine::leave(std::string_view text) {
 }
 
 void MpiEngine::close() {
-  if (getpid() != pid_) {
+  if (!fork_guard_.at_home()) {
     if (keeper_ != nullptr) keeper_->abandon();
     closed_ = true;
     return;

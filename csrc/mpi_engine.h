@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fork_guard.h"
 #include "mpi_task.h"
 
 namespace pycoll {
@@ -179,7 +180,7 @@ class MpiEngine {
   MpiOptions options_;
   WaitPolicy policy_;
   uint32_t rank_, world_size_;
-  int32_t pid_;
+  ForkGuard fork_guard_;
   std::recursive_mutex mutex_;  // of the link, when calls run on a thread and messages elsewhere
   std::atomic<uintptr_t> user_{0};
 
@@ -199,7 +200,7 @@ class MpiEngine {
   std::deque<Car> train_;       // the oldest has the number seq_
   uint64_t moved_ = 0;          // grows whenever something has arrived or left
   std::exception_ptr trouble_;  // met by nudge()
-  std::vector<char> scratch_[kTrain];
+  MpiTask::Scratch scratch_[kTrain];
 
   struct Refused {
     uint32_t origin;

@@ -19,21 +19,28 @@ uint32_t windows_of(const BoundCall& call) {
 }  // namespace
 
 MpiTask::MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
-                 bool proven, std::vector<char>& scratch)
+                 bool proven, Scratch& scratch)
     : link_(link),
       call_(call),
       in_(static_cast<char*>(const_cast<void*>(in))),
       out_(static_cast<char*>(out)),
       seq_(seq),
       agreed_(proven || (call.tiny && !call.agree)),
-      blocked_(link.world_size(), 0) {
+      srcs_(scratch.srcs),
+      dsts_(scratch.dsts) {
   if (link_.world_size() == 1) agreed_ = true;
-  windows_.resize(windows_of(call));
+  const uint32_t count = windows_of(call);
   const uint64_t pitch = call.plan->slots * call.stride;
-  if (scratch.size() < pitch * windows_.size()) scratch.resize(pitch * windows_.size());
-  for (size_t i = 0; i < windows_.size(); ++i) {
-    windows_[i].cells = scratch.data() + i * pitch;
-    windows_[i].segment = static_cast<uint32_t>(i);
+  if (scratch.windows.size() < count) scratch.windows.resize(count);
+  if (scratch.cells.size() < pitch * count) scratch.cells.resize(pitch * count);
+  scratch.blocked.assign(link.world_size(), 0);
+  windows_ = std::span(scratch.windows).first(count);
+  blocked_ = scratch.blocked;
+  for (uint32_t i = 0; i < count; ++i) {
+    Window& window = windows_[i];
+    window.active = window.posted = false;
+    window.cells = scratch.cells.data() + i * pitch;
+    window.segment = i;
   }
 }
 
@@ -45,6 +52,7 @@ MpiTask::~MpiTask() {
       if (!t.packet && Opcode(t.instr->op) == Opcode::kRecv) receives.push_back(t.request);
       if (t.bounce != nullptr) bounces.push_back(std::move(t.bounce));
     }
+    window.open.clear();
   }
   if (receives.empty() && bounces.empty()) return;
   try {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine.h"
@@ -28,11 +29,12 @@ struct Disagreement {
 
 class MpiTask {
  public:
+  class Scratch;
   // `in` and `out` hold at least call.in_bytes and call.out_bytes. `proven`: all ranks are known to
   // make this call. `scratch` is kept by the caller from call to call. Of the tasks of a link that
   // are not over no two may have numbers of the same parity: that is what their data go by.
   MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
-          bool proven, std::vector<char>& scratch);
+          bool proven, Scratch& scratch);
   // Takes back what is under way, after a failure.
   ~MpiTask();
   MpiTask(const MpiTask&) = delete;
@@ -94,12 +96,22 @@ class MpiTask {
   bool agreed_;
   bool scaled_ = false;
   Waiting waiting_;
-  std::vector<Window> windows_;
-  std::vector<uint32_t> blocked_;  // by peer: pass in which an earlier packet was missing
+  std::span<Window> windows_;
+  std::span<uint32_t> blocked_;  // by peer: pass in which an earlier packet was missing
   uint32_t pass_ = 0;
   uint64_t progress_ = 0;
-  std::vector<const void*> srcs_;
-  std::vector<void*> dsts_;
+  std::vector<const void*>& srcs_;
+  std::vector<void*>& dsts_;
+};
+
+// Memory of a task that serves again for the next.
+class MpiTask::Scratch {
+  friend MpiTask;
+  std::vector<char> cells;
+  std::vector<Window> windows;
+  std::vector<uint32_t> blocked;
+  std::vector<const void*> srcs;
+  std::vector<void*> dsts;
 };
 
 }  // namespace pycoll

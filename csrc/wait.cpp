@@ -12,6 +12,12 @@ namespace {
 
 using AliasedWord [[gnu::may_alias]] = uint32_t;  // the upper half of a flag word, for one
 
+uint64_t ns_of(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return uint64_t(now.tv_sec) * 1'000'000'000 + uint64_t(now.tv_nsec);
+}
+
 timespec timespec_of_us(uint32_t us) { return {us / 1000000, long{us % 1000000} * 1000}; }
 
 }  // namespace
@@ -48,11 +54,8 @@ void shorten_slice() {
   syscall(SYS_sched_setattr, 0, &attr, 0);
 }
 
-uint64_t now_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return uint64_t(now.tv_sec) * 1'000'000'000 + uint64_t(now.tv_nsec);
-}
+uint64_t now_ns() { return ns_of(CLOCK_MONOTONIC); }
+uint64_t coarse_ns() { return ns_of(CLOCK_MONOTONIC_COARSE); }
 
 void wake(const Bell& bell) {
   syscall(SYS_futex, bell.word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);

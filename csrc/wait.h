@@ -57,6 +57,7 @@ inline void let_go_of_held() {
 enum class Pulse : uint8_t { kSpin, kYield, kSlice };
 
 uint64_t now_ns();
+uint64_t coarse_ns();  // some milliseconds behind, at a fraction of the cost
 
 // Asks the scheduler for slices of 0.1 ms instead of some 3 ms, once for each thread that comes to
 // yield. Where ranks compete for cores, with each other or with strangers, a yield then costs the
