@@ -41,8 +41,7 @@ class Unlocked {
   PyThreadState* thread_;
 };
 
-// Other Python threads may run as soon as this one would give its core away. For work that is over
-// sooner than the lock is passed on.
+// Other Python threads may run as soon as this one would give its core away. For short work.
 class UnlockedInWaits final : public Held {
  public:
   UnlockedInWaits() : before_(held) { held = this; }

@@ -1,5 +1,5 @@
 // The innermost Python frame of this thread, without making an object of it: since Python 3.11 that
-// would cost as much as the rest of a small call.
+// costs some 0.1 us for every function that makes a call.
 #pragma once
 
 #include <pybind11/pybind11.h>
