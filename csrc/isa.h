@@ -1,6 +1,10 @@
 // Which instruction set kernels use: the widest that this CPU has, looked up once per process.
 #pragma once
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <cstring>
 
@@ -20,6 +24,18 @@ inline bool has_avx512() {
 #if defined(__x86_64__)
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#else
+  return false;
+#endif
+}
+
+// Whether "rep movsb" is fast for every length and alignment (FSRM: Intel since Ice Lake, AMD since
+// Zen 3).
+inline bool has_fast_string() {
+#if defined(__x86_64__)
+  unsigned eax, ebx, ecx, edx;
+  constexpr unsigned kFsrm = 1u << 4;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kFsrm) != 0;
 #else
   return false;
 #endif

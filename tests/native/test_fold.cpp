@@ -325,9 +325,9 @@ void check_copy_and_scale() {
   for (const std::string& isa : supported_isas()) {
     pycoll::fold_force_isa(isa.c_str());
     check(pycoll::fold_isa() == isa, "fold_isa after fold_force_isa");
-    std::vector<char> from(10000), to(10000);
-    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7 + 1);
-    for (size_t nbytes : {0, 1, 63, 64, 65, 200, 4096, 9001}) {
+    std::vector<char> from(2200000), to(from.size());
+    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7 + i / 251 + 1);
+    for (size_t nbytes : {0, 1, 63, 64, 65, 200, 4096, 9001, 65535, 65536, 65601, 2100003}) {
       for (size_t offset : {0, 1, 17, 64}) {
         for (bool nontemporal : {false, true}) {
           std::fill(to.begin(), to.end(), 0);
