@@ -27,14 +27,11 @@ constexpr uint32_t kLooksAfterAbsence = 20;
 
 // Polls longer than ranks that share memory do: nobody wakes us. Sleeps are short for that reason.
 // A poll may cost 25 us (MPICH over TCP), so few are made before the first yield.
-WaitPolicy policy_for(uint32_t crowd) {
-  WaitPolicy policy = default_policy(crowd);
-  policy.yield_us = policy.burst > 1 ? 20'000 : 2'000;
-  policy.burst = 1;
-  policy.spins = 5;
-  policy.first_slice_us = 50;
-  policy.last_slice_us = 1000;
-  return policy;
+WaitPolicy policy_for(uint32_t ranks) {
+  return {.spins = 5,
+          .yield_us = crowded(ranks) ? 2'000u : 20'000u,
+          .first_slice_us = 50,
+          .last_slice_us = 1000};
 }
 
 }  // namespace

@@ -22,16 +22,20 @@ timespec timespec_of_us(uint32_t us) { return {us / 1000000, long{us % 1000000} 
 
 }  // namespace
 
-WaitPolicy default_policy(uint32_t ranks) {
+bool crowded(uint32_t ranks) {
   cpu_set_t cores;
   const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-  if (ranks <= static_cast<uint32_t>(usable)) return {.spins = 200, .yield_us = 1000, .burst = 50};
-  return {.spins = 50, .yield_us = 1000};
+  return ranks > static_cast<uint32_t>(usable);
+}
+
+WaitPolicy default_policy(uint32_t ranks) {
+  if (crowded(ranks)) return {.spins = 0, .yield_us = 1000};
+  return {.spins = 200, .yield_us = 1000, .burst = 50};
 }
 
 WaitPolicy background_policy(uint32_t ranks) {
   WaitPolicy policy = default_policy(2 * ranks);
-  if (policy.burst == 1) policy.yield_us = 0;
+  if (crowded(2 * ranks)) policy.yield_us = 0;
   return policy;
 }
 

@@ -20,8 +20,12 @@ struct WaitPolicy {
   uint32_t last_slice_us = 10000;  // up to this one
 };
 
-// The policy for `ranks` ranks on this host: few spins when they outnumber the cores this process
-// may use, and never many, because strangers may need the core that the awaited rank would run on.
+// Whether `ranks` ranks on this host outnumber the cores that this process may use.
+bool crowded(uint32_t ranks);
+
+// The policy for `ranks` ranks on this host: no spins in a crowd, since the awaited rank is as
+// likely to need this core, and never many, because strangers may need the core that it would run
+// on.
 WaitPolicy default_policy(uint32_t ranks);
 
 // The policy for waiting on a thread of this process that works in the background, on a host of
