@@ -17,7 +17,7 @@ def main():
                 outs = [cupy.empty_like(x) for x in xs]
 
                 def body(stream, ranks=ranks, xs=xs, outs=outs, name=name):
-                    ranks.all_reduce(xs, out=outs, algorithm=name, stream=stream)
+                    ranks.all_reduce(xs, out=outs, algorithm=name, stream=stream, timeout=5)
 
                 graph, stream = graph_of(cupy, body, 3)
                 wrong = 0

@@ -13,5 +13,6 @@ if ! "$PYTHON" -c 'import pybind11, setuptools' 2>/dev/null; then
     pybind11 setuptools || echo "pybind11 and setuptools are needed to build: see PYCOLL_WHEELS" >&2
 fi
 # Load kernels when a library is loaded, not at the first launch, which may wait for a spinning one.
-export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONPATH="$PWD" PYTHONUNBUFFERED=1
+export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"  # packages may lie in a folder of the caller's
 exec "$PYTHON" benchmarks/gpu/suite.py "$OUT" "${@:2}"

@@ -17,7 +17,7 @@ WORLDS = (2, 4, 8)
 # Bytes read and written by all ranks, in multiples of the vector.
 TRAFFIC = {
     "two_shot_push": lambda n: 2 * n,
-    "ring": lambda n: 5 * n - 4,
+    "ring": lambda n: 5 * (n - 1),
     "halving_doubling": lambda n: 5 * (n - 1),
     "one_shot": lambda n: n * (n + 1),
 }
@@ -59,7 +59,7 @@ def large(writer, cupy, n, size, name):
         out = cupy.empty_like(x)
         spent = seconds_of(
             cupy,
-            lambda stream: ranks.all_reduce(x, out=out, algorithm=name, stream=stream),
+            lambda stream: ranks.all_reduce(x, out=out, algorithm=name, stream=stream, timeout=5),
             5,
         )
         ranks.check()
@@ -92,7 +92,7 @@ def small(writer, cupy, n):
     with pycoll.virtual_ranks(n) as ranks:
         x = cupy.ones((n, SMALL_BYTES // 4), cupy.float32)
         out = cupy.empty_like(x)
-        call = functools.partial(ranks.all_reduce, x, out=out)
+        call = functools.partial(ranks.all_reduce, x, out=out, timeout=5)
         spent = seconds_of(cupy, lambda stream: call(stream=stream), 50)
         ranks.check()
         info = ranks.info(ranks.bind("all_reduce", x, out=out))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pycoll.cuda import library
+from pycoll.cuda import arrays, library
 from pycoll.cuda.library import KernelError
 from pycoll.cuda.preparing import AnyMemory
-from pycoll.errors import CollError, CollTimeout, MismatchError, Revoked
+from pycoll.errors import CollError, CollTimeout, MismatchError, Revoked, TransportError
 from pycoll.runtime.plans import CallSpec
 
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
 
 _POLL_S = 0.0002
+_NOT_READY = 600  # cudaErrorNotReady
 
 
 class Link(Protocol):
@@ -69,9 +70,14 @@ def wait_for(event: Any, timeout: float, what: str) -> None:
 
     Raises:
         CollTimeout: After ``timeout`` seconds.
+        TransportError: If CUDA has failed; the event will not happen.
     """
     until = time.monotonic() + timeout
     while not event.done:
+        runtime = arrays.cupy().cuda.runtime
+        status = runtime.eventQuery(event.ptr)
+        if status not in (0, _NOT_READY):
+            raise TransportError(f"{what} has failed: {runtime.CUDARuntimeError(status)}")
         if time.monotonic() > until:
             raise CollTimeout(f"{what} has not ended after {timeout:g} s; it may still be running")
         time.sleep(_POLL_S)

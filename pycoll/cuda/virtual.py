@@ -53,6 +53,7 @@ class VirtualRanks:
         self._group = library().pointer("group_virtual", device, n, MAX_BLOCKS)
         self._calls = CallCache(self._group, n, range(n))
         self._pending: deque[tuple[Any, list[Prepared]]] = deque()
+        self._captured: list[Prepared] = []
         self._last: tuple[int, Any] | None = None
         self._cells: list[int] = []
 
@@ -211,6 +212,7 @@ class VirtualRanks:
         form = blocks, threads, method
         library().call("launch", call, ins, outs, *form, nanoseconds, absent, stream)
         if capturing:
+            self._captured += [p for p in prepared if p.gathers]  # the graph uses their copies
             return
         with self._cupy.cuda.Device(self.device):
             event = self._cupy.cuda.Event(disable_timing=True)
@@ -281,6 +283,7 @@ class VirtualRanks:
                 library().call("free", cell)
             self._group, self._cells = 0, []
             self._pending.clear()
+            self._captured.clear()
 
     def __enter__(self) -> VirtualRanks:
         return self
