@@ -2,10 +2,13 @@
 
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import venv
 from pathlib import Path
 
@@ -71,27 +74,80 @@ def versions(names):
     return found
 
 
-def run(name, n, job, timeout_s):
-    """Run a job on n ranks of a contestant; return its cells, and why it ended early or None."""
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / "job.json", Path(folder) / "result.jsonl"]
-        files[0].write_text(json.dumps(job | {"contestant": name}))
-        program = [str(HERE / "rank.py"), *map(str, files)]
-        why = _finish(_start(name, n, program, folder), timeout_s)
-        lines = files[1].read_text().splitlines() if files[1].exists() else []
-    found = [json.loads(line) for line in lines]
-    skipped = [cell["skipped"] for cell in found if "skipped" in cell]
-    return [cell for cell in found if "skipped" not in cell], (skipped or [why])[0]
+class Stopped(Exception):
+    """A contestant cannot go on; the text says why."""
 
 
-def _start(name, n, program, folder):
+class Ranks:
+    """The ranks of one contestant. They sleep, each before a pipe of its own, until their turn.
+
+    Args:
+        name: Who it is.
+        n: Number of ranks.
+        job: What `rank.py` is told at the start.
+        timeout_s: Seconds that the start may take.
+    """
+
+    def __init__(self, name, n, job, timeout_s=60):
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
+        pipes = [folder / f"orders.{rank}" for rank in range(n)] + [folder / "answers"]
+        for pipe in pipes:
+            os.mkfifo(pipe)
+        *self._orders, self._answers = [os.open(pipe, os.O_RDWR) for pipe in pipes]
+        (folder / "job.json").write_text(json.dumps(job | {"contestant": name}))
+        self._output = folder / "output"
+        self._processes = _start(name, n, [str(HERE / "rank.py"), str(folder)], self._output)
+        self._text = ""
+        try:
+            self._answer(timeout_s)
+        except Stopped:
+            self.end()
+            raise
+
+    def measure(self, cell, timeout_s):
+        """Let the ranks measure a cell; return what they found."""
+        for pipe in self._orders:
+            os.write(pipe, json.dumps(cell).encode() + b"\n")
+        return self._answer(timeout_s)
+
+    def end(self):
+        """Let the ranks end, or make them."""
+        for pipe in [*self._orders, self._answers]:
+            os.close(pipe)
+        for process in self._processes:
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._folder.cleanup()
+
+    def _answer(self, timeout_s):
+        end = time.monotonic() + timeout_s
+        while "\n" not in self._text:
+            if select.select([self._answers], [], [], 0.2)[0]:
+                self._text += os.read(self._answers, 1 << 16).decode()
+            elif any(process.poll() for process in self._processes):
+                last = self._output.read_text(errors="replace").strip().splitlines()[-3:]
+                raise Stopped("it ended: " + " | ".join(last))
+            elif time.monotonic() > end:
+                raise Stopped(f"not finished within {timeout_s:.0f} s")
+        line, self._text = self._text.split("\n", 1)
+        answer = json.loads(line)
+        if "skipped" in answer:
+            raise Stopped(answer["skipped"])
+        return answer
+
+
+def _start(name, n, program, output):
     environ = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     home = HOMES[name]
     if home is None:
         environ["PYTHONPATH"] = str(ROOT)
         commands = [[sys.executable, "-m", "pycoll", "run", "-n", str(n), *program]]
     elif home == "torch":
-        environ |= {"COMPARE_STORE": f"{folder}/store", "COMPARE_SIZE": str(n)}
+        environ |= {"COMPARE_STORE": str(output.with_name("store")), "COMPARE_SIZE": str(n)}
         commands = [[str(PLACES / home / "bin/python"), *program]] * n
     else:
         flags = []
@@ -100,32 +156,16 @@ def _start(name, n, program, folder):
         environ["PYTHONPATH"] = str(ROOT)
         binaries = PLACES / home / "bin"
         commands = [[f"{binaries}/mpiexec", *flags, "-n", str(n), f"{binaries}/python", *program]]
-    return [
-        subprocess.Popen(
-            command,
-            env=environ | {"COMPARE_RANK": str(rank)},
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        for rank, command in enumerate(commands)
-    ]
-
-
-def _finish(processes, timeout_s):
-    """Wait for the processes; return what went wrong, or None."""
-    try:
-        for process in processes:
-            text, _ = process.communicate(timeout=timeout_s)
-            if process.returncode != 0:
-                return f"exit {process.returncode}: " + " | ".join(text.strip().splitlines()[-3:])
-    except subprocess.TimeoutExpired:
-        return f"not finished within {timeout_s:.0f} s"
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.communicate()
-    return None
+    with output.open("w") as file:
+        return [
+            subprocess.Popen(
+                command,
+                env=environ | {"COMPARE_RANK": str(rank)},
+                cwd=output.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            for rank, command in enumerate(commands)
+        ]

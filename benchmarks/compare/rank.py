@@ -1,7 +1,7 @@
-"""One rank of one contestant: measures the cells of a job, and checks their results.
+"""One rank of one contestant: measures a cell whenever it is told so, and checks the result.
 
-``python rank.py JOB.json RESULT.jsonl``; started by ``run.py`` with the launcher of the contestant.
-A cell's number is the median over blocks of calls, made back to back, on the slowest rank.
+``python rank.py FOLDER``; started by ``launch.py`` with the launcher of the contestant. A cell's
+number is the median over blocks of calls, made back to back, on the slowest rank.
 """
 
 import itertools
@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from apart import Apart, is_usual
 from contestants import CONTESTANTS, Unavailable, numpy_dtype
 
 BLOCK_S = 40e-6  # a block of calls takes at least this long
@@ -23,7 +22,6 @@ MAX_SLOTS = 512
 PARTS = 8  # of the blocks of a cell
 WARM = 16  # calls before ranks agree whether there is time for more, until each array was used
 PATIENCE = 5  # budgets that a cell may take
-TRIES = 4  # of a cell, until the cores were as far apart as usual
 
 
 def block_count(collective, total, world_size):
@@ -87,10 +85,14 @@ class Cell:
             lib.host(x)[:] = pattern(0, self._sizes[0]) if lib.rank == 0 else 0
         self._calls[-1]()
         wrong = 0 if want is None else int((lib.host(out).astype(np.float32) != want).sum())
-        for x, out in self._pairs:  # afterwards sums must stay finite, however often they are made
+        return wrong
+
+    def fill(self):
+        """Fill all arrays so that sums stay finite, however often they are made."""
+        lib = self._lib
+        for x, out in self._pairs:
             lib.host(out)[:] = 0
             lib.host(x)[:] = (1, -1)[lib.rank] if lib.rank < 2 else 0
-        return wrong
 
     def measure(self, budget_s):
         """Return seconds a call, block by block, on this rank."""
@@ -121,31 +123,12 @@ class Cell:
         return np.array(times) / length
 
 
-class Usual:
-    """Lets a cell be measured again until the two cores were as far apart as usual all the time."""
-
-    def __init__(self, lib, job):
-        self._lib = lib
-        self._apart = Apart(*job["apart"], lib.rank) if job["apart"] else None
-        self._usual_ns = job["usual_ns"]
-
-    def _distance(self):
-        if self._apart is None:
-            return 0.0
-        self._lib.meet()
-        return self._apart.ns()
-
-    def measure(self, cell, budget_s):
-        """Return seconds a call, block by block, on this rank, and the cores' distance in ns."""
-        before = self._distance()
-        for tries in range(1, TRIES + 1):
-            times = cell.measure(budget_s)
-            after = self._distance()
-            odd = [ns for ns in (before, after) if not is_usual(ns, self._usual_ns)]
-            if self._lib.agree(int(not odd or tries == TRIES)):
-                break
-            before = after
-        return times, odd[0] if odd else after
+def pool_bytes(cells):
+    """Return the bytes that the arrays of the largest of these cells take."""
+    largest = max(cell["bytes"] for cell in cells)
+    if any(cell["rotating"] for cell in cells):
+        return max(4 * largest, 2 * POOL_BYTES) + (8 << 20)
+    return 2 * largest + (8 << 20)
 
 
 class Pool:
@@ -168,29 +151,34 @@ class Pool:
 
 
 def main():
-    """Run a job."""
-    job = json.loads(Path(sys.argv[1]).read_text())
-    with open(sys.argv[2], "a", encoding="utf-8") as out:
-        try:
-            lib = CONTESTANTS[job["contestant"]](job["dtype"])
-        except (Unavailable, ImportError) as error:
-            out.write(json.dumps({"skipped": str(error)}) + "\n")
-            return
-        largest = max(cell["bytes"] for cell in job["cells"])
-        usual = Usual(lib, job)
-        pool = Pool(lib, job["dtype"], max(2 * POOL_BYTES, 4 * largest) + (8 << 20))
-        for cell in job["cells"]:
+    """Measure what the pipe of this rank asks for, until it ends."""
+    folder = Path(sys.argv[1])
+    job = json.loads((folder / "job.json").read_text())
+    answers = open(folder / "answers", "w", encoding="utf-8", buffering=1)
+    try:
+        lib = CONTESTANTS[job["contestant"]](job["dtype"])
+    except (Unavailable, ImportError) as error:
+        answers.write(json.dumps({"skipped": str(error)}) + "\n")
+        return
+    pool, checked = Pool(lib, job["dtype"], pool_bytes(job["cells"])), set()
+    lib.meet()
+    if lib.rank == 0:
+        answers.write("{}\n")
+    with open(folder / f"orders.{lib.rank}", encoding="utf-8") as orders:
+        for line in orders:
+            cell, wrong = json.loads(line), 0
+            lib.meet()
             pool.reset()
             found = Cell(lib, cell, job["dtype"], pool)
-            wrong = found.check()
-            times, apart_ns = usual.measure(found, job["budget_s"])
-            rows = lib.gather([np.median(times), times.min(), wrong, apart_ns])
+            if line not in checked:
+                wrong = found.check()
+                checked.add(line)
+            found.fill()
+            rows = lib.gather([np.median(found.measure(job["budget_s"])), wrong])
             if lib.rank == 0:
-                numbers = {"median_us": rows[:, 0].max() * 1e6, "best_us": rows[:, 1].max() * 1e6}
-                numbers |= {"wrong": int(rows[:, 2].sum()), "apart_ns": rows[0, 3]}
-                out.write(json.dumps({**cell, **numbers}) + "\n")
-                out.flush()
-        lib.meet()
+                answer = {"median_us": rows[:, 0].max() * 1e6, "wrong": int(rows[:, 1].sum())}
+                answers.write(json.dumps(answer) + "\n")
+    lib.meet()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ import json
 import statistics
 from collections import defaultdict
 
-from apart import UNLIKE, is_usual
-
 # Our contestants, each with those it is compared with; nobody named: with all others.
 OURS = {
     "pycoll": (),
@@ -18,30 +16,13 @@ KEYS = ("collective", "bytes", "in_place", "rotating")
 CASE = ("collective", "n", "dtype", "in_place", "rotating")
 
 
-def merge(found, usual_ns):
-    """Turn the rounds of every cell into one row: the median of the rounds, and their range.
-
-    Rounds on cores that were not as far apart as usual count only where there is no other.
-    """
+def merge(found):
+    """Turn the rounds of every cell into one row, with their median."""
     rows = []
-    for (name, n, dtype, *key), all_rounds in found.items():
-        usual = [cell for cell in all_rounds if is_usual(cell["apart_ns"], usual_ns)]
-        cells = usual or all_rounds
-        medians = [cell["median_us"] for cell in cells]
-        rows.append(
-            {
-                "contestant": name,
-                "n": n,
-                "dtype": dtype,
-                **dict(zip(KEYS, key, strict=True)),
-                "median_us": statistics.median(medians),
-                "rounds_us": [round(m, 3) for m in medians],
-                "best_us": min(cell["best_us"] for cell in cells),
-                "wrong": sum(cell["wrong"] for cell in all_rounds),
-                "apart_ns": [round(cell["apart_ns"], 1) for cell in all_rounds],
-                "unusual": not usual,
-            }
-        )
+    for (name, n, dtype, *key), row in found.items():
+        median = statistics.median(us for us in row["rounds_us"] if us is not None)
+        cell = {"contestant": name, "n": n, "dtype": dtype, **dict(zip(KEYS, key, strict=True))}
+        rows.append(cell | {"median_us": median} | row)
     return rows
 
 
@@ -54,20 +35,21 @@ def by_case(rows):
 
 
 def best_peer(cells, peers=None):
-    """Return the fastest row that is not ours, or None; rows of unusual distances do not count."""
-    others = [
-        row
-        for who, row in cells.items()
-        if who not in OURS and (not peers or who in peers) and not row["unusual"]
-    ]
+    """Return the fastest row that is not ours, or None."""
+    others = [row for who, row in cells.items() if who not in OURS and (not peers or who in peers)]
     return min(others, key=lambda row: row["median_us"], default=None)
 
 
 def ratio(cells, ours):
-    """Return how many times as fast as the best peer we are, or None."""
-    peer = best_peer(cells, OURS[ours])
-    row = cells.get(ours)
-    return peer["median_us"] / row["median_us"] if peer and row and not row["unusual"] else None
+    """Return how many times as fast as the best peer we are, or None.
+
+    That is the median of the ratios of the rounds: what was measured within the same second.
+    """
+    peer, row = best_peer(cells, OURS[ours]), cells.get(ours)
+    if not peer or not row:
+        return None
+    rounds = zip(peer["rounds_us"], row["rounds_us"], strict=True)
+    return statistics.median(a / b for a, b in rounds if a is not None and b is not None)
 
 
 def geometric_mean(values):
@@ -95,8 +77,8 @@ def size_text(nbytes):
 def _time(row):
     if row is None:
         return ""
-    low, high = min(row["rounds_us"]), max(row["rounds_us"])
-    return f"{row['median_us']:.3g} ({low:.3g}-{high:.3g}){'*' * row['unusual']}"
+    rounds = [us for us in row["rounds_us"] if us is not None]
+    return f"{row['median_us']:.3g} ({min(rounds):.3g}-{max(rounds):.3g})"
 
 
 def _times(value):
@@ -175,11 +157,8 @@ def markdown(document):
         "",
         "Times are microseconds a call on the slowest rank: the median of the rounds, and in "
         "brackets the range of the rounds. x: how many times as fast as the fastest peer in that "
-        "cell, over MPI the same MPI at its faster thread level; **bold: slower**. Sizes are bytes "
-        "of the full vector. The two cores of a virtual machine may be parts of one now and far "
-        "apart a second later; two ranks were measured while a barrier between their cores took "
-        f"the usual {document['usual_ns']:.0f} ns, {UNLIKE} times more or less (*: never so, which "
-        "does not count).",
+        "cell, over MPI the same MPI at its faster thread level, as the median of the ratios of "
+        "the rounds; **bold: slower**. Sizes are bytes of the full vector.",
         "",
         *summary(table),
     ]
