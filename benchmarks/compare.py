@@ -13,12 +13,14 @@ memory off, beside the same MPI's own collectives. The files are called compare_
 import argparse
 import fnmatch
 import itertools
+import signal
 import sys
 import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SLOW_S = 2  # whose turn in a cell takes longer has no second one
+SLOW_S = 2  # whose turn in a cell takes longer has no second one,
+HOPELESS_S = 5  # or none at larger sizes
 TURN_S = 120
 sys.path[:0] = [str(HERE / "compare"), str(HERE.parent)]
 
@@ -46,7 +48,7 @@ class Comparison:
     def __init__(self, names, budget_s, rounds):
         self._names, self._budget_s, self._rounds = names, budget_s, rounds
         self.found, self.skipped = {}, {}
-        self._slow, self._ranks = set(), {}
+        self._slow, self._hopeless, self._ranks = set(), set(), {}
 
     def run(self, chosen, sizes):
         """Measure the chosen cases."""
@@ -66,7 +68,7 @@ class Comparison:
             finally:
                 for ranks in self._ranks.values():
                     ranks.end()
-                self._ranks = {}
+                self._ranks, self._hopeless = {}, set()
         print(f"\r  {len(self.found)} cells in {(time.monotonic() - begin) / 60:.1f} min{'':60}")
 
     def _in_turn(self, i):
@@ -84,7 +86,8 @@ class Comparison:
     def _measure(self, name, n, dtype, cell, i):
         """Give a contestant its turn; who is slow has only one in each cell."""
         key = (name, n, dtype, *(cell[k] for k in report.KEYS))
-        if name not in self._ranks or key in self._slow:
+        case = tuple(cell[k] for k in report.KEYS if k != "bytes")
+        if name not in self._ranks or key in self._slow or (name, case) in self._hopeless:
             return
         start = time.monotonic()
         try:
@@ -93,8 +96,11 @@ class Comparison:
             print(f"\n{name}, {n} ranks, {cell}: {why}")
             self._ranks.pop(name).end()
             return
-        if time.monotonic() - start > SLOW_S:
+        took = time.monotonic() - start
+        if took > SLOW_S:
             self._slow.add(key)
+        if took > HOPELESS_S:
+            self._hopeless.add((name, case))
         row = self.found.setdefault(key, {"rounds_us": [None] * self._rounds, "wrong": 0})
         row["rounds_us"][i] = round(answer["median_us"], 3)
         row["wrong"] += answer["wrong"]
@@ -105,7 +111,9 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="the cases of ten minutes")
     parser.add_argument("--rounds", type=int, default=3, help="of all contestants in turn (3)")
-    parser.add_argument("--budget", type=float, default=0.03, metavar="S", help="for a cell (0.03)")
+    parser.add_argument(
+        "--budget", type=float, default=0.03, metavar="S", help="for a turn of two (0.03)"
+    )
     parser.add_argument("--only", default="*", metavar="GLOB", help="cases whose title matches")
     parser.add_argument("--with", dest="names", metavar="A,B", help="these contestants only")
     parser.add_argument(
@@ -137,6 +145,7 @@ def main():
     sizes = cases.MESSAGE_SIZES if over_mpi else sizes
     sizes = [size for size in sizes if size <= args.max << 20]
     comparison = Comparison(names, args.budget, args.rounds)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no rank is left behind
     try:
         comparison.run(chosen, sizes)
     except KeyboardInterrupt:

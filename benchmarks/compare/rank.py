@@ -22,6 +22,7 @@ MAX_SLOTS = 512
 PARTS = 8  # of the blocks of a cell
 WARM = 16  # calls before ranks agree whether there is time for more, until each array was used
 PATIENCE = 5  # budgets that a cell may take
+SLOW_S = 0.1  # a call that takes longer is made twice, and that is all
 
 
 def block_count(collective, total, world_size):
@@ -104,6 +105,9 @@ class Cell:
                 call()
             return time.perf_counter() - begin
 
+        first = block(1)
+        if self._lib.agree(int(first > SLOW_S)):
+            return np.array([first, block(1)])
         end = time.perf_counter() + PATIENCE * budget_s
         for _ in range(-(-slots // WARM)):  # a process pays once for every page that it maps
             block(min(slots, WARM))
@@ -160,6 +164,7 @@ def main():
     except (Unavailable, ImportError) as error:
         answers.write(json.dumps({"skipped": str(error)}) + "\n")
         return
+    budget_s = job["budget_s"] * lib.world_size / 2  # many ranks take longer to settle on few cores
     pool, checked = Pool(lib, job["dtype"], pool_bytes(job["cells"])), set()
     lib.meet()
     if lib.rank == 0:
@@ -174,7 +179,7 @@ def main():
                 wrong = found.check()
                 checked.add(line)
             found.fill()
-            rows = lib.gather([np.median(found.measure(job["budget_s"])), wrong])
+            rows = lib.gather([np.median(found.measure(budget_s)), wrong])
             if lib.rank == 0:
                 answer = {"median_us": rows[:, 0].max() * 1e6, "wrong": int(rows[:, 1].sum())}
                 answers.write(json.dumps(answer) + "\n")
