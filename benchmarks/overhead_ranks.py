@@ -64,6 +64,20 @@ def crowded(comm):
     }
 
 
+def shared_map(comm, nbytes):
+    """Return memory that all ranks map."""
+    place = np.array([os.getpid(), -1])
+    if comm.rank == 0:
+        place[1] = make_memfd("limit")
+        os.posix_fallocate(int(place[1]), 0, nbytes)
+    comm.broadcast(place, out=place)
+    fd = int(place[1]) if comm.rank == 0 else adopt(*place.tolist())
+    comm.barrier()
+    found = mmap.mmap(fd, nbytes)
+    os.close(fd)
+    return found
+
+
 class Limit:
     """The plain C++ loop, in these processes; see native/limit_all_reduce.cpp."""
 
@@ -73,15 +87,7 @@ class Limit:
         self._rank, self._count, self._slots, self._done = comm.rank, count, slots, 0
         self._stride = count * 4 + 320  # as in the memory of pycoll
         nbytes = self._library.limit_header_bytes() + 2 * slots * self._stride
-        place = np.array([os.getpid(), -1])
-        if comm.rank == 0:
-            place[1] = make_memfd("limit")
-            os.posix_fallocate(int(place[1]), 0, nbytes)
-        comm.broadcast(place, out=place)
-        fd = int(place[1]) if comm.rank == 0 else adopt(*place.tolist())
-        comm.barrier()
-        self._map = mmap.mmap(fd, nbytes)
-        os.close(fd)
+        self._map = shared_map(comm, nbytes)
         self._memory = np.frombuffer(self._map, np.uint8)
 
     def __call__(self, calls):

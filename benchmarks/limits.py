@@ -1,0 +1,86 @@
+"""Ordinary arrays of two ranks beside the same collectives by hand: ``python benchmarks/limits.py``.
+
+What is compared, in the same two processes, in turn: pycoll, which stages ordinary arrays in shared
+memory; the same by hand, in the segments that suit it best; one copy by the kernel, straight out of
+the other process, as both MPIs do with large messages; and, beside an all-reduce, one pass over the
+array, which each rank must make at least. Takes a minute; writes results/limits.md and .json.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT))
+
+from pycoll.cli.bench_report import sized
+from pycoll.cli.machine import describe
+
+
+def measure():
+    """Return the rows that limits_ranks.py found."""
+    with tempfile.TemporaryDirectory() as folder:
+        library, out = Path(folder) / "limit.so", Path(folder) / "out.json"
+        flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC"]
+        subprocess.run(
+            ["g++", *flags, HERE / "native/limit_staged.cpp", "-o", library], check=True
+        )
+        command = [sys.executable, "-m", "pycoll", "run", "-n", "2", "--timeout", "300"]
+        script = [HERE / "limits_ranks.py", out, library]
+        subprocess.run([*map(str, command + script)], check=True, cwd=ROOT)
+        return json.loads(out.read_text())
+
+
+def table(rows, collective, columns):
+    """Return the Markdown table of one collective; `columns` are (head, key in a row)."""
+    heads = [f"{head} us | x" for head, _ in columns]
+    lines = [f"| size | arrays | pycoll us | {' | '.join(heads)} |"]
+    lines.append("|---" * (3 + 2 * len(columns)) + "|")
+    for row in (row for row in rows if row["collective"] == collective):
+        cells = [sized(row["bytes"]), row["arrays"], f"{row['pycoll']['us']:.1f}"]
+        for _, key in columns:
+            found = row[key]
+            cells += [f"{found['us']:.1f}", f"{found['x']:.2f}"] if found else ["", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def markdown(document):
+    """Return the whole report."""
+    machine, rows = document["machine"], document["rows"]
+    return "\n".join(
+        [
+            "# Ordinary arrays beside the least they cost",
+            "",
+            f"`python benchmarks/limits.py`, {document['date']}, {machine['cores']} cores of "
+            f"{machine['cpu']}, Linux {machine['kernel']}, pycoll at {machine['commit']}. Two ranks, "
+            "float32, medians. x: the time of that as a part of pycoll's, the median over rounds "
+            "that took all in turn; above 1, pycoll is faster.",
+            "",
+            "## all_reduce in place",
+            "",
+            *table(rows, "all_reduce", [("staged by hand", "staged"), ("one pass", "touch")]),
+            "",
+            "## all_gather",
+            "",
+            *table(rows, "all_gather", [("staged by hand", "staged"), ("kernel copies", "read")]),
+            "",
+        ]
+    )
+
+
+def main():
+    """Run from the command line."""
+    document = {"date": time.strftime("%Y-%m-%d"), "machine": describe(), "rows": measure()}
+    stem = HERE / "results" / "limits"
+    stem.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(markdown(document))
+    print(markdown(document))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+// The limits of ordinary arrays: collectives of two ranks by hand, which can reach each other's
+// arrays through shared memory or through the kernel only, and do nothing else.
+//
+// Driven by benchmarks/limits.py, in the very processes that also run pycoll. Cells of both ranks
+// lie in `memory`, after a header; `turn` counts the synchronisations so far, alike on both ranks.
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr size_t kHeader = 4096, kCell = 1 << 20, kGap = 8192;
+
+struct alignas(128) Flag {
+  std::atomic<uint64_t> value;
+};
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class Pair {
+ public:
+  Pair(void* memory, int rank, uint64_t* turn)
+      : flags_(static_cast<Flag*>(memory)),
+        cells_(static_cast<char*>(memory) + kHeader),
+        rank_(rank),
+        turn_(turn) {}
+
+  // Until the peer has made as many steps as this rank.
+  void wait() const {
+    while (flags_[1 - rank_].value.load(std::memory_order_acquire) < *turn_) pause_cpu();
+  }
+  void step() { flags_[rank_].value.store(++*turn_, std::memory_order_release); }
+
+  // Every rank has four: two of each kind.
+  char* cell(int rank, int kind, size_t parity) const {
+    return cells_ + (4 * size_t(rank) + 2 * size_t(kind) + parity) * (kCell + kGap);
+  }
+  char* mine(int kind, size_t parity) const { return cell(rank_, kind, parity); }
+  char* peers(int kind, size_t parity) const { return cell(1 - rank_, kind, parity); }
+
+ private:
+  Flag* flags_;
+  char* cells_;
+  int rank_;
+  uint64_t* turn_;
+};
+
+void fold(float* own, const float* other, float* result, size_t count) {
+  for (size_t i = 0; i < count; ++i) result[i] = own[i] = own[i] + other[i];
+}
+
+}  // namespace
+
+extern "C" size_t staged_bytes() { return kHeader + 8 * (kCell + kGap); }
+
+// In place, two shots, segment by segment (`segment` <= 2 MiB): in one step a rank copies a piece
+// of the peer's half in, folds the piece before it, and copies the result of the one before that
+// out.
+extern "C" void staged_all_reduce(void* memory, int rank, uint64_t* turn, char* x, size_t nbytes,
+                                  size_t segment) {
+  Pair pair(memory, rank, turn);
+  const size_t half = nbytes / 2, piece = std::min(segment, nbytes) / 2;
+  const size_t pieces = half / piece;
+  char* own = x + size_t(rank) * half;
+  char* others = x + size_t(1 - rank) * half;
+  for (size_t i = 0; i < pieces + 2; ++i) {
+    pair.wait();
+    const size_t now = i % 2, before = 1 - now;
+    if (i < pieces) std::memcpy(pair.mine(0, now), others + i * piece, piece);
+    if (i >= 1 && i <= pieces) {
+      fold(reinterpret_cast<float*>(own + (i - 1) * piece),
+           reinterpret_cast<const float*>(pair.peers(0, before)),
+           reinterpret_cast<float*>(pair.mine(1, before)), piece / sizeof(float));
+    }
+    if (i >= 2) std::memcpy(others + (i - 2) * piece, pair.peers(1, now), piece);
+    pair.step();
+  }
+}
+
+// Each rank copies its input in, and to its own place, and the peer's out of the cell.
+extern "C" void staged_all_gather(void* memory, int rank, uint64_t* turn, const char* in, char* out,
+                                  size_t nbytes, size_t segment) {
+  Pair pair(memory, rank, turn);
+  const size_t half = nbytes / 2, piece = std::min(segment, nbytes) / 2;
+  char* own = out + size_t(rank) * half;
+  char* others = out + size_t(1 - rank) * half;
+  for (size_t i = 0; i < half / piece + 1; ++i) {
+    pair.wait();
+    const size_t now = i % 2;
+    if (i < half / piece) {
+      std::memcpy(pair.mine(0, now), in + i * piece, piece);
+      std::memcpy(own + i * piece, in + i * piece, piece);
+    }
+    if (i >= 1) std::memcpy(others + (i - 1) * piece, pair.peers(0, 1 - now), piece);
+    pair.step();
+  }
+}
+
+// The kernel copies once, out of the peer's array (`there`, in process `pid`). Returns false if it
+// must not.
+extern "C" bool read_all_gather(void* memory, int rank, uint64_t* turn, const char* in, char* out,
+                                size_t nbytes, int pid, char* there) {
+  Pair pair(memory, rank, turn);
+  const size_t half = nbytes / 2;
+  pair.step();
+  pair.wait();
+  const iovec to{out + size_t(1 - rank) * half, half}, from{there, half};
+  const bool done = process_vm_readv(pid, &to, 1, &from, 1, 0) == static_cast<ssize_t>(half);
+  std::memcpy(out + size_t(rank) * half, in, half);
+  pair.step();
+  pair.wait();
+  return done;
+}
+
+// What every all-reduce in place does at least: each rank reads and writes the whole of its array.
+extern "C" void touch(void* memory, int rank, uint64_t* turn, float* x, size_t nbytes) {
+  Pair pair(memory, rank, turn);
+  pair.step();
+  pair.wait();
+  for (size_t i = 0; i < nbytes / sizeof(float); ++i) x[i] += 1;
+}
