@@ -1,4 +1,4 @@
-"""Ordinary arrays of two ranks beside the same collectives by hand: ``python benchmarks/limits.py``.
+"""Ordinary arrays beside the same by hand, on two ranks: ``python benchmarks/limits.py``.
 
 What is compared, in the same two processes, in turn: pycoll, which stages ordinary arrays in shared
 memory; the same by hand, in the segments that suit it best; one copy by the kernel, straight out of
@@ -26,9 +26,7 @@ def measure():
     with tempfile.TemporaryDirectory() as folder:
         library, out = Path(folder) / "limit.so", Path(folder) / "out.json"
         flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC"]
-        subprocess.run(
-            ["g++", *flags, HERE / "native/limit_staged.cpp", "-o", library], check=True
-        )
+        subprocess.run(["g++", *flags, HERE / "native/limit_staged.cpp", "-o", library], check=True)
         command = [sys.executable, "-m", "pycoll", "run", "-n", "2", "--timeout", "300"]
         script = [HERE / "limits_ranks.py", out, library]
         subprocess.run([*map(str, command + script)], check=True, cwd=ROOT)
@@ -57,9 +55,9 @@ def markdown(document):
             "# Ordinary arrays beside the least they cost",
             "",
             f"`python benchmarks/limits.py`, {document['date']}, {machine['cores']} cores of "
-            f"{machine['cpu']}, Linux {machine['kernel']}, pycoll at {machine['commit']}. Two ranks, "
-            "float32, medians. x: the time of that as a part of pycoll's, the median over rounds "
-            "that took all in turn; above 1, pycoll is faster.",
+            f"{machine['cpu']}, Linux {machine['kernel']}, pycoll at {machine['commit']}. Two "
+            "ranks, float32, arrays on huge pages, medians. x: the time of that as a part of "
+            "pycoll's, the median over rounds that took all in turn; above 1, pycoll is faster.",
             "",
             "## all_reduce in place",
             "",

@@ -4,6 +4,8 @@
 """
 
 import ctypes
+import functools
+import itertools
 import json
 import os
 import sys
@@ -19,6 +21,7 @@ from overhead_ranks import batches, shared_map
 SIZES = (512 << 10, 1 << 20, 4 << 20, 16 << 20)
 SEGMENTS = (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
 POOL_BYTES = 96 << 20  # of arrays in turn
+BLOCK_BYTES = 32 << 20
 BATCH_BYTES = 16 << 20
 ROUNDS = 21
 
@@ -47,12 +50,22 @@ class ByHand:
 
     def read(self, x, out, pid, there):
         """Gather by letting the kernel copy; notes if it refuses."""
-        self.may_read = self.call("read_all_gather", x, out, out.nbytes, pid, there) and self.may_read
+        self.may_read = (
+            self.call("read_all_gather", x, out, out.nbytes, pid, there) and self.may_read
+        )
+
+
+def arrays(slots, count):
+    """Return arrays for use in turn, in a block so large that NumPy puts it on huge pages."""
+    pitch = count + 80
+    block = np.empty(max(slots * pitch, BLOCK_BYTES // 4), np.float32)
+    block[:] = 0
+    return [block[i * pitch : i * pitch + count] for i in range(slots)]
 
 
 def all_reduce(comm, hand, slots, nbytes):
     """Return {name: functions, one for each slot}."""
-    xs = [row[: nbytes // 4] for row in np.zeros((slots, nbytes // 4 + 80), np.float32)]
+    xs = arrays(slots, nbytes // 4)
     ways = {"pycoll": [lambda x=x: comm.all_reduce(x, out=x) for x in xs]}
     ways["touch"] = [lambda x=x: hand.call("touch", x, nbytes) for x in xs]
     for s in (s for s in SEGMENTS if s <= nbytes):
@@ -64,9 +77,7 @@ def all_reduce(comm, hand, slots, nbytes):
 
 def all_gather(comm, hand, slots, nbytes):
     """Return {name: functions, one for each slot}."""
-    half = nbytes // 8
-    xs = [row[:half] for row in np.zeros((slots, half + 80), np.float32)]
-    outs = [row[: 2 * half] for row in np.zeros((slots, 2 * half + 80), np.float32)]
+    xs, outs = arrays(slots, nbytes // 8), arrays(slots, nbytes // 4)
     pairs = list(zip(xs, outs, strict=True))
     others = comm.all_gather(np.array([[os.getpid(), *(x.ctypes.data for x in xs)]]))
     pid, *there = others[1 - comm.rank].tolist()
@@ -85,19 +96,18 @@ def all_gather(comm, hand, slots, nbytes):
 
 def measure(comm, ways, nbytes):
     """Return {name: {"us": median, "x": how long it takes as a part of pycoll's time}}."""
-    position = dict.fromkeys(ways, 0)
+    turn = itertools.count()  # of all: nobody finds arrays that another has just fetched
 
     def one(name):
-        ways[name][position[name] % len(ways[name])]()
-        position[name] += 1
+        ways[name][next(turn) % len(ways[name])]()
 
     calls = max(4, BATCH_BYTES // nbytes)
     rounds = {name: [] for name in ways}
-    for i in range(ROUNDS + 1):
+    for _ in range(ROUNDS):
         for name, found in rounds.items():
-            us = float(batches(comm, lambda name=name: one(name), calls, 1)[0]) * 1e6
-            if i > 0:  # the first one warms up
-                found.append(us)
+            call = functools.partial(one, name)
+            batches(comm, call, 1, 1)
+            found.append(float(batches(comm, call, calls, 1)[0]) * 1e6)
     ours = np.array(rounds["pycoll"])
     return {
         name: {"us": float(np.median(us)), "x": float(np.median(np.array(us) / ours))}
