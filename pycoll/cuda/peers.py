@@ -20,7 +20,7 @@ from pycoll.cuda import arrays
 from pycoll.cuda.heap import DeviceHeap
 from pycoll.cuda.library import Ipc, KernelError, library, pointers
 from pycoll.cuda.links import kernel_failure, wait_for
-from pycoll.cuda.transport import CallCache
+from pycoll.cuda.transport import CallCache, nanoseconds
 from pycoll.errors import CollError, TransportError
 from pycoll.runtime.plans import CallSpec
 from pycoll.types import Kind
@@ -159,7 +159,7 @@ class PeerLink:
         capturing = bool(arrays.cupy().cuda.runtime.streamIsCapturing(stream))
         call = self._calls.find(spec, pin=capturing)
         ins, outs = pointers([in_pointer]), pointers([out_pointer])
-        library().call("launch", call, ins, outs, 0, 0, 0, int(limit * 1e9), 0, stream)
+        library().call("launch", call, ins, outs, 0, 0, 0, nanoseconds(limit), 0, stream)
 
     def error(self) -> CollError | None:
         """See `Link`."""

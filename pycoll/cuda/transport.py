@@ -18,6 +18,11 @@ from pycoll.types import DType
 _MAX_CALLS = 1024
 
 
+def nanoseconds(limit: float) -> int:
+    """Return a checked time limit, in seconds, as the device library takes it: 0 is its default."""
+    return max(1, int(limit * 1e9))
+
+
 def extent_of(spec: CallSpec, plan: Plan, world_size: int) -> Extent:
     """Return the sizes with which a plan of messages runs a call."""
     numbers = binding_numbers(spec, world_size, plan.schedule.chunks, plan.scales_in_fold)
