@@ -87,14 +87,16 @@ class CallCache:
 
         Args:
             spec: What it does.
-            pin: It is part of a CUDA graph, and has to stay.
+            pin: It becomes part of a CUDA graph, and has to stay. The capture is under way, so no
+                other call is freed: that waits for the device, which would end the capture.
 
         Raises:
             ScheduleError: If its plans do not fit the group.
         """
         call = self._calls.get(spec)
         if call is None:
-            self._make_room()
+            if not pin:
+                self._make_room()
             call = self._calls[spec] = self._make(spec)
         self._calls.move_to_end(spec)
         if pin:
