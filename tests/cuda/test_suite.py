@@ -73,6 +73,32 @@ def test_a_report_of_what_the_writer_wrote(gpu, tmp_path):
     assert (tmp_path / "traffic.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_part_of_the_report_that_fails_costs_only_itself(gpu, tmp_path, monkeypatch):
+    rows, report, suite = gpu("rows"), gpu("report"), gpu("suite")
+    path = tmp_path / "rows.jsonl"
+    record(lambda stage: rows.Writer(path, stage), "speed")
+    rows.Writer(path, "speed").row("small all_reduce", True, n=2)  # and no more
+
+    def draw(rows, path):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(report, "draw", draw)
+    why = ["small: KeyError: 'seconds'", "draw: ZeroDivisionError: by zero"]
+    assert report.write(tmp_path) == why
+    text = (tmp_path / "report.md").read_text()
+    assert all(f"`{line}`" in text for line in why)
+    assert "| ring | 2 | 64 MiB |" in text
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert [row["error"] for row in saved if row["name"] == "report"] == why
+    stages = [(name, [sys.executable, "-c", ""], 20.0) for name in ("one", "two")]
+    monkeypatch.setattr(suite, "stages", lambda python: stages)
+    monkeypatch.setattr(suite.report, "write", lambda folder: why)
+    monkeypatch.setenv("PYCOLL_GPU_ROWS", "")
+    monkeypatch.setenv("PYCOLL_GPU_STAGE", "")
+    assert suite.run(tmp_path, None, 60.0) == ["report"]
+    assert [row["name"] for row in rows.read(path)] == ["begin", "one", "two"]
+
+
 def test_a_stage_that_hangs_or_fails_costs_only_itself(gpu, tmp_path, monkeypatch):
     suite = gpu("suite")
     write = (
@@ -162,7 +188,11 @@ def test_the_stage_that_measures(stage, gpu, tmp_path):
     """Its figures mean nothing here; the report takes them all the same."""
     written = stage("speed", MIB=1 << 10, WORLDS=(2,))
     assert {row["name"] for row in written} >= {"all_reduce", "small all_reduce", "cupy sum"}
-    assert all(row["right"] for row in written if row["name"] == "all_reduce")
+    large = [row for row in written if row["name"] == "all_reduce"]
+    assert all(row["right"] for row in large)
+    judged = {(row["algorithm"], row["nbytes"] >> 10) for row in large if row["bar"]}
+    rings = {(name, 256) for name in ("ring", "halving_doubling")}
+    assert judged == {("two_shot_push", 64), ("two_shot_push", 256), *rings}
     gpu("report").write(tmp_path)
     assert "| ring | 2 |" in (tmp_path / "report.md").read_text()
 
