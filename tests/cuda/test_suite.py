@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pycoll.cuda import missing
+from cuda.memory_wire import Binding, at
+from pycoll.config import Config
+from pycoll.cuda import missing, nccl
 from pycoll.testing import run_threads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,6 +185,40 @@ def test_the_stage_of_processes(stage, gpu, host_kernels, tmp_path):
     written = gpu("rows").read(tmp_path / "rows.jsonl")
     assert len(written) == 2 * 2 * len(ranks.ALGORITHMS)
     assert [row for row in written if not row["ok"]] == []
+
+
+class Pair(Binding):
+    """Two ranks that add up float32."""
+
+    def native(self, kind, pointers, count, code, more, stream):
+        source, target = pointers
+        with self.group():
+            self.send(source, 4 * count, 1 - self.rank, stream)
+            self.recv(target, 4 * count, 1 - self.rank, stream)
+        at(target, count, np.float32)[:] += at(source, count, np.float32)
+
+
+@pytest.mark.parametrize("sockets", [False, True])
+def test_messages_of_nccl_are_timed_unless_by_sockets(
+    gpu, host_kernels, monkeypatch, tmp_path, sockets
+):
+    gpu("rows"), gpu("common")
+    ranks, writer = gpu("ranks"), gpu("rows").Writer(tmp_path / "rows.jsonl", "nccl2")
+    monkeypatch.setattr(nccl, "find_binding", lambda: Pair)
+    monkeypatch.setattr(nccl, "environment", dict)
+    monkeypatch.setattr(ranks, "MIB", 1 << 10)
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
+    if sockets:
+        monkeypatch.setenv("NCCL_HOSTID", "a")
+    config = Config(timeout_s=10, heap_bytes=1 << 28, device_transport="nccl")
+    run_threads(2, lambda comm: ranks.native(comm, sys.modules["cupy"], writer), config=config)
+    written = gpu("rows").read(tmp_path / "rows.jsonl")
+    assert [row["algorithm"] for row in written] == ["native", "ring", "two_shot_pull"] * 2
+    assert all(row["ok"] and (row["seconds"] is None) == sockets for row in written)
+    gpu("report").write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    how = "works: ranks on one device, through sockets" if sockets else "by events, of 5 calls"
+    assert text.count(f"| {how}") == len(written)
 
 
 def test_the_stage_that_measures(stage, gpu, tmp_path):
