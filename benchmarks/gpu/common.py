@@ -71,6 +71,7 @@ def same_bits(got, want):
 def graph_of(cupy, body, count):
     """Capture ``count`` runs of a function into a CUDA graph."""
     stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Stream.null.synchronize()  # arrays were made there
     with stream:
         body(stream)  # once outside: makes plans, loads kernels
         stream.synchronize()

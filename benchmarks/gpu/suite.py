@@ -77,7 +77,7 @@ def run(folder, wanted, limit):
     results = folder / "rows.jsonl"
     results.unlink(missing_ok=True)
     os.environ["PYCOLL_GPU_ROWS"] = str(results.resolve())
-    writer = Writer(results, "suite")
+    writer, told = Writer(results, "suite"), []
     when = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     writer.row("begin", date=when)
     for name, command, seconds in stages(sys.executable):
@@ -86,7 +86,7 @@ def run(folder, wanted, limit):
         left = limit - (time.monotonic() - begin)
         if left < 5:
             writer.row(name, False, status="not run", reason="no time was left")
-            report.write(folder)
+            told = report.write(folder)
             failed.append(name)
             continue
         os.environ["PYCOLL_GPU_STAGE"] = name
@@ -97,13 +97,15 @@ def run(folder, wanted, limit):
         words = known.get(status, f"exit status {status}")
         writer.row(name, None if status == SKIPPED else status == 0, status=words, seconds=spent)
         print(f"{name:10}{words}, {spent} s", flush=True)
-        report.write(folder)  # after every stage, as the next one may take the machine with it
+        told = report.write(folder)  # now, as the next stage may take the machine with it
         if status not in (0, SKIPPED):
             failed.append(name)
             print((folder / f"{name}.log").read_text(errors="replace")[-1500:], flush=True)
             if name == "build":
                 break
-    return failed
+    for why in told:
+        print(f"report: {why}", flush=True)
+    return failed + ["report"] * bool(told)
 
 
 def main(argv=None):

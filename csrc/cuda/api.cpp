@@ -164,6 +164,9 @@ int pycoll_cuda_group_control(PycollCudaGroup* group, void** control) {
   *control = nullptr;
   return guarded([&] { *control = group->control(); });
 }
+int pycoll_cuda_group_share(PycollCudaGroup* group, int ranks) {
+  return guarded([&] { group->set_share(ranks); });
+}
 int pycoll_cuda_group_connect(PycollCudaGroup* group, void* const* controls, void* const* heaps,
                               uint64_t heap_bytes, void* const* cells, uint64_t cell_bytes) {
   return guarded([&] { group->connect(controls, heaps, heap_bytes, cells, cell_bytes); });

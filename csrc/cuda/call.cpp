@@ -139,7 +139,7 @@ const void* PycollCudaCall::kernel(int method) const {
 int PycollCudaCall::default_blocks(int method, int threads) const {
   const auto kernel = machine::kernel_info(group_.device(), this->kernel(method), threads);
   const uint64_t wanted = shape_.segment * shape_.elem_bytes / kBytesPerBlock;
-  const uint64_t fits = uint64_t(kernel.resident) / group_.ranks();
+  const uint64_t fits = uint64_t(kernel.resident) / group_.ranks_on_device();
   const uint64_t most = std::min<uint64_t>(std::max<uint64_t>(fits, 1), group_.max_blocks());
   return static_cast<int>(std::clamp<uint64_t>(wanted, 1, most));
 }
@@ -152,7 +152,7 @@ PycollCudaCallInfo PycollCudaCall::info(int method) const {
   const std::string name = std::string(kind) + " " + text_;
   name.copy(info.kernel, sizeof(info.kernel) - 1);
   const auto most = static_cast<int>(group_.max_blocks());
-  info.max_blocks = std::min(kernel.resident / static_cast<int>(group_.ranks()), most);
+  info.max_blocks = std::min(kernel.resident / static_cast<int>(group_.ranks_on_device()), most);
   info.blocks = default_blocks(method, kMaxThreads);
   info.threads = kMaxThreads;
   info.registers = kernel.registers;

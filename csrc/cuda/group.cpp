@@ -37,6 +37,13 @@ void* PycollCudaGroup::control() const {
   return own_controls_[0];
 }
 
+void PycollCudaGroup::set_share(int ranks) {
+  COLL_CHECK(!is_virtual(), "ArgumentError", "virtual ranks always share their device");
+  COLL_CHECK(ranks >= 1 && ranks <= int(world_size_), "ArgumentError", ranks,
+             " ranks on one device, of ", world_size_);
+  share_ = static_cast<uint32_t>(ranks);
+}
+
 void PycollCudaGroup::connect(void* const* controls, void* const* heaps, uint64_t heap_bytes,
                               void* const* cells, uint64_t cell_bytes) {
   COLL_CHECK(is_virtual() || controls != nullptr, "ArgumentError",

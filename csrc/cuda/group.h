@@ -26,9 +26,12 @@ struct PycollCudaGroup {
   // Ranks whose blocks this process launches: the first, and how many.
   uint32_t first_rank() const { return is_virtual() ? 0 : static_cast<uint32_t>(rank_); }
   uint32_t ranks() const { return is_virtual() ? world_size_ : 1; }
+  // Ranks whose blocks have to fit on this device at once, those of other processes included.
+  uint32_t ranks_on_device() const { return is_virtual() ? world_size_ : share_; }
   bool aborted() const { return aborted_.load(); }
 
   void* control() const;
+  void set_share(int ranks);
   void connect(void* const* controls, void* const* heaps, uint64_t heap_bytes, void* const* cells,
                uint64_t cell_bytes);
   PycollCudaError error(int rank) const;
@@ -47,7 +50,7 @@ struct PycollCudaGroup {
   pycoll::cuda::Record& record(int rank) const;
 
   int device_, rank_;
-  uint32_t world_size_, max_blocks_;
+  uint32_t world_size_, max_blocks_, share_ = 1;
   uint64_t key_;
   std::vector<void*> own_controls_;          // [ranks()]
   pycoll::cuda::Record* records_ = nullptr;  // [ranks()], host addresses

@@ -26,18 +26,24 @@ void check(cudaError_t status, const char* what) {
   throw_error(kind, what, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status));
 }
 
-// Makes a device current for a while.
+// Makes a device current for a while. Where it is already, nothing is changed: to choose a device
+// makes its primary context current, in the place of any other that the caller may have.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
     check(cudaGetDevice(&before_), "finding the current device");
-    if (device != before_ && device >= 0) check(cudaSetDevice(device), "choosing a device");
+    if (device < 0 || device == before_) return;
+    check(cudaSetDevice(device), "choosing a device");
+    changed_ = true;
   }
-  ~OnDevice() { cudaSetDevice(before_); }
+  ~OnDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
   OnDevice(const OnDevice&) = delete;
 
  private:
   int before_ = 0;
+  bool changed_ = false;
 };
 
 // Allows calls on this thread that a capture under way would otherwise forbid.
@@ -215,6 +221,8 @@ void ipc_export(const void* pointer, PycollCudaIpc& ipc) {
   COLL_CHECK(attributes.type == cudaMemoryTypeDevice, "ArgumentError",
              "only device memory can be exported to other processes");
   const OnDevice on(attributes.device);
+  // The driver asks for a current context, which a thread that has used none yet lacks.
+  check(cudaSetDevice(attributes.device), "choosing a device");
   CUdeviceptr base = 0;
   size_t size = 0;
   const auto at = reinterpret_cast<CUdeviceptr>(pointer);

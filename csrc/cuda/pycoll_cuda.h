@@ -82,7 +82,8 @@ typedef struct {
 // Number of devices. UNAVAILABLE (and *count = 0) without driver or device.
 PYCOLL_CUDA_API int pycoll_cuda_device_count(int* count);
 
-// Versions as CUDA counts them (13000 is 13.0). *driver = 0 without a driver; never fails.
+// Versions as CUDA counts them (13000 is 13.0). *driver = 0 without a driver; *runtime = 0 where
+// the kernels are compiled for the host, as in the tests. Never fails.
 PYCOLL_CUDA_API int pycoll_cuda_versions(int* driver, int* runtime);
 
 PYCOLL_CUDA_API int pycoll_cuda_device_properties(int device, PycollCudaDevice* properties);
@@ -162,6 +163,12 @@ PYCOLL_CUDA_API int pycoll_cuda_group_peer(int device, int rank, int world_size,
 
 // Own control memory of a peer group (device memory of the library's, freed with the group).
 PYCOLL_CUDA_API int pycoll_cuda_group_control(PycollCudaGroup* group, void** control);
+
+// Peer group: says how many of its ranks run on one device at most, 1 to world_size; 1 until then.
+// So many have to fit on the device side by side, as ranks wait for each other in their kernels:
+// the default number of blocks leaves room for them. The same on all ranks, before the first
+// launch.
+PYCOLL_CUDA_API int pycoll_cuda_group_share(PycollCudaGroup* group, int ranks);
 
 // Says where memory of all ranks is mapped in this process. Arrays of world_size device pointers
 // (read before return), own entries included:
@@ -289,7 +296,7 @@ typedef enum {
 
 typedef struct {
   char kernel[64];       // "interpret f32 sum", "one_shot bf16 sum", ...
-  int32_t max_blocks;    // blocks per rank that fit on the device at once (peer: of one rank)
+  int32_t max_blocks;    // blocks per rank that fit on the device at once, with those of its peers
   int32_t blocks;        // what a launch with nblocks = 0 uses
   int32_t threads;       // what a launch with nthreads = 0 uses
   int32_t registers;     // per thread

@@ -9,6 +9,7 @@ import numpy as np
 
 from pycoll.cuda.library import library
 from pycoll.errors import ArgumentError
+from pycoll.runtime.calls import check_timeout
 from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.prepared import Prepared
 from pycoll.schedule.collectives import COLLECTIVES, OWN
@@ -72,7 +73,7 @@ class Launch:
 
     def __call__(self, limit: float = TIMEOUT_S, **options: Any) -> Any:
         """Launch it once and return the results; ``options`` are those of `VirtualRanks.launch`."""
-        stream = options.pop("stream", self._stream)
+        limit, stream = check_timeout(limit), options.pop("stream", self._stream)
         if self._launched and not self._repeatable:
             raise ArgumentError("an input is not contiguous; such a call can be launched once")
         for copy in (c for p in self._prepared for c in p.gathers if self._launched):

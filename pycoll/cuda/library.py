@@ -144,6 +144,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "group_virtual": (c_int, c_int, c_int, _PP),
     "group_peer": (c_int, c_int, c_int, c_int, c_uint64, _PP),
     "group_control": (c_void_p, _PP),
+    "group_share": (c_void_p, c_int),
     "group_connect": (c_void_p, _PP, _PP, c_uint64, _PP, c_uint64),
     "group_destroy": (c_void_p,),
     "group_error": (c_void_p, c_int, POINTER(KernelError)),
@@ -163,6 +164,7 @@ class Library:
 
     Attributes:
         path: Where it was loaded from.
+        for_host: Its kernels are compiled for the host, as the tests of pycoll have them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -192,6 +194,7 @@ class Library:
                 f"{path.name} has version {found}, expected {ABI}", "build pycoll again"
             )
         self.supports = self._dll.pycoll_cuda_supports
+        self.for_host = self.versions()[1] == 0
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call ``pycoll_cuda_<name>``.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
 
 from pycoll.cuda import arrays, library
-from pycoll.cuda.library import KernelError
+from pycoll.cuda.library import DeviceInfo, KernelError
 from pycoll.cuda.preparing import AnyMemory
 from pycoll.errors import CollError, CollTimeout, MismatchError, Revoked, TransportError
 from pycoll.runtime.plans import CallSpec
+from pycoll.types import Kind
 
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
@@ -63,6 +67,26 @@ class Link(Protocol):
 
     def free(self) -> None:
         """Free what peers have used if all of them have closed; after telling them of one's own."""
+
+
+class Place(NamedTuple):
+    """Where a rank runs.
+
+    Attributes:
+        process: Number of its process.
+        device: Identity of its device, alike in all processes.
+    """
+
+    process: int
+    device: bytes
+
+
+def places(session: Session, device: DeviceInfo) -> list[Place]:
+    """Tell all ranks where this one runs; return where each of them does. A collective."""
+    process = np.array([os.getpid()], np.int64).view(np.uint8)
+    own = np.concatenate([process, np.frombuffer(bytes(device.uuid), np.uint8)])
+    rows = session.call(Kind.ALL_GATHER, own.reshape(1, -1), None, "sum", 0, None)
+    return [Place(int(row[:8].view(np.int64)[0]), row[8:].tobytes()) for row in rows]
 
 
 def wait_for(event: Any, timeout: float, what: str) -> None:

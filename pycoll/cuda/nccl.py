@@ -11,7 +11,7 @@ from pycoll.config import environment
 from pycoll.cuda import arrays
 from pycoll.cuda.executor import execute
 from pycoll.cuda.library import MAX_RANKS, library, pointers
-from pycoll.cuda.links import wait_for
+from pycoll.cuda.links import places, wait_for
 from pycoll.cuda.nccl_bindings import UNIQUE_ID_BYTES, find_binding, native_arguments
 from pycoll.cuda.preparing import NATIVE, NoMemory
 from pycoll.cuda.program import DeviceFold, Program, lower
@@ -127,9 +127,8 @@ class NcclLink:
 
     def _share_device(self, session: Session) -> None:
         """Tell NCCL when ranks share a device; it refuses to start otherwise."""
-        own = np.frombuffer(bytes(library().device(self.device).uuid), np.uint8)
-        rows = session.call(Kind.ALL_GATHER, own.reshape(1, -1), None, "sum", 0, None)
-        ranks = int((rows == own).all(axis=1).sum())
+        devices = [place.device for place in places(session, library().device(self.device))]
+        ranks = devices.count(devices[self._rank])
         share_device(environment(), ranks, self._binding.version(), self._rank)
 
     def launch(

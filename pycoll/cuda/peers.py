@@ -10,7 +10,8 @@ import contextlib
 import ctypes
 import os
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_int
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,9 +20,9 @@ import numpy as np
 from pycoll.cuda import arrays
 from pycoll.cuda.heap import DeviceHeap
 from pycoll.cuda.library import Ipc, KernelError, library, pointers
-from pycoll.cuda.links import kernel_failure, wait_for
-from pycoll.cuda.transport import CallCache
-from pycoll.errors import CollError, TransportError
+from pycoll.cuda.links import Place, kernel_failure, places, wait_for
+from pycoll.cuda.transport import CallCache, nanoseconds
+from pycoll.errors import ArgumentError, CollError, TransportError
 from pycoll.runtime.plans import CallSpec
 from pycoll.types import Kind
 
@@ -100,12 +101,7 @@ class PeerLink:
         if self._connected == self._wanted:
             return
         if self._connected is None:
-            key = zlib.crc32(repr(session.config).encode())
-            self._group = library().pointer(
-                "group_peer", self.device, self._rank, self._n, MAX_BLOCKS, key
-            )
-            self._cells = library().pointer("malloc", self.device, 2 * _CELL_BYTES)
-            self._calls = CallCache(self._group, self._n, [self._rank])
+            self._begin(session)
         arrays.cupy().cuda.runtime.deviceSynchronize()  # nothing runs while maps change
         control = library().pointer("group_control", self._group)
         maps = [self._exchange(session, p) for p in (control, self._cells, self.memory.base)]
@@ -121,6 +117,24 @@ class PeerLink:
         )
         session.call(Kind.BARRIER, None, None, "sum", 0, None)
         self._connected = self._wanted
+
+    def _begin(self, session: Session) -> None:
+        """Make this rank's end of the group.
+
+        Raises:
+            ArgumentError: If ranks of one process share a device; on every rank.
+        """
+        found = places(session, library().device(self.device))
+        if not library().for_host:
+            _check_apart(found)
+        key = zlib.crc32(repr(session.config).encode())
+        self._group = library().pointer(
+            "group_peer", self.device, self._rank, self._n, MAX_BLOCKS, key
+        )
+        share = max(Counter(place.device for place in found).values())
+        library().call("group_share", self._group, share)
+        self._cells = library().pointer("malloc", self.device, 2 * _CELL_BYTES)
+        self._calls = CallCache(self._group, self._n, [self._rank])
 
     def _exchange(self, session: Session, pointer: int) -> list[int]:
         """Give all ranks a pointer of this one; return theirs, as mapped here, 0 for none."""
@@ -138,11 +152,14 @@ class PeerLink:
 
     def _map(self, rank: int, row: np.ndarray) -> int:
         pid, pointer = row[:16].view(np.int64).tolist()
-        if rank == self._rank or pid == os.getpid() or not pointer:
-            return pointer  # threads share addresses
+        if rank == self._rank or not pointer:
+            return pointer
         ipc = Ipc.from_buffer_copy(row[16:].tobytes())
         base, here = ctypes.c_void_p(), ctypes.c_void_p()
         try:
+            if pid == os.getpid():  # threads share addresses
+                library().call("enable_peer_access", self.device, ipc.device)
+                return pointer
             library().call("ipc_open", self.device, byref(ipc), byref(base), byref(here))
         except CollError as error:
             raise TransportError(
@@ -159,7 +176,7 @@ class PeerLink:
         capturing = bool(arrays.cupy().cuda.runtime.streamIsCapturing(stream))
         call = self._calls.find(spec, pin=capturing)
         ins, outs = pointers([in_pointer]), pointers([out_pointer])
-        library().call("launch", call, ins, outs, 0, 0, 0, int(limit * 1e9), 0, stream)
+        library().call("launch", call, ins, outs, 0, 0, 0, nanoseconds(limit), 0, stream)
 
     def error(self) -> CollError | None:
         """See `Link`."""
@@ -214,3 +231,19 @@ class PeerLink:
     def free(self) -> None:
         """See `Link`."""
         _free_retired()
+
+
+def _check_apart(found: Sequence[Place]) -> None:
+    """Refuse ranks of one process on one device: their kernels come one after the other.
+
+    Streams of one process are not apart: the default stream is one for all threads, and allocating,
+    loading and freeing wait for the device. A kernel that waits for the next one never ends.
+    """
+    for rank, place in enumerate(found):
+        first = found.index(place)
+        if first != rank:
+            raise ArgumentError(
+                f"ranks {first} and {rank} are threads of one process on one device, where the "
+                "kernel of one may have to end before that of the other begins, for which it "
+                "waits; pycoll.virtual_ranks runs all ranks of a device in one kernel"
+            )

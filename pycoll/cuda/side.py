@@ -59,7 +59,7 @@ class DeviceSide:
         prepared, handle = session.refusing(lambda: self._prepare(request, x, out, timeout, stream))
         self._agree(prepared)
         self.link.open(session)
-        limit = session.config.timeout_s if timeout is None else check_timeout(timeout)
+        limit = check_timeout(session.config.timeout_s if timeout is None else timeout)
         capturing = self._capturing(handle)
         with self._cupy.cuda.Device(self.link.device):
             event = self._launch(prepared, handle, limit, async_op, capturing)

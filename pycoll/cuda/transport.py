@@ -18,6 +18,11 @@ from pycoll.types import DType
 _MAX_CALLS = 1024
 
 
+def nanoseconds(limit: float) -> int:
+    """Return a checked time limit, in seconds, as the device library takes it: 0 is its default."""
+    return max(1, int(limit * 1e9))
+
+
 def extent_of(spec: CallSpec, plan: Plan, world_size: int) -> Extent:
     """Return the sizes with which a plan of messages runs a call."""
     numbers = binding_numbers(spec, world_size, plan.schedule.chunks, plan.scales_in_fold)
@@ -82,14 +87,16 @@ class CallCache:
 
         Args:
             spec: What it does.
-            pin: It is part of a CUDA graph, and has to stay.
+            pin: It becomes part of a CUDA graph, and has to stay. The capture is under way, so no
+                other call is freed: that waits for the device, which would end the capture.
 
         Raises:
             ScheduleError: If its plans do not fit the group.
         """
         call = self._calls.get(spec)
         if call is None:
-            self._make_room()
+            if not pin:
+                self._make_room()
             call = self._calls[spec] = self._make(spec)
         self._calls.move_to_end(spec)
         if pin:

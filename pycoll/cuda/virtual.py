@@ -16,7 +16,7 @@ from pycoll.cuda.launch import TIMEOUT_S, Launch, check_apart, kind_of
 from pycoll.cuda.library import BEST, MAX_RANKS, CallInfo, KernelError, library, pointers
 from pycoll.cuda.links import kernel_failure, lag, wait_for
 from pycoll.cuda.preparing import AnyMemory, DeviceCaller, DevicePlans
-from pycoll.cuda.transport import CallCache
+from pycoll.cuda.transport import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime.calls import RESULT_SHAPE, check_timeout
 from pycoll.runtime.plans import CallSpec
@@ -208,9 +208,8 @@ class VirtualRanks:
             runtime.streamWaitEvent(stream, self._last[1].ptr)
         ins = pointers(p.in_ptr for p in prepared)
         outs = pointers(p.out_ptr for p in prepared)
-        nanoseconds = int(limit * 1e9)
         form = blocks, threads, method
-        library().call("launch", call, ins, outs, *form, nanoseconds, absent, stream)
+        library().call("launch", call, ins, outs, *form, nanoseconds(limit), absent, stream)
         if capturing:
             self._captured += [p for p in prepared if p.gathers]  # the graph uses their copies
             return

@@ -23,6 +23,8 @@ from pycoll.types import Kind, Order, ReduceOp
 
 Shape = tuple[int, ...]
 
+FOREVER_S = 1e9  # 30 years; as kForever of csrc/calls.cpp
+
 
 def _same(shape: Shape, n: int) -> Shape:
     return shape
@@ -278,11 +280,14 @@ def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Ex
 
 
 def check_timeout(timeout: float) -> float:
-    """Return the seconds that a call may wait, refusing what is no such number."""
+    """Return the seconds that a call may wait, refusing what is no such number.
+
+    Infinity is one: it stands for `FOREVER_S`, whose nanoseconds fit a word.
+    """
     try:
         limit = float(timeout)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         limit = 0.0
     if not limit > 0:
         raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds above 0")
-    return limit
+    return min(limit, FOREVER_S)

@@ -10,6 +10,7 @@ import ctypes
 import threading
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -114,6 +115,36 @@ class MemoryWire:
 
     def recv(self, pointer, nbytes, peer, stream):
         self._posts.append(("recv", peer, Post(pointer, nbytes)))
+
+
+class Binding(MemoryWire):
+    """NCCL's rules in memory, in the place of a binding."""
+
+    networks: ClassVar = {}
+    lock = threading.Lock()
+
+    def __init__(self, n, rank, key):
+        with self.lock:
+            network = self.networks.setdefault(key, Network(n))
+        super().__init__(network, rank)
+        self.calls, self.closed = [], False
+
+    @staticmethod
+    def unique_id():
+        return np.random.default_rng().bytes(128)
+
+    @staticmethod
+    def version():
+        return 23203
+
+    def native(self, kind, pointers, count, code, more, stream):
+        self.calls.append((kind.name, count, code, more))
+
+    def error(self):
+        return ""
+
+    def close(self):
+        self.closed = True
 
 
 def at(pointer, count, dtype):

@@ -2,14 +2,13 @@
 
 import gc
 import threading
-from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import oracle
 from cuda.host_cupy import DeviceArray, Stream
-from cuda.memory_wire import MemoryWire, Network
+from cuda.memory_wire import Binding
 from pycoll.algorithms import ALGORITHMS
 from pycoll.config import Config
 from pycoll.cuda import nccl
@@ -19,36 +18,6 @@ from pycoll.testing import run_threads
 
 PEERS = Config(timeout_s=10, heap_bytes=1 << 28, device_heap_bytes=1 << 20)
 MESSAGES = Config(timeout_s=10, heap_bytes=1 << 28, device_transport="nccl")
-
-
-class Binding(MemoryWire):
-    """NCCL's rules in memory, in the place of a binding."""
-
-    networks: ClassVar = {}
-    lock = threading.Lock()
-
-    def __init__(self, n, rank, key):
-        with self.lock:
-            network = self.networks.setdefault(key, Network(n))
-        super().__init__(network, rank)
-        self.calls, self.closed = [], False
-
-    @staticmethod
-    def unique_id():
-        return np.random.default_rng().bytes(128)
-
-    @staticmethod
-    def version():
-        return 23203
-
-    def native(self, kind, pointers, count, code, more, stream):
-        self.calls.append((kind.name, count, code, more))
-
-    def error(self):
-        return ""
-
-    def close(self):
-        self.closed = True
 
 
 @pytest.fixture(params=["peers", "messages"])

@@ -9,6 +9,7 @@ import pytest
 import oracle
 from device_library import (
     INTERPRET,
+    DeviceError,
     Library,
     World,
     host_library,
@@ -253,3 +254,18 @@ def test_lanes_as_threads(library):
         with World(library, 4, peers=peers) as world:
             calls = [Call(find("all_reduce", name), 4, "float32", 100, salt=i) for i in range(5)]
             run(library, world, calls, seed=-1, timeout_ms=60_000)
+
+
+def test_peers_on_one_device_leave_room_for_each_other(library):
+    """64 blocks fit on the device of the host library."""
+    plans = plans_of(find("all_reduce", "ring"), 4)
+    with World(library, 4, peers=True, max_blocks=64) as world:
+        handle = world.call([spec_of(plan, "float32", count=1 << 22) for plan in plans])[0]
+        assert (world.info(handle).max_blocks, world.info(handle).blocks) == (64, 64)
+        world.each("group_share", 3)
+        assert (world.info(handle).max_blocks, world.info(handle).blocks) == (21, 21)
+        for ranks in (0, 5):
+            with pytest.raises(DeviceError, match=f"{ranks} ranks on one device, of 4"):
+                world.each("group_share", ranks)
+    with World(library, 2) as world, pytest.raises(DeviceError, match="virtual ranks always"):
+        world.each("group_share", 2)

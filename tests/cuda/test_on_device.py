@@ -1,11 +1,14 @@
 """The same on a real device; skipped where there is none. `benchmarks/gpu/run.sh` does more."""
 
+import gc
+
 import numpy as np
 import pytest
 
 import oracle
 import pycoll
 from pycoll.algorithms import ALGORITHMS
+from pycoll.cuda import arrays
 from pycoll.errors import CollTimeout
 
 NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS if a.collective == "all_reduce"]
@@ -37,6 +40,15 @@ def test_a_stacked_array_on_a_stream_of_its_own(device):
             total = ranks.all_reduce(x)
         stream.synchronize()
         assert bool((total == 4).all())
+
+
+def test_a_stream_of_the_callers_outlives_what_looked_at_it(device):
+    stream = device.cuda.Stream(non_blocking=True)
+    with arrays.external(stream.ptr):
+        pass
+    gc.collect()
+    stream.synchronize()
+    assert stream.is_non_blocking
 
 
 def test_a_rank_that_does_not_come(device):

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pycoll.cuda import missing
+from cuda.memory_wire import Binding, at
+from pycoll.config import Config
+from pycoll.cuda import missing, nccl
 from pycoll.testing import run_threads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +74,32 @@ def test_a_report_of_what_the_writer_wrote(gpu, tmp_path):
         assert line in text
     assert len(json.loads((tmp_path / "results.json").read_text())) == 12
     assert (tmp_path / "traffic.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_part_of_the_report_that_fails_costs_only_itself(gpu, tmp_path, monkeypatch):
+    rows, report, suite = gpu("rows"), gpu("report"), gpu("suite")
+    path = tmp_path / "rows.jsonl"
+    record(lambda stage: rows.Writer(path, stage), "speed")
+    rows.Writer(path, "speed").row("small all_reduce", True, n=2)  # and no more
+
+    def draw(rows, path):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(report, "draw", draw)
+    why = ["small: KeyError: 'seconds'", "draw: ZeroDivisionError: by zero"]
+    assert report.write(tmp_path) == why
+    text = (tmp_path / "report.md").read_text()
+    assert all(f"`{line}`" in text for line in why)
+    assert "| ring | 2 | 64 MiB |" in text
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert [row["error"] for row in saved if row["name"] == "report"] == why
+    stages = [(name, [sys.executable, "-c", ""], 20.0) for name in ("one", "two")]
+    monkeypatch.setattr(suite, "stages", lambda python: stages)
+    monkeypatch.setattr(suite.report, "write", lambda folder: why)
+    monkeypatch.setenv("PYCOLL_GPU_ROWS", "")
+    monkeypatch.setenv("PYCOLL_GPU_STAGE", "")
+    assert suite.run(tmp_path, None, 60.0) == ["report"]
+    assert [row["name"] for row in rows.read(path)] == ["begin", "one", "two"]
 
 
 def test_a_stage_that_hangs_or_fails_costs_only_itself(gpu, tmp_path, monkeypatch):
@@ -158,11 +187,49 @@ def test_the_stage_of_processes(stage, gpu, host_kernels, tmp_path):
     assert [row for row in written if not row["ok"]] == []
 
 
+class Pair(Binding):
+    """Two ranks that add up float32."""
+
+    def native(self, kind, pointers, count, code, more, stream):
+        source, target = pointers
+        with self.group():
+            self.send(source, 4 * count, 1 - self.rank, stream)
+            self.recv(target, 4 * count, 1 - self.rank, stream)
+        at(target, count, np.float32)[:] += at(source, count, np.float32)
+
+
+@pytest.mark.parametrize("sockets", [False, True])
+def test_messages_of_nccl_are_timed_unless_by_sockets(
+    gpu, host_kernels, monkeypatch, tmp_path, sockets
+):
+    gpu("rows"), gpu("common")
+    ranks, writer = gpu("ranks"), gpu("rows").Writer(tmp_path / "rows.jsonl", "nccl2")
+    monkeypatch.setattr(nccl, "find_binding", lambda: Pair)
+    monkeypatch.setattr(nccl, "environment", dict)
+    monkeypatch.setattr(ranks, "MIB", 1 << 10)
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
+    if sockets:
+        monkeypatch.setenv("NCCL_HOSTID", "a")
+    config = Config(timeout_s=10, heap_bytes=1 << 28, device_transport="nccl")
+    run_threads(2, lambda comm: ranks.native(comm, sys.modules["cupy"], writer), config=config)
+    written = gpu("rows").read(tmp_path / "rows.jsonl")
+    assert [row["algorithm"] for row in written] == ["native", "ring", "two_shot_pull"] * 2
+    assert all(row["ok"] and (row["seconds"] is None) == sockets for row in written)
+    gpu("report").write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    how = "works: ranks on one device, through sockets" if sockets else "by events, of 5 calls"
+    assert text.count(f"| {how}") == len(written)
+
+
 def test_the_stage_that_measures(stage, gpu, tmp_path):
     """Its figures mean nothing here; the report takes them all the same."""
     written = stage("speed", MIB=1 << 10, WORLDS=(2,))
     assert {row["name"] for row in written} >= {"all_reduce", "small all_reduce", "cupy sum"}
-    assert all(row["right"] for row in written if row["name"] == "all_reduce")
+    large = [row for row in written if row["name"] == "all_reduce"]
+    assert all(row["right"] for row in large)
+    judged = {(row["algorithm"], row["nbytes"] >> 10) for row in large if row["bar"]}
+    rings = {(name, 256) for name in ("ring", "halving_doubling")}
+    assert judged == {("two_shot_push", 64), ("two_shot_push", 256), *rings}
     gpu("report").write(tmp_path)
     assert "| ring | 2 |" in (tmp_path / "report.md").read_text()
 

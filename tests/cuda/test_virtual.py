@@ -105,9 +105,12 @@ def test_a_prepared_collective_is_launched_many_times(host_kernels):
         launch = ranks.bind("all_reduce", xs, out=xs)
         for _ in range(3):
             launch()
+        launch(float("inf"))
         ranks.synchronize()
-        assert xs[0].get().tolist() == [12.0] * 8
-        assert len(host_kernels.launches) == 3
+        assert xs[0].get().tolist() == [24.0] * 8
+        assert [limit for _, limit in host_kernels.launches] == [60 * 10**9] * 3 + [10**18]
+        with pytest.raises(ArgumentError, match="seconds above 0"):
+            launch(float("nan"))
 
 
 def test_a_launch_reads_its_arrays_anew(host_kernels):
@@ -161,6 +164,7 @@ def test_outputs_of_ranks_lie_apart(host_kernels):
         ([DeviceArray(np.ones(3))] * 2, {"algorithm": "native"}, "NCCL's own"),
         ([DeviceArray(np.ones(3))] * 2, {"stream": "x"}, "__cuda_stream__"),
         ([DeviceArray(np.ones(3))] * 2, {"timeout": -1}, "seconds above 0"),
+        ([DeviceArray(np.ones(3))] * 2, {"timeout": float("nan")}, "seconds above 0"),
     ],
 )
 def test_bad_arguments(host_kernels, xs, options, text):
