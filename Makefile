@@ -61,7 +61,7 @@ demo: build  ## train on four ranks, measure, and draw a schedule
 	@$(BIN)/python examples/demo.py
 
 compare: build  ## compare with MPICH, Open MPI and gloo, whose wheels are installed: some ten minutes
-	@$(BIN)/python benchmarks/compare.py --quick --rounds 1
+	@$(BIN)/python benchmarks/compare.py --quick
 
 bench-check: build  ## fail if pycoll has become slower beside a plain C++ loop
 	@$(BIN)/python benchmarks/check.py

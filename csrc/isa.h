@@ -29,7 +29,7 @@ inline bool has_avx512() {
 #endif
 }
 
-// Whether "rep movsb" is fast for every length and alignment (FSRM: Intel since Ice Lake, AMD since
+// Whether "rep movsb" is fast, as the processor itself says (FSRM: Intel since Ice Lake, AMD since
 // Zen 3).
 inline bool has_fast_string() {
 #if defined(__x86_64__)
