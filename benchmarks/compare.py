@@ -92,7 +92,7 @@ class Comparison:
         try:
             answer = self._ranks[name].measure(cell, TURN_S)
         except launch.Stopped as why:
-            print(f"\n{name}, {n} ranks, {cell}: {why}")
+            self.skipped[name, f"{dtype}, {n} ranks"] = f"from {cell} on: {why}"
             self._ranks.pop(name).end()
             return
         if answer["median_us"] > SLOW_S * 1e6:

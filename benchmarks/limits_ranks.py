@@ -94,6 +94,18 @@ def all_gather(comm, hand, slots, nbytes):
     return ways
 
 
+def verify(comm, hand):
+    """Stop if what is done by hand is not right."""
+    for s in SEGMENTS:
+        x = np.full(SIZES[1] // 4, comm.rank + 1, np.float32)
+        hand.call("staged_all_reduce", x, x.nbytes, s)
+        half = np.full(x.size // 2, comm.rank + 1, np.float32)
+        out = np.zeros(x.size, np.float32)
+        hand.call("staged_all_gather", half, out, out.nbytes, s)
+        if (x != 3).any() or (out.reshape(2, -1) != [[1], [2]]).any():
+            raise SystemExit(f"a collective by hand is wrong in segments of {s} bytes")
+
+
 def measure(comm, ways, nbytes):
     """Return {name: {"us": median, "x": how long it takes as a part of pycoll's time}}."""
     turn = itertools.count()  # of all: nobody finds arrays that another has just fetched
@@ -120,6 +132,7 @@ def main():
     rows = []
     with pycoll.init(timeout=60, tuning="off") as comm:
         hand = ByHand(comm, library)
+        verify(comm, hand)
         for make in (all_reduce, all_gather):
             for nbytes in SIZES:
                 for slots in (1, max(2, POOL_BYTES // nbytes)):

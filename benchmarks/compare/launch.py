@@ -101,7 +101,7 @@ class Ranks:
         self._text = ""
         try:
             self._answer(timeout_s)
-        except Stopped:
+        except BaseException:  # Ctrl-C, too
             self.end()
             raise
 

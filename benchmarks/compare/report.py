@@ -49,7 +49,8 @@ def ratio(cells, ours):
     if not peer or not row:
         return None
     rounds = zip(peer["rounds_us"], row["rounds_us"], strict=True)
-    return statistics.median(a / b for a, b in rounds if a is not None and b is not None)
+    ratios = [a / b for a, b in rounds if a is not None and b is not None]
+    return statistics.median(ratios) if ratios else None
 
 
 def geometric_mean(values):
