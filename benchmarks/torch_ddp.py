@@ -1,10 +1,10 @@
 """Compare pycoll with gloo below torch.distributed: single operations, and training steps.
 
-``python benchmarks/torch_ddp.py`` takes about three minutes on two idle cores. Both backends live
+``python benchmarks/torch_ddp.py`` takes about five minutes on two idle cores. Both backends live
 in the same two processes and are timed in turn, in short slices; what counts is the median of the
 ratios. Where others use the cores too, the quickest slices tell more. Communication of a training
-step is what it takes longer than the same step whose messages are left out; "symmetric" is
-`pycoll.torch.use_symmetric_memory`. It prints a table and writes benchmarks/results/torch.md and
+step is what it takes longer than the same step whose messages are left out, timed right before it;
+"symmetric" is `pycoll.torch.use_symmetric_memory`. It prints a table and writes benchmarks/results/torch.md and
 .json.
 """
 
@@ -31,6 +31,7 @@ from pycoll.cli.machine import describe
 RESULTS = Path(__file__).resolve().parent / "results"
 RANKS = 2
 SLICE_S = 0.005  # of one contestant's turn
+STEPS = 3  # training steps of a turn
 SIZES = [8, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 64 << 20]
 GATHERED = [64 << 10, 1 << 20, 16 << 20]
 WIDTHS = (512, 2048, 2048, 2048, 2048, 2048, 2048, 512)  # 23 million parameters
@@ -143,13 +144,13 @@ def timed(call, count):
     return seconds.item()
 
 
-def duel(contestants, rounds):
+def duel(contestants, rounds, least=1):
     """Time calls in turn; return a list of seconds for each."""
     counts = []
     for call in contestants:
         call()
         tries = 3 if timed(call, 3) > SLICE_S / 10 else 100
-        counts.append(max(1, min(2000, round(SLICE_S / timed(call, tries)))))
+        counts.append(max(least, min(2000, round(SLICE_S / timed(call, tries)))))
     times = [[] for _ in contestants]
     for _ in range(rounds):
         for call, count, found in zip(contestants, counts, times, strict=True):
@@ -172,12 +173,15 @@ def row(name, nbytes, gloo, ours):
 
 def step_row(make, groups, idle, rounds):
     """Time a training step; communication is what it costs beyond calls that move nothing."""
-    contestants = [make(group) for group in groups]
-    contestants += [make(groups[1], symmetric=True), make(idle), plain_step(None)]
-    gloo, ours, symmetric, silent, plain = duel(contestants, rounds)
-    found = row(make.__name__, 4 * sum(p.numel() for p in model().parameters()), gloo, ours)
-    for name, times in (("symmetric", symmetric), ("silent", silent), ("plain", plain)):
-        found[f"{name}_us"] = statistics.median(times) * 1e6
+    contestants = {"silent": make(idle), "gloo": make(groups[0]), "pycoll": make(groups[1])}
+    contestants |= {"symmetric": make(groups[1], symmetric=True), "plain": plain_step(None)}
+    times = duel(list(contestants.values()), rounds, least=STEPS)
+    found = {"operation": make.__name__, "nbytes": 4 * sum(p.numel() for p in model().parameters())}
+    silent = times[0]
+    for name, own in zip(contestants, times, strict=True):
+        found[f"{name}_us"] = statistics.median(own) * 1e6
+        extra = [(t - s) * 1e6 for t, s in zip(own, silent, strict=True)]
+        found[f"{name}_extra_us"] = statistics.quantiles(extra, n=4)
     return found
 
 
@@ -190,7 +194,7 @@ def measure(rank, path, rounds, out):
         gloo, ours = duel([make(group, nbytes) for group in groups], rounds)
         operations.append(row(make.__name__, nbytes, gloo, ours))
     for make in (ddp_step, fsdp_step):
-        steps.append(step_row(make, groups, dist.new_group(backend="fake"), max(3, rounds // 6)))
+        steps.append(step_row(make, groups, dist.new_group(backend="fake"), max(3, rounds // 4)))
     if rank == 0:
         out.write_text(json.dumps({"operations": operations, "steps": steps}))
     dist.destroy_process_group()
@@ -201,6 +205,11 @@ def size(nbytes):
         if nbytes >= 1 << shift:
             return f"{nbytes >> shift} {unit}"
     return f"{nbytes} B" if nbytes else ""
+
+
+def milliseconds(quartiles):
+    low, middle, high = (us / 1e3 for us in quartiles)
+    return f"{middle:.1f} ms ({low:.1f} to {high:.1f})"
 
 
 def table(result):
@@ -221,13 +230,14 @@ def table(result):
     lines += ["", "| communication of a step | gloo | pycoll | times faster | symmetric | faster |"]
     lines += ["|---|---|---|---|---|---|"]
     for r in result["steps"]:
-        gloo, *ours = (r[f"{name}_us"] - r["silent_us"] for name in names[:3])
-        least = 0.02 * r["silent_us"]  # less than that is lost in the noise
-        cells = " | ".join(
-            f"{t / 1e3:.1f} ms | {gloo / t:.1f}" if t > least else "lost in the noise | -"
-            for t in ours
-        )
-        lines.append(f"| {r['operation']} | {gloo / 1e3:.1f} ms | {cells} |")
+        gloo = r["gloo_extra_us"][1]
+        cells = [milliseconds(r["gloo_extra_us"])]
+        for name in names[1:3]:
+            own = r[f"{name}_extra_us"][1]
+            lost = own < 0.02 * r["silent_us"]  # less than that is lost in the noise
+            cells += [milliseconds(r[f"{name}_extra_us"]), "-" if lost else f"{gloo / own:.1f}"]
+        lines.append(f"| {r['operation']} | {' | '.join(cells)} |")
+    lines += ["", "In brackets: the middle half of the rounds."]
     return "\n".join(lines) + "\n"
 
 
