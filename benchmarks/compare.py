@@ -8,6 +8,10 @@ the first time.
 
 ``--transport mpi``: pycoll sends messages over MPICH and over Open MPI, shared
 memory off, beside the same MPI's own collectives. The files are called compare_mpi.
+
+``--limits``: beside them ranks that only pass over their own arrays, reading what a collective must
+read and writing what it must write. No library can be faster than that, so it tells how many times
+as fast as its peers pycoll could be at most.
 """
 
 import argparse
@@ -118,6 +122,7 @@ def arguments():
         default="shm",
         help="mpi: pycoll over MPI by messages",
     )
+    parser.add_argument("--limits", action="store_true", help="tell what is possible at most")
     parser.add_argument("--max", type=int, default=64, metavar="MIB", help="largest size (64)")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
     parser.add_argument("--name", help="of the files that are written")
@@ -130,6 +135,7 @@ def main():
     args = parser.parse_args()
     over_mpi = args.transport == "mpi"
     names = args.names.split(",") if args.names else list(launch.LINEUPS[args.transport])
+    names += launch.LIMITS if args.limits else ()
     unknown = sorted(set(names) - set(launch.HOMES))
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(launch.HOMES)}")

@@ -1,11 +1,11 @@
 """Compare pycoll with gloo below torch.distributed: single operations, and training steps.
 
-``python benchmarks/torch_ddp.py`` takes about five minutes on two idle cores. Both backends live
+``python benchmarks/torch_ddp.py`` takes about three minutes on two idle cores. Both backends live
 in the same two processes and are timed in turn, in short slices; what counts is the median of the
 ratios. Where others use the cores too, the quickest slices tell more. Communication of a training
 step is what it takes longer than the same step whose messages are left out, timed right before it;
-"symmetric" is `pycoll.torch.use_symmetric_memory`. It prints a table and writes benchmarks/results/torch.md and
-.json.
+"symmetric" is `pycoll.torch.use_symmetric_memory`. It prints a table and writes
+benchmarks/results/torch.md and .json.
 """
 
 import argparse

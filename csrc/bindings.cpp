@@ -203,18 +203,19 @@ PYBIND11_MODULE(_C, m) {
       .def(
           "run",
           [](Engine& e, const BoundCall& call, uintptr_t in, uintptr_t out, uint32_t site,
-             double timeout_s) {
-            e.run(call, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), site, timeout_s);
+             double timeout_s, std::shared_ptr<Detours> detours) {
+            e.run(call, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), site, timeout_s,
+                  std::move(detours));
           },
-          Release())
+          "call"_a, "x"_a, "out"_a, "site"_a, "timeout_s"_a, "detours"_a = nullptr, Release())
       .def(
           "submit",
           [](Engine& e, std::shared_ptr<BoundCall> call, uintptr_t in, uintptr_t out, uint32_t site,
-             double timeout_s) {
+             double timeout_s, std::shared_ptr<Detours> detours) {
             return e.submit(std::move(call), reinterpret_cast<void*>(in),
-                            reinterpret_cast<void*>(out), site, timeout_s);
+                            reinterpret_cast<void*>(out), site, timeout_s, std::move(detours));
           },
-          Release())
+          "call"_a, "x"_a, "out"_a, "site"_a, "timeout_s"_a, "detours"_a = nullptr, Release())
       .def("done", &Engine::done)
       .def("wait", &Engine::wait, Release())
       .def(

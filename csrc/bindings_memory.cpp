@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "engine.h"
 #include "error.h"
 #include "heap.h"
 #include "pool.h"
@@ -165,8 +166,32 @@ void bind_memory(py::module_& m) {
                         uint64_t nbytes) { r.gather(reinterpret_cast<char*>(data), nbytes); })
       .def("scatter", [](const Registration& r, uintptr_t data,
                          uint64_t nbytes) { r.scatter(reinterpret_cast<char*>(data), nbytes); })
+      .def("edges",
+           [](const Registration& r, uintptr_t data, uint64_t nbytes) {
+             std::vector<std::tuple<uintptr_t, uintptr_t, uint64_t>> found;
+             r.edges(reinterpret_cast<char*>(data), nbytes,
+                     [&](char* user, char* mirror, size_t n) {
+                       found.emplace_back(reinterpret_cast<uintptr_t>(user),
+                                          reinterpret_cast<uintptr_t>(mirror), n);
+                     });
+             return found;
+           })
       .def_property_readonly(
           "mirror", [](const Registration& r) { return reinterpret_cast<uintptr_t>(r.mirror()); });
+  using Copies = std::vector<std::tuple<uintptr_t, uintptr_t, uint64_t>>;  // to, from, bytes
+  py::class_<Detours, std::shared_ptr<Detours>>(m, "Detours")
+      .def(py::init([](const Copies& before, const Copies& after) {
+             auto detours = std::make_shared<Detours>();
+             const auto add = [](std::vector<Detours::Copy>& to, const Copies& copies) {
+               for (const auto& [dst, src, nbytes] : copies) {
+                 to.push_back({reinterpret_cast<void*>(dst), reinterpret_cast<void*>(src), nbytes});
+               }
+             };
+             add(detours->before, before);
+             add(detours->after, after);
+             return detours;
+           }),
+           "before"_a, "after"_a);
 }
 
 }  // namespace pycoll

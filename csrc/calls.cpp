@@ -83,7 +83,7 @@ uint32_t Engine::site(std::string_view text) {
 
 Engine::Job Engine::prepare(const BoundCall& call, const void* in, void* out, uint32_t site,
                             double timeout_s) {
-  Job job{&call, in, out, 0, 0, site, timeout_s, true};
+  Job job{&call, in, out, 0, 0, site, timeout_s, true, nullptr};
   if (!call.plan->direct) return job;
   const auto offset = [&](const void* array, uint64_t nbytes) -> uint64_t {
     if (array == nullptr) return 0;
@@ -97,11 +97,12 @@ Engine::Job Engine::prepare(const BoundCall& call, const void* in, void* out, ui
   return job;
 }
 
-void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site,
-                 double timeout_s) {
+void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s,
+                 std::shared_ptr<const Detours> detours) {
   check_usable();
   const Use use(user_, rank_);
   Job job = prepare(call, in, out, site, timeout_s);
+  job.detours = std::move(detours);
   if (keeper_ == nullptr || keeper_->idle()) [[likely]]
     return execute(job);
   run_queued([this, job](bool helped) mutable {
@@ -111,10 +112,12 @@ void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site
 }
 
 Engine::Ticket Engine::submit(std::shared_ptr<const BoundCall> call, const void* in, void* out,
-                              uint32_t site, double timeout_s) {
+                              uint32_t site, double timeout_s,
+                              std::shared_ptr<const Detours> detours) {
   check_usable();
   const Use use(user_, rank_);
   Job job = prepare(*call, in, out, site, timeout_s);
+  job.detours = std::move(detours);
   return keeper().submit([this, job, call = std::move(call)](bool helped) mutable {
     job.signals = helped;
     execute(job);

@@ -23,6 +23,10 @@ static_assert(sizeof(DirectPayload) <= kPayloadBytes);
 constexpr WaitPolicy kBusy = {
     .spins = 50, .yield_us = 20'000, .first_slice_us = 50, .last_slice_us = 100};
 
+void copy_all(const std::vector<Detours::Copy>& copies) {
+  for (const Detours::Copy& c : copies) std::memcpy(c.to, c.from, c.nbytes);
+}
+
 uint32_t position_of(uint64_t iteration) { return static_cast<uint32_t>(iteration & 0xFFFF) << 16; }
 
 }  // namespace
@@ -54,6 +58,8 @@ void Engine::execute(const Job& job) {
   call_ = &call;
   in_ = static_cast<char*>(const_cast<void*>(job.in));
   out_ = static_cast<char*>(job.out);
+  if (job.detours != nullptr) [[unlikely]]
+    copy_all(job.detours->before);
   // In place, what is stored has just been read.
   stream_ = call.streams && (in_ != out_ || !call.reads);
   for (uint32_t segment = 0; segment < call.segments; ++segment) {
@@ -62,6 +68,8 @@ void Engine::execute(const Job& job) {
     if (segment + 1 == call.segments) meet_everybody();
     end_iteration();
   }
+  if (job.detours != nullptr) [[unlikely]]
+    copy_all(job.detours->after);
   block_->records[call_seq_ % kRecords].done.store(1, kRelaxed);
 }
 

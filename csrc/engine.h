@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cell_stores.h"
 #include "control.h"
 #include "fault.h"
 #include "fork_guard.h"
@@ -80,6 +81,18 @@ struct EngineOptions {
   void* context = nullptr;
 };
 
+// What is copied around a call whose arrays peers reach elsewhere than where the caller has them;
+// see Registration. It belongs to the call: one that waits in the queue reads what those before it
+// have written.
+struct Detours {
+  struct Copy {
+    void* to;
+    const void* from;
+    uint64_t nbytes;
+  };
+  std::vector<Copy> before, after;  // the latter if the call has succeeded
+};
+
 // One rank of a communicator.
 //
 // Threads: run, submit, refuse, close and leave are for one thread at a time (ConcurrentUseError
@@ -122,7 +135,7 @@ class Engine {
   // before anything is published when a direct call gets arrays outside the heap: then the caller
   // must refuse(), or its peers wait.
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
-           double timeout_s = kDefaultTimeout);
+           double timeout_s = kDefaultTimeout, std::shared_ptr<const Detours> detours = nullptr);
 
   // Whether a call would begin at once, and waits for other processes only.
   bool prompt() const {
@@ -131,7 +144,8 @@ class Engine {
 
   // The same on the keeper thread. The arrays must live until the ticket is done.
   Ticket submit(std::shared_ptr<const BoundCall> call, const void* in, void* out, uint32_t site = 0,
-                double timeout_s = kDefaultTimeout);
+                double timeout_s = kDefaultTimeout,
+                std::shared_ptr<const Detours> detours = nullptr);
   bool done(Ticket ticket) const;
   // Waits for a submitted call and throws its error (once per ticket). CollTimeout after timeout_s
   // (< 0: no limit but that of the call itself); the call then still runs.
@@ -171,6 +185,7 @@ class Engine {
     uint32_t site;
     double timeout_s;
     bool signals;  // runs on a thread of the caller
+    std::shared_ptr<const Detours> detours;
   };
   struct Peer {
     uint64_t seen;   // newest iteration of this peer that was compared with ours
@@ -212,6 +227,7 @@ class Engine {
 
   void fold_pieces(const Instr& instr, const Operand* operands);
   void fold_range(const Instr& instr, const Operand* operands, uint32_t k, uint32_t chunks);
+  void copy_to_cell(void* cell, const void* src, uint64_t nbytes);
   char* resolve(const Operand& operand, uint32_t k, uint32_t chunks, uint64_t& length) const;
   bool contiguous(const Instr& instr, const Operand* operands) const;
   void scale_out();
@@ -233,6 +249,7 @@ class Engine {
   uint64_t reach_ = 0;       // elements of the largest chunk in this segment
   char* cells_ = nullptr;    // slot 0 of rank 0
   uint64_t cell_pitch_ = 0;  // bytes between the cells of ranks
+  CellStores cell_stores_;
   std::unique_ptr<Peer[]> peers_;
   std::unique_ptr<const void*[]> srcs_;
   std::unique_ptr<void*[]> dsts_;

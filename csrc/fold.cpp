@@ -53,27 +53,29 @@ inline size_t bytes_to_alignment(const void* p, size_t itemsize) {
   return bytes % itemsize == 0 ? bytes : 0;
 }
 
+inline bool is_set(uint32_t bits, int d) { return d < 32 && (bits >> d & 1) != 0; }
+
 // Copies one source to all destinations; with several, block by block, so that each block is
 // fetched once.
-void copy_to_all(const FoldIsa& isa, const FoldArgs& args, bool nontemporal) {
+void copy_to_all(const FoldIsa& isa, const FoldArgs& args, uint32_t nontemporal) {
   const size_t block = args.ndst == 1 ? args.nbytes : kBlock;
   for (size_t i = 0; i < args.nbytes; i += block) {
     const size_t n = args.nbytes - i < block ? args.nbytes - i : block;
     for (int d = 0; d < args.ndst; ++d) {
       if (args.dsts[d] == args.srcs[0]) continue;
-      if (nontemporal) {
+      if (is_set(nontemporal, d)) {
         isa.stream(args.dsts[d] + i, args.srcs[0] + i, n);
       } else {
         copy_bytes(args.dsts[d] + i, args.srcs[0] + i, n);
       }
     }
   }
-  if (nontemporal) store_fence();
+  if (nontemporal != 0) store_fence();
 }
 
-// Non-temporal stores of whole cache lines, whatever the destinations' alignments: each block is
-// folded into the L1 cache and streamed from there.
-void fold_nontemporal(const FoldIsa& isa, FoldKernel kernel, const FoldArgs& args) {
+// Non-temporal stores of whole cache lines to some destinations, whatever their alignments: each
+// block is folded into the L1 cache and goes on from there.
+void fold_nontemporal(const FoldIsa& isa, FoldKernel kernel, const FoldArgs& args, uint32_t which) {
   alignas(kCacheLine) char buffer[kBlock];
   char* const folded = buffer;
   FoldArgs part = args;
@@ -83,7 +85,13 @@ void fold_nontemporal(const FoldIsa& isa, FoldKernel kernel, const FoldArgs& arg
     part.src_offset = i;
     part.nbytes = args.nbytes - i < kBlock ? args.nbytes - i : kBlock;
     kernel(part);
-    for (int d = 0; d < args.ndst; ++d) isa.stream(args.dsts[d] + i, buffer, part.nbytes);
+    for (int d = 0; d < args.ndst; ++d) {
+      if (is_set(which, d)) {
+        isa.stream(args.dsts[d] + i, buffer, part.nbytes);
+      } else {
+        std::memcpy(args.dsts[d] + i, buffer, part.nbytes);
+      }
+    }
   }
   store_fence();
 }
@@ -104,13 +112,13 @@ void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* 
                 0,
                 nbytes,
                 spec.scale_n};
-  const bool nontemporal = spec.nontemporal && nbytes >= kNontemporalFrom;
+  const uint32_t nontemporal = nbytes >= kNontemporalFrom ? spec.nontemporal : 0;
   ReduceOp op = spec.op;
   if (op == ReduceOp::kAvg && spec.scale_n == 0) op = ReduceOp::kSum;
   if (nsrc == 1 && op != ReduceOp::kAvg) return copy_to_all(isa, args, nontemporal);
   const FoldKernel kernel =
       isa.kernels[spec.tree ? kShapeTree : kShapeSerial][dtype][static_cast<size_t>(op)];
-  if (nontemporal) return fold_nontemporal(isa, kernel, args);
+  if (nontemporal != 0) return fold_nontemporal(isa, kernel, args, nontemporal);
   const size_t head = nbytes >= kAlignFrom ? bytes_to_alignment(args.dsts[0], itemsize) : 0;
   if (head > 0) {
     args.nbytes = head;
@@ -130,7 +138,7 @@ void copy(void* dst, const void* src, size_t nbytes, bool nontemporal) {
 
 void scale(DType dtype, void* data, size_t count, uint32_t n) {
   const void* src = data;
-  fold({dtype, ReduceOp::kAvg, false, n, false}, &src, 1, &data, 1, count);
+  fold({dtype, ReduceOp::kAvg, false, n, 0}, &src, 1, &data, 1, count);
 }
 
 const char* fold_isa() { return g_isa.current().name; }

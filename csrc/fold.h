@@ -34,7 +34,7 @@ struct FoldSpec {
   ReduceOp op;
   bool tree;
   uint32_t scale_n;  // 0: none
-  bool nontemporal;  // hint: destinations will not be read again soon
+  uint32_t nontemporal;  // hint, bit d: destination d will not be read again soon
 };
 
 inline constexpr int kMaxFoldSources = 4096;

@@ -51,20 +51,33 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
   if (length == 0) return;
   const bool complete = (instr.flags & kFoldComplete) != 0 && !call.scale_at_exit;
   const uint32_t scale_n = complete ? call.scale_n : 0;
-  // Cells are read again at once: nothing that goes there is stored past the caches.
-  const auto streams = [&](uint32_t i) {
-    return stream_ && operands[i].buffer != static_cast<uint16_t>(Buffer::kCell);
+  const auto in_cell = [&](uint32_t i) {
+    return operands[i].buffer == static_cast<uint16_t>(Buffer::kCell);
   };
   if (instr.nsrc == 1 && scale_n == 0) {
+    const uint64_t nbytes = length * call.elem_bytes;
     for (uint32_t i = 0; i < instr.ndst; ++i) {
-      copy(dsts_[i], srcs_[0], length * call.elem_bytes, streams(i));
+      if (in_cell(i) && nbytes >= CellStores::kLeastBytes) {
+        copy_to_cell(dsts_[i], srcs_[0], nbytes);
+      } else {
+        copy(dsts_[i], srcs_[0], nbytes, stream_ && !in_cell(i));
+      }
     }
     return;
   }
-  bool stream = true;
-  for (uint32_t i = 0; i < instr.ndst; ++i) stream = stream && streams(i);
-  const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n, stream};
+  uint32_t past_caches = 0;
+  for (uint32_t i = 0; i < std::min<uint32_t>(instr.ndst, 32); ++i) {
+    const bool past = in_cell(i) ? cell_stores_.usually_past_caches() : stream_;
+    past_caches |= uint32_t{past} << i;
+  }
+  const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n, past_caches};
   fold(spec, srcs_.get(), instr.nsrc, dsts_.get(), instr.ndst, length);
+}
+
+void Engine::copy_to_cell(void* cell, const void* src, uint64_t nbytes) {
+  const uint64_t begin = now_ns();
+  copy(cell, src, nbytes, cell_stores_.past_caches());
+  cell_stores_.note(nbytes, now_ns() - begin);
 }
 
 void Engine::fold_pieces(const Instr& instr, const Operand* operands) {

@@ -78,15 +78,6 @@ void Registration::move_in(uint32_t region) {
   }
 }
 
-// Calls copy(user, mirror, bytes) for what [data, data + nbytes) has of head and tail.
-template <typename Copy>
-void Registration::edges(char* data, uint64_t nbytes, Copy&& copy) const {
-  char *const end = data + nbytes, *const head_end = std::min(end, first_);
-  if (data < head_end) copy(data, mirror_ + (data - data_), static_cast<size_t>(head_end - data));
-  char* const tail = std::max(data, last_);
-  if (tail < end) copy(tail, mirror_ + (tail - data_), static_cast<size_t>(end - tail));
-}
-
 void Registration::gather(char* data, uint64_t nbytes) const {
   edges(data, nbytes, [](char* user, char* mirror, size_t n) { std::memcpy(mirror, user, n); });
 }

@@ -1,6 +1,7 @@
 // An array that exists already, moved into symmetric memory where it lies.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 
@@ -34,14 +35,21 @@ class Registration {
   void gather(char* data, uint64_t nbytes) const;
   void scatter(char* data, uint64_t nbytes) const;
 
+  // Calls copy(user, mirror, bytes) for what a part of the array has of head and tail.
+  template <typename Copy>
+  void edges(char* data, uint64_t nbytes, Copy&& copy) const {
+    char *const end = data + nbytes, *const head_end = std::min(end, first_);
+    if (data < head_end) copy(data, mirror_ + (data - data_), size_t(head_end - data));
+    char* const tail = std::max(data, last_);
+    if (tail < end) copy(tail, mirror_ + (tail - data_), size_t(end - tail));
+  }
+
   // Turns the pages into private memory again, with their contents, and frees the mirror. Does
   // nothing in a child made by fork.
   void release();
 
  private:
   void move_in(uint32_t region);
-  template <typename Copy>
-  void edges(char* data, uint64_t nbytes, Copy&& copy) const;
 
   std::shared_ptr<Heap> heap_;
   uint64_t offset_;                     // of the pages in the heap

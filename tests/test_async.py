@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from pycoll.errors import ArgumentError, CollTimeout, MismatchError
+from pycoll.errors import ArgumentError, CollTimeout, CommClosed, MismatchError
 from pycoll.testing import run_processes
 
 
@@ -191,10 +191,26 @@ def test_a_plan_refuses_another_array(run, wrong):
     assert run(2, rank) == [2.0, 2.0]
 
 
-def test_a_plan_of_an_unknown_collective(run):
+@pytest.mark.parametrize(
+    "name", ["barrier", "all_gather_v", "refused", "all_reduec", "ALL_REDUCE", 5, None, []]
+)
+def test_what_cannot_be_planned(run, name):
     def rank(comm):
-        with pytest.raises(ArgumentError, match="all_reduec"):
-            comm.plan("all_reduec", like=np.ones(8))
+        with pytest.raises(
+            ArgumentError, match=r"collective=.* accepted: all_reduce, .*all_to_all"
+        ):
+            comm.plan(name, like=np.ones(8))
         return comm.all_reduce(np.ones(1))[0]
 
     assert run(2, rank) == [2.0, 2.0]
+
+
+def test_a_plan_after_close(run):
+    def rank(comm):
+        comm.barrier()
+        comm.close()
+        with pytest.raises(CommClosed, match="has been closed"):
+            comm.plan("all_reduce", like=np.ones(8))
+        return True
+
+    assert run(2, rank) == [True, True]

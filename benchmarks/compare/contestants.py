@@ -4,8 +4,10 @@ A contestant has ``rank`` and ``world_size``; ``make(count)`` returns an array o
 ``host(array)`` the same memory as NumPy sees it; ``bind(collective, x, out)`` returns a function
 without arguments that makes the call, as a careful user of that library would write it; and
 ``meet``, ``agree`` and ``gather`` let the ranks work together without anything but the library.
+What a contestant with ``collects = False`` calls is no collective, and has no result to check.
 """
 
+import ctypes
 import os
 
 import numpy as np
@@ -13,6 +15,8 @@ import numpy as np
 
 class Pycoll:
     """pycoll, with NumPy arrays or with arrays in symmetric memory, or over MPI by messages."""
+
+    collects = True
 
     def __init__(self, dtype, symmetric=False, transport=None):
         import pycoll
@@ -48,8 +52,36 @@ class Pycoll:
         return rows.reshape(self.world_size, -1)
 
 
+class OnePass(Pycoll):
+    """The least: each rank reads of its own arrays what it must, and writes what it must, once.
+
+    ``stores``: how, as native/one_pass.cpp numbers them. Nothing is sent, and nobody waits.
+    """
+
+    collects = False
+
+    def __init__(self, dtype, stores):
+        if dtype != "float32":
+            raise Unavailable("it is written for float32")
+        super().__init__(dtype)
+        self._call = ctypes.CDLL(os.environ["COMPARE_ONE_PASS"]).one_pass
+        self._stores = ctypes.c_int(stores)
+
+    def bind(self, collective, x, out):
+        reads, writes = x.size, out.size
+        if collective == "broadcast":
+            reads, writes = (reads, 0) if self.rank == 0 else (0, writes)
+        elif collective == "reduce" and self.rank != 0:
+            writes = 0
+        x, out = (ctypes.c_void_p(array.ctypes.data) for array in (x, out))
+        reads, writes = ctypes.c_size_t(reads), ctypes.c_size_t(writes)
+        return lambda: self._call(x, reads, out, writes, self._stores)
+
+
 class Mpi:
     """Whatever MPI mpi4py finds, through its buffer interface with prepared buffer specs."""
+
+    collects = True
 
     def __init__(self, dtype, level):
         import mpi4py
@@ -103,6 +135,8 @@ class Mpi:
 
 class Gloo:
     """PyTorch's default on processors."""
+
+    collects = True
 
     def __init__(self, dtype):
         import torch
@@ -181,4 +215,7 @@ CONTESTANTS = {
     "MPICH multiple": lambda dtype: Mpi(dtype, "multiple"),
     "Open MPI": lambda dtype: Mpi(dtype, "serialized"),
     "gloo": lambda dtype: Gloo(dtype),
+    "one pass": lambda dtype: OnePass(dtype, 0),
+    "one pass, string": lambda dtype: OnePass(dtype, 1),
+    "one pass, streaming": lambda dtype: OnePass(dtype, 2),
 }

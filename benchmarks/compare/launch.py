@@ -31,7 +31,11 @@ HOMES = {
     "MPICH multiple": "mpich",
     "Open MPI": "openmpi",
     "gloo": "torch",
+    "one pass": None,
+    "one pass, string": None,
+    "one pass, streaming": None,
 }
+LIMITS = ("one pass", "one pass, string", "one pass, streaming")
 # Who is measured: with pycoll in shared memory, and with pycoll sending messages over an MPI.
 LINEUPS = {
     "shm": ("pycoll", "pycoll symmetric", "MPICH", "MPICH multiple", "Open MPI", "gloo"),
@@ -46,6 +50,11 @@ NEVER = {
 def set_up(names, log=print):
     """Make the environments that the contestants need; return what failed, with the reason."""
     failed = {}
+    if not {*LIMITS}.isdisjoint(names):
+        PLACES.mkdir(exist_ok=True)
+        flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC"]
+        source = HERE.parent / "native" / "one_pass.cpp"
+        subprocess.run(["g++", *flags, source, "-o", PLACES / "one_pass.so"], check=True)
     for home in sorted({HOMES[name] for name in names} - {None}):
         place = PLACES / home
         if (place / "ready").exists():
@@ -144,7 +153,7 @@ def _start(name, n, program, output):
     environ = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     home = HOMES[name]
     if home is None:
-        environ["PYTHONPATH"] = str(ROOT)
+        environ |= {"PYTHONPATH": str(ROOT), "COMPARE_ONE_PASS": str(PLACES / "one_pass.so")}
         commands = [[sys.executable, "-m", "pycoll", "run", "-n", str(n), *program]]
     elif home == "torch":
         environ |= {"COMPARE_STORE": str(output.with_name("store")), "COMPARE_SIZE": str(n)}

@@ -15,6 +15,8 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, view
 from pycoll.runtime.reports import raising
 
+Copy = tuple[int, int, int]  # to, from, bytes
+
 
 class Mirror(NamedTuple):
     """Where the engine finds a registered array, or a part of one.
@@ -39,6 +41,15 @@ class Mirror(NamedTuple):
         """Bring the caller's memory up to date."""
         self.registration.scatter(self.pointer, self.nbytes)
 
+    def copies_in(self) -> list[Copy]:
+        """Return the copies that bring the heap up to date."""
+        edges = self.registration.edges(self.pointer, self.nbytes)
+        return [(mirror, user, nbytes) for user, mirror, nbytes in edges]
+
+    def copies_out(self) -> list[Copy]:
+        """Return the copies that bring the caller's memory up to date."""
+        return self.registration.edges(self.pointer, self.nbytes)
+
 
 class Detour(NamedTuple):
     """Symmetric memory in which an array is made that lies elsewhere.
@@ -56,12 +67,23 @@ class Detour(NamedTuple):
         """Where the engine writes."""
         return self.made.ctypes.data
 
-    def gather(self) -> None:
-        """Do nothing: what is there is overwritten."""
+    def copies_in(self) -> list[Copy]:
+        """Return none: what is there is overwritten."""
+        return []
 
-    def scatter(self) -> None:
-        """Put the result where it belongs."""
-        np.copyto(self.wanted, self.made)
+    def copies_out(self) -> list[Copy]:
+        """Return the copy that puts the result where it belongs."""
+        return [(self.wanted.ctypes.data, self.made.ctypes.data, self.made.nbytes)]
+
+
+class _Loan(NamedTuple):
+    registration: _C.Registration
+    engine: weakref.ref[_C.Engine]
+    ticket: int
+
+    def lasts(self) -> bool:
+        engine = self.engine()
+        return engine is not None and not engine.done(self.ticket)
 
 
 class Memory:
@@ -72,6 +94,7 @@ class Memory:
         self.heap: _C.Heap | None = heap
         self.region = region
         self._registered: dict[int, tuple[int, _C.Registration, Any]] = {}  # by first byte
+        self._lent: list[_Loan] = []
 
     def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
         """See `pycoll.Communicator.empty`."""
@@ -118,10 +141,18 @@ class Memory:
         start = view(x, "x").pointer
         if start not in self._registered:
             raise ArgumentError("x is not registered, or is a part of what is")
-        keep = self._registered[start][2]
+        _, moved, keep = self._registered[start]
+        if any(loan.registration is moved and loan.lasts() for loan in self._lent):
+            raise ArgumentError("x is in use by a call in the background; wait for it first")
         if isinstance(keep, weakref.finalize):
             keep.detach()
         self._drop(start)
+
+    def lend(self, mirror: Mirror | Detour, engine: _C.Engine, ticket: int) -> None:
+        """Note that a call in the queue of an engine uses a registered array."""
+        if isinstance(mirror, Mirror):
+            self._lent = [loan for loan in self._lent if loan.lasts()]
+            self._lent.append(_Loan(mirror.registration, weakref.ref(engine), ticket))
 
     def _drop(self, start: int) -> None:
         _, moved, _ = self._registered.pop(start)
@@ -149,6 +180,17 @@ class Memory:
         return self.heap.contains(v.pointer, v.array.nbytes) or self.mirror(v) is not None
 
 
+class _Ordinary:
+    """Stands for a heap where there is none: makes ordinary arrays."""
+
+    def empty(self, region: int, shape: tuple[int, ...], dtype: Any, zero: bool) -> np.ndarray:
+        """Make an array, as a heap does."""
+        try:
+            return np.zeros(shape, dtype) if zero else np.empty(shape, dtype)
+        except ValueError as error:  # more bytes than a word counts
+            raise MemoryError(f"shape={shape!r}, dtype={dtype}: {error}") from None
+
+
 class PlainMemory(Memory):
     """Stands for it where ranks cannot reach each other's memory: all arrays are ordinary ones."""
 
@@ -157,8 +199,8 @@ class PlainMemory(Memory):
         self.heap = None
 
     def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
-        """Return an ordinary array."""
-        return np.zeros(shape, dtype) if zero else np.empty(shape, dtype)
+        """Return an ordinary array; refuse what symmetric memory refuses."""
+        return Memory(_Ordinary(), 0).empty(shape, dtype, zero)
 
     def allocating(self) -> AbstractContextManager[None]:
         """Change nothing."""

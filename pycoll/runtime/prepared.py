@@ -55,12 +55,10 @@ class Prepared:
     gathers: tuple[Mirror | Detour, ...] = ()
     scatters: tuple[Mirror | Detour, ...] = ()
 
-    def enter(self) -> None:
-        """Do what has to be done before the call runs."""
-        for mirror in self.gathers:
-            mirror.gather()
-
-    def leave(self) -> None:
-        """Do what has to be done when it has succeeded."""
-        for mirror in self.scatters:
-            mirror.scatter()
+    def detours(self) -> tuple[_C.Detours, ...]:
+        """Return what the engine has to copy around the call, if it has to; see there."""
+        if not self.gathers and not self.scatters:
+            return ()
+        before = [copy for mirror in self.gathers for copy in mirror.copies_in()]
+        after = [copy for mirror in self.scatters for copy in mirror.copies_out()]
+        return (_C.Detours(before, after),)

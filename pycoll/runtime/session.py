@@ -6,7 +6,6 @@ import atexit
 import functools
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from pycoll import _C, algorithms
@@ -161,29 +160,26 @@ class Session(TaggedMessages):
         """Run a prepared call, or put it in the queue."""
         limit = self._limit(timeout)
         run = self.engine.submit if async_op else self.engine.run
-        prepared.enter()
-        ticket = self.guard(
-            run, prepared.binding, prepared.in_ptr, prepared.out_ptr, self.site(), limit
-        )
+        arrays = prepared.in_ptr, prepared.out_ptr
+        around = prepared.detours()
+        ticket = self.guard(run, prepared.binding, *arrays, self.site(), limit, *around)
         if not async_op:
-            prepared.leave()
             return prepared.result
-        return self._queued(ticket, prepared, prepared.result, prepared.leave)
+        for mirror in prepared.gathers:
+            self.memory.lend(mirror, self.engine, ticket)
+        return self._queued(ticket, prepared, prepared.result)
 
-    def _queued(
-        self, ticket: int, keep: Any, result: Any, leave: Callable[[], None] | None = None
-    ) -> Work:
+    def _queued(self, ticket: int, keep: Any, result: Any) -> Work:
         """Return the work of a call in the engine's queue.
 
         Args:
             ticket: Its place there.
             keep: What has to stay alive until it is done, besides the result.
             result: What the call gives.
-            leave: What has to be done when it has succeeded.
         """
         self.sweep()
         self._in_flight.append((ticket, (keep, result)))
-        return Work(self, ticket, keep, result, leave)
+        return Work(self, ticket, keep, result)
 
     def device_side(self, *given: Any) -> Any:
         """Return this rank's side of calls on arrays of a CUDA device, making it the first time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import ArgumentError, CollError, CollTimeout
@@ -18,17 +17,10 @@ if TYPE_CHECKING:
 class Work:
     """A call that runs in the background; its arrays are kept alive until it is done."""
 
-    def __init__(
-        self,
-        session: Session,
-        ticket: int,
-        keep: Any,
-        result: Any,
-        leave: Callable[[], None] | None,
-    ) -> None:
+    def __init__(self, session: Session, ticket: int, keep: Any, result: Any) -> None:
         """Hold on to a call in the engine's queue; see `Session`."""
         self._session, self._ticket = session, ticket
-        self._keep, self._result, self._leave = keep, result, leave
+        self._keep, self._result = keep, result
         self._engine = session.engine  # outlives a close, which finishes the queue
         self._finished = False
         self._error: CollError | None = None
@@ -47,25 +39,33 @@ class Work:
             What the blocking call would have returned.
 
         Raises:
+            ArgumentError: If ``timeout`` is no number of seconds, 0 or more.
             CollTimeout: If it is not done in time; the call goes on and may be waited for again.
             CollError: What the blocking call would have raised.
         """
         if not self._finished:
-            limit = -1.0 if timeout is None else float(timeout)
+            limit = -1.0 if timeout is None else _seconds(timeout)
             try:
                 self._session.guard(self._engine.wait, self._ticket, limit)
             except CollError as error:
                 if isinstance(error, CollTimeout) and self._engine.report() is None:
                     raise  # only this wait is over
                 self._error = error
-            else:
-                if self._leave is not None:
-                    self._leave()
             self._finished = True
             self._session.sweep()
         if self._error is not None:
             raise self._error
         return self._result
+
+
+def _seconds(timeout: float) -> float:
+    try:
+        limit = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        limit = -1.0
+    if not limit >= 0:
+        raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds, 0 or more")
+    return limit
 
 
 class BoundPlan:
@@ -85,7 +85,7 @@ class BoundPlan:
         self._session = session
         self._request = Request(kind, op, root, order, algorithm)
         pattern = view(like, "like")
-        self._shape, self._name = pattern.array.shape, pattern.name
+        self._shape, self._name, self._told = pattern.array.shape, pattern.name, pattern.told
         session.prepare(self._request, like, None)
 
     def __call__(
@@ -102,7 +102,7 @@ class BoundPlan:
     def _prepare(self, x: Any, out: Any, timeout: float | None) -> Prepared:
         self._session.check(self._request, timeout)
         given = view(x, "x")
-        if given.array.shape != self._shape or given.name != self._name:
+        if given.array.shape != self._shape or given.told != self._told:
             raise ArgumentError(
                 f"x is {given.name}{list(given.array.shape)}; this plan was made for "
                 f"{self._name}{list(self._shape)}"

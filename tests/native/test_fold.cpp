@@ -136,7 +136,7 @@ class Arena {
 
 struct Variant {
   int ndst;
-  bool nontemporal;
+  uint32_t nontemporal;
   std::vector<int> in_place;             // by destination: the source it is identical to, or -1
   std::vector<size_t> src_misalignment;  // in bytes
   std::vector<size_t> dst_misalignment;
@@ -146,7 +146,7 @@ Variant random_variant(Random& random, int nsrc, size_t itemsize) {
   const int ndsts[] = {1, 1, 2, 5};
   Variant v;
   v.ndst = ndsts[random() % 4];
-  v.nontemporal = random() % 4 == 0;
+  v.nontemporal = random() % 2 == 0 ? random() % 8 : 0;
   const int mode = random() % 3;  // all aligned, by whole elements, by any byte
   auto misalignment = [&] {
     return mode == 0 ? 0 : mode == 1 ? random() % (64 / itemsize) * itemsize : random() % 64;
