@@ -145,8 +145,8 @@ std::optional<uint32_t> Mailboxes::collect(const Wanted& wanted) {
   if (found == nullptr || found->received != found->nbytes) return std::nullopt;
   if (found->nbytes != wanted.nbytes || found->type != wanted.type) {
     throw_error("MismatchError", "recv on rank ", rank_, " (tag ", wanted.tag, ") expects ",
-                wanted.nbytes, " bytes of type ", wanted.type, "; rank ", found->src, " sent ",
-                found->nbytes, " bytes of type ", found->type,
+                wanted.nbytes, " bytes of ", type_name(wanted.type), "; rank ", found->src,
+                " sent ", found->nbytes, " bytes of ", type_name(found->type),
                 ". The message is kept: receive it into a fitting array");
   }
   if (found->own != nullptr && wanted.nbytes > 0) {

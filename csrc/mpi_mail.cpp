@@ -102,8 +102,8 @@ std::optional<uint32_t> MpiMail::collect(void* data, uint64_t nbytes, uint32_t t
   if (found == nullptr) return std::nullopt;
   if (found->nbytes != nbytes || found->type != type) {
     throw_error("MismatchError", "recv on rank ", engine_->link().rank(), " (tag ", tag,
-                ") expects ", nbytes, " bytes of type ", type, "; rank ", found->src, " sent ",
-                found->nbytes, " bytes of type ", found->type,
+                ") expects ", nbytes, " bytes of ", type_name(type), "; rank ", found->src,
+                " sent ", found->nbytes, " bytes of ", type_name(found->type),
                 ". The message is kept: receive it into a fitting array");
   }
   if (!found->complete) return std::nullopt;

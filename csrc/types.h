@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace pycoll {
 
@@ -39,5 +40,8 @@ inline constexpr int kReduceOpCount = 8;
 bool fold_supports(DType dtype, ReduceOp op);
 
 size_t itemsize(DType dtype);
+
+// What the number that travels with a message stands for; as type_name of pycoll/types.py.
+std::string type_name(uint32_t code);
 
 }  // namespace pycoll

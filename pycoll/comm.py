@@ -13,6 +13,7 @@ from pycoll.runtime.health import Health, check
 from pycoll.runtime.methods import CallOptions, collective
 from pycoll.runtime.session import Session
 from pycoll.runtime.work import BoundPlan, Work
+from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
@@ -200,17 +201,20 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         """Prepare a collective once, to call it many times: ``plan(x, out=x)``.
 
         Args:
-            collective: Name of the collective, such as ``"all_reduce"``.
+            collective: ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast``,
+                ``reduce``, ``gather``, ``scatter`` or ``all_to_all``.
             like: Array of the shape and dtype that will be used.
             op: Reduction operation.
             root: Root rank.
             order: Reduction order.
             algorithm: See the class.
         """
-        try:
-            kind = Kind[collective.upper()]
-        except KeyError:
-            raise ArgumentError(f"collective={collective!r} is not known") from None
+        if not isinstance(collective, str) or collective not in COLLECTIVES:
+            raise ArgumentError(
+                f"collective={collective!r} cannot be planned; accepted: {', '.join(COLLECTIVES)}"
+            )
+        _ = self._session.engine  # raises CommClosed
+        kind = Kind[collective.upper()]
         return BoundPlan(self._session, kind, like, op, root, order, algorithm)
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +16,8 @@ VERSION = "0.1.0"
 _T = TypeVar("_T")
 TRANSPORTS = ("auto", "mpi")
 DEVICE_TRANSPORTS = ("auto", "cuda", "nccl")
+FOREVER_S = 1e9  # 30 years; what a timeout of infinity stands for, as kForever of csrc/calls.cpp
+_ADDRESSES = 1 << 47  # bytes that a process can address
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -24,7 +26,8 @@ class Config:
     """How a communicator behaves; every field can be set by a variable of the environment.
 
     Attributes:
-        timeout_s: Longest time a call waits for its peers, in seconds (``PYCOLL_TIMEOUT``).
+        timeout_s: Longest time a call waits for its peers, in seconds (``PYCOLL_TIMEOUT``). More
+            than `FOREVER_S`, infinity too, is made that.
         cell_bytes: Staging memory of a rank for one iteration, a multiple of 4096
             (``PYCOLL_CELL_BYTES``, a number of bytes, or one with suffix K, M, G or T).
         heap_bytes: Capacity of a rank's part of the symmetric heap, a multiple of 4096
@@ -49,14 +52,27 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse values that no communicator can work with."""
-        if not (math.isfinite(self.timeout_s) and self.timeout_s > 0):
-            raise ArgumentError(f"timeout_s is {self.timeout_s}, expected a number of seconds > 0")
+        try:
+            seconds = float(min(self.timeout_s, FOREVER_S))
+        except (TypeError, ValueError):
+            seconds = 0.0
+        if not seconds > 0:
+            raise ArgumentError(
+                f"timeout_s is {self.timeout_s!r}, expected a number of seconds > 0"
+            )
+        object.__setattr__(self, "timeout_s", seconds)
         for name in ("cell_bytes", "heap_bytes", "device_heap_bytes"):
             nbytes = getattr(self, name)
-            if nbytes <= 0 or nbytes % 4096:
-                raise ArgumentError(f"{name} is {nbytes}, expected a positive multiple of 4096")
-        if not self.tuning:
-            raise ArgumentError("tuning is empty; accepted: auto, off, or the path of a table")
+            whole = isinstance(nbytes, Integral) and not isinstance(nbytes, bool)
+            if not whole or not 0 < nbytes <= _ADDRESSES or nbytes % 4096:
+                raise ArgumentError(
+                    f"{name} is {nbytes!r}, expected a number of bytes: a multiple of 4096 from "
+                    f"4096 to {_ADDRESSES}"
+                )
+        if not isinstance(self.tuning, str) or not self.tuning:
+            raise ArgumentError(
+                f"tuning is {self.tuning!r}; accepted: auto, off, or the path of a table"
+            )
         choices = {"transport": TRANSPORTS, "device_transport": DEVICE_TRANSPORTS}
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:

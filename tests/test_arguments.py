@@ -11,6 +11,19 @@ I = np.ones(4, np.int32)  # noqa: E741
 READ_ONLY.flags.writeable = False
 MEMORY, GRID = np.ones(16), np.ones((4, 4))
 
+
+class Copied:
+    """An array that lends no memory: every look at it is another copy."""
+
+    def __init__(self, array):
+        self.array, self.shown = array, []
+
+    @property
+    def __array_interface__(self):
+        self.shown.append(self.array.copy())
+        return self.shown[-1].__array_interface__
+
+
 # What is wrong: (call, what the message must say).
 BAD = {
     "op": (lambda c: c.all_reduce(F, "mean"), r"op='mean'.*accepted: sum, prod, min"),
@@ -42,6 +55,18 @@ BAD = {
         lambda c: c.all_reduce(F, out=np.ones(4, np.float32)),
         r"out has dtype float32, but x has dtype float64",
     ),
+    "output with other fields": (
+        lambda c: c.all_gather(np.zeros(2, "i4,f4"), out=np.zeros(4, "f4,i4")),
+        r"out has dtype \[\('f0', '<f4'\).*but x has dtype \[\('f0', '<i4'\)",
+    ),
+    "output that is a scalar": (
+        lambda c: c.all_reduce(np.ones(()), out=np.float64(0)),
+        r"out is a float64 whose memory cannot be written.*pass an array",
+    ),
+    "output that shows a copy of itself": (
+        lambda c: c.all_reduce(F, out=Copied(F)),
+        r"out is a Copied whose memory cannot be written",
+    ),
     "output read-only": (lambda c: c.all_reduce(F, out=READ_ONLY), r"out is read-only"),
     "input read-only, in place": (
         lambda c: c.all_reduce(READ_ONLY, out=READ_ONLY),
@@ -71,6 +96,14 @@ BAD = {
     "order": (lambda c: c.all_reduce(F, order="fast"), r"order='fast'.*accepted: any, tree, rank"),
     "order that is no text": (lambda c: c.all_reduce(F, order=["tree"]), r"order=\['tree'\]"),
     "algorithm": (lambda c: c.all_reduce(F, algorithm="rings"), r"'rings'.*(known|accepted).*ring"),
+    "algorithm that is no name": (
+        lambda c: c.all_reduce(F, algorithm=5),
+        r"algorithm=5 is an int; accepted.*one_shot",
+    ),
+    "algorithm that is a list of names": (
+        lambda c: c.all_reduce(F, algorithm=["ring"]),
+        r"algorithm=\['ring'\] is a list; accepted.*ring",
+    ),
     "algorithm of another collective": (
         lambda c: c.all_reduce(F, algorithm=algorithms.find("broadcast", "direct")),
         r"'direct' computes broadcast, not all_reduce",
@@ -97,6 +130,18 @@ BAD = {
         r"out is for the root, rank",
     ),
     "in the background": (lambda c: c.all_reduce(F, "mean", async_op=True), r"op='mean'"),
+    "counts that wrap": (
+        lambda c: c.all_to_all_v(np.zeros(0), np.full(2, 1 << 63, np.uint64)),
+        r"counts add up to 18446744073709551616, but x has 0 rows",
+    ),
+    "counts beyond all memory": (
+        lambda c: c.scatter_v(np.zeros(0), [1 << 62, 0], root=1 - c.rank),
+        r"counts=\[4611686018427387904, 0\].*at most 281474976710656 rows",
+    ),
+    "counts of several lengths": (
+        lambda c: c.all_to_all_v(F, [[1], [1, 2]]),
+        r"counts=\[\[1\], \[1, 2\]\]; accepted are 2 integers",
+    ),
     "plan": (lambda c: c.plan("all_reduce", F)(np.ones(3)), r"made for float64\[4\]"),
     "plan with a bad output": (
         lambda c: c.plan("all_reduce", F)(F, out=READ_ONLY),

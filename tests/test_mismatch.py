@@ -11,6 +11,7 @@ from pycoll.testing import run_processes, run_threads
 
 BOUND_S = 1.0
 X = np.ones(4)
+RECORDS = np.dtype([("a", "i4"), ("b", "f4")]), np.dtype([("a", "f4"), ("b", "i4")])
 
 
 def symmetric(comm, size):
@@ -30,6 +31,41 @@ KINDS = {
         "dtype",
         lambda c: c.all_gather(np.zeros(4, "M8[s]")),
         lambda c: c.all_gather(np.zeros(4, "M8[ms]")),
+    ),
+    "dtype of equal bytes that is only moved": (
+        "dtype",
+        lambda c: c.broadcast(np.zeros(4, np.complex64)),
+        lambda c: c.broadcast(np.zeros(4, np.float64)),
+    ),
+    "complex numbers and their parts": (
+        "dtype",
+        lambda c: c.all_reduce(np.ones(4, np.float32)),
+        lambda c: c.all_reduce(np.ones(2, np.complex64)),
+    ),
+    "truth values and bytes": (
+        "dtype",
+        lambda c: c.all_reduce(np.ones(4, np.uint8), "max"),
+        lambda c: c.all_reduce(np.ones(4, bool), "max"),
+    ),
+    "parts that differ in size": (
+        "dtype",
+        lambda c: c.reduce_scatter_v(np.ones(6, np.float64), [2, 2, 2]),
+        lambda c: c.reduce_scatter_v(np.ones(6, np.complex128), [2, 2, 2]),
+    ),
+    "fields of a record": (
+        "dtype",
+        lambda c: c.all_gather(np.zeros(4, RECORDS[0])),
+        lambda c: c.all_gather(np.zeros(4, RECORDS[1])),
+    ),
+    "names of fields": (
+        "dtype",
+        lambda c: c.all_gather(np.zeros(4, [("a", "i4"), ("b", "i4")])),
+        lambda c: c.all_gather(np.zeros(4, [("b", "i4"), ("a", "i4")])),
+    ),
+    "length of texts": (
+        "dtype",
+        lambda c: c.all_gather(np.array(["x" * 50])),
+        lambda c: c.all_gather(np.array(["x" * 6])),
     ),
     "op": ("op", lambda c: c.all_reduce(X, "sum"), lambda c: c.all_reduce(X, "max")),
     "average": ("op", lambda c: c.reduce(X, "sum"), lambda c: c.reduce(X, "avg")),

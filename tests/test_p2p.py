@@ -86,6 +86,45 @@ def test_to_oneself(run):
     assert run(2, rank) == [pattern(4, r).tolist() for r in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (np.float64(0), r"x is a float64 whose memory cannot be written"),
+        (np.ones(16)[::4], r"x is not C-contiguous"),
+        (np.broadcast_to(np.ones(1), (1,)), r"x is read-only"),
+    ],
+    ids=["scalar", "strided", "read-only"],
+)
+def test_what_nothing_can_be_received_into(run, x, text):
+    def rank(comm):
+        with pytest.raises(ArgumentError, match=text):
+            comm.recv(x, 0)
+        return comm.all_reduce(np.ones(1))[0]
+
+    assert run(2, rank) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("sent", "wanted", "text"),
+    [
+        (np.ones(10), np.ones(100_000), r"expects 800000 bytes of float64; rank 1 sent 80 .*64\."),
+        (np.ones(2, "c8"), np.ones(2), r"expects 16 bytes of float64; rank 1 sent .* complex64\."),
+        (np.ones(2, "u1"), np.ones(2, bool), r"expects 2 bytes of bool; rank 1 sent .* uint8\."),
+        (np.ones(2, "i4,f4"), np.ones(2, "f4,i4"), r"16 bytes of dtype#\d+; .*16 .* dtype#\d+\."),
+    ],
+)
+def test_another_message_is_told_by_its_name(run, sent, wanted, text):
+    def rank(comm):
+        if comm.rank:
+            comm.send(sent, 0)
+            return True
+        with pytest.raises(MismatchError, match=text):
+            comm.recv(wanted, 1)
+        return comm.recv(np.empty_like(sent), 1) == 1
+
+    assert run(2, rank) == [True, True]
+
+
 def test_any_array(run):
     def rank(comm):
         grid = np.arange(12.0).reshape(3, 4)

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import oracle
@@ -73,4 +72,16 @@ def test_sizes_of_elements(name):
 def test_no_kind_or_code_is_too_large_for_the_descriptor():
     assert max(types.Kind) <= 0xFF
     assert len({kind.value for kind in types.Kind}) == len(types.Kind)
-    assert np.iinfo(np.uint8).max >= 32 + 191  # codes of types that are only moved
+    for i in range(5000):
+        code = types.type_code(f"a type {i}")
+        assert 32 <= code & 0xFF  # never that of a named type, whatever stands in the byte above
+        assert code <= 0xFFFF  # the bytes for the type and for the operation
+
+
+def test_codes_of_named_types_are_read_back():
+    assert [types.type_code(d.name.lower()) for d in types.DType] == [*types.DType]
+    names = [*oracle.DTYPES, "bool", "complex64", "complex128"]
+    codes = [types.type_code(name) for name in names]
+    assert [types.type_name(code) for code in codes] == names
+    assert len(set(codes)) == len(codes)
+    assert types.type_name(types.type_code("a record")).startswith("dtype#")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import selectors
 import signal
@@ -23,6 +24,7 @@ GRACE_S = 2.0  # after the first failure, in which the other ranks can report th
 KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
 SWEEP_S = 1.0  # in which processes that the ranks have left behind can end by themselves
 TIMEOUT_STATUS = 124
+LONGEST_SLEEP_S = 86400.0  # the kernel's own limit is 24 days
 
 _RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
 
@@ -44,9 +46,12 @@ class Job:
         self._running: set[int] = set()
         self._stopped: set[int] = set()  # ranks that this object has ended
         self._failed: list[int] = []  # ranks that failed by themselves, in the order seen
-        self._timed_out: list[int] = []  # ranks that were running when the time was over
+        self._over = False  # the time is
+        self._timed_out: list[int] = []  # ranks that were running when it was
         self._plan: list[tuple[float, signal.Signals]] = []  # when to send what to those running
         self._forwarded: set[int] = set()
+        self._starting = False
+        self._ending = False  # no more ranks are started
         self._streams: list[TaggedStream] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
@@ -56,6 +61,8 @@ class Job:
     def start(self, command: list[str], tagged: bool) -> None:
         """Start all ranks; from then on only they hold the shared memory.
 
+        A signal, the time limit or a failed rank ends it early; then `watch` ends those started.
+
         Args:
             command: ``[script, args...]`` or ``["-m", module, args...]``.
             tagged: Whether to pass on their output line by line, with the rank.
@@ -64,14 +71,19 @@ class Job:
             ArgumentError: The system refuses to start so many processes.
         """
         control, heap = make_memfd("control"), make_memfd("heap")
+        self._starting = True
         try:
             for rank in range(self._world_size):
                 self._spawn(Launch(rank, self._world_size, control, heap), command, tagged)
+                self._attend(0.0)
+                if self._ending:
+                    break
         except OSError as error:
             raise ArgumentError(
                 f"cannot start rank {len(self._ranks)} of {self._world_size}: {error}"
             ) from error
         finally:
+            self._starting = False
             os.close(control)
             os.close(heap)
 
@@ -101,18 +113,22 @@ class Job:
     def watch(self) -> None:
         """Wait until every rank has ended; end them when one fails or the time is over."""
         while self._running:
-            for key, _ in self._selector.select(self._patience()):
-                if key.data is None:
-                    self._forward(os.read(key.fd, 256))
-                elif not key.data.pump():
-                    self._selector.unregister(key.data)
-            self._collect()
-            self._send_due()
+            self._attend(self._patience())
 
-    def _patience(self) -> float | None:
+    def _attend(self, patience_s: float) -> None:
+        """Wait for signals and output, and do what is due."""
+        for key, _ in self._selector.select(patience_s):
+            if key.data is None:
+                self._forward(os.read(key.fd, 256))
+                self._collect()  # SIGCHLD is among the signals
+            elif not key.data.pump():
+                self._selector.unregister(key.data)
+        self._send_due()
+
+    def _patience(self) -> float:
         times = [self._expires] if self._expires is not None else []
         times += [when for when, _ in self._plan[:1]]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        return min(max(0.0, min(times, default=math.inf) - time.monotonic()), LONGEST_SLEEP_S)
 
     def _forward(self, numbers: bytes) -> None:
         for number in numbers:
@@ -121,6 +137,9 @@ class Job:
             self._signal(number)
             if number in self._forwarded:  # asked twice: no longer at the ranks' own pace
                 self._end_after(0.0)
+            elif self._starting:  # the ranks wait for some that will never come
+                self._end_after(GRACE_S)
+                self._ending = True
             self._forwarded.add(number)
 
     def _collect(self) -> None:
@@ -141,12 +160,19 @@ class Job:
         now = time.monotonic()
         if self._expires is not None and now >= self._expires:
             self._expires = None
-            if self._running and not self._failed:
+            if (self._running or self._missing) and not self._failed:
                 self._timed_out = sorted(self._running)
+                self._over = self._ending = True
                 self._end_after(0.0)
         while self._plan and now >= self._plan[0][0]:
+            self._ending = True
             self._stopped |= self._running
             self._signal(self._plan.pop(0)[1])
+
+    @property
+    def _missing(self) -> int:
+        """Number of ranks that have not been started."""
+        return self._world_size - len(self._ranks)
 
     def _signal(self, number: int) -> None:
         for rank in self._running:
@@ -172,11 +198,18 @@ class Job:
         """Say on stderr how the job failed, if it did, and return its exit status."""
         records = _read_all(self._report)
         os.close(self._report)
-        if self._timed_out:
+        started = f"only {len(self._ranks)} of {self._world_size} ranks had been started"
+        if self._over:
             ranks = ", ".join(map(str, self._timed_out))
             noun = "rank" if len(self._timed_out) == 1 else "ranks"
-            _say(f"the time of {self._timeout_s:g} s is over; still running: {noun} {ranks}")
+            told = [f"the time of {self._timeout_s:g} s is over"]
+            told += [f"still running: {noun} {ranks}"] if self._timed_out else []
+            _say("; ".join(told + [started] * bool(self._missing)))
             return TIMEOUT_STATUS
+        if self._missing and self._forwarded:
+            name = _name(max(self._forwarded))
+            _say(f"{started} when {name} came")
+            return 128 + max(self._forwarded)
         if not self._failed:
             return 128 + max(self._forwarded) if self._stopped else 0
         consequences = {r["rank"]: r["traceback"] for r in records if r["consequence"]}

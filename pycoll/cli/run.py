@@ -15,6 +15,7 @@ from pycoll.config import Config
 from pycoll.errors import ArgumentError
 
 _HELP = "start the ranks of a job on this host"
+MAX_RANKS = 4096  # kMaxWorldSize of csrc/control.h: more than that no communicator takes
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -26,7 +27,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Start N processes that run one script. The first failure ends the job, and "
         "so does the end of the launcher; its exit status is that of the rank that failed first.",
     )
-    parser.add_argument("-n", type=int, required=True, metavar="N", help="number of ranks")
+    parser.add_argument(
+        "-n", type=int, required=True, metavar="N", help=f"number of ranks, at most {MAX_RANKS}"
+    )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument("--tag-output", action="store_true", help="print [rank] before each line")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module")
@@ -42,6 +45,10 @@ def main(args: argparse.Namespace) -> int:
     command = _command(args)
     if args.n < 1:
         raise ArgumentError(f"-n is {args.n}, expected at least 1 rank")
+    if args.n > MAX_RANKS:
+        raise ArgumentError(
+            f"-n is {args.n}, expected at most {MAX_RANKS} ranks, the most of one communicator"
+        )
     if args.timeout is not None and not args.timeout > 0:
         raise ArgumentError(f"--timeout is {args.timeout}, expected a number of seconds > 0")
     Config.from_env()  # say once what every rank would say

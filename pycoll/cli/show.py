@@ -79,7 +79,10 @@ def main(args: argparse.Namespace) -> int:
             raise ArgumentError(f"--plan is {args.plan}, expected a rank, 0 to {args.n - 1}")
         print(peer_plan(schedule, args.plan, direct=not args.staged).listing())
     if args.output is not None:
-        draw(schedule, str(args.output))
+        try:
+            draw(schedule, str(args.output))
+        except OSError as error:
+            raise ArgumentError(f"cannot draw to {args.output}: {error.strerror}") from error
         print(f"drew {schedule} to {args.output}")
     if args.text or (args.plan is None and args.output is None):
         print(as_text(schedule))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pycoll.algorithms import ALGORITHMS
-from pycoll.errors import ScheduleError
+from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.mutate import Verdict, mutate
@@ -55,8 +55,9 @@ def parse_worlds(text: str) -> list[int]:
     worlds: set[int] = set()
     try:
         for part in text.split(","):
-            low, _, high = part.partition("..")
-            worlds.update(range(int(low), int(high or low) + 1))
+            low, dots, high = part.partition("..")
+            found = range(int(low), int(high if dots else low) + 1)
+            worlds.update(found or [0])  # one that ends before it begins is refused, too
     except ValueError:
         worlds.clear()
     if not worlds or min(worlds) < 1:
@@ -131,9 +132,8 @@ def _prove(args: argparse.Namespace, tasks: list[Task]) -> int:
     seconds = time.perf_counter() - started
     print(f"{len(tasks) - len(errors)} of {len(tasks)} proven in {seconds:.1f} s")
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            everything = [fact for index in sorted(facts) for fact in facts[index]]
-            json.dump({"proofs": everything, "errors": errors, "seconds": seconds}, file, indent=1)
+        everything = [fact for index in sorted(facts) for fact in facts[index]]
+        _save(args.json, {"proofs": everything, "errors": errors, "seconds": seconds})
     return 1 if errors else 0
 
 
@@ -228,10 +228,17 @@ def _mutate(args: argparse.Namespace, tasks: list[Task]) -> int:
         print(f"ACCEPTED WITHOUT REASON {hole}")
     if args.json:
         rows = [[*key, times] for key, times in reasons.items()]
-        result = {"total": total, "rejected": killed, "right": rows, "unexplained": holes}
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(result, file, indent=1)
+        found = {"total": total, "rejected": killed, "right": rows, "unexplained": holes}
+        _save(args.json, found)
     return 1 if holes else 0
+
+
+def _save(path: str, found: dict[str, Any]) -> None:
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
+    except OSError as error:
+        raise ArgumentError(f"cannot write to {path}: {error.strerror}") from error
 
 
 def _spread(work: Callable, tasks: list[Task], jobs: int, verb: str) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from pycoll.cuda.preparing import DeviceCaller, DevicePlans
 from pycoll.cuda.work import DeviceWork
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.calls import check_timeout
-from pycoll.runtime.plans import algorithm_number, descriptor
+from pycoll.runtime.plans import algorithm_number
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.reports import FIELDS, Call
 from pycoll.types import Kind
@@ -94,9 +94,7 @@ class DeviceSide:
         """
         spec, session = prepared.spec, self._session
         number = algorithm_number(spec.algorithm, dict(spec.params))
-        word = descriptor(
-            spec.kind, spec.dtype, spec.op, spec.order, spec.direct, spec.root, number
-        )
+        word = spec.descriptor(number, spec.direct)
         own = np.array([word, spec.count, self.link.generation], np.uint64)
         rows = session.call(
             Kind.ALL_GATHER, own.view(np.int64).reshape(1, -1), None, "sum", 0, None

@@ -37,13 +37,19 @@ def check_mesh(parameters: Sequence[Parameter], mesh: Mesh) -> None:
             )
 
 
-def check_structure(parameters: Sequence[Parameter], facts: str, world: Channel) -> None:
+def check_structure(parameters: Sequence[Parameter], facts: Sequence[str], world: Channel) -> None:
     """Compare names, shapes, types and settings over all ranks; a collective.
 
+    Args:
+        parameters: Those of the model.
+        facts: The settings, a line for each.
+        world: All ranks.
+
     Raises:
-        MismatchError: On every rank, naming the first parameter that differs and the ranks.
+        MismatchError: On every rank, naming the first setting or parameter that differs and the
+            ranks.
     """
-    lines = [facts] + [
+    lines = [*facts] + [
         f"{p.name} shape {p.spec.shape} tensor_axis {p.spec.tensor_axis} sequence "
         f"{p.spec.sequence} decay {p.spec.decay} uses {p.uses}"
         for p in parameters
@@ -57,7 +63,10 @@ def check_structure(parameters: Sequence[Parameter], facts: str, world: Channel)
         seen = [view[i] if i < len(view) else "(nothing)" for view in views]
         if len(set(seen)) > 1:
             what = "; ".join(f"{ranks(seen, text)}: {text}" for text in dict.fromkeys(seen))
-            raise MismatchError(f"ranks have different models or settings: {what}")
+            raise MismatchError(
+                f"ranks have different models or settings: {what}; they have to be the same "
+                "everywhere"
+            )
 
 
 def check_values(

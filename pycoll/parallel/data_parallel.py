@@ -27,11 +27,13 @@ from pycoll.parallel.groups import Groups
 from pycoll.parallel.hooks import Hook
 from pycoll.parallel.layer import Loss, Model
 from pycoll.parallel.ledger import Ledger
+from pycoll.parallel.limits import check_number
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.options import Options
 from pycoll.parallel.passes import Passes, Sample
 from pycoll.parallel.placement import PRESETS
 from pycoll.parallel.precision import dtype_of
+from pycoll.parallel.restore import restore
 from pycoll.parallel.units import (
     Unit,
     bucket_elements,
@@ -113,11 +115,11 @@ class DataParallel:
         self.parameters = [parameter for group in owned for parameter in group]
         check_mesh(self.parameters, mesh)
         self.groups = Groups(mesh, self.ledger)
-        check_structure(self.parameters, f"{mesh.axes} {options.facts()}", self.groups.world)
+        check_structure(self.parameters, [f"mesh={mesh.axes}", *options.facts()], self.groups.world)
         precision, preset = options.recipe, PRESETS[options.zero]
-        hook = options.hook or Hook()
+        self._hook = options.hook or Hook()
         settings = Settings(
-            preset, precision, options.order, options.optimizer, hook, options.fused
+            preset, precision, options.order, options.optimizer, self._hook, options.fused
         )
         elements = bucket_elements(
             options.zero, options.bucket_bytes, dtype_of(precision.gradient).itemsize
@@ -155,6 +157,8 @@ class DataParallel:
             ArgumentError: On every rank: for gradients that are not finite, and with
                 ``unused="error"`` for a changed graph, naming the parameters and the ranks.
         """
+        if lr is not None:
+            check_number("lr", lr, "[0, inf)")
         start = time.perf_counter()
         wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
         self.ledger.reset_peak()
@@ -265,18 +269,17 @@ class DataParallel:
         Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank.
         """
         scale = (self.loss_scale.value, self.loss_scale.good_steps)
-        hook = self.options.hook.state() if self.options.hook else {}
         found = state.gather_states(self.buckets, self.groups)
-        return {"steps": self.steps, "loss_scale": scale, "hook": hook, **found}
+        return {"steps": self.steps, "loss_scale": scale, "hook": self._hook.state(), **found}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take what `state_dict` gave; on another mesh drop its ``"hook"``. Not a collective."""
-        state.load_states(self.buckets, self.groups, saved)
-        if self.options.hook:
-            self.options.hook.load(saved.get("hook", {}))
-        value, good = saved["loss_scale"]
-        self.loss_scale = replace(self.loss_scale, value=value, good_steps=good)
-        self.steps = saved["steps"]
+        """Take what `state_dict` gave; a collective. On another mesh drop its ``"hook"``.
+
+        Raises:
+            ArgumentError: On every rank, if any has a state that does not fit; nothing changes.
+        """
+        scale, hook = self.loss_scale, self._hook
+        self.steps, self.loss_scale = restore(self.buckets, self.groups, scale, hook, saved)
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the engine's communicators; not a collective.

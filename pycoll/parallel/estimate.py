@@ -12,6 +12,7 @@ from pycoll.kernels import EXACT_LIMBS
 from pycoll.parallel.dryrun import DryRun
 from pycoll.parallel.layer import Layer, Model, ParameterSpec, Sequential
 from pycoll.parallel.ledger import VOLUME
+from pycoll.parallel.limits import check_number
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.options import Options
 from pycoll.parallel.placement import PRESETS, Placement
@@ -98,6 +99,7 @@ def estimate(
     Raises:
         ArgumentError: For what `DataParallel` would refuse.
     """
+    check_number("micro_batches", micro_batches, "[1, inf)", whole=True)
     changes = {**changes, **({} if recipe is None else {"precision": recipe})}
     options = replace(options or Options(), **changes)
     axes = dict(mesh.axes if isinstance(mesh, Mesh) else mesh or {})

@@ -19,6 +19,9 @@ from pycoll.parallel.units import Layout
 class Hook:
     """Reduces buckets as they are. Base class of the others.
 
+    Ranks compare their hooks: class and public attributes. What differs between ranks, such as what
+    has not been sent, is private (``_x``).
+
     Attributes:
         stages: ZeRO stages that it is for.
     """

@@ -13,10 +13,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from pycoll import kernels
+from pycoll.errors import ArgumentError
+from pycoll.parallel.limits import check_number, check_numbers
 
 
 class Optimizer(Protocol):
     """How parameters follow from gradients.
+
+    Ranks compare their optimizers: class and public attributes (``_x`` is private), or what
+    ``__repr__`` says if the class has one.
 
     Attributes:
         lr: Learning rate, unless a step is given another.
@@ -82,6 +87,10 @@ class SGD:
     nesterov: bool = False
     weight_decay: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse numbers with which nothing is learnt."""
+        check_numbers(self, lr="[0, inf)", momentum="[0, 1]", weight_decay="[0, inf)")
+
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the states."""
@@ -126,6 +135,14 @@ class AdamW:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Refuse numbers with which nothing is learnt."""
+        check_numbers(self, lr="[0, inf)", eps="[0, inf)", weight_decay="[0, inf)")
+        if len(self.betas) != 2:
+            raise ArgumentError(f"there are {len(self.betas)} betas; expected 2")
+        for i, beta in enumerate(self.betas):
+            check_number(f"betas[{i}]", beta, "[0, 1)")
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -191,6 +208,11 @@ class WarmupCosine:
     total: int
     floor: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Refuse what gives no rate."""
+        check_numbers(self, peak="[0, inf)", floor="[0, inf)")
+        check_numbers(self, warmup="[0, inf)", total="[0, inf)")
+
     def __call__(self, step: int) -> float:
         """Return the rate of a step, counted from 0."""
         if step < self.warmup:
@@ -212,6 +234,10 @@ class WarmupLinear:
     peak: float
     warmup: int
     start: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what gives no rate."""
+        check_numbers(self, peak="[0, inf)", warmup="[0, inf)", start="[0, inf)")
 
     def __call__(self, step: int) -> float:
         """Return the rate of a step, counted from 0."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pycoll.errors import ArgumentError
+from pycoll.parallel.describe import describe
 from pycoll.parallel.hooks import Hook
+from pycoll.parallel.limits import check_number
 from pycoll.parallel.optim import AdamW, Optimizer
 from pycoll.parallel.precision import LossScale, Precision, dtype_of, recipe
 
@@ -18,6 +20,11 @@ _ACCEPTED = {
     "nonfinite": ("error", "skip"),
     "unused": ("zero", "error"),
 }
+# What has to be the same on every rank. `fused` and `wrap` change no result.
+_COMPARED = (
+    *("zero", "order", "bucket_bytes", "optimizer", "clip_norm", "loss_scale"),
+    *("hook", "prefetch", "start", "nonfinite", "unused"),
+)
 
 
 def _as_it_is(array: Any) -> Any:
@@ -38,7 +45,8 @@ class Options:
             ``fp16_copy``.
         loss_scale: Factor of the loss, which falls when gradients overflow. None: 2**15 where the
             recipe needs one; elsewhere the loss is as it is.
-        clip_norm: Largest norm of the mean gradient; a longer one is shortened. None: any.
+        clip_norm: Largest norm of the mean gradient, above 0; a longer one is shortened. None and
+            infinity: any.
         hook: What reduces buckets; see `pycoll.parallel.hooks`.
         prefetch: Layers that stage 3 gathers ahead.
         start: ``"check"``: raise if parameters differ between ranks; ``"broadcast"``: take those of
@@ -78,11 +86,10 @@ class Options:
             if value not in accepted:
                 listed = ", ".join(map(str, accepted))
                 raise ArgumentError(f"{name}={value!r} is not known; accepted: {listed}")
-        if self.prefetch < 0 or self.bucket_bytes < 1:
-            raise ArgumentError(
-                f"prefetch={self.prefetch}, bucket_bytes={self.bucket_bytes}; accepted are "
-                "prefetch >= 0 and bucket_bytes >= 1"
-            )
+        check_number("prefetch", self.prefetch, "[0, inf)", whole=True)
+        check_number("bucket_bytes", self.bucket_bytes, "[1, inf)")
+        if self.clip_norm is not None:
+            check_number("clip_norm", self.clip_norm, "(0, inf]")
         kind, hook = self.recipe.gradient, self.hook
         if hook is not None and self.zero not in hook.stages:
             raise ArgumentError(
@@ -108,10 +115,7 @@ class Options:
             return LossScale(), True
         return LossScale(1.0, growth=1.0, backoff=1.0), False
 
-    def facts(self) -> str:
-        """Describe what has to be the same on every rank."""
-        names = ("zero", "optimizer", "order", "bucket_bytes", "clip_norm", "prefetch")
-        parts = [f"{name}={getattr(self, name)}" for name in names]
-        return " ".join(
-            [*parts, f"precision={self.recipe.name}", f"hook={type(self.hook).__name__}"]
-        )
+    def facts(self) -> list[str]:
+        """Describe what has to be the same on every rank, a line for each setting."""
+        settings = {name: getattr(self, name) for name in _COMPARED} | {"precision": self.recipe}
+        return [f"{name}={describe(value)}" for name, value in settings.items()]

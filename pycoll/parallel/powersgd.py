@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pycoll import kernels
-from pycoll.errors import ArgumentError
 from pycoll.parallel.hooks import Hook, Then, unsent
 from pycoll.parallel.ledger import Channel, Pending
+from pycoll.parallel.limits import check_number
 from pycoll.parallel.units import Entry, Layout
 
 
@@ -32,8 +32,7 @@ class PowerSGD(Hook):
 
     def __init__(self, rank: int = 4) -> None:
         """Choose the rank of the approximations."""
-        if rank < 1:
-            raise ArgumentError(f"rank={rank!r}; accepted are integers >= 1")
+        check_number("rank", rank, "[1, inf)", whole=True)
         self.rank = rank
         self._errors: dict[str, Any] = {}
         self._bases: dict[str, Any] = {}
@@ -119,6 +118,7 @@ class PowerSGD(Hook):
     def load(self, state: dict[str, Any]) -> None:
         """Take what `state` gave on this rank."""
         for table, prefix in ((self._errors, "error "), (self._bases, "basis ")):
+            table.clear()
             table.update(
                 {
                     key.removeprefix(prefix): np.array(x)

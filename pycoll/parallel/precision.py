@@ -6,12 +6,14 @@ AdamW's two moments, is in its name's table below; the same numbers feed the mem
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pycoll.errors import ArgumentError
+from pycoll.parallel.limits import check_numbers
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,18 @@ class LossScale:
     interval: int = 2000
     good_steps: int = 0
 
+    def __post_init__(self) -> None:
+        """Refuse what is no scale.
+
+        Raises:
+            ArgumentError: Naming the setting and what is accepted.
+        """
+        check_numbers(self, value="(0, inf)", growth="[1, inf)", backoff="(0, 1]")
+        check_numbers(self, interval="[1, inf)", good_steps="[0, inf)")
+
     def after(self, overflow: bool) -> LossScale:
-        """Return the scale for the next step."""
-        if overflow:
-            return replace(self, value=self.value * self.backoff, good_steps=0)
-        if self.good_steps + 1 >= self.interval:
-            return replace(self, value=self.value * self.growth, good_steps=0)
-        return replace(self, good_steps=self.good_steps + 1)
+        """Return the scale for the next step; one that cannot be written as a number stays."""
+        if not overflow and self.good_steps + 1 < self.interval:
+            return replace(self, good_steps=self.good_steps + 1)
+        value = self.value * (self.backoff if overflow else self.growth)
+        return replace(self, value=value if 0 < value < math.inf else self.value, good_steps=0)

@@ -1,4 +1,4 @@
-"""Values in and out of buckets: the start, gathered parameters, and checkpoints for any mesh."""
+"""Values of buckets: the start, gathered parameters, and states that fit any mesh."""
 
 from __future__ import annotations
 
@@ -85,20 +85,6 @@ def gather_states(buckets: Sequence[Bucket], groups: Groups) -> dict[str, Any]:
     return found
 
 
-def load_states(buckets: Sequence[Bucket], groups: Groups, saved: dict[str, Any]) -> None:
-    """Take full parameters and states; each rank keeps its part.
-
-    Raises:
-        ArgumentError: If a parameter is missing or has another shape, naming it.
-    """
-    for bucket in buckets:
-        entries = bucket.layout.entries
-        bucket.fill({e.parameter.name: _part(saved, "parameters", e, groups) for e in entries})
-        for key in bucket.slots:
-            values = {e.parameter.name: _part(saved, key, e, groups) for e in entries}
-            bucket.fill_slot(key, values)
-
-
 def _join(vector: Any, bucket: Bucket, groups: Groups) -> Any:
     """Return the full vector of which this rank steps a part."""
     if vector.shape[0] == bucket.layout.padded:
@@ -113,19 +99,3 @@ def _whole(flat: Any, entry: Entry, groups: Groups) -> np.ndarray:
         return part.reshape(spec.shape).copy()
     rows = groups.tensor.gather_rows(np.ascontiguousarray(part), "state")
     return np.concatenate([row.reshape(spec.shape) for row in rows], axis=spec.tensor_axis)
-
-
-def _part(saved: dict[str, Any], key: str, entry: Entry, groups: Groups) -> Any:
-    """Return this rank's part of one saved parameter."""
-    name, spec = entry.parameter.name, entry.parameter.spec
-    if name not in saved.get(key, {}):
-        raise ArgumentError(f"the saved state has no {key} of parameter {name}")
-    value = np.asarray(saved[key][name])
-    shape = list(spec.shape)
-    if spec.tensor_axis is not None:
-        shape[spec.tensor_axis] *= groups.tensor.world_size
-    if value.shape != tuple(shape):
-        raise ArgumentError(f"parameter {name} has shape {tuple(shape)}, saved is {value.shape}")
-    if spec.tensor_axis is None:
-        return value
-    return np.split(value, groups.tensor.world_size, spec.tensor_axis)[groups.tensor.rank]

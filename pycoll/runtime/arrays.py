@@ -7,14 +7,13 @@ DLPack.
 
 from __future__ import annotations
 
-import zlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycoll import _C
 from pycoll.errors import ArgumentError
-from pycoll.types import DType
+from pycoll.types import DType, type_code
 
 _NUMPY_TYPES = {
     np.dtype(name): DType[name.upper()]
@@ -44,15 +43,35 @@ class ArrayView(NamedTuple):
 
     @property
     def code(self) -> int:
-        """Number that stands for the element type in a call descriptor."""
-        if self.dtype is not None:
-            return int(self.dtype)
-        return 32 + zlib.crc32(self.name.encode()) % 192
+        """Number of the element type that the engine works with."""
+        return self.told if self.dtype is None else int(self.dtype)
+
+    @property
+    def told(self) -> int:
+        """Number of the caller's element type, which has to be the same on all ranks.
+
+        It differs from `code` where the engine folds something else: the parts of complex numbers,
+        the bytes of truth values.
+        """
+        fields = self.array.dtype.names is not None
+        return type_code(_layout(self.array.dtype) if fields else self.name)
 
     @property
     def pointer(self) -> int:
         """Address of the first element."""
         return self.array.__array_interface__["data"][0]
+
+
+def _layout(dtype: np.dtype) -> str:
+    """Return all that makes a type: for a record the names, types and places of its fields."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return f"{_layout(base)}{shape}"
+    if dtype.names is None:
+        return dtype.name
+    fields = ((name, *dtype.fields[name][:2]) for name in dtype.names)
+    parts = ", ".join(f"{name!r}: {_layout(kind)} at {place}" for name, kind, place in fields)
+    return f"{{{parts}}} of {dtype.itemsize}"
 
 
 def dtype_of(dtype: np.dtype) -> DType | None:
@@ -168,23 +187,55 @@ def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
     )
 
 
-def check_output(v: ArrayView, shape: tuple[int, ...], like: ArrayView | None) -> None:
+def check_output(
+    v: ArrayView, shape: tuple[int, ...], like: ArrayView | None, what: str = "out"
+) -> None:
     """Refuse an output that cannot take the result in place.
 
+    Args:
+        v: The output.
+        shape: Shape of what is written to it.
+        like: Something of the dtype that it has to have, or None for any.
+        what: What it is called in error messages.
+
     Raises:
-        ArgumentError: For a wrong shape or dtype, a read-only or a non-contiguous array.
+        ArgumentError: For a wrong shape or dtype, a read-only or a non-contiguous array, or memory
+            that is not the caller's own.
     """
-    if like is not None and v.name != like.name:
-        raise ArgumentError(f"out has dtype {v.name}, but x has dtype {like.name}")
+    if like is not None and not _is_same_type(v, like):
+        raise ArgumentError(f"{what} has dtype {_spelled(v)}, but x has dtype {_spelled(like)}")
     if tuple(v.array.shape) != tuple(shape):
-        raise ArgumentError(f"out has shape {v.array.shape}; this call writes shape {tuple(shape)}")
+        raise ArgumentError(
+            f"{what} has shape {v.array.shape}; this call writes shape {tuple(shape)}"
+        )
     if not v.array.flags.writeable:
-        raise ArgumentError("out is read-only")
+        raise ArgumentError(f"{what} is read-only")
+    if _is_copy(v):
+        raise ArgumentError(
+            f"{what} is a {type(v.source).__name__} whose memory cannot be written to, only that "
+            "of a copy; pass an array, such as np.zeros(()) for a single number"
+        )
     if not v.array.flags.c_contiguous:
         raise ArgumentError(
-            f"out is not C-contiguous (shape {v.array.shape}, strides {v.array.strides}); "
+            f"{what} is not C-contiguous (shape {v.array.shape}, strides {v.array.strides}); "
             "pass a contiguous array and copy from it"
         )
+
+
+def _is_same_type(a: ArrayView, b: ArrayView) -> bool:
+    return a.dtype == b.dtype and (a.dtype is not None or a.array.dtype == b.array.dtype)
+
+
+def _spelled(v: ArrayView) -> str:
+    return v.name if v.array.dtype.names is None else str(v.array.dtype)
+
+
+def _is_copy(v: ArrayView) -> bool:
+    """Whether NumPy shows a copy: of a scalar it does, and then a second look finds another one."""
+    if isinstance(v.source, np.ndarray) or not hasattr(v.source, "__array_interface__"):
+        return False
+    again = np.asarray(v.source).__array_interface__["data"][0]
+    return v.array.nbytes > 0 and again != v.pointer
 
 
 def new_like(v: ArrayView, shape: tuple[int, ...]) -> Any:

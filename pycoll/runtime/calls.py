@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.config import FOREVER_S
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
 from pycoll.runtime.memory import Memory
@@ -22,8 +23,6 @@ from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind, Order, ReduceOp
 
 Shape = tuple[int, ...]
-
-FOREVER_S = 1e9  # 30 years; as kForever of csrc/calls.cpp
 
 
 def _same(shape: Shape, n: int) -> Shape:
@@ -213,6 +212,7 @@ class Caller:
             params=tuple(sorted(params.items())),
             direct=choice.direct,
             dtype=typed.code,
+            told=typed.told,
             itemsize=typed.array.itemsize,
             count=count,
             op=op if reduces else ReduceOp.SUM,
@@ -271,6 +271,7 @@ def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Ex
         params=params,
         direct=False,
         dtype=v.code,
+        told=v.told,
         itemsize=v.array.itemsize,
         count=total,
         root=request.root,

@@ -17,7 +17,7 @@ import numpy as np
 from pycoll import _C, algorithms
 from pycoll.algorithms.two_level import NONE, Hosts, Stage, TwoLevels, refined
 from pycoll.algorithms.two_level_plans import PLANS
-from pycoll.runtime.plans import APART_BYTES, LAYOUT_TABLE, TWO_LEVELS, CallSpec, descriptor
+from pycoll.runtime.plans import APART_BYTES, LAYOUT_TABLE, TWO_LEVELS, CallSpec
 from pycoll.runtime.select import select
 from pycoll.runtime.topology import Topology
 from pycoll.schedule.collectives import COLLECTIVES, OWN
@@ -253,7 +253,7 @@ def _numbers(
     spec: CallSpec, tables: Sequence[np.ndarray], scale_n: int, at_exit: bool
 ) -> dict[str, object]:
     average = spec.op == ReduceOp.AVG and not scale_n
-    word = descriptor(spec.kind, spec.dtype, spec.op, spec.order, False, spec.root, TWO_LEVELS)
+    word = spec.descriptor(TWO_LEVELS, False)
     return {
         "dtype": spec.dtype,
         "op": ReduceOp.SUM if average else spec.op,

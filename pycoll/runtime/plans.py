@@ -69,12 +69,13 @@ class CallSpec:
         algorithm: The algorithm.
         params: Its parameters, as sorted pairs.
         direct: Peers access the users' arrays themselves.
-        dtype: Code of the element type.
+        dtype: Code of the element type that the engine works with.
         itemsize: Size of an element, in bytes.
         count: Elements of the full vector.
         op: Reduction operation.
         order: Reduction order.
         root: Root rank, or 0.
+        told: Code of the caller's element type where it is another one.
     """
 
     kind: Kind
@@ -88,6 +89,12 @@ class CallSpec:
     op: ReduceOp = ReduceOp.SUM
     order: Order = Order.ANY
     root: int = 0
+    told: int | None = None
+
+    def descriptor(self, algorithm: int, direct: bool) -> int:
+        """Return what all ranks of the call must agree on."""
+        dtype = self.dtype if self.told is None else self.told
+        return descriptor(self.kind, dtype, self.op, self.order, direct, self.root, algorithm)
 
 
 def barrier_spec(algorithm: Algorithm) -> CallSpec:
@@ -211,9 +218,7 @@ def binding_numbers(
         "chunk": _chunk(spec, promise, chunks),
         "layout_in": _layout(promise.in_layout),
         "layout_out": _layout(promise.out_layout),
-        "descriptor": descriptor(
-            spec.kind, spec.dtype, spec.op, spec.order, spec.direct, spec.root, number
-        ),
+        "descriptor": spec.descriptor(number, spec.direct),
         "scale_n": world_size if average else 0,
         "scale_at_exit": average and not scales_in_fold,
     }

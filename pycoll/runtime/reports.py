@@ -13,7 +13,7 @@ from pycoll import _C, errors
 from pycoll.algorithms import ALGORITHMS
 from pycoll.runtime.plans import FLAG_DIRECT, TWO_LEVELS
 from pycoll.schedule.plan import DONE, ENTERED, FAILED
-from pycoll.types import DType, Kind, Order, ReduceOp
+from pycoll.types import Kind, Order, ReduceOp, type_name
 
 _STATES = {
     "T": "stopped by a signal",
@@ -44,12 +44,14 @@ class Call:
     def unpack(cls, word: int, count: int) -> Call:
         """Read a descriptor word; see `pycoll.runtime.plans.descriptor`."""
         kind, dtype, op, flags = (word >> shift & 0xFF for shift in (0, 8, 16, 24))
+        if kind not in _REDUCING:
+            dtype |= op << 8  # see `pycoll.types.type_code`
         number = word >> 48 & 0xFFFF
         index = number & 0x3FF
         known = index < len(ALGORITHMS)
         return cls(
             kind=_name(Kind, kind),
-            dtype=_name(DType, dtype) if dtype < 12 else f"dtype#{dtype}",
+            dtype=type_name(dtype),
             op=_name(ReduceOp, op) if kind in _REDUCING else "",
             order=_name(Order, flags & 3) if kind in _REDUCING else "",
             root=word >> 32 & 0xFFFF,

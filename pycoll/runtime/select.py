@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from pycoll.algorithms import ALGORITHMS, find
+from pycoll.algorithms import ALGORITHMS, find, names
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.runtime.message_rules import LINK_RULES, NEAR_RULES
 from pycoll.runtime.rules import RULES, Rule
@@ -250,6 +250,13 @@ def _named(collective: str, algorithm: str | Algorithm) -> Algorithm:
             return algorithm
         raise ArgumentError(
             f"algorithm {algorithm.name!r} computes {algorithm.collective}, not {collective}"
+        )
+    if not isinstance(algorithm, str):
+        kind = type(algorithm).__name__
+        article = "an" if kind[0] in "aeiou" else "a"
+        raise ArgumentError(
+            f"algorithm={algorithm!r} is {article} {kind}; accepted: an Algorithm of {collective}, "
+            f"or the name of one: {', '.join(names(collective))}"
         )
     try:
         return find(collective, algorithm)

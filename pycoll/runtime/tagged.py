@@ -34,7 +34,7 @@ class TaggedMessages:
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
         target = view(x, "x")
-        check_output(target, target.array.shape, None)
+        check_output(target, target.array.shape, None, "x")
         self._check_peer("src", src, -1)
         limit = self._limit(timeout)
         nbytes = target.array.nbytes

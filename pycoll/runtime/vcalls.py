@@ -24,6 +24,8 @@ from pycoll.types import Kind
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
 
+_MOST_ROWS = 1 << 48  # as kMostElements of csrc/bind.cpp
+
 
 def _prefix(lengths: np.ndarray) -> np.ndarray:
     return np.cumsum(lengths, axis=-1) - lengths
@@ -39,11 +41,18 @@ def _rows(x: Any) -> tuple[ArrayView, int, int, tuple[int, ...]]:
 
 
 def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray:
-    table = np.asarray(counts)
+    accepted = f"accepted are {n} integers >= 0, one for each rank"
+    try:
+        table = np.asarray(counts)
+    except (ValueError, OverflowError) as error:
+        raise ArgumentError(f"counts={counts!r}; {accepted}: {error}") from None
     if table.shape != (n,) or table.dtype.kind not in "iu" or (table < 0).any():
-        raise ArgumentError(f"counts={counts!r}; accepted are {n} integers >= 0, one for each rank")
-    if rows is not None and int(table.sum()) != rows:
-        raise ArgumentError(f"counts add up to {int(table.sum())}, but x has {rows} rows")
+        raise ArgumentError(f"counts={counts!r}; {accepted}")
+    total = sum(table.tolist())  # of Python's integers, which do not wrap
+    if rows is not None and total != rows:
+        raise ArgumentError(f"counts add up to {total}, but x has {rows} rows")
+    if total > _MOST_ROWS:
+        raise ArgumentError(f"counts={counts!r}; {accepted}, and at most {_MOST_ROWS} rows in all")
     return table.astype(np.uint64)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 
 from pycoll import _C, algorithms
+from pycoll.errors import ArgumentError
 from pycoll.runtime.calls import DIRECT_KINDS
 from pycoll.runtime.memory import Mirror
 from pycoll.runtime.plans import CallSpec, barrier_spec
@@ -14,8 +16,9 @@ from pycoll.runtime.prepared import Prepared
 from pycoll.runtime.select import select
 from pycoll.runtime.session import Session
 from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.torch.arguments import check_memory
 from pycoll.torch.sites import Sites
-from pycoll.torch.tensors import as_reducible, code
+from pycoll.torch.tensors import apart, as_reducible, code
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 _MAX_BOUND = 4096
@@ -80,12 +83,14 @@ class Calls:
             ArgumentError: Before anything is sent, if the type cannot be combined like that.
             CollError: As the collectives of `pycoll.Communicator` do.
         """
+        told = code(x.dtype)
         x, dtype, op = as_reducible(x, op)
         if kind not in _IN_PLACE:
-            x = _apart(x, out)
+            x = apart(x, out)
+        self._check(kind, x, out, x.nbytes, site)
         mirrors = self._mirrors(kind, x, out) if self.symmetric else None
         bound = self.bind(
-            kind, int(dtype), dtype.itemsize, x.numel(), op, root, dtype, mirrors is not None
+            kind, told, dtype.itemsize, x.numel(), op, root, dtype, mirrors is not None
         )
         self._run(bound, x, out, site, timeout_s, mirrors)
 
@@ -112,11 +117,32 @@ class Calls:
         """
         typed = out if x is None else x
         if x is not None and kind not in _IN_PLACE and not self._is_own_block(kind, x, out):
-            x = _apart(x, out)
+            x = apart(x, out)
         mirrors = self._mirrors(kind, x, out) if self.symmetric else None
         size, number = typed.element_size(), code(typed.dtype)
+        self._check(kind, x, out, count * size, site)
         bound = self.bind(kind, number, size, count, None, root, None, mirrors is not None)
         self._run(bound, x, out, site, timeout_s, mirrors)
+
+    def _check(
+        self, kind: Kind, x: torch.Tensor | None, out: torch.Tensor | None, nbytes: int, site: int
+    ) -> None:
+        """Compare memory with what will be moved; tell the peers if it does not fit."""
+        try:
+            check_memory(kind, x, out, nbytes, self.session.world_size)
+        except ArgumentError as error:
+            self.refuse(error, site)
+            raise
+
+    def refuse(self, error: ArgumentError, site: int) -> None:
+        """Take part in the call that the peers make by telling them that it cannot be made."""
+
+        def again() -> None:
+            raise error
+
+        self.session.place = site
+        with contextlib.suppress(ArgumentError):
+            self.session.refusing(again)
 
     def _is_own_block(self, kind: Kind, x: torch.Tensor, out: torch.Tensor | None) -> bool:
         """Whether the input of an all_gather lies where its output is to be."""
@@ -229,7 +255,8 @@ class Calls:
             algorithm=choice.algorithm,
             params=tuple(sorted(params.items())),
             direct=choice.direct,
-            dtype=type_code,
+            dtype=type_code if dtype is None else int(dtype),
+            told=type_code,
             itemsize=itemsize,
             count=count,
             op=operation,
@@ -266,11 +293,3 @@ class HostCalls(Calls):
 
     def _ready(self, spec: CallSpec) -> Any:
         return self.session.bind(spec, None), spec
-
-
-def _apart(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """Return the elements in memory that the output does not touch."""
-    if out is None:
-        return x
-    a, b = x.data_ptr(), out.data_ptr()
-    return x if a + x.nbytes <= b or b + out.nbytes <= a else x.clone()

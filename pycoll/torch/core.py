@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -70,9 +69,14 @@ class Core(dist.ProcessGroup):
         """
         try:
             job, tensors = prepare()
-        except ArgumentError as error:
-            self._refuse(what, error)
+        except CollError as error:
+            if isinstance(error, ArgumentError):
+                self._refuse(what, error)
             raise self._error(error, what) from error
+        except Exception as error:  # whatever it is, the peers must not wait for this rank
+            text = f"arguments that cannot be used: {type(error).__name__}: {error}"
+            self._refuse(what, refusal := ArgumentError(text))
+            raise self._error(refusal, what) from error
         if getattr(opts, "asyncOp", True):
             return self._submit(what, job, tensors)
         self._now(what, job, tensors)
@@ -102,19 +106,10 @@ class Core(dist.ProcessGroup):
         where = f"{what} on rank {self._rank} of {self._size} in group {self._name!r}"
         return as_torch(error, where)
 
-    def _refuse(self, what: str, error: Exception) -> None:
+    def _refuse(self, what: str, error: ArgumentError) -> None:
         """Take part in the call that the peers make by telling them that it cannot be made."""
         site = self._calls.sites.here()
-
-        def again() -> None:
-            raise error
-
-        def refuse() -> None:
-            self._session.place = site
-            with contextlib.suppress(ArgumentError):
-                self._session.refusing(again)
-
-        self._now(what, refuse, [])
+        self._now(what, lambda: self._calls.refuse(error, site), [])
 
     def _limit(self, opts: Any) -> float:
         """Return the seconds that a call may wait for its peers."""
@@ -255,8 +250,11 @@ class Core(dist.ProcessGroup):
     def _registering(self, how: str, tensor: torch.Tensor) -> None:
         if not self._calls.direct:
             return  # messages between hosts need no such thing
-        flat = tensor.detach().reshape(-1).view(torch.uint8)
+        self._wait_for_pending_works()
         try:
+            if not tensor.is_contiguous():
+                raise ArgumentError("the tensor is not contiguous; only one stretch can be moved")
+            flat = tensor.detach().view(-1).view(torch.uint8)
             with self._lock:
                 getattr(self._session.memory, how)(flat)
         except CollError as error:

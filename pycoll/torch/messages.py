@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from pycoll import _C
 from pycoll.errors import ArgumentError, CollError
-from pycoll.torch.reductions import single
+from pycoll.torch.arguments import single
 from pycoll.torch.tensors import code, source, store, target
 from pycoll.torch.work import DoneWork, Tensors, Work
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +10,18 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import ArgumentError
+from pycoll.torch.arguments import (
+    block_bytes,
+    check_count,
+    check_list,
+    check_same_size,
+    check_share,
+    columns,
+    pairs,
+    root_of,
+    single,
+)
 from pycoll.torch.core import Job
-from pycoll.torch.reductions import single
 from pycoll.torch.tensors import source, store, target
 from pycoll.torch.work import Tensors
 from pycoll.types import Kind
@@ -40,8 +49,8 @@ class Moves:
         opts = c10d.BroadcastOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
-            limit, site, root = self._limit(opts), self._calls.sites.here(), opts.rootRank
-            tensor = single(tensors, "broadcast")
+            limit, site = self._limit(opts), self._calls.sites.here()
+            tensor, root = single(tensors, "broadcast"), root_of(opts, self._size)
             box = source(tensor, "the tensor")
             x = box if self._rank == root else None
 
@@ -70,16 +79,17 @@ class Moves:
         opts = c10d.AllgatherOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
-            lists = [list(column) for column in zip(*outputs, strict=True)]
-            jobs = [self._gather_list(p, x, opts) for p, x in zip(lists, inputs, strict=True)]
+            lists = columns(outputs, inputs, self._size)
+            jobs = [self._gather_list(parts, x, opts) for parts, x in lists]
             return lambda: [job() for job in jobs], [t for row in outputs for t in row]
 
         return self._start("all_gather_coalesced", prepare, opts)
 
     def _gather_list(self, parts: Tensors, given: torch.Tensor, opts: Any) -> Job:
         limit, site = self._limit(opts), self._calls.sites.here()
-        self._check_parts(parts, given, "the output list")
-        x = source(given)
+        x, own = source(given), f"tensor {self._rank} of the output list"
+        check_list(parts, self._size, given, "the output list")
+        check_same_size(given, "the input", parts[self._rank], f"{own}, this rank's")
         sizes = [part.numel() for part in parts]
         flat = torch.empty(sum(sizes), dtype=given.dtype)
 
@@ -120,13 +130,8 @@ class Moves:
     def _gather_flat(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
         limit, site = self._limit(opts), self._calls.sites.here()
         calls = []
-        for output, given in zip(outputs, inputs, strict=True):
-            if output.numel() != self._size * given.numel() or given.dtype != output.dtype:
-                raise ArgumentError(
-                    f"the input has {given.numel()} elements of {given.dtype}, the output "
-                    f"{output.numel()} of {output.dtype}; expected {self._size} times as many of "
-                    "the same type"
-                )
+        for output, given in pairs(outputs, inputs):
+            check_share(given, output, self._size, ("the input", "the output"))
             calls.append((source(given), target(output), output))
 
         def job() -> None:
@@ -141,12 +146,12 @@ class Moves:
         opts = c10d.GatherOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
-            limit, site, root = self._limit(opts), self._calls.sites.here(), opts.rootRank
-            x = source(single(inputs, "gather"))
+            limit, site = self._limit(opts), self._calls.sites.here()
+            x, root = source(single(inputs, "gather")), root_of(opts, self._size)
             count, flat, parts = self._size * x.numel(), None, []
             if self._rank == root:
                 parts = single(outputs, "gather")
-                self._check_parts(parts, x, "the output list", equal=True)
+                check_list(parts, self._size, x, "the output list", equal=True)
                 flat = torch.empty(count, dtype=x.dtype)
 
             def job() -> None:
@@ -163,12 +168,12 @@ class Moves:
         opts = c10d.ScatterOptions() if opts is None else opts
 
         def prepare() -> tuple[Job, Tensors]:
-            limit, site, root = self._limit(opts), self._calls.sites.here(), opts.rootRank
-            output = single(outputs, "scatter")
+            limit, site = self._limit(opts), self._calls.sites.here()
+            output, root = single(outputs, "scatter"), root_of(opts, self._size)
             out, x = target(output), None
             if self._rank == root:
                 parts = single(inputs, "scatter")
-                self._check_parts(parts, output, "the input list", equal=True)
+                check_list(parts, self._size, output, "the input list", equal=True)
                 x = _flat(parts)
 
             def job() -> None:
@@ -195,8 +200,8 @@ class Moves:
             limit, site = self._limit(opts), self._calls.sites.here()
             x, out = source(input), target(output)
             even = not output_splits and not input_splits
-            sent = self._block_bytes(x, input_splits, "input")
-            self._block_bytes(out, output_splits, "output")
+            sent = block_bytes(x, input_splits, self._size, "input")
+            self._check_blocks(x, out, sent, block_bytes(out, output_splits, self._size, "output"))
 
             def job() -> None:
                 if even:
@@ -212,18 +217,17 @@ class Moves:
 
     alltoall_base = all_to_all_single
 
-    def _block_bytes(self, tensor: torch.Tensor, splits: list[int], what: str) -> list[int]:
-        """Return the size of the block for each rank."""
-        n, rows = self._size, tensor.shape[0] if tensor.dim() else 1
-        if not splits and rows % n:
-            raise ArgumentError(f"dim 0 of the {what} is {rows}, not a multiple of {n} ranks")
-        splits = splits or [rows // n] * n
-        if len(splits) != n or min(splits) < 0 or sum(splits) != rows:
+    def _check_blocks(
+        self, x: torch.Tensor, out: torch.Tensor, sent: list[int], received: list[int]
+    ) -> None:
+        """Refuse blocks of which that for this rank itself does not fit, or another type."""
+        own = self._rank
+        if x.dtype != out.dtype or sent[own] != received[own]:
             raise ArgumentError(
-                f"{what} split sizes {splits}: expected {n} sizes that add up to {rows}"
+                f"the output has {out.numel()} elements of {out.dtype}, the input {x.numel()} of "
+                f"{x.dtype}; block {own}, from this rank to itself, has {sent[own]} bytes in the "
+                f"input and {received[own]} in the output; expected the same size and type"
             )
-        row = math.prod(tensor.shape[1:]) * tensor.element_size()
-        return [row * split for split in splits]
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Send tensor j to rank j. They may differ in size."""
@@ -231,8 +235,8 @@ class Moves:
 
         def prepare() -> tuple[Job, Tensors]:
             limit, site = self._limit(opts), self._calls.sites.here()
-            for tensors, what in ((outputs, "output"), (inputs, "input")):
-                self._check_parts(tensors, inputs[0], f"the {what} list")
+            check_count(inputs, self._size, "the input list")
+            self._check_lists(outputs, inputs)
             x, sent = _flat(inputs), [t.numel() * t.element_size() for t in inputs]
             out = torch.empty(sum(t.numel() for t in outputs), dtype=x.dtype)
 
@@ -244,6 +248,12 @@ class Moves:
             return job, outputs
 
         return self._start("all_to_all", prepare, opts)
+
+    def _check_lists(self, outputs: Tensors, inputs: Tensors) -> None:
+        for parts, what in ((outputs, "output"), (inputs, "input")):
+            check_list(parts, self._size, inputs[0], f"the {what} list")
+        names = [f"tensor {self._rank} of the {what} list" for what in ("output", "input")]
+        check_same_size(outputs[self._rank], names[0], inputs[self._rank], names[1])
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait until every rank has called it."""
@@ -263,16 +273,3 @@ class Moves:
         limit = self._timeout_s if timeout is None else timeout.total_seconds()
         site = self._calls.sites.here()
         self._now("monitored_barrier", lambda: self._calls.barrier(site, limit), [])
-
-    def _check_parts(
-        self, parts: Tensors, like: torch.Tensor, what: str, equal: bool = False
-    ) -> None:
-        if len(parts) != self._size:
-            raise ArgumentError(f"{what} has {len(parts)} tensors for {self._size} ranks")
-        for rank, part in enumerate(parts):
-            if part.dtype != like.dtype:
-                raise ArgumentError(f"{what}: tensor {rank} is {part.dtype}, not {like.dtype}")
-            if equal and part.numel() != like.numel():
-                raise ArgumentError(
-                    f"{what}: tensor {rank} has {part.numel()} elements, not {like.numel()}"
-                )

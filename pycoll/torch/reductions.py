@@ -10,6 +10,15 @@ from torch._C import _distributed_c10d as c10d
 
 from pycoll import _C
 from pycoll.errors import ArgumentError
+from pycoll.torch.arguments import (
+    check_list,
+    check_same_size,
+    check_share,
+    pairs,
+    root_of,
+    single,
+    some,
+)
 from pycoll.torch.core import Job
 from pycoll.torch.tensors import DTYPES, Reduction, as_reducible, reduction, source, store, target
 from pycoll.torch.work import DoneWork, Tensors
@@ -18,22 +27,42 @@ from pycoll.types import Kind, ReduceOp
 _SUM = dist.ReduceOp.SUM
 _STRIDED = torch.strided
 _MAX_HOT = 1024
-
-
-def single(tensors: Tensors, what: str) -> torch.Tensor:
-    """Return the only tensor of a list.
-
-    Raises:
-        ArgumentError: If there are more, or none.
-    """
-    if len(tensors) != 1:
-        raise ArgumentError(f"{what}: {len(tensors)} tensors, expected one: a rank has one device")
-    return tensors[0]
+_PAGE = 4096  # bytes at address 0 where nothing can lie
 
 
 def _contribution(x: torch.Tensor, how: Reduction) -> torch.Tensor:
     as_reducible(x, how.op)  # raises here rather than after other tensors were sent
-    return x if how.factor is None else x * how.factor
+    return x if how.factor is None else _scaled(x, how.factor)
+
+
+def _scaled(x: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
+    """Multiply by the factor of a PREMUL_SUM; the result has the type of the elements.
+
+    Raises:
+        ArgumentError: If the factor is not a number of that type.
+    """
+    number = factor.item() if isinstance(factor, torch.Tensor) else factor
+    if isinstance(number, complex):
+        fits = x.is_complex()
+    elif x.is_floating_point() or x.is_complex():
+        fits = True
+    else:
+        low, high = _limits(x.dtype)
+        fits = low <= number <= high and number == int(number)
+        number = type(low)(number) if fits else number
+    if not fits:
+        raise ArgumentError(
+            f"the factor {number} of PREMUL_SUM is not a number of type {x.dtype}; expected one "
+            "that is: multiply the result, or reduce a tensor of another type"
+        )
+    return x * number
+
+
+def _limits(dtype: torch.dtype) -> tuple[int, int]:
+    if dtype is torch.bool:
+        return False, True
+    limits = torch.iinfo(dtype)
+    return limits.min, limits.max
 
 
 class Reductions:
@@ -42,22 +71,25 @@ class Reductions:
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine a tensor in place; every rank gets the result."""
         opts = c10d.AllreduceOptions() if opts is None else opts
+        if len(tensors) != 1:
+            return self._allreduce_slow(tensors, opts)
         tensor = tensors[0]
-        bound = self._hot.get((tensor.dtype, tensor.numel()))
+        count = tensor.numel()
+        bound = self._hot.get((tensor.dtype, count))
         if (
             bound is None
             or opts.asyncOp
             or opts.reduceOp != _SUM
             or tensor.layout is not _STRIDED
             or not tensor.is_contiguous()
+            or (count == 1 and tensor.is_neg())  # the sign is not in the memory
             or not tensor.is_cpu
             or self._background.busy
             or self._calls.symmetric
-            or len(tensors) != 1
+            or (address := tensor.data_ptr()) < _PAGE  # memory that was freed
         ):
             return self._allreduce_slow(tensors, opts)
-        address, site = tensor.data_ptr(), self._calls.sites.here()
-        limit = self._limit(opts)
+        site, limit = self._calls.sites.here(), self._limit(opts)
         try:
             with self._lock:
                 self._session.engine.run(bound, address, address, site, limit)
@@ -90,7 +122,9 @@ class Reductions:
         """Combine several tensors in place, one after the other."""
         opts = c10d.AllreduceCoalescedOptions() if opts is None else opts
         return self._start(
-            "all_reduce_coalesced", lambda: (self._all_reduce(tensors, opts), list(tensors)), opts
+            "all_reduce_coalesced",
+            lambda: (self._all_reduce(some(tensors), opts), list(tensors)),
+            opts,
         )
 
     def _all_reduce(self, tensors: Tensors, opts: Any) -> Job:
@@ -111,7 +145,7 @@ class Reductions:
 
         def prepare() -> tuple[Job, Tensors]:
             how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
-            tensor, root = single(tensors, "reduce"), opts.rootRank
+            tensor, root = single(tensors, "reduce"), root_of(opts, self._size)
             box = source(tensor, "the tensor")
             x = _contribution(box, how)
 
@@ -134,7 +168,9 @@ class Reductions:
         def prepare() -> tuple[Job, Tensors]:
             how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
             output, parts = single(outputs, "reduce_scatter"), single(inputs, "reduce_scatter")
-            self._check_parts(parts, output, "the input list")
+            check_list(parts, self._size, output, "the input list")
+            own = f"tensor {self._rank} of the input list, this rank's"
+            check_same_size(output, "the output", parts[self._rank], own)
             x = _contribution(torch.cat([source(p).reshape(-1) for p in parts]), how)
             out = target(output)
             counts = [part.numel() for part in parts]
@@ -178,13 +214,8 @@ class Reductions:
     def _scatter_sums(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
         how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
         calls = []
-        for output, given in zip(outputs, inputs, strict=True):
-            if given.numel() != self._size * output.numel() or given.dtype != output.dtype:
-                raise ArgumentError(
-                    f"the input has {given.numel()} elements of {given.dtype}, the output "
-                    f"{output.numel()} of {output.dtype}; expected {self._size} times as many of "
-                    "the same type"
-                )
+        for output, given in pairs(outputs, inputs):
+            check_share(output, given, self._size, ("the output", "the input"))
             calls.append((_contribution(source(given), how), target(output), output))
 
         def job() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from pycoll.errors import ArgumentError
-from pycoll.types import DType, ReduceOp
+from pycoll.types import DType, ReduceOp, type_code
 
 _NAMES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
 DTYPES = {getattr(torch, name): DType[name.upper()] for name in _NAMES.split()}
@@ -76,10 +75,19 @@ def check(tensor: torch.Tensor, what: str) -> None:
         raise ArgumentError(f"{what} lives on {tensor.device}; this backend moves CPU tensors")
 
 
+def _own(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """Return a tensor that has memory; that of FSDP's tensors is freed and had again."""
+    if not tensor.untyped_storage().nbytes() and tensor.numel():
+        raise ArgumentError(
+            f"{what} has {tensor.nbytes} bytes whose memory has been freed (its storage was "
+            "resized to 0); resize it before the call"
+        )
+    return tensor
+
+
 def code(dtype: torch.dtype) -> int:
     """Return the number that stands for an element type in a call descriptor."""
-    known = DTYPES.get(dtype)
-    return 32 + zlib.crc32(str(dtype).encode()) % 192 if known is None else int(known)
+    return type_code(str(dtype).removeprefix("torch."))
 
 
 def source(tensor: torch.Tensor, what: str = "the input") -> torch.Tensor:
@@ -89,14 +97,14 @@ def source(tensor: torch.Tensor, what: str = "the input") -> torch.Tensor:
         tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.contiguous()
+    return _own(tensor.contiguous(), what)
 
 
 def target(tensor: torch.Tensor, what: str = "the output") -> torch.Tensor:
     """Return contiguous memory to receive a tensor: its own, or else to be given to `store`."""
     check(tensor, what)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return tensor.detach() if tensor.requires_grad else tensor
+        return _own(tensor.detach() if tensor.requires_grad else tensor, what)
     return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
@@ -104,6 +112,14 @@ def store(received: torch.Tensor, tensor: torch.Tensor) -> None:
     """Put what was received into the tensor of the caller, if it is not there already."""
     if received.data_ptr() != tensor.data_ptr():
         tensor.data.copy_(received)
+
+
+def apart(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Return the elements in memory that the output does not touch."""
+    if out is None:
+        return x
+    a, b = x.data_ptr(), out.data_ptr()
+    return x if a + x.nbytes <= b or b + out.nbytes <= a else x.clone()
 
 
 def as_reducible(tensor: torch.Tensor, op: ReduceOp) -> tuple[torch.Tensor, DType, ReduceOp]:

@@ -1,8 +1,14 @@
 """What a script sees of ``pycoll run``, and what the command line refuses."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
+
+from pycoll.cli.run import MAX_RANKS
+
+ROOT = Path(__file__).resolve().parents[2]
 
 IDENTITY = """
 print(json.dumps([sys.argv, sys.path[0], __name__, __file__, repr(__spec__),
@@ -54,10 +60,12 @@ def test_ranks_get_their_place_and_memory(jobs):
     ("args", "message"),
     [
         (["-n", "0", __file__], "-n is 0, expected at least 1 rank"),
+        (["-n", "4097", __file__], "-n is 4097, expected at most 4096 ranks"),
         (["-n", "2"], "no script given"),
         (["-n", "2", "none.py"], "'none.py' is not a file"),
         (["-n", "2", "-m"], "-m needs the name of a module"),
         (["-n", "2", "--timeout", "0", __file__], "--timeout is 0.0"),
+        (["-n", "2", "--timeout", "nan", __file__], "--timeout is nan"),
         (["-n", "x", __file__], "invalid int value"),
         ([__file__], "required: -n"),
     ],
@@ -67,3 +75,14 @@ def test_bad_arguments(jobs, args, message):
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]
     assert done.stderr.count("pycoll run:") == 1
+
+
+def test_the_largest_job_is_that_of_the_engine():
+    text = (ROOT / "csrc" / "control.h").read_text(encoding="utf-8")
+    assert re.findall(r"kMaxWorldSize = (\d+);", text) == [str(MAX_RANKS)]
+
+
+@pytest.mark.parametrize("timeout", ["inf", "1e300", "1e7"])
+def test_a_timeout_that_never_comes(jobs, timeout):
+    done = jobs.run("-n", 2, "--timeout", timeout, jobs.script("time.sleep(0.2)"))
+    assert (done.returncode, done.stderr) == (0, "")

@@ -59,6 +59,15 @@ def test_wrong_arguments(capsys, args, told):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("place", ["none/x.svg", "x.svg"])
+def test_a_picture_that_cannot_be_written(capsys, tmp_path, place):
+    (tmp_path / "x.svg").mkdir()
+    path = tmp_path / place
+    assert main(["show", "ring", "-n", "3", "-o", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"pycoll show: cannot draw to {path}: ")
+
+
 def test_the_page_lists_everything(capsys):
     assert main(["show", "--table"]) == 0
     page = capsys.readouterr().out

@@ -129,6 +129,53 @@ def test_premultiplied_sums():
     run_group(3, body)
 
 
+def premul(factor):
+    return dist._make_nccl_premul_sum(factor)
+
+
+def double(value):
+    return torch.tensor([value], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.int64])
+def test_a_factor_of_another_type(dtype):
+    def body(rank, n):
+        for factor in (2.0, double(2.0), torch.tensor(2), torch.tensor([2], dtype=torch.int8)):
+            memory = torch.full((64,), -7).to(dtype)
+            x = memory[16:19]
+            x.fill_(3)
+            dist.all_reduce(x, premul(factor))
+            out = memory[32:34]
+            dist.reduce_scatter_tensor(out, torch.full((2 * n,), 5).to(dtype), premul(factor))
+            assert x.tolist() == [6 * n] * 3
+            assert out.tolist() == [10 * n] * 2
+            untouched = torch.cat([memory[:16], memory[19:32], memory[34:]])
+            assert (untouched == -7).all()
+
+    run_group(2, body)
+
+
+def test_factors_that_a_type_does_not_have():
+    def body(rank, n):
+        for dtype, factor in [
+            (torch.int32, 0.5),
+            (torch.int64, float("nan")),
+            (torch.int64, double(float("inf"))),
+            (torch.uint8, -1.0),
+            (torch.int8, torch.tensor(300)),
+            (torch.bool, 2.0),
+            (torch.float32, torch.tensor(1j)),
+        ]:
+            x = torch.ones(5).to(dtype)
+            with pytest.raises(ValueError, match=f"factor .* of PREMUL_SUM(.|\n)*{dtype}"):
+                dist.all_reduce(x, premul(factor))
+            assert (x == 1).all()
+            dist.all_reduce(y := torch.ones(5))  # the group stays usable
+            assert (y == n).all()
+
+    run_group(2, body)
+
+
 def test_tensors_that_are_not_contiguous():
     def body(rank, n):
         base = torch.zeros(6, 8)
@@ -147,6 +194,10 @@ def test_tensors_that_are_not_contiguous():
         dist.reduce_scatter_tensor(out, torch.arange(8.0 * n).view(4, 2 * n).t())
         want = n * torch.arange(8.0 * n).view(4, 2 * n).t()[2 * rank : 2 * rank + 2]
         assert torch.equal(out, want)
+        for _ in range(2):  # a view that stands for minus what is in memory
+            minus = torch.full((1,), 1j).conj().imag
+            dist.all_reduce(minus)
+            assert minus.item() == -n
         shaped = torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
         dist.all_reduce(shaped)
         assert (shaped == n).all()

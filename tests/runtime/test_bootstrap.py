@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
-from pycoll.config import LAUNCH_VARIABLES, Config, Launch, parse_bytes
+from pycoll.config import FOREVER_S, LAUNCH_VARIABLES, Config, Launch, parse_bytes
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.bootstrap import adopt, discover, make_memfd
+from pycoll.runtime.calls import check_timeout
+from pycoll.testing import run_threads
 
 
 @pytest.fixture
@@ -170,16 +172,51 @@ def test_config_from_env():
         ("PYCOLL_TIMEOUT", "soon"),
         ("PYCOLL_TIMEOUT", "0"),
         ("PYCOLL_TIMEOUT", "nan"),
-        ("PYCOLL_TIMEOUT", "inf"),
+        ("PYCOLL_TIMEOUT", "-inf"),
         ("PYCOLL_CELL_BYTES", "100"),
         ("PYCOLL_CELL_BYTES", "-4096"),
         ("PYCOLL_HEAP_BYTES", "0"),
         ("PYCOLL_HEAP_BYTES", "lots"),
+        ("PYCOLL_HEAP_BYTES", "99999999T"),
     ],
 )
 def test_a_malformed_variable_is_refused(name, value):
     with pytest.raises(ArgumentError, match=r"expected"):
         Config.from_env({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timeout_s", "abc"),
+        ("timeout_s", "5"),
+        ("timeout_s", None),
+        ("timeout_s", 1j),
+        ("heap_bytes", 1 << 64),
+        ("heap_bytes", "1G"),
+        ("heap_bytes", 4096.0),
+        ("heap_bytes", True),
+        ("cell_bytes", 1 << 63),
+        ("device_heap_bytes", "1G"),
+        ("tuning", 5),
+        ("transport", 5),
+        ("transport", ["auto"]),
+    ],
+)
+def test_a_setting_of_no_use_is_refused(name, value):
+    with pytest.raises(ArgumentError, match=rf"{name} is .*(expected|accepted)"):
+        Config(**{name: value})
+
+
+@pytest.mark.parametrize("value", [float("inf"), 1e300])
+def test_no_end_of_time(value):
+    assert Config(timeout_s=value).timeout_s == check_timeout(value) == FOREVER_S
+    assert Config.from_env({"PYCOLL_TIMEOUT": str(value)}) == Config(timeout_s=value)
+
+
+def test_ranks_that_wait_for_ever_make_calls():
+    config = Config(timeout_s=float("inf"), heap_bytes=1 << 20)
+    run_threads(2, lambda comm: comm.barrier(), config=config)
 
 
 @pytest.mark.parametrize(

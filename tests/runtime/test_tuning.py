@@ -148,7 +148,7 @@ def test_where_the_table_lies():
     assert str(tuning_path({"HOME": "/h", "XDG_CONFIG_HOME": "not/absolute"})).startswith("/h/")
     assert Config.from_env({}).tuning == "auto"
     assert Config.from_env({"PYCOLL_TUNING": "/a/b.json"}).tuning == "/a/b.json"
-    with pytest.raises(ArgumentError, match="tuning is empty"):
+    with pytest.raises(ArgumentError, match="tuning is ''"):
         Config(tuning="")
 
 

@@ -1,0 +1,108 @@
+"""Settings as text that ranks can compare: what a value is, never where it lies in memory."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from numbers import Integral, Real
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType
+from typing import Any
+
+import numpy as np
+
+Inner = Callable[[Any], str]  # describes a part
+_ADDRESS = re.compile(r"\s+at 0x[0-9a-fA-F]+")
+
+
+def describe(value: Any, path: tuple[int, ...] = ()) -> str:
+    """Return a text that is the same for equal settings, on every rank.
+
+    An object that has no text of its own is its class and its public attributes; what is private
+    is not looked at. Of an array the text has a digest.
+
+    Args:
+        value: Any object.
+        path: The objects that it is part of, by `id`: one that contains itself ends there.
+    """
+    if id(value) in path:
+        return "..."
+    inner = functools.partial(describe, path=(*path, id(value)))
+    form = next((form for kinds, form in _FORMS if isinstance(value, kinds)), _object)
+    return form(value, inner)
+
+
+def _number(value: Any, inner: Inner) -> str:
+    """Write 1, 1.0 and NumPy's 1.0 alike."""
+    return str(int(value)) if isinstance(value, Integral) else repr(float(value)).removesuffix(".0")
+
+
+def _array(value: np.ndarray, inner: Inner) -> str:
+    if value.dtype.hasobject:
+        return f"array({inner(value.tolist())})"
+    digest = hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()
+    return f"array({value.dtype}, {value.shape}, {digest})"
+
+
+def _mapping(value: Mapping[Any, Any], inner: Inner) -> str:
+    pairs = sorted((inner(key), inner(item)) for key, item in value.items())
+    return "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
+
+
+def _set(value: Any, inner: Inner) -> str:
+    return "{" + ", ".join(sorted(map(inner, value))) + "}"
+
+
+def _tuple(value: Any, inner: Inner) -> str:
+    return f"({', '.join(map(inner, value))}{',' if len(value) == 1 else ''})"
+
+
+def _list(value: Any, inner: Inner) -> str:
+    return f"[{', '.join(map(inner, value))}]"
+
+
+def _partial(value: Any, inner: Inner) -> str:
+    return f"partial({inner(value.func)}, {inner(list(value.args))}, {inner(value.keywords)})"
+
+
+def _named(value: Any, inner: Inner) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
+def _object(value: Any, inner: Inner) -> str:
+    kind = type(value)
+    if kind.__repr__ is not object.__repr__ and not is_dataclass(value):
+        return " ".join(_ADDRESS.sub("", repr(value)).split())
+    found = sorted(_public(value).items())
+    return f"{kind.__qualname__}({', '.join(f'{name}={inner(part)}' for name, part in found)})"
+
+
+def _public(value: Any) -> dict[str, Any]:
+    """Return the data of an object and its classes by name, without what is private."""
+    found: dict[str, Any] = {}
+    for kind in reversed(type(value).__mro__[:-1]):
+        for name, part in vars(kind).items():
+            if isinstance(part, MemberDescriptorType):  # of __slots__
+                found |= {name: getattr(value, name)} if hasattr(value, name) else {}
+            elif not callable(part) and not hasattr(part, "__get__"):
+                found[name] = part
+    found |= getattr(value, "__dict__", {})
+    return {name: part for name, part in found.items() if not name.startswith("_")}
+
+
+_FORMS: tuple[tuple[Any, Callable[[Any, Inner], str]], ...] = (
+    ((bool, str, bytes, Enum, type(None)), lambda value, inner: repr(value)),
+    (Real, _number),
+    (np.dtype, lambda value, inner: str(value)),
+    (np.ndarray, _array),
+    (Mapping, _mapping),
+    ((set, frozenset), _set),
+    (tuple, _tuple),
+    (list, _list),
+    (functools.partial, _partial),
+    ((type, FunctionType, BuiltinFunctionType), _named),
+)
+"""How to write what; the first line that fits. Anything else is an object with attributes."""

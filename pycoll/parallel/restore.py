@@ -1,0 +1,130 @@
+"""A saved state back into an engine: everything is looked at before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.bucket import Bucket
+from pycoll.parallel.checks import gather_texts
+from pycoll.parallel.groups import Groups
+from pycoll.parallel.hooks import Hook
+from pycoll.parallel.precision import LossScale
+from pycoll.parallel.units import Entry
+
+
+@dataclass
+class _Found:
+    """What of a saved state is this rank's, in shapes and types that fit.
+
+    Attributes:
+        steps: Number of steps taken.
+        loss_scale: Scale of the loss in the next step.
+        parts: For each bucket the values of parameters and optimizer states, by kind and name.
+    """
+
+    steps: int
+    loss_scale: LossScale
+    parts: list[dict[str, dict[str, Any]]]
+
+
+def restore(
+    buckets: Sequence[Bucket], groups: Groups, scale: LossScale, hook: Hook, saved: dict[str, Any]
+) -> tuple[int, LossScale]:
+    """Take full parameters and states; each rank keeps its part. A collective.
+
+    Args:
+        buckets: The buckets to fill.
+        groups: The ranks.
+        scale: Tells how the loss scale changes; its value is that of `saved`.
+        hook: Takes its own part of `saved`.
+        saved: What `DataParallel.state_dict` gave.
+
+    Returns:
+        Number of steps taken, and the scale of the loss in the next one.
+
+    Raises:
+        ArgumentError: On every rank, if the state of any does not fit, naming parameter and rank;
+            nothing has changed then.
+    """
+    before, problem, found = hook.state(), "", None
+    try:
+        found = _look(buckets, groups, scale, saved)
+        _load_hook(hook, saved.get("hook", {}))
+    except ArgumentError as error:
+        problem = str(error)
+    told = [f"rank {r} has {t}" for r, t in enumerate(gather_texts(problem, groups.world)) if t]
+    if told or found is None:
+        if found is not None:
+            hook.load(before)
+        raise ArgumentError(
+            f"the saved state was not loaded: {'; '.join(told)}. Nothing was changed; load what "
+            "state_dict of the same model and optimizer gave"
+        )
+    for bucket, parts in zip(buckets, found.parts, strict=True):
+        bucket.fill(parts["parameters"])
+        for name in bucket.slots:
+            bucket.fill_slot(name, parts[name])
+    return found.steps, found.loss_scale
+
+
+def _look(
+    buckets: Sequence[Bucket], groups: Groups, scale: LossScale, saved: dict[str, Any]
+) -> _Found:
+    """Find everything in a saved state.
+
+    Raises:
+        ArgumentError: Saying what is there instead of what.
+    """
+    if not isinstance(saved, Mapping):
+        raise ArgumentError(f"{saved!r} in place of a dictionary")
+    parts = [
+        {
+            kind: {e.parameter.name: _part(saved, kind, e, groups) for e in bucket.layout.entries}
+            for kind in ("parameters", *bucket.slots)
+        }
+        for bucket in buckets
+    ]
+    steps = saved.get("steps")
+    if not isinstance(steps, (int, np.integer)) or steps < 0:
+        raise ArgumentError(f"steps is {steps!r}, expected an integer >= 0")
+    pair = saved.get("loss_scale")
+    if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
+        raise ArgumentError(f"loss_scale is {pair!r}, expected (value, good steps)")
+    return _Found(int(steps), replace(scale, value=pair[0], good_steps=pair[1]), parts)
+
+
+def _load_hook(hook: Hook, state: dict[str, Any]) -> None:
+    before = hook.state()
+    try:
+        hook.load(state)
+    except Exception as error:  # whatever a hook of a user does with what it does not know
+        hook.load(before)
+        name = f"{type(error).__name__}: {error}"
+        raise ArgumentError(f"a state that {type(hook).__name__} refuses: {name}") from error
+
+
+def _part(saved: dict[str, Any], kind: str, entry: Entry, groups: Groups) -> Any:
+    """Return this rank's part of one saved parameter."""
+    name, spec = entry.parameter.name, entry.parameter.spec
+    group = saved.get(kind)
+    if not isinstance(group, Mapping) or name not in group:
+        raise ArgumentError(f"no {kind} of parameter {name}")
+    try:
+        value = np.asarray(group[name])
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{name} in {kind} is no array: {error}") from error
+    shape = list(spec.shape)
+    if spec.tensor_axis is not None:
+        shape[spec.tensor_axis] *= groups.tensor.world_size
+    if value.shape != tuple(shape):
+        raise ArgumentError(f"parameter {name} has shape {tuple(shape)}, saved is {value.shape}")
+    if value.dtype.kind not in "fiu" and value.dtype.name != "bfloat16":
+        raise ArgumentError(f"{name} in {kind} has type {value.dtype}, expected real numbers")
+    if spec.tensor_axis is None:
+        return value
+    return np.split(value, groups.tensor.world_size, spec.tensor_axis)[groups.tensor.rank]

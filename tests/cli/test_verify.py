@@ -1,0 +1,35 @@
+"""``pycoll verify``: which world sizes are meant."""
+
+import pytest
+
+from pycoll.cli import main
+from pycoll.cli.verify import parse_worlds
+
+
+@pytest.mark.parametrize(
+    ("text", "worlds"),
+    [
+        ("8", [8]),
+        ("1..4", [1, 2, 3, 4]),
+        ("2..3,8,3", [2, 3, 8]),
+        ("5..5", [5]),
+        (" 1 .. 2 ", [1, 2]),
+    ],
+)
+def test_world_sizes(text, worlds):
+    assert parse_worlds(text) == worlds
+
+
+@pytest.mark.parametrize(
+    "text", ["1..", "..4", "..", "1..2..3", "8..1", "4,8..1", "0..2", "x", "1,"]
+)
+def test_what_is_no_list_of_world_sizes(capsys, text):
+    assert main(["verify", "ring", "-n", text]) == 2
+    assert f"{text!r} is no list of world sizes; write" in capsys.readouterr().err
+
+
+def test_proofs_are_written_where_they_can_be(capsys, tmp_path):
+    path = tmp_path / "none" / "proofs.json"
+    assert main(["verify", "all_reduce/ring", "-n", "2", "--json", str(path)]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+    assert main(["verify", "all_reduce/ring", "-n", "2", "--json", str(tmp_path / "x")]) == 0
