@@ -250,7 +250,8 @@ class Core(dist.ProcessGroup):
     def _registering(self, how: str, tensor: torch.Tensor) -> None:
         if not self._calls.direct:
             return  # messages between hosts need no such thing
-        self._wait_for_pending_works()
+        if how == "unregister":
+            self._wait_for_pending_works()  # they may use it
         try:
             if not tensor.is_contiguous():
                 raise ArgumentError("the tensor is not contiguous; only one stretch can be moved")
