@@ -49,8 +49,8 @@ KINDS = {
     ),
     "parts that differ in size": (
         "dtype",
-        lambda c: c.reduce_scatter_v(np.ones(6, np.float64), [2, 2, 2]),
-        lambda c: c.reduce_scatter_v(np.ones(6, np.complex128), [2, 2, 2]),
+        lambda c: c.reduce_scatter_v(np.ones(2 * c.world_size), [2] * c.world_size),
+        lambda c: c.reduce_scatter_v(np.ones(2 * c.world_size, "c16"), [2] * c.world_size),
     ),
     "fields of a record": (
         "dtype",

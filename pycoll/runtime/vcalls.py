@@ -175,16 +175,30 @@ def reduce_scatter(
     return _run(session, request, source, target, extents, result, timeout)
 
 
+def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
+    if expected is not None and rows != list(expected):
+        raise ArgumentError(f"the ranks send {rows} rows to this one, which expects {expected}")
+
+
 def all_to_all(
-    session: Session, x: Any, counts: Sequence[int], out: Any, timeout: float | None
+    session: Session,
+    x: Any,
+    counts: Sequence[int],
+    out: Any,
+    timeout: float | None,
+    expected: Sequence[int] | None = None,
 ) -> Any:
-    """Exchange blocks of different sizes between all pairs of ranks."""
+    """Exchange blocks of different sizes between all pairs of ranks.
+
+    ``expected`` are the rows that this rank expects of each, if it has been told.
+    """
     n, rank = session.world_size, session.rank
     request = Request(Kind.ALL_TO_ALL_V, algorithm="direct")
     session.refusing(lambda: session.check(request, timeout))
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     row = session.refusing(lambda: _check_counts(counts, n, rows))
     sent = _exchange(session, width, row.tolist(), timeout)
+    session.refusing(lambda: _check_expected(sent[:, rank].tolist(), expected))
     result, target = session.refusing(
         lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)
     )

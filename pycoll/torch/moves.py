@@ -201,14 +201,15 @@ class Moves:
             x, out = source(input), target(output)
             even = not output_splits and not input_splits
             sent = block_bytes(x, input_splits, self._size, "input")
-            self._check_blocks(x, out, sent, block_bytes(out, output_splits, self._size, "output"))
+            received = block_bytes(out, output_splits, self._size, "output")
+            self._check_blocks(x, out, sent, received)
 
             def job() -> None:
                 if even:
                     self._calls.move(Kind.ALL_TO_ALL, x, out, x.numel(), 0, site, limit)
                 else:
                     self._session.place = site
-                    self._session.all_to_all_v(_bytes(x), sent, _bytes(out), limit)
+                    self._session.all_to_all_v(_bytes(x), sent, _bytes(out), limit, received)
                 store(out, output)
 
             return job, [output]
@@ -237,12 +238,13 @@ class Moves:
             limit, site = self._limit(opts), self._calls.sites.here()
             check_count(inputs, self._size, "the input list")
             self._check_lists(outputs, inputs)
-            x, sent = _flat(inputs), [t.numel() * t.element_size() for t in inputs]
+            x, sent = _flat(inputs), [t.nbytes for t in inputs]
+            received = [t.nbytes for t in outputs]
             out = torch.empty(sum(t.numel() for t in outputs), dtype=x.dtype)
 
             def job() -> None:
                 self._session.place = site
-                self._session.all_to_all_v(_bytes(x), sent, _bytes(out), limit)
+                self._session.all_to_all_v(_bytes(x), sent, _bytes(out), limit, received)
                 _deal(out, outputs)
 
             return job, outputs

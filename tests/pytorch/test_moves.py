@@ -277,3 +277,24 @@ def test_subgroups():
         assert x.item() == n
 
     run_group(4, body)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_blocks_that_are_as_long_together_only(lists):
+    """Rank 1 expects two elements of rank 0 and one of rank 2; they send one and two."""
+    sizes = torch.tensor([[1, 1, 3], [2, 1, 1], [1, 2, 1]])
+
+    def body(rank, n):
+        sent, received = sizes[rank].tolist(), sizes[:, rank].tolist()
+        wanted = [2, 1, 1] if rank == 1 else received
+        x, out = torch.ones(sum(sent)), torch.full((sum(received),), -7.0)
+        call, told = dist.all_to_all_single, (out, x, wanted, sent)
+        if lists:
+            call, told = dist.all_to_all, (list(out.split(wanted)), list(x.split(sent)))
+        with pytest.raises(dist.DistBackendError, match=r"ranks send(.|\n)*which expects"):
+            call(*told)
+        assert rank != 1 or (out == -7).all()
+        dist.all_to_all_single(out, x, received, sent)
+        assert (out == 1).all()
+
+    run_group(3, body)
