@@ -33,7 +33,7 @@ struct FoldSpec {
   DType dtype;
   ReduceOp op;
   bool tree;
-  uint32_t scale_n;  // 0: none
+  uint32_t scale_n;      // 0: none
   uint32_t nontemporal;  // hint, bit d: destination d will not be read again soon
 };
 
