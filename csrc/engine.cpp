@@ -256,7 +256,8 @@ bool Engine::check_call(uint32_t peer, uint32_t position, Pulse pulse) {
   if (!waiting_noted_) {
     waiting_noted_ = true;
     block_->waiting_position.store(position, kRelaxed);
-    block_->waiting_since_ns.store(now, kRelaxed);
+    // Since when the call waits, as its time limit counts: maybe for another peer at first.
+    if (deadline_ns_ == 0) block_->waiting_since_ns.store(now, kRelaxed);
     block_->waiting_peer.store(static_cast<int32_t>(peer), std::memory_order_release);
   }
   if (deadline_ns_ == 0) deadline_ns_ = deadline_after(timeout_s_);
