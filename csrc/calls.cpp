@@ -171,11 +171,12 @@ void Engine::check_signals(Pulse pulse) {
   throw_error("Interrupted", "rank ", rank_, " was interrupted; its communicator is aborted");
 }
 
-bool Engine::check(int32_t peer, uint32_t, Pulse pulse) {
+bool Engine::check(int32_t peer, Pulse pulse) {
   check_usable();
   faults_.check_peers(iteration());
   check_signals(pulse);
-  return peer >= 0 && faults_.closed(static_cast<uint32_t>(peer));
+  if (peer >= 0) return faults_.closed(static_cast<uint32_t>(peer));
+  return peer == kAnyRank && faults_.others_closed();
 }
 
 void Engine::abort(std::string_view text) {

@@ -41,6 +41,9 @@ struct Geometry {
   bool operator==(const Geometry&) const = default;
 };
 
+// In place of a peer: any of the other ranks, or none in particular.
+constexpr int32_t kAnyRank = -1, kNoRank = -2;
+
 enum class Phase : uint32_t { kAbsent = 0, kRun = 1, kLeft = 2, kClosed = 3 };
 
 enum class Cause : uint8_t {

@@ -171,9 +171,9 @@ class Engine {
   void set_meanwhile(std::function<bool()> meanwhile) { meanwhile_ = std::move(meanwhile); }
 
   // The checks of a wait outside a call (tagged messages; the deadline is the caller's affair):
-  // raises on an abort, a lost peer, a signal; true if `peer` (-1: none) has closed. The second
-  // argument is not used: messages have no steps.
-  bool check(int32_t peer, uint32_t, Pulse pulse);
+  // raises on an abort, a lost peer, a signal; true if `peer` has closed (kAnyRank: if every other
+  // rank has).
+  bool check(int32_t peer, Pulse pulse);
 
  private:
   enum class Sight : uint8_t { kPending, kReady, kFailed, kMismatch, kAhead };

@@ -83,6 +83,15 @@ void describe_rank(std::ostream& out, uint32_t rank, const RankReport& entry) {
 Aborted::Aborted(Cause cause, const std::string& text)
     : Error(kind_of(cause), text), cause_(cause) {}
 
+std::string rank_name(int32_t rank) {
+  return rank < 0 ? "any rank" : "rank " + std::to_string(rank);
+}
+
+const char* closed_text(int32_t rank) {
+  return rank < 0 ? ": all other ranks have closed their communicators"
+                  : ": the peer has closed its communicator";
+}
+
 std::string describe(const Report& report) {
   std::ostringstream out;
   out << "rank " << report.culprit << ' ' << headline(report.cause);
@@ -201,6 +210,14 @@ void Faults::check_peers(uint64_t iteration) {
 
 bool Faults::closed(uint32_t peer) const {
   return Phase(control_->block(peer).phase.load(std::memory_order_acquire)) == Phase::kClosed;
+}
+
+bool Faults::others_closed() const {
+  const uint32_t world_size = control_->geometry().world_size;
+  for (uint32_t peer = 0; peer < world_size; ++peer) {
+    if (peer != rank_ && !closed(peer)) return false;
+  }
+  return world_size > 1;
 }
 
 uint32_t Faults::last_in_chain(uint32_t peer) const {

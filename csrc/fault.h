@@ -38,6 +38,10 @@ class Aborted : public Error {
 
 // A plain text for people, in numbers only: who failed, who waits for whom at which step.
 std::string describe(const Report& report);
+// "rank 3", or "any rank".
+std::string rank_name(int32_t rank);
+// What ends a wait for a message to or from this rank when check() tells that it has closed.
+const char* closed_text(int32_t rank);
 
 // The failures of one communicator as one rank sees and makes them. Thread-safe.
 class Faults {
@@ -62,6 +66,8 @@ class Faults {
   void check_peers(uint64_t iteration);
 
   bool closed(uint32_t peer) const;
+  // Whether there are other ranks and all of them have closed.
+  bool others_closed() const;
 
   // The rank at the end of the chain of waits that starts at `peer`.
   uint32_t last_in_chain(uint32_t peer) const;

@@ -2,6 +2,7 @@
 
 #include "engine.h"
 #include "error.h"
+#include "fault.h"
 
 namespace pycoll {
 
@@ -12,7 +13,7 @@ MailPostbox::Ticket MailPostbox::send(const void* data, uint64_t nbytes, uint32_
                                       uint32_t dst, uint32_t tag) {
   COLL_CHECK(!engine_->check(static_cast<int32_t>(dst), Pulse::kSpin), "PeerLeft",
              "send from rank ", engine_->link().rank(), " to rank ", dst,
-             ": the peer has closed its communicator");
+             closed_text(static_cast<int32_t>(dst)));
   const std::lock_guard lock(engine_->mutex());
   mail_.drain();  // throws if a rank has died
   Item item{.nbytes = nbytes, .type = type, .peer = static_cast<int32_t>(dst), .tag = tag};
@@ -81,10 +82,14 @@ uint32_t MailPostbox::wait(Ticket ticket, double timeout_s) {
         progress();
         return item->done;
       },
-      [&](Pulse pulse) { return engine_->check(item->peer, pulse) || now_ns() >= deadline; });
+      [&](Pulse pulse) {
+        const bool closed = engine_->check(item->peer, pulse);
+        const std::lock_guard lock(engine_->mutex());
+        const bool coming = item->incoming && mail_.announced(item->peer, item->tag);
+        return (closed && !coming) || now_ns() >= deadline;
+      });
   if (!finished) {
-    COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(*item),
-               ": the peer has closed its communicator");
+    COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(*item), closed_text(item->peer));
     throw_error("CollTimeout", describe(*item), ": not done within ", timeout_s, " s");
   }
   const std::lock_guard lock(engine_->mutex());
@@ -97,7 +102,7 @@ uint32_t MailPostbox::wait(Ticket ticket, double timeout_s) {
 
 std::string MailPostbox::describe(const Item& item) const {
   std::ostringstream out;
-  const auto peer = item.peer < 0 ? "any rank" : "rank " + std::to_string(item.peer);
+  const std::string peer = rank_name(item.peer);
   const uint32_t rank = engine_->link().rank();
   if (item.incoming) {
     out << "recv on rank " << rank << " from " << peer;

@@ -84,7 +84,7 @@ void Mailboxes::push(Outgoing& message) {
 void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
                      double timeout_s) {
   const Use use(user_, rank_);
-  engine_->check(-1, 0, Pulse::kSpin);
+  engine_->check(kNoRank, Pulse::kSpin);
   Outgoing message{static_cast<const char*>(data), nbytes, type, dst, tag};
   const Deadline deadline(timeout_s);
   const auto gone = [&] {
@@ -93,11 +93,11 @@ void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
     return message.sent;
   };
   const bool sent = wait_until(policy_, control_.doorbell(rank_), gone, [&](Pulse pulse) {
-    return engine_->check(static_cast<int32_t>(dst), 0, pulse) || deadline.passed();
+    return engine_->check(static_cast<int32_t>(dst), pulse) || deadline.passed();
   });
   if (sent) return;
   COLL_CHECK(deadline.passed(), "PeerLeft", "send from rank ", rank_, " to rank ", dst,
-             ": the peer has closed its communicator");
+             closed_text(static_cast<int32_t>(dst)));
   engine_->abort("a send timed out half way");
   throw_error("CollTimeout", "send from rank ", rank_, " to rank ", dst, " (tag ", tag, ", ",
               nbytes, " bytes): ", message.offset, " bytes taken within ", timeout_s, " s; rank ",
@@ -120,7 +120,7 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
   try {
     const auto give_up = [&](Pulse pulse) {
       try {
-        return engine_->check(src, 0, pulse) || deadline.passed();
+        return engine_->check(src, pulse) || deadline.passed();
       } catch (const Aborted& end) {
         const bool ended = end.cause() == Cause::kLost || end.cause() == Cause::kLeft;
         if (ended && arrived()) return true;
@@ -129,10 +129,10 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
     };
     give_up(Pulse::kSpin);
     const bool done = wait_until(policy_, control_.doorbell(rank_), arrived, give_up);
-    COLL_CHECK(done || deadline.passed(), "PeerLeft", "recv on rank ", rank_, " from rank ", src,
-               ": the peer has closed its communicator");
+    COLL_CHECK(done || deadline.passed(), "PeerLeft", "recv on rank ", rank_, " from ",
+               rank_name(src), closed_text(src));
     COLL_CHECK(done, "CollTimeout", "recv on rank ", rank_, " (tag ", tag, "): nothing from ",
-               src < 0 ? "any rank" : "rank " + std::to_string(src), " within ", timeout_s, " s");
+               rank_name(src), " within ", timeout_s, " s");
   } catch (...) {
     keep_copies();
     throw;

@@ -282,13 +282,17 @@ void MpiEngine::close() {
           policy_, Bell{},
           [&] {
             look_for_notices(kLooks);
-            return std::count(gone_.begin(), gone_.end(), true) + 1 >= int64_t{world_size_};
+            return others_gone();
           },
           [&](Pulse) { return now_ns() >= until; });
     } catch (const Error&) {  // somebody has died, which no longer matters
     }
   }
   if (keeper_ != nullptr) keeper_->stop();
+}
+
+bool MpiEngine::others_gone() const {
+  return std::count(gone_.begin(), gone_.end(), true) + 1 >= int64_t{world_size_};
 }
 
 // Gives what has been sent the time to leave.

@@ -173,6 +173,7 @@ class MpiEngine {
   [[noreturn]] void rejected();
   void check_signals(Pulse pulse);
   void flush(uint64_t patience_ns);
+  bool others_gone() const;
   bool pump(Ticket until, double timeout_s);
 
   MpiLink link_;

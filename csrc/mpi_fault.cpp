@@ -278,7 +278,8 @@ void MpiEngine::check_signals(Pulse pulse) {
 bool MpiEngine::check(int32_t peer, Pulse pulse) {
   poll();
   check_signals(pulse);
-  return peer >= 0 && gone_[static_cast<uint32_t>(peer)];
+  if (peer >= 0) return gone_[static_cast<uint32_t>(peer)];
+  return peer == kAnyRank && world_size_ > 1 && others_gone();
 }
 
 MpiReport MpiEngine::report() const { return report_; }

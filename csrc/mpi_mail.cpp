@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fault.h"
+
 namespace pycoll {
 
 // Calls f(offset, bytes) for every part that one MPI message can carry.
@@ -64,7 +66,7 @@ void MpiMail::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t ds
       });
   if (sent) return;
   COLL_CHECK(now_ns() >= deadline, "PeerLeft", "send from rank ", engine.link().rank(), " to rank ",
-             dst, ": the peer has closed its communicator");
+             dst, closed_text(static_cast<int32_t>(dst)));
   engine.abort("a send timed out half way");
   throw_error("CollTimeout", "send from rank ", engine.link().rank(), " to rank ", dst, " (tag ",
               tag, ", ", nbytes, " bytes): rank ", dst, " has not received it within ", timeout_s,
@@ -85,13 +87,13 @@ uint32_t MpiMail::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, 
     return found->complete || found->nbytes != nbytes || found->type != type;
   };
   const bool done = wait_until(engine.policy(), Bell{}, arrived, [&](Pulse pulse) {
-    return engine.check(src, pulse) || now_ns() >= deadline;
+    return (engine.check(src, pulse) && found == nullptr) || now_ns() >= deadline;
   });
   const uint32_t rank = engine.link().rank();
-  COLL_CHECK(done || now_ns() >= deadline, "PeerLeft", "recv on rank ", rank, " from rank ", src,
-             ": the peer has closed its communicator");
+  COLL_CHECK(done || now_ns() >= deadline, "PeerLeft", "recv on rank ", rank, " from ",
+             rank_name(src), closed_text(src));
   COLL_CHECK(done, "CollTimeout", "recv on rank ", rank, " (tag ", tag, "): nothing from ",
-             src < 0 ? "any rank" : "rank " + std::to_string(src), " within ", timeout_s, " s");
+             rank_name(src), " within ", timeout_s, " s");
   const std::lock_guard lock(engine.mutex());
   return *collect(data, nbytes, type, src, tag);
 }

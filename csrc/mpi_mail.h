@@ -34,6 +34,8 @@ class MpiMail {
   // returns the sender. Throws MismatchError if it has another size or type.
   std::optional<uint32_t> collect(void* data, uint64_t nbytes, uint32_t type, int32_t src,
                                   uint32_t tag);
+  // Whether such a message has been announced: it still arrives if its sender has closed.
+  bool announced(int32_t src, uint32_t tag) { return find(src, tag) != nullptr; }
 
  private:
   struct Message {

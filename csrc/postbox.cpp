@@ -39,7 +39,7 @@ Postbox::Ticket Postbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_
 }
 
 Postbox::Ticket Postbox::post(Item item) {
-  engine_->check(-1, 0, Pulse::kSpin);
+  engine_->check(kNoRank, Pulse::kSpin);
   std::lock_guard lock(mutex_);
   const Ticket ticket = item.ticket = ++newest_;
   (item.incoming ? incoming_ : outgoing_).push_back(ticket);
@@ -147,11 +147,10 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
     return item.state != State::kPosted;
   };
   const bool finished = wait_until(policy_, bell_, arrived, [&](Pulse pulse) {
-    return engine_->check(peer, 0, pulse) || now_ns() >= deadline;
+    return engine_->check(peer, pulse) || now_ns() >= deadline;
   });
   if (!finished) {
-    COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(item),
-               ": the peer has closed its communicator");
+    COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(item), closed_text(peer));
     throw_error("CollTimeout", describe(item), ": not done within ", timeout_s, " s");
   }
   lock.lock();
@@ -169,9 +168,8 @@ std::string Postbox::describe(const Item& item) const {
     out << "send from rank " << rank_ << " to rank " << item.out.dst << " (tag " << item.out.tag
         << ", " << item.out.nbytes << " bytes)";
   } else {
-    out << "recv on rank " << rank_ << " from "
-        << (item.in.src < 0 ? "any rank" : "rank " + std::to_string(item.in.src)) << " (tag "
-        << item.in.tag << ", " << item.in.nbytes << " bytes)";
+    out << "recv on rank " << rank_ << " from " << rank_name(item.in.src) << " (tag " << item.in.tag
+        << ", " << item.in.nbytes << " bytes)";
   }
   return out.str();
 }
@@ -193,7 +191,7 @@ void Postbox::serve() {
             awake_ = !idle();
             return !awake_;
           },
-          [&](Pulse) { return engine_->check(-1, 0, Pulse::kSpin); });
+          [&](Pulse) { return engine_->check(kNoRank, Pulse::kSpin); });
     } catch (...) {
       error = std::current_exception();
     }

@@ -84,3 +84,23 @@ def test_closing_while_a_thread_receives(run):
 
     for caught in run(2, rank):
         assert caught in (["CommClosed"], ["PeerLeft"])
+
+
+def test_receiving_from_anybody_when_all_have_closed(run):
+    """What was sent still arrives; then there is nobody left to wait for."""
+
+    def rank(comm):
+        if comm.rank > 0:
+            comm.send(np.full(40_000, comm.rank, np.float32), 0)
+            return comm.close()
+        x, senders = np.empty(40_000, np.float32), set()
+        for _ in range(comm.world_size - 1):
+            senders.add(comm.recv(x))
+            assert set(x.tolist()) <= senders
+        with pytest.raises(PeerLeft, match=r"from any rank.*all other ranks have closed"):
+            comm.recv(x)
+        comm.send(x, 0)  # and what a rank sends to itself
+        senders.add(comm.recv(x))
+        return senders
+
+    assert run(3, rank)[0] == {0, 1, 2}

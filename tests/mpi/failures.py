@@ -196,4 +196,26 @@ def misuse(comm):
     return wrong
 
 
-ALL = (mismatches, refusals, timeouts, leaving, interrupts, misuse)
+def last_messages(comm):
+    """Receive what ranks sent before they closed, small and large, and then notice the end."""
+    wrong = []
+    for size in (3, 3_000, 30_000, 300_000):
+        twin = comm.dup()
+        if comm.rank == 0:
+            x, senders = np.empty(size), []
+            try:
+                while True:
+                    senders.append(twin.recv(x, timeout=BOUND_S))
+                    wrong += [] if (x == senders[-1]).all() else [f"{size}: {x}"]
+            except (pycoll.PeerLeft, pycoll.CollTimeout) as error:
+                wrong += [] if "all other ranks have closed" in str(error) else [str(error)]
+            if sorted(senders) != list(range(1, comm.world_size)):
+                wrong.append(f"{size}: from {senders}")
+        else:
+            twin.send(np.full(size, float(comm.rank)), 0)
+        twin.close()
+        comm.barrier()
+    return wrong
+
+
+ALL = (mismatches, refusals, timeouts, leaving, interrupts, misuse, last_messages)

@@ -3,7 +3,15 @@
 import pytest
 
 MESSAGES = {"PYCOLL_TRANSPORT": "mpi", "PYCOLL_TIMEOUT": "20"}
-FAILURES = ["mismatches", "refusals", "timeouts", "leaving", "interrupts", "misuse"]
+FAILURES = [
+    "mismatches",
+    "refusals",
+    "timeouts",
+    "leaving",
+    "interrupts",
+    "misuse",
+    "last_messages",
+]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])

@@ -186,3 +186,23 @@ def test_what_does_not_fit():
             assert (y == 1).all()
 
     run_group(2, body)
+
+
+def test_from_any_rank_when_all_others_have_ended():
+    """What was sent still arrives; then an error says at once that nobody is left."""
+
+    def body(rank, n):
+        x = torch.full((40_000,), float(rank))
+        if rank > 0:
+            dist.send(x, 0)
+            dist.destroy_process_group()
+            return
+        sources = {dist.recv(x) for _ in range(n - 1)}
+        assert sources == {1, 2}
+        start = time.monotonic()
+        for receive in (lambda: dist.recv(x), lambda: dist.irecv(x).wait()):
+            with pytest.raises(dist.DistBackendError, match="all other ranks have closed"):
+                receive()
+        assert time.monotonic() - start < 5
+
+    run_group(3, body)
