@@ -135,7 +135,7 @@ def schedule_name(comm: Communicator, problem: Problem, setup: Setup) -> str:
         direct=setup.symmetric and all_told and not messages,
         algorithm=setup.algorithm,
         messages=messages,
-        near=comm._session.near,
+        one_host=comm._session.one_host,
         world=comm._session.world,
     )
     by_default = setup.algorithm is None and choice.measured is None

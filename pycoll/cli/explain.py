@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
         direct=args.symmetric,
         algorithm=args.algorithm,
         messages=args.hosts is not None,
-        near=len(ranks) == 1,
+        one_host=len(ranks) == 1,
         machine=world.machine if world else Network(ranks_per_host=ranks) if args.hosts else None,
         world=world,
     )

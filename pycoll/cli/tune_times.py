@@ -117,7 +117,7 @@ class Bench:
             dtype,
             direct=symmetric,
             messages=self.messages,
-            near=self.comm._session.near,
+            one_host=self.comm._session.one_host,
         )
 
     def _usual(self, problem: Problem, order: str, symmetric: bool) -> Choice:
@@ -130,7 +130,7 @@ class Bench:
             dtype=dtype,
             direct=symmetric,
             messages=self.messages,
-            near=self.comm._session.near,
+            one_host=self.comm._session.one_host,
         )
 
     def _name(self, usual: Choice) -> str:
@@ -146,7 +146,7 @@ class Bench:
             direct=wish.direct,
             algorithm=usual.algorithm,
             messages=self.messages,
-            near=usual.wish.near,
+            one_host=usual.wish.one_host,
         )
         return usual.name if named.direct == usual.direct else f"{usual.name}, staged"
 

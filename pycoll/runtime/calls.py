@@ -242,7 +242,7 @@ class Caller:
             direct=mapped,
             algorithm=request.algorithm,
             messages=self.plans.messages,
-            near=not self.plans.apart,
+            one_host=self.plans.one_host,
             world=self.plans.world,
         )
 

@@ -17,7 +17,7 @@ import numpy as np
 from pycoll import _C, algorithms
 from pycoll.algorithms.two_level import NONE, Hosts, Stage, TwoLevels, refined
 from pycoll.algorithms.two_level_plans import PLANS
-from pycoll.runtime.plans import APART_BYTES, LAYOUT_TABLE, TWO_LEVELS, CallSpec
+from pycoll.runtime.plans import LAYOUT_TABLE, LINK_BYTES, TWO_LEVELS, CallSpec
 from pycoll.runtime.select import select
 from pycoll.runtime.topology import Topology
 from pycoll.schedule.collectives import COLLECTIVES, OWN
@@ -218,7 +218,7 @@ class Binder:
         at_exit = average and not plan.scales_in_fold
         return self.flat.bind_messages(
             compiled,
-            segment_bytes=APART_BYTES,
+            segment_bytes=LINK_BYTES,
             agree=COLLECTIVES[spec.collective].rooted,
             team=list(team),
             **_numbers(spec, rows, n if average else 0, at_exit),

@@ -44,5 +44,5 @@ _ANYWHERE = (
 _EXCHANGE = ("recursive_doubling", *_ONE_SHOT)
 LINK_RULES = (Rule("all_reduce", 2, ANY_SIZE, False, _EXCHANGE, _SAME_BYTES), *_ANYWHERE)
 """The first line that fits a call decides; every collective ends with a line that fits all."""
-NEAR_RULES = (Rule("all_reduce", 2, 64 * K, False, _EXCHANGE, _ONE_ROUND), *_ANYWHERE)
+ONE_HOST_RULES = (Rule("all_reduce", 2, 64 * K, False, _EXCHANGE, _ONE_ROUND), *_ANYWHERE)
 """Likewise on one host, where messages are so fast that folding a vector twice costs more."""

@@ -78,8 +78,8 @@ class MpiSession(Session):
             crowd=sum(card.host == cards[rank].host for card in job.cards),
         )
         self.hosts = hosts
-        apart = len({card.host for card in cards}) > 1
-        plans = PlanCache(engine, rank, len(members), messages=True, apart=apart)
+        one_host = len({card.host for card in cards}) == 1
+        plans = PlanCache(engine, rank, len(members), messages=True, one_host=one_host)
         self._open(
             rank, len(members), config, engine, _C.MpiMail(engine), Caller(plans, self.memory)
         )

@@ -26,7 +26,7 @@ _MAX_BINDINGS = 1024
 _LINE_BYTES = 64
 SEGMENT_BYTES = 1 << 20  # of a chunk that one message carries
 WHOLE_BYTES = 1 << 30  # likewise, where no fold and no other message could begin earlier
-APART_BYTES = 60 << 10
+LINK_BYTES = 60 << 10
 """Likewise between hosts. Over TCP, Open MPI sends 64 KiB at once; before more it shakes hands, and
 each word of that queues behind the data that goes the other way."""
 
@@ -111,7 +111,7 @@ class PlanCache:
         rank: Rank in the communicator.
         world_size: Its size.
         messages: Ranks send messages; otherwise they share memory.
-        apart: Ranks are on several hosts.
+        one_host: All ranks are on one host.
         world: What was measured with ranks in these places, or None.
     """
 
@@ -119,7 +119,7 @@ class PlanCache:
     rank: int
     world_size: int
     messages: bool = False
-    apart: bool = False
+    one_host: bool = True
     world: World | None = None
     _plans: dict = field(default_factory=dict)
     _bindings: dict = field(default_factory=dict)
@@ -160,7 +160,7 @@ class PlanCache:
                 plan.direct,
                 plan.messages,
             )
-            segment = segment_bytes(schedule, self.apart) if self.messages else 0
+            segment = segment_bytes(schedule, self.one_host) if self.messages else 0
             self._plans[key] = compiled, plan.scales_in_fold, schedule.chunks, segment
         return self._plans[key]
 
@@ -188,10 +188,10 @@ class PlanCache:
         return functools.partial(bind, segment_bytes=segment, agree=agree, team=[])
 
 
-def segment_bytes(schedule: Schedule, apart: bool) -> int:
+def segment_bytes(schedule: Schedule, one_host: bool) -> int:
     """Return how much of a chunk one message carries, the same on every rank."""
-    if apart:
-        return APART_BYTES
+    if not one_host:
+        return LINK_BYTES
     moves = not COLLECTIVES[schedule.collective].reduces
     return WHOLE_BYTES if moves and schedule.one_hop else SEGMENT_BYTES
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pycoll.algorithms import ALGORITHMS, find, names
 from pycoll.errors import ArgumentError, ScheduleError
-from pycoll.runtime.message_rules import LINK_RULES, NEAR_RULES
+from pycoll.runtime.message_rules import LINK_RULES, ONE_HOST_RULES
 from pycoll.runtime.rules import RULES, Rule
 from pycoll.runtime.tuning import TunedRule, World
 from pycoll.schedule.collectives import COLLECTIVES
@@ -45,7 +45,7 @@ class Wish:
         direct: All arrays lie in symmetric memory.
         in_place: A direct plan has to work when input and output are the same memory.
         messages: Ranks send messages; otherwise they share memory.
-        near: All ranks are on one host; matters where they send messages.
+        one_host: All ranks are on one host; matters where they send messages.
     """
 
     collective: str
@@ -57,7 +57,7 @@ class Wish:
     direct: bool = False
     in_place: bool = True
     messages: bool = False
-    near: bool = False
+    one_host: bool = False
 
     def obstacle(self, algorithm: Algorithm) -> str:
         """Say why an algorithm cannot serve; empty if it can."""
@@ -135,7 +135,7 @@ def select(
     algorithm: str | Algorithm | None = None,
     machine: Machine | Network | None = None,
     messages: bool = False,
-    near: bool = False,
+    one_host: bool = False,
     world: World | None = None,
 ) -> Choice:
     """Choose the algorithm of a call.
@@ -154,7 +154,7 @@ def select(
         algorithm: An algorithm, or the name of one, that the caller wants.
         machine: What predictions are made for; they do not decide.
         messages: Whether ranks send messages; otherwise they share memory.
-        near: Whether all ranks are on one host; matters where they send messages.
+        one_host: Whether all ranks are on one host; matters where they send messages.
         world: What was measured in the places of these ranks; its lines come first.
 
     Raises:
@@ -162,7 +162,7 @@ def select(
     """
     wanted = _order(collective, order, named=algorithm is not None)
     aliased = not COLLECTIVES[collective].transposes if in_place is None else in_place
-    wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, aliased, messages, near)
+    wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, aliased, messages, one_host)
     machine = machine or (Network() if messages else Machine())
     if algorithm is None:
         return _by_measurement(wish, machine, world) or _by_table(wish, machine)
@@ -206,7 +206,7 @@ def _by_measurement(wish: Wish, machine: Machine | Network, world: World | None)
 
 
 def _by_table(wish: Wish, machine: Machine | Network) -> Choice:
-    by_messages = NEAR_RULES if wish.near else LINK_RULES
+    by_messages = ONE_HOST_RULES if wish.one_host else LINK_RULES
     for rule in filter(wish.fits, by_messages if wish.messages else RULES):
         for name in rule.names:
             algorithm = _named(wish.collective, name)

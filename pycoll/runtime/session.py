@@ -118,9 +118,9 @@ class Session(TaggedMessages):
         return self._caller.plans.world
 
     @property
-    def near(self) -> bool:
+    def one_host(self) -> bool:
         """Whether all ranks are on one host."""
-        return not self._caller.plans.apart
+        return self._caller.plans.one_host
 
     def has_two_levels(self, collective: str, choice: Choice) -> bool:
         """Tell that calls do not go through hosts first."""

@@ -8,7 +8,7 @@ import pytest
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ArgumentError
 from pycoll.runtime.candidates import candidates
-from pycoll.runtime.message_rules import LINK_RULES, NEAR_RULES
+from pycoll.runtime.message_rules import LINK_RULES, ONE_HOST_RULES
 from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
 from pycoll.runtime.select import MAX_BLOCKS, STAGE_BELOW, folds_at_once, select
 from pycoll.schedule.collectives import COLLECTIVES
@@ -19,7 +19,7 @@ from pycoll.types import DType, ReduceOp
 REDUCING = [name for name, spec in COLLECTIVES.items() if spec.reduces]
 MOVING = [name for name, spec in COLLECTIVES.items() if not spec.reduces]
 TABLES = pytest.mark.parametrize(
-    "table", [RULES, LINK_RULES, NEAR_RULES], ids=["memory", "links", "near"]
+    "table", [RULES, LINK_RULES, ONE_HOST_RULES], ids=["memory", "links", "one host"]
 )
 SIZES = (0, 8, 600, 3000, 5000, 1 << 16, 1 << 24)
 
@@ -100,14 +100,14 @@ def test_what_all_reduce_takes_on_two_ranks():
 
 
 def test_two_ranks_that_send_messages_exchange_whole_vectors_unless_folding_them_costs_more():
-    def taken(nbytes, near):
-        return select("all_reduce", nbytes, 2, messages=True, near=near).name
+    def taken(nbytes, one_host):
+        return select("all_reduce", nbytes, 2, messages=True, one_host=one_host).name
 
-    for near in (False, True):
-        assert taken(8, near) == taken(64 << 10, near) == "recursive_doubling"
-    assert taken(1 << 20, near=False) == "recursive_doubling"
-    assert taken(1 << 20, near=True) == "two_shot_pull"
-    assert select("all_reduce", 1 << 20, 2, near=True).name == "two_shot_push"
+    for one_host in (False, True):
+        assert taken(8, one_host) == taken(64 << 10, one_host) == "recursive_doubling"
+    assert taken(1 << 20, one_host=False) == "recursive_doubling"
+    assert taken(1 << 20, one_host=True) == "two_shot_pull"
+    assert select("all_reduce", 1 << 20, 2, one_host=True).name == "two_shot_push"
 
 
 def test_large_worlds_wait_for_few_peers():
