@@ -3,9 +3,10 @@
 What is compared, in the same two processes, in turn: pycoll, which stages ordinary arrays in shared
 memory; the same by hand, in the segments that suit it best; one copy by the kernel, straight out of
 the other process, as both MPIs do with large messages; and, beside an all-reduce, one pass over the
-array, which each rank must make at least. Takes a minute; writes results/limits.md and .json.
+array, which each rank must make at least. Takes two minutes; writes results/limits.md and .json.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -36,10 +37,10 @@ def measure():
 def table(rows, collective, columns):
     """Return the Markdown table of one collective; `columns` are (head, key in a row)."""
     heads = [f"{head} us | x" for head, _ in columns]
-    lines = [f"| size | arrays | pycoll us | {' | '.join(heads)} |"]
-    lines.append("|---" * (3 + 2 * len(columns)) + "|")
+    lines = [f"| size | pages | arrays | pycoll us | {' | '.join(heads)} |"]
+    lines.append("|---" * (4 + 2 * len(columns)) + "|")
     for row in (row for row in rows if row["collective"] == collective):
-        cells = [sized(row["bytes"]), row["arrays"], f"{row['pycoll']['us']:.1f}"]
+        cells = [sized(row["bytes"]), row["pages"], row["arrays"], f"{row['pycoll']['us']:.1f}"]
         for _, key in columns:
             found = row[key]
             cells += [f"{found['us']:.1f}", f"{found['x']:.2f}"] if found else ["", ""]
@@ -56,8 +57,8 @@ def markdown(document):
             "",
             f"`python benchmarks/limits.py`, {document['date']}, {machine['cores']} cores of "
             f"{machine['cpu']}, Linux {machine['kernel']}, pycoll at {machine['commit']}. Two "
-            "ranks, float32, arrays on huge pages, medians. x: the time of that as a part of "
-            "pycoll's, the median over rounds that took all in turn; above 1, pycoll is faster.",
+            "ranks, float32, medians. x: the time of that as a part of pycoll's, the median over "
+            "rounds that took all in turn; above 1, pycoll is faster.",
             "",
             "## all_reduce in place",
             "",
@@ -73,8 +74,10 @@ def markdown(document):
 
 def main():
     """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--name", default="limits", help="of the files that are written")
+    stem = HERE / "results" / parser.parse_args().name
     document = {"date": time.strftime("%Y-%m-%d"), "machine": describe(), "rows": measure()}
-    stem = HERE / "results" / "limits"
     stem.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     stem.with_suffix(".md").write_text(markdown(document))
     print(markdown(document))

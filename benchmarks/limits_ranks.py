@@ -7,6 +7,7 @@ import ctypes
 import functools
 import itertools
 import json
+import mmap
 import os
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from overhead_ranks import batches, shared_map
 
 SIZES = (512 << 10, 1 << 20, 4 << 20, 16 << 20)
 SEGMENTS = (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
+PAGES = {"huge": mmap.MADV_HUGEPAGE, "4 KiB": mmap.MADV_NOHUGEPAGE}
 POOL_BYTES = 96 << 20  # of arrays in turn
 BLOCK_BYTES = 32 << 20
 BATCH_BYTES = 16 << 20
@@ -55,17 +57,19 @@ class ByHand:
         )
 
 
-def arrays(slots, count):
-    """Return arrays for use in turn, in a block so large that NumPy puts it on huge pages."""
+def arrays(slots, count, pages):
+    """Return arrays for use in turn, in one block on pages of that kind."""
     pitch = count + 80
-    block = np.empty(max(slots * pitch, BLOCK_BYTES // 4), np.float32)
-    block[:] = 0
-    return [block[i * pitch : i * pitch + count] for i in range(slots)]
+    block = mmap.mmap(-1, max(4 * slots * pitch, BLOCK_BYTES), mmap.MAP_PRIVATE)
+    block.madvise(PAGES[pages])
+    elements = np.frombuffer(block, np.float32)
+    elements[:] = 0
+    return [elements[i * pitch : i * pitch + count] for i in range(slots)]
 
 
-def all_reduce(comm, hand, slots, nbytes):
+def all_reduce(comm, hand, slots, nbytes, pages):
     """Return {name: functions, one for each slot}."""
-    xs = arrays(slots, nbytes // 4)
+    xs = arrays(slots, nbytes // 4, pages)
     ways = {"pycoll": [lambda x=x: comm.all_reduce(x, out=x) for x in xs]}
     ways["touch"] = [lambda x=x: hand.call("touch", x, nbytes) for x in xs]
     for s in (s for s in SEGMENTS if s <= nbytes):
@@ -75,9 +79,9 @@ def all_reduce(comm, hand, slots, nbytes):
     return ways
 
 
-def all_gather(comm, hand, slots, nbytes):
+def all_gather(comm, hand, slots, nbytes, pages):
     """Return {name: functions, one for each slot}."""
-    xs, outs = arrays(slots, nbytes // 8), arrays(slots, nbytes // 4)
+    xs, outs = arrays(slots, nbytes // 8, pages), arrays(slots, nbytes // 4, pages)
     pairs = list(zip(xs, outs, strict=True))
     others = comm.all_gather(np.array([[os.getpid(), *(x.ctypes.data for x in xs)]]))
     pid, *there = others[1 - comm.rank].tolist()
@@ -127,23 +131,27 @@ def measure(comm, ways, nbytes):
     }
 
 
+def row_of(comm, hand, make, slots, nbytes, pages):
+    """Measure one row of a table."""
+    found = measure(comm, make(comm, hand, slots, nbytes, pages), nbytes)
+    staged = [row for name, row in found.items() if name.startswith("staged")]
+    row = {"collective": make.__name__, "bytes": nbytes, "pages": pages}
+    row["arrays"] = "again" if slots == 1 else "in turn"
+    row |= {"pycoll": found["pycoll"], "staged": min(staged, key=lambda f: f["x"])}
+    row["touch"] = found.get("touch")
+    row["read"] = found.get("read") if hand.may_read else None
+    return row
+
+
 def main():
     path, library = sys.argv[1:]
     rows = []
     with pycoll.init(timeout=60, tuning="off") as comm:
         hand = ByHand(comm, library)
         verify(comm, hand)
-        for make in (all_reduce, all_gather):
-            for nbytes in SIZES:
-                for slots in (1, max(2, POOL_BYTES // nbytes)):
-                    found = measure(comm, make(comm, hand, slots, nbytes), nbytes)
-                    staged = [row for name, row in found.items() if name.startswith("staged")]
-                    row = {"collective": make.__name__, "bytes": nbytes}
-                    row["arrays"] = "again" if slots == 1 else "in turn"
-                    row |= {"pycoll": found["pycoll"], "staged": min(staged, key=lambda f: f["x"])}
-                    row["touch"] = found.get("touch")
-                    row["read"] = found.get("read") if hand.may_read else None
-                    rows.append(row)
+        for make, pages, nbytes in itertools.product((all_reduce, all_gather), PAGES, SIZES):
+            for slots in (1, max(2, POOL_BYTES // nbytes)):
+                rows.append(row_of(comm, hand, make, slots, nbytes, pages))
         if comm.rank == 0:
             Path(path).write_text(json.dumps(rows))
 
