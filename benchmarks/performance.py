@@ -1,0 +1,208 @@
+"""Write the tables of README.md and docs/performance.md from what benchmarks/results holds.
+
+``python benchmarks/performance.py`` replaces what lies between ``<!-- NAME: begin -->`` and
+``<!-- NAME: end -->``; with ``--check`` it changes nothing and fails if something would change.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT, RESULTS = HERE.parent, HERE / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs/performance.md")
+COMPARED = ("compare", "compare_epyc7003", "compare_xeon")
+BENCHES = ("all_reduce_n2_symmetric", "all_reduce_n2_ordinary")
+KINDS = {"pycoll": "ordinary", "pycoll symmetric": "symmetric"}
+OVER_MPI = ("pycoll over MPICH", "pycoll over Open MPI")
+sys.path.insert(0, str(HERE / "compare"))
+
+import report
+
+
+def load(name):
+    """Return a result."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def rows_of(head, rows):
+    """Return the lines of a Markdown table."""
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def machine(document):
+    """Return the processor of a result in words."""
+    found = document["machine"]
+    cpu = found["cpu"].replace("(R)", "").replace(" Processor", "")
+    return f"{cpu}, {found['folds'].upper().replace('AVX512', 'AVX-512')}"
+
+
+def place(case):
+    """Return a case in few words."""
+    collective, n, dtype, _, rotating = case
+    words = [f"`{collective}`"]
+    words += [dtype] if dtype != "float32" else []
+    words += [f"{n} ranks"] if n != 2 else []
+    words += ["arrays in turn"] if rotating else []
+    return ", ".join(words)
+
+
+def number(value):
+    """Return a ratio, in bold where pycoll is slower."""
+    if value is None:
+        return ""
+    text = f"{value:.0f}" if value >= 20 else f"{value:.1f}" if value >= 2 else f"{value:.2f}"
+    return text if value >= 1 else f"**{text}**"
+
+
+def pair(values):
+    """Return two ratios in one cell."""
+    return " / ".join(map(number, values))
+
+
+def ratios(sizes, ours):
+    """Return [(bytes, ratio)] of a case, for the sizes at which it was measured."""
+    found = [(size, report.ratio(cells, ours)) for size, cells in sorted(sizes.items())]
+    return [(size, value) for size, value in found if value is not None]
+
+
+def compared():
+    """Return the geometric means of every case on every machine."""
+    documents = [load(name) for name in COMPARED]
+    tables = [report.by_case(d["cells"]) for d in documents]
+
+    def means(sizes):
+        return pair(report.geometric_mean(v for _, v in ratios(sizes, ours)) for ours in KINDS)
+
+    head = ["ordinary / symmetric", *map(machine, documents)]
+    return rows_of(head, [[place(c), *(means(t[c]) for t in tables)] for c in tables[0]])
+
+
+def losses():
+    """Return every cell in which pycoll is slower than the fastest peer."""
+    lines, counts = {}, []
+    for column, name in enumerate(COMPARED):
+        lost = cells = 0
+        for case, sizes in report.by_case(load(name)["cells"]).items():
+            for ours, kind in KINDS.items():
+                found = ratios(sizes, ours)
+                slower = [f"{v:.2f} at {report.size_text(size)}" for size, v in found if v < 1]
+                cells, lost = cells + len(found), lost + len(slower)
+                row = lines.setdefault((place(case), kind), [""] * len(COMPARED))
+                row[column] = ", ".join(slower)
+        counts.append(f"{lost} of {cells}")
+    head = ["slower than the fastest peer", *(machine(load(name)) for name in COMPARED)]
+    body = [[f"{case}, {kind}", *row] for (case, kind), row in lines.items() if any(row)]
+    return rows_of(head, [["cells", *counts], *body])
+
+
+def sizes_table(corner, sections, cell):
+    """Return a table with a column for each size; ``cell(case, bytes)`` is its text."""
+    sizes = sorted({size for found in sections.values() for size in found})
+    rows = [[place(case), *(cell(case, size) for size in sizes)] for case in sections]
+    return rows_of([corner, *map(report.size_text, sizes)], rows)
+
+
+def over_mpi():
+    """Return pycoll over MPICH / over Open MPI, by size."""
+    table = report.by_case(load("compare_mpi")["cells"])
+
+    def cell(case, size):
+        return pair(report.ratio(table[case][size], ours) for ours in OVER_MPI)
+
+    return sizes_table("MPICH / Open MPI", table, cell)
+
+
+def between_hosts():
+    """Return how many times as fast as the same MPI's own all-reduce, between hosts."""
+    found = {}
+    for row in load("hosts")["rows"]:
+        if row.get("own_us"):
+            mpi = row["mpi"].rsplit(" ", 1)[0]
+            key = f"{row['hosts']} hosts x {row['ranks']}, {row['mbit']} Mbit/s, {mpi}"
+            found.setdefault(key, {})[row["nbytes"]] = row["own_us"] / row["pycoll_us"]
+    lines = []
+    for key, sizes in found.items():
+        low, high = (report.size_text(pick(sizes)) for pick in (min, max))
+        slower = [f"{v:.2f} at {report.size_text(s)}" for s, v in sorted(sizes.items()) if v < 1]
+        mean = number(report.geometric_mean(sizes.values()))
+        best = number(max(sizes.values()))
+        lines.append([key, f"{low} to {high}", mean, best, ", ".join(slower)])
+    return rows_of(["", "sizes", "mean", "best", "slower"], lines)
+
+
+def overhead():
+    """Return what pycoll adds to the least that is needed."""
+    text = (RESULTS / "overhead.md").read_text(encoding="utf-8")
+    table = text[text.index("| what") :].strip().splitlines()
+    return [f"`python benchmarks/overhead.py`, {machine(load('overhead'))}:", "", *table]
+
+
+def bench():
+    """Return `pycoll bench all_reduce -n 2`, with and without symmetric memory."""
+    cells = {}
+    for name in BENCHES:
+        for row in load(name)["rows"]:
+            text = (
+                f"{row['time_us']:.2f} us" if row["time_us"] < 100 else f"{row['time_us']:.0f} us"
+            )
+            text += f", {row['busbw']:.1f} GB/s" if row["nbytes"] >= 32 << 10 else ""
+            cells.setdefault(row["nbytes"], {})[name, row["in_place"]] = text
+    ways = [(name, in_place) for name in BENCHES for in_place in (True, False)]
+    head = ["size", "symmetric, in place", "out of place", "ordinary, in place", "out of place"]
+    body = [[report.size_text(s), *(row[way] for way in ways)] for s, row in sorted(cells.items())]
+    return [f"{machine(load(BENCHES[0]))}:", "", *rows_of(head, body)]
+
+
+def by_size():
+    """Return all ratios on all machines: ordinary / symmetric."""
+    lines = []
+    for name in COMPARED:
+        document = load(name)
+        table = report.by_case(document["cells"])
+
+        def cell(case, size, table=table):
+            return pair(report.ratio(table[case][size], ours) for ours in KINDS)
+
+        source = f"[all times](../benchmarks/results/{name}.md)"
+        commit = document["machine"]["commit"]
+        about = f"`{document['command']}`, {document['date']}, pycoll at {commit}; {source}."
+        lines += [f"### {machine(document)}", "", about, ""]
+        lines += [*sizes_table("ordinary / symmetric", table, cell), ""]
+    return lines[:-1]
+
+
+BLOCKS = {
+    function.__name__.replace("_", "-"): function
+    for function in (compared, losses, over_mpi, between_hosts, overhead, bench, by_size)
+}
+
+
+def filled(text):
+    """Return a page with all its blocks as the results have them."""
+    for name, function in BLOCKS.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        if begin in text:
+            before, rest = text.split(begin)
+            text = "\n".join([before + begin, "", *function(), "", end + rest.split(end)[1]])
+    return text
+
+
+def main():
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if it would")
+    args = parser.parse_args()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if filled(text) == text:
+            continue
+        if args.check:
+            sys.exit(f"{page.name} is not what the results say: run benchmarks/performance.py")
+        page.write_text(filled(text), encoding="utf-8")
+        print(f"written: {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
