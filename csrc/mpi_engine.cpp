@@ -260,6 +260,12 @@ void MpiEngine::leave(std::string_view text) {
   store_text(notice.text, sizeof(notice.text), text);
   tell_all(notice);
   flush(kFlushNs);
+  if (failed_) return;
+  records_[rank_] = notice;  // calls in the queue end, too
+  report_ = {Cause::kLeft, rank_, rank_, seq_, notice.text, records_};
+  failure_kind_ = "PeerLeft";
+  failure_text_ = notice.text;
+  failed_ = true;
 }
 
 void MpiEngine::close() {

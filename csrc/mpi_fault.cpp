@@ -270,7 +270,8 @@ void MpiEngine::check_signals(Pulse pulse) {
   if (pulse != Pulse::kSlice || options_.check_signals == nullptr) return;
   if (!options_.check_signals(options_.context)) return;
   const std::lock_guard lock(mutex_);
-  if (!failed_) fail_quietly(Cause::kInterrupt, "");
+  if (!failed_)
+    fail_quietly(Cause::kInterrupt, "rank " + std::to_string(rank_) + " was interrupted");
   in_call_ = false;
   throw_error("Interrupted", "rank ", rank_, " was interrupted; its communicator is aborted");
 }

@@ -29,6 +29,7 @@ uint32_t TwoLevelEngine::site(std::string_view text) {
 
 void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint32_t site,
                          double timeout_s) {
+  const Use use(user_, flat_->link().rank());
   if (scratch_bytes_ < call.scratch_bytes && !flat_->failed()) {  // MPI may still look at it
     scratch_ = std::make_unique_for_overwrite<char[]>(call.scratch_bytes);
     scratch_bytes_ = call.scratch_bytes;
@@ -49,11 +50,12 @@ void TwoLevelEngine::run_slices(const StagedCall& call, const Arrays& arrays) {
   const bool owner = slices.front().across.call != nullptr;
   for (size_t i = 0; i < slices.size() + kTrain; ++i) {
     const bool fetch = i >= kTrain && i - kTrain < slices.size();
-    if (i < slices.size()) run_inside(slices[i].before, arrays);
+    const double more_s = i == 0 ? 0.0 : kOwnerFirst;
+    if (i < slices.size()) run_inside(slices[i].before, arrays, more_s);
     if (owner && fetch) flat_->finish();
     if (i < slices.size()) {
       if (owner) start(slices[i].across, arrays);
-      run_inside(slices[i].between, arrays);
+      run_inside(slices[i].between, arrays, more_s);
     }
     if (fetch) run_inside(slices[i - kTrain].after, arrays, kOwnerFirst);
   }

@@ -18,6 +18,7 @@
 
 #include "engine.h"
 #include "mpi_engine.h"
+#include "use.h"
 
 namespace pycoll {
 
@@ -79,6 +80,7 @@ class TwoLevelEngine {
   bool inside_ = false;   // the stage that runs, or ran last
   bool counted_ = false;  // the flat engine has counted the call
   std::atomic<int32_t> queued_{0};
+  User user_{0};  // the thread that is inside run
 };
 
 }  // namespace pycoll

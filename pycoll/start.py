@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll import _C
 from pycoll.comm import Communicator
 from pycoll.config import Config
+from pycoll.errors import ArgumentError
 from pycoll.runtime import mpi
 from pycoll.runtime.bootstrap import discover, launched_by_us
 from pycoll.runtime.groups import open_control
@@ -64,6 +65,10 @@ def init(
     comm = None if launched_by_us() else mpi.world()
     if comm is not None:
         return Communicator(agree(mpi.connect(comm, config)))
+    if isinstance(config, ArgumentError):
+        raise config
+    if config.transport == "mpi" and launched_by_us():
+        raise ArgumentError("transport='mpi': start the ranks with mpiexec, not with `pycoll run`")
     return Communicator(agree(_join_host(config)))
 
 
@@ -119,8 +124,14 @@ def virtual_ranks(n: int, device: int = 0) -> VirtualRanks:
     return VirtualRanks(n, device)
 
 
-def _configure(**given: Any) -> Config:
+def _configure(**given: Any) -> Config | ArgumentError:
+    """Return the settings, or what is wrong with them: under MPI all ranks have to hear of that."""
     wanted = {k: v for k, v in given.items() if v is not None}
-    if "tuning" in wanted:
-        wanted["tuning"] = os.fspath(wanted["tuning"])
-    return replace(Config.from_env(), **wanted)
+    try:
+        if "tuning" in wanted:
+            wanted["tuning"] = os.fspath(wanted["tuning"])
+        return replace(Config.from_env(), **wanted)
+    except ArgumentError as error:
+        return error
+    except TypeError as error:
+        return ArgumentError(f"tuning={given['tuning']!r}: {error}")

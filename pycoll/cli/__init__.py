@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The status of the subcommand; 2 for a `CollError`, or where the engine or a package that it
-        needs cannot be loaded; 130 after Ctrl-C.
+        needs cannot be loaded; 130 after Ctrl-C, 141 if nobody reads the output.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     name = argv[0] if argv else ""
@@ -54,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _no_command(argv: list[str]) -> int:

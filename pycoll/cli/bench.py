@@ -10,6 +10,7 @@ from pycoll.cli import bench_plot, run
 from pycoll.cli.bench_data import IN_PLACE, NAMES, Problem, element_type
 from pycoll.cli.bench_report import make_table, sized, write_json
 from pycoll.cli.bench_time import Row, Setup, measure
+from pycoll.cli.files import check_writable
 from pycoll.cli.machine import describe
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS, parse_bytes
@@ -76,6 +77,9 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError("--plot draws over sizes, and a barrier has none")
     if args.plot:
         bench_plot.check_available()
+    for option, path in (("--json", args.json), ("--plot", args.plot)):
+        if path:
+            check_writable(option, path)
     if args.n is not None:
         module = ["pycoll", "bench", *arguments_of(args, ALL_FLAGS)]
         job = argparse.Namespace(n=args.n, timeout=None, tag_output=False, module=module, script=[])

@@ -166,4 +166,5 @@ def _align(cells: Sequence[str], columns: Sequence[Column]) -> str:
 def write_json(path: str, machine: dict[str, Any], command: str, rows: Sequence[Row]) -> None:
     """Write everything to a file."""
     document = {"command": command, "machine": machine, "rows": [row.as_dict() for row in rows]}
+    Path(path).resolve().parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pycoll.cli import run
+from pycoll.cli.files import check_table
 from pycoll.cli.sizes import show_size, show_time, size, table
 from pycoll.cli.tune_machine import LEAST, machine_of
 from pycoll.cli.tune_rules import crossings, rules_of
@@ -77,6 +78,7 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--budget is {args.budget}, expected seconds from 1 to {_MOST_S:.0f}")
     if args.max < SIZES[0]:
         raise ArgumentError(f"--max is {args.max}, expected at least {SIZES[0]}")
+    check_table("--output", args.output or tuning_path())
     under_launcher = launched_by_us() or launched_size(environment()) > 1
     if under_launcher:
         if args.n is not None:
@@ -256,7 +258,8 @@ def save(path: Path, world: World) -> None:
         file.write(made.to_json())
     os.chmod(name, 0o644)
     os.replace(name, path)
-    print(f"written: {path}, which has now {len(made.worlds)} placements of ranks")
+    placements = f"{len(made.worlds)} placement{'s' * (len(made.worlds) != 1)}"
+    print(f"written: {path}, which has now {placements} of ranks")
 
 
 def report(world: World) -> None:

@@ -40,6 +40,8 @@ def add_parser(subparsers: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prove what was asked for; return 1 if anything fails."""
+    if args.jobs < 1:
+        raise ArgumentError(f"--jobs is {args.jobs}, expected at least 1")
     chosen = _choose(args)
     worlds = parse_worlds(args.worlds or (MUTANT_WORLDS if args.mutate else "1..64"))
     tasks = [(ALGORITHMS.index(a), n) for n in reversed(worlds) for a in chosen if a.worlds(n)]
@@ -80,11 +82,13 @@ def _choose(args: argparse.Namespace) -> list[Algorithm]:
     return chosen
 
 
-def _roots(algorithm: Algorithm, n: int) -> list[dict[str, int]]:
-    if "root" not in algorithm.params:
-        return [{}]
+def _params(algorithm: Algorithm, n: int) -> list[dict[str, int]]:
+    """Every root, and of a pipeline the fewest blocks and the usual number."""
     roots = range(n) if n <= ALL_ROOTS else (0, n // 2, n - 1)
-    return [{"root": root} for root in roots]
+    found = [{"root": root} for root in roots] if "root" in algorithm.params else [{}]
+    if "k" in algorithm.params:
+        found = [{**params, "k": k} for params in found for k in (1, algorithm.params["k"])]
+    return found
 
 
 # --- Proofs ---------------------------------------------------------------------------------------
@@ -94,7 +98,7 @@ def _prove_one(task: Task) -> tuple[Task, list[Proof], str]:
     index, n = task
     proofs = []
     try:
-        for params in _roots(ALGORITHMS[index], n):
+        for params in _params(ALGORITHMS[index], n):
             proofs.append(prove(ALGORITHMS[index].schedule(n, **params)))
     except ScheduleError as error:
         return task, proofs, str(error)

@@ -96,6 +96,7 @@ def check(session: Session, timeout: float | None = None) -> Health:
         return max(1e-3, start + limit - time.monotonic())
 
     hosts = tuple(getattr(session, "hosts", None) or [0] * session.world_size)
+    _settle(session, left)
     iteration = session.engine.iteration
     facts = _facts(session, hosts, iteration)
     cards = _exchange(session, "\n".join([*facts.values(), *_about_us()]), left())
@@ -117,6 +118,16 @@ def check(session: Session, timeout: float | None = None) -> Health:
         peers=tuple(peers),
         seconds=time.monotonic() - start,
     )
+
+
+def _settle(session: Session, left: Callable[[], float]) -> None:
+    """Let the calls in the background end, so that the iterations can be compared."""
+    if hasattr(session, "settle"):
+        session.settle(left())
+    while any(not session.engine.done(ticket) for ticket, _ in session._in_flight):
+        if left() <= 1e-3:
+            return  # the exchange will tell who is late
+        time.sleep(1e-4)
 
 
 def _facts(session: Session, hosts: tuple[int, ...], iteration: int) -> dict[str, str]:

@@ -54,6 +54,11 @@ def world(environ: Mapping[str, str] | None = None) -> Any:
         return None
     if loaded is None:
         loaded = load()
+    state = _unusable(loaded)
+    if state and size <= 1:
+        return None  # a program on its own, which has no use for MPI now
+    if state:
+        raise TransportError(f"an MPI launcher has started {size} processes, but {state}")
     comm = loaded.COMM_WORLD
     if comm.size == 1 and size > 1:
         library = _library(loaded)
@@ -62,6 +67,13 @@ def world(environ: Mapping[str, str] | None = None) -> Any:
             f"which knows of one: {_HINT}"
         )
     return comm if comm.size > 1 else None
+
+
+def _unusable(MPI: Any) -> str:
+    """Say why MPI cannot be used now; empty if it can."""
+    if not MPI.Is_initialized():
+        return "MPI has not been initialised in this process: MPI.Init() comes first"
+    return "MPI has been finalized in this process" if MPI.Is_finalized() else ""
 
 
 def load() -> Any:
@@ -82,10 +94,13 @@ def load() -> Any:
     return MPI
 
 
-def connect(comm: Any, config: Config, hosts: Sequence[int] | None = None) -> Session:
+def connect(
+    comm: Any, config: Config | ArgumentError, hosts: Sequence[int] | None = None
+) -> Session:
     """Make the session of this process's rank in an mpi4py communicator; a collective.
 
-    Ranks that all share one host get shared memory, unless ``config.transport`` is ``"mpi"``.
+    Ranks that all share one host get shared memory, unless ``config.transport`` is ``"mpi"``. In
+    place of a configuration may stand what is wrong with it, which then is raised on every rank.
     ``hosts`` is for tests: see `pycoll.testing.on_hosts`.
 
     Raises:
@@ -93,6 +108,8 @@ def connect(comm: Any, config: Config, hosts: Sequence[int] | None = None) -> Se
         TransportError: If MPI or the memory cannot be used.
     """
     MPI = load()
+    if _unusable(MPI):
+        raise TransportError(_unusable(MPI))
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         raise ArgumentError(f"from_mpi takes an intra-communicator of mpi4py, not {comm!r}")
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
@@ -101,7 +118,7 @@ def connect(comm: Any, config: Config, hosts: Sequence[int] | None = None) -> Se
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     exchange = _exchange(MPI, comm)
     cards = [Card.unpack(row) for row in exchange(Card.own().pack())]
-    _agree_on(exchange, config)
+    config = _agree_on(exchange, config)
     places = candidates(cards, hosts)
     if config.transport == "mpi":
         places = tuple(range(comm.size))
@@ -127,7 +144,9 @@ def connect(comm: Any, config: Config, hosts: Sequence[int] | None = None) -> Se
 
 def make_job(MPI: Any, comm: Any, cards: list[Card], hosts: tuple[int, ...]) -> MpiJob:
     """Describe an mpi4py communicator of our own to the engine."""
-    return MpiJob(_api(MPI), comm, MPI._handleof(comm), cards, hosts, _library(MPI))
+    threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    handle = MPI._handleof(comm)
+    return MpiJob(_api(MPI), comm, handle, cards, hosts, _library(MPI), threads=threads)
 
 
 def _on_one_host(comm: Any, shared: Shared, config: Config) -> Session:
@@ -167,11 +186,18 @@ def _exchange(MPI: Any, comm: Any) -> Exchange:
     return exchange
 
 
-def _agree_on(exchange: Exchange, config: Config) -> None:
-    settings = repr(config)[:CARD_BYTES]
-    others = {row.rstrip(b"\0").decode() for row in exchange(settings.encode())}
-    if len(others) > 1:
-        raise ArgumentError(f"ranks have different settings: {'; '.join(sorted(others))}")
+def _agree_on(exchange: Exchange, config: Config | ArgumentError) -> Config:
+    """Return the settings if all ranks have the same, and none of them is wrong."""
+    wrong = str(config) if isinstance(config, ArgumentError) else ""
+    own = f"!{wrong}" if isinstance(config, ArgumentError) else repr(config)
+    rows = exchange(own.encode()[:CARD_BYTES])
+    texts = [row.rstrip(b"\0").decode(errors="ignore") for row in rows]
+    bad = [f"rank {r}: {text[1:]}" for r, text in enumerate(texts) if text.startswith("!")]
+    if bad or isinstance(config, ArgumentError):
+        raise ArgumentError("; ".join(bad))
+    if len(set(texts)) > 1:
+        raise ArgumentError(f"ranks have different settings: {'; '.join(sorted(set(texts)))}")
+    return config
 
 
 def _library(MPI: Any) -> str:

@@ -33,6 +33,7 @@ class MpiJob:
         library: Name and version of the MPI library.
         next_context: Number of the next communicator; every rank keeps its own count, and a new
             communicator takes the largest of its members.
+        threads: Any thread may call MPI at any time.
     """
 
     api: _C.MpiApi
@@ -42,6 +43,7 @@ class MpiJob:
     hosts: tuple[int, ...]
     library: str
     next_context: int = 1
+    threads: bool = True
 
 
 class MpiSession(Session):

@@ -36,6 +36,8 @@ def agree(session: Session) -> Session:
             text = load(session)
         except ArgumentError as error:
             problem = str(error)
+        except Warning as error:  # which this program has made errors
+            problem = str(error)
     if session.world_size > 1:
         text, problem = _told(session, text), _told(session, problem)
     if problem:
@@ -69,17 +71,18 @@ def load(session: Session) -> str:
         ArgumentError: If a table was asked for by its path and cannot be used for this job.
     """
     config = session.config
-    path = table_path(config)
-    asked = config.tuning != "auto"
-    if path is None or not (asked or path.exists()):
-        return ""
+    path, asked = None, config.tuning != "auto"
     try:
+        path = table_path(config)
+        if path is None or not (asked or path.exists()):
+            return ""
         text, table = read(path)
         if asked and session.world_size > 1 and table.world(place(session)) is None:
             raise ArgumentError(f"it has nothing about {describe(*place(session))}: {_AGAIN}")
-    except ArgumentError as error:
+    except (ArgumentError, OSError, ValueError, RuntimeError) as error:  # paths that cannot be
         if asked:
-            raise ArgumentError(f"tuning={str(path)!r} cannot be used: {error}") from None
+            named = str(path or config.tuning)
+            raise ArgumentError(f"tuning={named!r} cannot be used: {error}") from None
         warnings.warn(f"{path} is not used: {error}", UserWarning, stacklevel=4)
         return ""
     return text
@@ -100,7 +103,7 @@ def read(path: Path) -> tuple[str, Tuning]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ArgumentError(f"it cannot be read: {error}") from None
     table = Tuning.parse(text)
     other = table.differences(fingerprint())

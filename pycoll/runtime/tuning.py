@@ -233,7 +233,7 @@ def _world(where: str, given: Any) -> World:
 
 def _machine(where: str, given: Any) -> Machine | Network:
     _expect(isinstance(given, dict), where, "an object", given)
-    model = _MODELS.get(given.get("model"))
+    model = _MODELS.get(str(given.get("model")))
     _expect(model is not None, f"{where}.model", " or ".join(_MODELS), given.get("model"))
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if k != "model"}
     return _entry(where, model, values)
@@ -268,7 +268,7 @@ _CHECKS = {
     "str": lambda v: isinstance(v, str),
     "bool": lambda v: isinstance(v, bool),
     "int": lambda v: _is(int, v) and v >= 0,
-    "float": lambda v: (_is(float, v) or _is(int, v)) and math.isfinite(v) and v >= 0,
+    "float": lambda v: (_is(float, v) or _is(int, v)) and 0 <= v < math.inf,
     "tuple[int, ...]": lambda v: isinstance(v, tuple) and all(_is(int, r) and r > 0 for r in v),
 }
 

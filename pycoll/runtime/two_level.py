@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import wait as wait_for
 from typing import Any
 
 import numpy as np
 
 from pycoll import _C
 from pycoll.config import Config
-from pycoll.errors import CollError, CollTimeout, PeerRejected, Revoked
+from pycoll.errors import (
+    ArgumentError,
+    CollError,
+    CommClosed,
+    ConcurrentUseError,
+    ForkedError,
+    PeerRejected,
+    Revoked,
+)
 from pycoll.runtime.groups import split
 from pycoll.runtime.hierarchy import Binder
+from pycoll.runtime.later import Later, TwoLevelWork
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.prepared import Prepared
@@ -27,6 +36,8 @@ from pycoll.types import DType, Kind, Order
 _LISTEN_S = 0.5  # for the reason of a failure elsewhere
 _POLL_S = 0.002
 _MAX_BOUND = 128
+_ALONE = (PeerRejected, ArgumentError, CommClosed, ConcurrentUseError, ForkedError)
+"""Errors that leave a communicator as it is."""
 
 
 class NodeSession(Session):
@@ -53,27 +64,6 @@ class NodeSession(Session):
         return describe(kind, text, report)
 
 
-class TwoLevelWork:
-    """A call in the background; see `pycoll.Work`."""
-
-    def __init__(self, future: Future) -> None:
-        """Hold on to a call that a thread makes."""
-        self._future = future
-
-    def done(self) -> bool:
-        """Tell whether the call has ended, without waiting."""
-        return self._future.done()
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Wait for the call to end; see `pycoll.Work.wait`."""
-        try:
-            return self._future.result(timeout)
-        except NotYet:
-            raise CollTimeout(
-                f"the call has not finished within {timeout} s; it still runs and can be waited for"
-            ) from None
-
-
 class TwoLevelSession(MpiSession):
     """Messages between hosts, and shared memory inside them where a call can use it."""
 
@@ -94,7 +84,7 @@ class TwoLevelSession(MpiSession):
         self.memory = node.memory
         self._binder = Binder(topology, node.engine, self.engine)
         self._bound: dict[tuple[CallSpec, bool], _C.StagedCall] = {}
-        self._calls: ThreadPoolExecutor | None = None
+        self._calls: ThreadPoolExecutor | Later | None = None
         self._last: Future | None = None
 
     def _fast_engine(self) -> Any:
@@ -122,12 +112,20 @@ class TwoLevelSession(MpiSession):
         if not async_op and (self._last is None or self._last.done()):
             return self._run(prepared, limit, site)
         if self._calls is None:
-            self._calls = ThreadPoolExecutor(1, thread_name_prefix="pycoll")
+            threads = self.job.threads
+            self._calls = ThreadPoolExecutor(1, "pycoll") if threads else Later()
         self._two.queue(1)
         self._last = self._calls.submit(self._run, prepared, limit, site)
         self._last.add_done_callback(lambda _: self._two.queue(-1))
-        work = TwoLevelWork(self._last)
+        work = TwoLevelWork(self._last, self._calls)
         return work if async_op else work.wait()
+
+    def settle(self, timeout: float | None = None) -> None:
+        """Let the calls in the background end, or so much time go by."""
+        if self._last is not None:
+            if isinstance(self._calls, Later):
+                self._calls.make()
+            wait_for([self._last], timeout)
 
     def _run(self, prepared: Prepared, limit: float, site: str) -> Any:
         engine = self._two
@@ -175,7 +173,7 @@ class TwoLevelSession(MpiSession):
 
     def _failure(self, kind: str, text: str, prepared: Prepared | None) -> CollError:
         error = (self.node if self._two.failed_inside else self).error(kind, text)
-        return error if isinstance(error, PeerRejected) else self._failed(error, prepared)
+        return error if isinstance(error, _ALONE) else self._failed(error, prepared)
 
     def _failed(self, error: CollError, prepared: Prepared | None) -> CollError:
         """Tell everybody; return what failed first, which another rank may know."""
@@ -197,6 +195,24 @@ class TwoLevelSession(MpiSession):
         if self.node.engine.report() is None:
             self.node.abort(text)
 
+    def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
+        """See `pycoll.Communicator.send`."""
+        self._heard_here(super().send, x, dst, tag, timeout)
+
+    def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
+        """See `pycoll.Communicator.recv`."""
+        return self._heard_here(super().recv, x, src, tag, timeout)
+
+    def _heard_here(self, function: Any, *args: Any) -> Any:
+        """Let the failure of a message also reach the ranks of this host in shared memory."""
+        try:
+            return function(*args)
+        except BaseException as error:
+            if self._engine is not None and self._engine.failed:
+                if self.node.engine.report() is None:
+                    self.node.abort(str(error) or f"rank {self.rank} was interrupted")
+            raise
+
     def refusing(self, prepare: Any) -> Any:
         """Prepare a call; if that fails, let the peers of this call know, on this host too."""
         engine = self.engine
@@ -204,6 +220,7 @@ class TwoLevelSession(MpiSession):
             return prepare()
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
+            self.settle()  # the calls before this one come first
             self.node.guard(self.node.engine.refuse, text, 0)  # first: they then listen to MPI
             self.guard(engine.refuse, text, self.site())
             raise

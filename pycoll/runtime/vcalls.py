@@ -106,10 +106,14 @@ def _run(
 ) -> Any:
     typed = source if source is not None else target
     algorithm = algorithms.find(request.collective, str(request.algorithm))
-    spec = table_spec(request, algorithm, typed, extents)
-    binding = session.bind(spec, extents)
-    pointers = [v.pointer if v is not None else 0 for v in (source, target)]
-    return session.start(Prepared(binding, *pointers, result, (source, target)), timeout, False)
+
+    def prepare() -> Prepared:
+        given = _overlap(source, target) if source is not None else None
+        binding = session.bind(table_spec(request, algorithm, typed, extents), extents)
+        pointers = [v.pointer if v is not None else 0 for v in (given, target)]
+        return Prepared(binding, *pointers, result, (given, target))
+
+    return session.start(session.refusing(prepare), timeout, False)
 
 
 def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: float | None) -> Any:
@@ -128,7 +132,7 @@ def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: f
         result, target = session.refusing(lambda: _output(given, shape, out))
     block = np.broadcast_to(lengths * np.uint64(width), (n, n))
     extents = Extents(np.zeros_like(block), block, _prefix(block), block)
-    return _run(session, request, _overlap(given, target), target, extents, result, timeout)
+    return _run(session, request, given, target, extents, result, timeout)
 
 
 def scatter(
@@ -145,8 +149,7 @@ def scatter(
     _agree(session, width, table, timeout)
     block = np.broadcast_to(table * np.uint64(width), (n, n))
     extents = Extents(_prefix(block), block, np.zeros_like(block), block)
-    source = _overlap(given, target)
-    return _run(session, request, source, target, extents, result, timeout)
+    return _run(session, request, given, target, extents, result, timeout)
 
 
 def reduce_scatter(
@@ -205,4 +208,4 @@ def all_to_all(
     out_going = sent * np.uint64(width)
     in_coming = np.ascontiguousarray(out_going.T)
     extents = Extents(_prefix(out_going), out_going, _prefix(in_coming), in_coming)
-    return _run(session, request, _overlap(given, target), target, extents, result, timeout)
+    return _run(session, request, given, target, extents, result, timeout)

@@ -44,7 +44,7 @@ class Work:
             CollError: What the blocking call would have raised.
         """
         if not self._finished:
-            limit = -1.0 if timeout is None else _seconds(timeout)
+            limit = -1.0 if timeout is None else check_patience(timeout)
             try:
                 self._session.guard(self._engine.wait, self._ticket, limit)
             except CollError as error:
@@ -58,7 +58,8 @@ class Work:
         return self._result
 
 
-def _seconds(timeout: float) -> float:
+def check_patience(timeout: float) -> float:
+    """Return the seconds that a wait may take, refusing what is no such number."""
     try:
         limit = float(timeout)
     except (TypeError, ValueError, OverflowError):

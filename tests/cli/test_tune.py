@@ -171,3 +171,16 @@ def test_slopes_do_not_follow_one_odd_point():
     assert slope(points) == pytest.approx(3)
     assert slope([*points, (6, 100)]) == pytest.approx(3, rel=0.3)
     assert slope([(0, 5), (1, 4)]) > 0
+
+
+@pytest.mark.parametrize("there", ["import pycoll\n", None])
+def test_a_file_that_is_no_table_is_left_alone(tmp_path, there, capsys):
+    path = tmp_path / "train.py"
+    if there is None:
+        path.mkdir()
+    else:
+        path.write_text(there)
+    assert main(["tune", "--output", str(path)]) == 2
+    told = "a directory" if there is None else "holds something else than a table"
+    assert told in capsys.readouterr().err
+    assert there is None or path.read_text() == there

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import checks
 import failures
+import later
 import numpy as np
 
 import oracle
@@ -21,7 +22,7 @@ from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.testing import on_hosts
 
-PROGRAMS = {function.__name__: function for function in (*failures.ALL, *checks.ALL)}
+PROGRAMS = {function.__name__: function for function in (*failures.ALL, *checks.ALL, *later.ALL)}
 
 
 def program(function):

@@ -1,0 +1,51 @@
+"""Calls in the background, second threads and forks, by messages and in two levels."""
+
+import json
+
+import pytest
+
+import mpirun
+
+WHEREVER = ["refused_behind", "forks", "checks_behind", "works", "late", "leaves_behind"]
+WHEREVER += ["interrupted_receive"]
+NAMES = [*WHEREVER, "second_threads"]
+LIMIT = {"PYCOLL_TIMEOUT": "30"}
+
+
+@pytest.mark.parametrize("hosts", [[0, 0, 1], [0, 1, 1, 0]])
+def test_in_two_levels(mpi, hosts):
+    found = mpi(len(hosts), *NAMES, hosts=hosts, timeout=110, **LIMIT)
+    assert found == {name: [[]] * len(hosts) for name in NAMES}
+
+
+def test_by_messages(mpi):
+    found = mpi(3, *NAMES, timeout=110, PYCOLL_TRANSPORT="mpi", **LIMIT)
+    assert found == {name: [[]] * 3 for name in NAMES}
+
+
+@pytest.mark.parametrize("level", ["single", "serialized"])
+def test_where_mpi_is_for_one_thread(mpi, level):
+    options = {"MPI4PY_RC_THREAD_LEVEL": level, **LIMIT}
+    found = mpi(3, *WHEREVER, hosts=[0, 0, 1], timeout=110, **options)
+    assert found == {name: [[]] * 3 for name in WHEREVER}
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": -1}, {"transport": "x"}, {"tuning": 3}])
+def test_a_setting_that_is_wrong_on_one_rank(mpi, tmp_path, wrong):
+    program = mpirun.PROGRAMS.with_name("settings.py")
+    arguments = [str(tmp_path), json.dumps(wrong)]
+    output = mpirun.finish(mpirun.launch(3, program, arguments), 60)
+    found = mpirun.results(3, tmp_path)
+    name = next(iter(wrong))
+    assert None not in found, output
+    assert all(text.startswith("rank 2: ") and name in text for text in found), found
+
+
+@pytest.mark.parametrize("state", ["never", "no longer"])
+def test_where_mpi_cannot_be_used(mpi, tmp_path, state):
+    program = mpirun.PROGRAMS.with_name("settings.py")
+    output = mpirun.finish(mpirun.launch(2, program, [str(tmp_path), json.dumps(state)]), 60)
+    what = "has not been initialised" if state == "never" else "has been finalized"
+    found = mpirun.results(2, tmp_path)
+    assert None not in found, output
+    assert all(what in text for text in found), found
