@@ -97,6 +97,7 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         Args:
             x: Array of any shape, the same on every rank.
             op: ``sum``, ``prod``, ``min``, ``max``, ``avg``; for integers ``and``, ``or``, ``xor``.
+                Sums of integers wrap; their ``avg`` is the wrapped sum divided, towards zero.
             out: Array of the shape of ``x``.
             order: ``tree`` (the in-order balanced tree; the default), ``rank`` (the serial loop
                 over ranks) or ``any`` (whatever is fastest).

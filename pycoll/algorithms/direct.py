@@ -35,7 +35,7 @@ def everywhere(n, buffer, chunk=0):
     return [at(peer, buffer, chunk) for peer in range(n)]
 
 
-@in_both_orders("all_reduce", "one_shot", chunks=1, in_place=False)
+@in_both_orders("all_reduce", "one_shot", chunks=1, in_place=False, in_place_staged=True)
 def one_shot(rank, n, *, tree):
     """Every rank folds all inputs for itself.
 

@@ -45,6 +45,7 @@ def product(
         slots=lambda n, **_: plan.slots + max(map(_scratch, stages)),
         order=order,
         in_place=collective in _IN_PLACE,
+        in_place_staged=collective in _IN_PLACE,
         params=rooted,
         worlds=lambda n: n == hosts.n,
     )

@@ -17,8 +17,7 @@ from pycoll.cuda.preparing import NATIVE, NoMemory
 from pycoll.cuda.program import DeviceFold, Program, lower
 from pycoll.cuda.transport import extent_of
 from pycoll.errors import ArgumentError, CollError, CollTimeout, TransportError
-from pycoll.runtime.plans import CallSpec
-from pycoll.schedule.messages import message_plan
+from pycoll.runtime.plans import CallSpec, compile_plans
 from pycoll.types import DType, Kind, ReduceOp
 
 if TYPE_CHECKING:
@@ -98,8 +97,7 @@ class NcclLink:
         native_arguments(spec.kind, dtype, spec.op, spec.root, spec.itemsize)
 
     def _compile(self, spec: CallSpec) -> Program:
-        schedule = spec.algorithm.schedule(self._n, **dict(spec.params))
-        plan = message_plan(schedule, self._rank)
+        (plan,), _ = compile_plans(spec, self._n, [self._rank], messages=True)
         program = lower(plan, extent_of(spec, plan, self._n))
         widest = max((len(s.srcs) for s in program.steps if isinstance(s, DeviceFold)), default=0)
         if widest > MAX_RANKS:

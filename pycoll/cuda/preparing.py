@@ -221,7 +221,7 @@ def _native(wish: Wish) -> Choice:
         )
     if wish.order not in ("", "any"):
         raise ArgumentError(f"order={wish.order!r}: NCCL's own collectives promise no order")
-    algorithm = Algorithm(wish.collective, NATIVE, _no_rounds, _one, _none, "any", True)
+    algorithm = Algorithm(wish.collective, NATIVE, _no_rounds, _one, _none, "any", True, True)
     return Choice(algorithm, {}, False, "any", "asked for by name", wish, Machine())
 
 

@@ -17,7 +17,7 @@ from pycoll.cuda.preparing import DeviceCaller, DevicePlans
 from pycoll.cuda.work import DeviceWork
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.calls import check_timeout
-from pycoll.runtime.plans import algorithm_number
+from pycoll.runtime.descriptors import algorithm_number
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.reports import FIELDS, Call
 from pycoll.types import Kind

@@ -10,8 +10,15 @@ import numpy as np
 
 from pycoll.cuda.library import BEST, CallInfo, Spec, library
 from pycoll.cuda.program import Extent
-from pycoll.runtime.plans import LAYOUT_OWN, CallSpec, binding_numbers
-from pycoll.schedule.compile import peer_plan
+from pycoll.errors import ArgumentError
+from pycoll.runtime.plans import (
+    LAYOUT_OWN,
+    CallSpec,
+    binding_numbers,
+    blocks_in_chunks,
+    compile_plans,
+)
+from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.plan import Plan
 from pycoll.types import DType
 
@@ -23,9 +30,19 @@ def nanoseconds(limit: float) -> int:
     return max(1, int(limit * 1e9))
 
 
+def _numbers(spec: CallSpec, plan: Plan, world_size: int, number: int) -> dict[str, int]:
+    chunks = plan.schedule.chunks
+    if blocks_in_chunks(spec.count, world_size, chunks, COLLECTIVES[spec.collective]):
+        raise ArgumentError(
+            f"{spec.algorithm.name} divides blocks into {chunks // world_size} chunks: on a device "
+            f"{spec.count // world_size} elements must be a multiple of that"
+        )
+    return binding_numbers(spec, world_size, chunks, plan.scales_in_fold, number)
+
+
 def extent_of(spec: CallSpec, plan: Plan, world_size: int) -> Extent:
     """Return the sizes with which a plan of messages runs a call."""
-    numbers = binding_numbers(spec, world_size, plan.schedule.chunks, plan.scales_in_fold)
+    numbers = _numbers(spec, plan, world_size, 0)
     return Extent(
         count=spec.count,
         chunk=numbers["chunk"],
@@ -37,9 +54,9 @@ def extent_of(spec: CallSpec, plan: Plan, world_size: int) -> Extent:
     )
 
 
-def device_spec(spec: CallSpec, plan: Plan, world_size: int) -> tuple[Spec, tuple]:
+def device_spec(spec: CallSpec, plan: Plan, world_size: int, number: int) -> tuple[Spec, tuple]:
     """Return a plan with numbers as the device library takes it, and what has to stay alive."""
-    numbers = binding_numbers(spec, world_size, plan.schedule.chunks, plan.scales_in_fold)
+    numbers = _numbers(spec, plan, world_size, number)
     code, operands = np.ascontiguousarray(plan.code), np.ascontiguousarray(plan.operands)
     numbers["dtype"] = spec.dtype if spec.dtype < len(DType) else int(DType.UINT8)
     filled = Spec(
@@ -55,13 +72,6 @@ def device_spec(spec: CallSpec, plan: Plan, world_size: int) -> tuple[Spec, tupl
         **numbers,
     )
     return filled, (code, operands)
-
-
-def direct_plans(spec: CallSpec, world_size: int, ranks: Sequence[int]) -> list[Plan]:
-    """Compile the plans of some ranks for memory that they share, in place if that is possible."""
-    schedule = spec.algorithm.schedule(world_size, **dict(spec.params))
-    in_place = spec.direct and spec.algorithm.in_place
-    return [peer_plan(schedule, r, direct=spec.direct, in_place=in_place) for r in ranks]
 
 
 class CallCache:
@@ -104,8 +114,8 @@ class CallCache:
         return call
 
     def _make(self, spec: CallSpec) -> int:
-        plans = direct_plans(spec, self._n, self._ranks)
-        made = [device_spec(spec, plan, self._n) for plan in plans]
+        plans, number = compile_plans(spec, self._n, self._ranks)
+        made = [device_spec(spec, plan, self._n, number) for plan in plans]
         specs = (Spec * len(made))(*(filled for filled, _ in made))
         return library().pointer("call_create", self._group, specs, len(made))
 

@@ -151,7 +151,10 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
         capsule = x.__dlpack__(**options)
     except (BufferError, RuntimeError, TypeError) as error:
         raise ArgumentError(f"{what} cannot be shared through DLPack: {error}") from error
-    kind, bits, pointer, shape, strides, owner = _C.open_dlpack(capsule)
+    try:
+        kind, bits, pointer, shape, strides, owner = _C.open_dlpack(capsule)
+    except _C.EngineError as error:
+        raise ArgumentError(f"{what} cannot be shared through DLPack: {error.args[-1]}") from None
     if kind == _DLPACK_BFLOAT16:
         dtype, known, name = np.dtype(np.uint16), DType.BFLOAT16, "bfloat16"
     elif kind in _DLPACK_KINDS:

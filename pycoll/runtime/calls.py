@@ -166,17 +166,14 @@ class Caller:
 
     def _untangle(self, kind: Kind, source: ArrayView, target: ArrayView | None) -> ArrayView:
         """Refuse partly overlapping input and output; copy the input where in place cannot work."""
-        if target is None or source.array.nbytes == 0 or target.array.nbytes == 0:
+        if target is None or not overlap(source, target):
             return source
         a, b = source.pointer, target.pointer
-        a_end, b_end = a + source.array.nbytes, b + target.array.nbytes
-        if a_end <= b or b_end <= a:
-            return source
         own_block = self.plans.rank * min(source.array.nbytes, target.array.nbytes)
         aligned = {
             Kind.ALL_GATHER: a == b + own_block,
             Kind.REDUCE_SCATTER: b == a + own_block,
-        }.get(kind, a == b and a_end == b_end)
+        }.get(kind, a == b and source.array.nbytes == target.array.nbytes)
         if not aligned:
             raise ArgumentError(
                 "x and out overlap partly; pass out=x to work in place, or memory of its own"
@@ -196,12 +193,15 @@ class Caller:
         typed: ArrayView,
         result: Any,
     ) -> Prepared:
-        in_ptr = source.pointer if source is not None else 0
-        out_ptr = target.pointer if target is not None else 0
         told = (typed,) if request.kind == Kind.REDUCE else (typed, target)
         mapped = request.kind in DIRECT_KINDS and all(self.memory.holds(v) for v in told)
         reduces = COLLECTIVES[request.collective].reduces
         choice = self._choose(request, op, count, typed, mapped)
+        as_given = choice.algorithm.in_place if choice.direct else choice.algorithm.in_place_staged
+        if source is not None and target is not None and not as_given and overlap(source, target):
+            source = self.duplicate(source)
+        in_ptr = source.pointer if source is not None else 0
+        out_ptr = target.pointer if target is not None else 0
         params = dict(choice.params)
         if "root" in choice.algorithm.params:
             params["root"] = root
@@ -258,6 +258,12 @@ class Caller:
             prepared.out_ptr, prepared.scatters = written.address, (written,)
             prepared.gathers += (written,)
         prepared.plain = prepared.plain and not prepared.gathers
+
+
+def overlap(a: ArrayView, b: ArrayView) -> bool:
+    """Whether two contiguous arrays have memory in common."""
+    apart = a.pointer + a.array.nbytes <= b.pointer or b.pointer + b.array.nbytes <= a.pointer
+    return not apart and min(a.array.nbytes, b.array.nbytes) > 0
 
 
 def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Extents) -> CallSpec:

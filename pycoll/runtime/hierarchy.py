@@ -17,7 +17,8 @@ import numpy as np
 from pycoll import _C, algorithms
 from pycoll.algorithms.two_level import NONE, Hosts, Stage, TwoLevels, refined
 from pycoll.algorithms.two_level_plans import PLANS
-from pycoll.runtime.plans import LAYOUT_TABLE, LINK_BYTES, TWO_LEVELS, CallSpec
+from pycoll.runtime.descriptors import TWO_LEVELS
+from pycoll.runtime.plans import LAYOUT_TABLE, LINK_BYTES, CallSpec
 from pycoll.runtime.select import select
 from pycoll.runtime.topology import Topology
 from pycoll.schedule.collectives import COLLECTIVES, OWN

@@ -107,7 +107,7 @@ class Memory:
             raise ArgumentError(f"dtype={kind} holds Python objects and cannot be shared")
         if min(extent, default=0) < 0:
             raise ArgumentError(f"shape={shape!r}: dimensions must not be negative")
-        return self.heap.empty(self.region, extent, kind, zero)
+        return raising(self.heap.empty, self.region, extent, kind, zero)
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
@@ -130,7 +130,7 @@ class Memory:
             raise ArgumentError("x lies in symmetric memory already")
         moved = raising(_C.Registration, self.heap, self.region, start, array.nbytes)
         owner = _owner(array) if isinstance(x, np.ndarray) else None
-        keep: Any = x
+        keep: Any = x, array  # the view keeps what could be resized, a bytearray, where it is
         if owner is not None:  # nobody else can free the memory, so it need not be kept alive
             keep = weakref.finalize(owner, self._drop, start)
             keep.atexit = False

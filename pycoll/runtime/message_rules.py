@@ -12,6 +12,7 @@ _SAME_BYTES = "between two ranks one round sends as few bytes as two"
 _FEW_ROUNDS = "for so few bytes what counts is the number of rounds"
 _LEAST_BYTES = "every rank sends as few bytes as can be, all messages at once"
 _FEW_MESSAGES = "every rank sends few bytes, and to few others"
+_SHARED_FOLDS = "the ranks share the folds, which cost more than a second round"
 _PIPELINE = "segments follow each other, and every rank sends the vector once"
 
 
@@ -33,7 +34,6 @@ _ANYWHERE = (
     Rule("broadcast", ANY_N, 64 * K, False, ("binomial",), _FEW_ROUNDS),
     Rule("broadcast", 8, ANY_SIZE, False, ("ring",), _PIPELINE),
     _any_size("broadcast", ("circulant",), _PIPELINE),
-    _any_size("reduce", ("binomial", *_SUMS), _FEW_ROUNDS),
     Rule("gather", 16, ANY_SIZE, False, ("direct",), _LEAST_BYTES),
     _any_size("gather", ("binomial",), _FEW_ROUNDS),
     Rule("scatter", 16, ANY_SIZE, False, ("direct",), _LEAST_BYTES),
@@ -42,7 +42,17 @@ _ANYWHERE = (
 )
 
 _EXCHANGE = ("recursive_doubling", *_ONE_SHOT)
-LINK_RULES = (Rule("all_reduce", 2, ANY_SIZE, False, _EXCHANGE, _SAME_BYTES), *_ANYWHERE)
+_BINOMIAL = ("binomial", *_SUMS)
+LINK_RULES = (
+    Rule("all_reduce", 2, ANY_SIZE, False, _EXCHANGE, _SAME_BYTES),
+    _any_size("reduce", _BINOMIAL, _FEW_ROUNDS),
+    *_ANYWHERE,
+)
 """The first line that fits a call decides; every collective ends with a line that fits all."""
-ONE_HOST_RULES = (Rule("all_reduce", 2, 64 * K, False, _EXCHANGE, _ONE_ROUND), *_ANYWHERE)
-"""Likewise on one host, where messages are so fast that folding a vector twice costs more."""
+ONE_HOST_RULES = (
+    Rule("all_reduce", 2, 64 * K, False, _EXCHANGE, _ONE_ROUND),
+    Rule("reduce", ANY_N, 512 * K, False, _BINOMIAL, _FEW_ROUNDS),
+    _any_size("reduce", ("two_shot_push", "two_shot_push_rank"), _SHARED_FOLDS),
+    *_ANYWHERE,
+)
+"""Likewise on one host, where messages are so fast that what counts is who folds how much."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,16 +12,19 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
+from pycoll.errors import ArgumentError
+from pycoll.runtime.descriptors import algorithm_number, descriptor
+from pycoll.runtime.reports import raising
 from pycoll.runtime.tuning import World
 from pycoll.schedule.collectives import COLLECTIVES, OWN, Collective
 from pycoll.schedule.compile import peer_plan
 from pycoll.schedule.ir import Algorithm, Schedule
 from pycoll.schedule.messages import message_plan
+from pycoll.schedule.plan import Plan
+from pycoll.schedule.verify import proven
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 LAYOUT_FULL, LAYOUT_OWN, LAYOUT_TABLE = 0, 1, 2
-FLAG_DIRECT = 4
-TWO_LEVELS = 0x3FE  # instead of a number of the registry: see pycoll.runtime.hierarchy
 _MAX_BINDINGS = 1024
 _LINE_BYTES = 64
 SEGMENT_BYTES = 1 << 20  # of a chunk that one message carries
@@ -31,19 +34,52 @@ LINK_BYTES = 60 << 10
 each word of that queues behind the data that goes the other way."""
 
 
-def descriptor(
-    kind: int, dtype: int, op: int, order: int, direct: bool, root: int, algorithm: int
-) -> int:
-    """Pack what all ranks of a call must agree on into 64 bits; see docs/architecture.md."""
-    flags = order | (FLAG_DIRECT if direct else 0)
-    return kind | dtype << 8 | op << 16 | flags << 24 | root << 32 | algorithm << 48
+def compile_plans(
+    spec: CallSpec, world_size: int, ranks: Sequence[int], messages: bool = False
+) -> tuple[list[Plan], int]:
+    """Compile the plans of some ranks.
+
+    Algorithms of the registry are proven there. Any other one is proven here, before it runs, and
+    the very plans that were proven are what runs.
+
+    Returns:
+        The plans, and the number that stands for the algorithm.
+
+    Raises:
+        ScheduleError: If the proof fails, naming schedule, mode, rank, round and piece.
+    """
+    schedule = spec.algorithm.schedule(world_size, **dict(spec.params))
+    in_place, code = spec.direct and spec.algorithm.in_place, None
+    if spec.algorithm not in ALGORITHMS:
+        memory = f"{'direct' if spec.direct else 'staged'}{', in place' if in_place else ''}"
+        everybody = proven(schedule)[1]["messages" if messages else memory]
+        plans, code = [everybody[rank] for rank in ranks], 0
+        for plan in everybody:
+            code = zlib.crc32(plan.operands.tobytes(), zlib.crc32(plan.code.tobytes(), code))
+    elif messages:
+        plans = [message_plan(schedule, rank) for rank in ranks]
+    else:
+        plans = [peer_plan(schedule, r, direct=spec.direct, in_place=in_place) for r in ranks]
+    return plans, algorithm_number(spec.algorithm, dict(spec.params), code)
 
 
-def algorithm_number(algorithm: Algorithm, params: dict[str, Any]) -> int:
-    """Return a 16-bit number for an algorithm with parameters: registry index and checksum."""
-    index = ALGORITHMS.index(algorithm) if algorithm in ALGORITHMS else 0x3FF
-    text = f"{algorithm.name}{sorted((k, v) for k, v in params.items() if k != 'root')}"
-    return index & 0x3FF | (zlib.crc32(text.encode()) & 0x3F) << 10
+def blocks_in_chunks(count: int, n: int, chunks: int, promise: Collective) -> Extents | None:
+    """Return where chunks lie if the blocks of ranks are not multiples of their chunks, or None."""
+    owned = promise.transposes or OWN in (promise.in_layout, promise.out_layout)
+    share, block = chunks // n, count // n
+    if not owned or share < 2 or block % share == 0:
+        return None
+    size = -(-block // share)
+    low = np.minimum(np.arange(share) * size, block)
+    length = np.tile(np.minimum(low + size, block) - low, n)
+    inside = np.tile(low, n)  # of the block
+    full = inside + np.repeat(np.arange(n) * block, share)
+
+    def rows(row: np.ndarray) -> np.ndarray:
+        return np.tile(row.astype(np.uint64), (n, 1))
+
+    starts = [rows(inside if of == OWN else full) for of in (promise.in_layout, promise.out_layout)]
+    return Extents(starts[0], rows(length), starts[1], rows(length))
 
 
 @dataclass(frozen=True)
@@ -137,40 +173,43 @@ class PlanCache:
         if found is None:
             if len(self._bindings) >= _MAX_BINDINGS:
                 self._bindings.clear()
+                self._plans.clear()
             found = self._bindings[spec] = self._make(spec, None)
         return found
 
-    def _plan(self, spec: CallSpec) -> tuple[_C.Plan, bool, int, int]:
+    def _plan(self, spec: CallSpec) -> tuple[_C.Plan, bool, int, int, int]:
         key = (spec.collective, spec.algorithm, spec.params, spec.direct)
         if key not in self._plans:
-            schedule = spec.algorithm.schedule(self.world_size, **dict(spec.params))
-            if self.messages:
-                plan = message_plan(schedule, self.rank)
-            else:
-                aliased = spec.direct and spec.algorithm.in_place
-                plan = peer_plan(schedule, self.rank, direct=spec.direct, in_place=aliased)
-            compiled = _C.Plan(
+            (plan,), number = compile_plans(spec, self.world_size, [self.rank], self.messages)
+            compiled = raising(
+                _C.Plan,
                 plan.code.tobytes(),
                 plan.operands.tobytes(),
                 self.world_size,
                 self.rank,
-                schedule.chunks,
+                plan.schedule.chunks,
                 plan.slots,
                 plan.rounds,
                 plan.direct,
                 plan.messages,
             )
-            segment = segment_bytes(schedule, self.one_host) if self.messages else 0
-            self._plans[key] = compiled, plan.scales_in_fold, schedule.chunks, segment
+            segment = segment_bytes(plan.schedule, self.one_host) if self.messages else 0
+            found = compiled, plan.scales_in_fold, plan.schedule.chunks, segment, number
+            self._plans[key] = found
         return self._plans[key]
 
     def _make(self, spec: CallSpec, extents: Extents | None) -> _C.BoundCall:
-        plan, scales_in_fold, chunks, segment = self._plan(spec)
         promise = COLLECTIVES[spec.collective]
-        numbers = binding_numbers(spec, self.world_size, chunks, scales_in_fold)
+        if spec.root and promise.rooted and "root" not in spec.algorithm.params:
+            name = spec.algorithm.name
+            raise ArgumentError(f"root={spec.root}: {name} has no parameter root, so it is rank 0")
+        plan, scales_in_fold, chunks, segment, number = self._plan(spec)
+        numbers = binding_numbers(spec, self.world_size, chunks, scales_in_fold, number)
+        extents = extents or blocks_in_chunks(spec.count, self.world_size, chunks, promise)
         if extents:
             numbers |= {"layout_in": LAYOUT_TABLE, "layout_out": LAYOUT_TABLE}
-        return self._bind_of(promise, segment)(
+        return raising(
+            self._bind_of(promise, segment),
             plan,
             **numbers,
             extents=(
@@ -197,7 +236,7 @@ def segment_bytes(schedule: Schedule, one_host: bool) -> int:
 
 
 def binding_numbers(
-    spec: CallSpec, world_size: int, chunks: int, scales_in_fold: bool
+    spec: CallSpec, world_size: int, chunks: int, scales_in_fold: bool, number: int
 ) -> dict[str, int]:
     """Return the numbers that bind a plan to a call: what turns chunks into bytes.
 
@@ -206,9 +245,9 @@ def binding_numbers(
         world_size: Number of ranks.
         chunks: Chunks of the plan's schedule.
         scales_in_fold: Folds divide an average; otherwise it is divided at the end.
+        number: Stands for the algorithm; see `algorithm_number`.
     """
     promise = COLLECTIVES[spec.collective]
-    number = algorithm_number(spec.algorithm, dict(spec.params))
     average = spec.op == ReduceOp.AVG and promise.reduces
     return {
         "dtype": spec.dtype,

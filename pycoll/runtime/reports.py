@@ -11,7 +11,7 @@ from typing import Any
 
 from pycoll import _C, errors
 from pycoll.algorithms import ALGORITHMS
-from pycoll.runtime.plans import FLAG_DIRECT, TWO_LEVELS
+from pycoll.runtime.descriptors import FLAG_DIRECT, TWO_LEVELS
 from pycoll.schedule.plan import DONE, ENTERED, FAILED
 from pycoll.types import Kind, Order, ReduceOp, type_name
 
@@ -56,8 +56,8 @@ class Call:
             order=_name(Order, flags & 3) if kind in _REDUCING else "",
             root=word >> 32 & 0xFFFF,
             memory="symmetric" if flags & FLAG_DIRECT else "private",
-            algorithm=(ALGORITHMS[index].name if known else _OTHER.get(index, "custom"))
-            + f"#{number >> 10}",
+            algorithm=f"{ALGORITHMS[index].name if known else _OTHER.get(index, 'custom')}"
+            f"#{number >> 10 if known or index in _OTHER else number:x}",
             count=count,
         )
 

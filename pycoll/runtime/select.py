@@ -281,7 +281,7 @@ def parameters(algorithm: Algorithm, wish: Wish) -> dict[str, Any]:
     the time to move the vector once and s that of a synchronisation; k is made a power of two, so
     that neighbouring sizes share a plan.
     """
-    if "k" not in algorithm.params:
+    if "k" not in algorithm.params or algorithm not in ALGORITHMS:
         return {}
     depth = max(0, _rounds(algorithm.schedule(wish.n, k=1)) - 1)
     moved = (2 * _USUAL.beta + _USUAL.gamma) * wish.nbytes

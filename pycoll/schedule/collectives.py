@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pycoll.errors import ScheduleError
+
 FULL, OWN = "full", "own"
 
 
@@ -89,3 +91,15 @@ COLLECTIVES = {
         Collective("all_to_all", transposes=True),
     )
 }
+
+
+def order_of(collective: str, order: str | None) -> str:
+    """Refuse names that do not exist; return the order of a reduction that says none."""
+    if collective not in COLLECTIVES:
+        known = ", ".join(COLLECTIVES)
+        raise ScheduleError(f"collective={collective!r} is not known; known: {known}")
+    reduces = COLLECTIVES[collective].reduces
+    if order not in ((None, "tree", "rank", "any") if reduces else (None, "")):
+        known = "tree, rank and any" if reduces else f"none, {collective} reduces nothing"
+        raise ScheduleError(f"order={order!r} is not known; known: {known}")
+    return "any" if reduces else ""

@@ -61,8 +61,6 @@ def _check_modes(schedule: Schedule, direct: bool, in_place: bool) -> None:
 def _lower(
     schedule: Schedule, table: FoldTable, ranks: list[int], direct: bool, in_place: bool
 ) -> list[Plan]:
-    if table.lines + 2 >= DONE:
-        raise ScheduleError(f"{schedule} has {table.lines} lines; a plan holds {DONE - 3}")
     complete = complete_folds(table)
     if direct:
         buffer = np.where(table.buffer == Buffer.TMP, PlanBuffer.CELL, table.buffer)
@@ -72,7 +70,8 @@ def _lower(
         table, slots = stage(table, schedule)
         copies_in = int(np.sum(table.line < 0))
         complete = np.pad(complete, (copies_in, len(table.owner) - before - copies_in))
-    waits, signals = derive(table, direct, in_place)
+    mode = f"{'direct' if direct else 'staged'}{', in place' if direct and in_place else ''}"
+    waits, signals = derive(table, direct, in_place, f"{schedule}, {mode}")
     return _emit(schedule, table, complete, waits, signals, ranks, slots, direct)
 
 
@@ -84,8 +83,10 @@ def complete_folds(table: FoldTable) -> np.ndarray:
     return (np.bincount(seen, minlength=len(table.owner)) == table.n) & (table.nsrc == table.n)
 
 
-def derive(table: FoldTable, direct: bool, in_place: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Derive the synchronisation.
+def derive(
+    table: FoldTable, direct: bool, in_place: bool, title: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Derive the synchronisation; `title` is for messages.
 
     Returns:
         Waits as ``[waits, 4]`` (consumer rank, consumer line, producer rank, producer line), and
@@ -108,10 +109,12 @@ def derive(table: FoldTable, direct: bool, in_place: bool) -> tuple[np.ndarray, 
     within[within] &= cell[following[within]] == cell[within]
     producer = np.concatenate([last[after_write], index[within]])
     consumer = np.concatenate([index[after_write], following[within]])
-    _check_conflicts(table, line, owner, unit, producer, consumer)
+    _check_conflicts(title, table, cell, line, owner, unit, producer, consumer)
     away = owner[producer] != owner[consumer]
     producer, consumer = producer[away], consumer[away]
     waits = np.stack([owner[consumer], line[consumer], owner[producer], line[producer]], axis=1)
+    if direct:
+        waits = np.concatenate([waits, _contacts(table)])
     waits = _prune(waits, table.n)
     return waits, np.unique(waits[:, 2:], axis=0)
 
@@ -134,8 +137,21 @@ def _accesses(table: FoldTable, direct: bool, in_place: bool) -> tuple[np.ndarra
     return tuple(columns)
 
 
+def _contacts(table: FoldTable) -> np.ndarray:
+    """Return a wait for the entry of every rank whose arrays a fold touches.
+
+    Others may have told that rank's progress already, but where its arrays lie it tells itself.
+    """
+    user = table.owner[table.unit]
+    away = (table.rank != user) & (table.buffer != PlanBuffer.CELL)
+    columns = [user[away], table.line[table.unit][away], table.rank[away]]
+    return np.unique(np.stack([*columns, np.full(int(away.sum()), -1)], axis=1), axis=0)
+
+
 def _check_conflicts(
+    title: str,
     table: FoldTable,
+    cell: np.ndarray,
     line: np.ndarray,
     owner: np.ndarray,
     unit: np.ndarray,
@@ -148,10 +164,13 @@ def _check_conflicts(
     if np.any(same):
         i = int(np.flatnonzero(same)[0])
         a, b = producer[i], consumer[i]
-        raise ScheduleError(
-            f"round {rounds[line[a] + 1]}: rank {owner[a]} (line {line[a]}) and rank {owner[b]} "
-            f"(line {line[b]}) touch one piece in the same round, and one of them writes it"
-        )
+        piece, chunk = divmod(int(cell[a]), int(table.chunk.max()) + 1)
+        where = f"chunk {chunk} of {PlanBuffer(piece % 3).name} on rank {piece // 3}"
+        pair = f"rank {owner[a]} (line {line[a]}) and rank {owner[b]} (line {line[b]})"
+        if unit[a] == unit[b]:
+            pair = f"twice rank {owner[a]} (line {line[a]})"
+        when = f"{title}: in round {rounds[line[a] + 1]}"
+        raise ScheduleError(f"{when} {pair} touch {where}, and one of them writes it")
 
 
 def _prune(waits: np.ndarray, n: int) -> np.ndarray:

@@ -18,6 +18,7 @@ of user buffers modulo the number of chunks.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -26,7 +27,10 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ScheduleError
+from pycoll.schedule.collectives import order_of
 
+MAX_LINES = 0xFFFB
+"""Folds that a schedule may have, over all rounds: what a rank's step can count."""
 Vector = Any  # int, or a NumPy integer array with one entry per rank of the vector form
 
 
@@ -111,6 +115,7 @@ class Algorithm:
         slots: Number of scratch slots a rank needs, called likewise.
         order: Reduction order it gives: ``"tree"``, ``"rank"``, ``"any"``; ``""`` if it only moves.
         in_place: Whether IN and OUT may be the same memory on every rank.
+        in_place_staged: Likewise where peers do not reach the arrays themselves.
         params: Parameters and their defaults, such as ``{"root": 0}``.
         worlds: Tells which world sizes it is defined for.
     """
@@ -122,6 +127,7 @@ class Algorithm:
     slots: ChunkCount
     order: str
     in_place: bool
+    in_place_staged: bool
     params: dict[str, Any] = field(default_factory=dict, hash=False)
     worlds: Callable[[int], bool] = lambda n: True
 
@@ -153,6 +159,7 @@ def algorithm(
     slots: ChunkCount | int = 0,
     order: str | None = None,
     in_place: bool = True,
+    in_place_staged: bool | None = None,
     worlds: Callable[[int], bool] = lambda n: True,
     **params: Any,
 ) -> Callable[[Callable[..., Iterator[Round]]], Algorithm]:
@@ -165,16 +172,18 @@ def algorithm(
         slots: Number of scratch slots of each rank.
         order: Reduction order; by default ``"any"`` for reductions.
         in_place: Whether IN and OUT may be the same memory.
+        in_place_staged: Likewise where peers do not reach the arrays; by default the same.
         worlds: Tells which world sizes it is defined for.
-        **params: Parameters with their defaults.
+        **params: Parameters with their defaults; calls set ``root``, and no other.
+
+    ScheduleError if there is no such collective or order.
     """
+    usual_order = order_of(collective, order)
 
     def as_function(value: ChunkCount | int | None) -> ChunkCount:
         if callable(value):
             return value
         return (lambda n, **_: n) if value is None else (lambda n, **_: value)
-
-    reduces = collective in ("all_reduce", "reduce_scatter", "reduce")
 
     def decorate(rounds: Callable[..., Iterator[Round]]) -> Algorithm:
         return Algorithm(
@@ -183,8 +192,9 @@ def algorithm(
             rounds=rounds,
             chunks=as_function(chunks),
             slots=as_function(slots),
-            order=order if order is not None else ("any" if reduces else ""),
+            order=usual_order if order is None else order,
             in_place=in_place,
+            in_place_staged=in_place if in_place_staged is None else in_place_staged,
             params=params,
             worlds=worlds,
         )
@@ -208,12 +218,21 @@ class Schedule:
     @property
     def chunks(self) -> int:
         """Number of chunks of the full vector."""
-        return self.algorithm.chunks(self.n, **self.params)
+        return self._number("chunks", self.algorithm.chunks)
 
     @property
     def slots(self) -> int:
         """Number of scratch slots of each rank."""
-        return self.algorithm.slots(self.n, **self.params)
+        return self._number("slots", self.algorithm.slots)
+
+    def _number(self, what: str, function: ChunkCount) -> int:
+        try:
+            found = operator.index(function(self.n, **self.params))
+        except TypeError as error:
+            raise ScheduleError(f"{self}: the number of {what}: {error}") from None
+        if found < 0:
+            raise ScheduleError(f"{self}: the number of {what} is {found}")
+        return found
 
     @property
     def root(self) -> int:
@@ -221,9 +240,24 @@ class Schedule:
         return int(self.params.get("root", 0))
 
     def rounds(self, rank: Vector) -> Iterator[list[Fold]]:
-        """Yield the folds of each round, for one rank or a vector of ranks."""
-        for folds in self.algorithm.rounds(rank, self.n, **self.params):
-            yield [folds] if isinstance(folds, Fold) else list(folds)
+        """Yield the folds of each round, for one rank or a vector of ranks.
+
+        ScheduleError if the algorithm yields something else, or more than `MAX_LINES` folds.
+        """
+        lines, number = 0, 0
+        found = self.algorithm.rounds(rank, self.n, **self.params)
+        if not isinstance(found, Iterator):
+            raise ScheduleError(f"{self} gives {found!r} in place of rounds: it must yield folds")
+        for folds in found:
+            group = [folds] if isinstance(folds, Fold) else folds
+            if not isinstance(group, (list, tuple)) or not all(isinstance(f, Fold) for f in group):
+                raise ScheduleError(
+                    f"{self}: round {number} is {folds!r}, expected a fold or a list of folds"
+                )
+            number, lines = number + 1, lines + len(group)
+            if lines > MAX_LINES:
+                raise ScheduleError(f"{self} has more than {MAX_LINES} folds in its rounds")
+            yield list(group)
 
     def all_ranks(self) -> np.ndarray:
         """Vector of all ranks, ready for `rounds`."""
@@ -248,7 +282,7 @@ class Schedule:
             for f in folds:
                 whole = len(f.srcs) == self.n and all(p.buffer in inputs for p in f.srcs)
                 partial = len(f.srcs) > 1 and not whole
-                if partial and np.any(np.asarray(f.where) & (np.asarray(f.count) > 0)):
+                if partial and np.any(np.asarray(f.where, bool) & (np.asarray(f.count) > 0)):
                     return False
         return True
 

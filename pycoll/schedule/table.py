@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pycoll.errors import ScheduleError
-from pycoll.schedule.ir import Buffer, Fold, Schedule
+from pycoll.schedule.ir import Buffer, Fold, Schedule, Vector
 
 
 @dataclass
@@ -74,15 +74,14 @@ def partners(schedule: Schedule, rank: int) -> np.ndarray:
             if np.any(f.where) and np.any(f.count):
                 for piece in (*f.srcs, *f.dsts):
                     touched[np.asarray(piece.rank) % n] = True
-    near = np.concatenate([touched] * 4)  # ranks in [-2n, 2n) index it without a division
     everyone = schedule.all_ranks()
     involved = touched.copy()
     for folds in schedule.rounds(everyone):
         for f in folds:
             for piece in (*f.srcs, *f.dsts):
                 if piece.rank is not everyone:
-                    hit = near[piece.rank]
-                    involved |= hit if f.where is True else hit & f.where
+                    hit = touched[np.asarray(piece.rank) % n]
+                    involved |= hit if f.where is True else hit & np.asarray(f.where, bool)
     return np.flatnonzero(involved)
 
 
@@ -95,7 +94,7 @@ def remote_buffers(schedule: Schedule) -> set[Buffer]:
             for piece in (*f.srcs, *f.dsts):
                 if piece.buffer not in found and piece.rank is not everyone:
                     away = (np.asarray(piece.rank) - everyone) % schedule.n != 0
-                    if np.any(away & np.asarray(f.where) & (np.asarray(f.count) > 0)):
+                    if np.any(away & np.asarray(f.where, bool) & (np.asarray(f.count) > 0)):
                         found.add(piece.buffer)
     return found
 
@@ -146,6 +145,12 @@ def _collect(
     for number, folds in enumerate(schedule.rounds(ranks)):
         lines.extend(folds)
         line_round.extend([number] * len(folds))
+
+    def whole(number: Vector) -> Vector:
+        if not isinstance(number, int) and np.asarray(number).dtype.kind not in "iub":
+            raise ScheduleError(f"{schedule}: {number!r} is no rank or chunk: not an integer")
+        return number
+
     width = len(ranks)
     nops = np.array([len(f.srcs) + len(f.dsts) for f in lines], np.int64)
     piece_rank = np.empty((int(nops.sum()), width), np.int64)
@@ -156,10 +161,12 @@ def _collect(
     for i, f in enumerate(lines):
         counts[i] = f.count if f.where is True else np.where(f.where, f.count, 0)
         for piece in (*f.srcs, *f.dsts):
-            piece_rank[row] = piece.rank
-            piece_chunk[row] = piece.chunk
+            piece_rank[row] = whole(piece.rank)
+            piece_chunk[row] = whole(piece.chunk)
             piece_buffer[row] = piece.buffer
             row += 1
+    if np.any(counts < 0):
+        raise ScheduleError(f"{schedule}: a fold covers {counts.min()} chunks")
     return lines, line_round, nops, (piece_rank, piece_chunk, piece_buffer), counts
 
 

@@ -55,16 +55,21 @@ class Proof:
 
 def modes(schedule: Schedule) -> Iterator[tuple[str, bool, list[Plan]]]:
     """Yield each way of lowering: its name, whether IN and OUT may be one memory, its plans."""
-    in_place = schedule.algorithm.in_place
+    in_place, staged = schedule.algorithm.in_place, schedule.algorithm.in_place_staged
     yield "direct", False, peer_plans(schedule, direct=True)
     if in_place:
         yield "direct, in place", True, peer_plans(schedule, direct=True, in_place=True)
-    yield "staged", in_place, peer_plans(schedule, direct=False)
-    yield "messages", in_place, message_plans(schedule)
+    yield "staged", staged, peer_plans(schedule, direct=False)
+    yield "messages", staged, message_plans(schedule)
 
 
 def prove(schedule: Schedule) -> Proof:
-    """Prove the plans of a schedule in every mode.
+    """Prove the plans of a schedule in every mode; see `proven`."""
+    return proven(schedule)[0]
+
+
+def proven(schedule: Schedule) -> tuple[Proof, dict[str, list[Plan]]]:
+    """Prove the plans of a schedule in every mode; return these, too, by mode.
 
     Raises:
         ScheduleError: Naming schedule, mode, rank, round and piece.
@@ -87,7 +92,7 @@ def prove(schedule: Schedule) -> Proof:
     direct = Joined(plans["direct"], str(schedule))
     op = direct.code["op"]
     used = direct.code["round"][op == Opcode.FOLD]
-    return Proof(
+    proof = Proof(
         schedule=schedule,
         rounds=int(used.max()) + 1 if len(used) else 0,
         bytes_sent=_bytes_sent(direct),
@@ -98,6 +103,7 @@ def prove(schedule: Schedule) -> Proof:
         waits=int(np.sum(op == Opcode.WAIT)),
         seconds=time.process_time() - started,
     )
+    return proof, plans
 
 
 def verify(

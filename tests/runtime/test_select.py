@@ -110,6 +110,17 @@ def test_two_ranks_that_send_messages_exchange_whole_vectors_unless_folding_them
     assert select("all_reduce", 1 << 20, 2, one_host=True).name == "two_shot_push"
 
 
+@pytest.mark.parametrize("order", ["tree", "rank"])
+def test_ranks_that_send_messages_on_one_host_share_the_folds_of_a_large_reduction(order):
+    def taken(nbytes, one_host):
+        choice = select("reduce", nbytes, 4, messages=True, one_host=one_host, order=order)
+        return choice.name.removesuffix("_rank")
+
+    small, large = ("binomial", "two_shot_push") if order == "tree" else ("direct", "two_shot_push")
+    assert [taken(512 << 10, True), taken(1 << 20, True)] == [small, large]
+    assert taken(1 << 20, False) == small
+
+
 def test_large_worlds_wait_for_few_peers():
     assert select("all_reduce", 64, 100).name == "recursive_doubling"
     assert select("all_reduce", 2048, 100).name == "halving_doubling"

@@ -82,7 +82,7 @@ def test_one_shot_in_place_conflicts():
     def rounds(rank, n):
         yield fold([at(i, IN) for i in range(n)], to=at(rank, OUT))
 
-    wrong("all_reduce", rounds, 4, "in the same round", chunks=1)
+    wrong("all_reduce", rounds, 4, "one of them writes it", chunks=1)
 
 
 def test_not_everybody_talks():

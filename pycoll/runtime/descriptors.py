@@ -1,0 +1,38 @@
+"""What all ranks of a call must agree on, in 64 bits."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from pycoll.algorithms import ALGORITHMS
+from pycoll.schedule.ir import Algorithm
+
+FLAG_DIRECT = 4
+CUSTOM = 0x200  # from here on numbers stand for algorithms outside the registry
+TWO_LEVELS = 0x3FE  # for a call in two levels: see pycoll.runtime.hierarchy
+
+
+def descriptor(
+    kind: int, dtype: int, op: int, order: int, direct: bool, root: int, algorithm: int
+) -> int:
+    """Pack what all ranks of a call must agree on into 64 bits; see docs/architecture.md."""
+    flags = order | (FLAG_DIRECT if direct else 0)
+    return kind | dtype << 8 | op << 16 | flags << 24 | root << 32 | algorithm << 48
+
+
+def algorithm_number(algorithm: Algorithm, params: dict[str, Any], code: int | None = None) -> int:
+    """Return a 16-bit number for an algorithm with parameters.
+
+    Args:
+        algorithm: The algorithm. If it is in the registry, 10 bits are its index.
+        params: Its parameters; the other 6 bits are of a checksum of these.
+        code: For an algorithm outside the registry a 32-bit checksum of its plans, which 15 bits
+            tell; by default one of its name and parameters.
+    """
+    text = f"{algorithm.name}{sorted((k, v) for k, v in params.items() if k != 'root')}"
+    check = zlib.crc32(text.encode())
+    if algorithm in ALGORITHMS:
+        return ALGORITHMS.index(algorithm) | (check & 0x3F) << 10
+    check = check if code is None else code
+    return CUSTOM + (check & 0x3FFFFFF) % (TWO_LEVELS - CUSTOM) | (check >> 26) << 10
