@@ -12,6 +12,7 @@ from pycoll.cli.bench_report import make_table, sized, write_json
 from pycoll.cli.bench_time import Row, Setup, measure
 from pycoll.cli.files import check_writable
 from pycoll.cli.machine import describe
+from pycoll.cli.own import HELP, is_own, lookup
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS, parse_bytes
 from pycoll.errors import ArgumentError
@@ -27,7 +28,7 @@ _WHAT: dict[str, dict[str, Any]] = {
     "--factor": {"default": 2, "type": int, "metavar": "F", "help": "from size to size (2)"},
     "--dtype": {"default": "float32", "metavar": "T", "help": "element type (float32)"},
     "--op": {"default": "sum", "choices": _OPS, "help": "reduction operation (sum)"},
-    "--algorithm": {"metavar": "A", "help": "by default the selector's choice"},
+    "--algorithm": {"metavar": "A", "help": f"name, {HELP}; by default the selector's choice"},
     "--order": {"choices": _ORDERS, "help": "reduction order; by default that of the collective"},
     "--symmetric": {"action": "store_true", "help": "arrays in symmetric memory: no staging"},
     "--in-place": {"action": "store_true", "help": "measure only with the result in the input"},
@@ -127,7 +128,9 @@ def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[i
     command = _command(args, comm.world_size)
     if table:
         table.heading([command, *_about(args, comm, machine)])
-    setup = Setup(args.order, args.algorithm, args.symmetric, args.hot, args.iters)
+    named = args.algorithm and is_own(args.algorithm)
+    algorithm = lookup(args.algorithm) if named else args.algorithm
+    setup = Setup(args.order, algorithm, args.symmetric, args.hot, args.iters)
     rows: list[Row] = []
     for problem in _problems(args, sizes, comm.world_size):
 

@@ -17,6 +17,7 @@ from pycoll.cli.machine import last_level_cache
 from pycoll.comm import Communicator
 from pycoll.runtime.select import select
 from pycoll.schedule.cost import busbw_factor
+from pycoll.schedule.ir import Algorithm
 from pycoll.types import DType, ReduceOp
 
 MAX_SLOTS = 64
@@ -38,7 +39,7 @@ class Setup:
     """
 
     order: str | None = None
-    algorithm: str | None = None
+    algorithm: str | Algorithm | None = None
     symmetric: bool = False
     hot: bool = False
     iters: int | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pycoll.algorithms import ALGORITHMS, find
+from pycoll.algorithms import ALGORITHMS
 from pycoll.cli.explain import rules_as_rows
+from pycoll.cli.own import HELP, is_own, lookup
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.runtime.rules import RULES
 from pycoll.runtime.select import of_collective
@@ -15,6 +16,7 @@ from pycoll.schedule.compile import peer_plan
 from pycoll.schedule.draw import draw
 from pycoll.schedule.formula import evaluate, stated
 from pycoll.schedule.ir import Algorithm, Schedule
+from pycoll.schedule.promise import Promise
 from pycoll.schedule.transfers import as_text
 
 _INTRODUCTION = """\
@@ -45,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "show", description="Draw the schedule of an algorithm; without -o, print its rounds."
     )
-    parser.add_argument("algorithm", nargs="?", help="name, such as halving_doubling")
+    parser.add_argument("algorithm", nargs="?", help=f"name, such as ring, {HELP}")
     parser.add_argument("--collective", choices=sorted(COLLECTIVES), default="all_reduce")
     parser.add_argument("-n", type=int, default=8, help="number of ranks (default 8)")
     parser.add_argument("-o", "--output", type=Path, help="file for a picture: .png, .svg, .pdf")
@@ -91,12 +93,15 @@ def main(args: argparse.Namespace) -> int:
 
 def _schedule(args: argparse.Namespace) -> Schedule:
     try:
-        algorithm = find(args.collective, args.algorithm)
+        own = is_own(args.algorithm)
+        algorithm = lookup(args.algorithm if own else f"{args.collective}/{args.algorithm}")
     except ScheduleError as error:
         others = [a.collective for a in ALGORITHMS if a.name == args.algorithm]
         hint = f"; --collective {' or '.join(others)} has it" if others else ""
         raise ArgumentError(f"{error}{hint}") from None
-    return algorithm.schedule(args.n, **dict(map(_parameter, args.param)))
+    schedule = algorithm.schedule(args.n, **dict(map(_parameter, args.param)))
+    Promise.of(schedule)  # refuses roots and chunks that cannot be
+    return schedule
 
 
 def _parameter(text: str) -> tuple[str, int]:

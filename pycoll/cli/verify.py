@@ -7,11 +7,12 @@ import json
 import multiprocessing
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from pycoll.algorithms import ALGORITHMS
+from pycoll.cli.own import HELP, is_own, lookup
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
@@ -20,7 +21,7 @@ from pycoll.schedule.verify import Proof, prove
 
 ALL_ROOTS = 8  # worlds up to this size are proven for every root
 MUTANT_WORLDS = "2..5,8"
-Task = tuple[int, int]  # index in ALGORITHMS, world size
+Task = tuple[str, int]  # name for `lookup`, world size
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "verify", help="prove algorithms correct for given world sizes", description=__doc__
     )
-    parser.add_argument("algorithm", nargs="?", help="name, or collective/name")
+    parser.add_argument("algorithm", nargs="?", help=f"name, collective/name, {HELP}")
     parser.add_argument("--all", action="store_true", help="every algorithm")
     parser.add_argument("-n", dest="worlds", help='world sizes, such as "8" or "1..64,96"')
     parser.add_argument("--collective", choices=sorted(COLLECTIVES), help="only this collective")
@@ -44,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--jobs is {args.jobs}, expected at least 1")
     chosen = _choose(args)
     worlds = parse_worlds(args.worlds or (MUTANT_WORLDS if args.mutate else "1..64"))
-    tasks = [(ALGORITHMS.index(a), n) for n in reversed(worlds) for a in chosen if a.worlds(n)]
+    tasks = [(name, n) for n in reversed(worlds) for name in chosen if lookup(name).worlds(n)]
     return (_mutate if args.mutate else _prove)(args, tasks)
 
 
@@ -67,12 +68,15 @@ def parse_worlds(text: str) -> list[int]:
     return sorted(worlds)
 
 
-def _choose(args: argparse.Namespace) -> list[Algorithm]:
+def _choose(args: argparse.Namespace) -> list[str]:
+    """Return the names of what was asked for."""
+    if args.algorithm and is_own(args.algorithm):
+        return [args.algorithm]
     if not args.algorithm and not args.all and not args.collective:
         raise ScheduleError("name an algorithm, or give --collective or --all")
     collective, _, name = (args.algorithm or "").rpartition("/")
     chosen = [
-        a
+        f"{a.collective}/{a.name}"
         for a in ALGORITHMS
         if name in ("", a.name) and {collective, args.collective} <= {a.collective, "", None}
     ]
@@ -95,11 +99,11 @@ def _params(algorithm: Algorithm, n: int) -> list[dict[str, int]]:
 
 
 def _prove_one(task: Task) -> tuple[Task, list[Proof], str]:
-    index, n = task
-    proofs = []
+    name, n = task
+    algorithm, proofs = lookup(name), []
     try:
-        for params in _params(ALGORITHMS[index], n):
-            proofs.append(prove(ALGORITHMS[index].schedule(n, **params)))
+        for params in _params(algorithm, n):
+            proofs.append(prove(algorithm.schedule(n, **params)))
     except ScheduleError as error:
         return task, proofs, str(error)
     return task, proofs, ""
@@ -125,18 +129,18 @@ def _portable(task: Task) -> tuple[Task, list[dict[str, Any]], str]:
 
 def _prove(args: argparse.Namespace, tasks: list[Task]) -> int:
     started = time.perf_counter()
-    facts: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    facts: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in tasks}
     errors = []
     for task, found, error in _spread(_portable, tasks, args.jobs, "proven"):
         facts[task[0]] += found
         errors += [error] if error else []
-    print(_table([_row(facts[i]) for i in sorted(facts) if facts[i]]))
+    print(_table([_row(found) for found in facts.values() if found]))
     for error in errors:
         print(f"FAILED {error}")
     seconds = time.perf_counter() - started
     print(f"{len(tasks) - len(errors)} of {len(tasks)} proven in {seconds:.1f} s")
     if args.json:
-        everything = [fact for index in sorted(facts) for fact in facts[index]]
+        everything = [fact for found in facts.values() for fact in found]
         _save(args.json, {"proofs": everything, "errors": errors, "seconds": seconds})
     return 1 if errors else 0
 
@@ -194,9 +198,10 @@ def _table(rows: list[list[str]]) -> str:
 
 
 def _mutate_one(task: Task, count: int) -> tuple[Task, list[Verdict]]:
-    index, n = task
-    params = {"root": n - 1} if "root" in ALGORITHMS[index].params else {}
-    return task, list(mutate(ALGORITHMS[index].schedule(n, **params), count=count, seed=n))
+    name, n = task
+    algorithm = lookup(name)
+    params = {"root": n - 1} if "root" in algorithm.params else {}
+    return task, list(mutate(algorithm.schedule(n, **params), count=count, seed=n))
 
 
 class _Mutating:
@@ -212,20 +217,19 @@ class _Mutating:
 def _mutate(args: argparse.Namespace, tasks: list[Task]) -> int:
     total, killed, reasons = Counter(), Counter(), Counter()
     holes = []
-    for (index, n), verdicts in _spread(_Mutating(args.count), tasks, args.jobs, "mutated"):
+    for (name, n), verdicts in _spread(_Mutating(args.count), tasks, args.jobs, "mutated"):
         for verdict in verdicts:
             total[verdict.operator] += 1
             killed[verdict.operator] += bool(verdict.error)
             if verdict.unexplained:
-                algorithm = ALGORITHMS[index]
-                holes.append(f"{algorithm.collective}/{algorithm.name}, n={n}: {verdict}")
+                holes.append(f"{name}, n={n}: {verdict}")
             elif not verdict.error:
                 reasons[verdict.operator, verdict.reason] += 1
     print(f"{'mutation':36}{'rejected':>9}{'of':>7}")
     for operator in total:
         print(f"{operator:36}{killed[operator]:>9}{total[operator]:>7}")
-        for (name, reason), times in reasons.items():
-            if name == operator:
+        for (changed, reason), times in reasons.items():
+            if changed == operator:
                 print(f"    {times} accepted: {reason}")
     print(f"{killed.total()} of {total.total()} rejected, {reasons.total()} are still right")
     for hole in holes:
@@ -251,9 +255,8 @@ def _spread(work: Callable, tasks: list[Task], jobs: int, verb: str) -> Iterator
     with multiprocessing.Pool(min(jobs, max(1, len(tasks)))) as pool:
         for i, result in enumerate(pool.imap_unordered(work, tasks), 1):
             if live:
-                index, n = result[0]
-                name = f"{ALGORITHMS[index].collective}/{ALGORITHMS[index].name}, n={n}"
-                print(f"\r{i}/{len(tasks)} {verb}  {name:48.48}", end="", file=sys.stderr)
+                title = "{}, n={}".format(*result[0])
+                print(f"\r{i}/{len(tasks)} {verb}  {title:48.48}", end="", file=sys.stderr)
             yield result
     if live:
         print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
