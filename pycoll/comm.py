@@ -79,6 +79,9 @@ class Communicator(SymmetricMemory, RaggedCollectives):
     def __repr__(self) -> str:
         return f"<pycoll.Communicator rank {self.rank} of {self.world_size}>"
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a communicator cannot be copied or pickled; dup() makes another one")
+
     @collective(Kind.ALL_REDUCE)
     def all_reduce(
         self,

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.errors import ArgumentError
 from pycoll.runtime.session import Session
+
+KINDS = ("cpu", "cuda")  # of devices that have symmetric memory
 
 
 class SymmetricMemory:
@@ -34,9 +37,12 @@ class SymmetricMemory:
             device: ``"cuda"`` for a CuPy array in the symmetric heap of this rank's device.
 
         Raises:
+            ArgumentError: If shape, dtype or device cannot be.
             MemoryError: If the machine or the heap has no room for it.
             CudaUnavailable: If there is no such device; the text says what is missing.
         """
+        if device is not None and str(device).split(":")[0] not in KINDS:
+            raise ArgumentError(f"device={device!r}; accepted: {', '.join(KINDS)}")
         if device not in (None, "cpu"):
             return self._session.device_side().empty(shape, dtype, device)
         return self._session.memory.empty(shape, dtype)

@@ -1,7 +1,9 @@
 """Use after close, in a forked child, from two threads, inside a signal handler."""
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import threading
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import pycoll
 from pycoll.errors import (
     CommClosed,
     ConcurrentUseError,
@@ -241,3 +244,22 @@ def test_a_context_manager_tells_peers_of_the_exception(run):
         return float(comm.all_reduce(X)[0])
 
     assert run(2, rank) == [2.0, 2.0]
+
+
+def test_a_communicator_is_neither_copied_nor_pickled():
+    with pycoll.init() as comm:
+        for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="dup"):
+                attempt(comm)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"shape": (1,) * 70}, "70 dimensions"),
+        ({"shape": 3, "device": "tpu"}, "accepted: cpu, cuda"),
+    ],
+)
+def test_symmetric_memory_that_cannot_be(arguments, told):
+    with pycoll.init() as comm, pytest.raises(pycoll.ArgumentError, match=told):
+        comm.empty(**arguments)

@@ -15,6 +15,7 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, view
 from pycoll.runtime.reports import raising
 
+_MOST_AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32  # of a NumPy array
 Copy = tuple[int, int, int]  # to, from, bytes
 
 
@@ -107,6 +108,8 @@ class Memory:
             raise ArgumentError(f"dtype={kind} holds Python objects and cannot be shared")
         if min(extent, default=0) < 0:
             raise ArgumentError(f"shape={shape!r}: dimensions must not be negative")
+        if len(extent) > _MOST_AXES:
+            raise ArgumentError(f"shape has {len(extent)} dimensions, at most {_MOST_AXES} can be")
         return raising(self.heap.empty, self.region, extent, kind, zero)
 
     @contextmanager
