@@ -6,6 +6,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks/performance.py"
+CHANGE = """
+import performance
+text = (performance.ROOT / "README.md").read_text(encoding="utf-8")
+other = text.replace("| 5 of 288", "| 4 of 288")
+print(other != text, performance.filled(other) == text)
+"""
 
 
 def test_the_pages_say_what_the_results_say():
@@ -13,10 +19,7 @@ def test_the_pages_say_what_the_results_say():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_page_with_another_figure_is_noticed(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    import performance
-
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert performance.filled(text.replace("| 5 of 288", "| 4 of 288")) == text != ""
-    assert "| 5 of 288" in text
+def test_another_figure_is_noticed():
+    words = [sys.executable, "-c", CHANGE]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=SCRIPT.parent)
+    assert done.stdout == "True True\n", done.stderr
