@@ -125,12 +125,13 @@ void bind_mpi(py::module_& m) {
            "timeout_s"_a, "crowd"_a)
       .def(
           "bind_messages",
-          [](const MpiEngine& e, std::shared_ptr<Plan> plan, uint64_t segment_bytes, bool agree,
-             std::vector<uint32_t> team, const py::kwargs& numbers) {
-            return e.bind(make_binding(std::move(plan), numbers), segment_bytes, agree,
-                          std::move(team));
+          [](const MpiEngine& e, std::shared_ptr<Plan> plan, uint64_t segment_bytes,
+             uint64_t packet_bytes, bool agree, std::vector<uint32_t> team,
+             const py::kwargs& numbers) {
+            return e.bind(make_binding(std::move(plan), numbers), segment_bytes, packet_bytes,
+                          agree, std::move(team));
           },
-          "plan"_a, "segment_bytes"_a, "agree"_a, "team"_a)
+          "plan"_a, "segment_bytes"_a, "packet_bytes"_a, "agree"_a, "team"_a)
       .def("site", [](MpiEngine& e, std::string_view text) { return e.site(text); })
       .def(
           "run",

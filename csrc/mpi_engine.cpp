@@ -67,8 +67,10 @@ void MpiEngine::check_usable() {
 }
 
 std::shared_ptr<const BoundCall> MpiEngine::bind(Binding binding, uint64_t segment_bytes,
-                                                 bool agree, std::vector<uint32_t> team) const {
-  return bind_messages(std::move(binding), {world_size_, rank_, segment_bytes, kPacketBytes}, agree,
+                                                 uint64_t packet_bytes, bool agree,
+                                                 std::vector<uint32_t> team) const {
+  packet_bytes = std::min(packet_bytes, kPacketBytes);
+  return bind_messages(std::move(binding), {world_size_, rank_, segment_bytes, packet_bytes}, agree,
                        std::move(team));
 }
 

@@ -74,8 +74,10 @@ class MpiEngine {
   MpiEngine& operator=(const MpiEngine&) = delete;
 
   uint64_t iteration() const { return seq_; }
-  // See Engine. `segment_bytes`: of a chunk that is sent at once.
-  std::shared_ptr<const BoundCall> bind(Binding binding, uint64_t segment_bytes, bool agree,
+  // See Engine. `segment_bytes`: of a chunk that is sent at once. `packet_bytes`, at most
+  // kPacketBytes: of a message that is copied, so that its call needs no agreement.
+  std::shared_ptr<const BoundCall> bind(Binding binding, uint64_t segment_bytes,
+                                        uint64_t packet_bytes, bool agree,
                                         std::vector<uint32_t> team) const;
   uint32_t site(std::string_view text);
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,

@@ -14,7 +14,7 @@
 
 namespace pycoll {
 
-inline constexpr uint64_t kPacketBytes = 32 << 10;  // of data behind one head
+inline constexpr uint64_t kPacketBytes = 32 << 10;  // of data behind one head, at most
 
 // What a tag is about.
 enum class Lane : int {

@@ -170,7 +170,13 @@ class MpiEngine:
         crowd: int,
     ) -> None: ...
     def bind_messages(
-        self, plan: Plan, segment_bytes: int, agree: bool, team: Sequence[int], **numbers: Any
+        self,
+        plan: Plan,
+        segment_bytes: int,
+        packet_bytes: int,
+        agree: bool,
+        team: Sequence[int],
+        **numbers: Any,
     ) -> BoundCall: ...
     def site(self, text: str) -> int: ...
     def run(

@@ -32,6 +32,8 @@ WHOLE_BYTES = 1 << 30  # likewise, where no fold and no other message could begi
 LINK_BYTES = 60 << 10
 """Likewise between hosts. Over TCP, Open MPI sends 64 KiB at once; before more it shakes hands, and
 each word of that queues behind the data that goes the other way."""
+PACKET_BYTES = 3584  # of a message that is copied into a packet: both fit Open MPI's 4 KiB
+LINK_PACKET_BYTES = 32 << 10  # likewise between hosts, where to agree first costs a round trip more
 
 
 def compile_plans(
@@ -224,7 +226,10 @@ class PlanCache:
             return self.engine.bind
         agree = promise.rooted  # elsewhere what a rank gets depends on all ranks anyway
         bind = self.engine.bind_messages
-        return functools.partial(bind, segment_bytes=segment, agree=agree, team=[])
+        packet = PACKET_BYTES if self.one_host else LINK_PACKET_BYTES
+        return functools.partial(
+            bind, segment_bytes=segment, packet_bytes=packet, agree=agree, team=[]
+        )
 
 
 def segment_bytes(schedule: Schedule, one_host: bool) -> int:
