@@ -188,8 +188,7 @@ def _exchange(MPI: Any, comm: Any) -> Exchange:
 
 def _agree_on(exchange: Exchange, config: Config | ArgumentError) -> Config:
     """Return the settings if all ranks have the same, and none of them is wrong."""
-    wrong = str(config) if isinstance(config, ArgumentError) else ""
-    own = f"!{wrong}" if isinstance(config, ArgumentError) else repr(config)
+    own = f"!{config}" if isinstance(config, ArgumentError) else repr(config)
     rows = exchange(own.encode()[:CARD_BYTES])
     texts = [row.rstrip(b"\0").decode(errors="ignore") for row in rows]
     bad = [f"rank {r}: {text[1:]}" for r, text in enumerate(texts) if text.startswith("!")]
