@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import pycoll
+from pycoll.runtime.select import select
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from overhead_ranks import batches, shared_map
@@ -86,6 +87,10 @@ def all_gather(comm, hand, slots, nbytes, pages):
     others = comm.all_gather(np.array([[os.getpid(), *(x.ctypes.data for x in xs)]]))
     pid, *there = others[1 - comm.rank].tolist()
     ways = {"pycoll": [lambda x=x, out=out: comm.all_gather(x, out=out) for x, out in pairs]}
+    name = select("all_gather", nbytes, 2).name  # of whom names it, arrays go through cells
+    ways["cells"] = [
+        lambda x=x, out=out: comm.all_gather(x, out=out, algorithm=name) for x, out in pairs
+    ]
     ways["read"] = [
         lambda x=x, out=out, at=at: hand.read(x, out, pid, at)
         for (x, out), at in zip(pairs, there, strict=True)
@@ -138,7 +143,7 @@ def row_of(comm, hand, make, slots, nbytes, pages):
     row = {"collective": make.__name__, "bytes": nbytes, "pages": pages}
     row["arrays"] = "again" if slots == 1 else "in turn"
     row |= {"pycoll": found["pycoll"], "staged": min(staged, key=lambda f: f["x"])}
-    row["touch"] = found.get("touch")
+    row["touch"], row["cells"] = found.get("touch"), found.get("cells")
     row["read"] = found.get("read") if hand.may_read else None
     return row
 

@@ -148,10 +148,12 @@ class Binder {
                              call_.elem_bytes == itemsize(call_.dtype)),
                "ArgumentError", "dtype ", int(call_.dtype), " with ", call_.elem_bytes,
                " bytes has no operation ", int(call_.op));
-    const uint32_t share = plan_.chunks / plan_.world_size;
+    const uint32_t share = plan_.chunks / plan_.world_size, targets = instr.arg + instr.nsrc;
     for (uint32_t i = instr.arg; i < instr.arg + instr.nsrc + instr.ndst; ++i) {
       const Operand& o = plan_.operands[i];
       if (o.buffer == uint16_t(Buffer::kCell)) continue;
+      COLL_CHECK(!call_.across || o.rank == rank_ || i < targets, "ScheduleError",
+                 "a plan that reads private memory writes to rank ", o.rank);
       const Layout layout = o.buffer == uint16_t(Buffer::kIn) ? call_.in_layout : call_.out_layout;
       COLL_CHECK(layout != Layout::kOwn ||
                      (o.chunk >= o.rank * share && o.chunk + instr.count <= (o.rank + 1) * share),
@@ -213,6 +215,10 @@ std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geom
   call->fingerprint = fingerprint_of(cookie, call->descriptor, call->count);
   const uint64_t all_bytes = (call->in_bytes + call->out_bytes) * geometry.world_size;
   call->streams = all_bytes >= last_cache_bytes() * 3 / 2;
+  if (const BoundCall* other = call->alternative.get()) {
+    COLL_CHECK(other->across && other->count == call->count && !call->plan->direct && !call->tiny,
+               "ScheduleError", "this call cannot have that alternative");
+  }
   return call;
 }
 

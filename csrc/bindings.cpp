@@ -11,7 +11,6 @@
 #include "fastcall.h"
 #include "fold.h"
 #include "gil.h"
-#include "mailbox.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -195,10 +194,15 @@ PYBIND11_MODULE(_C, m) {
            "spins"_a = -1)
       .def(
           "bind",
-          [](const Engine& e, std::shared_ptr<Plan> plan, const py::kwargs& numbers) {
-            return e.bind(make_binding(std::move(plan), numbers));
+          [](const Engine& e, std::shared_ptr<Plan> plan, bool across,
+             std::shared_ptr<BoundCall> alternative, const py::kwargs& numbers) {
+            Binding binding = make_binding(std::move(plan), numbers);
+            binding.across = across;
+            binding.alternative = std::move(alternative);
+            return e.bind(std::move(binding));
           },
-          "plan"_a)
+          "plan"_a, "across"_a = false, "alternative"_a = nullptr)
+      .def("reads", &Engine::reads)
       .def("site", [](Engine& e, std::string_view text) { return e.site(text); })
       .def(
           "run",
@@ -230,21 +234,5 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("iteration", &Engine::iteration);
   add_fastcall(m);
   add_method(m);
-  py::class_<Mailboxes>(m, "Mailboxes")
-      .def(py::init<std::shared_ptr<Engine>>(), "engine"_a)
-      .def(
-          "send",
-          [](Mailboxes& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst,
-             uint32_t tag, double timeout_s) {
-            box.send(reinterpret_cast<void*>(data), nbytes, type, dst, tag, timeout_s);
-          },
-          Release())
-      .def(
-          "recv",
-          [](Mailboxes& box, uintptr_t data, uint64_t nbytes, uint32_t type, int32_t src,
-             uint32_t tag, double timeout_s) {
-            return box.recv(reinterpret_cast<void*>(data), nbytes, type, src, tag, timeout_s);
-          },
-          Release());
-  bind_postbox(m);
+  bind_mail(m);
 }

@@ -16,10 +16,10 @@ bool check_signals(void* context);
 // layout_out, descriptor, scale_n, scale_at_exit, extents.
 Binding make_binding(std::shared_ptr<Plan> plan, const pybind11::kwargs& numbers);
 
-void bind_arrays(pybind11::module_& m);   // bindings_arrays.cpp
-void bind_memory(pybind11::module_& m);   // bindings_memory.cpp
-void bind_optim(pybind11::module_& m);    // bindings_optim.cpp
-void bind_postbox(pybind11::module_& m);  // bindings_postbox.cpp
-void bind_mpi(pybind11::module_& m);      // bindings_mpi.cpp
+void bind_arrays(pybind11::module_& m);  // bindings_arrays.cpp
+void bind_memory(pybind11::module_& m);  // bindings_memory.cpp
+void bind_optim(pybind11::module_& m);   // bindings_optim.cpp
+void bind_mail(pybind11::module_& m);    // bindings_mail.cpp
+void bind_mpi(pybind11::module_& m);     // bindings_mpi.cpp
 
 }  // namespace pycoll

@@ -40,7 +40,9 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
   control_->claim(rank_);
   block_ = &control_->block(rank_);
   site("");
-  if (!options_.threads_as_ranks) keeper_ = std::make_unique<Keeper>(&block_->life, world_size_);
+  if (options_.threads_as_ranks) return;
+  peer_memory_ = std::make_unique<PeerMemory>(control_, rank_);
+  keeper_ = std::make_unique<Keeper>(&block_->life, world_size_);
 }
 
 Engine::~Engine() {
@@ -84,7 +86,7 @@ uint32_t Engine::site(std::string_view text) {
 Engine::Job Engine::prepare(const BoundCall& call, const void* in, void* out, uint32_t site,
                             double timeout_s) {
   Job job{&call, in, out, 0, 0, site, timeout_s, true, nullptr};
-  if (!call.plan->direct) return job;
+  if (!call.plan->direct || call.across) return job;
   const auto offset = [&](const void* array, uint64_t nbytes) -> uint64_t {
     if (array == nullptr) return 0;
     const auto found = heap_ == nullptr ? std::nullopt : heap_->offset_of(array, nbytes);

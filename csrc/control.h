@@ -23,7 +23,7 @@ static_assert(std::endian::native == std::endian::little, "the flag word is spli
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-inline constexpr uint32_t kAbiVersion = 1;
+inline constexpr uint32_t kAbiVersion = 2;
 inline constexpr uint32_t kMaxWorldSize = 4096;
 inline constexpr size_t kPayloadBytes = 40;  // of a flag line
 inline constexpr uint32_t kRecords = 64;     // calls remembered per rank
@@ -95,6 +95,7 @@ struct alignas(4096) RankBlock {
   std::atomic<int32_t> pid;
   std::atomic<int32_t> tid;
   std::atomic<uint64_t> starttime;  // field 22 of /proc/pid/stat: tells a reused pid
+  std::atomic<uint64_t> word_at;    // address in that process; see PeerMemory
   // Progress. The waiting fields are set only when a wait takes long.
   alignas(128) std::atomic<uint64_t> call_seq;  // the newest record
   std::atomic<int32_t> waiting_peer;            // -1: waits for nobody

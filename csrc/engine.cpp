@@ -9,15 +9,19 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Payload of the flag line in direct plans: where the rank's arrays lie in the heap. The check word
-// tells it from the bytes that a rank in another call may have put there.
-struct DirectPayload {
-  uint64_t in_offset, out_offset, check;
+// Payload of the flag line in direct plans: where the rank's arrays lie in the heap, or in its own
+// memory if the call is across. The check word tells it from the bytes that a rank in another call
+// may have put there. Calls with an alternative tell times, whichever plan they run.
+struct Payload {
+  uint64_t in, out, check;
+  ToldTimes times;
   uint64_t checksum(uint32_t fingerprint) const {
-    return in_offset * 0x9E3779B97F4A7C15 ^ (out_offset + fingerprint) * 0xBF58476D1CE4E5B9;
+    return in * 0x9E3779B97F4A7C15 ^ (out + fingerprint) * 0xBF58476D1CE4E5B9;
   }
 };
-static_assert(sizeof(DirectPayload) <= kPayloadBytes);
+static_assert(sizeof(Payload) <= kPayloadBytes);
+
+constexpr size_t kMaxChoices = 1024;
 
 // Waits with something else under way, which nobody wakes us for.
 constexpr WaitPolicy kBusy = {
@@ -52,7 +56,33 @@ void Engine::begin_call(uint64_t descriptor, uint64_t count, uint32_t site, doub
 }
 
 void Engine::execute(const Job& job) {
-  const BoundCall& call = *job.call;
+  if (job.call->alternative != nullptr) return run_chosen(job);
+  choice_.reset();
+  run_segments(job, *job.call);
+}
+
+// Runs a call that has an alternative, or the alternative.
+void Engine::run_chosen(const Job& job) {
+  const uint32_t key = job.call->fingerprint;
+  const auto known = choices_.find(key);
+  choice_ = known == choices_.end() ? CopyChoice{} : known->second;
+  told_ = choice_->begin(peer_memory_ != nullptr && peer_memory_->able());
+  timed_ = choice_->timed();
+  work_ns_ = 0;
+  run_segments(job, choice_->reads() ? *job.call->alternative : *job.call);
+  if (peer_memory_ != nullptr) peer_memory_->probe();
+  choice_->end(work_ns_);
+  // Only calls that have succeeded count, which they have done on every rank.
+  if (known == choices_.end() && choices_.size() == kMaxChoices) choices_.clear();
+  choices_.insert_or_assign(key, *choice_);
+}
+
+bool Engine::reads(const BoundCall& call) const {
+  const auto known = choices_.find(call.fingerprint);
+  return known != choices_.end() && known->second.reads();
+}
+
+void Engine::run_segments(const Job& job, const BoundCall& call) {
   fingerprint_ = call.fingerprint;
   begin_call(call.descriptor, call.count, job.site, job.timeout_s, job.signals);
   call_ = &call;
@@ -68,6 +98,9 @@ void Engine::execute(const Job& job) {
     if (segment + 1 == call.segments) meet_everybody();
     end_iteration();
   }
+  // A peer that has left without us may have changed its arrays while we read them.
+  if (call.plan->direct && faults_.pending()) [[unlikely]]
+    aborted();
   if (job.detours != nullptr) [[unlikely]]
     copy_all(job.detours->after);
   block_->records[call_seq_ % kRecords].done.store(1, kRelaxed);
@@ -127,16 +160,12 @@ inline void Engine::open_line() {
 }
 
 void Engine::begin_iteration(const Job& job, uint32_t segment) {
-  const BoundCall& call = *job.call;
+  const BoundCall& call = *call_;
   published_ = false;
   gate(segment > 0);
   open_line();
   const uint32_t parity = iteration() & 1;
-  if (call.plan->direct) {
-    DirectPayload payload{job.in_offset, job.out_offset, 0};
-    payload.check = payload.checksum(fingerprint_);
-    std::memcpy(line_->payload, &payload, sizeof(payload));
-  }
+  if (call.plan->direct || choice_) fill_payload(job);
   start_ = segment * call.segment;
   reach_ = std::min(call.segment, call.largest - start_);
   if (call.tiny) {
@@ -148,12 +177,25 @@ void Engine::begin_iteration(const Job& job, uint32_t segment) {
   }
 }
 
+void Engine::fill_payload(const Job& job) {
+  Payload payload{job.in_offset, job.out_offset, 0, told_};
+  if (call_->across) {
+    payload.in = reinterpret_cast<uintptr_t>(job.in);
+    payload.out = reinterpret_cast<uintptr_t>(job.out);
+  }
+  payload.check = payload.checksum(fingerprint_);
+  std::memcpy(line_->payload, &payload, sizeof(payload));
+}
+
 void Engine::interpret(const Plan& plan) {
   const Operand* operands = plan.operands.data();
+  const bool timed = choice_ && timed_;
   for (const Instr& instr : plan.code) {
     switch (static_cast<Opcode>(instr.op)) {
       case Opcode::kFold:
+        if (timed) work_ns_ -= now_ns();
         fold_pieces(instr, operands + instr.arg);
+        if (timed) work_ns_ += now_ns();
         break;
       case Opcode::kSignal:
         publish(instr.arg);
@@ -274,17 +316,19 @@ void Engine::first_contact(uint32_t peer) {
     faults_.raise(Cause::kMismatch, peer, iteration());
   }
   peers_[peer].seen = iteration();
-  if (call_->plan->direct) map_arrays(peer, line);
+  if (call_->plan->direct || choice_) read_payload(peer, line);
 }
 
-void Engine::map_arrays(uint32_t peer, const FlagLine& line) {
-  DirectPayload payload;
+void Engine::read_payload(uint32_t peer, const FlagLine& line) {
+  Payload payload;
   std::memcpy(&payload, line.payload, sizeof(payload));
   if (payload.check != payload.checksum(fingerprint_)) {
     faults_.raise(Cause::kMismatch, peer, iteration());
   }
-  peers_[peer].in = heap_->at(payload.in_offset);
-  peers_[peer].out = heap_->at(payload.out_offset);
+  if (choice_) choice_->hear(payload.times);
+  if (!call_->plan->direct) return;
+  peers_[peer].in = call_->across ? reinterpret_cast<char*>(payload.in) : heap_->at(payload.in);
+  peers_[peer].out = call_->across ? reinterpret_cast<char*>(payload.out) : heap_->at(payload.out);
 }
 
 // An abort is pending. If ranks disagree on this very iteration, show what we wanted.

@@ -7,13 +7,17 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "cell_stores.h"
 #include "control.h"
+#include "copy_choice.h"
+#include "cross_memory.h"
 #include "fault.h"
+#include "fold.h"
 #include "fork_guard.h"
 #include "heap.h"
 #include "life.h"
@@ -38,6 +42,8 @@ struct PieceTable {
   std::vector<uint64_t> offset, length;  // elements; [world_size * chunks]
 };
 
+struct BoundCall;
+
 // A plan with numbers: everything of a call but the arrays. Two calls match when descriptor and
 // count are equal on all ranks; everything else here must follow from those two.
 struct Binding {
@@ -53,6 +59,11 @@ struct Binding {
   PieceTable in_table, out_table;  // for kTable
   uint32_t scale_n = 0;            // kAvg: what complete folds divide by; 0: world_size
   bool scale_at_exit = false;      // kAvg: no fold divides; this rank's OUT is divided at the end
+  // The plan is direct but the arrays are private: ranks read those of others through the kernel,
+  // and write none.
+  bool across = false;
+  // The same call, across; it runs instead where that turns out to be faster. Results are the same.
+  std::shared_ptr<const BoundCall> alternative{};
 };
 
 // A Binding checked and cut into segments for the engines of one communicator. Immutable.
@@ -126,6 +137,9 @@ class Engine {
   // Checks plan and numbers; throws ScheduleError or ArgumentError. Any thread, any time.
   std::shared_ptr<const BoundCall> bind(Binding binding) const;
 
+  // Whether the next such call would run its alternative. For the thread that makes the calls.
+  bool reads(const BoundCall& call) const;
+
   // Id of a call site text ("file:line function"), to be passed to calls. Not for the hot path:
   // callers keep the id. The last id stands for all texts that found no room.
   uint32_t site(std::string_view text);
@@ -181,7 +195,7 @@ class Engine {
     const BoundCall* call;
     const void* in;
     void* out;
-    uint64_t in_offset, out_offset;  // in the heap, direct plans only
+    uint64_t in_offset, out_offset;  // in the heap, of a direct plan
     uint32_t site;
     double timeout_s;
     bool signals;  // runs on a thread of the caller
@@ -189,7 +203,7 @@ class Engine {
   };
   struct Peer {
     uint64_t seen;   // newest iteration of this peer that was compared with ours
-    char *in, *out;  // its arrays in our mapping, as of iteration `seen`
+    char *in, *out;  // its arrays as of iteration `seen`: in our mapping, or across in its own
   };
 
   void check_usable() const;
@@ -202,7 +216,10 @@ class Engine {
   void execute_refusal(std::string_view text, uint32_t site, double timeout_s, bool signals);
   void begin_call(uint64_t descriptor, uint64_t count, uint32_t site, double timeout_s,
                   bool signals);
+  void run_segments(const Job& job, const BoundCall& call);
+  void run_chosen(const Job& job);
   void begin_iteration(const Job& job, uint32_t segment);
+  void fill_payload(const Job& job);
   void interpret(const Plan& plan);
   void end_iteration();
   void open_line();
@@ -216,7 +233,7 @@ class Engine {
   void await(uint32_t peer, uint32_t step);
   void await_slow(uint32_t peer, uint32_t step);
   void first_contact(uint32_t peer);
-  void map_arrays(uint32_t peer, const FlagLine& line);
+  void read_payload(uint32_t peer, const FlagLine& line);
   Sight watch(uint32_t peer, uint64_t iteration, uint32_t step, uint32_t fingerprint);
   bool check_call(uint32_t peer, uint32_t position, Pulse pulse);
   static Sight look(uint64_t flag, uint32_t want, uint32_t fingerprint);
@@ -228,6 +245,9 @@ class Engine {
   void fold_pieces(const Instr& instr, const Operand* operands);
   void fold_range(const Instr& instr, const Operand* operands, uint32_t k, uint32_t chunks);
   void copy_to_cell(void* cell, const void* src, uint64_t nbytes);
+  void fold_across(const Instr& instr, const Operand* operands, const FoldSpec& spec,
+                   uint64_t length);
+  void read_peer(uint32_t peer, void* to, const void* from, uint64_t nbytes);
   char* resolve(const Operand& operand, uint32_t k, uint32_t chunks, uint64_t& length) const;
   bool contiguous(const Instr& instr, const Operand* operands) const;
   void scale_out();
@@ -250,6 +270,12 @@ class Engine {
   char* cells_ = nullptr;    // slot 0 of rank 0
   uint64_t cell_pitch_ = 0;  // bytes between the cells of ranks
   CellStores cell_stores_;
+  std::optional<CopyChoice> choice_;  // of the running call, if it has an alternative
+  ToldTimes told_;                    // by this rank in it
+  bool timed_ = false;                // work_ns_ counts
+  uint64_t work_ns_ = 0;
+  std::unordered_map<uint32_t, CopyChoice> choices_;  // by fingerprint
+  std::unique_ptr<PeerMemory> peer_memory_;           // null: ranks are threads
   std::unique_ptr<Peer[]> peers_;
   std::unique_ptr<const void*[]> srcs_;
   std::unique_ptr<void*[]> dsts_;

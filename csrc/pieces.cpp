@@ -5,6 +5,13 @@
 #include "fold.h"
 
 namespace pycoll {
+namespace {
+
+constexpr uint64_t kMostAcross = 256 << 10, kLeastAcross = 16 << 10;  // bytes read at once to fold
+constexpr uint64_t kDeathNs = 2'000'000'000;
+constexpr WaitPolicy kPatient = {.spins = 100, .yield_us = 100};
+
+}  // namespace
 
 // Address of chunks [k, k + chunks) of a piece; lowers `length` to the elements they have here.
 inline char* Engine::resolve(const Operand& operand, uint32_t k, uint32_t chunks,
@@ -54,7 +61,7 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
   const auto in_cell = [&](uint32_t i) {
     return operands[i].buffer == static_cast<uint16_t>(Buffer::kCell);
   };
-  if (instr.nsrc == 1 && scale_n == 0) {
+  if (instr.nsrc == 1 && scale_n == 0 && !call.across) {
     const uint64_t nbytes = length * call.elem_bytes;
     for (uint32_t i = 0; i < instr.ndst; ++i) {
       if (in_cell(i) && nbytes >= CellStores::kLeastBytes) {
@@ -71,7 +78,64 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
     past_caches |= uint32_t{past} << i;
   }
   const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n, past_caches};
+  if (call.across) return fold_across(instr, operands - instr.nsrc, spec, length);
   fold(spec, srcs_.get(), instr.nsrc, dsts_.get(), instr.ndst, length);
+}
+
+// A fold of pieces that srcs_ and dsts_ tell, whose sources on other ranks come from their private
+// memory: straight to where a copy goes, otherwise into scratch memory, as much at a time as stays
+// in the cache.
+void Engine::fold_across(const Instr& instr, const Operand* operands, const FoldSpec& spec,
+                         uint64_t length) {
+  const auto away = [&](uint32_t i) {
+    return operands[i].rank != rank_ && operands[i].buffer != uint16_t(Buffer::kCell);
+  };
+  const uint64_t size = call_->elem_bytes;
+  if (instr.nsrc == 1 && spec.scale_n == 0) {
+    const bool far = away(0);
+    if (far) read_peer(operands[0].rank, dsts_[0], srcs_[0], length * size);
+    for (uint32_t i = far; i < instr.ndst; ++i) {
+      copy(dsts_[i], far ? dsts_[0] : srcs_[0], length * size, (spec.nontemporal >> i & 1) != 0);
+    }
+    return;
+  }
+  uint64_t peers = 0;
+  for (uint32_t i = 0; i < instr.nsrc; ++i) peers += away(i);
+  const uint64_t room = std::max(kLeastAcross, kMostAcross / std::max<uint64_t>(1, peers));
+  const uint64_t share = std::min(length, std::max<uint64_t>(1, room / size));
+  char* const scratch = peer_memory_->scratch(peers * share * size);
+  std::vector<const void*> here(instr.nsrc);
+  for (uint64_t done = 0; done < length; done += share) {
+    const uint64_t part = std::min(share, length - done);
+    char* free = scratch;
+    for (uint32_t i = 0; i < instr.nsrc; ++i) {
+      here[i] = static_cast<const char*>(srcs_[i]) + done * size;
+      if (!away(i)) continue;
+      read_peer(operands[i].rank, free, here[i], part * size);
+      here[i] = free;
+      free += share * size;
+    }
+    fold(spec, here.data(), instr.nsrc, dsts_.get(), instr.ndst, part);
+    for (uint32_t i = 0; i < instr.ndst; ++i) {
+      dsts_[i] = static_cast<char*>(dsts_[i]) + part * size;
+    }
+  }
+}
+
+// Copies out of a peer's private memory. Whose process is gone has died, which its life lock tells
+// after a moment at most.
+void Engine::read_peer(uint32_t peer, void* to, const void* from, uint64_t nbytes) {
+  if (peer_memory_->read(peer, to, from, nbytes)) return;
+  const auto never = [] { return false; };
+  const uint64_t end = now_ns() + kDeathNs;
+  wait_until(kPatient, control_->bell(peer, 0), never, [&](Pulse) {
+    if (faults_.pending()) aborted();
+    faults_.check_peers(iteration());
+    return now_ns() >= end;
+  });
+  faults_.raise(Cause::kAbort, rank_, iteration(),
+                "the kernel did not let it read the arrays of rank " + std::to_string(peer) +
+                    "; with PYCOLL_SINGLE_COPY=off pycoll does not");
 }
 
 void Engine::copy_to_cell(void* cell, const void* src, uint64_t nbytes) {

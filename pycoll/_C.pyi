@@ -93,7 +93,10 @@ class Engine:
         scale_n: int,
         scale_at_exit: bool,
         extents: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None,
+        across: bool = False,
+        alternative: BoundCall | None = None,
     ) -> BoundCall: ...
+    def reads(self, call: BoundCall) -> bool: ...
     def site(self, text: str) -> int: ...
     def run(
         self,

@@ -15,6 +15,7 @@ from pycoll.errors import ArgumentError
 VERSION = "0.1.0"
 _T = TypeVar("_T")
 TRANSPORTS = ("auto", "mpi")
+SINGLE_COPY = ("auto", "off")
 DEVICE_TRANSPORTS = ("auto", "cuda", "nccl")
 FOREVER_S = 1e9  # 30 years; what a timeout of infinity stands for, as kForever of csrc/calls.cpp
 _ADDRESSES = 1 << 47  # bytes that a process can address
@@ -36,6 +37,9 @@ class Config:
             for everything (``PYCOLL_TRANSPORT``).
         tuning: Measured times that choose algorithms (``PYCOLL_TUNING``): ``auto`` for the file
             `tuning_path` if it is there, ``off``, or the path of a file. Rank 0's counts for all.
+        single_copy: ``auto``: ranks of one host read large private arrays of each other through the
+            kernel where that is faster than through shared memory; ``off``: they never do
+            (``PYCOLL_SINGLE_COPY``).
         device_transport: For arrays on CUDA devices: ``cuda`` (peer memory, one host), ``nccl``, or
             ``auto``: peer memory where ranks share a host (``PYCOLL_DEVICE_TRANSPORT``).
         device_heap_bytes: Capacity of a rank's part of the symmetric device heap, taken when the
@@ -47,6 +51,7 @@ class Config:
     heap_bytes: int = 16 << 30
     transport: str = "auto"
     tuning: str = field(default="auto", repr=False)
+    single_copy: str = "auto"
     device_transport: str = "auto"
     device_heap_bytes: int = 1 << 30
 
@@ -73,7 +78,11 @@ class Config:
             raise ArgumentError(
                 f"tuning is {self.tuning!r}; accepted: auto, off, or the path of a table"
             )
-        choices = {"transport": TRANSPORTS, "device_transport": DEVICE_TRANSPORTS}
+        choices = {
+            "transport": TRANSPORTS,
+            "single_copy": SINGLE_COPY,
+            "device_transport": DEVICE_TRANSPORTS,
+        }
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise ArgumentError(
@@ -97,6 +106,7 @@ class Config:
             heap_bytes=_read(environ, "PYCOLL_HEAP_BYTES", parse_bytes, cls.heap_bytes),
             transport=_read(environ, "PYCOLL_TRANSPORT", str, cls.transport),
             tuning=_read(environ, "PYCOLL_TUNING", str, cls.tuning),
+            single_copy=_read(environ, "PYCOLL_SINGLE_COPY", str, cls.single_copy),
             device_transport=_read(environ, "PYCOLL_DEVICE_TRANSPORT", str, cls.device_transport),
             device_heap_bytes=_read(
                 environ, "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes, cls.device_heap_bytes

@@ -246,3 +246,9 @@ def new_like(v: ArrayView, shape: tuple[int, ...]) -> Any:
     if hasattr(v.source, "new_empty"):
         return v.source.new_empty(shape)
     return np.empty(shape, v.array.dtype)
+
+
+def overlap(a: ArrayView, b: ArrayView) -> bool:
+    """Whether two contiguous arrays have memory in common."""
+    apart = a.pointer + a.array.nbytes <= b.pointer or b.pointer + b.array.nbytes <= a.pointer
+    return not apart and min(a.array.nbytes, b.array.nbytes) > 0

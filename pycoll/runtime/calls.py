@@ -13,11 +13,12 @@ import numpy as np
 
 from pycoll.config import FOREVER_S
 from pycoll.errors import ArgumentError
-from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
+from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, overlap, view
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.plans import CallSpec, Extents, PlanCache
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.select import Choice, select
+from pycoll.runtime.single_copy import with_alternative
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind, Order, ReduceOp
@@ -219,6 +220,8 @@ class Caller:
             order=Order[(choice.order or "any").upper()],
             root=root,
         )
+        if request.algorithm is None:
+            spec = with_alternative(spec, choice)
         keep = (source and source.source, source and source.array, target and target.source)
         plain = isinstance(typed.source, np.ndarray) and (
             source is None or in_ptr == view(source.source, "x").pointer
@@ -258,12 +261,6 @@ class Caller:
             prepared.out_ptr, prepared.scatters = written.address, (written,)
             prepared.gathers += (written,)
         prepared.plain = prepared.plain and not prepared.gathers
-
-
-def overlap(a: ArrayView, b: ArrayView) -> bool:
-    """Whether two contiguous arrays have memory in common."""
-    apart = a.pointer + a.array.nbytes <= b.pointer or b.pointer + b.array.nbytes <= a.pointer
-    return not apart and min(a.array.nbytes, b.array.nbytes) > 0
 
 
 def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Extents) -> CallSpec:

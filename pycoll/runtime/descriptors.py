@@ -9,15 +9,16 @@ from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.ir import Algorithm
 
 FLAG_DIRECT = 4
+FLAG_READ = 8  # ranks may read each other's private arrays; with FLAG_DIRECT: this call does
 CUSTOM = 0x200  # from here on numbers stand for algorithms outside the registry
 TWO_LEVELS = 0x3FE  # for a call in two levels: see pycoll.runtime.hierarchy
 
 
-def descriptor(
-    kind: int, dtype: int, op: int, order: int, direct: bool, root: int, algorithm: int
-) -> int:
-    """Pack what all ranks of a call must agree on into 64 bits; see docs/architecture.md."""
-    flags = order | (FLAG_DIRECT if direct else 0)
+def descriptor(kind: int, dtype: int, op: int, flags: int, root: int, algorithm: int) -> int:
+    """Pack what all ranks of a call must agree on into 64 bits; see docs/architecture.md.
+
+    The flags are an order, and some of `FLAG_DIRECT` and `FLAG_READ`.
+    """
     return kind | dtype << 8 | op << 16 | flags << 24 | root << 32 | algorithm << 48
 
 

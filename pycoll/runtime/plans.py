@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
 from pycoll.errors import ArgumentError
-from pycoll.runtime.descriptors import algorithm_number, descriptor
+from pycoll.runtime.descriptors import FLAG_DIRECT, FLAG_READ, algorithm_number, descriptor
 from pycoll.runtime.reports import raising
 from pycoll.runtime.tuning import World
 from pycoll.schedule.collectives import COLLECTIVES, OWN, Collective
@@ -114,6 +114,8 @@ class CallSpec:
         order: Reduction order.
         root: Root rank, or 0.
         told: Code of the caller's element type where it is another one.
+        across: Peers read the users' arrays, which are private, through the kernel.
+        alternative: The same call across; it runs instead where that is faster.
     """
 
     kind: Kind
@@ -128,11 +130,15 @@ class CallSpec:
     order: Order = Order.ANY
     root: int = 0
     told: int | None = None
+    across: bool = False
+    alternative: CallSpec | None = None
 
     def descriptor(self, algorithm: int, direct: bool) -> int:
         """Return what all ranks of the call must agree on."""
         dtype = self.dtype if self.told is None else self.told
-        return descriptor(self.kind, dtype, self.op, self.order, direct, self.root, algorithm)
+        flags = self.order | (FLAG_DIRECT if direct else 0)
+        flags |= FLAG_READ if self.across or self.alternative else 0
+        return descriptor(self.kind, dtype, self.op, flags, self.root, algorithm)
 
 
 def barrier_spec(algorithm: Algorithm) -> CallSpec:
@@ -151,6 +157,7 @@ class PlanCache:
         messages: Ranks send messages; otherwise they share memory.
         one_host: All ranks are on one host.
         world: What was measured with ranks in these places, or None.
+        single_copy: Calls may have alternatives that read private arrays.
     """
 
     engine: Any
@@ -159,6 +166,7 @@ class PlanCache:
     messages: bool = False
     one_host: bool = True
     world: World | None = None
+    single_copy: bool = False
     _plans: dict = field(default_factory=dict)
     _bindings: dict = field(default_factory=dict)
 
@@ -171,6 +179,8 @@ class PlanCache:
         """Return the binding of a call, compiling its plan the first time."""
         if extents is not None:
             return self._make(spec, extents)
+        if spec.alternative and not self.single_copy:
+            spec = replace(spec, alternative=None)
         found = self._bindings.get(spec)
         if found is None:
             if len(self._bindings) >= _MAX_BINDINGS:
@@ -210,6 +220,9 @@ class PlanCache:
         extents = extents or blocks_in_chunks(spec.count, self.world_size, chunks, promise)
         if extents:
             numbers |= {"layout_in": LAYOUT_TABLE, "layout_out": LAYOUT_TABLE}
+        if spec.across or spec.alternative:
+            other = spec.alternative and self._make(spec.alternative, None)
+            numbers |= {"across": spec.across, "alternative": other}
         return raising(
             self._bind_of(promise, segment),
             plan,

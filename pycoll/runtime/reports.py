@@ -11,7 +11,7 @@ from typing import Any
 
 from pycoll import _C, errors
 from pycoll.algorithms import ALGORITHMS
-from pycoll.runtime.descriptors import FLAG_DIRECT, TWO_LEVELS
+from pycoll.runtime.descriptors import FLAG_DIRECT, FLAG_READ, TWO_LEVELS
 from pycoll.schedule.plan import DONE, ENTERED, FAILED
 from pycoll.types import Kind, Order, ReduceOp, type_name
 
@@ -22,6 +22,12 @@ _STATES = {
     "R": "running",
     "S": "sleeping",
     "Z": "dead, not yet reaped",
+}
+_MEMORY = {
+    0: "private",
+    FLAG_READ: "private or peers'",
+    FLAG_DIRECT | FLAG_READ: "peers'",
+    FLAG_DIRECT: "symmetric",
 }
 _OTHER = {TWO_LEVELS: "two_levels"}
 _REDUCING = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_V)
@@ -55,7 +61,7 @@ class Call:
             op=_name(ReduceOp, op) if kind in _REDUCING else "",
             order=_name(Order, flags & 3) if kind in _REDUCING else "",
             root=word >> 32 & 0xFFFF,
-            memory="symmetric" if flags & FLAG_DIRECT else "private",
+            memory=_MEMORY[flags & (FLAG_DIRECT | FLAG_READ)],
             algorithm=f"{ALGORITHMS[index].name if known else _OTHER.get(index, 'custom')}"
             f"#{number >> 10 if known or index in _OTHER else number:x}",
             count=count,

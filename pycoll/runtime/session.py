@@ -62,7 +62,8 @@ class Session(TaggedMessages):
         engine = raising(
             _C.Engine, control, memory.heap, rank, timeout_s=config.timeout_s, threads=threads
         )
-        caller = Caller(PlanCache(engine, rank, world_size), memory)
+        reads = config.single_copy == "auto"
+        caller = Caller(PlanCache(engine, rank, world_size, single_copy=reads), memory)
         self._open(rank, world_size, config, engine, _C.Mailboxes(engine), caller)
 
     tuning: Tuning | None = None  # what measurement says about the choice of algorithms

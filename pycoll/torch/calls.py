@@ -15,6 +15,7 @@ from pycoll.runtime.plans import CallSpec, barrier_spec
 from pycoll.runtime.prepared import Prepared
 from pycoll.runtime.select import select
 from pycoll.runtime.session import Session
+from pycoll.runtime.single_copy import with_alternative
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.torch.arguments import check_memory
 from pycoll.torch.sites import Sites
@@ -263,7 +264,7 @@ class Calls:
             order=Order[(choice.order or "any").upper()],
             root=root if COLLECTIVES[collective].rooted else 0,
         )
-        bound = self._ready(spec)
+        bound = self._ready(with_alternative(spec, choice))
         if choice.direct:
             self._direct.add(bound)
         return bound

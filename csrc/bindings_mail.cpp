@@ -1,15 +1,32 @@
-// The part of pycoll._C for messages in the background.
+// The part of pycoll._C for messages between two ranks.
 #include <pybind11/pybind11.h>
 
 #include "gil.h"
+#include "mailbox.h"
 #include "postbox.h"
 
 namespace py = pybind11;
 namespace pycoll {
 
-void bind_postbox(py::module_& m) {
+void bind_mail(py::module_& m) {
   using namespace pybind11::literals;
   using Release = py::call_guard<Unlocked>;
+  py::class_<Mailboxes>(m, "Mailboxes")
+      .def(py::init<std::shared_ptr<Engine>>(), "engine"_a)
+      .def(
+          "send",
+          [](Mailboxes& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst,
+             uint32_t tag, double timeout_s) {
+            box.send(reinterpret_cast<void*>(data), nbytes, type, dst, tag, timeout_s);
+          },
+          Release())
+      .def(
+          "recv",
+          [](Mailboxes& box, uintptr_t data, uint64_t nbytes, uint32_t type, int32_t src,
+             uint32_t tag, double timeout_s) {
+            return box.recv(reinterpret_cast<void*>(data), nbytes, type, src, tag, timeout_s);
+          },
+          Release());
   py::class_<Postbox>(m, "Postbox")
       .def(py::init<std::shared_ptr<Engine>>(), "engine"_a)
       .def(

@@ -1,0 +1,76 @@
+// Which way large ordinary arrays go from rank to rank: through cells, or straight out of their
+// owner's memory.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+
+namespace pycoll {
+
+// What a rank tells its peers of one kind of call, in the flag line: nanoseconds that it has worked
+// in such a call, waits apart. 0: not known yet; kNever: it cannot.
+struct ToldTimes {
+  static constexpr float kNever = std::numeric_limits<float>::infinity();
+  float staged = 0, read = 0;
+
+  void worse_of(const ToldTimes& other) {
+    staged = std::max(staged, other.staged);
+    read = std::max(read, other.read);
+  }
+};
+
+// The choice between two plans for the calls of one descriptor and count.
+//
+// Which is faster depends on the pages that arrays lie on, on whether their bytes change between
+// calls and on how far apart cores are; nobody tells that, and it changes. So both are tried, and
+// one call out of many goes on trying the other. The rank with most work decides. Every rank makes
+// the same choice, since it depends on nothing but what all ranks have told in calls that have
+// succeeded, which they do on all ranks or on none. Not thread-safe.
+class CopyChoice {
+ public:
+  // Whether the next call reads its peers' arrays.
+  bool reads() const { return reads_; }
+  // Whether somebody should time the work of the next call.
+  bool timed() const { return calls_ < kFirst || probes() || calls_ % kTimedEvery == 0; }
+
+  // Begins a call; what this rank tells in it. `able`: it can read its peers' memory.
+  ToldTimes begin(bool able) {
+    told_ = {best(kStaged), able ? best(kRead) : ToldTimes::kNever};
+    return worst_ = told_;
+  }
+  // What a peer tells in this call.
+  void hear(const ToldTimes& peer) { worst_.worse_of(peer); }
+
+  // Ends a call that has succeeded. `work_ns`: what it took if it was timed.
+  void end(uint64_t work_ns) {
+    if (timed()) times_[reads_][counts_[reads_]++ % kKept] = std::max(1.0F, float(work_ns));
+    ++calls_;
+    reads_ = worst_.read < ToldTimes::kNever && wanted();
+  }
+
+ private:
+  enum Way : bool { kStaged = false, kRead = true };
+  static constexpr uint64_t kKept = 3, kFirst = 4, kTimedEvery = 4, kProbeEvery = 128;
+  static constexpr float kClearly = 0.9F;  // reading has waits of its own, which nobody times
+
+  bool probes() const { return calls_ % kProbeEvery == kProbeEvery / 2; }
+  bool wanted() const {
+    if (calls_ < kFirst) return calls_ >= kFirst / 2;
+    return (worst_.read < kClearly * worst_.staged) != probes();
+  }
+  // An interrupt or a cold cache makes work slow, nothing makes it fast.
+  float best(Way way) const {
+    const auto end = times_[way].begin() + std::min(counts_[way], kKept);
+    return end == times_[way].begin() ? 0 : *std::min_element(times_[way].begin(), end);
+  }
+
+  bool reads_ = false;
+  uint64_t calls_ = 0;
+  std::array<uint64_t, 2> counts_{};
+  std::array<std::array<float, kKept>, 2> times_{};
+  ToldTimes told_, worst_;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,64 @@
+#include "cross_memory.h"
+
+#include <cerrno>
+
+#include "control.h"
+
+#ifdef __linux__
+#include <sys/uio.h>
+#endif
+
+namespace pycoll {
+
+bool read_process(int32_t pid, void* to, const void* from, uint64_t nbytes) {
+#ifdef __linux__
+  char* target = static_cast<char*>(to);
+  const char* source = static_cast<const char*>(from);
+  while (nbytes > 0) {
+    const iovec here{target, nbytes}, there{const_cast<char*>(source), nbytes};
+    const ssize_t copied = process_vm_readv(pid, &here, 1, &there, 1, 0);
+    if (copied <= 0) {
+      if (copied < 0 && errno == EINTR) continue;
+      return false;
+    }
+    target += copied;
+    source += copied;
+    nbytes -= static_cast<uint64_t>(copied);
+  }
+  return true;
+#else
+  return (void)pid, (void)to, (void)from, nbytes == 0;
+#endif
+}
+
+PeerMemory::PeerMemory(std::shared_ptr<ControlSegment> control, uint32_t rank)
+    : control_(std::move(control)), rank_(rank), word_(control_->cookie() ^ ~uint64_t{rank}) {
+  control_->block(rank_).word_at.store(reinterpret_cast<uintptr_t>(&word_),
+                                       std::memory_order_release);
+}
+
+void PeerMemory::probe() {
+  if (probed_) return;
+  probed_ = true;
+  for (uint32_t peer = 0; peer < control_->geometry().world_size; ++peer) {
+    if (peer == rank_) continue;
+    const uintptr_t at = control_->block(peer).word_at.load(std::memory_order_acquire);
+    uint64_t word = 0;
+    const bool found = read(peer, &word, reinterpret_cast<const void*>(at), sizeof(word));
+    able_ = able_ && found && word == (control_->cookie() ^ ~uint64_t{peer});
+  }
+}
+
+bool PeerMemory::read(uint32_t peer, void* to, const void* from, uint64_t nbytes) const {
+  return read_process(control_->block(peer).pid.load(std::memory_order_relaxed), to, from, nbytes);
+}
+
+char* PeerMemory::scratch(uint64_t nbytes) {
+  if (scratch_bytes_ < nbytes) {
+    scratch_ = std::make_unique_for_overwrite<char[]>(nbytes);
+    scratch_bytes_ = nbytes;
+  }
+  return scratch_.get();
+}
+
+}  // namespace pycoll

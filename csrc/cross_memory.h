@@ -1,0 +1,44 @@
+// Reading the private memory of other ranks of this host: "cross-memory attach".
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+namespace pycoll {
+
+class ControlSegment;
+
+// Copies nbytes at `from`, an address of process `pid`, to `to`. False if the kernel refuses:
+// there is no such process or no such memory, or it is forbidden (Yama, a container). Part of the
+// bytes may have been copied then. Linux only; elsewhere always false.
+bool read_process(int32_t pid, void* to, const void* from, uint64_t nbytes);
+
+// The memory of the other ranks of a communicator as one rank reads it. Not thread-safe.
+class PeerMemory {
+ public:
+  // Shows the peers a word by which they find out whether they can read this rank's memory.
+  PeerMemory(std::shared_ptr<ControlSegment> control, uint32_t rank);
+  PeerMemory(const PeerMemory&) = delete;
+  PeerMemory& operator=(const PeerMemory&) = delete;
+
+  // False once it is known that some peer's memory cannot be read.
+  bool able() const { return able_; }
+  // Finds it out, once. Every peer must have made its PeerMemory.
+  void probe();
+
+  bool read(uint32_t peer, void* to, const void* from, uint64_t nbytes) const;
+
+  // At least nbytes to read into, until it is called again.
+  char* scratch(uint64_t nbytes);
+
+ private:
+  std::shared_ptr<ControlSegment> control_;
+  uint32_t rank_;
+  uint64_t word_;  // what peers read; nobody knows it who has not been told
+  bool able_ = true, probed_ = false;
+  std::unique_ptr<char[]> scratch_;
+  uint64_t scratch_bytes_ = 0;
+};
+
+}  // namespace pycoll

@@ -1,0 +1,97 @@
+// How ranks choose between cells and each other's memory, with work whose times are made up.
+#include <vector>
+
+#include "calls.h"
+#include "copy_choice.h"
+
+namespace {
+
+using namespace calls;
+
+struct Rank {
+  CopyChoice choice{};
+  bool able = true;
+  uint64_t staged_ns = 0, read_ns = 0;
+};
+
+// Makes one call: every rank hears the others. Returns whether it read, which all ranks agree on.
+bool call(std::vector<Rank>& ranks) {
+  const bool reads = ranks[0].choice.reads();
+  std::vector<ToldTimes> told;
+  for (Rank& rank : ranks) told.push_back(rank.choice.begin(rank.able));
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    Rank& rank = ranks[i];
+    expect(rank.choice.reads() == reads, "all ranks choose the same");
+    for (size_t peer = 0; peer < ranks.size(); ++peer) {
+      if (peer != i) rank.choice.hear(told[peer]);
+    }
+    rank.choice.end(rank.choice.timed() ? (reads ? rank.read_ns : rank.staged_ns) : 0);
+  }
+  return reads;
+}
+
+int reads_of(std::vector<Rank>& ranks, int calls) {
+  int reads = 0;
+  for (int i = 0; i < calls; ++i) reads += call(ranks);
+  return reads;
+}
+
+void both_are_tried() {
+  std::vector<Rank> ranks(3, Rank{{}, true, 50'000, 60'000});
+  expect(reads_of(ranks, 2) == 0, "cells come first");
+  expect(reads_of(ranks, 2) == 2, "then each other's memory");
+  expect(reads_of(ranks, 1'280) == 10, "one call out of 128 goes on trying");
+}
+
+void reading_is_faster() {
+  std::vector<Rank> ranks(2, Rank{{}, true, 50'000, 20'000});
+  reads_of(ranks, 4);
+  expect(reads_of(ranks, 1'280) == 1'270, "one call out of 128 goes through cells");
+}
+
+void the_busiest_rank_decides() {
+  std::vector<Rank> ranks(4, Rank{{}, true, 50'000, 1'000});
+  ranks[2].read_ns = 80'000;
+  reads_of(ranks, 4);
+  expect(reads_of(ranks, 128) == 1, "one rank would hold all others up");
+}
+
+void one_rank_cannot() {
+  std::vector<Rank> ranks(3, Rank{{}, true, 50'000, 1'000});
+  ranks[1].able = false;
+  expect(reads_of(ranks, 1'000) == 0, "nobody reads then");
+}
+
+void times_that_change() {
+  std::vector<Rank> ranks(2, Rank{{}, true, 50'000, 20'000});
+  for (int round = 0; round < 5; ++round) {
+    for (Rank& rank : ranks) rank.read_ns = 20'000;
+    reads_of(ranks, 640);
+    expect(reads_of(ranks, 128) == 127, "reading is faster again");
+    for (Rank& rank : ranks) rank.read_ns = 90'000;
+    reads_of(ranks, 640);
+    expect(reads_of(ranks, 128) == 1, "cells are faster again");
+  }
+}
+
+void interrupts() {
+  std::vector<Rank> ranks(2, Rank{{}, true, 50'000, 20'000});
+  reads_of(ranks, 4);
+  int reads = 0;
+  for (int i = 0; i < 1'280; ++i) {
+    for (Rank& rank : ranks) rank.read_ns = i % 3 == 0 ? 900'000 : 20'000;
+    reads += call(ranks);
+  }
+  expect(reads > 1'200, "work that was interrupted says little");
+}
+
+}  // namespace
+
+int main() {
+  return main_of({{"both are tried", both_are_tried},
+                  {"reading is faster", reading_is_faster},
+                  {"the busiest rank decides", the_busiest_rank_decides},
+                  {"one rank cannot", one_rank_cannot},
+                  {"times that change", times_that_change},
+                  {"interrupts", interrupts}});
+}

@@ -1,0 +1,261 @@
+"""Large private arrays, which peers may read where they lie: the same results, errors and bits.
+
+Of equal calls the first two go through cells, the next two read, and then the faster way is taken.
+"""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import oracle
+from cases import IN_PLACE, MOVING, PRIVATE, REDUCING, ROOTED, make, run_case, run_cases
+from faults import Event, expect
+from pycoll.config import Config
+from pycoll.errors import ArgumentError, MismatchError, PeerLost, PeerRejected, Revoked
+from pycoll.testing import run_processes, run_threads
+
+EQUAL_CALLS = 5
+READING = [c for c in REDUCING + MOVING if c != "gather"]
+LARGE = 50_001  # elements of any type and world: 64 KiB or more in the full vector
+
+
+def bindings(comm):
+    """Return the bound calls of a communicator that have an alternative, with its engine."""
+    session = comm._session
+    return session.engine, [
+        bound for spec, bound in session._caller.plans._bindings.items() if spec.alternative
+    ]
+
+
+def reads(comm):
+    """Return how many kinds of call would read their peers' memory next."""
+    engine, found = bindings(comm)
+    return sum(engine.reads(bound) for bound in found)
+
+
+def ordered(case, order):
+    """Let a case ask for an order."""
+    case.options["order"] = order
+    return case
+
+
+def repeated(comm, cases):
+    """Run each case several times; return what is wrong, and how often ranks have read."""
+    wrong, before = [], 0
+    for case in cases:
+        wrong += run_cases(comm, [case] * 2)
+        before += reads(comm) > 0
+        wrong += run_cases(comm, [case] * (EQUAL_CALLS - 2))
+    return wrong, before
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+@pytest.mark.parametrize("collective", READING)
+def test_results(collective, n):
+    memories = PRIVATE if collective in IN_PLACE else [m for m in PRIVATE if m != "in_place"]
+    cases = [
+        make(collective, "float32", n, LARGE // 2 + i, memory=memory)
+        for i, memory in enumerate(memories)
+    ]
+    if collective in REDUCING:
+        cases += [
+            ordered(make(collective, name, n, LARGE, order=order, **options), order)
+            for order in ("tree", "rank")
+            for name, options in (("bfloat16", {}), ("float64", {"op": "avg"}), ("int16", {}))
+        ]
+    if collective in ROOTED:
+        cases += [make(collective, "int64", n, LARGE // 3, root=root) for root in range(1, n)]
+    for wrong, read in run_processes(n, repeated, cases, timeout=100):
+        assert wrong == []
+        assert read == len(cases)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_what_has_no_alternative(n):
+    cases = [
+        make("all_reduce", "float32", n, 1000),  # small
+        make("gather", "float32", n, LARGE),  # its root would have to be written to
+        make("all_reduce", "float32", n, LARGE, data=oracle.exact, algorithm="ring"),
+    ]
+    assert run_processes(n, repeated, cases) == [([], 0)] * n
+
+
+def test_threads_and_worlds_of_one_do_not_read():
+    cases = [make("all_gather", "float32", 3, LARGE)]
+    assert run_threads(3, repeated, cases) == [([], 0)] * 3
+    alone = [make("all_gather", "float32", 1, LARGE)]
+    assert run_processes(1, repeated, alone) == [([], 0)]
+
+
+def test_off():
+    config = Config(timeout_s=10, heap_bytes=1 << 26, single_copy="off")
+    cases = [make(c, "float32", 2, LARGE) for c in READING]
+    assert run_processes(2, repeated, cases, config=config) == [([], 0)] * 2
+    with pytest.raises(ArgumentError, match="single_copy is 'on'; accepted: auto, off"):
+        Config(single_copy="on")
+
+
+def test_an_order_that_is_not_pinned():
+    """Its bits must not change from one call to the next."""
+
+    def rank(comm):
+        rng = np.random.default_rng(comm.rank)
+        x = rng.standard_normal(100_000)
+        results = {comm.all_reduce(x, order="any").tobytes() for _ in range(8)}
+        return len(results), bindings(comm)[1]
+
+    assert run_processes(3, rank) == [(1, [])] * 3
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="to become another user takes root")
+def test_one_rank_may_not_read():
+    case = make("all_gather", "float32", 3, LARGE)
+
+    def rank(comm):
+        if comm.rank == 1:
+            os.setuid(65534)
+        return repeated(comm, [case])
+
+    assert run_processes(3, rank) == [([], 0)] * 3
+
+
+def test_calls_that_are_refused_do_not_part_the_ranks():
+    """All ranks go on making the same choice."""
+    case = make("all_to_all", "float32", 3, LARGE)
+
+    def rank(comm):
+        wrong = []
+        for i in range(150):
+            if i % 7 == 3 and comm.rank == i % 3:
+                with pytest.raises(ArgumentError):
+                    comm.all_to_all(np.ones(3 * LARGE, np.float32), out=np.ones(5))
+            elif i % 7 == 3:
+                with pytest.raises(PeerRejected):
+                    run_case(comm, case)
+            else:
+                wrong.append(run_case(comm, case))
+        return set(wrong)
+
+    assert run_processes(3, rank, timeout=60) == [{""}] * 3
+
+
+def test_in_the_background():
+    def rank(comm):
+        works = []
+        for i in range(12):
+            x = np.full(LARGE, comm.rank + i, np.float32)
+            works.append(comm.all_gather(x, async_op=True))
+        return [work.wait().reshape(2, -1)[:, :: LARGE // 2].tolist() for work in works]
+
+    wanted = [[[i] * 3, [i + 1] * 3] for i in range(12)]
+    assert run_processes(2, rank) == [wanted] * 2
+
+
+def test_a_group_of_ranks():
+    def rank(comm):
+        group = comm.split(comm.rank % 2)
+        size = group.world_size
+        results = [group.all_gather(np.full(LARGE, comm.rank, np.float32)) for _ in range(6)]
+        return all(
+            (r.reshape(size, -1)[:, 0] == np.arange(size) * 2 + comm.rank % 2).all()
+            for r in results
+        )
+
+    assert run_processes(4, rank) == [True] * 4
+
+
+@pytest.mark.parametrize("wait", ["all_gather", "all_reduce"])
+def test_a_rank_that_is_killed_while_others_read(wait):
+    event = Event()
+
+    def rank(comm):
+        x = np.ones(16 << 18, np.float32)
+        getattr(comm, wait)(x)
+        if comm.rank == 1:
+
+            def kill():
+                event.happens()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            threading.Timer(0.15, kill).start()
+
+        def call(comm):
+            while True:
+                getattr(comm, wait)(x)
+
+        return expect(comm, PeerLost, call, event)
+
+    first, code, third = run_processes(3, rank, may_die=[1], timeout=60)
+    assert code == -signal.SIGKILL
+    assert first[0] == third[0] == "PeerLost"
+    assert "rank 1 (process" in first[1]
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_root_that_is_interrupted_and_reuses_its_memory(symmetric):
+    """Nobody gets a result that was read too late."""
+
+    def rank(comm):
+        x = (comm.empty if symmetric else np.empty)(64 << 20, np.float32)
+        x[:] = comm.rank
+        options = {"algorithm": "direct"} if symmetric else {}  # the others fetch everything
+        for _ in range(2):
+            comm.broadcast(x, root=1, out=x, **options)
+        assert reads(comm) == (not symmetric)
+        comm.barrier()
+        if comm.rank == 1:
+            threading.Timer(0.01, lambda: signal.raise_signal(signal.SIGINT)).start()
+        try:
+            comm.broadcast(x, root=1, out=x, **options)
+        except (KeyboardInterrupt, Revoked) as error:
+            x[-1000:] = 99  # which come last
+            return type(error).__name__
+        return bool((x == 1).all())
+
+    config = Config(timeout_s=30, heap_bytes=1 << 30)
+    first, second = run_processes(2, rank, timeout=60, config=config)
+    assert first in ("Revoked", True)
+    assert second == "KeyboardInterrupt"
+
+
+def test_only_one_rank_names_the_algorithm():
+    def rank(comm):
+        options = {} if comm.rank else {"algorithm": "direct_pull"}
+        with pytest.raises(MismatchError) as caught:
+            comm.all_gather(np.ones(LARGE, np.float32), **options)
+        return str(caught.value)
+
+    texts = run_processes(3, rank)
+    assert "memory" in texts[0]
+
+
+def test_many_kinds_of_call():
+    """More than are remembered; ranks forget all of them at the same call."""
+
+    def rank(comm):
+        for count in range(20_000, 21_100):
+            assert (comm.broadcast(np.full(count, comm.rank, np.float32)) == 0).all()
+        for count in range(20_000, 20_010):
+            for _ in range(2):
+                comm.broadcast(np.zeros(count, np.float32))
+        return reads(comm)
+
+    assert run_processes(2, rank, timeout=60) == [10] * 2
+
+
+def test_the_program_goes_on_while_a_rank_is_late():
+    """Time that is spent waiting says nothing about the way that bytes take."""
+
+    def rank(comm):
+        x = np.ones(LARGE, np.float32)
+        for i in range(6):
+            if comm.rank == i % 2:
+                time.sleep(0.01)
+            comm.all_gather(x)
+        return True
+
+    assert run_processes(2, rank) == [True] * 2
