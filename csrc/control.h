@@ -98,6 +98,7 @@ struct alignas(4096) RankBlock {
   std::atomic<uint64_t> word_at;    // address in that process; see PeerMemory
   // Progress. The waiting fields are set only when a wait takes long.
   alignas(128) std::atomic<uint64_t> call_seq;  // the newest record
+  std::atomic<uint64_t> inside;                 // first iteration of its direct call, or 0
   std::atomic<int32_t> waiting_peer;            // -1: waits for nobody
   std::atomic<uint32_t> waiting_position;       // (iteration mod 2^16) << 16 | step
   std::atomic<uint64_t> waiting_since_ns;

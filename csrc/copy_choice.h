@@ -52,12 +52,18 @@ class CopyChoice {
 
  private:
   enum Way : bool { kStaged = false, kRead = true };
-  static constexpr uint64_t kKept = 3, kFirst = 4, kTimedEvery = 4, kProbeEvery = 128;
+  static constexpr uint64_t kKept = 3, kPair = 2, kFirst = 8, kTimedEvery = 4, kProbeEvery = 128;
   static constexpr float kClearly = 0.9F;  // reading has waits of its own, which nobody times
 
-  bool probes() const { return calls_ % kProbeEvery == kProbeEvery / 2; }
+  // Whether the next call tries the other way: two calls in a row, for the first one finds the
+  // caches as the other way has left them. Early calls are cold, so the first probes come soon.
+  bool probes() const {
+    const uint64_t pair = calls_ / kPair * kPair;
+    const bool early = pair > kFirst && pair < kProbeEvery && (pair & (pair - 1)) == 0;
+    return early || pair % kProbeEvery == kProbeEvery / 2;
+  }
   bool wanted() const {
-    if (calls_ < kFirst) return calls_ >= kFirst / 2;
+    if (calls_ < kFirst) return calls_ / kPair % 2 == 1;
     return (worst_.read < kClearly * worst_.staged) != probes();
   }
   // An interrupt or a cold cache makes work slow, nothing makes it fast.

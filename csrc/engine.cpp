@@ -21,8 +21,6 @@ struct Payload {
 };
 static_assert(sizeof(Payload) <= kPayloadBytes);
 
-constexpr size_t kMaxChoices = 1024;
-
 // Waits with something else under way, which nobody wakes us for.
 constexpr WaitPolicy kBusy = {
     .spins = 50, .yield_us = 20'000, .first_slice_us = 50, .last_slice_us = 100};
@@ -55,33 +53,6 @@ void Engine::begin_call(uint64_t descriptor, uint64_t count, uint32_t site, doub
     aborted();
 }
 
-void Engine::execute(const Job& job) {
-  if (job.call->alternative != nullptr) return run_chosen(job);
-  choice_.reset();
-  run_segments(job, *job.call);
-}
-
-// Runs a call that has an alternative, or the alternative.
-void Engine::run_chosen(const Job& job) {
-  const uint32_t key = job.call->fingerprint;
-  const auto known = choices_.find(key);
-  choice_ = known == choices_.end() ? CopyChoice{} : known->second;
-  told_ = choice_->begin(peer_memory_ != nullptr && peer_memory_->able());
-  timed_ = choice_->timed();
-  work_ns_ = 0;
-  run_segments(job, choice_->reads() ? *job.call->alternative : *job.call);
-  if (peer_memory_ != nullptr) peer_memory_->probe();
-  choice_->end(work_ns_);
-  // Only calls that have succeeded count, which they have done on every rank.
-  if (known == choices_.end() && choices_.size() == kMaxChoices) choices_.clear();
-  choices_.insert_or_assign(key, *choice_);
-}
-
-bool Engine::reads(const BoundCall& call) const {
-  const auto known = choices_.find(call.fingerprint);
-  return known != choices_.end() && known->second.reads();
-}
-
 void Engine::run_segments(const Job& job, const BoundCall& call) {
   fingerprint_ = call.fingerprint;
   begin_call(call.descriptor, call.count, job.site, job.timeout_s, job.signals);
@@ -98,9 +69,6 @@ void Engine::run_segments(const Job& job, const BoundCall& call) {
     if (segment + 1 == call.segments) meet_everybody();
     end_iteration();
   }
-  // A peer that has left without us may have changed its arrays while we read them.
-  if (call.plan->direct && faults_.pending()) [[unlikely]]
-    aborted();
   if (job.detours != nullptr) [[unlikely]]
     copy_all(job.detours->after);
   block_->records[call_seq_ % kRecords].done.store(1, kRelaxed);

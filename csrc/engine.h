@@ -1,8 +1,9 @@
 // The engine: runs the plans of one rank over a control segment, and over the symmetric heap for
 // direct plans. It knows bytes and steps only. The protocol is section 2 of docs/architecture.md.
 //
-// bind.cpp cuts a call into segments, engine.cpp runs one iteration after the other, pieces.cpp
-// finds and folds the pieces, calls.cpp is everything around it: threads, the queue, closing.
+// bind.cpp cuts a call into segments, one_call.cpp chooses its plan, engine.cpp runs one iteration
+// after the other, pieces.cpp finds and folds the pieces, calls.cpp is everything around it:
+// threads, the queue, closing.
 #pragma once
 
 #include <functional>
@@ -216,7 +217,9 @@ class Engine {
   void execute_refusal(std::string_view text, uint32_t site, double timeout_s, bool signals);
   void begin_call(uint64_t descriptor, uint64_t count, uint32_t site, double timeout_s,
                   bool signals);
+  void run_call(const Job& job, const BoundCall& call);
   void run_segments(const Job& job, const BoundCall& call);
+  void part();
   void run_chosen(const Job& job);
   void begin_iteration(const Job& job, uint32_t segment);
   void fill_payload(const Job& job);

@@ -11,7 +11,6 @@ namespace {
 
 constexpr uint64_t kReportLimitNs = 1'000'000'000;  // how long to wait for another's report
 constexpr uint64_t kOthersLimitNs = 200'000'000;    // how long a report waits for others to enter
-constexpr WaitPolicy kPatient = {.spins = 100, .yield_us = 100};
 
 const char* kind_of(Cause cause) {
   switch (cause) {

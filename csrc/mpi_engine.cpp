@@ -157,6 +157,7 @@ void MpiEngine::step_queue() {
         current_ = make_task(job, seq_, 0);
       }
       over = current_->advance();
+      if (over) look_back(*job.call);
     });
     if (over) end();
   } catch (const Error&) {

@@ -152,6 +152,7 @@ class MpiEngine {
   void add_to_train(const Job& job, bool signals);
   void drive(const std::function<bool()>& ready);
   void advance_train();
+  void look_back(const BoundCall& call);
   template <typename F>
   void on_train(F&& part);
   void end();

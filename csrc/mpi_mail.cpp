@@ -109,6 +109,7 @@ std::optional<uint32_t> MpiMail::collect(void* data, uint64_t nbytes, uint32_t t
                 ". The message is kept: receive it into a fitting array");
   }
   if (!found->complete) return std::nullopt;
+  if (found->bulk) engine_->poll();  // whoever gave up sending may have changed what was under way
   if (nbytes > 0) std::memcpy(data, found->own.get(), nbytes);
   const uint32_t sender = found->src;
   arrived_.remove_if([&](const Message& m) { return &m == found; });

@@ -46,6 +46,7 @@ class MpiTask {
   // Whether all ranks are known to make this call.
   bool agreed() const { return agreed_; }
   Waiting waiting() const { return waiting_; }
+  const BoundCall& call() const { return call_; }
   // Grows whenever something has arrived or left.
   uint64_t progress() const { return progress_; }
 

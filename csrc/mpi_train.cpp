@@ -10,6 +10,7 @@ namespace {
 
 constexpr uint32_t kStepsBetweenChecks = 1024;
 constexpr uint32_t kYieldsBetweenChecks = 16;
+constexpr uint64_t kLookBackBytes = 256 << 10;
 
 }  // namespace
 
@@ -17,6 +18,7 @@ void MpiEngine::execute(const Job& job, bool signals) {
   on_train([&] {
     add_to_train(job, signals);
     drive([this] { return train_.front().over; });
+    look_back(*job.call);
   });
   train_.clear();
   end();
@@ -67,6 +69,16 @@ void MpiEngine::drive(const std::function<bool()>& ready) {
   }
 }
 
+// A peer that has given up this call, and said so, may have changed what it was still sending. What
+// is small has left its memory at once.
+void MpiEngine::look_back(const BoundCall& call) {
+  if (call.in_bytes + call.out_bytes < kLookBackBytes) return;
+  const std::lock_guard lock(mutex_);
+  look_for_notices(world_size_);
+  if (failed_) raise_failure();
+  if (must_conclude()) conclude();
+}
+
 // Runs a part of a train; if that fails, all that is under way is taken back.
 template <typename F>
 void MpiEngine::on_train(F&& part) {
@@ -111,7 +123,10 @@ bool MpiEngine::nudge() {
 
 void MpiEngine::finish() {
   const Use use(*this);
-  on_train([&] { drive([this] { return train_.front().over; }); });
+  on_train([&] {
+    drive([this] { return train_.front().over; });
+    look_back(train_.front().task->call());
+  });
   train_.pop_front();
   end();
   in_call_ = !train_.empty();

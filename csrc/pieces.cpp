@@ -9,7 +9,6 @@ namespace {
 
 constexpr uint64_t kMostAcross = 256 << 10, kLeastAcross = 16 << 10;  // bytes read at once to fold
 constexpr uint64_t kDeathNs = 2'000'000'000;
-constexpr WaitPolicy kPatient = {.spins = 100, .yield_us = 100};
 
 }  // namespace
 

@@ -20,6 +20,9 @@ struct WaitPolicy {
   uint32_t last_slice_us = 10000;  // up to this one
 };
 
+// Of waits that rarely happen.
+inline constexpr WaitPolicy kPatient = {.spins = 100, .yield_us = 100};
+
 // Whether `ranks` ranks on this host outnumber the cores that this process may use.
 bool crowded(uint32_t ranks);
 

@@ -15,7 +15,7 @@ import oracle
 from cases import IN_PLACE, MOVING, PRIVATE, REDUCING, ROOTED, make, run_case, run_cases
 from faults import Event, expect
 from pycoll.config import Config
-from pycoll.errors import ArgumentError, MismatchError, PeerLost, PeerRejected, Revoked
+from pycoll.errors import ArgumentError, MismatchError, PeerLost, PeerRejected
 from pycoll.testing import run_processes, run_threads
 
 EQUAL_CALLS = 5
@@ -193,33 +193,6 @@ def test_a_rank_that_is_killed_while_others_read(wait):
     assert code == -signal.SIGKILL
     assert first[0] == third[0] == "PeerLost"
     assert "rank 1 (process" in first[1]
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_a_root_that_is_interrupted_and_reuses_its_memory(symmetric):
-    """Nobody gets a result that was read too late."""
-
-    def rank(comm):
-        x = (comm.empty if symmetric else np.empty)(64 << 20, np.float32)
-        x[:] = comm.rank
-        options = {"algorithm": "direct"} if symmetric else {}  # the others fetch everything
-        for _ in range(2):
-            comm.broadcast(x, root=1, out=x, **options)
-        assert reads(comm) == (not symmetric)
-        comm.barrier()
-        if comm.rank == 1:
-            threading.Timer(0.01, lambda: signal.raise_signal(signal.SIGINT)).start()
-        try:
-            comm.broadcast(x, root=1, out=x, **options)
-        except (KeyboardInterrupt, Revoked) as error:
-            x[-1000:] = 99  # which come last
-            return type(error).__name__
-        return bool((x == 1).all())
-
-    config = Config(timeout_s=30, heap_bytes=1 << 30)
-    first, second = run_processes(2, rank, timeout=60, config=config)
-    assert first in ("Revoked", True)
-    assert second == "KeyboardInterrupt"
 
 
 def test_only_one_rank_names_the_algorithm():
