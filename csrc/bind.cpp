@@ -152,8 +152,9 @@ class Binder {
     for (uint32_t i = instr.arg; i < instr.arg + instr.nsrc + instr.ndst; ++i) {
       const Operand& o = plan_.operands[i];
       if (o.buffer == uint16_t(Buffer::kCell)) continue;
-      COLL_CHECK(!call_.across || o.rank == rank_ || i < targets, "ScheduleError",
-                 "a plan that reads private memory writes to rank ", o.rank);
+      COLL_CHECK(!call_.across || (instr.nsrc == 1 && (o.rank == rank_ || i < targets)),
+                 "ScheduleError", "a plan that reads private memory folds, or writes to rank ",
+                 o.rank);
       const Layout layout = o.buffer == uint16_t(Buffer::kIn) ? call_.in_layout : call_.out_layout;
       COLL_CHECK(layout != Layout::kOwn ||
                      (o.chunk >= o.rank * share && o.chunk + instr.count <= (o.rank + 1) * share),

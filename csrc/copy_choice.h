@@ -25,7 +25,7 @@ struct ToldTimes {
 //
 // Which is faster depends on the pages that arrays lie on, on whether their bytes change between
 // calls and on how far apart cores are; nobody tells that, and it changes. So both are tried, and
-// one call out of many goes on trying the other. The rank with most work decides. Every rank makes
+// now and then the other one again. The rank with most work decides. Every rank makes
 // the same choice, since it depends on nothing but what all ranks have told in calls that have
 // succeeded, which they do on all ranks or on none. Not thread-safe.
 class CopyChoice {
@@ -47,21 +47,29 @@ class CopyChoice {
   void end(uint64_t work_ns) {
     if (timed()) times_[reads_][counts_[reads_]++ % kKept] = std::max(1.0F, float(work_ns));
     ++calls_;
+    plan_probes();
     reads_ = worst_.read < ToldTimes::kNever && wanted();
   }
 
  private:
   enum Way : bool { kStaged = false, kRead = true };
-  static constexpr uint64_t kKept = 3, kPair = 2, kFirst = 8, kTimedEvery = 4, kProbeEvery = 128;
+  static constexpr uint64_t kKept = 3, kPair = 2, kFirst = 8, kTimedEvery = 4;
+  static constexpr uint64_t kOften = 128, kSeldom = 1024;  // calls between probes, at most
+  static constexpr float kHopeless = 1.5F;
   static constexpr float kClearly = 0.9F;  // reading has waits of its own, which nobody times
 
   // Whether the next call tries the other way: two calls in a row, for the first one finds the
-  // caches as the other way has left them. Early calls are cold, so the first probes come soon.
-  bool probes() const {
-    const uint64_t pair = calls_ / kPair * kPair;
-    const bool early = pair > kFirst && pair < kProbeEvery && (pair & (pair - 1)) == 0;
-    return early || pair % kProbeEvery == kProbeEvery / 2;
+  // caches as the other way has left them.
+  bool probes() const { return calls_ >= probe_; }
+
+  // Probes are soon at first, when arrays are cold, and seldom where they show nothing new.
+  void plan_probes() {
+    if (calls_ < probe_ + kPair) return;
+    const auto [less, more] = std::minmax(worst_.read, worst_.staged);
+    interval_ = std::min(2 * interval_, more < kHopeless * less ? kOften : kSeldom);
+    probe_ = calls_ + interval_;
   }
+
   bool wanted() const {
     if (calls_ < kFirst) return calls_ / kPair % 2 == 1;
     return (worst_.read < kClearly * worst_.staged) != probes();
@@ -73,7 +81,7 @@ class CopyChoice {
   }
 
   bool reads_ = false;
-  uint64_t calls_ = 0;
+  uint64_t calls_ = 0, interval_ = kFirst, probe_ = 2 * kFirst;  // number of the next probe
   std::array<uint64_t, 2> counts_{};
   std::array<std::array<float, kKept>, 2> times_{};
   ToldTimes told_, worst_;

@@ -53,12 +53,4 @@ bool PeerMemory::read(uint32_t peer, void* to, const void* from, uint64_t nbytes
   return read_process(control_->block(peer).pid.load(std::memory_order_relaxed), to, from, nbytes);
 }
 
-char* PeerMemory::scratch(uint64_t nbytes) {
-  if (scratch_bytes_ < nbytes) {
-    scratch_ = std::make_unique_for_overwrite<char[]>(nbytes);
-    scratch_bytes_ = nbytes;
-  }
-  return scratch_.get();
-}
-
 }  // namespace pycoll

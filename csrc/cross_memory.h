@@ -29,16 +29,11 @@ class PeerMemory {
 
   bool read(uint32_t peer, void* to, const void* from, uint64_t nbytes) const;
 
-  // At least nbytes to read into, until it is called again.
-  char* scratch(uint64_t nbytes);
-
  private:
   std::shared_ptr<ControlSegment> control_;
   uint32_t rank_;
   uint64_t word_;  // what peers read; nobody knows it who has not been told
   bool able_ = true, probed_ = false;
-  std::unique_ptr<char[]> scratch_;
-  uint64_t scratch_bytes_ = 0;
 };
 
 }  // namespace pycoll

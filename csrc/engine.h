@@ -18,7 +18,6 @@
 #include "copy_choice.h"
 #include "cross_memory.h"
 #include "fault.h"
-#include "fold.h"
 #include "fork_guard.h"
 #include "heap.h"
 #include "life.h"
@@ -60,8 +59,8 @@ struct Binding {
   PieceTable in_table, out_table;  // for kTable
   uint32_t scale_n = 0;            // kAvg: what complete folds divide by; 0: world_size
   bool scale_at_exit = false;      // kAvg: no fold divides; this rank's OUT is divided at the end
-  // The plan is direct but the arrays are private: ranks read those of others through the kernel,
-  // and write none.
+  // The plan is direct but the arrays are private: ranks copy out of those of others through the
+  // kernel, and neither fold nor write there.
   bool across = false;
   // The same call, across; it runs instead where that turns out to be faster. Results are the same.
   std::shared_ptr<const BoundCall> alternative{};
@@ -248,8 +247,7 @@ class Engine {
   void fold_pieces(const Instr& instr, const Operand* operands);
   void fold_range(const Instr& instr, const Operand* operands, uint32_t k, uint32_t chunks);
   void copy_to_cell(void* cell, const void* src, uint64_t nbytes);
-  void fold_across(const Instr& instr, const Operand* operands, const FoldSpec& spec,
-                   uint64_t length);
+  void copy_across(const Instr& instr, const Operand& source, uint64_t nbytes);
   void read_peer(uint32_t peer, void* to, const void* from, uint64_t nbytes);
   char* resolve(const Operand& operand, uint32_t k, uint32_t chunks, uint64_t& length) const;
   bool contiguous(const Instr& instr, const Operand* operands) const;

@@ -7,7 +7,6 @@
 namespace pycoll {
 namespace {
 
-constexpr uint64_t kMostAcross = 256 << 10, kLeastAcross = 16 << 10;  // bytes read at once to fold
 constexpr uint64_t kDeathNs = 2'000'000'000;
 
 }  // namespace
@@ -60,8 +59,9 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
   const auto in_cell = [&](uint32_t i) {
     return operands[i].buffer == static_cast<uint16_t>(Buffer::kCell);
   };
-  if (instr.nsrc == 1 && scale_n == 0 && !call.across) {
+  if (instr.nsrc == 1 && scale_n == 0) {
     const uint64_t nbytes = length * call.elem_bytes;
+    if (call.across) return copy_across(instr, operands[-1], nbytes);
     for (uint32_t i = 0; i < instr.ndst; ++i) {
       if (in_cell(i) && nbytes >= CellStores::kLeastBytes) {
         copy_to_cell(dsts_[i], srcs_[0], nbytes);
@@ -77,47 +77,15 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
     past_caches |= uint32_t{past} << i;
   }
   const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n, past_caches};
-  if (call.across) return fold_across(instr, operands - instr.nsrc, spec, length);
   fold(spec, srcs_.get(), instr.nsrc, dsts_.get(), instr.ndst, length);
 }
 
-// A fold of pieces that srcs_ and dsts_ tell, whose sources on other ranks come from their private
-// memory: straight to where a copy goes, otherwise into scratch memory, as much at a time as stays
-// in the cache.
-void Engine::fold_across(const Instr& instr, const Operand* operands, const FoldSpec& spec,
-                         uint64_t length) {
-  const auto away = [&](uint32_t i) {
-    return operands[i].rank != rank_ && operands[i].buffer != uint16_t(Buffer::kCell);
-  };
-  const uint64_t size = call_->elem_bytes;
-  if (instr.nsrc == 1 && spec.scale_n == 0) {
-    const bool far = away(0);
-    if (far) read_peer(operands[0].rank, dsts_[0], srcs_[0], length * size);
-    for (uint32_t i = far; i < instr.ndst; ++i) {
-      copy(dsts_[i], far ? dsts_[0] : srcs_[0], length * size, (spec.nontemporal >> i & 1) != 0);
-    }
-    return;
-  }
-  uint64_t peers = 0;
-  for (uint32_t i = 0; i < instr.nsrc; ++i) peers += away(i);
-  const uint64_t room = std::max(kLeastAcross, kMostAcross / std::max<uint64_t>(1, peers));
-  const uint64_t share = std::min(length, std::max<uint64_t>(1, room / size));
-  char* const scratch = peer_memory_->scratch(peers * share * size);
-  std::vector<const void*> here(instr.nsrc);
-  for (uint64_t done = 0; done < length; done += share) {
-    const uint64_t part = std::min(share, length - done);
-    char* free = scratch;
-    for (uint32_t i = 0; i < instr.nsrc; ++i) {
-      here[i] = static_cast<const char*>(srcs_[i]) + done * size;
-      if (!away(i)) continue;
-      read_peer(operands[i].rank, free, here[i], part * size);
-      here[i] = free;
-      free += share * size;
-    }
-    fold(spec, here.data(), instr.nsrc, dsts_.get(), instr.ndst, part);
-    for (uint32_t i = 0; i < instr.ndst; ++i) {
-      dsts_[i] = static_cast<char*>(dsts_[i]) + part * size;
-    }
+// A copy that srcs_ and dsts_ tell, out of the private memory of another rank if it is from there.
+void Engine::copy_across(const Instr& instr, const Operand& source, uint64_t nbytes) {
+  const bool away = source.rank != rank_;
+  if (away) read_peer(source.rank, dsts_[0], srcs_[0], nbytes);
+  for (uint32_t i = away; i < instr.ndst; ++i) {
+    copy(dsts_[i], away ? dsts_[0] : srcs_[0], nbytes, stream_);
   }
 }
 
