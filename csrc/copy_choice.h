@@ -9,8 +9,9 @@
 
 namespace pycoll {
 
-// What a rank tells its peers of one kind of call, in the flag line: nanoseconds that it has worked
-// in such a call, waits apart. 0: not known yet; kNever: it cannot.
+// What a rank tells its peers of one kind of call, in the flag line: nanoseconds that such a call
+// has taken it, apart from those in which it waited for peers to come. 0: not known yet; kNever: it
+// cannot.
 struct ToldTimes {
   static constexpr float kNever = std::numeric_limits<float>::infinity();
   float staged = 0, read = 0;
@@ -25,14 +26,14 @@ struct ToldTimes {
 //
 // Which is faster depends on the pages that arrays lie on, on whether their bytes change between
 // calls and on how far apart cores are; nobody tells that, and it changes. So both are tried, and
-// now and then the other one again. The rank with most work decides. Every rank makes
-// the same choice, since it depends on nothing but what all ranks have told in calls that have
-// succeeded, which they do on all ranks or on none. Not thread-safe.
+// now and then the other one again. The slowest rank decides. Every rank makes the same choice,
+// since it depends on nothing but what all ranks have told in calls that have succeeded, which they
+// do on all ranks or on none. Not thread-safe.
 class CopyChoice {
  public:
   // Whether the next call reads its peers' arrays.
   bool reads() const { return reads_; }
-  // Whether somebody should time the work of the next call.
+  // Whether the next call is to be timed.
   bool timed() const { return calls_ < kFirst || probes() || calls_ % kTimedEvery == 0; }
 
   // Begins a call; what this rank tells in it. `able`: it can read its peers' memory.
@@ -43,9 +44,9 @@ class CopyChoice {
   // What a peer tells in this call.
   void hear(const ToldTimes& peer) { worst_.worse_of(peer); }
 
-  // Ends a call that has succeeded. `work_ns`: what it took if it was timed.
-  void end(uint64_t work_ns) {
-    if (timed()) times_[reads_][counts_[reads_]++ % kKept] = std::max(1.0F, float(work_ns));
+  // Ends a call that has succeeded. `ns`: what it took if it was timed.
+  void end(uint64_t ns) {
+    if (timed()) times_[reads_][counts_[reads_]++ % kKept] = std::max(1.0F, float(ns));
     ++calls_;
     plan_probes();
     reads_ = worst_.read < ToldTimes::kNever && wanted();
@@ -56,7 +57,6 @@ class CopyChoice {
   static constexpr uint64_t kKept = 3, kPair = 2, kFirst = 8, kTimedEvery = 4;
   static constexpr uint64_t kOften = 128, kSeldom = 1024;  // calls between probes, at most
   static constexpr float kHopeless = 1.5F;
-  static constexpr float kClearly = 0.9F;  // reading has waits of its own, which nobody times
 
   // Whether the next call tries the other way: two calls in a row, for the first one finds the
   // caches as the other way has left them.
@@ -72,9 +72,9 @@ class CopyChoice {
 
   bool wanted() const {
     if (calls_ < kFirst) return calls_ / kPair % 2 == 1;
-    return (worst_.read < kClearly * worst_.staged) != probes();
+    return (worst_.read < worst_.staged) != probes();
   }
-  // An interrupt or a cold cache makes work slow, nothing makes it fast.
+  // An interrupt or a cold cache makes a call slow, nothing makes it fast.
   float best(Way way) const {
     const auto end = times_[way].begin() + std::min(counts_[way], kKept);
     return end == times_[way].begin() ? 0 : *std::min_element(times_[way].begin(), end);

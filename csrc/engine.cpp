@@ -157,13 +157,10 @@ void Engine::fill_payload(const Job& job) {
 
 void Engine::interpret(const Plan& plan) {
   const Operand* operands = plan.operands.data();
-  const bool timed = choice_ && timed_;
   for (const Instr& instr : plan.code) {
     switch (static_cast<Opcode>(instr.op)) {
       case Opcode::kFold:
-        if (timed) work_ns_ -= now_ns();
         fold_pieces(instr, operands + instr.arg);
-        if (timed) work_ns_ += now_ns();
         break;
       case Opcode::kSignal:
         publish(instr.arg);
@@ -220,8 +217,11 @@ inline void Engine::await(uint32_t peer, uint32_t step) {
 
 void Engine::await_slow(uint32_t peer, uint32_t step) {
   if (!published_) publish(0);  // two ranks that wait for each other must see each other's call
+  const bool late = choice_ && choice_->timed() && peers_[peer].seen < met_since_;
+  if (late) late_ns_ -= now_ns();
   switch (watch(peer, iteration(), step, fingerprint_)) {
     case Sight::kReady:
+      if (late) late_ns_ += now_ns();
       return;
     case Sight::kMismatch:
       faults_.raise(Cause::kMismatch, peer, iteration());

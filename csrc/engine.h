@@ -273,8 +273,8 @@ class Engine {
   CellStores cell_stores_;
   std::optional<CopyChoice> choice_;  // of the running call, if it has an alternative
   ToldTimes told_;                    // by this rank in it
-  bool timed_ = false;                // work_ns_ counts
-  uint64_t work_ns_ = 0;
+  uint64_t met_since_ = 0;            // its first iteration
+  uint64_t late_ns_ = 0;              // how long it has waited for peers to come to it
   std::unordered_map<uint32_t, CopyChoice> choices_;  // by fingerprint
   std::unique_ptr<PeerMemory> peer_memory_;           // null: ranks are threads
   std::unique_ptr<Peer[]> peers_;

@@ -21,11 +21,12 @@ void Engine::run_chosen(const Job& job) {
   const auto known = choices_.find(key);
   choice_ = known == choices_.end() ? CopyChoice{} : known->second;
   told_ = choice_->begin(peer_memory_ != nullptr && peer_memory_->able());
-  timed_ = choice_->timed();
-  work_ns_ = 0;
+  const uint64_t begin = choice_->timed() ? now_ns() : 0;
+  met_since_ = iteration();
+  late_ns_ = 0;
   run_call(job, choice_->reads() ? *job.call->alternative : *job.call);
   if (peer_memory_ != nullptr) peer_memory_->probe();
-  choice_->end(work_ns_);
+  choice_->end(choice_->timed() ? now_ns() - begin - late_ns_ : 0);
   // Only calls that have succeeded count, which they have done on every rank.
   if (known == choices_.end() && choices_.size() == kMaxChoices) choices_.clear();
   choices_.insert_or_assign(key, *choice_);

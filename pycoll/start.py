@@ -30,6 +30,7 @@ def init(
     transport: str | None = None,
     device_transport: str | None = None,
     device_heap_bytes: int | None = None,
+    single_copy: str | None = None,
     tuning: str | os.PathLike | None = None,
 ) -> Communicator:
     """Join the job of this process and return its communicator.
@@ -46,6 +47,8 @@ def init(
             everything).
         device_transport: For arrays on CUDA devices: ``cuda``, ``nccl`` or ``auto``.
         device_heap_bytes: Capacity of this rank's symmetric device heap.
+        single_copy: ``auto``: ranks of one host read large ordinary arrays of each other where
+            that is faster than to copy them through shared memory; ``off``: never.
         tuning: Measured times that choose algorithms: ``auto`` (what ``pycoll tune`` has written
             for this user, if anything), ``off``, or the path of a table; rank 0's counts for all.
 
@@ -60,6 +63,7 @@ def init(
         transport=transport,
         device_transport=device_transport,
         device_heap_bytes=device_heap_bytes,
+        single_copy=single_copy,
         tuning=tuning,
     )
     comm = None if launched_by_us() else mpi.world()

@@ -7,9 +7,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks/performance.py"
 CHANGE = """
+import re
 import performance
 text = (performance.ROOT / "README.md").read_text(encoding="utf-8")
-other = text.replace("| 5 of 288", "| 4 of 288")
+other = re.sub(r"\\| \\d+ of 288", "| 999 of 288", text)
 print(other != text, performance.filled(other) == text)
 """
 
