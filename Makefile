@@ -75,11 +75,11 @@ $(TORCH_VENV)/installed: $(VENV)/installed
 	@rm -rf $(TORCH_VENV) && $(BIN)/python -m venv $(TORCH_VENV)
 	@$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > "$$($(TORCH_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
-	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ARGS) "$(TORCH)"
-	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install lightning accelerate \
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install --no-compile $(TORCH_ARGS) "$(TORCH)"
+	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install --no-compile lightning accelerate \
 	  || echo "Lightning or Accelerate cannot be installed here; their tests are skipped"
 	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu \
-	  $(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install deepspeed \
+	  $(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install --no-compile deepspeed \
 	  || echo "DeepSpeed cannot be installed here; its tests are skipped"
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check -q install "mpi4py>=4" mpich \
 	  || echo "mpi4py or MPICH cannot be installed here; the tests under an MPI launcher are skipped"

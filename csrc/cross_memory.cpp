@@ -53,4 +53,13 @@ bool PeerMemory::read(uint32_t peer, void* to, const void* from, uint64_t nbytes
   return read_process(control_->block(peer).pid.load(std::memory_order_relaxed), to, from, nbytes);
 }
 
+const void* PeerMemory::show(const void* array, uint64_t nbytes) {
+  if (nbytes == 0) return array;
+  const char *first = static_cast<const char*>(array), *last = first + nbytes - 1;
+  char end;
+  if (read(rank_, &end, first, 1) && read(rank_, &end, last, 1)) return array;
+  copy_.assign(first, first + nbytes);
+  return copy_.data();
+}
+
 }  // namespace pycoll

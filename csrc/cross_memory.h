@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace pycoll {
 
@@ -29,11 +30,16 @@ class PeerMemory {
 
   bool read(uint32_t peer, void* to, const void* from, uint64_t nbytes) const;
 
+  // Where peers can read an array of this rank until the next show(): where it lies, or in a copy
+  // if the kernel reads nothing there (memory of devices, memfd_secret).
+  const void* show(const void* array, uint64_t nbytes);
+
  private:
   std::shared_ptr<ControlSegment> control_;
   uint32_t rank_;
   uint64_t word_;  // what peers read; nobody knows it who has not been told
   bool able_ = true, probed_ = false;
+  std::vector<char> copy_;
 };
 
 }  // namespace pycoll

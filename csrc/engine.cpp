@@ -148,7 +148,7 @@ void Engine::begin_iteration(const Job& job, uint32_t segment) {
 void Engine::fill_payload(const Job& job) {
   Payload payload{job.in_offset, job.out_offset, 0, told_};
   if (call_->across) {
-    payload.in = reinterpret_cast<uintptr_t>(job.in);
+    payload.in = reinterpret_cast<uintptr_t>(peer_memory_->show(job.in, call_->in_bytes));
     payload.out = reinterpret_cast<uintptr_t>(job.out);
   }
   payload.check = payload.checksum(fingerprint_);

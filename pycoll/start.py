@@ -39,16 +39,14 @@ def init(
     world of one rank. With several ranks this is a collective of all of them.
 
     Args:
-        timeout: Seconds a call may wait for its peers before `CollTimeout`; by default 300, or
-            ``PYCOLL_TIMEOUT``.
+        timeout: Seconds a call may wait for its peers before `CollTimeout`; by default 300.
         heap_bytes: Capacity of this rank's symmetric heap; only what is allocated uses memory.
         cell_bytes: Staging memory for one iteration of a rank.
         transport: ``auto`` (shared memory on one host, MPI between hosts) or ``mpi`` (MPI for
             everything).
         device_transport: For arrays on CUDA devices: ``cuda``, ``nccl`` or ``auto``.
         device_heap_bytes: Capacity of this rank's symmetric device heap.
-        single_copy: ``auto``: ranks of one host read large ordinary arrays of each other where
-            that is faster than to copy them through shared memory; ``off``: never.
+        single_copy: ``auto`` or ``off``: whether ranks may read each other's ordinary arrays.
         tuning: Measured times that choose algorithms: ``auto`` (what ``pycoll tune`` has written
             for this user, if anything), ``off``, or the path of a table; rank 0's counts for all.
 

@@ -3,6 +3,8 @@
 Of equal calls the first two go through cells, the next two read, and then the faster way is taken.
 """
 
+import ctypes
+import mmap
 import os
 import signal
 import threading
@@ -98,6 +100,30 @@ def test_one_rank_may_not_read():
         return repeated(comm, [case])
 
     assert run_processes(3, rank) == [([], 0)] * 3
+
+
+def secret(nbytes):
+    """Return memory that its owner can read and the kernel cannot, or None."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(447, 0)  # memfd_secret
+    if fd < 0:
+        return None
+    os.ftruncate(fd, nbytes)
+    return np.frombuffer(mmap.mmap(fd, nbytes), np.float32)
+
+
+@pytest.mark.skipif(secret(4096) is None, reason="this kernel has no memfd_secret")
+def test_memory_that_the_kernel_cannot_read():
+    def rank(comm):
+        x, out = secret(1 << 20), secret(3 << 20)
+        x[:] = comm.rank
+        for _ in range(EQUAL_CALLS):
+            comm.all_gather(x, out=out)
+            assert (out.reshape(3, -1) == [[0], [1], [2]]).all()
+            out[:] = -1
+        return reads(comm) >= 0
+
+    assert run_processes(3, rank) == [True] * 3
 
 
 def test_calls_that_are_refused_do_not_part_the_ranks():
