@@ -54,19 +54,20 @@ class CopyChoice {
 
  private:
   enum Way : bool { kStaged = false, kRead = true };
-  static constexpr uint64_t kKept = 3, kPair = 2, kFirst = 8, kTimedEvery = 4;
+  static constexpr uint64_t kKept = 4, kPair = 2, kFirst = 8, kTimedEvery = 4, kProbe = 3;
   static constexpr uint64_t kOften = 128, kSeldom = 1024;  // calls between probes, at most
   static constexpr float kHopeless = 1.5F;
 
-  // Whether the next call tries the other way: two calls in a row, for the first one finds the
+  // Whether the next call tries the other way: three calls in a row, for the first ones find the
   // caches as the other way has left them.
   bool probes() const { return calls_ >= probe_; }
 
   // Probes are soon at first, when arrays are cold, and seldom where they show nothing new.
   void plan_probes() {
-    if (calls_ < probe_ + kPair) return;
+    if (calls_ < probe_ + kProbe) return;
     const auto [less, more] = std::minmax(worst_.read, worst_.staged);
-    interval_ = std::min(2 * interval_, more < kHopeless * less ? kOften : kSeldom);
+    const bool hopeless = more > kHopeless * less;
+    interval_ = hopeless ? std::min(8 * interval_, kSeldom) : std::min(2 * interval_, kOften);
     probe_ = calls_ + interval_;
   }
 
@@ -81,7 +82,8 @@ class CopyChoice {
   }
 
   bool reads_ = false;
-  uint64_t calls_ = 0, interval_ = kFirst, probe_ = 2 * kFirst;  // number of the next probe
+  uint64_t calls_ = 0, interval_ = kFirst / 2;
+  uint64_t probe_ = kFirst - kProbe;  // number of the last or next probe
   std::array<uint64_t, 2> counts_{};
   std::array<std::array<float, kKept>, 2> times_{};
   ToldTimes told_, worst_;

@@ -42,21 +42,21 @@ void both_are_tried() {
     expect(reads_of(ranks, 2) == 0, "cells come first");
     expect(reads_of(ranks, 2) == 2, "then each other's memory");
   }
-  expect(reads_of(ranks, 248) == 2 * 4, "and again: soon at first, then less and less often");
-  expect(reads_of(ranks, 1'300) == 20, "two calls out of 130 go on trying");
+  expect(reads_of(ranks, 248) == 3 * 4, "and again: soon at first, then less and less often");
+  expect(reads_of(ranks, 1'310) == 30, "three calls out of 131 go on trying");
 }
 
 void reading_is_faster() {
   std::vector<Rank> ranks(2, Rank{{}, true, 50'000, 20'000});
   reads_of(ranks, 2'000);
-  expect(reads_of(ranks, 1'026 * 4) == 1'024 * 4, "what is hopeless is tried seldom");
+  expect(reads_of(ranks, 1'027 * 4) == 1'024 * 4, "what is hopeless is tried seldom");
 }
 
 void the_busiest_rank_decides() {
   std::vector<Rank> ranks(4, Rank{{}, true, 50'000, 1'000});
   ranks[2].read_ns = 80'000;
   reads_of(ranks, 8);
-  expect(reads_of(ranks, 1'000) < 20, "one rank would hold all others up");
+  expect(reads_of(ranks, 1'000) < 30, "one rank would hold all others up");
 }
 
 void one_rank_cannot() {
@@ -70,10 +70,10 @@ void times_that_change() {
   for (int round = 0; round < 5; ++round) {
     for (Rank& rank : ranks) rank.read_ns = 20'000;
     reads_of(ranks, 3'000);
-    expect(reads_of(ranks, 1'000) > 980, "reading is faster again");
+    expect(reads_of(ranks, 1'000) > 970, "reading is faster again");
     for (Rank& rank : ranks) rank.read_ns = 90'000;
     reads_of(ranks, 3'000);
-    expect(reads_of(ranks, 1'000) < 20, "cells are faster again");
+    expect(reads_of(ranks, 1'000) < 30, "cells are faster again");
   }
 }
 
