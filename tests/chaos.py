@@ -83,6 +83,7 @@ class Fault:
     def __init__(self, rng, n):
         self.kind = rng.choice(FAULTS) if n > 1 else "none"
         self.victim, self.delay = rng.randrange(n), rng.random() * 0.03
+        self.large = rng.random() < 0.5
         self._event = Event()
 
     def strike(self, comm):
@@ -118,9 +119,10 @@ class Fault:
 
     def suffer(self, comm):
         """Call until the error comes, on the others; check its type and that it came soon."""
-        x = np.ones(3000, np.float32)
+        x = np.ones(100_000 if self.large else 3000, np.float32)
         limit = 0.3 if self.kind == "stop" else None
-        _expect(EXPECTED[self.kind], lambda: _forever(comm, x, limit))
+        call = comm.broadcast if self.large else comm.all_reduce
+        _expect(EXPECTED[self.kind], lambda: _forever(call, x, limit))
         age = self._event.age()
         assert age < BOUND_S + (limit or 0), f"{self.kind}: heard of after {age:.3f} s"
 
@@ -140,9 +142,10 @@ def _expect(error, call):
     raise AssertionError(f"no {error.__name__}")
 
 
-def _forever(comm, x, limit):
+def _forever(call, x, limit):
+    total = call(x, timeout=limit)
     while True:
-        assert (comm.all_reduce(x, timeout=limit) == comm.world_size).all()
+        assert (call(x, timeout=limit) == total).all()
 
 
 def play(comm, todo, fault):
@@ -167,6 +170,7 @@ def main():
         rng = random.Random(seed)
         n = rng.choice([1, 2, 2, 3, 4, 5, 6])
         todo = [random_case(rng, n) for _ in range(rng.randrange(1, 30))]
+        todo = [case for case in todo for _ in range(rng.choice([1, 1, 5]))]
         fault = Fault(rng, n)
         config = Config(10, rng.choice([4096, 65_536, 262_144]), 1 << 28)
         dies = [fault.victim] if fault.kind in ("kill", "exit") else []
