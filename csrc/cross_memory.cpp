@@ -54,9 +54,10 @@ bool PeerMemory::read(uint32_t peer, void* to, const void* from, uint64_t nbytes
 }
 
 const void* PeerMemory::show(const void* array, uint64_t nbytes) {
-  if (nbytes == 0) return array;
+  if (array == nullptr || nbytes == 0) return array;  // null: only the root has an input
   const char *first = static_cast<const char*>(array), *last = first + nbytes - 1;
   char end;
+  copy_ = {};
   if (read(rank_, &end, first, 1) && read(rank_, &end, last, 1)) return array;
   copy_.assign(first, first + nbytes);
   return copy_.data();

@@ -163,6 +163,7 @@ void Engine::interpret(const Plan& plan) {
         fold_pieces(instr, operands + instr.arg);
         break;
       case Opcode::kSignal:
+        if (instr.arg == kDone) check_reads();
         publish(instr.arg);
         break;
       case Opcode::kWait:
@@ -177,9 +178,17 @@ void Engine::interpret(const Plan& plan) {
 // Peers of a direct call may ask whether we are done with their arrays; those of a staged call only
 // ask, in the gate, whether we were there.
 void Engine::end_iteration() {
+  if (call_->plan->direct && step_ != kDone) check_reads();
   if ((call_->plan->direct && step_ != kDone) || !published_) publish(kDone);
   if (call_->scale_at_exit && out_ != nullptr) scale_out();
   close_iteration(false);
+}
+
+// Before we say that we are done with our peers' arrays: they leave a call in order only when they
+// have heard that, so one that has left has failed, and may have changed what we were reading.
+inline void Engine::check_reads() {
+  if (faults_.pending()) [[unlikely]]
+    aborted();
 }
 
 inline void Engine::close_iteration(bool failed) {

@@ -224,6 +224,7 @@ class Engine {
   void fill_payload(const Job& job);
   void interpret(const Plan& plan);
   void end_iteration();
+  void check_reads();
   void open_line();
   void close_iteration(bool failed);
   [[noreturn]] void aborted();

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t kStepsBetweenChecks = 1024;
 constexpr uint32_t kYieldsBetweenChecks = 16;
-constexpr uint64_t kLookBackBytes = 256 << 10;
+constexpr uint64_t kLookBackBytes = 64 << 10;  // a look at every peer costs as much as some KiB
 
 }  // namespace
 
@@ -70,7 +70,7 @@ void MpiEngine::drive(const std::function<bool()>& ready) {
 }
 
 // A peer that has given up this call, and said so, may have changed what it was still sending. What
-// is small has left its memory at once.
+// is small has left its memory by the time that its program can change it.
 void MpiEngine::look_back(const BoundCall& call) {
   if (call.in_bytes + call.out_bytes < kLookBackBytes) return;
   const std::lock_guard lock(mutex_);

@@ -42,9 +42,6 @@ void Engine::run_call(const Job& job, const BoundCall& call) {
   block_->inside.store(iteration(), std::memory_order_seq_cst);  // before it looks for an abort
   try {
     run_segments(job, call);
-    // A peer that has left without us may have changed its arrays while we read them.
-    if (faults_.pending()) [[unlikely]]
-      aborted();
   } catch (...) {
     part();
     throw;
@@ -57,6 +54,8 @@ void Engine::run_call(const Job& job, const BoundCall& call) {
 // leave. After a refusal all have left; see quiesce.
 void Engine::part() {
   const uint64_t call = block_->inside.exchange(0, std::memory_order_seq_cst);
+  const bool entered = published_ && step_ >= kEntered;
+  if (iteration() == call && !entered) return;  // nobody has been told where our arrays are
   if (!faults_.pending()) return;
   const uint64_t end = now_ns() + kPartNs;
   for (uint32_t peer = 0; peer < world_size_; ++peer) {

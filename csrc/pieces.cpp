@@ -1,5 +1,7 @@
 // Where the pieces of a fold lie, and folding them.
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "engine.h"
 #include "fold.h"
@@ -93,16 +95,21 @@ void Engine::copy_across(const Instr& instr, const Operand& source, uint64_t nby
 // after a moment at most.
 void Engine::read_peer(uint32_t peer, void* to, const void* from, uint64_t nbytes) {
   if (peer_memory_->read(peer, to, from, nbytes)) return;
+  const int error = errno;
   const auto never = [] { return false; };
-  const uint64_t end = now_ns() + kDeathNs;
+  const uint64_t end = now_ns() + (error == ESRCH ? kDeathNs : 0);
   wait_until(kPatient, control_->bell(peer, 0), never, [&](Pulse) {
     if (faults_.pending()) aborted();
     faults_.check_peers(iteration());
     return now_ns() >= end;
   });
+  const char* reason = error == EFAULT
+                           ? "part of the input there, or of the output here, is no memory"
+                       : error == EPERM ? "has one of them become another user since?"
+                                        : std::strerror(error);
   faults_.raise(Cause::kAbort, rank_, iteration(),
-                "the kernel did not let it read the arrays of rank " + std::to_string(peer) +
-                    "; with PYCOLL_SINGLE_COPY=off pycoll does not");
+                "the kernel did not let it copy from the arrays of rank " + std::to_string(peer) +
+                    ": " + reason + "; with PYCOLL_SINGLE_COPY=off the kernel is not asked");
 }
 
 void Engine::copy_to_cell(void* cell, const void* src, uint64_t nbytes) {

@@ -16,7 +16,7 @@ import pytest
 from cases import IN_PLACE, MOVING, PRIVATE, REDUCING, ROOTED, make, run_case, run_cases
 from faults import Event, expect
 from pycoll.config import Config
-from pycoll.errors import ArgumentError, MismatchError, PeerLost, PeerRejected
+from pycoll.errors import ArgumentError, MismatchError, PeerLost, PeerRejected, Revoked
 from pycoll.testing import run_processes, run_threads
 
 EQUAL_CALLS = 5
@@ -124,6 +124,42 @@ def test_memory_that_the_kernel_cannot_read():
         return reads(comm) >= 0
 
     assert run_processes(3, rank) == [True] * 3
+
+
+@pytest.mark.parametrize("way", ["timeout", "plan", "strided", "scatter"])
+def test_ranks_that_have_no_input(way):
+    def rank(comm):
+        x = np.full(LARGE, comm.rank, np.float32)
+        plan = comm.plan("broadcast", x)
+        for _ in range(EQUAL_CALLS):
+            out = np.full(LARGE, -1, np.float32)
+            if way == "timeout":
+                out = comm.broadcast(x, timeout=5)
+            elif way == "plan":
+                out = plan(x)
+            elif way == "strided":
+                out = comm.broadcast(np.repeat(x, 2)[::2])
+            else:
+                comm.scatter(np.zeros(3 * LARGE, np.float32) if comm.rank == 0 else None, out=out)
+            assert (out == 0).all()
+        return reads(comm) >= 0
+
+    assert run_processes(3, rank) == [True] * 3
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="to become another user takes root")
+def test_a_rank_that_may_not_read_any_more():
+    def rank(comm):
+        x = np.ones(LARGE, np.float32)
+        for _ in range(2):
+            comm.all_gather(x)
+        if comm.rank == 1:
+            os.setuid(65534)
+        with pytest.raises(Revoked, match=r"another user.*PYCOLL_SINGLE_COPY=off"):
+            comm.all_gather(x)
+        return True
+
+    assert run_processes(2, rank) == [True] * 2
 
 
 def test_calls_that_are_refused_do_not_part_the_ranks():

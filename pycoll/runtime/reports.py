@@ -25,8 +25,8 @@ _STATES = {
 }
 _MEMORY = {
     0: "private",
-    FLAG_READ: "private or peers'",
-    FLAG_DIRECT | FLAG_READ: "peers'",
+    FLAG_READ: "private (single copy allowed)",
+    FLAG_DIRECT | FLAG_READ: "private (single copy)",
     FLAG_DIRECT: "symmetric",
 }
 _OTHER = {TWO_LEVELS: "two_levels"}
