@@ -27,8 +27,8 @@ struct ToldTimes {
 // Which is faster depends on the pages that arrays lie on, on whether their bytes change between
 // calls and on how far apart cores are; nobody tells that, and it changes. So both are tried, and
 // now and then the other one again. The slowest rank decides. Every rank makes the same choice,
-// since it depends on nothing but what all ranks have told in calls that have succeeded, which they
-// do on all ranks or on none. Not thread-safe.
+// since it depends on nothing but what all ranks have told in calls that have succeeded: if one has
+// on some ranks only, the communicator has failed. Not thread-safe.
 class CopyChoice {
  public:
   // Whether the next call reads its peers' arrays.
@@ -38,8 +38,7 @@ class CopyChoice {
 
   // Begins a call; what this rank tells in it. `able`: it can read its peers' memory.
   ToldTimes begin(bool able) {
-    told_ = {best(kStaged), able ? best(kRead) : ToldTimes::kNever};
-    return worst_ = told_;
+    return worst_ = {best(kStaged), able ? best(kRead) : ToldTimes::kNever};
   }
   // What a peer tells in this call.
   void hear(const ToldTimes& peer) { worst_.worse_of(peer); }
@@ -86,7 +85,7 @@ class CopyChoice {
   uint64_t probe_ = kFirst - kProbe;  // number of the last or next probe
   std::array<uint64_t, 2> counts_{};
   std::array<std::array<float, kKept>, 2> times_{};
-  ToldTimes told_, worst_;
+  ToldTimes worst_;  // of all ranks, as told in the running call
 };
 
 }  // namespace pycoll

@@ -27,7 +27,7 @@ void Engine::run_chosen(const Job& job) {
   run_call(job, choice_->reads() ? *job.call->alternative : *job.call);
   if (peer_memory_ != nullptr) peer_memory_->probe();
   choice_->end(choice_->timed() ? now_ns() - begin - late_ns_ : 0);
-  // Only calls that have succeeded count, which they have done on every rank.
+  // Only calls that have succeeded count, so all ranks remember, and forget, the same.
   if (known == choices_.end() && choices_.size() == kMaxChoices) choices_.clear();
   choices_.insert_or_assign(key, *choice_);
 }

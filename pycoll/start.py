@@ -39,7 +39,7 @@ def init(
     world of one rank. With several ranks this is a collective of all of them.
 
     Args:
-        timeout: Seconds a call may wait for its peers before `CollTimeout`; by default 300.
+        timeout: Seconds a call may wait before `CollTimeout`; by default ``PYCOLL_TIMEOUT`` or 300.
         heap_bytes: Capacity of this rank's symmetric heap; only what is allocated uses memory.
         cell_bytes: Staging memory for one iteration of a rank.
         transport: ``auto`` (shared memory on one host, MPI between hosts) or ``mpi`` (MPI for

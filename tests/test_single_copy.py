@@ -8,7 +8,6 @@ import mmap
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -117,11 +116,12 @@ def test_memory_that_the_kernel_cannot_read():
     def rank(comm):
         x, out = secret(1 << 20), secret(3 << 20)
         x[:] = comm.rank
-        for _ in range(EQUAL_CALLS):
+        for i in range(EQUAL_CALLS):
             comm.all_gather(x, out=out)
             assert (out.reshape(3, -1) == [[0], [1], [2]]).all()
             out[:] = -1
-        return reads(comm) >= 0
+            assert reads(comm) == 1 or i != 1
+        return True
 
     assert run_processes(3, rank) == [True] * 3
 
@@ -131,7 +131,7 @@ def test_ranks_that_have_no_input(way):
     def rank(comm):
         x = np.full(LARGE, comm.rank, np.float32)
         plan = comm.plan("broadcast", x)
-        for _ in range(EQUAL_CALLS):
+        for i in range(EQUAL_CALLS):
             out = np.full(LARGE, -1, np.float32)
             if way == "timeout":
                 out = comm.broadcast(x, timeout=5)
@@ -142,7 +142,8 @@ def test_ranks_that_have_no_input(way):
             else:
                 comm.scatter(np.zeros(3 * LARGE, np.float32) if comm.rank == 0 else None, out=out)
             assert (out == 0).all()
-        return reads(comm) >= 0
+            assert reads(comm) == 1 or i != 1
+        return True
 
     assert run_processes(3, rank) == [True] * 3
 
@@ -257,17 +258,3 @@ def test_many_kinds_of_call():
         return reads(comm)
 
     assert run_processes(2, rank, timeout=60) == [10] * 2
-
-
-def test_the_program_goes_on_while_a_rank_is_late():
-    """Time that is spent waiting says nothing about the way that bytes take."""
-
-    def rank(comm):
-        x = np.ones(LARGE, np.float32)
-        for i in range(6):
-            if comm.rank == i % 2:
-                time.sleep(0.01)
-            comm.all_gather(x)
-        return True
-
-    assert run_processes(2, rank) == [True] * 2
