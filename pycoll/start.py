@@ -39,7 +39,7 @@ def init(
     world of one rank. With several ranks this is a collective of all of them.
 
     Args:
-        timeout: Seconds a call may wait before `CollTimeout`; by default ``PYCOLL_TIMEOUT`` or 300.
+        timeout: Seconds until a call, or this, raises `CollTimeout`: ``PYCOLL_TIMEOUT`` or 300.
         heap_bytes: Capacity of this rank's symmetric heap; only what is allocated uses memory.
         cell_bytes: Staging memory for one iteration of a rank.
         transport: ``auto`` (shared memory on one host, MPI between hosts) or ``mpi`` (MPI for
@@ -105,6 +105,7 @@ def from_mpi(
 
     Raises:
         ArgumentError: If ``comm`` is something else, or ranks have different settings.
+        CollTimeout: If other ranks have not called this within the time limit.
         TransportError: If MPI cannot be used.
     """
     config = _configure(timeout_s=timeout, transport=transport, tuning=tuning)

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Any
 
-from pycoll.errors import CollTimeout
+from pycoll.errors import CollTimeout, Revoked
 from pycoll.runtime.work import Work, check_patience
 
 _LONGEST_S = 1e8  # that a thread can wait for another one
@@ -35,8 +35,8 @@ class Later:
                 future.set_result(call())
             except Exception as error:  # of whoever waits for it
                 future.set_exception(error)
-            except BaseException as error:
-                future.set_exception(error)
+            except BaseException as error:  # of whoever makes it
+                future.set_exception(Revoked(f"interrupted in this call ({type(error).__name__})"))
                 raise
 
     shutdown = make
@@ -45,9 +45,17 @@ class Later:
 class TwoLevelWork(Work):
     """A call in the background; see `pycoll.Work`."""
 
-    def __init__(self, future: Future, calls: ThreadPoolExecutor | Later) -> None:
-        """Hold on to a call that a thread makes, or that is made later."""
-        self._future, self._calls = future, calls
+    def __init__(
+        self,
+        future: Future,
+        calls: ThreadPoolExecutor | Later,
+        interrupted: Callable[[str], None],
+    ) -> None:
+        """Hold on to a call that a thread makes, or that is made later.
+
+        ``interrupted`` tells all ranks, by the name of an exception, that a wait for it has ended.
+        """
+        self._future, self._calls, self._interrupted = future, calls, interrupted
 
     def done(self) -> bool:
         """Tell whether the call has ended; where MPI has one thread, make it first."""
@@ -60,7 +68,12 @@ class TwoLevelWork(Work):
         limit = None if timeout is None else min(check_patience(timeout), _LONGEST_S)
         if isinstance(self._calls, Later):
             self._calls.make()
-        if not wait_for([self._future], limit).done:
+        try:
+            done = wait_for([self._future], limit).done
+        except BaseException as error:
+            self._interrupted(type(error).__name__)
+            raise
+        if not done:
             raise CollTimeout(
                 f"the call has not finished within {timeout} s; it still runs and can be waited for"
             )

@@ -22,6 +22,7 @@ from pycoll.runtime.hosts import CARD_BYTES, Card, Exchange, Shared, candidates,
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.reports import raising
+from pycoll.runtime.roll_call import await_everybody
 from pycoll.runtime.session import Session
 from pycoll.runtime.topology import Topology
 from pycoll.runtime.two_level import NodeSession, TwoLevelSession
@@ -105,6 +106,7 @@ def connect(
 
     Raises:
         ArgumentError: If ``comm`` is no intra-communicator, or settings differ between ranks.
+        CollTimeout: If some ranks have not come within the time limit of calls.
         TransportError: If MPI or the memory cannot be used.
     """
     MPI = load()
@@ -114,7 +116,18 @@ def connect(
         raise ArgumentError(f"from_mpi takes an intra-communicator of mpi4py, not {comm!r}")
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
         raise TransportError("this MPI may be used by the main thread only; call init there")
-    comm = comm.Dup()
+    limit = config.timeout_s if isinstance(config, Config) else Config.timeout_s
+    try:
+        await_everybody(MPI, comm, limit)
+        return _connect(MPI, comm.Dup(), config, hosts)
+    except MPI.Exception as error:
+        raise TransportError(f"start-up over {_library(MPI)} failed: {error}") from error
+
+
+def _connect(
+    MPI: Any, comm: Any, config: Config | ArgumentError, hosts: Sequence[int] | None
+) -> Session:
+    """Make the session from a communicator of our own."""
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     exchange = _exchange(MPI, comm)
     cards = [Card.unpack(row) for row in exchange(Card.own().pack())]

@@ -117,7 +117,7 @@ class TwoLevelSession(MpiSession):
         self._two.queue(1)
         self._last = self._calls.submit(self._run, prepared, limit, site)
         self._last.add_done_callback(lambda _: self._two.queue(-1))
-        work = TwoLevelWork(self._last, self._calls)
+        work = TwoLevelWork(self._last, self._calls, self._interrupted)
         return work if async_op else work.wait()
 
     def settle(self, timeout: float | None = None) -> None:

@@ -141,5 +141,34 @@ def interrupted_receive(comm):
     return [] if sound else [f"{name} after {took:.1f} s: {text}"]
 
 
-WHEREVER = (refused_behind, forks, checks_behind, works, late, leaves_behind, interrupted_receive)
+def interrupted_wait(comm):
+    """Interrupt a wait for a call in the background: everybody hears of it."""
+    twin = comm.dup()
+    work = twin.all_reduce(np.ones(20_000), async_op=True) if comm.rank == 0 else None
+    start = time.monotonic()
+    if work is not None:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        name, _ = caught(work.wait)
+        wrong = [] if caught(work.wait)[0] == "Revoked" else ["the call itself"]
+    else:
+        time.sleep(0.5)
+        name, text = caught(lambda: [twin.all_reduce(np.ones(20_000)) for _ in range(2)])
+        wrong = [] if "interrupted" in text else [text]
+    took = time.monotonic() - start
+    twin.close()
+    comm.barrier()
+    sound = name == ("Revoked" if comm.rank else "KeyboardInterrupt") and took < 5
+    return wrong if sound else [*wrong, f"{name} after {took:.1f} s"]
+
+
+WHEREVER = (
+    refused_behind,
+    forks,
+    checks_behind,
+    works,
+    late,
+    leaves_behind,
+    interrupted_receive,
+    interrupted_wait,
+)
 ALL = (*WHEREVER, second_threads)

@@ -7,7 +7,7 @@ import pytest
 import mpirun
 
 WHEREVER = ["refused_behind", "forks", "checks_behind", "works", "late", "leaves_behind"]
-WHEREVER += ["interrupted_receive"]
+WHEREVER += ["interrupted_receive", "interrupted_wait"]
 NAMES = [*WHEREVER, "second_threads"]
 LIMIT = {"PYCOLL_TIMEOUT": "30"}
 

@@ -1,0 +1,31 @@
+"""``python absent.py FOLDER``: rank 1 comes to `pycoll.init` when the others have given up."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import mpi4py
+
+mpi4py.rc.finalize = False  # the barrier of those who gave up is pending for ever
+
+from mpi4py import MPI  # noqa: E402
+
+import pycoll  # noqa: E402
+
+folder, world = Path(sys.argv[1]), MPI.COMM_WORLD
+start = time.monotonic()
+if world.rank == 1:
+    time.sleep(4)
+try:
+    pycoll.init(timeout=1.5)
+    found = ["nothing", "was raised"]
+except pycoll.CollError as error:
+    found = [type(error).__name__, str(error)]
+path = folder / f"{world.rank}.json"
+path.with_suffix(".new").write_text(json.dumps([*found, time.monotonic() - start]))
+os.replace(path.with_suffix(".new"), path)
+while not all((folder / f"{rank}.json").exists() for rank in range(world.size)):
+    time.sleep(0.05)
+os._exit(0)
