@@ -29,6 +29,8 @@ _MEMORY = {
     FLAG_DIRECT | FLAG_READ: "private (single copy)",
     FLAG_DIRECT: "symmetric",
 }
+_REACHED = {0: "is in", ENTERED: "is in", DONE: "has done its part of", FAILED: "has given up"}
+_WANTED = {0: "to make this call", ENTERED: "to make this call", DONE: "to be done with it"}
 _OTHER = {TWO_LEVELS: "two_levels"}
 _REDUCING = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_V)
 
@@ -139,8 +141,7 @@ def _progress(rank: dict, report: dict) -> str:
     process = f" (process {rank['pid']} is {state})" if state and rank["state"] != "R" else ""
     last = Call.unpack(rank["descriptor"], rank["count"])
     if rank["waiting_peer"] >= 0:
-        step = rank["waiting_step"]
-        wanted = "to make this call" if step <= ENTERED else f"to finish step {_step(step)}"
+        wanted = _WANTED.get(rank["waiting_step"], f"to finish step {rank['waiting_step'] - 1}")
         inside = f"is in {last}{_where(rank)}"
         return f"{who}: {inside}, waits for rank {rank['waiting_peer']} {wanted}{process}"
     if not rank.get("answered", True):
@@ -149,12 +150,8 @@ def _progress(rank: dict, report: dict) -> str:
     if not rank["entered"]:
         what = f"last call: {last}{_where(rank)}" if rank["descriptor"] else "no call so far"
         return f"{who}: has not made this call; {what}{process}"
-    return f"{who}: has reached step {_step(rank['step'])} of {last}{_where(rank)}{process}"
-
-
-def _step(step: int) -> str:
-    names = {DONE: "done", FAILED: "given up", ENTERED: "entered"}
-    return names.get(step, str(step - 1))
+    reached = _REACHED.get(rank["step"], f"has reached step {rank['step'] - 1} of")
+    return f"{who}: {reached} {last}{_where(rank)}{process}"
 
 
 def _timeout(report: dict) -> str:
