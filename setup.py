@@ -11,7 +11,7 @@ from setuptools.command.build_ext import build_ext
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import build_cuda
 
-SOURCES = sorted(glob("csrc/*.cpp") + glob("csrc/transports/*.cpp"))
+SOURCES = sorted(glob("csrc/*.cpp"))
 HEADERS = sorted(glob("csrc/*.h") + glob("csrc/*.inl"))
 
 # One place for objects, whichever command builds: an editable install compiles nothing twice.
