@@ -34,6 +34,7 @@ BAD = {
     "op for records": (lambda c: c.all_reduce(np.zeros(4, "i4,f4")), r"op='sum'.*dtype void64"),
     "op for dates": (lambda c: c.all_reduce(np.zeros(4, "M8[s]")), r"dtype datetime64\[s\]"),
     "objects": (lambda c: c.all_gather(np.array([None])), r"x has dtype object.*Python objects"),
+    "mask": (lambda c: c.all_reduce(np.ma.ones(4)), r"x is a masked array.*x.filled\(value\)"),
     "byte order": (lambda c: c.all_reduce(I.astype(">i4")), r"'>i4'.*astype\('[<=]i4'\)"),
     "list": (lambda c: c.all_reduce([1, 2]), r"x is a list; accepted are NumPy arrays"),
     "nothing": (lambda c: c.broadcast(None), r"x is a NoneType"),

@@ -25,7 +25,7 @@ _EXTRAS = (
     ("rich", "cli", "tables and live progress"),
     ("matplotlib", "cli", "pictures of schedules and plots"),
     ("mpi4py", "mpi", "ranks under an MPI launcher, and several hosts"),
-    ("ml_dtypes", "dev", "bfloat16 in NumPy"),
+    ("ml_dtypes", "parallel", "bfloat16 in NumPy"),
     ("pytest", "dev", "the tests"),
 )
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -90,9 +90,13 @@ def view(x: Any, what: str) -> ArrayView:
         what: What it is called in error messages, such as ``"x"``.
 
     Raises:
-        ArgumentError: If ``x`` is no array, lives on a device, or holds Python objects.
+        ArgumentError: If ``x`` is no array, lives on a device, is masked, or holds Python objects.
     """
     if isinstance(x, np.ndarray):
+        if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
+            raise ArgumentError(
+                f"{what} is a masked array, whose mask would be lost; pass {what}.filled(value)"
+            )
         array = x
     elif hasattr(x, "__array_interface__"):
         array = np.asarray(x)
