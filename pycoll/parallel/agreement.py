@@ -10,12 +10,16 @@ import numpy as np
 from pycoll import kernels
 from pycoll.errors import ArgumentError
 from pycoll.parallel.bucket import Bucket
-from pycoll.parallel.checks import gather_texts
+from pycoll.parallel.checks import check_unanimous, gather_texts, vote
 from pycoll.parallel.groups import Groups
 
 
 def agree(
-    buckets: Sequence[Bucket], groups: Groups, problems: Sequence[str], forgiving: bool
+    buckets: Sequence[Bucket],
+    groups: Groups,
+    problems: Sequence[str],
+    forgiving: bool,
+    settings: str,
 ) -> tuple[float, bool]:
     """Form the norm of the summed gradient over all ranks; a collective of a few hundred bytes.
 
@@ -27,18 +31,22 @@ def agree(
         groups: The ranks.
         problems: What this rank has found wrong.
         forgiving: Whether gradients that are not finite are no error.
+        settings: What has to be the same on all ranks in this step, in words.
 
     Returns:
         The norm, and whether a gradient is not finite somewhere.
 
     Raises:
         ArgumentError: On every rank, if any has a problem.
+        MismatchError: On every rank, if they have different settings.
     """
     limbs, bad = kernels.new_exact_sum(), set()
     odd = sum(bucket.add_squares(limbs, bad) for bucket in _reduced(buckets, groups))
     own = set().union(*(bucket.gradients.bad for bucket in buckets))
-    vector = np.concatenate([limbs, [odd, bool(own), len(problems)]])
+    vector = np.concatenate([limbs, vote(settings), [odd, bool(own), len(problems)]])
     groups.world.all_reduce(vector, "norm").wait()
+    limbs, votes = vector[: limbs.size], vector[limbs.size : -3]
+    check_unanimous(votes, settings, groups.world)
     odd, blamed, wrong = map(int, vector[-3:])
     odd += blamed  # also what only a rank has whose copy does not count
     if wrong or (odd and not forgiving):
@@ -49,7 +57,7 @@ def agree(
         found = gather_texts("; ".join(texts), groups.world)
         told = "; ".join(f"rank {rank} has {text}" for rank, text in enumerate(found) if text)
         raise ArgumentError(f"the step was not taken: {told}")
-    norm = math.sqrt(kernels.exact_sum(vector[:-3]))
+    norm = math.sqrt(kernels.exact_sum(limbs))
     return (math.inf if odd else norm), odd > 0
 
 

@@ -14,6 +14,9 @@ from pycoll.parallel.ledger import Channel
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.units import Parameter
 
+VOTE_WORDS = 6
+_PART = (1 << 21) - 1  # of which 4,096 squares have a sum below 2**63
+
 
 def check_mesh(parameters: Sequence[Parameter], mesh: Mesh) -> None:
     """Refuse a model whose layers are split over an axis that the mesh does not have.
@@ -96,6 +99,30 @@ def check_values(
                     f"{channel.name} group of {channel.world_size} not as the others; make it "
                     "from the same seed everywhere, or pass start='broadcast'"
                 )
+
+
+def vote(value: str) -> np.ndarray:
+    """Return `VOTE_WORDS` integers whose sums over ranks tell whether all have the same value."""
+    digest = hashlib.blake2b(value.encode(), digest_size=8).digest()
+    parts = [int.from_bytes(digest, "little") >> shift & _PART for shift in (0, 21, 42)]
+    return np.array([*parts, *(part * part for part in parts)], np.int64)
+
+
+def check_unanimous(sums: np.ndarray, value: str, channel: Channel) -> None:
+    """Compare a value with those of all ranks, given the sums of their votes.
+
+    Votes are all the same if the mean of their squares is the square of their mean.
+
+    Raises:
+        MismatchError: On every rank, with all values.
+    """
+    total, half = sums.tolist(), VOTE_WORDS // 2
+    n, pairs = channel.world_size, zip(total[:half], total[half:], strict=True)
+    if all(n * square == x * x for x, square in pairs):
+        return
+    seen = gather_texts(value, channel)
+    told = "; ".join(f"{ranks(seen, text)}: {text}" for text in dict.fromkeys(seen))
+    raise MismatchError(f"the step was not taken: ranks have different settings: {told}")
 
 
 def gather_texts(text: str, channel: Channel) -> list[str]:

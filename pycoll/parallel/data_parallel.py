@@ -154,11 +154,11 @@ class DataParallel:
             lr: Learning rate of this step; by default the optimizer's.
 
         Raises:
-            ArgumentError: On every rank: for gradients that are not finite, and with
-                ``unused="error"`` for a changed graph, naming the parameters and the ranks.
+            ArgumentError, MismatchError: On every rank: for gradients that are not finite, with
+                ``unused="error"`` for a changed graph, and for different `lr`; they name the ranks.
         """
-        if lr is not None:
-            check_number("lr", lr, "[0, inf)")
+        lr = self.options.optimizer.lr if lr is None else lr
+        check_number("lr", lr, "[0, inf)")
         start = time.perf_counter()
         wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
         self.ledger.reset_peak()
@@ -166,10 +166,10 @@ class DataParallel:
         scale = self.loss_scale.value
         divisor = max(1.0, samples * scale)
         forgiving = self._scaled or self.options.nonfinite == "skip"
-        norm, overflow = agree(self.buckets, self.groups, problems, forgiving)
+        norm, overflow = agree(self.buckets, self.groups, problems, forgiving, f"lr={float(lr)}")
         norm /= divisor
         if not overflow:
-            self._update(self.options.optimizer.lr if lr is None else lr, 1.0 / divisor, norm)
+            self._update(lr, 1.0 / divisor, norm)
         self.loss_scale = self.loss_scale.after(overflow)
         for bucket in self.buckets:
             bucket.gradients.result = None

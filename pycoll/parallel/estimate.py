@@ -9,6 +9,7 @@ from typing import Any
 
 from pycoll.errors import ArgumentError
 from pycoll.kernels import EXACT_LIMBS
+from pycoll.parallel.checks import VOTE_WORDS
 from pycoll.parallel.dryrun import DryRun
 from pycoll.parallel.layer import Layer, Model, ParameterSpec, Sequential
 from pycoll.parallel.ledger import VOLUME
@@ -142,4 +143,5 @@ def _agreement_bytes(axes: Mapping[str, int]) -> dict[str, int]:
     """Return the bytes with which ranks agree on counts, loss and norm."""
     world, data = prod(axes.values()), axes.get("replica", 1) * axes.get("dp", 1)
     counts = VOLUME["all_gather"](data, 8 * data) + VOLUME["all_reduce"](data, 16)
-    return {"norm": VOLUME["all_reduce"](world, 8 * (EXACT_LIMBS + 3)), "count": counts}
+    words = EXACT_LIMBS + VOTE_WORDS + 3
+    return {"norm": VOLUME["all_reduce"](world, 8 * words), "count": counts}

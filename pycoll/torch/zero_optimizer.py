@@ -12,6 +12,7 @@ import torch
 from pycoll import kernels
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
+from pycoll.parallel.checks import check_unanimous, vote
 from pycoll.parallel.ledger import Channel, Ledger
 from pycoll.parallel.placement import Placed, Placement, own_block
 from pycoll.parallel.units import Layout, bucket_elements, make_layouts, make_units, unit_parameters
@@ -27,6 +28,15 @@ class _Flat:
     gradient: np.ndarray
     shard: torch.Tensor
     shard_gradient: np.ndarray
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> str:
+    """Return what has to be the same on all ranks, as text: learning rates and the like."""
+    groups = [
+        ", ".join(f"{k}={v}" for k, v in sorted(group.items()) if k != "params")
+        for group in optimizer.param_groups
+    ]
+    return "; ".join(groups)
 
 
 class ZeroOptimizer:
@@ -118,6 +128,7 @@ class ZeroOptimizer:
 
         Raises:
             ArgumentError: On every rank, if the gradient is not finite; no parameter has changed.
+            MismatchError: On every rank, if their optimizers have different settings; likewise.
         """
         n = self._channel.world_size
         for flat in self._flats:
@@ -128,14 +139,18 @@ class ZeroOptimizer:
             )
             for flat in self._flats
         ]
-        vector = np.zeros(kernels.EXACT_LIMBS + 1, np.int64)
+        limbs, odd = kernels.new_exact_sum(), 0
         for flat, work in zip(self._flats, pending, strict=True):
             work.wait()
-            vector[-1] += kernels.add_squares(flat.shard_gradient, vector[:-1])
+            odd += kernels.add_squares(flat.shard_gradient, limbs)
+        settings = _settings(self.inner)
+        vector = np.concatenate([limbs, vote(settings), [odd]])
         self._channel.all_reduce(vector, "norm").wait()
-        if vector[-1]:
-            raise ArgumentError(f"the step was not taken: {vector[-1]} gradients are not finite")
-        norm = float(np.sqrt(kernels.exact_sum(vector[:-1]))) / n
+        limbs, votes, odd = vector[: limbs.size], vector[limbs.size : -1], vector[-1]
+        check_unanimous(votes, settings, self._channel)
+        if odd:
+            raise ArgumentError(f"the step was not taken: {odd} gradients are not finite")
+        norm = float(np.sqrt(kernels.exact_sum(limbs))) / n
         scale = 1 / n if self._clip is None or norm <= self._clip else self._clip / norm / n
         for flat in self._flats:
             flat.shard_gradient *= flat.shard_gradient.dtype.type(scale)

@@ -49,7 +49,8 @@ def test_wire_bytes_per_rank(zero, n, nbytes, k):
         sent = found["report"].bytes
         assert sent["gradient"] + sent.get("parameter", 0) == total
         assert set(sent) <= {"gradient", "parameter", "norm", "count"}
-        assert sent["norm"] == -(-2 * (n - 1) * (70 + 3) * 8 // n)  # one exact sum and three counts
+        words = 70 + 6 + 3  # an exact sum, a vote, counts
+        assert sent["norm"] == -(-2 * (n - 1) * words * 8 // n)
 
 
 @pytest.mark.parametrize("k", [1, 4])

@@ -6,7 +6,7 @@ import pytest
 from parallel.models import CrossEntropy, Linear, batches, mlp
 from parallel.test_data_parallel import digest
 from pycoll.errors import ArgumentError, MismatchError, PeerLeft
-from pycoll.parallel import DataParallel, Mesh, ParameterSpec, Sequential
+from pycoll.parallel import AdamW, DataParallel, Mesh, ParameterSpec, Sequential
 from pycoll.testing import run_threads
 
 
@@ -64,6 +64,25 @@ def test_settings_that_differ():
 
     for text in refused(2, rank, kind=MismatchError):
         assert "rank 0: zero=0; rank 1: zero=1" in text
+
+
+@pytest.mark.parametrize("rates", [[0.1, 0.2, 0.3], [0.1, None, 0.1], [0.1, 0.1, 0.1]])
+def test_learning_rates_that_differ(rates):
+    def rank(comm):
+        trainer = engine(comm, optimizer=AdamW(lr=0.2))
+        before = digest(trainer.gather())
+        if len(set(rates)) == 1:
+            assert not trainer.step(batches(1), rates[comm.rank]).skipped
+            raise MismatchError("none")
+        try:
+            trainer.step(batches(1), rates[comm.rank])
+        finally:
+            assert digest(trainer.gather()) == before
+            trainer.step(batches(1))  # goes on
+
+    text = {0.3: "rank 0: lr=0.1; rank 1: lr=0.2; rank 2: lr=0.3", 0.1: "ranks 0, 2: lr=0.1; rank 1"}
+    for told in refused(3, rank, kind=MismatchError):
+        assert (text[rates[2]] if len(set(rates)) > 1 else "none") in told
 
 
 @pytest.mark.parametrize("zero", range(4))
