@@ -162,6 +162,7 @@ void bind_memory(py::module_& m) {
                }),
            "heap"_a, "region"_a, "data"_a, "nbytes"_a)
       .def("release", &Registration::release)
+      .def("forget", &Registration::forget)
       .def("gather", [](const Registration& r, uintptr_t data,
                         uint64_t nbytes) { r.gather(reinterpret_cast<char*>(data), nbytes); })
       .def("scatter", [](const Registration& r, uintptr_t data,

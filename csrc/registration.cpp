@@ -86,6 +86,8 @@ void Registration::scatter(char* data, uint64_t nbytes) const {
   edges(data, nbytes, [](char* user, char* mirror, size_t n) { std::memcpy(user, mirror, n); });
 }
 
+void Registration::forget() { heap_->drop_alias(data_); }
+
 void Registration::release() {
   if (!heap_->is_owner()) return;  // in a child made by fork
   const auto inner = static_cast<size_t>(last_ - first_);

@@ -48,6 +48,10 @@ class Registration {
   // nothing in a child made by fork.
   void release();
 
+  // For memory that its owner has given back: others may have these addresses now. The pages stay
+  // as they are, and their block of the heap is not used again, because it may still be mapped.
+  void forget();
+
  private:
   void move_in(uint32_t region);
 

@@ -125,6 +125,9 @@ class Memory:
         """See `pycoll.Communicator.register`."""
         given = view(x, "x")
         array, start = given.array, given.pointer
+        for first, (end, _, keep) in list(self._registered.items()):
+            if first < start + array.nbytes and start < end and _has_left(keep, first):
+                self._forget(first)
         if not array.flags.c_contiguous:
             raise ArgumentError("x is not C-contiguous; only one stretch of memory can be moved")
         if not array.flags.writeable:
@@ -161,14 +164,26 @@ class Memory:
         _, moved, _ = self._registered.pop(start)
         raising(moved.release)
 
+    def _forget(self, start: int) -> None:
+        """Drop what is known of memory that its owner has given back: it is others' now.
+
+        Its block of the heap is not used again, for pages of it may still be mapped there.
+        """
+        found = self._registered.pop(start, None)
+        if found is not None:
+            found[1].forget()
+
     def mirror(self, v: ArrayView) -> Mirror | None:
         """Return where an array lies in the heap if it is a part of a registered one."""
         return self.locate(v.pointer, v.array.nbytes)
 
     def locate(self, start: int, nbytes: int) -> Mirror | None:
         """Return where a stretch of memory lies in the heap if it is a part of a registered one."""
-        for first, (end, moved, _) in list(self._registered.items()):  # others may end meanwhile
+        for first, (end, moved, keep) in list(self._registered.items()):  # others may end meanwhile
             if first <= start and start + nbytes <= end:
+                if _has_left(keep, first):
+                    self._forget(first)
+                    continue
                 return Mirror(moved, start, nbytes, moved.mirror + start - first)
         return None
 
@@ -181,6 +196,12 @@ class Memory:
     def holds(self, v: ArrayView) -> bool:
         """Whether peers can reach all of an array."""
         return self.heap.contains(v.pointer, v.array.nbytes) or self.mirror(v) is not None
+
+
+def _has_left(keep: Any, start: int) -> bool:
+    """Whether a tensor has other memory than it was registered with (``resize_``)."""
+    address = getattr(keep[0], "data_ptr", None) if isinstance(keep, tuple) else None
+    return address is not None and address() != start
 
 
 class _Ordinary:

@@ -24,6 +24,8 @@ from pycoll.runtime.session import Session
 from pycoll.torch.calls import GroupSession
 from pycoll.torch.hosts import join_hosts
 
+_PIDS: dict[int, int] = {}
+"""Processes on this host by their rank in the job, as far as this one shares a group with them."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
 
 
@@ -51,11 +53,16 @@ def join(
     own = [make_memfd("control"), make_memfd("heap")] if rank == 0 else []
     try:
         meeting = _Meeting(store, rank, size, timeout_s)
+        numbers = list(ranks) or list(range(size))
+        if not dist.is_initialized():  # this will be the group of all ranks
+            _PIDS.clear()
+        meeting.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
         members = meeting.exchange("place", {**asdict(Card.own()), "fds": own})
         cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
         meeting.pids = {
             r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host
         }
+        _PIDS.update({numbers[r]: pid for r, pid in meeting.pids.items()})
         places = candidates(cards)
         if len(set(places)) > 1:
             return join_hosts(meeting.exchange, cards, places, rank, config, store)

@@ -87,7 +87,7 @@ class Calls:
         told = code(x.dtype)
         x, dtype, op = as_reducible(x, op)
         if kind not in _IN_PLACE:
-            x = apart(x, out)
+            x = self._apart(x, out, site)
         self._check(kind, x, out, x.nbytes, site)
         mirrors = self._mirrors(kind, x, out) if self.symmetric else None
         bound = self.bind(
@@ -118,7 +118,7 @@ class Calls:
         """
         typed = out if x is None else x
         if x is not None and kind not in _IN_PLACE and not self._is_own_block(kind, x, out):
-            x = apart(x, out)
+            x = self._apart(x, out, site)
         mirrors = self._mirrors(kind, x, out) if self.symmetric else None
         size, number = typed.element_size(), code(typed.dtype)
         self._check(kind, x, out, count * size, site)
@@ -135,15 +135,22 @@ class Calls:
             self.refuse(error, site)
             raise
 
-    def refuse(self, error: ArgumentError, site: int) -> None:
+    def refuse(self, error: Exception, site: int) -> None:
         """Take part in the call that the peers make by telling them that it cannot be made."""
 
         def again() -> None:
             raise error
 
         self.session.place = site
-        with contextlib.suppress(ArgumentError):
+        with contextlib.suppress(type(error)):
             self.session.refusing(again)
+
+    def _apart(self, x: torch.Tensor, out: torch.Tensor | None, site: int) -> torch.Tensor:
+        try:
+            return apart(x, out, self.session.memory if self.symmetric else None)
+        except MemoryError as error:  # of the heap
+            self.refuse(error, site)
+            raise
 
     def _is_own_block(self, kind: Kind, x: torch.Tensor, out: torch.Tensor | None) -> bool:
         """Whether the input of an all_gather lies where its output is to be."""
@@ -237,16 +244,8 @@ class Calls:
     ) -> Any:
         collective = kind.name.lower()
         operation = ReduceOp.SUM if op is None else op
-        size = self.session.world_size
-        choice = select(
-            collective,
-            count * itemsize,
-            size,
-            dtype=dtype,
-            op=operation,
-            direct=mapped,
-            messages=not self.direct,
-        )
+        size, wanted = self.session.world_size, {"dtype": dtype, "op": operation, "direct": mapped}
+        choice = select(collective, count * itemsize, size, **wanted, messages=not self.direct)
         params = dict(choice.params)
         if "root" in choice.algorithm.params:
             params["root"] = root

@@ -96,8 +96,12 @@ def trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def full_name(name: str) -> str:
-    """Return the name of a parameter in `chain_of`: ``"layer.name"`` even without a layer."""
-    return name if "." in name else f"module.{name}"
+    """Return the name of a parameter in `chain_of`: ``"layer.name"`` even without a layer.
+
+    A layer that is itself called "module" goes one deeper, so that no two names are the same.
+    """
+    outer, dot, _ = name.partition(".")
+    return name if dot and outer != "module" else f"module.{name}"
 
 
 def _precision(module: torch.nn.Module) -> str:
@@ -138,6 +142,7 @@ class _Autograd:
     def __init__(self, module: torch.nn.Module, loss: LossFn, buckets: Sequence[Bucket]) -> None:
         self._module, self._loss, self._buckets = module, loss, buckets
         self._arrived: dict[str, np.ndarray] = {}
+        self._handed: set[str] = set()
         self._next = 0
         places = {
             entry.parameter.name: (bucket, entry)
@@ -157,6 +162,8 @@ class _Autograd:
     def run(self, sample: Any, scale: float) -> tuple[float, int, Any]:
         """Run the module forward; see `pycoll.parallel.passes.Passes.run`."""
         self._next = 0
+        self._arrived.clear()  # a step that failed may have left something
+        self._handed.clear()
         if sample is None:
             return 0.0, 0, None
         total, count = self._loss(self._module(sample[0]), sample[1])
@@ -164,7 +171,7 @@ class _Autograd:
 
     def back(self, total: torch.Tensor | None) -> None:
         """Run autograd; parameters that it does not reach have no gradient."""
-        if total is not None:
+        if total is not None and total.requires_grad:  # not if it uses no trainable parameter
             total.backward()
         for bucket in self._buckets[self._next :]:
             self._hand_over(bucket)
@@ -175,9 +182,23 @@ class _Autograd:
             return self._module(x)
 
     def take(self, name: str, p: torch.Tensor) -> None:
-        """Take a gradient; reduce the buckets that are whole, in their order."""
-        self._arrived[name] = p.grad.numpy()
+        """Take a gradient; reduce the buckets that are whole, in their order.
+
+        Raises:
+            ArgumentError: If the parameter had one in this pass, and its bucket is on its way.
+        """
+        grad = p.grad if p.grad.layout is torch.strided else p.grad.to_dense()
         p.grad = None
+        if name in self._arrived:
+            self._arrived[name] = self._arrived[name] + grad.numpy()
+        elif name in self._handed:
+            raise ArgumentError(
+                f"parameter {name} got another gradient in the same backward pass, when its bucket "
+                "had gone to the other ranks; run each part of the module in one pass (checkpoint "
+                "with use_reentrant=False)"
+            )
+        else:
+            self._arrived[name] = grad.numpy()
         while self._next < len(self._buckets):
             bucket = self._buckets[self._next]
             if any(e.parameter.name not in self._arrived for e in bucket.layout.entries):
@@ -188,4 +209,5 @@ class _Autograd:
     def _hand_over(self, bucket: Bucket) -> None:
         for entry in bucket.layout.entries:
             name = entry.parameter.name
+            self._handed.add(name)
             bucket.gradients.add(name, self._arrived.pop(name, None))

@@ -17,7 +17,8 @@ def use_symmetric_memory(module: torch.nn.Module) -> torch.nn.Module:
     Of a `DistributedDataParallel` these are the gradient buckets: they are moved there, where they
     lie, when they are first reduced, and moved back when the module is collected. Of a module that
     ``fully_shard`` was called on they are the buffers for parameters and gradients, which then come
-    from the process group. All ranks must do the same. Results do not change.
+    from the process group. All ranks must do the same. Means of gradients are rounded once more or
+    less where the number of ranks is no power of two; otherwise results do not change.
 
     Args:
         module: The module; DDP without another communication hook.

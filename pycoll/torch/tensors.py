@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from pycoll.errors import ArgumentError
+from pycoll.runtime.memory import Memory
 from pycoll.types import DType, ReduceOp, type_code
 
 _NAMES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
@@ -77,10 +79,11 @@ def check(tensor: torch.Tensor, what: str) -> None:
 
 def _own(tensor: torch.Tensor, what: str) -> torch.Tensor:
     """Return a tensor that has memory; that of FSDP's tensors is freed and had again."""
-    if not tensor.untyped_storage().nbytes() and tensor.numel():
+    first, held = tensor.storage_offset() * tensor.element_size(), tensor.untyped_storage().nbytes()
+    if held < first + tensor.nbytes and tensor.numel():
         raise ArgumentError(
             f"{what} has {tensor.nbytes} bytes whose memory has been freed (its storage was "
-            "resized to 0); resize it before the call"
+            f"resized to {held}); resize it before the call"
         )
     return tensor
 
@@ -114,12 +117,26 @@ def store(received: torch.Tensor, tensor: torch.Tensor) -> None:
         tensor.data.copy_(received)
 
 
-def apart(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    """Return the elements in memory that the output does not touch."""
+def apart(x: torch.Tensor, out: torch.Tensor | None, memory: Memory | None) -> torch.Tensor:
+    """Return the elements in memory that the output does not touch, symmetric if theirs is.
+
+    Args:
+        x: The input, contiguous.
+        out: The output, contiguous.
+        memory: Where symmetric tensors are; None if there are none.
+
+    Raises:
+        MemoryError: If the symmetric heap is full.
+    """
     if out is None:
         return x
     a, b = x.data_ptr(), out.data_ptr()
-    return x if a + x.nbytes <= b or b + out.nbytes <= a else x.clone()
+    if a + x.nbytes <= b or b + out.nbytes <= a:
+        return x
+    if memory is None or not (memory.heap.contains(a, x.nbytes) or memory.locate(a, x.nbytes)):
+        return x.clone()
+    block = torch.from_numpy(memory.empty(x.nbytes, np.uint8))
+    return block.view(x.dtype).view(x.shape).copy_(x)
 
 
 def as_reducible(tensor: torch.Tensor, op: ReduceOp) -> tuple[torch.Tensor, DType, ReduceOp]:

@@ -14,6 +14,7 @@ from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.checks import check_unanimous, vote
 from pycoll.parallel.ledger import Channel, Ledger
+from pycoll.parallel.limits import check_number
 from pycoll.parallel.placement import Placed, Placement, own_block
 from pycoll.parallel.units import Layout, bucket_elements, make_layouts, make_units, unit_parameters
 from pycoll.torch.data_parallel import chain_of, full_name, trainable
@@ -82,6 +83,8 @@ class ZeroOptimizer:
         Raises:
             ArgumentError: For parameters of several types or on other devices.
         """
+        if clip_norm is not None:
+            check_number("clip_norm", clip_norm, "(0, inf]")
         model = chain_of(module)
         self.ledger, self._order, self._clip = Ledger(), order, clip_norm
         self._channel = Channel(comm.dup(), "dp", self.ledger)

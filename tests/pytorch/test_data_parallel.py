@@ -7,8 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 from pycoll.errors import ArgumentError  # noqa: E402
-from pycoll.parallel import AdamW, Mesh, estimate  # noqa: E402
+from pycoll.parallel import SGD, AdamW, Mesh, estimate  # noqa: E402
 from pycoll.testing import run_processes, run_threads  # noqa: E402
 from pycoll.torch.data_parallel import DataParallel  # noqa: E402
 
@@ -154,3 +156,85 @@ def test_what_cannot_be_trained_is_refused(make, options, text):
             DataParallel(make(), loss, Mesh(comm, dp=1), **options)
 
     run_threads(1, rank)
+
+
+def squares(output, targets):
+    return ((output - targets) ** 2).sum(), len(targets)
+
+
+def few(rank, width=3):
+    rng = np.random.default_rng(rank)
+    return tuple(torch.tensor(rng.standard_normal((2, width)), dtype=torch.float32) for _ in "xt")
+
+
+class Wrapped(torch.nn.Module):
+    """Has parameters of the same names as a layer that is called "module"."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = torch.nn.Linear(3, 3)
+        self.weight = torch.nn.Parameter(torch.full((3, 3), 0.5))
+        self.bias = torch.nn.Parameter(torch.full((3,), 0.25))
+
+    def forward(self, x):
+        return self.module(x) @ self.weight + self.bias
+
+
+WRAPPED = Wrapped()
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_a_layer_called_module(zero):
+    def rank(comm):
+        net = copy.deepcopy(WRAPPED)
+        DataParallel(net, squares, Mesh(comm, dp=-1), zero=zero, optimizer=SGD(lr=0.1)).step(
+            [few(comm.rank)]
+        )
+        return [p.detach().numpy().copy() for p in net.parameters()]
+
+    net = copy.deepcopy(WRAPPED)
+    (sum(squares(net(x), t)[0] for x, t in (few(0), few(1))) / 4).backward()
+    for found in run_threads(2, rank):
+        for value, p in zip(found, net.parameters(), strict=True):
+            np.testing.assert_allclose(value, (p - 0.1 * p.grad).detach().numpy(), rtol=1e-5)
+
+
+class Twice(torch.nn.Module):
+    """Goes backward through one layer in two passes, one inside the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(checkpoint(self.layer, self.layer(x), use_reentrant=True))
+
+
+TWICE = Twice()
+
+
+def test_a_second_gradient_is_refused():
+    def rank(comm):
+        net = copy.deepcopy(TWICE)
+        engine = DataParallel(net, squares, Mesh(comm, dp=-1))
+        with pytest.raises(ArgumentError, match="got another gradient"):
+            engine.step([few(comm.rank)])
+        return True
+
+    assert run_processes(2, rank) == [True, True]
+
+
+def test_a_rank_may_use_no_parameter_and_a_failed_step_leaves_nothing():
+    def rank(comm):
+        net = copy.deepcopy(WRAPPED)
+        engine = DataParallel(net, squares, Mesh(comm, dp=-1), optimizer=SGD(lr=0.1))
+        hook = net.module.bias.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.step([few(comm.rank)])
+        hook.remove()
+        net.forward = net.module.forward if comm.rank == 0 else lambda x: x
+        before = net.weight.detach().clone()
+        engine.step([few(comm.rank)])
+        return torch.equal(net.weight, before)
+
+    assert run_threads(2, rank) == [True, True]

@@ -128,3 +128,37 @@ def test_what_is_refused():
             pycoll.torch.use_symmetric_memory(DistributedDataParallel(mlp()))
 
     run_group(2, body, backend="gloo")
+
+
+def test_a_registered_tensor_that_gets_other_memory():
+    def body(rank, n):
+        group, big = dist.group.WORLD, 16 << 20  # elements; such memory goes back to the system
+        x = torch.zeros(big)
+        group.register_tensor(x)
+        first, end = x.data_ptr(), x.data_ptr() + x.nbytes
+        x.untyped_storage().resize_(0)
+        others = [torch.empty(big * 5 // 8) for _ in range(8)]
+        inside = [o for o in others if first <= o.data_ptr() and o.data_ptr() + o.nbytes <= end]
+        y = (inside or others)[0]
+        del others
+        y.fill_(rank + 1)
+        dist.all_reduce(y)
+        assert y[0] == y[big // 2] == n * (n + 1) / 2
+        if inside:
+            assert not group._session.memory._registered
+        group.register_tensor(y)
+        group.deregister_tensor(y)
+        return bool(inside)
+
+    run_group(2, body)
+
+
+def test_an_input_inside_the_output():
+    def body(rank, n):
+        count = 40_000
+        x = dist.group.WORLD.allocate_tensor(n * count, dtype=torch.float32)
+        x[:count] = rank + 1
+        gather(x, x[:count])  # where rank 0 alone has its own block
+        assert torch.equal(x, torch.arange(1.0, n + 1).repeat_interleave(count))
+
+    run_group(3, body)

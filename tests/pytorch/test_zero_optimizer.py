@@ -108,3 +108,12 @@ def test_gradients_that_are_not_finite_change_nothing():
         return all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
     assert run_threads(2, rank) == [True, True]
+
+
+def test_a_clip_norm_that_cannot_be_used():
+    def rank(comm):
+        with pytest.raises(ArgumentError, match="clip_norm"):
+            ZeroOptimizer(torch.optim.SGD, make(), comm, lr=0.1, clip_norm=-1.0)
+        return True
+
+    assert run_threads(2, rank) == [True, True]
