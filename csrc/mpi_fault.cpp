@@ -44,7 +44,8 @@ Notice MpiEngine::own_record(Notice::Kind kind) const {
 void MpiEngine::tell_all(const Notice& notice) {
   const uint64_t nbytes = offsetof(Notice, text) + std::strlen(notice.text) + 1;
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
-    if (peer == rank_ || gone_[peer]) continue;
+    // Who has closed waits a moment for others to close: see close().
+    if (peer == rank_ || (gone_[peer] && notice.kind != Notice::kClosed)) continue;
     try {
       link_.send_notice(peer, &notice, nbytes);
     } catch (const Error&) {  // whoever MPI cannot reach will not miss it, the others must not

@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     if args.plot and sizes == [0]:
         raise ArgumentError("--plot draws over sizes, and a barrier has none")
     if args.plot:
-        bench_plot.check_available()
+        bench_plot.check_available(args.plot)
     for option, path in (("--json", args.json), ("--plot", args.plot)):
         if path:
             check_writable(option, path)

@@ -17,16 +17,19 @@ _INK, _GREY, _FAINT = "#1f2933", "#52606d", "#e3e7ec"
 _SERIES = ((False, "out of place", "#0072b2", "o"), (True, "in place", "#d55e00", "s"))
 
 
-def check_available() -> None:
+def check_available(path: str) -> None:
     """Refuse early what can only fail at the end.
 
     Raises:
-        ArgumentError: matplotlib is not installed.
+        ArgumentError: matplotlib is not installed, or cannot write such a file.
     """
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError:
         raise ArgumentError("--plot needs matplotlib: pip install 'pycoll[cli]'") from None
+    formats = sorted(FigureCanvasBase.get_supported_filetypes())
+    if Path(path).suffix[1:].lower() not in formats:
+        raise ArgumentError(f"--plot {path!r}: its suffix has to be one of {', '.join(formats)}")
 
 
 def draw(path: str, title: str, subtitle: str, rows: Sequence[Row]) -> None:

@@ -96,7 +96,11 @@ def check(session: Session, timeout: float | None = None) -> Health:
         return max(1e-3, start + limit - time.monotonic())
 
     hosts = tuple(getattr(session, "hosts", None) or [0] * session.world_size)
-    _settle(session, left)
+    try:
+        _settle(session, left)
+    except KeyboardInterrupt:  # ends the communicator, as it does inside a call
+        session.abort(f"rank {session.rank} was interrupted")
+        raise
     iteration = session.engine.iteration
     facts = _facts(session, hosts, iteration)
     cards = _exchange(session, "\n".join([*facts.values(), *_about_us()]), left())

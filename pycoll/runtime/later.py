@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from queue import SimpleQueue
 from typing import Any
 
 from pycoll.errors import CollTimeout, Revoked
 from pycoll.runtime.work import Work, check_patience
 
+_Calls = SimpleQueue[tuple[Future, Callable[[], Any]] | None]
 _LONGEST_S = 1e8  # that a thread can wait for another one
 
 
@@ -42,13 +45,55 @@ class Later:
     shutdown = make
 
 
+class Aside:
+    """Calls that a thread makes, in order.
+
+    A daemon, unlike those of `concurrent.futures`, which the interpreter waits for before it lets a
+    session tell its peers that it leaves.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._calls: _Calls = SimpleQueue()
+        self._thread = threading.Thread(
+            target=_make_all, args=(self._calls,), name="pycoll", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, function: Any, *args: Any) -> Future:
+        """Add a call."""
+        future: Future = Future()
+        self._calls.put((future, lambda: function(*args)))
+        return future
+
+    def shutdown(self) -> None:
+        """Wait until all calls are made."""
+        self._calls.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __del__(self) -> None:
+        """Let the thread end."""
+        self._calls.put(None)
+
+
+def _make_all(calls: _Calls) -> None:
+    while (entry := calls.get()) is not None:
+        future, call = entry
+        try:
+            future.set_result(call())
+        except BaseException as error:  # of whoever waits for it
+            future.set_exception(error)
+        del entry, future, call  # they keep the session
+
+
 class TwoLevelWork(Work):
     """A call in the background; see `pycoll.Work`."""
 
     def __init__(
         self,
         future: Future,
-        calls: ThreadPoolExecutor | Later,
+        calls: Aside | Later,
         interrupted: Callable[[str], None],
     ) -> None:
         """Hold on to a call that a thread makes, or that is made later.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
@@ -22,7 +22,7 @@ from pycoll.errors import (
 )
 from pycoll.runtime.groups import split
 from pycoll.runtime.hierarchy import Binder
-from pycoll.runtime.later import Later, TwoLevelWork
+from pycoll.runtime.later import Aside, Later, TwoLevelWork
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.prepared import Prepared
@@ -84,7 +84,7 @@ class TwoLevelSession(MpiSession):
         self.memory = node.memory
         self._binder = Binder(topology, node.engine, self.engine)
         self._bound: dict[tuple[CallSpec, bool], _C.StagedCall] = {}
-        self._calls: ThreadPoolExecutor | Later | None = None
+        self._calls: Aside | Later | None = None
         self._last: Future | None = None
 
     def _fast_engine(self) -> Any:
@@ -113,7 +113,7 @@ class TwoLevelSession(MpiSession):
             return self._run(prepared, limit, site)
         if self._calls is None:
             threads = self.job.threads
-            self._calls = ThreadPoolExecutor(1, "pycoll") if threads else Later()
+            self._calls = Aside() if threads else Later()
         self._two.queue(1)
         self._last = self._calls.submit(self._run, prepared, limit, site)
         self._last.add_done_callback(lambda _: self._two.queue(-1))
@@ -125,7 +125,11 @@ class TwoLevelSession(MpiSession):
         if self._last is not None:
             if isinstance(self._calls, Later):
                 self._calls.make()
-            wait_for([self._last], timeout)
+            try:
+                wait_for([self._last], timeout)
+            except BaseException as error:
+                self._interrupted(type(error).__name__)
+                raise
 
     def _run(self, prepared: Prepared, limit: float, site: str) -> Any:
         engine = self._two

@@ -7,6 +7,7 @@ rank that stores to the rank it stores to, in the colour of its chunk.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,8 @@ def draw(schedule: Schedule, path: str, dpi: int = 150) -> None:
         ArgumentError: If matplotlib is missing, if there are too many ranks to tell apart, or if
             the format is not known.
     """
+    if not Path(path).suffix:
+        raise ArgumentError(f"cannot draw to {path}: its suffix tells the format, such as .png")
     figure = picture(schedule)
     try:
         figure.savefig(path, dpi=dpi, facecolor=_PAPER)

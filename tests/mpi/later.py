@@ -141,24 +141,26 @@ def interrupted_receive(comm):
     return [] if sound else [f"{name} after {took:.1f} s: {text}"]
 
 
-def interrupted_wait(comm):
-    """Interrupt a wait for a call in the background: everybody hears of it."""
-    twin = comm.dup()
-    work = twin.all_reduce(np.ones(20_000), async_op=True) if comm.rank == 0 else None
-    start = time.monotonic()
-    if work is not None:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        name, _ = caught(work.wait)
-        wrong = [] if caught(work.wait)[0] == "Revoked" else ["the call itself"]
-    else:
-        time.sleep(0.5)
-        name, text = caught(lambda: [twin.all_reduce(np.ones(20_000)) for _ in range(2)])
-        wrong = [] if "interrupted" in text else [text]
-    took = time.monotonic() - start
-    twin.close()
-    comm.barrier()
-    sound = name == ("Revoked" if comm.rank else "KeyboardInterrupt") and took < 5
-    return wrong if sound else [*wrong, f"{name} after {took:.1f} s"]
+def interrupted_waits(comm):
+    """Interrupt what waits for a call in the background: everybody hears of it."""
+    wrong = []
+    for way in ("wait", "next", "check"):
+        twin = comm.dup()
+        start = time.monotonic()
+        if comm.rank == 0:
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            work = twin.all_reduce(np.ones(20_000), async_op=True)
+            name, _ = caught({"wait": work.wait, "next": twin.barrier, "check": twin.check}[way])
+            wrong += [] if caught(work.wait)[0] == "Revoked" else [f"{way}: the call itself"]
+        else:
+            name, text = caught(lambda twin=twin: twin.recv(np.empty(3), 0))
+            wrong += [] if "interrupted" in text else [f"{way}: {text}"]
+        took = time.monotonic() - start
+        comm.barrier()
+        twin.close()
+        sound = name == ("Revoked" if comm.rank else "KeyboardInterrupt") and took < 5
+        wrong += [] if sound else [f"{way}: {name} after {took:.1f} s"]
+    return wrong
 
 
 WHEREVER = (
@@ -169,6 +171,6 @@ WHEREVER = (
     late,
     leaves_behind,
     interrupted_receive,
-    interrupted_wait,
+    interrupted_waits,
 )
 ALL = (*WHEREVER, second_threads)

@@ -7,7 +7,7 @@ import pytest
 import mpirun
 
 WHEREVER = ["refused_behind", "forks", "checks_behind", "works", "late", "leaves_behind"]
-WHEREVER += ["interrupted_receive", "interrupted_wait"]
+WHEREVER += ["interrupted_receive", "interrupted_waits"]
 NAMES = [*WHEREVER, "second_threads"]
 LIMIT = {"PYCOLL_TIMEOUT": "30"}
 
@@ -21,6 +21,13 @@ def test_in_two_levels(mpi, hosts):
 def test_by_messages(mpi):
     found = mpi(3, *NAMES, timeout=110, PYCOLL_TRANSPORT="mpi", **LIMIT)
     assert found == {name: [[]] * 3 for name in NAMES}
+
+
+def test_an_exception_ends_a_program_with_a_call_in_the_background(mpi, tmp_path):
+    program = mpirun.PROGRAMS.with_name("raises.py")
+    output = mpirun.finish(mpirun.launch(3, program, [str(tmp_path)], **LIMIT), 25)
+    found = mpirun.results(3, tmp_path)[1:]
+    assert all("left: ValueError: no more data" in str(text) for text in found), (found, output)
 
 
 @pytest.mark.parametrize("level", ["single", "serialized"])
