@@ -261,7 +261,7 @@ Engine::Sight Engine::watch(uint32_t peer, uint64_t iteration, uint32_t step,
   };
   const bool busy = meanwhile_ && meanwhile_();
   wait_until(busy ? kBusy : policy_, control_->bell(peer, parity), ready, [&](Pulse pulse) {
-    if (busy) meanwhile_();
+    if (meanwhile_) meanwhile_();
     return check_call(peer, want, pulse);
   });
   done_waiting();

@@ -90,8 +90,10 @@ class MpiEngine {
   // all ranks make this train: the second waits until it has.
   void start(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
   // Moves what can be moved, if anything is under way; false if not. What goes wrong is thrown by
-  // start() or finish().
+  // start() or finish(). If nothing is, peers who ask now and then get an answer.
   bool nudge();
+  // Says in which call this rank is, before it starts a train or if it starts none.
+  void enter(uint64_t descriptor, uint64_t count, uint32_t site);
   // Ends the oldest call of the train.
   void finish();
   bool done(Ticket ticket);
@@ -153,6 +155,7 @@ class MpiEngine {
   void drive(const std::function<bool()>& ready);
   void advance_train();
   void look_back(const BoundCall& call);
+  void answer();
   template <typename F>
   void on_train(F&& part);
   void end();
@@ -194,6 +197,7 @@ class MpiEngine {
   uint64_t deadline_ns_ = 0;
   Waiting waiting_{};
   uint64_t waiting_since_ns_ = 0;
+  uint64_t answered_ns_ = 0;  // when answer() has looked
   uint64_t last_descriptor_ = 0, last_count_ = 0;
   uint32_t last_site_ = 0;
   struct Car {

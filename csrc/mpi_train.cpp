@@ -10,6 +10,7 @@ namespace {
 
 constexpr uint32_t kStepsBetweenChecks = 1024;
 constexpr uint32_t kYieldsBetweenChecks = 16;
+constexpr uint64_t kAnswerNs = 5'000'000;
 constexpr uint64_t kLookBackBytes = 64 << 10;  // a look at every peer costs as much as some KiB
 
 }  // namespace
@@ -110,8 +111,21 @@ void MpiEngine::start(const BoundCall& call, const void* in, void* out, uint32_t
   });
 }
 
+void MpiEngine::enter(uint64_t descriptor, uint64_t count, uint32_t site) {
+  const std::lock_guard lock(mutex_);
+  in_call_ = true;
+  waiting_ = {};
+  last_descriptor_ = descriptor;
+  last_count_ = count;
+  last_site_ = site;
+}
+
 bool MpiEngine::nudge() {
-  if (train_.empty() || trouble_ != nullptr) return false;
+  if (trouble_ != nullptr) return false;
+  if (train_.empty()) {
+    answer();
+    return false;
+  }
   try {
     const std::lock_guard lock(mutex_);
     advance_train();
@@ -119,6 +133,23 @@ bool MpiEngine::nudge() {
     trouble_ = std::current_exception();
   }
   return true;
+}
+
+// A rank that waits inside its host also tells those on other hosts, who report a failure, where it
+// is. What has failed reaches it through its host.
+void MpiEngine::answer() {
+  const uint64_t now = coarse_ns();
+  if (now < answered_ns_ + kAnswerNs) return;
+  answered_ns_ = now;
+  const std::lock_guard lock(mutex_);
+  try {
+    look_for_notices(kLooks);
+    if (!someone_fails_ || failed_ || records_[rank_].kind != 0) return;
+    records_[rank_] = own_record(Notice::kRecord);
+    tell_all(records_[rank_]);
+    flush(kGraceNs / 10);
+  } catch (const Error&) {  // MPI does not answer, which those who wait for it will tell
+  }
 }
 
 void MpiEngine::finish() {

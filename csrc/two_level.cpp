@@ -48,6 +48,11 @@ void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint
 void TwoLevelEngine::run_slices(const StagedCall& call, const Arrays& arrays) {
   const std::vector<StagedSlice>& slices = call.slices;
   const bool owner = slices.front().across.call != nullptr;
+  for (const BoundStage* stage : {&slices.front().before, &slices.front().after}) {
+    if (stage->call == nullptr) continue;
+    flat_->enter(stage->call->descriptor, stage->call->count, arrays.there);
+    break;
+  }
   for (size_t i = 0; i < slices.size() + kTrain; ++i) {
     const bool fetch = i >= kTrain && i - kTrain < slices.size();
     const double more_s = i == 0 ? 0.0 : kOwnerFirst;
