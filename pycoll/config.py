@@ -19,6 +19,7 @@ SINGLE_COPY = ("auto", "off")
 DEVICE_TRANSPORTS = ("auto", "cuda", "nccl")
 FOREVER_S = 1e9  # 30 years; what a timeout of infinity stands for, as kForever of csrc/calls.cpp
 _ADDRESSES = 1 << 47  # bytes that a process can address
+_MOST_CELL = 1 << 30  # as in csrc/control.cpp
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -62,17 +63,16 @@ class Config:
         except (TypeError, ValueError):
             seconds = 0.0
         if not seconds > 0:
-            raise ArgumentError(
-                f"timeout_s is {self.timeout_s!r}, expected a number of seconds > 0"
-            )
+            raise ArgumentError(f"timeout is {self.timeout_s!r}, expected a number of seconds > 0")
         object.__setattr__(self, "timeout_s", seconds)
         for name in ("cell_bytes", "heap_bytes", "device_heap_bytes"):
             nbytes = getattr(self, name)
             whole = isinstance(nbytes, Integral) and not isinstance(nbytes, bool)
-            if not whole or not 0 < nbytes <= _ADDRESSES or nbytes % 4096:
+            most = _MOST_CELL if name == "cell_bytes" else _ADDRESSES
+            if not whole or not 0 < nbytes <= most or nbytes % 4096:
                 raise ArgumentError(
                     f"{name} is {nbytes!r}, expected a number of bytes: a multiple of 4096 from "
-                    f"4096 to {_ADDRESSES}"
+                    f"4096 to {most}"
                 )
         if not isinstance(self.tuning, str) or not self.tuning:
             raise ArgumentError(

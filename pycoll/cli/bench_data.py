@@ -229,5 +229,8 @@ def _pool(
 ) -> list[np.ndarray]:
     """Cut `count` arrays from one piece of memory, at cache lines that no power of two divides."""
     step = -(-size * dtype.itemsize // _LINE) * _LINE + 5 * _LINE
-    memory = (comm.empty if symmetric else np.empty)(count * step, np.uint8)
+    try:
+        memory = (comm.empty if symmetric else np.empty)(count * step, np.uint8)
+    except (MemoryError, ValueError) as error:  # more bytes than a word counts
+        raise ArgumentError(f"no room for {count} arrays of {step} bytes: {error}") from None
     return [memory[i * step : i * step + size * dtype.itemsize].view(dtype) for i in range(count)]

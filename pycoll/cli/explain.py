@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from pycoll.cli.run import MAX_RANKS
 from pycoll.cli.sizes import show_size, show_time, size, table
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
@@ -52,9 +53,12 @@ def main(args: argparse.Namespace) -> int:
         print(table_of_rules())
         return 0
     ranks = _hosts(args.hosts) if args.hosts else (args.n,)
-    if min(ranks) < 1:
-        raise ArgumentError(f"-n is {args.n}, expected the number of ranks, 1 or more")
+    if not (min(ranks) >= 1 and sum(ranks) <= MAX_RANKS):
+        given = f"--hosts is {args.hosts!r}" if args.hosts else f"-n is {args.n}"
+        raise ArgumentError(f"{given}, expected 1 to {MAX_RANKS} ranks")
     reduces = COLLECTIVES[args.collective].reduces
+    if reduces and args.op in ("and", "or", "xor") and DType[args.dtype.upper()].is_float:
+        raise ArgumentError(f"--op {args.op} is defined for integers; --dtype is {args.dtype}")
     world = _world(args.tuning, ranks, messages=args.hosts is not None)
     choice = select(
         args.collective,

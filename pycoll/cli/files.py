@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 from pycoll.errors import ArgumentError
@@ -24,10 +25,20 @@ def check_writable(option: str, path: str | Path) -> None:
         problem = "a directory"
     elif not folder.is_dir():
         problem = f"{folder} is no directory"
-    elif not os.access(file if file.exists() else folder, os.W_OK):
+    elif not _is_writable(file, folder):
         problem = "it cannot be written"
     if problem:
         raise ArgumentError(f"{option} {str(path)!r}: {problem}")
+
+
+def _is_writable(file: Path, folder: Path) -> bool:
+    if file.exists():
+        return os.access(file, os.W_OK)
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def check_table(option: str, path: Path) -> None:

@@ -51,7 +51,10 @@ def main(args: argparse.Namespace) -> int:
         )
     if args.timeout is not None and not args.timeout > 0:
         raise ArgumentError(f"--timeout is {args.timeout}, expected a number of seconds > 0")
-    Config.from_env()  # say once what every rank would say
+    if Config.from_env().transport == "mpi":  # say once what every rank would say
+        raise ArgumentError(
+            "PYCOLL_TRANSPORT is mpi: start the ranks with mpiexec, not with `pycoll run`"
+        )
     with _woken_by_signals() as wakeup:
         job = Job(args.n, args.timeout, wakeup)
         try:

@@ -21,6 +21,7 @@ from pycoll.schedule.network import Network
 from pycoll.types import Order
 
 SCHEMA, VERSION = "pycoll-tuning", 1
+_LEAST, _MOST = 1e-30, 1e30  # of a number by which others are divided; of any
 _ORDERS = {"", *(order.name.lower() for order in Order)}
 
 
@@ -236,7 +237,10 @@ def _machine(where: str, given: Any) -> Machine | Network:
     model = _MODELS.get(str(given.get("model")))
     _expect(model is not None, f"{where}.model", " or ".join(_MODELS), given.get("model"))
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if k != "model"}
-    return _entry(where, model, values)
+    machine = _entry(where, model, values)
+    for name in {"beta", "bus", "far_beta", "cell_bytes"} & values.keys():
+        _expect(values[name] >= _LEAST, f"{where}.{name}", "a number > 0", values[name])
+    return machine
 
 
 def _rule(where: str, given: Any) -> TunedRule:
@@ -267,8 +271,8 @@ def _is(kind: type, value: Any) -> bool:
 _CHECKS = {
     "str": lambda v: isinstance(v, str),
     "bool": lambda v: isinstance(v, bool),
-    "int": lambda v: _is(int, v) and v >= 0,
-    "float": lambda v: (_is(float, v) or _is(int, v)) and 0 <= v < math.inf,
+    "int": lambda v: _is(int, v) and 0 <= v < 1 << 63,
+    "float": lambda v: (_is(float, v) or _is(int, v)) and 0 <= v <= _MOST,
     "tuple[int, ...]": lambda v: isinstance(v, tuple) and all(_is(int, r) and r > 0 for r in v),
 }
 

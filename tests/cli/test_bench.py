@@ -209,6 +209,7 @@ def test_ranks_get_the_arguments_of_the_command(arguments):
         (["all_reduce", "--max", "many"], "'many' is not a number of bytes"),
         (["gather", "--in-place"], "gather does not work in place"),
         (["barrier", "--plot", "x.png"], "a barrier has none"),
+        (["all_reduce", "--plot", "x.foo"], "its suffix has to be one of"),
         (["all_reduce", "--algorithm", "none"], "none"),
     ],
 )

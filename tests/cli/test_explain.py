@@ -59,6 +59,9 @@ def test_without_a_collective_the_table_is_printed(capsys):
     ("args", "told"),
     [
         (["all_reduce", "-n", "0"], "-n is 0"),
+        (["all_reduce", "-n", "5000"], "-n is 5000, expected 1 to 4096 ranks"),
+        (["all_reduce", "--hosts", "0,2"], "--hosts is '0,2', expected 1 to 4096 ranks"),
+        (["all_reduce", "--op", "and"], "--op and is defined for integers; --dtype is float32"),
         (["all_gather", "--order", "tree"], "reduces nothing"),
         (["all_reduce", "--algorithm", "ring", "--order", "tree"], "halving_doubling"),
     ],

@@ -52,6 +52,7 @@ def test_parameters(capsys):
         (["ring", "--param", "k"], "root=1"),
         (["ring", "--param", "k=8"], "unknown parameter 'k'"),
         (["ring", "-n", "40", "-o", "x.png"], "at most 32"),
+        (["ring", "-n", "4", "-o", "x"], "its suffix tells the format"),
     ],
 )
 def test_wrong_arguments(capsys, args, told):

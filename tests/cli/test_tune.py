@@ -173,6 +173,12 @@ def test_slopes_do_not_follow_one_odd_point():
     assert slope([(0, 5), (1, 4)]) > 0
 
 
+def test_a_place_where_no_file_can_be_made(capsys):
+    for command in (["tune", "--output"], ["bench", "all_reduce", "-n", "1", "--json"]):
+        assert main([*command, "/proc/table.json"]) == 2
+        assert "'/proc/table.json': it cannot be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("there", ["import pycoll\n", None])
 def test_a_file_that_is_no_table_is_left_alone(tmp_path, there, capsys):
     path = tmp_path / "train.py"
