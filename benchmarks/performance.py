@@ -106,7 +106,7 @@ def sizes_table(corner, sections, cell):
 
 def over_mpi():
     """Return pycoll over MPICH / over Open MPI, by size."""
-    table = report.by_case(load("compare_mpi_xeon")["cells"])
+    table = report.by_case(load("compare_mpi")["cells"])
 
     def cell(case, size):
         return pair(report.ratio(table[case][size], ours) for ours in OVER_MPI)

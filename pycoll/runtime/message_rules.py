@@ -12,6 +12,7 @@ _SAME_BYTES = "between two ranks one round sends as few bytes as two"
 _FEW_ROUNDS = "for so few bytes what counts is the number of rounds"
 _LEAST_BYTES = "every rank sends as few bytes as can be, all messages at once"
 _FEW_MESSAGES = "every rank sends few bytes, and to few others"
+_ROOT_FOLDS = "the root folds what the other has not touched; its half of the folds would come back"
 _SHARED_FOLDS = "the ranks share the folds, which cost more than a second round"
 _PIPELINE = "segments follow each other, and every rank sends the vector once"
 
@@ -51,6 +52,7 @@ LINK_RULES = (
 """The first line that fits a call decides; every collective ends with a line that fits all."""
 ONE_HOST_RULES = (
     Rule("all_reduce", 2, 64 * K, False, _EXCHANGE, _ONE_ROUND),
+    Rule("reduce", 2, ANY_SIZE, False, _BINOMIAL, _ROOT_FOLDS),
     Rule("reduce", ANY_N, 512 * K, False, _BINOMIAL, _FEW_ROUNDS),
     _any_size("reduce", ("two_shot_push", "two_shot_push_rank"), _SHARED_FOLDS),
     *_ANYWHERE,
