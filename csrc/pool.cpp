@@ -114,7 +114,7 @@ void Pool::regret(uint64_t size) {
   const auto it = given_back_.find(size);
   if (it == given_back_.end()) return;
   if (--it->second == 0) given_back_.erase(it);
-  limit_ = std::max(limit_, std::min(limit_ + size, most_used_bytes_));
+  limit_ = std::max(limit_, std::min(limit_ + size, 2 * most_used_bytes_));
 }
 
 }  // namespace pycoll

@@ -15,7 +15,8 @@ namespace pycoll {
 // larger ones are pages of their own. A freed block waits for the next request of its class; the
 // pages of large ones go back to the system, oldest first, when too many bytes wait, or when the
 // heap is full. Too many is more than kKeptBytes at first; whenever pages have to be taken of a
-// class that some were given back of, it is that much more, up to the most that was ever in use.
+// class that some were given back of, it is that much more, up to twice the most that was ever in
+// use: a program that goes through several sizes in turn needs the blocks of all of them again.
 // Thread-safe.
 class Pool {
  public:

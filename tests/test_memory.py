@@ -70,6 +70,19 @@ def test_blocks_are_reused_and_never_overlap():
     assert run_threads(2, rank, config=SMALL) == [True, True]
 
 
+def test_sizes_that_are_asked_for_in_turn_are_kept():
+    def rank(comm):
+        for _ in range(4):
+            for size in (40 * MIB, 60 * MIB):
+                comm.empty(size, np.uint8)
+        return usage(comm)
+
+    config = Config(timeout_s=10, heap_bytes=1 << 30)
+    for used, kept in run_threads(2, rank, config=config):
+        assert used == 0
+        assert 100 * MIB <= kept <= 120 * MIB
+
+
 def test_what_is_asked_for_again_and_again_is_kept():
     def rank(comm):
         heap, region = comm._session.memory.heap, comm._session.memory.region
