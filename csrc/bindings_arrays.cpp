@@ -24,11 +24,27 @@ py::array array_at(uintptr_t pointer, const std::vector<py::ssize_t>& shape,
   return py::array(dtype, shape, strides, reinterpret_cast<void*>(pointer), owner);
 }
 
+constexpr int kContiguous = 0x0001;  // NPY_ARRAY_C_CONTIGUOUS
+constexpr int kWriteable = 0x0400;   // NPY_ARRAY_WRITEABLE
+
+// Address and bytes of a NumPy array that is one stretch of memory, and may be written to if that
+// is asked for; None of anything else.
+py::object stretch(const py::handle& x, bool written) {
+  const auto& api = py::detail::npy_api::get();
+  if (Py_TYPE(x.ptr()) != api.PyArray_Type_) return py::none();
+  const auto* array = py::detail::array_proxy(x.ptr());
+  const int wanted = kContiguous | (written ? kWriteable : 0);
+  if ((array->flags & wanted) != wanted) return py::none();
+  const auto view = py::reinterpret_borrow<py::array>(x);
+  return py::make_tuple(reinterpret_cast<uintptr_t>(array->data), view.nbytes());
+}
+
 }  // namespace
 
 void bind_arrays(py::module_& m) {
   using namespace pybind11::literals;
   m.def("open_dlpack", &dlpack, "capsule"_a);
+  m.def("stretch", &stretch, "x"_a, "written"_a);
   m.def("array_at", &array_at, "pointer"_a, "shape"_a, "strides"_a, "dtype"_a, "owner"_a);
 }
 

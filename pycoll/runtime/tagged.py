@@ -11,6 +11,9 @@ from pycoll.errors import ArgumentError, CommClosed
 from pycoll.runtime.arrays import ArrayView, check_output, view
 
 _MAX_TAG = 2**31 - 1
+_MOST_CODES = 256
+_CODES: dict[np.dtype, int] = {}
+"""The element types of NumPy arrays that were sent or received, and their numbers."""
 
 
 class TaggedMessages:
@@ -22,25 +25,29 @@ class TaggedMessages:
 
     def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
         """See `pycoll.Communicator.send`."""
-        source = view(x, "x")
-        array = np.ascontiguousarray(source.array)
+        plain = _C.stretch(x, False)
+        code = None if plain is None else _CODES.get(x.dtype)
+        if code is None:
+            source = view(x, "x")
+            _remember(x, source.code)
+            x, code = np.ascontiguousarray(source.array), source.code
+            plain = ArrayView(x, source.dtype, source.name, x).pointer, x.nbytes
         self._check_peer("dst", dst, 0)
-        limit = self._limit(timeout)
-        pointer = ArrayView(array, source.dtype, source.name, x).pointer
-        self.guard(
-            self.boxes().send, pointer, array.nbytes, source.code, dst, self._tag(tag), limit
-        )
+        limit, number = self._limit(timeout), self._tag(tag)
+        self.guard(self.boxes().send, *plain, code, dst, number, limit)
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
-        target = view(x, "x")
-        check_output(target, target.array.shape, None, "x")
+        plain = _C.stretch(x, True)
+        code = None if plain is None else _CODES.get(x.dtype)
+        if code is None:
+            target = view(x, "x")
+            check_output(target, target.array.shape, None, "x")
+            plain, code = (target.pointer, target.array.nbytes), target.code
+            _remember(x, code)
         self._check_peer("src", src, -1)
-        limit = self._limit(timeout)
-        nbytes = target.array.nbytes
-        return self.guard(
-            self.boxes().recv, target.pointer, nbytes, target.code, src, self._tag(tag), limit
-        )
+        limit, number = self._limit(timeout), self._tag(tag)
+        return self.guard(self.boxes().recv, *plain, code, src, number, limit)
 
     def boxes(self) -> _C.Mailboxes:
         """Return the mailboxes; see `engine`."""
@@ -56,6 +63,12 @@ class TaggedMessages:
         if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
             raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}")
         return int(tag)
+
+
+def _remember(x: Any, code: int) -> None:
+    """Note the number of the element type of a NumPy array that `view` has accepted."""
+    if type(x) is np.ndarray and len(_CODES) < _MOST_CODES:
+        _CODES[x.dtype] = code
 
 
 def _is_integer(value: Any) -> bool:
