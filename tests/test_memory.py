@@ -89,12 +89,11 @@ def test_what_is_asked_for_again_and_again_is_kept():
         return kept[0] <= 64 * MIB, kept[-1] >= sum(sizes), reused < 10 * MIB
 
     def in_turn(comm):
-        asked = sum(comm.empty(k * MIB, np.uint8).nbytes for k in (40, 56) * 4)
-        return asked / MIB, *usage(comm)
+        return [comm.empty(k * MIB, np.uint8).size for k in (40, 56) * 4], usage(comm)[1]
 
     config = Config(timeout_s=10, heap_bytes=1 << 30)
     assert run_threads(2, rank, config=config) == [(True, True, True)] * 2
-    assert run_threads(2, in_turn, config=config) == [(4 * 96, 0, 96 * MIB)] * 2
+    assert run_threads(2, in_turn, config=config) == [([40 * MIB, 56 * MIB] * 4, 96 * MIB)] * 2
 
 
 def test_a_full_heap():
