@@ -238,6 +238,8 @@ void MpiEngine::settle() {
 void MpiEngine::skip() {
   check_usable();
   settle();
+  const std::lock_guard lock(mutex_);
+  in_call_ = false;
   ++seq_;
 }
 

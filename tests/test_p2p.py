@@ -8,7 +8,7 @@ import pytest
 import pycoll
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollTimeout, MismatchError
-from pycoll.testing import run_threads
+from pycoll.testing import run_processes, run_threads
 
 
 def pattern(size, seed, dtype=np.int64):
@@ -230,6 +230,18 @@ def test_many_ranks_to_many():
 
     config = Config(timeout_s=20, heap_bytes=1 << 20)
     assert run_threads(16, rank, config=config) == [True] * 16
+
+
+def test_types_that_are_equal_but_have_other_names():
+    def rank(comm):
+        for name, src, dst in (("m8[1000ms]", 0, 1), ("m8[s]", 1, 2)):  # 2 has not seen the first
+            if comm.rank == src:
+                comm.send(np.ones(2, name), dst)
+            elif comm.rank == dst:
+                comm.recv(np.ones(2, name), src)
+        return True
+
+    assert run_processes(3, rank) == [True] * 3
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,12 @@ class Aside:
         return future
 
     def shutdown(self) -> None:
-        """Wait until all calls are made."""
+        """Wait until all calls are made; if that is interrupted, more can be added."""
+        apart = threading.current_thread() is not self._thread
+        if apart and self._thread.is_alive():
+            wait_for([self.submit(int)])
         self._calls.put(None)
-        if threading.current_thread() is not self._thread:
+        if apart:
             self._thread.join()
 
     def __del__(self) -> None:

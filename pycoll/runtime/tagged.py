@@ -66,8 +66,11 @@ class TaggedMessages:
 
 
 def _remember(x: Any, code: int) -> None:
-    """Note the number of the element type of a NumPy array that `view` has accepted."""
-    if type(x) is np.ndarray and len(_CODES) < _MOST_CODES:
+    """Note the number of the element type of a NumPy array that `view` has accepted.
+
+    Not that of dates and records, which may be equal and yet have other names: 1000 ms and 1 s.
+    """
+    if type(x) is np.ndarray and x.dtype.kind not in "mMV" and len(_CODES) < _MOST_CODES:
         _CODES[x.dtype] = code
 
 

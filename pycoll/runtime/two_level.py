@@ -259,5 +259,6 @@ class TwoLevelSession(MpiSession):
         """See `pycoll.Communicator.close`."""
         if self._engine is not None and self._calls is not None:
             self._calls.shutdown()
+            self._calls = None
         super().close()
         self.node.close()

@@ -31,13 +31,21 @@ class _Flat:
     shard_gradient: np.ndarray
 
 
+_PLAIN = (type(None), bool, int, float, complex, str, tuple, np.generic, torch.Tensor)
+
+
 def _settings(optimizer: torch.optim.Optimizer) -> str:
     """Return what has to be the same on all ranks, as text: learning rates and the like."""
     groups = [
-        ", ".join(f"{k}={v}" for k, v in sorted(group.items()) if k != "params")
+        ", ".join(f"{k}={v}" for k, v in sorted(group.items()) if _is_plain(k, v))
         for group in optimizer.param_groups
     ]
     return "; ".join(groups)
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Tell what reads alike on all ranks from objects whose text is their address."""
+    return name != "params" and isinstance(value, _PLAIN)
 
 
 class ZeroOptimizer:

@@ -107,6 +107,27 @@ def timeouts(comm):
     return wrong
 
 
+def absences(comm):
+    """Let rank 1, then the last one, receive instead of calling: nobody says that it is inside."""
+    n, wrong = comm.world_size, []
+    for away in {1, n - 1}:
+        twin = comm.dup()
+        twin.all_reduce(WHOLE)
+        try:
+            if comm.rank == away:
+                twin.recv(np.empty(1), (away + 1) % n, timeout=10)
+            else:
+                twin.all_reduce(WHOLE, timeout=0.5)
+            wrong.append("nothing was raised")
+        except pycoll.CollTimeout as error:
+            if re.search(f"rank {away}: is in", str(error)):
+                wrong.append(f"rank {away} was away: {error}")
+        comm.barrier()
+        twin.close()
+        comm.barrier()
+    return wrong
+
+
 def leaving(comm):
     """Let a rank leave by an exception, close early, and abort; in small and large calls."""
     n, me, wrong = comm.world_size, comm.rank, []
@@ -221,4 +242,4 @@ def last_messages(comm):
     return wrong
 
 
-ALL = (mismatches, refusals, timeouts, leaving, interrupts, misuse, last_messages)
+ALL = (mismatches, refusals, timeouts, absences, leaving, interrupts, misuse, last_messages)

@@ -163,6 +163,23 @@ def interrupted_waits(comm):
     return wrong
 
 
+def interrupted_close(comm):
+    """Interrupt a close that waits for a call in the background: calls can still be made."""
+    twin, wrong = comm.dup(), []
+    if comm.rank == 0:
+        work = twin.all_reduce(np.ones(20_000), async_op=True)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        wrong += [] if caught(twin.close)[0] == "KeyboardInterrupt" else ["no interrupt"]
+        other = twin.all_reduce(np.ones(20_000), async_op=True)
+        both = [other.wait(10), work.wait(10)]
+    else:
+        time.sleep(0.6)
+        both = [twin.all_reduce(np.ones(20_000)) for _ in range(2)]
+    wrong += [] if all((x == comm.world_size).all() for x in both) else ["the sums"]
+    twin.close()
+    return wrong
+
+
 WHEREVER = (
     refused_behind,
     forks,
@@ -173,4 +190,4 @@ WHEREVER = (
     interrupted_receive,
     interrupted_waits,
 )
-ALL = (*WHEREVER, second_threads)
+ALL = (*WHEREVER, second_threads, interrupted_close)

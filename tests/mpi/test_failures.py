@@ -7,6 +7,7 @@ FAILURES = [
     "mismatches",
     "refusals",
     "timeouts",
+    "absences",
     "leaving",
     "interrupts",
     "misuse",

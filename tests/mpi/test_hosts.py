@@ -3,7 +3,7 @@
 import pytest
 
 CHECKS = ["collectives", "roots", "types", "orders", "variants"]
-FAILURES = ["mismatches", "refusals", "timeouts", "leaving", "interrupts"]
+FAILURES = ["mismatches", "refusals", "timeouts", "absences", "leaving", "interrupts"]
 
 
 LIMIT = {"PYCOLL_TIMEOUT": "30"}

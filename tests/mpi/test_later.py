@@ -18,6 +18,11 @@ def test_in_two_levels(mpi, hosts):
     assert found == {name: [[]] * len(hosts) for name in NAMES}
 
 
+def test_an_interrupted_close_in_two_levels(mpi):
+    found = mpi(3, "interrupted_close", hosts=[0, 0, 1], **LIMIT)
+    assert found == {"interrupted_close": [[]] * 3}
+
+
 def test_by_messages(mpi):
     found = mpi(3, *NAMES, timeout=110, PYCOLL_TRANSPORT="mpi", **LIMIT)
     assert found == {name: [[]] * 3 for name in NAMES}

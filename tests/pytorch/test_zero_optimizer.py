@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
 
-from pycoll.errors import ArgumentError  # noqa: E402
+from pycoll.errors import ArgumentError, MismatchError  # noqa: E402
 from pycoll.testing import run_threads  # noqa: E402
 from pycoll.torch.zero_optimizer import ZeroOptimizer  # noqa: E402
 
@@ -114,6 +114,22 @@ def test_a_clip_norm_that_cannot_be_used():
     def rank(comm):
         with pytest.raises(ArgumentError, match="clip_norm"):
             ZeroOptimizer(torch.optim.SGD, make(), comm, lr=0.1, clip_norm=-1.0)
+        return True
+
+    assert run_threads(2, rank) == [True, True]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_settings_of_an_optimizer(same):
+    def rank(comm):
+        optimizer = ZeroOptimizer(torch.optim.SGD, make(), comm, lr=0.1)
+        (group,) = optimizer.inner.param_groups
+        group["hook"] = lambda x: x  # the text of which is its address
+        group["lr"] = torch.tensor(0.2 if same or comm.rank else 0.3)
+        if same:
+            return optimizer.step() == 0
+        with pytest.raises(MismatchError, match=r"rank 0: .*lr=0.3.*rank 1: .*lr=0.2"):
+            optimizer.step()
         return True
 
     assert run_threads(2, rank) == [True, True]
