@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ FAILED = pytest.StashKey[bool]()
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes many seconds or much memory")
     os.environ["PYCOLL_TUNING"] = "off"  # what was measured on this machine decides nothing here
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may start jobs without it
 
 
 @pytest.fixture(params=["threads", "processes"])

@@ -26,6 +26,7 @@ def push(rank, n, root):
 
 def interrupt_soon():
     """Interrupt this process while it is in its next call."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.01, lambda: signal.raise_signal(signal.SIGINT)).start()
 
 
