@@ -150,7 +150,7 @@ def test_a_registered_tensor_that_gets_other_memory():
         group.deregister_tensor(y)
         return bool(inside)
 
-    run_group(2, body)
+    assert any(run_group(2, body)), "the allocator gave no old address again: nothing was tested"
 
 
 def test_an_input_inside_the_output():
