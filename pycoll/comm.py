@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pycoll.cuda import open_device
 from pycoll.errors import ArgumentError
 from pycoll.memory import SymmetricMemory
 from pycoll.ragged import RaggedCollectives
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
 
 ANY = -1
 """As ``src`` of `Communicator.recv`: from whichever rank sends first."""
-
-
-def _open_device(session: Session) -> Any:
-    from pycoll.cuda.opening import open_side  # only now, as most programs never need it
-
-    return open_side(session)
 
 
 class Communicator(SymmetricMemory, RaggedCollectives):
@@ -59,7 +54,7 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         """Wrap a session; see `pycoll.init`."""
         self._session = session
         self._fast = session.fast
-        session.open_device = _open_device
+        session.open_device = open_device
 
     @property
     def rank(self) -> int:

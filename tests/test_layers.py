@@ -22,7 +22,7 @@ ALLOWED = {
     "kernels": WORDS | {"_C"},
     "parallel": WORDS | {"comm", "kernels", "pycoll"},
     "torch": WORDS
-    | {"schedule", "algorithms", "runtime", "comm", "kernels", "parallel", "_C", "pycoll"},
+    | {"schedule", "algorithms", "runtime", "cuda", "comm", "kernels", "parallel", "_C", "pycoll"},
     "cli": WORDS
     | {"schedule", "algorithms", "runtime", "cuda", "comm", "parallel", "_C", "pycoll"},
     "start": WORDS | {"runtime", "cuda", "comm", "_C"},

@@ -11,6 +11,7 @@ _TITLES = {
     "absent": "a rank does not come: an error, then as new after a reset",
     "abort": "abort while ranks wait",
     "ranks": "processes, the same bits as on the CPU",
+    "torch": "a process group of PyTorch, against CPU tensors",
 }
 
 

@@ -40,6 +40,7 @@ def stages(python):
         ("faults", [python, HERE / "faults.py"], 60.0),
         ("speed", [python, HERE / "speed.py"], 120.0),
         ("ipc2", [*ranks, "2", HERE / "ranks.py", "cuda"], 60.0),
+        ("torch2", [*ranks, "2", HERE / "torch_group.py"], 45.0),
         ("nccl2", [*ranks, "2", HERE / "ranks.py", "nccl"], 60.0),
         ("nccl4", [*ranks, "4", HERE / "ranks.py", "nccl"], 45.0),
         ("memcheck", [*lazy, *check, python, HERE / "correct.py", "--few"], 60.0),

@@ -4,6 +4,21 @@ Nothing of CUDA is loaded before it is needed. `pycoll.init` and `pycoll.virtual
 in; `missing` tells what a machine lacks.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from pycoll.cuda.probe import missing
 
-__all__ = ["missing"]
+if TYPE_CHECKING:
+    from pycoll.runtime.session import Session
+
+
+def open_device(session: Session) -> Any:
+    """Make a rank's side of calls on device arrays; see `pycoll.cuda.opening.open_side`."""
+    from pycoll.cuda.opening import open_side  # only now, as most programs never need it
+
+    return open_side(session)
+
+
+__all__ = ["missing", "open_device"]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import _C
+from pycoll.cuda.library import library
 from pycoll.cuda.probe import cupy
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, dlpack_view, dtype_of, on_device
@@ -131,7 +132,10 @@ def duplicate(v: ArrayView, make: Callable[..., Any], stream: int) -> ArrayView:
     module = cupy()
     with module.cuda.Device(device_of(v)), external(stream):
         copy = make(v.array.shape, v.array.dtype)
-        copy[...] = module.asarray(v.source)
+        if v.array.flags.c_contiguous:  # of any type, also those that CuPy does not know
+            library().copy(copy.data.ptr, v.pointer, v.array.nbytes, stream)
+        else:
+            copy[...] = module.asarray(v.source)
     return _from_interface(copy, "x", stream)._replace(dtype=v.dtype, name=v.name, source=v.source)
 
 

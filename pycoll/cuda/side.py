@@ -57,7 +57,7 @@ class DeviceSide:
         """Run a collective; see `pycoll.Communicator`."""
         session = self._session
         prepared, handle = session.refusing(lambda: self._prepare(request, x, out, timeout, stream))
-        self._agree(prepared)
+        self._agree(prepared, timeout)
         self.link.open(session)
         limit = check_timeout(session.config.timeout_s if timeout is None else timeout)
         capturing = self._capturing(handle)
@@ -86,7 +86,7 @@ class DeviceSide:
         self.link.prepare(prepared.spec)
         return prepared, handle
 
-    def _agree(self, prepared: Prepared) -> None:
+    def _agree(self, prepared: Prepared, timeout: float | None) -> None:
         """Compare the call with those of all ranks.
 
         Raises:
@@ -96,9 +96,8 @@ class DeviceSide:
         number = algorithm_number(spec.algorithm, dict(spec.params))
         word = spec.descriptor(number, spec.direct)
         own = np.array([word, spec.count, self.link.generation], np.uint64)
-        rows = session.call(
-            Kind.ALL_GATHER, own.view(np.int64).reshape(1, -1), None, "sum", 0, None
-        )
+        own = own.view(np.int64).reshape(1, -1)
+        rows = session.call(Kind.ALL_GATHER, own, None, "sum", 0, None, timeout=timeout)
         rows = rows.view(np.uint64)
         if (rows[:, :2] != rows[0, :2]).any():
             raise MismatchError(_difference(rows.tolist()))

@@ -1,13 +1,15 @@
 """pycoll as a backend of ``torch.distributed``: ``init_process_group("pycoll")``.
 
-Importing this module registers the backend for CPU tensors. `make_default` makes it what CPU
-tensors use when no backend is named. What works is listed in docs/torch.md.
+Importing this module registers the backend for CPU tensors and, where PyTorch has CUDA, for those
+of CUDA devices. `make_default` makes it what tensors use when no backend is named. What works is
+listed in docs/torch.md.
 """
 
 from __future__ import annotations
 
 import torch.distributed as dist
 
+from pycoll.torch.devices import kinds
 from pycoll.torch.errors import BackendArgumentError, BackendTimeout
 from pycoll.torch.group import ProcessGroupPycoll, create
 from pycoll.torch.symmetric import use_symmetric_memory
@@ -24,7 +26,7 @@ def register() -> None:
     if not dist.is_available():
         raise RuntimeError("this PyTorch was built without torch.distributed")
     if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=kinds())
 
 
 def make_default(device: str = "cpu") -> None:
@@ -34,13 +36,13 @@ def make_default(device: str = "cpu") -> None:
     ask PyTorch for the default take.
 
     Args:
-        device: ``"cpu"``.
+        device: ``"cpu"``, or ``"cuda"`` where this PyTorch has CUDA.
 
     Raises:
         ValueError: For a device whose tensors pycoll does not move.
     """
-    if device != "cpu":
-        raise ValueError(f"device={device!r}; accepted: 'cpu'")
+    if device not in kinds():
+        raise ValueError(f"device={device!r}; accepted: {', '.join(map(repr, kinds()))}")
     dist.Backend.default_device_backend_map[device] = NAME
 
 

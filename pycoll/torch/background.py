@@ -7,10 +7,13 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import CommClosed, ConcurrentUseError, ForkedError
 from pycoll.torch.work import PendingWork, Tensors
+
+if TYPE_CHECKING:
+    from pycoll.torch.devices import Fence
 
 
 class Background:
@@ -39,8 +42,15 @@ class Background:
         """Whether a call is queued or running."""
         return self._submitted != self._finished
 
-    def submit(self, job: Callable[[], Any], tensors: Tensors) -> PendingWork:
+    def submit(
+        self, job: Callable[[], Any], tensors: Tensors, fence: Fence | None = None
+    ) -> PendingWork:
         """Queue a call; its work keeps the tensors alive.
+
+        Args:
+            job: The call.
+            tensors: What it gives.
+            fence: Its place among the work of a device, if they are there.
 
         Raises:
             CommClosed: After `stop`.
@@ -50,7 +60,7 @@ class Background:
         self._refuse_nested()
         if os.getpid() != self._pid:
             raise ForkedError("this process group belongs to the parent process")
-        work = PendingWork(tensors, self)
+        work = PendingWork(tensors, self, fence)
         with self._lock:
             if self._stopped:
                 raise CommClosed("this process group has been destroyed")
@@ -113,7 +123,7 @@ class Background:
             patient: Whether to wait for the turn.
         """
         try:
-            while (last is None or not last.is_completed()) and self._turn.acquire(patient):
+            while (last is None or not last.ended) and self._turn.acquire(patient):
                 self._runner = threading.get_ident()
                 try:
                     done = self._run_next()

@@ -18,6 +18,7 @@ from pycoll.runtime.mpi_session import MpiSession
 from pycoll.runtime.session import Session
 from pycoll.torch.background import Background
 from pycoll.torch.calls import Calls, HostCalls
+from pycoll.torch.devices import DeviceCalls, kinds
 from pycoll.torch.errors import as_torch
 from pycoll.torch.work import DoneWork, PendingWork, Tensors
 
@@ -44,6 +45,7 @@ class Core(dist.ProcessGroup):
         self._store, self._name, self._desc = store, name, "undefined"
         self._timeout_s = session.config.timeout_s
         self._lock = threading.RLock()  # one thread at a time in the engine, which refuses itself
+        self._devices = DeviceCalls(session, self._calls.sites)
         self._background = Background(f"pycoll-{name}")
         self._closed = False
         self._stand_in()
@@ -54,7 +56,8 @@ class Core(dist.ProcessGroup):
             self._hooked = _StandIn(self._rank, self._size)
         except TypeError:  # before 2.15
             return
-        self._register_backend(torch.device("cpu"), self.BackendType.CUSTOM, self._hooked)
+        for device in self._device_types:
+            self._register_backend(device, self.BackendType.CUSTOM, self._hooked)
         self._set_default_backend(self.BackendType.CUSTOM)
 
     # ---- running calls
@@ -84,7 +87,9 @@ class Core(dist.ProcessGroup):
 
     def _submit(self, what: str, job: Job, tensors: Tensors) -> PendingWork:
         try:
-            return self._background.submit(lambda: self._run(what, job), tensors)
+            fence = self._devices.fence(tensors)
+            placed = job if fence is None else fence.around(job)
+            return self._background.submit(lambda: self._run(what, placed), tensors, fence)
         except CollError as error:
             raise self._error(error, what) from error
 
@@ -101,6 +106,11 @@ class Core(dist.ProcessGroup):
                 job()
         except CollError as error:
             raise self._error(error, what) from error
+
+    def _calls_for(self, *tensors: torch.Tensor | None) -> Calls | DeviceCalls:
+        """Return what runs a call: if one of its tensors is on a device, the device."""
+        on_host = all(tensor is None or tensor.is_cpu for tensor in tensors)
+        return self._calls if on_host else self._devices
 
     def _error(self, error: CollError, what: str) -> dist.DistBackendError:
         where = f"{what} on rank {self._rank} of {self._size} in group {self._name!r}"
@@ -162,7 +172,7 @@ class Core(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in kinds()]
 
     @property
     def supports_splitting(self) -> bool:
@@ -194,8 +204,11 @@ class Core(dist.ProcessGroup):
         return options
 
     def _get_backend(self, device: torch.device) -> Core:
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"no backend for {device} in this group; pycoll moves CPU tensors")
+        if torch.device(device).type not in kinds():
+            raise RuntimeError(
+                f"no backend for {device} in this group; this pycoll moves tensors of "
+                f"{' and '.join(kinds())}"
+            )
         return self
 
     def _get_sequence_number_for_group(self) -> int:

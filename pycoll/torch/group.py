@@ -21,7 +21,7 @@ from pycoll.torch.work import DoneWork, PendingWork
 
 
 class ProcessGroupPycoll(Reductions, Moves, Messages, Core):
-    """A group of ranks that exchange CPU tensors through pycoll.
+    """A group of ranks that exchange tensors of CPUs or of CUDA devices through pycoll.
 
     Made by ``torch.distributed.init_process_group("pycoll")`` and ``new_group``. Synchronous calls
     run on the calling thread, asynchronous ones on a thread of the group, in the order in which

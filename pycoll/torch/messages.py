@@ -158,8 +158,9 @@ class Messages:
             raise ArgumentError(f"tag={tag}; accepted: 0 to {_MAX_TAG}")
         tensor = single(tensors, what)
         if what == "send":
-            return source(tensor), self._postbox.send
-        return target(tensor), self._postbox.recv
+            return source(tensor).cpu(), self._postbox.send
+        box = target(tensor)
+        return box if box.is_cpu else torch.empty(box.shape, dtype=box.dtype), self._postbox.recv
 
     def _open_messages(self) -> None:
         kind = _C.Postbox if self._calls.direct else _C.MailPostbox

@@ -22,7 +22,8 @@ from pycoll.torch.arguments import (
     single,
 )
 from pycoll.torch.core import Job
-from pycoll.torch.tensors import source, store, target
+from pycoll.torch.devices import on_host
+from pycoll.torch.tensors import fill, source, store, target
 from pycoll.torch.work import Tensors
 from pycoll.types import Kind
 
@@ -38,11 +39,16 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _deal(flat: torch.Tensor, tensors: Tensors) -> None:
     """Cut a flat tensor into pieces and store them."""
     for piece, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True):
-        tensor.data.copy_(piece.view(tensor.shape))
+        fill(tensor, piece.view(tensor.shape))
 
 
 class Moves:
     """Mixed into a process group."""
+
+    def _move(
+        self, kind: Kind, x: torch.Tensor | None, out: torch.Tensor | None, *args: Any
+    ) -> None:
+        self._calls_for(x, out).move(kind, x, out, *args)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Give every rank the root's tensor."""
@@ -55,7 +61,7 @@ class Moves:
             x = box if self._rank == root else None
 
             def job() -> None:
-                self._calls.move(Kind.BROADCAST, x, box, box.numel(), root, site, limit)
+                self._move(Kind.BROADCAST, x, box, box.numel(), root, site, limit)
                 store(box, tensor)
 
             return job, tensors
@@ -91,14 +97,15 @@ class Moves:
         check_list(parts, self._size, given, "the output list")
         check_same_size(given, "the input", parts[self._rank], f"{own}, this rank's")
         sizes = [part.numel() for part in parts]
-        flat = torch.empty(sum(sizes), dtype=given.dtype)
+        flat = given.new_empty(sum(sizes))
 
         def job() -> None:
             if len(set(sizes)) == 1:
-                self._calls.move(Kind.ALL_GATHER, x, flat, flat.numel(), 0, site, limit)
+                self._move(Kind.ALL_GATHER, x, flat, flat.numel(), 0, site, limit)
             else:
                 self._session.place = site
-                self._session.all_gather_v(_bytes(x), _bytes(flat), limit)
+                with on_host(x, flat) as (a, b):
+                    self._session.all_gather_v(_bytes(a), _bytes(b), limit)
             _deal(flat, parts)
 
         return job
@@ -136,7 +143,7 @@ class Moves:
 
         def job() -> None:
             for x, out, output in calls:
-                self._calls.move(Kind.ALL_GATHER, x, out, out.numel(), 0, site, limit)
+                self._move(Kind.ALL_GATHER, x, out, out.numel(), 0, site, limit)
                 store(out, output)
 
         return job
@@ -152,14 +159,14 @@ class Moves:
             if self._rank == root:
                 parts = single(outputs, "gather")
                 check_list(parts, self._size, x, "the output list", equal=True)
-                flat = torch.empty(count, dtype=x.dtype)
+                flat = x.new_empty(count)
 
             def job() -> None:
-                self._calls.move(Kind.GATHER, x, flat, count, root, site, limit)
+                self._move(Kind.GATHER, x, flat, count, root, site, limit)
                 if flat is not None:
                     _deal(flat, parts)
 
-            return job, parts
+            return job, parts if self._rank == root else inputs
 
         return self._start("gather", prepare, opts)
 
@@ -178,7 +185,7 @@ class Moves:
 
             def job() -> None:
                 count = self._size * out.numel()
-                self._calls.move(Kind.SCATTER, x, out, count, root, site, limit)
+                self._move(Kind.SCATTER, x, out, count, root, site, limit)
                 store(out, output)
 
             return job, outputs
@@ -206,10 +213,10 @@ class Moves:
 
             def job() -> None:
                 if even:
-                    self._calls.move(Kind.ALL_TO_ALL, x, out, x.numel(), 0, site, limit)
+                    self._move(Kind.ALL_TO_ALL, x, out, x.numel(), 0, site, limit)
                 else:
                     self._session.place = site
-                    self._session.all_to_all_v(_bytes(x), sent, _bytes(out), limit, received)
+                    self._exchange(x, sent, out, received, limit)
                 store(out, output)
 
             return job, [output]
@@ -217,6 +224,12 @@ class Moves:
         return self._start("all_to_all", prepare, opts)
 
     alltoall_base = all_to_all_single
+
+    def _exchange(
+        self, x: torch.Tensor, sent: list[int], out: torch.Tensor, received: list[int], limit: float
+    ) -> None:
+        with on_host(x, out) as (a, b):
+            self._session.all_to_all_v(_bytes(a), sent, _bytes(b), limit, received)
 
     def _check_blocks(
         self, x: torch.Tensor, out: torch.Tensor, sent: list[int], received: list[int]
@@ -240,11 +253,11 @@ class Moves:
             self._check_lists(outputs, inputs)
             x, sent = _flat(inputs), [t.nbytes for t in inputs]
             received = [t.nbytes for t in outputs]
-            out = torch.empty(sum(t.numel() for t in outputs), dtype=x.dtype)
+            out = x.new_empty(sum(t.numel() for t in outputs))
 
             def job() -> None:
                 self._session.place = site
-                self._session.all_to_all_v(_bytes(x), sent, _bytes(out), limit, received)
+                self._exchange(x, sent, out, received, limit)
                 _deal(out, outputs)
 
             return job, outputs
@@ -261,7 +274,11 @@ class Moves:
         """Wait until every rank has called it."""
         opts = c10d.BarrierOptions() if opts is None else opts
         limit, site = self._limit(opts), self._calls.sites.here()
-        return self._start("barrier", lambda: (lambda: self._calls.barrier(site, limit), []), opts)
+        return self._start("barrier", lambda: (lambda: self._meet(site, limit), []), opts)
+
+    def _meet(self, site: int, limit: float) -> None:
+        self._devices.drain()
+        self._calls.barrier(site, limit)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -274,4 +291,4 @@ class Moves:
         """
         limit = self._timeout_s if timeout is None else timeout.total_seconds()
         site = self._calls.sites.here()
-        self._now("monitored_barrier", lambda: self._calls.barrier(site, limit), [])
+        self._now("monitored_barrier", lambda: self._meet(site, limit), [])

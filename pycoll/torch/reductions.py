@@ -20,6 +20,7 @@ from pycoll.torch.arguments import (
     some,
 )
 from pycoll.torch.core import Job
+from pycoll.torch.devices import on_host
 from pycoll.torch.tensors import DTYPES, Reduction, as_reducible, reduction, source, store, target
 from pycoll.torch.work import DoneWork, Tensors
 from pycoll.types import Kind, ReduceOp
@@ -109,6 +110,7 @@ class Reductions:
         if (
             known is not None
             and self._calls.direct
+            and tensor.is_cpu
             and opts.reduceOp == _SUM
             and len(self._hot) < _MAX_HOT
         ):
@@ -235,18 +237,19 @@ class Reductions:
         site: int,
         limit: float,
     ) -> None:
-        self._calls.reduce(kind, x, out, op, root, site, limit)
+        self._calls_for(x, out).reduce(kind, x, out, op, root, site, limit)
 
     def _combine_uneven(
         self, x: torch.Tensor, out: torch.Tensor, counts: list[int], op: ReduceOp, limit: float
     ) -> None:
-        flat, _, operation = as_reducible(x, op)
-        scale = flat.numel() // max(1, x.numel())
-        self._session.reduce_scatter_v(
-            flat.reshape(-1),
-            [scale * count for count in counts],
-            operation.name.lower(),
-            None,
-            as_reducible(out.reshape(-1), op)[0].reshape(-1),
-            limit,
-        )
+        with on_host(x, out) as (given, box):
+            flat, _, operation = as_reducible(given, op)
+            scale = flat.numel() // max(1, x.numel())
+            self._session.reduce_scatter_v(
+                flat.reshape(-1),
+                [scale * count for count in counts],
+                operation.name.lower(),
+                None,
+                as_reducible(box.reshape(-1), op)[0].reshape(-1),
+                limit,
+            )

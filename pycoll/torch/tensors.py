@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import cuda
 
 from pycoll.errors import ArgumentError
 from pycoll.runtime.memory import Memory
@@ -66,15 +67,17 @@ def check(tensor: torch.Tensor, what: str) -> None:
     """Refuse a tensor whose memory the engine cannot work on.
 
     Raises:
-        ArgumentError: For sparse and device tensors.
+        ArgumentError: For sparse tensors and those of other devices than CUDA's.
     """
     if tensor.layout is not torch.strided:
         raise ArgumentError(
             f"{what} has layout {tensor.layout}; sparse tensors are not supported: reduce "
             "tensor.to_dense(), or use gloo for this group"
         )
-    if not tensor.is_cpu:
-        raise ArgumentError(f"{what} lives on {tensor.device}; this backend moves CPU tensors")
+    if not tensor.is_cpu and not tensor.is_cuda:
+        raise ArgumentError(
+            f"{what} lives on {tensor.device}; this backend moves tensors of CPUs and CUDA devices"
+        )
 
 
 def _own(tensor: torch.Tensor, what: str) -> torch.Tensor:
@@ -108,13 +111,20 @@ def target(tensor: torch.Tensor, what: str = "the output") -> torch.Tensor:
     check(tensor, what)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return _own(tensor.detach() if tensor.requires_grad else tensor, what)
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tensor.new_empty(tensor.shape)
 
 
 def store(received: torch.Tensor, tensor: torch.Tensor) -> None:
     """Put what was received into the tensor of the caller, if it is not there already."""
     if received.data_ptr() != tensor.data_ptr():
-        tensor.data.copy_(received)
+        fill(tensor, received)
+
+
+def fill(tensor: torch.Tensor, received: torch.Tensor) -> None:
+    """Copy elements into a tensor of the caller, from memory that is then let go."""
+    tensor.data.copy_(received)
+    if received.is_cuda:
+        received.record_stream(cuda.current_stream(received.device))
 
 
 def apart(x: torch.Tensor, out: torch.Tensor | None, memory: Memory | None) -> torch.Tensor:

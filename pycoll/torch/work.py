@@ -14,8 +14,14 @@ from pycoll.torch.errors import BackendTimeout
 
 if TYPE_CHECKING:
     from pycoll.torch.background import Background
+    from pycoll.torch.devices import Fence
 
 Tensors = list[torch.Tensor]
+
+
+def _devices(tensors: Tensors) -> list[torch.device]:
+    """Return the devices that a future of tensors has to know."""
+    return sorted({t.device for t in tensors if not t.is_cpu}, key=str)
 
 
 class Work(dist.Work):
@@ -65,7 +71,7 @@ class DoneWork(Work):
 
     def get_future(self) -> torch.futures.Future:
         """Return a completed future of the result."""
-        future = torch.futures.Future()
+        future = torch.futures.Future(devices=_devices(self._tensors))
         future.set_result(self._tensors)
         return future
 
@@ -73,14 +79,16 @@ class DoneWork(Work):
 class PendingWork(Work):
     """A call that runs in the background. May be waited for by several threads."""
 
-    def __init__(self, tensors: Tensors, background: Background) -> None:
-        """Make a call that has not ended; the tensors are its result."""
+    def __init__(
+        self, tensors: Tensors, background: Background, fence: Fence | None = None
+    ) -> None:
+        """Make a call that has not ended; the tensors are its result, maybe on a device."""
         super().__init__()
-        self._tensors, self._background = tensors, background
+        self._tensors, self._background, self._fence = tensors, background, fence
         self._running = threading.Lock()  # held until the call has ended
         self._running.acquire()
         self._guard = threading.Lock()  # of the fields below
-        self._ended = False
+        self.ended = False  # on the host
         self.promised = False  # whether there was a future, for `tell` to complete, when it ended
         self._error: BaseException | None = None
         self._promise: torch.futures.Future | None = None
@@ -89,16 +97,19 @@ class PendingWork(Work):
     def end(self, error: BaseException | None) -> None:
         """Say that the call has ended; for whoever runs it, once."""
         with self._guard:
-            self._error, self._ended = error, True
+            self._error, self.ended = error, True
             self.promised = self._promise is not None
         self._running.release()
 
     def tell(self) -> None:
         """Complete the future, which may run callbacks of the user."""
-        self._promise.set_result(None)
+        if self._fence is None or self._error is not None:
+            self._promise.set_result(None)
+        else:
+            self._fence.deliver(self._promise, self._tensors)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the call to end and return True.
+        """Wait for the call to end and return True; of a device the current stream waits.
 
         Args:
             timeout: Longest time to wait; the call itself has its own limit.
@@ -107,7 +118,7 @@ class PendingWork(Work):
             BackendTimeout: If it has not ended by then; it goes on and may be waited for again.
             DistBackendError: If it failed.
         """
-        if not self._ended:
+        if not self.ended:
             limit = -1.0 if timeout is None else timeout.total_seconds()
             if limit <= 0:  # which may take as long as the calls may
                 self._background.help(self)
@@ -116,15 +127,17 @@ class PendingWork(Work):
             self._running.release()
         if self._error is not None:
             raise self._error
+        if self._fence is not None:
+            self._fence.join()
         return True
 
     def is_completed(self) -> bool:
         """Tell whether the call has ended."""
-        return self._ended
+        return self.ended and (self._fence is None or self._fence.passed())
 
     def is_success(self) -> bool:
         """Tell whether the call has ended without an error."""
-        return self._ended and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         """Return the error of the call, if it failed."""
@@ -143,14 +156,14 @@ class PendingWork(Work):
         """Return a future of the result."""
         with self._guard:
             if self._future is None:
-                self._promise = torch.futures.Future()
+                self._promise = torch.futures.Future(devices=_devices(self._tensors))
                 # An error raised in `then` is one for C++ too, unlike that of set_exception.
                 self._future = self._promise.then(self._deliver)
-                ended = self._ended
+                ended = self.ended
             else:
                 ended = False
         if ended:
-            self._promise.set_result(None)
+            self.tell()
         return self._future
 
     def _deliver(self, promise: torch.futures.Future) -> Tensors:

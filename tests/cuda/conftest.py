@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cuda import host_cupy
-from pycoll.cuda import heap, launch, missing, nccl, opening, peers, transport, virtual
+from pycoll.cuda import arrays, heap, launch, missing, nccl, opening, peers, transport, virtual
 from pycoll.cuda.library import Library
 
 BUILD = Path(__file__).with_name("host") / "build.sh"
@@ -65,7 +65,7 @@ def host_library_path():
 def host_kernels(monkeypatch, host_library_path):
     """Put that library and host memory in the place of a device and CuPy; return the library."""
     host = HostLibrary(host_library_path)
-    for module in (heap, launch, nccl, opening, peers, transport, virtual):
+    for module in (arrays, heap, launch, nccl, opening, peers, transport, virtual):
         monkeypatch.setattr(module, "library", lambda: host)
     monkeypatch.setitem(sys.modules, "cupy", host_cupy.cupy_module())
     return host
