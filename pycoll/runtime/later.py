@@ -55,6 +55,7 @@ class Aside:
     def __init__(self) -> None:
         """Begin with none."""
         self._calls: _Calls = SimpleQueue()
+        self._ended = False
         self._thread = threading.Thread(
             target=_make_all, args=(self._calls,), name="pycoll", daemon=True
         )
@@ -69,15 +70,17 @@ class Aside:
     def shutdown(self) -> None:
         """Wait until all calls are made; if that is interrupted, more can be added."""
         apart = threading.current_thread() is not self._thread
-        if apart and self._thread.is_alive():
+        if apart and self._thread.is_alive() and not self._ended:
             wait_for([self.submit(int)])
-        self._calls.put(None)
+        self._end()
         if apart:
             self._thread.join()
 
-    def __del__(self) -> None:
-        """Let the thread end."""
+    def _end(self) -> None:
+        self._ended = True
         self._calls.put(None)
+
+    __del__ = _end  # among garbage this may come before `shutdown`
 
 
 def _make_all(calls: _Calls) -> None:

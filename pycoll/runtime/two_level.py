@@ -114,9 +114,10 @@ class TwoLevelSession(MpiSession):
         if self._calls is None:
             threads = self.job.threads
             self._calls = Aside() if threads else Later()
-        self._two.queue(1)
+        two = self._two  # not this session, which the future would keep in a cycle
+        two.queue(1)
         self._last = self._calls.submit(self._run, prepared, limit, site)
-        self._last.add_done_callback(lambda _: self._two.queue(-1))
+        self._last.add_done_callback(lambda _: two.queue(-1))
         work = TwoLevelWork(self._last, self._calls, self._interrupted)
         return work if async_op else work.wait()
 
@@ -260,5 +261,5 @@ class TwoLevelSession(MpiSession):
         if self._engine is not None and self._calls is not None:
             self._calls.shutdown()
             self._calls = None
+        self.node.close()  # first: it refuses while a thread is inside a call
         super().close()
-        self.node.close()

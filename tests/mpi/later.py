@@ -1,5 +1,6 @@
 """Programs about calls in the background, threads, forks over MPI; each returns what was wrong."""
 
+import gc
 import os
 import signal
 import threading
@@ -124,6 +125,44 @@ def leaves_behind(comm):
     return wrong
 
 
+def dropped(comm):
+    """Drop communicators that had calls in the background: they are closed, also as garbage."""
+    wrong, before = [], threading.active_count()
+    gc.disable()
+    try:
+        for _ in range(10):
+            group = comm.dup()
+            group.all_reduce(np.ones(1000), async_op=True).wait()
+            del group
+        if threading.active_count() > before + 1:
+            wrong.append(f"{threading.active_count() - before} threads more")
+        for _ in range(10):
+            cycle = [comm.dup()]
+            cycle.append(cycle)
+            cycle[0].all_reduce(np.ones(1000), async_op=True).wait()
+            del cycle
+            gc.collect()
+    finally:
+        gc.enable()
+    return wrong
+
+
+def refused_close(comm):
+    """Close in one thread during a call in another: refused, and the call goes on."""
+    n, names = comm.world_size, []
+    comm.barrier()
+    if comm.rank == 0:
+        thread = threading.Timer(0.2, lambda: names.append(caught(comm.close)[0]))
+        thread.start()
+        found = comm.all_reduce(np.ones(9))
+        thread.join()
+    else:
+        time.sleep(0.5)
+        found = comm.all_reduce(np.ones(9))
+    wrong = [] if names in ([], ["ConcurrentUseError"]) else names
+    return wrong + ([] if (found == n).all() else [found[:3].tolist()])
+
+
 def interrupted_receive(comm):
     """Interrupt a receive: everybody hears of it, on the same host too."""
     twin = comm.dup()
@@ -189,5 +228,6 @@ WHEREVER = (
     leaves_behind,
     interrupted_receive,
     interrupted_waits,
+    dropped,
 )
-ALL = (*WHEREVER, second_threads, interrupted_close)
+ALL = (*WHEREVER, second_threads, refused_close, interrupted_close)

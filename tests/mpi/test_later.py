@@ -7,8 +7,8 @@ import pytest
 import mpirun
 
 WHEREVER = ["refused_behind", "forks", "checks_behind", "works", "late", "leaves_behind"]
-WHEREVER += ["interrupted_receive", "interrupted_waits"]
-NAMES = [*WHEREVER, "second_threads"]
+WHEREVER += ["interrupted_receive", "interrupted_waits", "dropped"]
+NAMES = [*WHEREVER, "second_threads", "refused_close"]
 LIMIT = {"PYCOLL_TIMEOUT": "30"}
 
 

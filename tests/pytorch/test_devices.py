@@ -7,6 +7,9 @@ host memory but say that they do not. What PyTorch's own streams do is not seen 
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
