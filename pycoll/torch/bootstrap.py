@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +59,7 @@ def join(
         if not dist.is_initialized():  # this will be the group of all ranks
             _PIDS.clear()
         meeting.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
-        members = meeting.exchange("place", {**asdict(Card.own()), "fds": own})
+        members = meeting.meet({**asdict(Card.own()), "fds": own})
         cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
         meeting.pids = {
             r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host
@@ -109,20 +111,59 @@ class _Meeting:
     def __init__(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> None:
         self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
         self.pids: Mapping[int, int] = {}
+        self._round = ""  # in which all these ranks have met
+
+    def meet(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, all of which are there now.
+
+        A store may outlive those who use it: torchrun keeps its own when it starts ranks again. So
+        that nobody takes what dead ranks have left for what their successors say, every rank puts
+        a random number beside its value and tells what it has read. When all tell the same, with
+        a number of this rank in it, nobody has read anything old.
+        """
+        values, told = self._keys("place"), self._keys("met")
+        self._store.set(values[self._rank], json.dumps([secrets.token_hex(8), value]))
+        read: list[bytes] = []
+
+        def missing() -> list[int]:
+            nonlocal read
+            if absent := self._absent(values):
+                return absent
+            found = [self._store.get(key) for key in values]
+            if found != read:
+                read, self._round = found, hashlib.sha256(b" ".join(found)).hexdigest()[:16]
+                self._store.set(told[self._rank], self._round)
+            others = [self._store.get(key) if self._store.check([key]) else b"" for key in told]
+            return [rank for rank, text in enumerate(others) if text.decode() != self._round]
+
+        self._wait(missing)
+        return [json.loads(text)[1] for text in read]
 
     def exchange(self, topic: str, value: Any) -> list[Any]:
         """Return the values of all ranks."""
-        keys = [f"pycoll/{topic}/{rank}" for rank in range(self._size)]
+        keys = self._keys(topic)
         self._store.set(keys[self._rank], json.dumps(value))
+        self._wait(lambda: self._absent(keys))
+        return [json.loads(self._store.get(key)) for key in keys]
+
+    def _absent(self, keys: list[str]) -> list[int]:
+        if self._store.check(keys):
+            return []
+        return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+
+    def _keys(self, topic: str) -> list[str]:
+        return [f"pycoll{self._round}/{topic}/{rank}" for rank in range(self._size)]
+
+    def _wait(self, look: Callable[[], list[int]]) -> None:
+        """Wait until a look at the store finds no rank missing."""
         until, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
-        while not self._store.check(keys):  # a wait of a store may overrun its limit by a second
+        while missing := look():  # a wait of a store may overrun its limit by a second
             late = time.monotonic() >= until
-            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
             for rank in missing:
                 pid = self.pids.get(rank)
                 if pid is not None and not _is_alive(pid):
                     raise PeerLost(f"rank {rank} (process {pid}) died while it joined")
-            if missing and late:
+            if late:
                 raise CollTimeout(
                     f"rank {self._rank} waited {self._timeout_s:.3g} s for rank"
                     f"{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of "
@@ -131,4 +172,3 @@ class _Meeting:
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_PAUSE_S)
-        return [json.loads(self._store.get(key)) for key in keys]
