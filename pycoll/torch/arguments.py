@@ -13,7 +13,7 @@ import torch
 
 from pycoll.errors import ArgumentError
 from pycoll.schedule.collectives import COLLECTIVES, FULL
-from pycoll.torch.tensors import check
+from pycoll.torch.tensors import check, check_output
 from pycoll.torch.work import Tensors
 from pycoll.types import Kind
 
@@ -72,7 +72,14 @@ def check_count(parts: Tensors, n: int, what: str) -> None:
         raise ArgumentError(f"{what} {found}, expected {n}: one for each rank")
 
 
-def check_list(parts: Tensors, n: int, like: torch.Tensor, what: str, equal: bool = False) -> None:
+def check_list(
+    parts: Tensors,
+    n: int,
+    like: torch.Tensor,
+    what: str,
+    equal: bool = False,
+    output: bool = False,
+) -> None:
     """Refuse a list that does not have one tensor for each rank, all of the same type.
 
     Args:
@@ -81,13 +88,14 @@ def check_list(parts: Tensors, n: int, like: torch.Tensor, what: str, equal: boo
         like: A tensor of the expected type.
         what: What to call the list.
         equal: They must be as large as `like`, too.
+        output: They will be written to.
 
     Raises:
         ArgumentError: Naming the tensor.
     """
     check_count(parts, n, what)
     for rank, part in enumerate(parts):
-        check(part, f"tensor {rank} of {what}")
+        (check_output if output else check)(part, f"tensor {rank} of {what}")
         if part.dtype != like.dtype:
             raise ArgumentError(f"{what}: tensor {rank} is {part.dtype}, expected {like.dtype}")
         if equal and part.numel() != like.numel():

@@ -20,6 +20,7 @@ from pycoll.torch.background import Background
 from pycoll.torch.calls import Calls, HostCalls
 from pycoll.torch.devices import DeviceCalls, kinds
 from pycoll.torch.errors import as_torch
+from pycoll.torch.profiling import recorded
 from pycoll.torch.work import DoneWork, PendingWork, Tensors
 
 Job = Callable[[], Any]
@@ -102,7 +103,7 @@ class Core(dist.ProcessGroup):
 
     def _run(self, what: str, job: Job) -> None:
         try:
-            with self._lock:
+            with self._lock, recorded(what):
                 job()
         except CollError as error:
             raise self._error(error, what) from error

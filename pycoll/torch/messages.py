@@ -63,8 +63,11 @@ class MessageWork(Work):
                 raise error from None  # the message is still under way
             self._error = error
         else:
-            if self._what == "recv":
-                store(self._box, self._tensors[0])
+            try:
+                if self._what == "recv":
+                    store(self._box, self._tensors[0])
+            except RuntimeError as error:  # the message has come, but its tensor takes none
+                self._error = error
         self._ended = True
         self._group._under_way.discard(self)
 

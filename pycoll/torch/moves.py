@@ -23,7 +23,7 @@ from pycoll.torch.arguments import (
 )
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
-from pycoll.torch.tensors import fill, source, store, target
+from pycoll.torch.tensors import check_output, fill, source, store, target
 from pycoll.torch.work import Tensors
 from pycoll.types import Kind
 
@@ -59,10 +59,13 @@ class Moves:
             tensor, root = single(tensors, "broadcast"), root_of(opts, self._size)
             box = source(tensor, "the tensor")
             x = box if self._rank == root else None
+            if x is None:
+                check_output(tensor, "the tensor")
 
             def job() -> None:
                 self._move(Kind.BROADCAST, x, box, box.numel(), root, site, limit)
-                store(box, tensor)
+                if x is None:
+                    store(box, tensor)
 
             return job, tensors
 
@@ -94,7 +97,7 @@ class Moves:
     def _gather_list(self, parts: Tensors, given: torch.Tensor, opts: Any) -> Job:
         limit, site = self._limit(opts), self._calls.sites.here()
         x, own = source(given), f"tensor {self._rank} of the output list"
-        check_list(parts, self._size, given, "the output list")
+        check_list(parts, self._size, given, "the output list", output=True)
         check_same_size(given, "the input", parts[self._rank], f"{own}, this rank's")
         sizes = [part.numel() for part in parts]
         flat = given.new_empty(sum(sizes))
@@ -158,7 +161,7 @@ class Moves:
             count, flat, parts = self._size * x.numel(), None, []
             if self._rank == root:
                 parts = single(outputs, "gather")
-                check_list(parts, self._size, x, "the output list", equal=True)
+                check_list(parts, self._size, x, "the output list", equal=True, output=True)
                 flat = x.new_empty(count)
 
             def job() -> None:
@@ -266,7 +269,7 @@ class Moves:
 
     def _check_lists(self, outputs: Tensors, inputs: Tensors) -> None:
         for parts, what in ((outputs, "output"), (inputs, "input")):
-            check_list(parts, self._size, inputs[0], f"the {what} list")
+            check_list(parts, self._size, inputs[0], f"the {what} list", output=parts is outputs)
         names = [f"tensor {self._rank} of the {what} list" for what in ("output", "input")]
         check_same_size(outputs[self._rank], names[0], inputs[self._rank], names[1])
 

@@ -21,7 +21,17 @@ from pycoll.torch.arguments import (
 )
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
-from pycoll.torch.tensors import DTYPES, Reduction, as_reducible, reduction, source, store, target
+from pycoll.torch.profiling import profiling
+from pycoll.torch.tensors import (
+    DTYPES,
+    Reduction,
+    as_reducible,
+    check_output,
+    reduction,
+    source,
+    store,
+    target,
+)
 from pycoll.torch.work import DoneWork, Tensors
 from pycoll.types import Kind, ReduceOp
 
@@ -87,6 +97,7 @@ class Reductions:
             or not tensor.is_cpu
             or self._background.busy
             or self._calls.symmetric
+            or profiling()
             or (address := tensor.data_ptr()) < _PAGE  # memory that was freed
         ):
             return self._allreduce_slow(tensors, opts)
@@ -132,6 +143,8 @@ class Reductions:
     def _all_reduce(self, tensors: Tensors, opts: Any) -> Job:
         how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
         boxes = [source(tensor, "the tensor") for tensor in tensors]
+        for tensor in tensors:
+            check_output(tensor, "the tensor")
         inputs = [_contribution(box, how) for box in boxes]
 
         def job() -> None:
@@ -149,6 +162,8 @@ class Reductions:
             how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
             tensor, root = single(tensors, "reduce"), root_of(opts, self._size)
             box = source(tensor, "the tensor")
+            if self._rank == root:
+                check_output(tensor, "the tensor")
             x = _contribution(box, how)
 
             def job() -> None:

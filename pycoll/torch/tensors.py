@@ -81,13 +81,19 @@ def check(tensor: torch.Tensor, what: str) -> None:
 
 
 def _own(tensor: torch.Tensor, what: str) -> torch.Tensor:
-    """Return a tensor that has memory; that of FSDP's tensors is freed and had again."""
+    """Return a tensor that has memory; that of FSDP's tensors is freed and had again.
+
+    Raises:
+        ArgumentError: If it has none, as a FakeTensor, or less than it needs.
+    """
     first, held = tensor.storage_offset() * tensor.element_size(), tensor.untyped_storage().nbytes()
     if held < first + tensor.nbytes and tensor.numel():
         raise ArgumentError(
             f"{what} has {tensor.nbytes} bytes whose memory has been freed (its storage was "
             f"resized to {held}); resize it before the call"
         )
+    if tensor.numel() and tensor.data_ptr() == 0:
+        raise ArgumentError(f"{what} is a {type(tensor).__name__} without memory of its own")
     return tensor
 
 
@@ -106,9 +112,25 @@ def source(tensor: torch.Tensor, what: str = "the input") -> torch.Tensor:
     return _own(tensor.contiguous(), what)
 
 
+def check_output(tensor: torch.Tensor, what: str) -> None:
+    """Refuse a tensor that cannot be written to.
+
+    Raises:
+        ArgumentError: If several of its elements are one in memory.
+    """
+    check(tensor, what)
+    if tensor.is_contiguous():
+        return
+    if any(k > 1 and stride == 0 for k, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ArgumentError(
+            f"{what} has several elements in one place of memory, like all expanded tensors, and "
+            "cannot be written to; clone() it"
+        )
+
+
 def target(tensor: torch.Tensor, what: str = "the output") -> torch.Tensor:
     """Return contiguous memory to receive a tensor: its own, or else to be given to `store`."""
-    check(tensor, what)
+    check_output(tensor, what)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return _own(tensor.detach() if tensor.requires_grad else tensor, what)
     return tensor.new_empty(tensor.shape)

@@ -277,3 +277,18 @@ def test_what_is_refused():
         assert (x == n).all()
 
     run_group(2, body)
+
+
+def test_calls_are_seen_by_the_profiler():
+    """Also those that have been made before, and those in the background."""
+
+    def body(rank, n):
+        x = torch.ones(5)
+        dist.all_reduce(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+            dist.all_reduce(x)
+            dist.all_reduce(x, async_op=True).wait()
+            dist.broadcast(x, 0)
+        return {e.key: e.count for e in trace.key_averages() if e.key.startswith("pycoll:")}
+
+    assert run_group(2, body) == [{"pycoll:all_reduce": 2, "pycoll:broadcast": 1}] * 2
