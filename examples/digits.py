@@ -115,6 +115,8 @@ if __name__ == "__main__":
     parser.add_argument("--order", default="tree", help="reduction order over the ranks (tree)")
     parser.add_argument("--quiet", action="store_true", help="do not show epochs")
     args = parser.parse_args()
+    if args.epochs < 1:
+        parser.error(f"--epochs {args.epochs}: at least 1 is needed")
     with pycoll.init() as comm, threadpool_limits(1):  # a matrix product must not depend on n
         show = (lambda *_: None) if args.quiet else show_epoch
         flat, accuracy = train(comm, args.epochs, args.order, show)

@@ -54,7 +54,10 @@ def arguments():
     add("--text-bytes", type=int, metavar="N", help="use only the first N bytes of the text")
     add("--every", type=int, default=10, help="steps between two lines (10)")
     add("--plot", metavar="FILE", help="draw losses and traffic")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.text_bytes is not None and args.text_bytes <= args.length:
+        parser.error(f"--text-bytes {args.text_bytes}: more than --length {args.length} are needed")
+    return args
 
 
 def axes(text):

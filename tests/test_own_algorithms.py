@@ -52,7 +52,13 @@ def half_a_chunk(rank, n):
     yield fold([at(peer, IN, 0.5) for peer in range(n)], to=at(rank, OUT))
 
 
-WRONG = (lost, double, nothing, lying, elsewhere, endless, no_folds, half_a_chunk)
+@algorithm("all_reduce", "a mask of another length", chunks=1)
+def short_mask(rank, n):
+    everybody = np.ones(n + 1, bool)
+    yield fold([at(peer, IN) for peer in range(n)], to=at(rank, OUT), where=everybody)
+
+
+WRONG = (lost, double, nothing, lying, elsewhere, endless, no_folds, half_a_chunk, short_mask)
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda a: a.name)

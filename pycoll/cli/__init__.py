@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         needs cannot be loaded; 130 after Ctrl-C, 141 if nobody reads the output.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
+    for stream in ("stdout", "stderr"):  # None where they were closed: then nobody reads
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "w", encoding="utf-8"))
     name = argv[0] if argv else ""
     if name not in COMMANDS:
         return _no_command(argv)

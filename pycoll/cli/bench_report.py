@@ -6,10 +6,10 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pycoll.cli.bench_time import Row
+from pycoll.cli.files import put
 
 _WIDE = 160  # columns of the full table
 _CLEAR = "\r\x1b[K"
@@ -166,5 +166,4 @@ def _align(cells: Sequence[str], columns: Sequence[Column]) -> str:
 def write_json(path: str, machine: dict[str, Any], command: str, rows: Sequence[Row]) -> None:
     """Write everything to a file."""
     document = {"command": command, "machine": machine, "rows": [row.as_dict() for row in rows]}
-    Path(path).resolve().parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    put(path, json.dumps(document, indent=1) + "\n")

@@ -41,6 +41,23 @@ def _is_writable(file: Path, folder: Path) -> bool:
         return False
 
 
+def put(path: str | Path, text: str) -> None:
+    """Write a text file, with its folders.
+
+    Raises:
+        ArgumentError: If that cannot be done; a file that was not there before is not left.
+    """
+    file = Path(path)
+    fresh = not file.exists()
+    try:
+        file.resolve().parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        if fresh:
+            file.unlink(missing_ok=True)
+        raise ArgumentError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
 def check_table(option: str, path: Path) -> None:
     """Refuse a file that cannot be written, or that holds something else than a table of times.
 

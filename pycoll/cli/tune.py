@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pycoll.cli import run
-from pycoll.cli.files import check_table
+from pycoll.cli.files import check_table, put
 from pycoll.cli.sizes import show_size, show_time, size, table
 from pycoll.cli.tune_machine import LEAST, machine_of
 from pycoll.cli.tune_rules import crossings, rules_of
@@ -135,8 +135,7 @@ def _measure(args: argparse.Namespace, names: list[str]) -> int:
         if comm.rank == 0:
             report(world)
             if args.part:
-                text = Tuning(fingerprint(), (world,)).to_json()
-                args.part.write_text(text, encoding="utf-8")
+                put(args.part, Tuning(fingerprint(), (world,)).to_json())
             else:
                 save(args.output or tuning_path(), world)
     return 0
@@ -252,12 +251,10 @@ def save(path: Path, world: World) -> None:
         print(f"what {path} said is dropped: {error}")
     fits = kept is not None and kept.fingerprint == json.loads(json.dumps(here))
     made = (kept if fits else Tuning(here)).with_world(world)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(made.to_json())
-    os.chmod(name, 0o644)
-    os.replace(name, path)
+    real = path.resolve()
+    fresh = real.with_name(f".{real.name}.{os.getpid()}")
+    put(fresh, made.to_json())
+    os.replace(fresh, real)
     placements = f"{len(made.worlds)} placement{'s' * (len(made.worlds) != 1)}"
     print(f"written: {path}, which has now {placements} of ranks")
 

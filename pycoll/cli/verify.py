@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pycoll.algorithms import ALGORITHMS
+from pycoll.cli.files import put
 from pycoll.cli.own import HELP, is_own, lookup
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.schedule.collectives import COLLECTIVES
@@ -141,7 +142,10 @@ def _prove(args: argparse.Namespace, tasks: list[Task]) -> int:
     print(f"{len(tasks) - len(errors)} of {len(tasks)} proven in {seconds:.1f} s")
     if args.json:
         everything = [fact for found in facts.values() for fact in found]
-        _save(args.json, {"proofs": everything, "errors": errors, "seconds": seconds})
+        put(
+            args.json,
+            json.dumps({"proofs": everything, "errors": errors, "seconds": seconds}, indent=1),
+        )
     return 1 if errors else 0
 
 
@@ -237,16 +241,8 @@ def _mutate(args: argparse.Namespace, tasks: list[Task]) -> int:
     if args.json:
         rows = [[*key, times] for key, times in reasons.items()]
         found = {"total": total, "rejected": killed, "right": rows, "unexplained": holes}
-        _save(args.json, found)
+        put(args.json, json.dumps(found, indent=1))
     return 1 if holes else 0
-
-
-def _save(path: str, found: dict[str, Any]) -> None:
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
-    except OSError as error:
-        raise ArgumentError(f"cannot write to {path}: {error.strerror}") from error
 
 
 def _spread(work: Callable, tasks: list[Task], jobs: int, verb: str) -> Iterator[Any]:

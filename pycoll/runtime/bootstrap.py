@@ -118,7 +118,10 @@ def _check_inherited(variable: str, fd: int) -> None:
 
 
 def _check_memfd(origin: str, fd: int) -> None:
-    target = os.readlink(f"/proc/self/fd/{fd}")
+    try:
+        target = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError as error:
+        raise TransportError(f"{origin} cannot be looked at; /proc is needed: {error}") from error
     if not target.startswith("/memfd:pycoll-"):
         raise TransportError(f"{origin} is {target!r}, expected memory made by pycoll")
 

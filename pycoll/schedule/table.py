@@ -140,6 +140,7 @@ def _collect(
     schedule: Schedule, ranks: np.ndarray
 ) -> tuple[list[Fold], list[int], np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
     """List the lines with their rounds and arities, their pieces, and counts ``[lines, ranks]``."""
+    width = len(ranks)
     lines: list[Fold] = []
     line_round: list[int] = []
     for number, folds in enumerate(schedule.rounds(ranks)):
@@ -147,11 +148,15 @@ def _collect(
         line_round.extend([number] * len(folds))
 
     def whole(number: Vector) -> Vector:
+        if not isinstance(number, int) and np.shape(number) not in ((), (width,)):
+            raise ScheduleError(
+                f"{schedule}: {number!r} has shape {np.shape(number)}, expected one number, or one "
+                f"for each of {width} ranks"
+            )
         if not isinstance(number, int) and np.asarray(number).dtype.kind not in "iub":
             raise ScheduleError(f"{schedule}: {number!r} is no rank or chunk: not an integer")
         return number
 
-    width = len(ranks)
     nops = np.array([len(f.srcs) + len(f.dsts) for f in lines], np.int64)
     piece_rank = np.empty((int(nops.sum()), width), np.int64)
     piece_chunk = np.empty_like(piece_rank)
@@ -159,7 +164,8 @@ def _collect(
     counts = np.empty((len(lines), width), np.int64)
     row = 0
     for i, f in enumerate(lines):
-        counts[i] = f.count if f.where is True else np.where(f.where, f.count, 0)
+        count = whole(f.count)
+        counts[i] = count if f.where is True else np.where(whole(f.where), count, 0)
         for piece in (*f.srcs, *f.dsts):
             piece_rank[row] = whole(piece.rank)
             piece_chunk[row] = whole(piece.chunk)

@@ -135,3 +135,35 @@ def test_without_an_engine_the_rest_says_so(without_engine):
     assert "python -m pycoll doctor" in last
     done = without_engine("-c", "import pycoll; pycoll.nothing")
     assert "has no attribute 'nothing'" in done.stderr
+
+
+def test_a_file_that_does_not_fit_is_not_left(tmp_path):
+    program = (
+        "import resource, sys\n"
+        "from pycoll.cli.files import put\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "put(sys.argv[1], 'x' * 1000)\n"
+    )
+    path = tmp_path / "folder" / "results.json"
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "ArgumentError: cannot write" in done.stderr
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_closed_output(closed):
+    verify = f"{sys.executable} -m pycoll verify --all -n 2 --collective reduce"
+    run = f"{sys.executable} -m pycoll run -n 2 --tag-output -m this"
+    for command in (verify, run):
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {closed}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
