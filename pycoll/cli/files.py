@@ -54,7 +54,8 @@ def put(path: str | Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         if fresh:
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink()
         raise ArgumentError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
