@@ -23,23 +23,10 @@ from pycoll.torch.arguments import (
 )
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
-from pycoll.torch.tensors import check_output, fill, source, store, target
+from pycoll.torch.lists import as_bytes, deal, pack, room
+from pycoll.torch.tensors import check_output, source, store, target
 from pycoll.torch.work import Tensors
 from pycoll.types import Kind
-
-
-def _flat(tensors: Tensors) -> torch.Tensor:
-    return torch.cat([source(tensor).reshape(-1) for tensor in tensors])
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
-
-
-def _deal(flat: torch.Tensor, tensors: Tensors) -> None:
-    """Cut a flat tensor into pieces and store them."""
-    for piece, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True):
-        fill(tensor, piece.view(tensor.shape))
 
 
 class Moves:
@@ -100,7 +87,7 @@ class Moves:
         check_list(parts, self._size, given, "the output list", output=True)
         check_same_size(given, "the input", parts[self._rank], f"{own}, this rank's")
         sizes = [part.numel() for part in parts]
-        flat = given.new_empty(sum(sizes))
+        flat = room(self._calls, given, sum(sizes))
 
         def job() -> None:
             if len(set(sizes)) == 1:
@@ -108,8 +95,8 @@ class Moves:
             else:
                 self._session.place = site
                 with on_host(x, flat) as (a, b):
-                    self._session.all_gather_v(_bytes(a), _bytes(b), limit)
-            _deal(flat, parts)
+                    self._session.all_gather_v(as_bytes(a), as_bytes(b), limit)
+            deal(flat, parts)
 
         return job
 
@@ -162,12 +149,12 @@ class Moves:
             if self._rank == root:
                 parts = single(outputs, "gather")
                 check_list(parts, self._size, x, "the output list", equal=True, output=True)
-                flat = x.new_empty(count)
+                flat = room(self._calls, x, count)
 
             def job() -> None:
                 self._move(Kind.GATHER, x, flat, count, root, site, limit)
                 if flat is not None:
-                    _deal(flat, parts)
+                    deal(flat, parts)
 
             return job, parts if self._rank == root else inputs
 
@@ -184,7 +171,7 @@ class Moves:
             if self._rank == root:
                 parts = single(inputs, "scatter")
                 check_list(parts, self._size, output, "the input list", equal=True)
-                x = _flat(parts)
+                x = pack(self._calls, parts)
 
             def job() -> None:
                 count = self._size * out.numel()
@@ -232,7 +219,7 @@ class Moves:
         self, x: torch.Tensor, sent: list[int], out: torch.Tensor, received: list[int], limit: float
     ) -> None:
         with on_host(x, out) as (a, b):
-            self._session.all_to_all_v(_bytes(a), sent, _bytes(b), limit, received)
+            self._session.all_to_all_v(as_bytes(a), sent, as_bytes(b), limit, received)
 
     def _check_blocks(
         self, x: torch.Tensor, out: torch.Tensor, sent: list[int], received: list[int]
@@ -254,14 +241,14 @@ class Moves:
             limit, site = self._limit(opts), self._calls.sites.here()
             check_count(inputs, self._size, "the input list")
             self._check_lists(outputs, inputs)
-            x, sent = _flat(inputs), [t.nbytes for t in inputs]
+            x, sent = pack(self._calls, inputs), [t.nbytes for t in inputs]
             received = [t.nbytes for t in outputs]
-            out = x.new_empty(sum(t.numel() for t in outputs))
+            out = room(self._calls, x, sum(t.numel() for t in outputs))
 
             def job() -> None:
                 self._session.place = site
                 self._exchange(x, sent, out, received, limit)
-                _deal(out, outputs)
+                deal(out, outputs)
 
             return job, outputs
 

@@ -21,6 +21,7 @@ from pycoll.torch.arguments import (
 )
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
+from pycoll.torch.lists import pack
 from pycoll.torch.profiling import profiling
 from pycoll.torch.tensors import (
     DTYPES,
@@ -188,7 +189,7 @@ class Reductions:
             check_list(parts, self._size, output, "the input list")
             own = f"tensor {self._rank} of the input list, this rank's"
             check_same_size(output, "the output", parts[self._rank], own)
-            x = _contribution(torch.cat([source(p).reshape(-1) for p in parts]), how)
+            x = _contribution(pack(self._calls, parts), how)
             out = target(output)
             counts = [part.numel() for part in parts]
 

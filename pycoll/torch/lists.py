@@ -1,0 +1,59 @@
+"""Lists of tensors as one stretch of memory: where it comes from, and the ways in and out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pycoll.torch.tensors import fill, source
+from pycoll.torch.work import Tensors
+
+if TYPE_CHECKING:
+    from pycoll.torch.calls import Calls
+
+_LARGE = 1 << 20  # bytes that allocators take from the system each time
+
+
+def room(calls: Calls, like: torch.Tensor, count: int) -> torch.Tensor:
+    """Return room for elements during a call.
+
+    Large room is symmetric memory: its pool keeps the pages of what is asked for again and again,
+    and fresh ones cost more than the call that fills them.
+
+    Args:
+        calls: Of the group that makes the call.
+        like: A tensor of the same type and on the same device.
+        count: Number of elements.
+
+    Raises:
+        MemoryError: If the symmetric heap is full, and ranks may have tensors there.
+    """
+    nbytes = count * like.element_size()
+    if not calls.direct or nbytes < _LARGE or not like.is_cpu:
+        return like.new_empty(count)
+    try:
+        return torch.from_numpy(calls.session.memory.empty(nbytes, np.uint8)).view(like.dtype)
+    except MemoryError:
+        if calls.symmetric:  # all ranks have to have it in the same kind of memory
+            raise
+        return like.new_empty(count)
+
+
+def pack(calls: Calls, tensors: Tensors) -> torch.Tensor:
+    """Copy tensors one behind the other."""
+    parts = [source(tensor).reshape(-1) for tensor in tensors]
+    whole = room(calls, parts[0], sum(part.numel() for part in parts))
+    return torch.cat(parts, out=whole)
+
+
+def deal(flat: torch.Tensor, tensors: Tensors) -> None:
+    """Cut a flat tensor into pieces and copy them into tensors of the caller."""
+    for piece, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True):
+        fill(tensor, piece.view(tensor.shape))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor as a flat one of bytes."""
+    return tensor.reshape(-1).view(torch.uint8)
