@@ -41,12 +41,16 @@ void PeerMemory::probe() {
   if (probed_) return;
   probed_ = true;
   for (uint32_t peer = 0; peer < control_->geometry().world_size; ++peer) {
-    if (peer == rank_) continue;
-    const uintptr_t at = control_->block(peer).word_at.load(std::memory_order_acquire);
-    uint64_t word = 0;
-    const bool found = read(peer, &word, reinterpret_cast<const void*>(at), sizeof(word));
-    able_ = able_ && found && word == (control_->cookie() ^ ~uint64_t{peer});
+    able_ = able_ && (peer == rank_ || reaches(*control_, peer));
   }
+}
+
+bool PeerMemory::reaches(ControlSegment& control, uint32_t peer) {
+  const uintptr_t at = control.block(peer).word_at.load(std::memory_order_acquire);
+  const int32_t pid = control.block(peer).pid.load(std::memory_order_relaxed);
+  uint64_t word = 0;
+  const bool found = read_process(pid, &word, reinterpret_cast<const void*>(at), sizeof(word));
+  return found && word == (control.cookie() ^ ~uint64_t{peer});
 }
 
 bool PeerMemory::read(uint32_t peer, void* to, const void* from, uint64_t nbytes) const {

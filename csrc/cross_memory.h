@@ -27,6 +27,8 @@ class PeerMemory {
   bool able() const { return able_; }
   // Finds it out, once. Every peer must have made its PeerMemory.
   void probe();
+  // Whether the memory of one peer, which has made its PeerMemory, can be read. For any thread.
+  static bool reaches(ControlSegment& control, uint32_t peer);
 
   bool read(uint32_t peer, void* to, const void* from, uint64_t nbytes) const;
 

@@ -6,7 +6,11 @@
 namespace pycoll {
 
 namespace {
-constexpr uint32_t kFragments = 4;  // per ring
+constexpr uint32_t kFragments = 4;         // per ring
+constexpr uint64_t kMostRead = 256 << 20;  // bytes that one offer is for: then others have a turn
+
+// What a fragment is, and what has become of an offer: its reader says so, and who withdraws it.
+enum State : uint32_t { kHere, kOffered, kRead, kRefused, kWithdrawn };
 }  // namespace
 
 struct Mailboxes::Fragment {
@@ -14,8 +18,8 @@ struct Mailboxes::Fragment {
   uint32_t tag;
   uint32_t type;
   uint32_t nbytes;
-  uint32_t unused;
-  char data[];
+  std::atomic<uint32_t> state;
+  char data[];  // of an offer: the address
 };
 
 // `sent` and `taken` count fragments and wrap; 0 <= sent - taken <= kFragments.
@@ -35,12 +39,14 @@ class Mailboxes::Deadline {
   uint64_t limit_ns_;
 };
 
-Mailboxes::Mailboxes(std::shared_ptr<Engine> engine)
+Mailboxes::Mailboxes(std::shared_ptr<Engine> engine, bool offers)
     : engine_(std::move(engine)),
       control_(engine_->control()),
       rank_(engine_->rank()),
       world_size_(engine_->world_size()),
-      policy_(default_policy(world_size_)) {
+      policy_(default_policy(world_size_)),
+      offers_(world_size_, offers) {
+  offers_[rank_] = false;
   const uint64_t nbytes = control_.geometry().mailbox_bytes;
   COLL_CHECK(nbytes >= kMinBytes, "TransportError", "mailboxes have ", nbytes, " bytes; at least ",
              kMinBytes, " are needed");
@@ -65,20 +71,55 @@ void Mailboxes::knock(uint32_t rank) {
 void Mailboxes::push(Outgoing& message) {
   Ring& out = ring(rank_, message.dst);
   while (!message.sent) {
+    if (message.offered && !settle(message)) return;
+    if (message.sent) return;
     const uint32_t index = out.sent.load(std::memory_order_relaxed);
     if (index - out.taken.load(std::memory_order_acquire) >= kFragments) return;
     Fragment& part = fragment(out, index);
     part.message_bytes = message.nbytes;
     part.tag = message.tag;
     part.type = message.type;
-    part.nbytes =
-        static_cast<uint32_t>(std::min<uint64_t>(fragment_bytes_, message.nbytes - message.offset));
-    if (part.nbytes > 0) std::memcpy(part.data, message.data + message.offset, part.nbytes);
-    message.offset += part.nbytes;
-    message.sent = message.offset == message.nbytes;
+    const uint64_t rest = message.nbytes - message.offset;
+    const char* const data = message.data + message.offset;
+    message.offered = offers_[message.dst] && rest > uint64_t{kFragments} * fragment_bytes_;
+    message.index = index;
+    part.nbytes = static_cast<uint32_t>(
+        std::min<uint64_t>(message.offered ? kMostRead : fragment_bytes_, rest));
+    part.state.store(message.offered ? kOffered : kHere, std::memory_order_relaxed);
+    if (message.offered) {
+      std::memcpy(part.data, &data, sizeof(data));
+    } else {
+      if (part.nbytes > 0) std::memcpy(part.data, data, part.nbytes);
+      message.offset += part.nbytes;
+      message.sent = message.offset == message.nbytes;
+    }
     out.sent.store(index + 1, std::memory_order_release);
     knock(message.dst);
   }
+}
+
+// Looks what has become of an offer; false if nothing yet.
+bool Mailboxes::settle(Outgoing& message) {
+  Ring& out = ring(rank_, message.dst);
+  const uint32_t taken = out.taken.load(std::memory_order_acquire);
+  if (static_cast<int32_t>(taken - message.index) <= 0) return false;
+  const Fragment& part = fragment(out, message.index);
+  message.offered = false;
+  if (part.state.load(std::memory_order_relaxed) != kRead) {
+    offers_[message.dst] = false;
+    return true;
+  }
+  message.offset += part.nbytes;
+  message.sent = message.offset == message.nbytes;
+  return true;
+}
+
+void Mailboxes::withdraw(Outgoing& message) {
+  if (!message.offered) return;
+  message.offered = false;
+  uint32_t offered = kOffered;
+  fragment(ring(rank_, message.dst), message.index)
+      .state.compare_exchange_strong(offered, kWithdrawn, std::memory_order_acq_rel);
 }
 
 void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
@@ -92,16 +133,23 @@ void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
     push(message);
     return message.sent;
   };
-  const bool sent = wait_until(policy_, control_.doorbell(rank_), gone, [&](Pulse pulse) {
-    return engine_->check(static_cast<int32_t>(dst), pulse) || deadline.passed();
-  });
+  bool sent = false;
+  try {
+    sent = wait_until(policy_, control_.doorbell(rank_), gone, [&](Pulse pulse) {
+      return engine_->check(static_cast<int32_t>(dst), pulse) || deadline.passed();
+    });
+  } catch (...) {
+    withdraw(message);
+    throw;
+  }
   if (sent) return;
+  withdraw(message);
   COLL_CHECK(deadline.passed(), "PeerLeft", "send from rank ", rank_, " to rank ", dst,
              closed_text(static_cast<int32_t>(dst)));
   engine_->abort("a send timed out half way");
   throw_error("CollTimeout", "send from rank ", rank_, " to rank ", dst, " (tag ", tag, ", ",
               nbytes, " bytes): ", message.offset, " bytes taken within ", timeout_s, " s; rank ",
-              dst, " has not received it. The communicator was aborted");
+              dst, " has not received it.");
 }
 
 uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
@@ -173,7 +221,7 @@ bool Mailboxes::drain(std::span<const Wanted> wanted) {
 void Mailboxes::take(uint32_t src, std::span<const Wanted> wanted) {
   Ring& in = ring(src, rank_);
   const uint32_t index = in.taken.load(std::memory_order_relaxed);
-  const Fragment& part = fragment(in, index);
+  Fragment& part = fragment(in, index);
   const auto open = std::find_if(arrived_.rbegin(), arrived_.rend(), [&](const Message& m) {
     return m.src == src && m.received < m.nbytes;
   });
@@ -186,10 +234,30 @@ void Mailboxes::take(uint32_t src, std::span<const Wanted> wanted) {
     arrived_.push_back({src, part.tag, part.type, part.message_bytes, 0, std::move(own), data});
     message = &arrived_.back();
   }
-  if (part.nbytes > 0) std::memcpy(message->data + message->received, part.data, part.nbytes);
-  message->received += part.nbytes;
+  if (part.state.load(std::memory_order_relaxed) != kHere) {
+    read_offer(part, *message);
+  } else {
+    if (part.nbytes > 0) std::memcpy(message->data + message->received, part.data, part.nbytes);
+    message->received += part.nbytes;
+  }
   in.taken.store(index + 1, std::memory_order_release);
   knock(src);
+}
+
+// Copies what a fragment offers out of the memory of the sender, or refuses. If the offer has been
+// withdrawn meanwhile, there is no such message any more.
+void Mailboxes::read_offer(Fragment& part, Message& message) {
+  const int32_t pid = control_.block(message.src).pid.load(std::memory_order_relaxed);
+  const char* data = nullptr;
+  std::memcpy(&data, part.data, sizeof(data));
+  // It was the sender's memory, and not that of somebody with its number, if that is still there.
+  const bool read = read_process(pid, message.data + message.received, data, part.nbytes) &&
+                    PeerMemory::reaches(control_, message.src);
+  uint32_t offered = kOffered;
+  const bool lasts = part.state.compare_exchange_strong(offered, read ? kRead : kRefused,
+                                                        std::memory_order_acq_rel);
+  if (lasts && read) message.received += part.nbytes;
+  if (!lasts) arrived_.erase(arrived_.begin() + (&message - arrived_.data()));
 }
 
 // Where a new message can go at once: to the user's array of the first call that waits for its

@@ -5,6 +5,10 @@
 // receiver that looks for another message stores what it finds on the way; so does a sender that
 // waits for room, so two ranks that send to each other at the same time do not block one another.
 //
+// Of a message that is larger than its mailbox the fragment may be an offer: where the data lie in
+// the memory of the sender, from where the receiver copies them once. The sender waits until it
+// has; if it leaves before, it withdraws the offer, and what was copied counts for nothing.
+//
 // Cache lines that move per fragment: the ring's two counts, the fragment itself, the doorbell.
 #pragma once
 
@@ -21,13 +25,15 @@ namespace pycoll {
 // the engine.
 class Mailboxes {
  public:
-  // A message to send; `offset` bytes of it lie in the mailbox.
+  // A message to send; `offset` bytes of it have left.
   struct Outgoing {
     const char* data;
     uint64_t nbytes;
     uint32_t type, dst, tag;
     uint64_t offset = 0;
-    bool sent = false;  // all of it
+    bool sent = false;     // all of it
+    bool offered = false;  // fragment `index` offers what lies behind `offset`
+    uint32_t index = 0;
   };
   // A message to receive; src < 0: from any rank.
   struct Wanted {
@@ -38,7 +44,8 @@ class Mailboxes {
     uint32_t tag;
   };
 
-  explicit Mailboxes(std::shared_ptr<Engine> engine);
+  // `offers`: receivers may read the memory of this rank; not where ranks are threads.
+  explicit Mailboxes(std::shared_ptr<Engine> engine, bool offers = false);
 
   // Smallest useful size of a mailbox, in bytes.
   static constexpr uint64_t kMinBytes = 1024;
@@ -67,6 +74,8 @@ class Mailboxes {
   // The sender of the oldest message that matches, which is copied if need be and removed; nothing
   // if it has not arrived in full. Throws MismatchError as recv does.
   std::optional<uint32_t> collect(const Wanted& wanted);
+  // Takes back what a message offers, because the sender gives up: its memory may be changed then.
+  void withdraw(Outgoing& message);
   // Moves what has landed in a user's array so far to memory of our own, because the caller gives
   // up.
   void keep_copies();
@@ -85,7 +94,9 @@ class Mailboxes {
 
   Ring& ring(uint32_t src, uint32_t dst) const;
   Fragment& fragment(Ring& ring, uint32_t index) const;
+  bool settle(Outgoing& message);
   void take(uint32_t src, std::span<const Wanted> wanted);
+  void read_offer(Fragment& part, Message& message);
   char* landing(uint32_t src, const Fragment& part, std::span<const Wanted> wanted);
   Message* find(const Wanted& wanted);
   void knock(uint32_t rank);
@@ -96,6 +107,7 @@ class Mailboxes {
   uint32_t fragment_bytes_;  // data of one fragment
   User user_{0};
   WaitPolicy policy_;
+  std::vector<bool> offers_;      // to whom memory may be offered: not who has refused once
   std::vector<Message> arrived_;  // in order of arrival, complete or not
 };
 

@@ -15,9 +15,9 @@ constexpr auto kHeadStart = std::chrono::microseconds(200);
 
 }  // namespace
 
-Postbox::Postbox(std::shared_ptr<Engine> engine)
+Postbox::Postbox(std::shared_ptr<Engine> engine, bool offers)
     : engine_(std::move(engine)),
-      boxes_(engine_),
+      boxes_(engine_, offers),
       rank_(engine_->rank()),
       bell_(engine_->control().doorbell(rank_)),
       policy_(default_policy(engine_->world_size())),
@@ -102,8 +102,13 @@ void Postbox::finish(Item& item) {
   item.state = item.error != nullptr ? State::kFailed : State::kDone;
 }
 
+void Postbox::withdraw_all() {
+  for (const Ticket ticket : outgoing_) boxes_.withdraw(items_.at(ticket).out);
+}
+
 void Postbox::fail_all(const std::exception_ptr& error) {
   boxes_.keep_copies();
+  withdraw_all();
   for (const std::deque<Ticket>* queue : {&outgoing_, &incoming_}) {
     for (const Ticket ticket : *queue) {
       Item& item = items_.at(ticket);
@@ -212,6 +217,7 @@ void Postbox::close() {
     if (!lock) lock.lock();
     closing_ = true;
     boxes_.keep_copies();
+    withdraw_all();
     outgoing_.clear();
     incoming_.clear();
     wanted_.clear();

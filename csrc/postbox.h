@@ -21,7 +21,8 @@ class Postbox {
  public:
   using Ticket = uint64_t;
 
-  explicit Postbox(std::shared_ptr<Engine> engine);
+  // `offers`: see Mailboxes.
+  explicit Postbox(std::shared_ptr<Engine> engine, bool offers = false);
   ~Postbox() { close(); }
   Postbox(const Postbox&) = delete;
   Postbox& operator=(const Postbox&) = delete;
@@ -58,6 +59,7 @@ class Postbox {
   void progress_incoming();
   void finish(Item& item);
   void fail_all(const std::exception_ptr& error);
+  void withdraw_all();
   void serve();
   bool idle() const { return closing_ || waiters_ > 0 || (outgoing_.empty() && incoming_.empty()); }
   void call_thread();

@@ -87,6 +87,9 @@ def _name(enum: Any, value: int) -> str:
         return f"{enum.__name__.lower()}#{value}"
 
 
+_ABORT = 6  # Cause::kAbort: whoever gave up has told why, as a sender of half a message
+
+
 def describe(kind: str, text: str, report: dict | None) -> errors.CollError:
     """Make the exception for a failure of the engine.
 
@@ -104,7 +107,8 @@ def describe(kind: str, text: str, report: dict | None) -> errors.CollError:
         "PeerLost": _lost,
         "PeerLeft": _left,
     }.get(kind)
-    return cls(writer(report) if writer and report["ranks"] else f"{text}{_advice()}")
+    told = writer and report["ranks"] and not (kind == "CollTimeout" and report["cause"] == _ABORT)
+    return cls(writer(report) if told else f"{text}{_advice()}")
 
 
 def _advice() -> str:

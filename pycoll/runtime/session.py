@@ -64,7 +64,9 @@ class Session(TaggedMessages):
         )
         reads = config.single_copy == "auto"
         caller = Caller(PlanCache(engine, rank, world_size, single_copy=reads), memory)
-        self._open(rank, world_size, config, engine, _C.Mailboxes(engine), caller)
+        self.offers = reads and not threads
+        boxes = _C.Mailboxes(engine, offers=self.offers)
+        self._open(rank, world_size, config, engine, boxes, caller)
 
     tuning: Tuning | None = None  # what measurement says about the choice of algorithms
     control: _C.Control | None = None  # where the ranks share memory

@@ -166,6 +166,10 @@ class Messages:
         return box if box.is_cpu else torch.empty(box.shape, dtype=box.dtype), self._postbox.recv
 
     def _open_messages(self) -> None:
-        kind = _C.Postbox if self._calls.direct else _C.MailPostbox
-        self._postbox = kind(self._session.engine)
+        session = self._session
+        self._postbox = (
+            _C.Postbox(session.engine, offers=session.offers)
+            if self._calls.direct
+            else _C.MailPostbox(session.engine)
+        )
         self._under_way: set[MessageWork] = set()  # keeps their memory alive
