@@ -84,6 +84,7 @@ class Fault:
         self.kind = rng.choice(FAULTS) if n > 1 else "none"
         self.victim, self.delay = rng.randrange(n), rng.random() * 0.03
         self.large = rng.random() < 0.5
+        self.messages = self.kind != "mismatch" and rng.random() < 0.3
         self._event = Event()
 
     def strike(self, comm):
@@ -121,8 +122,12 @@ class Fault:
         """Call until the error comes, on the others; check its type and that it came soon."""
         x = np.ones(100_000 if self.large else 3000, np.float32)
         limit = 0.3 if self.kind == "stop" else None
-        call = comm.broadcast if self.large else comm.all_reduce
-        _expect(EXPECTED[self.kind], lambda: _forever(call, x, limit))
+        if self.messages:  # who waits for the victim may end the job before others hear of it
+            error = EXPECTED[self.kind], errors.Revoked
+            _expect(error, lambda: _forever(lambda x, timeout: around(comm, x, timeout), x, limit))
+        else:
+            call = comm.broadcast if self.large else comm.all_reduce
+            _expect(EXPECTED[self.kind], lambda: _forever(call, x, limit))
         age = self._event.age()
         assert age < BOUND_S + (limit or 0), f"{self.kind}: heard of after {age:.3f} s"
 
@@ -139,7 +144,7 @@ def _expect(error, call):
         call()
     except error:
         return
-    raise AssertionError(f"no {error.__name__}")
+    raise AssertionError(f"no {error}")
 
 
 def _forever(call, x, limit):
@@ -148,9 +153,30 @@ def _forever(call, x, limit):
         assert (call(x, timeout=limit) == total).all()
 
 
-def play(comm, todo, fault):
+def around(comm, x, timeout=None):
+    """Send an array to the next rank; return what has come from the one before."""
+    n, found = comm.world_size, np.empty_like(x)
+    comm.send(x, (comm.rank + 1) % n, timeout=timeout)
+    comm.recv(found, (comm.rank - 1) % n, timeout=timeout)
+    return found
+
+
+def exchange(comm, sizes):
+    """Pass arrays around, each of which is changed as soon as it is sent; return what is wrong."""
+    wrong = []
+    for size in sizes:
+        x = np.full(size, comm.rank, np.uint8)
+        found = around(comm, x)
+        x[:] = 99
+        if not (found == (comm.rank - 1) % comm.world_size).all():
+            wrong.append(f"a message of {size} bytes")
+    comm.barrier()
+    return wrong
+
+
+def play(comm, todo, sizes, fault):
     """What one rank does in a round; return what went wrong."""
-    wrong = cases.run_cases(comm, todo)
+    wrong = cases.run_cases(comm, todo) + exchange(comm, sizes)
     if fault.kind == "refuse":
         fault.refuse(comm)
         return wrong + cases.run_cases(comm, todo)
@@ -171,11 +197,12 @@ def main():
         n = rng.choice([1, 2, 2, 3, 4, 5, 6])
         todo = [random_case(rng, n) for _ in range(rng.randrange(1, 30))]
         todo = [case for case in todo for _ in range(rng.choice([1, 1, 5]))]
+        sizes = [rng.randrange(10 ** rng.randrange(1, 8)) for _ in range(rng.randrange(8))]
         fault = Fault(rng, n)
         config = Config(10, rng.choice([4096, 65_536, 262_144]), 1 << 28)
         dies = [fault.victim] if fault.kind in ("kill", "exit") else []
         try:
-            results = run_processes(n, play, todo, fault, config=config, may_die=dies)
+            results = run_processes(n, play, todo, sizes, fault, config=config, may_die=dies)
             wrong = [line for result in results if isinstance(result, list) for line in result]
         except RankFailed as error:
             wrong = [str(error)]
