@@ -114,12 +114,17 @@ bool Mailboxes::settle(Outgoing& message) {
   return true;
 }
 
-void Mailboxes::withdraw(Outgoing& message) {
-  if (!message.offered) return;
+bool Mailboxes::withdraw(Outgoing& message) {
+  if (!message.offered) return message.sent;
   message.offered = false;
-  uint32_t offered = kOffered;
-  fragment(ring(rank_, message.dst), message.index)
-      .state.compare_exchange_strong(offered, kWithdrawn, std::memory_order_acq_rel);
+  Fragment& part = fragment(ring(rank_, message.dst), message.index);
+  uint32_t state = kOffered;
+  part.state.compare_exchange_strong(state, kWithdrawn, std::memory_order_acq_rel);
+  if (state == kRead) {
+    message.offset += part.nbytes;
+    message.sent = message.offset == message.nbytes;
+  }
+  return message.sent;
 }
 
 void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
@@ -142,8 +147,7 @@ void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
     withdraw(message);
     throw;
   }
-  if (sent) return;
-  withdraw(message);
+  if (sent || withdraw(message)) return;
   COLL_CHECK(deadline.passed(), "PeerLeft", "send from rank ", rank_, " to rank ", dst,
              closed_text(static_cast<int32_t>(dst)));
   engine_->abort("a send timed out half way");

@@ -75,7 +75,8 @@ class Mailboxes {
   // if it has not arrived in full. Throws MismatchError as recv does.
   std::optional<uint32_t> collect(const Wanted& wanted);
   // Takes back what a message offers, because the sender gives up: its memory may be changed then.
-  void withdraw(Outgoing& message);
+  // Returns whether all of the message had been taken before that.
+  bool withdraw(Outgoing& message);
   // Moves what has landed in a user's array so far to memory of our own, because the caller gives
   // up.
   void keep_copies();

@@ -151,9 +151,16 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
     progress();
     return item.state != State::kPosted;
   };
-  const bool finished = wait_until(policy_, bell_, arrived, [&](Pulse pulse) {
-    return engine_->check(peer, pulse) || now_ns() >= deadline;
-  });
+  bool finished = false;
+  try {
+    finished = wait_until(policy_, bell_, arrived, [&](Pulse pulse) {
+      return engine_->check(peer, pulse) || now_ns() >= deadline;
+    });
+  } catch (const Error&) {  // whoever hears of it may change or free the memory
+    std::lock_guard guard(mutex_);
+    fail_all(std::current_exception());
+    throw;
+  }
   if (!finished) {
     COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(item), closed_text(peer));
     throw_error("CollTimeout", describe(item), ": not done within ", timeout_s, " s");

@@ -42,20 +42,23 @@ def _is_writable(file: Path, folder: Path) -> bool:
 
 
 def put(path: str | Path, text: str) -> None:
-    """Write a text file, with its folders.
+    """Write a text file, with its folders, at once: it is there as a whole, or as it was.
 
     Raises:
-        ArgumentError: If that cannot be done; a file that was not there before is not left.
+        ArgumentError: If that cannot be done.
     """
-    file = Path(path)
-    fresh = not file.exists()
+    file = Path(path).resolve()  # a link stays
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        file.resolve().parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists() and not (file.is_file() and os.access(file.parent, os.W_OK)):
+            file.write_text(text, encoding="utf-8")  # a device, or in a folder that is closed to us
+            return
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, file)
     except OSError as error:
-        if fresh:
-            with contextlib.suppress(OSError):
-                file.unlink()
+        with contextlib.suppress(OSError):
+            fresh.unlink()
         raise ArgumentError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 

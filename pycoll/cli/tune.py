@@ -251,10 +251,7 @@ def save(path: Path, world: World) -> None:
         print(f"what {path} said is dropped: {error}")
     fits = kept is not None and kept.fingerprint == json.loads(json.dumps(here))
     made = (kept if fits else Tuning(here)).with_world(world)
-    real = path.resolve()
-    fresh = real.with_name(f".{real.name}.{os.getpid()}")
-    put(fresh, made.to_json())
-    os.replace(fresh, real)
+    put(path, made.to_json())
     placements = f"{len(made.worlds)} placement{'s' * (len(made.worlds) != 1)}"
     print(f"written: {path}, which has now {placements} of ranks")
 

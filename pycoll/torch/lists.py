@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,26 +20,20 @@ _LARGE = 1 << 20  # bytes that allocators take from the system each time
 def room(calls: Calls, like: torch.Tensor, count: int) -> torch.Tensor:
     """Return room for elements during a call.
 
-    Large room is symmetric memory: its pool keeps the pages of what is asked for again and again,
-    and fresh ones cost more than the call that fills them.
+    Large room is in the symmetric heap, whose pool keeps the pages of what is asked for again and
+    again: fresh ones cost more than the call that fills them. Not where there are tensors of the
+    user in symmetric memory, because then it counts where the rest of a call lies.
 
     Args:
         calls: Of the group that makes the call.
         like: A tensor of the same type and on the same device.
         count: Number of elements.
-
-    Raises:
-        MemoryError: If the symmetric heap is full, and ranks may have tensors there.
     """
     nbytes = count * like.element_size()
-    if not calls.direct or nbytes < _LARGE or not like.is_cpu:
-        return like.new_empty(count)
-    try:
-        return torch.from_numpy(calls.session.memory.empty(nbytes, np.uint8)).view(like.dtype)
-    except MemoryError:
-        if calls.symmetric:  # all ranks have to have it in the same kind of memory
-            raise
-        return like.new_empty(count)
+    if calls.direct and not calls.symmetric and nbytes >= _LARGE and like.is_cpu:
+        with contextlib.suppress(MemoryError):
+            return torch.from_numpy(calls.session.memory.empty(nbytes, np.uint8)).view(like.dtype)
+    return like.new_empty(count)
 
 
 def pack(calls: Calls, tensors: Tensors) -> torch.Tensor:

@@ -13,7 +13,7 @@ from pycoll import _C
 from pycoll.errors import ArgumentError, CollError
 from pycoll.torch.arguments import single
 from pycoll.torch.tensors import code, source, store, target
-from pycoll.torch.work import DoneWork, Tensors, Work
+from pycoll.torch.work import DoneWork, Tensors, Work, devices_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ class MessageWork(Work):
     def get_future(self) -> torch.futures.Future:
         """Return a future of the tensor, completed by a thread of its own."""
         if self._future is None:
-            promise = torch.futures.Future()
+            promise = torch.futures.Future(devices=devices_of(self._tensors))
             self._future = promise.then(lambda _: self.result())
             threading.Thread(target=self._complete, args=(promise,), daemon=True).start()
         return self._future

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Tensors = list[torch.Tensor]
 
 
-def _devices(tensors: Tensors) -> list[torch.device]:
+def devices_of(tensors: Tensors) -> list[torch.device]:
     """Return the devices that a future of tensors has to know."""
     return sorted({t.device for t in tensors if not t.is_cpu}, key=str)
 
@@ -71,7 +71,7 @@ class DoneWork(Work):
 
     def get_future(self) -> torch.futures.Future:
         """Return a completed future of the result."""
-        future = torch.futures.Future(devices=_devices(self._tensors))
+        future = torch.futures.Future(devices=devices_of(self._tensors))
         future.set_result(self._tensors)
         return future
 
@@ -156,7 +156,7 @@ class PendingWork(Work):
         """Return a future of the result."""
         with self._guard:
             if self._future is None:
-                self._promise = torch.futures.Future(devices=_devices(self._tensors))
+                self._promise = torch.futures.Future(devices=devices_of(self._tensors))
                 # An error raised in `then` is one for C++ too, unlike that of set_exception.
                 self._future = self._promise.then(self._deliver)
                 ended = self.ended

@@ -137,7 +137,8 @@ def test_without_an_engine_the_rest_says_so(without_engine):
     assert "has no attribute 'nothing'" in done.stderr
 
 
-def test_a_file_that_does_not_fit_is_not_left(tmp_path):
+@pytest.mark.parametrize("before", [[], ["as it was"]])
+def test_a_file_that_does_not_fit_leaves_what_was_there(tmp_path, before):
     program = (
         "import resource, sys\n"
         "from pycoll.cli.files import put\n"
@@ -145,12 +146,15 @@ def test_a_file_that_does_not_fit_is_not_left(tmp_path):
         "put(sys.argv[1], 'x' * 1000)\n"
     )
     path = tmp_path / "folder" / "results.json"
+    for text in before:
+        path.parent.mkdir()
+        path.write_text(text, encoding="utf-8")
     command = [sys.executable, "-c", program, str(path)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert "ArgumentError: cannot write" in done.stderr
-    assert list(path.parent.iterdir()) == []
+    assert [file.read_text(encoding="utf-8") for file in path.parent.iterdir()] == before
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
