@@ -72,6 +72,17 @@ def ping_pong(group, nbytes):
     return turn
 
 
+def all_gather_list(group, nbytes):
+    x, parts = torch.zeros(nbytes // 4 // RANKS), torch.empty(nbytes // 4).chunk(RANKS)
+    return lambda: dist.all_gather(list(parts), x, group=group)
+
+
+def scatter_list(group, nbytes):
+    x, parts = torch.empty(nbytes // 4 // RANKS), list(torch.zeros(nbytes // 4).chunk(RANKS))
+    given = parts if dist.get_rank() == 0 else None
+    return lambda: dist.scatter(x, given, 0, group=group)
+
+
 def barrier(group, nbytes):
     return lambda: dist.barrier(group)
 
@@ -79,6 +90,7 @@ def barrier(group, nbytes):
 OPERATIONS = [(all_reduce, nbytes) for nbytes in SIZES]
 OPERATIONS += [(op, n) for op in (all_gather, reduce_scatter, broadcast) for n in GATHERED]
 OPERATIONS += [(all_to_all, 1 << 20), (ping_pong, 8), (ping_pong, 1 << 20), (barrier, 0)]
+OPERATIONS += [(op, n << 20) for op in (all_gather_list, scatter_list) for n in (1, 16, 64)]
 
 
 def model():
