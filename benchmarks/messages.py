@@ -98,10 +98,11 @@ def main():
     machine, out = describe(), HERE / "results"
     about = (
         f"`python benchmarks/messages.py --rounds {args.rounds}`, {time.strftime('%Y-%m-%d')}, "
-        f"{machine['cores']} cores of {machine['cpu']}{' (virtual)' if machine['virtual'] else ''}, "
+        f"{machine['cores']} cores of {machine['cpu']}{' (virtual)' * machine['virtual']}, "
         f"{platform.system()} {machine['kernel']}, pycoll {machine['pycoll']} at "
-        f"{machine['commit'] or 'no commit'}, NumPy {machine['numpy']}. Round trips of NumPy arrays "
-        "between two ranks: medians, and the ratio of neighbouring turns."
+        f"{machine['commit'] or 'no commit'}, NumPy {machine['numpy']}. Round trips between two "
+        "ranks: medians, and the ratio of neighbouring turns. Arrays of 4 MiB and more lie on huge "
+        "pages where NumPy gets them."
     )
     (out / f"{args.name}.md").write_text("\n".join([about, "", *table, ""]), encoding="utf-8")
     document = {"machine": machine, "rows": rows}
