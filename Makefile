@@ -2,7 +2,7 @@
 # After a first run only what has changed is built again.
 #   PYTHON=/path/to/python3   use this interpreter instead of the newest suitable one
 #   ARGS="-k name"            more arguments for pytest in `make test` and `make test-torch`
-#   PARALLEL=                run one test file after the other in `make test`, not two at a time
+#   PARALLEL=                 run one test file after the other in `make test`, not two at a time
 #   TORCH="torch==2.13.0"     what `make test-torch` installs; TORCH_ARGS: more arguments for pip
 
 VENV := .venv

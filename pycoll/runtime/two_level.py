@@ -114,7 +114,7 @@ class TwoLevelSession(MpiSession):
         if self._calls is None:
             threads = self.job.threads
             self._calls = Aside() if threads else Later()
-        two = self._two  # not this session, which the future would keep in a cycle
+        two = self._two  # not `self`, which the future would keep in a cycle
         two.queue(1)
         self._last = self._calls.submit(self._run, prepared, limit, site)
         self._last.add_done_callback(lambda _: two.queue(-1))
