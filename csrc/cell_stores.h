@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 
@@ -13,41 +15,71 @@ namespace pycoll {
 // away (in another cluster of cores, on another socket) that takes longer than to go through
 // memory; docs/decisions/0009-stores-into-cells.md has the numbers.
 //
-// Nobody tells a rank how far its peers are, and they move. So it times its own copies: one out of
-// many is made in the other way, and the better way counts, which is clearly the better one. Not
-// thread-safe.
+// Nobody tells a rank how far its peers are, and they move. So it times its own copies of about one
+// size: now and then some are made in the other way, and the faster way counts. A copy past the
+// caches must save more than it takes peers to fetch its bytes from memory. Not thread-safe.
 class CellStores {
  public:
-  static constexpr uint64_t kLeastBytes = 32 << 10;  // of a copy that is timed
-
   // Whether the next copy goes past the caches.
-  bool past_caches() const { return past_ != (copies_ % kProbeEvery == kProbe); }
+  bool past_caches() const { return past_ != tries(); }
+
+  // Whether it is to be timed: of tries the last ones, for the first ones find the lines of the
+  // cells, which exist twice, where the other way has left them.
+  bool timed() const {
+    if (tries()) return turn() >= kTries - kTimedTries;
+    return copies_ < kFirstTry || copies_ % kTimedEvery == 0;
+  }
 
   // What stores belong to that nobody times.
   bool usually_past_caches() const { return past_; }
 
-  // Takes the time of the copy that past_caches() was asked about.
+  // Ends the copy that the above tells about; `ns`: what it took if it was timed.
   void note(uint64_t nbytes, uint64_t ns) {
-    const bool past = past_caches();
-    Times& times = times_[past];
-    times[counts_[past]++ % times.size()] = static_cast<double>(ns) / static_cast<double>(nbytes);
+    if (timed()) {
+      const bool past = past_caches();
+      times_[past][counts_[past]++ % kKept] = static_cast<double>(ns) / static_cast<double>(nbytes);
+    }
+    if (turn() + 1 >= kTries) {
+      const double fetch = kFetchNs / static_cast<double>(nbytes) + kFetchNsPerByte;
+      past_ = best(times_[1]) + fetch < best(times_[0]);
+    }
     ++copies_;
-    past_ = best(times_[1]) < kClearly * best(times_[0]);
   }
 
  private:
-  // An interrupt or a cold cache makes a copy slow, nothing makes it fast.
-  using Times = std::array<double, 4>;  // ns a byte, of the last ones
-  static double best(const Times& times) { return *std::min_element(times.begin(), times.end()); }
-
-  static constexpr uint64_t kProbeEvery = 128, kProbe = 7;
-  static constexpr double kClearly = 0.5;  // peers must fetch from memory what is not in caches
+  static constexpr uint64_t kTimedEvery = 8, kTryEvery = 512, kFirstTry = 7;
+  static constexpr uint64_t kTries = 4, kTimedTries = 2;           // in a row
+  static constexpr double kFetchNs = 700, kFetchNsPerByte = 0.05;  // about: bytes of no cache
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
+
+  // Copies since the other way was to be tried.
+  uint64_t turn() const { return (copies_ - kFirstTry) % kTryEvery; }
+  bool tries() const { return turn() < kTries; }
+
+  // An interrupt or a cold cache makes a copy slow, nothing makes it fast.
+  static constexpr uint64_t kKept = 4;
+  using Times = std::array<double, kKept>;  // ns a byte, of the last ones
+  static double best(const Times& times) { return *std::min_element(times.begin(), times.end()); }
 
   bool past_ = false;
   uint64_t copies_ = 0;
   std::array<uint64_t, 2> counts_{};
   std::array<Times, 2> times_{Times{}, Times{kUnknown, kUnknown, kUnknown, kUnknown}};
+};
+
+// The choice for copies of every size.
+class CellStoresBySize {
+ public:
+  static constexpr uint64_t kLeastBytes = 4 << 10;  // smaller copies go through the caches
+
+  CellStores& operator[](uint64_t nbytes) {
+    const int doublings = std::bit_width(nbytes / kLeastBytes);
+    return stores_[static_cast<size_t>(std::clamp(doublings - 1, 0, kSizes - 1))];
+  }
+
+ private:
+  static constexpr int kSizes = 4;  // from 4, 8, 16 and 32 KiB on
+  std::array<CellStores, kSizes> stores_;
 };
 
 }  // namespace pycoll

@@ -271,7 +271,7 @@ class Engine {
   uint64_t reach_ = 0;       // elements of the largest chunk in this segment
   char* cells_ = nullptr;    // slot 0 of rank 0
   uint64_t cell_pitch_ = 0;  // bytes between the cells of ranks
-  CellStores cell_stores_;
+  CellStoresBySize cell_stores_;
   std::optional<CopyChoice> choice_;  // of the running call, if it has an alternative
   ToldTimes told_;                    // by this rank in it
   uint64_t met_since_ = 0;            // its first iteration

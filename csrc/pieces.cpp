@@ -65,7 +65,7 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
     const uint64_t nbytes = length * call.elem_bytes;
     if (call.across) return copy_across(instr, operands[-1], nbytes);
     for (uint32_t i = 0; i < instr.ndst; ++i) {
-      if (in_cell(i) && nbytes >= CellStores::kLeastBytes) {
+      if (in_cell(i) && nbytes >= CellStoresBySize::kLeastBytes) {
         copy_to_cell(dsts_[i], srcs_[0], nbytes);
       } else {
         copy(dsts_[i], srcs_[0], nbytes, stream_ && !in_cell(i));
@@ -73,9 +73,10 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
     }
     return;
   }
+  const CellStores& stores = cell_stores_[length * call.elem_bytes];
   uint32_t past_caches = 0;
   for (uint32_t i = 0; i < std::min<uint32_t>(instr.ndst, 32); ++i) {
-    const bool past = in_cell(i) ? cell_stores_.usually_past_caches() : stream_;
+    const bool past = in_cell(i) ? stores.usually_past_caches() : stream_;
     past_caches |= uint32_t{past} << i;
   }
   const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n, past_caches};
@@ -113,9 +114,10 @@ void Engine::read_peer(uint32_t peer, void* to, const void* from, uint64_t nbyte
 }
 
 void Engine::copy_to_cell(void* cell, const void* src, uint64_t nbytes) {
-  const uint64_t begin = now_ns();
-  copy(cell, src, nbytes, cell_stores_.past_caches());
-  cell_stores_.note(nbytes, now_ns() - begin);
+  CellStores& stores = cell_stores_[nbytes];
+  const uint64_t begin = stores.timed() ? now_ns() : 0;
+  copy(cell, src, nbytes, stores.past_caches());
+  stores.note(nbytes, stores.timed() ? now_ns() - begin : 0);
 }
 
 void Engine::fold_pieces(const Instr& instr, const Operand* operands) {

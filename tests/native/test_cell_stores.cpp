@@ -7,52 +7,86 @@ namespace {
 using namespace calls;
 
 constexpr uint64_t kBytes = 1 << 20;
+// Copies of kBytes, in ns: by ordinary stores to near peers and to far ones, and past the caches.
+constexpr uint64_t kNear = 50'000, kFar = 250'000, kPast = 60'000;
 
-// Makes `copies` copies that take so many ns with ordinary stores and with those past the caches;
-// returns how many went past them.
-int copy(CellStores& stores, int copies, uint64_t ordinary_ns, uint64_t past_ns) {
+// Makes `copies` copies that take so many ns with ordinary stores; returns how many went past the
+// caches.
+int copy(CellStores& stores, int copies, uint64_t ordinary_ns, uint64_t past_ns = kPast,
+         uint64_t nbytes = kBytes) {
   int past = 0;
   for (int i = 0; i < copies; ++i) {
     past += stores.past_caches();
-    stores.note(kBytes, stores.past_caches() ? past_ns : ordinary_ns);
+    // 0, which nothing beats: what nobody is to time.
+    stores.note(nbytes, !stores.timed() ? 0 : stores.past_caches() ? past_ns : ordinary_ns);
   }
   return past;
 }
 
 void near_peers() {
   CellStores stores;
-  expect(copy(stores, 12'800, 50'000, 60'000) == 100, "one copy of 128 is made the other way");
+  expect(copy(stores, 51'200, kNear) == 400, "four copies of 512 are made the other way");
   expect(!stores.usually_past_caches(), "peers are near");
-  copy(stores, 1'280, 90'000, 50'000);
-  expect(!stores.usually_past_caches(), "what is not clearly faster does not count");
+  copy(stores, 5'120, 90'000, kNear);
+  expect(!stores.usually_past_caches(), "peers would have to fetch from memory");
 }
 
 void far_peers() {
   CellStores stores;
-  expect(copy(stores, 7, 250'000, 60'000) == 0, "ordinary stores are tried first");
-  expect(copy(stores, 128 * 10, 250'000, 60'000) > 128 * 9, "peers are far");
+  expect(copy(stores, 7, kFar) == 0, "ordinary stores are tried first");
+  expect(copy(stores, 512 * 10, kFar) > 500 * 10, "peers are far");
   expect(stores.usually_past_caches(), "what nobody times follows");
-  expect(copy(stores, 256, 250'000, 60'000) == 254, "ordinary stores are tried again");
+  expect(copy(stores, 1'024, kFar) == 1'016, "ordinary stores are tried again");
+}
+
+void small_copies() {
+  CellStores stores;
+  copy(stores, 1'024, 700, 110, 8 << 10);
+  expect(!stores.usually_past_caches(), "memory is too far away for so few bytes");
+  copy(stores, 1'024, 2'700, 170, 8 << 10);
+  expect(stores.usually_past_caches(), "the peer is farther");
 }
 
 void peers_that_move() {
   CellStores stores;
   for (int round = 0; round < 5; ++round) {
-    copy(stores, 640, 50'000, 60'000);
+    copy(stores, 1'100, kNear);
     expect(!stores.usually_past_caches(), "they are near again");
-    copy(stores, 640, 250'000, 60'000);
+    copy(stores, 1'100, kFar);
     expect(stores.usually_past_caches(), "they are far again");
   }
 }
 
 void interrupts() {
   CellStores stores;
-  for (int i = 0; i < 1'000; ++i) {
-    const bool past = stores.past_caches();
-    const uint64_t usual = past ? 60'000 : 50'000;
+  for (int i = 0; i < 10'000; ++i) {
+    const uint64_t usual = stores.past_caches() ? kPast : kNear;
     stores.note(kBytes, i % 3 == 0 ? 40 * usual : usual);
     expect(!stores.usually_past_caches(), "a copy that was interrupted says nothing");
   }
+}
+
+// Copies after a try find the lines where the other way has left them, and so do the first tries.
+void lines_that_moved() {
+  CellStores stores;
+  bool past = false;
+  for (int i = 0, since = 0; i < 10'000; ++i) {
+    since = stores.past_caches() == past ? since + 1 : 0;
+    past = stores.past_caches();
+    const uint64_t moved = past ? 1'000 : kFar;
+    stores.note(kBytes, since < 2 ? moved : past ? kPast : 90'000);
+    expect(!stores.usually_past_caches(), "what the first ones take does not count");
+  }
+}
+
+void sizes() {
+  CellStoresBySize stores;
+  for (uint64_t nbytes = 4 << 10; nbytes < 64 << 10; nbytes *= 2) {
+    expect(&stores[nbytes] == &stores[2 * nbytes - 1], "about the same size");
+    expect((&stores[nbytes] == &stores[nbytes - 1]) == (nbytes == 4 << 10), "another size");
+  }
+  expect(&stores[32 << 10] == &stores[64 << 20], "all large ones go the same way");
+  expect(&stores[0] == &stores[4 << 10], "those that are not timed belong to the smallest");
 }
 
 }  // namespace
@@ -60,6 +94,9 @@ void interrupts() {
 int main() {
   return main_of({{"near peers", near_peers},
                   {"far peers", far_peers},
+                  {"small copies", small_copies},
                   {"peers that move", peers_that_move},
-                  {"interrupts", interrupts}});
+                  {"interrupts", interrupts},
+                  {"lines that moved", lines_that_moved},
+                  {"sizes", sizes}});
 }
