@@ -1,12 +1,13 @@
-"""Time messages between two ranks: through the mailbox, and copied once by the receiver.
+"""Time messages between two ranks: by mailbox, copied once by the receiver, and as pycoll chooses.
 
-``python benchmarks/messages.py`` takes half a minute. Both ways take turns of a few milliseconds,
+``python benchmarks/messages.py`` takes half a minute. The ways take turns of a few milliseconds,
 and each ratio is of two neighbouring turns; the median counts. A round trip is a message there and
 one back, into the array that was sent or into another one. It prints a table and writes
 benchmarks/results/messages.md and .json.
 """
 
 import argparse
+import contextlib
 import json
 import platform
 import statistics
@@ -24,7 +25,11 @@ from pycoll.runtime.bootstrap import launched_by_us
 
 HERE = Path(__file__).resolve().parent
 SIZES = [300 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20]
-WAYS = ("mailbox", "once")
+WAYS = {
+    "mailbox": _C.Offers.NEVER,
+    "once": _C.Offers.ALWAYS,
+    "chosen": _C.Offers.WANTED,
+}
 TURN_BYTES = 8 << 20  # that a turn sends each way, at least
 
 
@@ -43,7 +48,7 @@ def round_trip(comm, x, y, count):
 
 
 def measure(comms, nbytes, same, rounds):
-    """Return the times of both ways, by turns."""
+    """Return the times of all ways, by turns."""
     x = np.full(nbytes, 7, np.uint8)
     y = x if same else np.full(nbytes, 1, np.uint8)
     count = max(2, TURN_BYTES // nbytes)
@@ -54,26 +59,33 @@ def measure(comms, nbytes, same, rounds):
 
 def rank(rounds):
     """Measure; rank 0 prints a line of JSON for each size and kind."""
-    with pycoll.init(single_copy="auto") as once, once.dup() as mailbox:
-        mailbox._session._mailboxes = _C.Mailboxes(mailbox._session.engine, offers=False)
-        comms = {"mailbox": mailbox, "once": once}
+    with pycoll.init() as comm, contextlib.ExitStack() as stack:
+        comms = {way: stack.enter_context(comm.dup()) for way in WAYS}
+        for way, offers in WAYS.items():
+            session = comms[way]._session
+            session._mailboxes = _C.Mailboxes(session.engine, offers=offers)
         for nbytes in SIZES:
             for same in (False, True):
                 turns = measure(comms, nbytes, same, rounds)
-                if once.rank == 0:
+                if comm.rank == 0:
                     print(json.dumps({"nbytes": nbytes, "same": same, "turns": turns}), flush=True)
 
 
 def row(found):
     """Return one line of the table."""
-    mailbox, once = (statistics.median(times) for times in zip(*found["turns"], strict=True))
-    ratios = sorted(a / b for a, b in found["turns"])
-    quarter = len(ratios) // 4
+    times = zip(*found["turns"], strict=True)
+    mailbox, once, chosen = (f"{1e6 * statistics.median(way):.0f} us" for way in times)
     where = "the array that was sent" if found["same"] else "another array"
-    return (
-        f"| {found['nbytes'] >> 10} KiB | {where} | {1e6 * mailbox:.0f} us | {1e6 * once:.0f} us "
-        f"| {statistics.median(ratios):.2f} | {ratios[quarter]:.2f}-{ratios[-1 - quarter]:.2f} |"
-    )
+    ratios = [ratio_of(found["turns"], way) for way in (1, 2)]
+    cells = [f"{found['nbytes'] >> 10} KiB", where, mailbox, once, ratios[0], chosen, ratios[1]]
+    return f"| {' | '.join(cells)} |"
+
+
+def ratio_of(turns, way):
+    """Return how many times as fast as the mailbox a way is, and the middle half of the turns."""
+    ratios = sorted(times[0] / times[way] for times in turns)
+    quarter = len(ratios) // 4
+    return f"{statistics.median(ratios):.2f} ({ratios[quarter]:.2f}-{ratios[-1 - quarter]:.2f})"
 
 
 def main():
@@ -90,8 +102,8 @@ def main():
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     table = [
-        "| message | into | mailbox | once | times faster | middle half |",
-        "|---|---|---|---|---|---|",
+        "| message | into | mailbox | once | x | chosen | x |",
+        "|---|---|---|---|---|---|---|",
         *map(row, rows),
     ]
     print("\n".join(table))
@@ -101,7 +113,8 @@ def main():
         f"{machine['cores']} cores of {machine['cpu']}{' (virtual)' * machine['virtual']}, "
         f"{platform.system()} {machine['kernel']}, pycoll {machine['pycoll']} at "
         f"{machine['commit'] or 'no commit'}, NumPy {machine['numpy']}. Round trips between two "
-        "ranks: medians, and the ratio of neighbouring turns. Arrays of 4 MiB and more lie on huge "
+        "ranks: medians; x: how many times as fast as the mailbox, the median of the ratios of "
+        "neighbouring turns, and their middle half. Arrays of 4 MiB and more lie on huge "
         "pages where NumPy gets them."
     )
     (out / f"{args.name}.md").write_text("\n".join([about, "", *table, ""]), encoding="utf-8")

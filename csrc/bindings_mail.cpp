@@ -11,8 +11,12 @@ namespace pycoll {
 void bind_mail(py::module_& m) {
   using namespace pybind11::literals;
   using Release = py::call_guard<Unlocked>;
+  py::enum_<Offers>(m, "Offers")
+      .value("NEVER", Offers::kNever)
+      .value("WANTED", Offers::kWanted)
+      .value("ALWAYS", Offers::kAlways);
   py::class_<Mailboxes>(m, "Mailboxes")
-      .def(py::init<std::shared_ptr<Engine>, bool>(), "engine"_a, "offers"_a = false)
+      .def(py::init<std::shared_ptr<Engine>, Offers>(), "engine"_a, "offers"_a = Offers::kNever)
       .def(
           "send",
           [](Mailboxes& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst,
@@ -28,7 +32,7 @@ void bind_mail(py::module_& m) {
           },
           Release());
   py::class_<Postbox>(m, "Postbox")
-      .def(py::init<std::shared_ptr<Engine>, bool>(), "engine"_a, "offers"_a = false)
+      .def(py::init<std::shared_ptr<Engine>, Offers>(), "engine"_a, "offers"_a = Offers::kNever)
       .def(
           "send",
           [](Postbox& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst,

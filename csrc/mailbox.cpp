@@ -1,7 +1,10 @@
 #include "mailbox.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <new>
+#include <sstream>
 
 namespace pycoll {
 
@@ -11,6 +14,15 @@ constexpr uint64_t kMostRead = 256 << 20;  // bytes that one offer is for: then 
 
 // What a fragment is, and what has become of an offer: its reader says so, and who withdraws it.
 enum State : uint32_t { kHere, kOffered, kRead, kRefused, kWithdrawn };
+
+// Messages whose sizes have the same highest bit go the same way.
+uint64_t size_bit(uint64_t nbytes) { return std::bit_floor(nbytes); }
+
+// So many bytes of a message have left.
+void advance(Mailboxes::Outgoing& message, uint64_t nbytes) {
+  message.offset += nbytes;
+  message.sent = message.offset == message.nbytes;
+}
 }  // namespace
 
 struct Mailboxes::Fragment {
@@ -22,10 +34,12 @@ struct Mailboxes::Fragment {
   char data[];  // of an offer: the address
 };
 
-// `sent` and `taken` count fragments and wrap; 0 <= sent - taken <= kFragments.
+// `sent` and `taken` count fragments and wrap; 0 <= sent - taken <= kFragments. `wanted`: of which
+// sizes the receiver wants offers, a bit each (size_bit).
 struct Mailboxes::Ring {
   alignas(64) std::atomic<uint32_t> sent;
   alignas(64) std::atomic<uint32_t> taken;
+  std::atomic<uint64_t> wanted;
   alignas(64) char fragments[];
 };
 
@@ -39,14 +53,14 @@ class Mailboxes::Deadline {
   uint64_t limit_ns_;
 };
 
-Mailboxes::Mailboxes(std::shared_ptr<Engine> engine, bool offers)
+Mailboxes::Mailboxes(std::shared_ptr<Engine> engine, Offers offers)
     : engine_(std::move(engine)),
       control_(engine_->control()),
       rank_(engine_->rank()),
       world_size_(engine_->world_size()),
       policy_(default_policy(world_size_)),
       offers_(world_size_, offers) {
-  offers_[rank_] = false;
+  offers_[rank_] = Offers::kNever;
   const uint64_t nbytes = control_.geometry().mailbox_bytes;
   COLL_CHECK(nbytes >= kMinBytes, "TransportError", "mailboxes have ", nbytes, " bytes; at least ",
              kMinBytes, " are needed");
@@ -68,6 +82,17 @@ void Mailboxes::knock(uint32_t rank) {
   pycoll::ring(control_.doorbell(rank));
 }
 
+bool Mailboxes::large(uint64_t nbytes) const {
+  return nbytes > uint64_t{kFragments} * fragment_bytes_;
+}
+
+bool Mailboxes::offers(const Outgoing& message) const {
+  const Offers offers = offers_[message.dst];
+  if (offers == Offers::kNever || !large(message.nbytes)) return false;
+  const uint64_t wanted = ring(rank_, message.dst).wanted.load(std::memory_order_relaxed);
+  return offers == Offers::kAlways || (wanted & size_bit(message.nbytes)) != 0;
+}
+
 void Mailboxes::push(Outgoing& message) {
   Ring& out = ring(rank_, message.dst);
   while (!message.sent) {
@@ -81,7 +106,8 @@ void Mailboxes::push(Outgoing& message) {
     part.type = message.type;
     const uint64_t rest = message.nbytes - message.offset;
     const char* const data = message.data + message.offset;
-    message.offered = offers_[message.dst] && rest > uint64_t{kFragments} * fragment_bytes_;
+    if (message.offset == 0) message.once = offers(message);
+    message.offered = message.once;
     message.index = index;
     part.nbytes = static_cast<uint32_t>(
         std::min<uint64_t>(message.offered ? kMostRead : fragment_bytes_, rest));
@@ -90,8 +116,7 @@ void Mailboxes::push(Outgoing& message) {
       std::memcpy(part.data, &data, sizeof(data));
     } else {
       if (part.nbytes > 0) std::memcpy(part.data, data, part.nbytes);
-      message.offset += part.nbytes;
-      message.sent = message.offset == message.nbytes;
+      advance(message, part.nbytes);
     }
     out.sent.store(index + 1, std::memory_order_release);
     knock(message.dst);
@@ -106,11 +131,11 @@ bool Mailboxes::settle(Outgoing& message) {
   const Fragment& part = fragment(out, message.index);
   message.offered = false;
   if (part.state.load(std::memory_order_relaxed) != kRead) {
-    offers_[message.dst] = false;
+    offers_[message.dst] = Offers::kNever;
+    message.once = false;
     return true;
   }
-  message.offset += part.nbytes;
-  message.sent = message.offset == message.nbytes;
+  advance(message, part.nbytes);
   return true;
 }
 
@@ -120,10 +145,7 @@ bool Mailboxes::withdraw(Outgoing& message) {
   Fragment& part = fragment(ring(rank_, message.dst), message.index);
   uint32_t state = kOffered;
   part.state.compare_exchange_strong(state, kWithdrawn, std::memory_order_acq_rel);
-  if (state == kRead) {
-    message.offset += part.nbytes;
-    message.sent = message.offset == message.nbytes;
-  }
+  if (state == kRead) advance(message, part.nbytes);
   return message.sent;
 }
 
@@ -210,6 +232,7 @@ std::optional<uint32_t> Mailboxes::collect(const Wanted& wanted) {
 }
 
 bool Mailboxes::drain(std::span<const Wanted> wanted) {
+  if (lost_) return false;
   bool any = false;
   for (uint32_t src = 0; src < world_size_; ++src) {
     Ring& in = ring(src, rank_);
@@ -232,10 +255,15 @@ void Mailboxes::take(uint32_t src, std::span<const Wanted> wanted) {
   Message* message = open == arrived_.rend() ? nullptr : &*open;
   if (message == nullptr) {
     char* data = landing(src, part, wanted);
-    std::unique_ptr<char[]> own(
-        data != nullptr ? nullptr : new char[std::max<uint64_t>(1, part.message_bytes)]);
+    std::unique_ptr<char[]> own;
+    if (data == nullptr && !(own = room(part.message_bytes))) {
+      throw_error("TransportError", lose(src, part.message_bytes));
+    }
     if (data == nullptr) data = own.get();
-    arrived_.push_back({src, part.tag, part.type, part.message_bytes, 0, std::move(own), data});
+    const bool offered = part.state.load(std::memory_order_relaxed) != kHere;
+    const uint64_t now = large(part.message_bytes) ? now_ns() : 0;
+    arrived_.push_back(
+        {src, part.tag, part.type, part.message_bytes, 0, std::move(own), data, offered, now});
     message = &arrived_.back();
   }
   if (part.state.load(std::memory_order_relaxed) != kHere) {
@@ -243,6 +271,7 @@ void Mailboxes::take(uint32_t src, std::span<const Wanted> wanted) {
   } else {
     if (part.nbytes > 0) std::memcpy(message->data + message->received, part.data, part.nbytes);
     message->received += part.nbytes;
+    if (message->received == message->nbytes) choose(in, *message);
   }
   in.taken.store(index + 1, std::memory_order_release);
   knock(src);
@@ -260,8 +289,26 @@ void Mailboxes::read_offer(Fragment& part, Message& message) {
   uint32_t offered = kOffered;
   const bool lasts = part.state.compare_exchange_strong(offered, read ? kRead : kRefused,
                                                         std::memory_order_acq_rel);
+  message.once = read;
   if (lasts && read) message.received += part.nbytes;
+  if (lasts && message.received == message.nbytes) choose(ring(message.src, rank_), message);
   if (!lasts) arrived_.erase(arrived_.begin() + (&message - arrived_.data()));
+}
+
+// A message has come whole: tells its sender how the next one of its size is to come.
+void Mailboxes::choose(Ring& in, const Message& message) {
+  if (!large(message.nbytes) || message.own != nullptr) return;
+  CopyChoice& choice = choices_[{message.src, size_bit(message.nbytes)}];
+  if (message.once == choice.reads()) {  // not begun before the sender knew
+    uint64_t ns = now_ns() - message.begins_ns;
+    // What its first fragment took was over when it was seen.
+    if (!message.once) ns += ns * fragment_bytes_ / (message.nbytes - fragment_bytes_);
+    choice.begin(true);
+    choice.end(ns);
+  }
+  const uint64_t others = in.wanted.load(std::memory_order_relaxed) & ~size_bit(message.nbytes);
+  in.wanted.store(others | (choice.reads() ? size_bit(message.nbytes) : 0),
+                  std::memory_order_relaxed);
 }
 
 // Where a new message can go at once: to the user's array of the first call that waits for its
@@ -284,13 +331,36 @@ Mailboxes::Message* Mailboxes::find(const Wanted& wanted) {
   return nullptr;
 }
 
+// Memory of our own for a message, or null. Limits of address space are usual on clusters.
+std::unique_ptr<char[]> Mailboxes::room(uint64_t nbytes) {
+  return std::unique_ptr<char[]>(new (std::nothrow) char[std::max<uint64_t>(1, nbytes)]);
+}
+
+// A message cannot be kept, nor can what comes behind it: the communicator has failed. Returns why.
+std::string Mailboxes::lose(uint32_t src, uint64_t nbytes) {
+  lost_ = true;
+  std::ostringstream text;
+  text << "rank " << rank_ << " has no memory for a message of " << nbytes << " bytes from rank "
+       << src << " that no call there waits for";
+  try {
+    engine_->abort(text.str());
+  } catch (const Error&) {  // it has been closed
+  }
+  return text.str();
+}
+
 void Mailboxes::keep_copies() {
   for (Message& m : arrived_) {
     if (m.own != nullptr) continue;
-    m.own.reset(new char[std::max<uint64_t>(1, m.nbytes)]);
+    m.own = room(m.nbytes);
+    if (m.own == nullptr) {
+      lose(m.src, m.nbytes);
+      break;
+    }
     if (m.received > 0) std::memcpy(m.own.get(), m.data, m.received);
     m.data = m.own.get();
   }
+  std::erase_if(arrived_, [](const Message& m) { return m.own == nullptr; });
 }
 
 }  // namespace pycoll

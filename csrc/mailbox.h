@@ -8,18 +8,26 @@
 // Of a message that is larger than its mailbox the fragment may be an offer: where the data lie in
 // the memory of the sender, from where the receiver copies them once. The sender waits until it
 // has; if it leaves before, it withdraws the offer, and what was copied counts for nothing.
+// Receivers time both ways and tell, beside the count of fragments taken, for which sizes they want
+// offers (copy_choice.h).
 //
 // Cache lines that move per fragment: the ring's two counts, the fragment itself, the doorbell.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "copy_choice.h"
 #include "engine.h"
 
 namespace pycoll {
+
+// Of which large messages a sender offers its memory.
+enum class Offers { kNever, kWanted, kAlways };
 
 // One thread at a time (ConcurrentUseError otherwise), also beside another one that is in a call of
 // the engine.
@@ -32,6 +40,7 @@ class Mailboxes {
     uint32_t type, dst, tag;
     uint64_t offset = 0;
     bool sent = false;     // all of it
+    bool once = false;     // it is offered, not put into the mailbox
     bool offered = false;  // fragment `index` offers what lies behind `offset`
     uint32_t index = 0;
   };
@@ -44,14 +53,15 @@ class Mailboxes {
     uint32_t tag;
   };
 
-  // `offers`: receivers may read the memory of this rank; not where ranks are threads.
-  explicit Mailboxes(std::shared_ptr<Engine> engine, bool offers = false);
+  // `offers`: never where ranks are threads.
+  explicit Mailboxes(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever);
 
   // Smallest useful size of a mailbox, in bytes.
   static constexpr uint64_t kMinBytes = 1024;
 
   // Sends nbytes to `dst`; returns when `data` may be changed. `type` travels with the message.
-  // Throws CollTimeout (then the communicator is aborted, as half a message may have been sent) and
+  // Throws CollTimeout (then the communicator is aborted, as half a message may have been sent),
+  // TransportError if there is no memory for a message that comes meanwhile (likewise), and
   // whatever Engine::check throws.
   void send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
             double timeout_s);
@@ -78,7 +88,7 @@ class Mailboxes {
   // Returns whether all of the message had been taken before that.
   bool withdraw(Outgoing& message);
   // Moves what has landed in a user's array so far to memory of our own, because the caller gives
-  // up.
+  // up. Without memory for it the communicator fails.
   void keep_copies();
 
  private:
@@ -90,17 +100,24 @@ class Mailboxes {
     uint64_t received;
     std::unique_ptr<char[]> own;
     char* data;
+    bool once;           // its sender offers it
+    uint64_t begins_ns;  // of the clock, if it is large
   };
   class Deadline;
 
   Ring& ring(uint32_t src, uint32_t dst) const;
   Fragment& fragment(Ring& ring, uint32_t index) const;
+  bool large(uint64_t nbytes) const;
+  bool offers(const Outgoing& message) const;
   bool settle(Outgoing& message);
   void take(uint32_t src, std::span<const Wanted> wanted);
   void read_offer(Fragment& part, Message& message);
+  void choose(Ring& in, const Message& message);
   char* landing(uint32_t src, const Fragment& part, std::span<const Wanted> wanted);
   Message* find(const Wanted& wanted);
   void knock(uint32_t rank);
+  static std::unique_ptr<char[]> room(uint64_t nbytes);
+  std::string lose(uint32_t src, uint64_t nbytes);
 
   std::shared_ptr<Engine> engine_;
   ControlSegment& control_;
@@ -108,7 +125,10 @@ class Mailboxes {
   uint32_t fragment_bytes_;  // data of one fragment
   User user_{0};
   WaitPolicy policy_;
-  std::vector<bool> offers_;      // to whom memory may be offered: not who has refused once
+  std::vector<Offers> offers_;  // to every rank: never to one that has refused
+  // How the next message of a source and of a size comes; of sizes only the highest bit counts.
+  std::map<std::pair<uint32_t, uint64_t>, CopyChoice> choices_;
+  bool lost_ = false;  // there was no memory for a message: its fragments stay where they are
   std::vector<Message> arrived_;  // in order of arrival, complete or not
 };
 

@@ -15,7 +15,7 @@ constexpr auto kHeadStart = std::chrono::microseconds(200);
 
 }  // namespace
 
-Postbox::Postbox(std::shared_ptr<Engine> engine, bool offers)
+Postbox::Postbox(std::shared_ptr<Engine> engine, Offers offers)
     : engine_(std::move(engine)),
       boxes_(engine_, offers),
       rank_(engine_->rank()),
@@ -45,7 +45,13 @@ Postbox::Ticket Postbox::post(Item item) {
   (item.incoming ? incoming_ : outgoing_).push_back(ticket);
   if (item.incoming) wanted_.push_back(item.in);
   items_.emplace(ticket, std::move(item));
-  progress();
+  try {
+    progress();
+  } catch (...) {  // whoever hears of it may change or free the memory
+    fail_all(std::current_exception());
+    items_.erase(ticket);
+    throw;
+  }
   const auto it = items_.find(ticket);
   if (!it->second.incoming && it->second.state == State::kDone) {
     items_.erase(it);

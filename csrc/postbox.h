@@ -22,7 +22,7 @@ class Postbox {
   using Ticket = uint64_t;
 
   // `offers`: see Mailboxes.
-  explicit Postbox(std::shared_ptr<Engine> engine, bool offers = false);
+  explicit Postbox(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever);
   ~Postbox() { close(); }
   Postbox(const Postbox&) = delete;
   Postbox& operator=(const Postbox&) = delete;

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from faults import Event
+from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import CollTimeout, PeerLost, Revoked
 from pycoll.testing import run_processes
@@ -15,8 +16,8 @@ from test_single_copy import secret
 
 ROOM = 256 << 10  # bytes of a mailbox, some of which are not data
 SIZES = (ROOM - 4096, ROOM, ROOM + 1, 5 << 20, 300 << 20)
-AUTO, OFF = Config(timeout_s=10), Config(timeout_s=10, single_copy="off")
 LARGE = 4 << 20
+WAYS = ("once", "chosen", "off")  # always offered, offered if wanted, never
 
 
 def values(nbytes, seed):
@@ -26,8 +27,21 @@ def values(nbytes, seed):
     ) + np.uint8(seed)
 
 
-@pytest.mark.parametrize("config", [AUTO, OFF], ids=["auto", "off"])
-def test_sizes(config):
+def run(n, rank, *args, way="once", **kwargs):
+    """Run ranks whose large messages go one way."""
+
+    def with_way(comm, *args):
+        if way == "once":
+            engine = comm._session.engine
+            comm._session._mailboxes = _C.Mailboxes(engine, offers=_C.Offers.ALWAYS)
+        return rank(comm, *args)
+
+    config = Config(timeout_s=10, single_copy="off" if way == "off" else "auto")
+    return run_processes(n, with_way, *args, config=config, **kwargs)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sizes(way):
     def rank(comm):
         for nbytes in SIZES:
             found = np.empty(nbytes, np.uint8)
@@ -43,11 +57,12 @@ def test_sizes(config):
                 return nbytes
         return 0
 
-    assert run_processes(2, rank, config=config, timeout=60) == [0, 0]
+    assert run(2, rank, way=way, timeout=60) == [0, 0]
 
 
+@pytest.mark.parametrize("way", WAYS[:2])
 @pytest.mark.parametrize("n", [2, 5, 16])
-def test_all_send_at_once(n):
+def test_all_send_at_once(n, way):
     """To their neighbours, with tags that are received in another order."""
 
     def rank(comm):
@@ -63,7 +78,7 @@ def test_all_send_at_once(n):
                 wrong += [] if good else [(turn, tag)]
         return wrong
 
-    assert run_processes(n, rank, timeout=60) == [[]] * n
+    assert run(n, rank, way=way, timeout=60) == [[]] * n
 
 
 @pytest.mark.parametrize("where", ["secret", "symmetric", "registered", "uid"])
@@ -97,7 +112,52 @@ def test_memory_of_all_kinds(where):
                 return turn
         return -1
 
-    assert run_processes(2, rank) == [-1, -1]
+    assert run(2, rank) == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("before", "size", "taken"),
+    [(0, LARGE, True), (2, LARGE, False), (2, 2 * LARGE, True), (2, LARGE + 1, False)],
+)
+def test_what_is_wanted(before, size, taken):
+    """The third message of a size is offered, so nothing of it leaves before it is received."""
+
+    def rank(comm):
+        x = np.ones(LARGE, np.uint8)
+        for _ in range(before):
+            if comm.rank == 0:
+                comm.send(x, 1)
+            else:
+                comm.recv(x, 0)
+        comm.barrier()
+        if comm.rank == 1:
+            time.sleep(0.6)
+            return True
+        with pytest.raises(CollTimeout) as caught:
+            comm.send(np.ones(size, np.uint8), 1, timeout=0.3)
+        return (" 0 bytes taken within" in str(caught.value)) != taken
+
+    assert run(2, rank, way="chosen") == [True, True]
+
+
+def test_both_ways_in_turn():
+    """Messages of two sizes, often enough for every way to be tried and taken."""
+
+    def rank(comm):
+        xs = [np.empty(ROOM + 1 << k, np.uint8) for k in (0, 2)]
+        for turn in range(400):
+            x = xs[turn % 2 if turn % 7 else 0]
+            if comm.rank == 0:
+                x[:] = turn % 251
+                comm.send(x, 1)
+                x[:] = 255
+            else:
+                comm.recv(x, 0)
+                if not (x == turn % 251).all():
+                    return turn
+        return -1
+
+    assert run(2, rank, way="chosen", timeout=60) == [-1, -1]
 
 
 def test_a_sender_that_gives_up():
@@ -116,7 +176,7 @@ def test_a_sender_that_gives_up():
                 comm.recv(x, 0)
         return True
 
-    assert run_processes(2, rank) == [True, True]
+    assert run(2, rank) == [True, True]
 
 
 def test_a_sender_that_gives_up_while_it_is_read():
@@ -138,7 +198,7 @@ def test_a_sender_that_gives_up_while_it_is_read():
             return "sent"
         return "sent" if (x == 1).all() else "torn"
 
-    ends = [run_processes(2, rank, patience) for patience in (*0.001 * 1.6 ** np.arange(11), 5)]
+    ends = [run(2, rank, patience) for patience in (*0.001 * 1.6 ** np.arange(11), 5)]
     assert {tuple(end) for end in ends} <= {("sent", "sent"), ("CollTimeout", "Revoked")}, ends
     assert ends[-1] == ["sent", "sent"]
 
@@ -164,5 +224,5 @@ def test_a_sender_that_ends(end):
             comm.recv(np.empty(LARGE, np.float32), 0)
         return True
 
-    found = run_processes(2, rank, may_die=[0])
+    found = run(2, rank, may_die=[0])
     assert found == [-9 if end == "killed" else True, True]

@@ -64,7 +64,7 @@ class Session(TaggedMessages):
         )
         reads = config.single_copy == "auto"
         caller = Caller(PlanCache(engine, rank, world_size, single_copy=reads), memory)
-        self.offers = reads and not threads
+        self.offers = _C.Offers.WANTED if reads and not threads else _C.Offers.NEVER
         boxes = _C.Mailboxes(engine, offers=self.offers)
         self._open(rank, world_size, config, engine, boxes, caller)
 
