@@ -49,6 +49,7 @@ MpiApi::MpiApi(const MpiFacts& facts) : facts_(facts) {
   find(library, "MPI_Test", test_);
   find(library, "MPI_Iprobe", iprobe_);
   find(library, "MPI_Cancel", cancel_);
+  find(library, "MPI_Finalized", finalized_);
   find(library, "MPI_Error_class", error_class_);
   find(library, "MPI_Error_string", error_string_);
 }
@@ -64,6 +65,11 @@ void MpiApi::check(int code, const char* what) {
     throw_error("PeerLost", what, ": MPI says that a process of the job died: ", text);
   }
   throw_error("TransportError", what, " failed: ", text);
+}
+
+bool MpiApi::ended() const {
+  int flag = 0;
+  return finalized_ != nullptr && finalized_(&flag) == 0 && flag != 0;
 }
 
 void MpiApi::isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,

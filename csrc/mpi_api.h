@@ -36,6 +36,9 @@ class MpiApi {
 
   const MpiFacts& facts() const { return facts_; }
 
+  // Whether MPI has been finalized: whatever else is called of it ends the job then.
+  bool ended() const;
+
   // At most kMostBytes in one message.
   virtual void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
                      MpiRequest& req);
@@ -68,6 +71,7 @@ class MpiApi {
   int (*test_)(void*, int*, void*) = nullptr;
   int (*iprobe_)(int, int, MpiHandle, int*, void*) = nullptr;
   int (*cancel_)(void*) = nullptr;
+  int (*finalized_)(int*) = nullptr;
   int (*error_class_)(int, int*) = nullptr;
   int (*error_string_)(int, char*, int*) = nullptr;
 };

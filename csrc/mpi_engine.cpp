@@ -64,6 +64,9 @@ void MpiEngine::check_usable() {
              "make a new one in the child, or start it by spawn");
   COLL_CHECK(!closed_ && !left_, "CommClosed", "rank ", rank_, " has ", closed_ ? "closed" : "left",
              " this communicator");
+  COLL_CHECK(!api_->ended(), "TransportError", "rank ", rank_,
+             " called MPI.Finalize() before this ",
+             "communicator was closed: what it does needs MPI");
 }
 
 std::shared_ptr<const BoundCall> MpiEngine::bind(Binding binding, uint64_t segment_bytes,
@@ -258,7 +261,7 @@ void MpiEngine::listen() {
 }
 
 void MpiEngine::leave(std::string_view text) {
-  if (!fork_guard_.at_home() || closed_ || left_) return;
+  if (!fork_guard_.at_home() || closed_ || left_ || api_->ended()) return;
   const std::lock_guard lock(mutex_);
   left_ = true;
   Notice notice = own_record(Notice::kLeft);
@@ -281,10 +284,11 @@ void MpiEngine::close() {
   }
   const Use use(*this);
   if (closed_) return;
-  settle();
+  const bool speaks = !api_->ended();
+  if (speaks) settle();
   closed_ = true;
   const std::lock_guard lock(mutex_);
-  if (!left_ && !failed_) {
+  if (!left_ && !failed_ && speaks) {
     tell_all(own_record(Notice::kClosed));
     flush(kFlushNs);
     const uint64_t until = now_ns() + kFarewellNs;  // MPI complains of what nobody has received
