@@ -57,6 +57,20 @@ def check_structure(parameters: Sequence[Parameter], facts: Sequence[str], world
         f"{p.spec.sequence} decay {p.spec.decay} uses {p.uses}"
         for p in parameters
     ]
+    check_same(lines, "models or settings", world)
+
+
+def check_same(lines: Sequence[str], what: str, world: Channel) -> None:
+    """Compare lines of text over all ranks; a collective.
+
+    Args:
+        lines: In the same order everywhere.
+        what: What they tell of, in the plural.
+        world: All ranks.
+
+    Raises:
+        MismatchError: On every rank, with the first line that differs and the ranks.
+    """
     table = world.gather_rows(_digest("\n".join(lines).encode()), "check")
     if (table == table[0]).all():
         return
@@ -65,10 +79,9 @@ def check_structure(parameters: Sequence[Parameter], facts: Sequence[str], world
     for i in range(max(map(len, views))):
         seen = [view[i] if i < len(view) else "(nothing)" for view in views]
         if len(set(seen)) > 1:
-            what = "; ".join(f"{ranks(seen, text)}: {text}" for text in dict.fromkeys(seen))
+            each = "; ".join(f"{ranks(seen, text)}: {text}" for text in dict.fromkeys(seen))
             raise MismatchError(
-                f"ranks have different models or settings: {what}; they have to be the same "
-                "everywhere"
+                f"ranks have different {what}: {each}; they have to be the same everywhere"
             )
 
 

@@ -276,7 +276,7 @@ class DataParallel:
         """Take what `state_dict` gave; a collective. On another mesh drop its ``"hook"``.
 
         Raises:
-            ArgumentError: On every rank, if any has a state that does not fit; nothing changes.
+            ArgumentError: On every rank, if any state does not fit; MismatchError: if they differ.
         """
         scale, hook = self.loss_scale, self._hook
         self.steps, self.loss_scale = restore(self.buckets, self.groups, scale, hook, saved)

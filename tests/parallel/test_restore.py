@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parallel.models import CrossEntropy, batches, mlp
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel import AdamW, DataParallel, Hook, LossScale, Mesh, PowerSGD, TopK
 from pycoll.testing import run_threads
 
@@ -41,6 +41,16 @@ def drop(name):
     return lambda saved: saved.pop(name)
 
 
+class Unreadable:
+    """What PyTorch's tensors that require a gradient are to NumPy, and other arrays may be."""
+
+    def __init__(self, error=RuntimeError):
+        self.error = error
+
+    def __array__(self, *args, **kwargs):
+        raise self.error("it cannot be read")
+
+
 SPOILT = [
     (without("parameters", "linear0.weight"), "no parameters of parameter linear0.weight"),
     (without("first_moment", "linear0.weight"), "no first_moment of parameter linear0.weight"),
@@ -51,6 +61,9 @@ SPOILT = [
     ),
     (put("parameters", "linear0.bias", ["x"] * 19), "linear0.bias in parameters has type <U1"),
     (put("parameters", "linear0.bias", [[1], [1, 2]]), "linear0.bias in parameters is no array"),
+    (put("parameters", "linear0.bias", Unreadable()), "linear0.bias in parameters is no array: it"),
+    (put("parameters", "linear0.bias", Unreadable(OSError)), "OSError: it cannot be read"),
+    (put("parameters", "other.bias", np.zeros(3)), "the model does not have: other.bias"),
     (put(None, "first_moment", None), "no first_moment of parameter"),
     (drop("steps"), "steps is None"),
     (put(None, "steps", -1), "steps is -1, expected an integer >= 0"),
@@ -85,6 +98,35 @@ def test_a_failed_load_changes_nothing_on_any_rank(zero, spoil, told):
     (text,) = set(run_threads(2, rank))
     assert text.startswith("the saved state was not loaded: rank 1 has ")
     assert "rank 0" not in text
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (put(None, "steps", 7), "rank 0: steps 1; rank 1: steps 7"),
+        (put(None, "loss_scale", (4.0, 1)), "rank 1: loss_scale 4.0, 1 good steps"),
+        (put("second_moment", "linear0.bias", np.zeros(19)), "second_moment linear0.bias of type"),
+    ],
+)
+def test_ranks_have_different_states(zero, change, told):
+    """One of an older file would be in step with the others, with other weights, for good."""
+
+    def rank(comm):
+        with engine(comm, zero=zero) as trainer:
+            trainer.step([batches(2)[comm.rank]])
+            saved = copy.deepcopy(trainer.state_dict())
+            trainer.step([batches(2)[comm.rank]])
+            before, scale = flat(trainer.state_dict()), trainer.loss_scale
+            if comm.rank == 1:
+                change(saved)
+            with pytest.raises(MismatchError, match=told):
+                trainer.load_state_dict(saved)
+            assert flat(trainer.state_dict()) == before
+            assert trainer.loss_scale == scale
+            trainer.step([batches(2)[comm.rank]])
+
+    run_threads(2, rank)
 
 
 @pytest.mark.parametrize("zero", range(4))
