@@ -42,7 +42,8 @@ Heap::Heap(int fd, uint32_t regions, uint64_t region_bytes)
     const int error = errno;
     ::close(fd_);
     throw_error("TransportError", "cannot map the heap, ", bytes_,
-                " bytes of address space: ", std::strerror(error), "; use a smaller heap");
+                " bytes of address space: ", std::strerror(error),
+                "; use a smaller heap (heap_bytes, PYCOLL_HEAP_BYTES)");
   }
   base_ = static_cast<char*>(base);
   owner_ = getpid();
@@ -100,7 +101,8 @@ uint64_t Heap::alloc(uint32_t region, uint64_t nbytes) {
   check_owner();
   COLL_CHECK(region < used_.size(), "TransportError", "the heap has no region ", region);
   COLL_CHECK(nbytes <= region_bytes_, "MemoryError", "cannot reserve ", nbytes,
-             " bytes of symmetric memory: a rank has ", region_bytes_, "; make the heap larger");
+             " bytes of symmetric memory: a rank has ", region_bytes_,
+             "; make the heap larger (heap_bytes, PYCOLL_HEAP_BYTES)");
   const uint64_t want = std::max((nbytes + kPage - 1) / kPage * kPage, kPage);
   std::lock_guard lock(mutex_);
   auto& used = used_[region];
@@ -112,7 +114,7 @@ uint64_t Heap::alloc(uint32_t region, uint64_t nbytes) {
   }
   COLL_CHECK(end - at >= want, "MemoryError", "cannot reserve ", nbytes,
              " bytes of symmetric memory: the ", region_bytes_, " bytes of this rank hold ",
-             used.size(), " arrays; drop some, or make the heap larger");
+             used.size(), " arrays; drop some, or make the heap larger (heap_bytes)");
   reserve_pages(fd_, at, want, "MemoryError", "drop arrays, or raise the container's limit");
   used.emplace(at, want);
   return at;

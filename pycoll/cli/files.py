@@ -70,6 +70,7 @@ def check_table(option: str, path: Path) -> None:
     """
     check_writable(option, path)
     with contextlib.suppress(FileNotFoundError):
-        begin = path.read_bytes()[:64].strip()
+        with path.open("rb") as file:  # maybe a device, which has no end
+            begin = file.read(64).strip()
         if begin and not begin.startswith(b"{"):
             raise ArgumentError(f"{option} {str(path)!r} holds something else than a table")

@@ -102,6 +102,8 @@ def read(path: Path) -> tuple[str, Tuning]:
         ArgumentError: It cannot be read, is no table, or was measured elsewhere.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")  # a device may have no end
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ArgumentError(f"it cannot be read: {error}") from None

@@ -232,6 +232,10 @@ class Schedule:
             raise ScheduleError(f"{self}: the number of {what}: {error}") from None
         if found < 0:
             raise ScheduleError(f"{self}: the number of {what} is {found}")
+        if found > MAX_LINES * self.n:
+            raise ScheduleError(
+                f"{self}: the number of {what} is {found}, expected at most {MAX_LINES * self.n}"
+            )
         return found
 
     @property

@@ -86,6 +86,8 @@ def test_a_job_uses_it_and_the_command_explains_it(tuned, capsys, monkeypatch):
     assert "nothing was measured here" in capsys.readouterr().out
     assert main(["explain", "all_reduce", "-n", "2", "--tuning", "/not/there"]) == 2
     assert "/not/there cannot be used: it cannot be read" in capsys.readouterr().err
+    assert main(["explain", "all_reduce", "-n", "2", "--tuning", "/dev/zero"]) == 2
+    assert "/dev/zero cannot be used: it cannot be read: it is no file" in capsys.readouterr().err
 
 
 def test_the_doctor_sees_it(tuned, tmp_path, capsys, monkeypatch):
@@ -171,6 +173,11 @@ def test_slopes_do_not_follow_one_odd_point():
     assert slope(points) == pytest.approx(3)
     assert slope([*points, (6, 100)]) == pytest.approx(3, rel=0.3)
     assert slope([(0, 5), (1, 4)]) > 0
+
+
+def test_a_file_without_an_end(capsys):
+    assert main(["tune", "--output", "/dev/zero"]) == 2
+    assert "'/dev/zero' holds something else than a table" in capsys.readouterr().err
 
 
 def test_a_place_where_no_file_can_be_made(capsys):
