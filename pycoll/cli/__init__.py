@@ -8,7 +8,9 @@ chosen is imported.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -33,8 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; those of this process when None.
 
     Returns:
-        The status of the subcommand; 2 for a `CollError`, or where the engine or a package that it
-        needs cannot be loaded; 130 after Ctrl-C, 141 if nobody reads the output.
+        The status of the subcommand; 2 for a `CollError`, where memory or the disk for the output
+        is full, or where the engine or a package that it needs cannot be loaded; 130 after Ctrl-C,
+        141 if nobody reads the output.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     for stream in ("stdout", "stderr"):  # None where they were closed: then nobody reads
@@ -51,16 +54,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="pycoll")
     module.add_parser(parser.add_subparsers())
     args = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale may lack a sign
     try:
-        return module.main(args) or 0
+        status = module.main(args) or 0
+        sys.stdout.flush()
+        return status
     except CollError as error:
         print(f"pycoll {name}: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:
+        print(f"pycoll {name}: out of memory: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read has had enough
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if error.errno == errno.EPIPE:  # whoever read has had enough
+            return 141
+        print(f"pycoll {name}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 def _no_command(argv: list[str]) -> int:

@@ -44,6 +44,43 @@ def test_errors_of_pycoll_are_one_line(command, capsys):
     assert capsys.readouterr().err == "pycoll bench: no such size\n"
 
 
+def test_memory_that_is_full_is_one_line(command, capsys):
+    def grow(args):
+        raise MemoryError("unable to allocate 9 TiB")
+
+    command.main = grow
+    assert cli.main(["bench"]) == 2
+    assert capsys.readouterr().err == "pycoll bench: out of memory: unable to allocate 9 TiB\n"
+
+
+@pytest.mark.parametrize("name", ["show", "explain", "doctor"])
+def test_a_disk_that_is_full_is_one_line(name):
+    arguments = {"show": ["ring", "-n", "4"], "explain": ["all_reduce", "-n", "2"]}.get(name, [])
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pycoll", name, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    text = f"pycoll {name}: the output cannot be written: No space left on device\n"
+    assert done.stderr == text
+
+
+def test_a_locale_without_the_signs():
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pycoll", "show", "ring", "-n", "4"],
+        env=os.environ | plain,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"rounds" in done.stdout
+
+
 def test_other_errors_keep_their_traceback(command):
     def fail(args):
         raise KeyError("a mistake")
