@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_TAG = 2**32 - 1
 _ANY = -1
-_SWEEP = 64  # messages under way before those that nobody waits for are looked at
+_SWEEP = 64  # messages under way before those that nobody waits for are first looked at
 
 
 class MessageWork(Work):
@@ -144,12 +144,23 @@ class Messages:
             raise self._error(error, what) from error
         if ticket == 0:  # sent
             return DoneWork(tensors)
-        if len(self._under_way) >= _SWEEP:
-            for other in tuple(self._under_way):
-                other.is_completed()
+        self._sweep()
         work = MessageWork(self, what, ticket, box, tensors)
         self._under_way.add(work)
         return work
+
+    def _sweep(self) -> None:
+        """Look at all messages under way, if they are twice as many as the last look has left.
+
+        So each one is looked at a few times, however many there are. The number comes down with
+        them, so that those of a busy moment do not stand for memory that is kept ever after.
+        """
+        count = len(self._under_way)
+        self._sweep_at = max(_SWEEP, min(self._sweep_at, 4 * count))
+        if count >= self._sweep_at:
+            for work in tuple(self._under_way):
+                work.is_completed()
+            self._sweep_at = max(_SWEEP, 2 * len(self._under_way))
 
     def _message(
         self, what: str, tensors: Tensors, peer: int, tag: int
@@ -173,3 +184,4 @@ class Messages:
             else _C.MailPostbox(session.engine)
         )
         self._under_way: set[MessageWork] = set()  # keeps their memory alive
+        self._sweep_at = _SWEEP

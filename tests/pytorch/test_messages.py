@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
+from pycoll.torch.messages import MessageWork  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 SIZES = [0, 1, 1000, 400_000]  # the last one is larger than a mailbox
@@ -172,6 +173,32 @@ def test_many_that_nobody_waits_for():
         dist.barrier()
 
     run_group(2, body)
+
+
+def test_each_of_many_is_looked_at_a_few_times(monkeypatch):
+    """A look costs as much as there are messages, so that looks in every post go with the cube."""
+    looks, real = [], MessageWork.is_completed
+    monkeypatch.setattr(MessageWork, "is_completed", lambda work: looks.append(1) or real(work))
+
+    def body(rank, n):
+        count, group = 1000, dist.group.WORLD
+        got = torch.zeros(count)
+        works = [dist.irecv(got[i : i + 1], rank, tag=i) for i in range(count)]
+        assert len(group._under_way) == count
+        assert 0 < len(looks) < 4 * count
+        for i in range(count):
+            dist.isend(torch.tensor([float(i)]), rank, tag=i)
+        for work in works:
+            work.wait()
+        assert torch.equal(got, torch.arange(float(count)))
+        # Afterwards no more are kept than at first: the last look had left hundreds.
+        for i in range(count):
+            dist.irecv(got[i : i + 1], rank, tag=i)
+            dist.isend(torch.zeros(1), rank, tag=i).wait()
+            assert len(group._under_way) <= 64
+        assert (got == 0).all()
+
+    run_group(1, body)
 
 
 def test_what_does_not_fit():
