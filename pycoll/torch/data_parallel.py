@@ -37,7 +37,8 @@ class DataParallel(data_parallel.DataParallel):
     The module's parameters become views of the engine's buckets. Micro-batches are in the argument
     of `step`, so there is nothing like ``no_sync``. Gradients are reduced while autograd works on;
     buckets go in a fixed order, so ranks may use different parts of the module. Buffers, such as
-    the running means of batch normalisation, stay with each rank.
+    the running means of batch normalisation, stay with each rank. ``p.grad`` is the caller's: what
+    backward passes outside of `step` leave there is neither counted nor touched by a step.
     """
 
     def __init__(
@@ -144,6 +145,8 @@ class _Autograd:
         self._arrived: dict[str, np.ndarray] = {}
         self._handed: set[str] = set()
         self._next = 0
+        self._parameters = tuple(trainable(module).values())
+        self._inside = False  # whether the backward pass of a micro-batch runs
         places = {
             entry.parameter.name: (bucket, entry)
             for bucket in buckets
@@ -172,7 +175,16 @@ class _Autograd:
     def back(self, total: torch.Tensor | None) -> None:
         """Run autograd; parameters that it does not reach have no gradient."""
         if total is not None and total.requires_grad:  # not if it uses no trainable parameter
-            total.backward()
+            own = [p.grad for p in self._parameters]  # of passes of the user's, not to be added
+            for p in self._parameters:
+                p.grad = None
+            self._inside = True
+            try:
+                total.backward()
+            finally:
+                self._inside = False
+                for p, grad in zip(self._parameters, own, strict=True):
+                    p.grad = grad
         for bucket in self._buckets[self._next :]:
             self._hand_over(bucket)
 
@@ -182,11 +194,13 @@ class _Autograd:
             return self._module(x)
 
     def take(self, name: str, p: torch.Tensor) -> None:
-        """Take a gradient; reduce the buckets that are whole, in their order.
+        """Take a gradient of a step; reduce the buckets that are whole, in their order.
 
         Raises:
             ArgumentError: If the parameter had one in this pass, and its bucket is on its way.
         """
+        if not self._inside:
+            return  # a backward pass of the user's, who finds it in ``p.grad``
         grad = p.grad if p.grad.layout is torch.strided else p.grad.to_dense()
         p.grad = None
         if name in self._arrived:

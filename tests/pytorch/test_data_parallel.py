@@ -224,6 +224,43 @@ def test_a_second_gradient_is_refused():
     assert run_processes(2, rank) == [True, True]
 
 
+@pytest.mark.parametrize("when", ["never", "before", "between", "inside"])
+def test_a_backward_pass_of_ones_own(when):
+    """Its gradients are found where PyTorch puts them, and the step does not count them."""
+    net = copy.deepcopy(WRAPPED)
+    (sum(squares(net(x), t)[0] for x, t in (few(0), few(1))) / 4).backward()
+
+    def rank(comm):
+        own, twin = copy.deepcopy(WRAPPED), copy.deepcopy(WRAPPED)
+        x, t = few(comm.rank)
+        (twin(x) ** 4).sum().backward()
+        twin.bias.grad = None
+
+        def go_back(now):
+            if now == when:
+                (own(x) ** 4).sum().backward()
+                own.bias.grad = None  # beside those that are there
+
+        def criterion(output, targets):
+            go_back("inside")
+            return squares(output, targets)
+
+        go_back("before")
+        engine = DataParallel(own, criterion, Mesh(comm, dp=-1), optimizer=SGD(lr=0.1))
+        go_back("between")
+        engine.step([(x, t)])
+        for p, q in zip(own.parameters(), twin.parameters(), strict=True):
+            if when == "never" or q.grad is None:
+                assert p.grad is None
+            else:
+                assert torch.equal(p.grad, q.grad)
+        return [p.detach().numpy().copy() for p in own.parameters()]
+
+    for found in run_threads(2, rank):
+        for value, p in zip(found, net.parameters(), strict=True):
+            np.testing.assert_allclose(value, (p - 0.1 * p.grad).detach().numpy(), rtol=1e-5)
+
+
 def test_a_rank_may_use_no_parameter_and_a_failed_step_leaves_nothing():
     def rank(comm):
         net = copy.deepcopy(WRAPPED)
