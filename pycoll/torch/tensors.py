@@ -119,13 +119,27 @@ def check_output(tensor: torch.Tensor, what: str) -> None:
         ArgumentError: If several of its elements are one in memory.
     """
     check(tensor, what)
-    if tensor.is_contiguous():
-        return
-    if any(k > 1 and stride == 0 for k, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    if not tensor.is_contiguous() and _overlaps_itself(tensor):
         raise ArgumentError(
             f"{what} has several elements in one place of memory, like all expanded tensors, and "
             "cannot be written to; clone() it"
         )
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    if not tensor.numel():
+        return False
+    reach, apart = 0, True  # from the first to the last element along the axes with small strides
+    for stride, k in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if k > 1:
+            apart = apart and stride > reach
+            reach += (k - 1) * stride
+    if apart:
+        return False
+    if reach + 1 < tensor.numel():  # fewer places than elements
+        return True
+    places = torch.arange(reach + 1, device="cpu").as_strided(tensor.shape, tensor.stride(), 0)
+    return places.unique().numel() < tensor.numel()  # the axes may only interlock
 
 
 def target(tensor: torch.Tensor, what: str = "the output") -> torch.Tensor:

@@ -5,6 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
+from pycoll.errors import ArgumentError  # noqa: E402
+from pycoll.torch.tensors import store, target  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 
@@ -17,6 +19,7 @@ def test_tensors_with_several_elements_in_one_place():
         group = dist.group.WORLD
         calls = [
             lambda x: dist.all_reduce(x),
+            lambda x: dist.all_reduce(x if x is not wide else torch.ones(3).unfold(0, 2, 1)),
             lambda x: dist.broadcast(x, 1),
             lambda x: dist.reduce(x, 0),
             lambda x: dist.all_gather([x, flat.clone()], flat),
@@ -37,6 +40,44 @@ def test_tensors_with_several_elements_in_one_place():
         assert y == [1.0] * 4
         told = "several elements in one place" if rank == 0 else "PeerRejected"
         assert all(told in text for text in texts), texts
+
+
+def shared(x):
+    """Return views of 12 elements, of which some are one in memory."""
+    return [
+        x[:1].expand(4),
+        x[:3].expand(4, 3),
+        x[:10:5].expand(2, 2),
+        x.unfold(0, 4, 2),
+        x.unfold(0, 3, 1).t(),
+        x.as_strided((2, 2, 2), (5, 2, 2)),
+        x.as_strided((2, 3), (4, 2)),  # the range has more places than there are elements
+    ]
+
+
+def apart(x):
+    """Return views of 12 elements that are not contiguous, each in a place of its own."""
+    return [
+        x[::2],
+        x.view(3, 4).t(),
+        x.view(3, 4)[:, :2],
+        x.unfold(0, 3, 3)[:, ::2],
+        x[:1].expand(1, 1),
+        x[:0].expand(3, 0),
+        x.as_strided((3, 2), (2, 3)),  # rows interlock
+    ]
+
+
+def test_which_outputs_are_refused():
+    for view in shared(torch.zeros(12)):
+        with pytest.raises(ArgumentError, match="the output has several elements in one place"):
+            target(view)
+    for view in apart(torch.zeros(12)):
+        store(torch.arange(view.numel()).view(view.shape).float(), view)
+        assert view.flatten().tolist() == list(range(view.numel()))  # no one on another
+        assert target(view).shape == view.shape
+    with pytest.raises(ArgumentError, match="in one place"):
+        target(torch.zeros(1).expand(1 << 40))  # nothing is counted out
 
 
 def test_a_tensor_that_is_none():
