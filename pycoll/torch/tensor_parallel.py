@@ -6,14 +6,16 @@ function. So a split layer has the right backward pass, and what it sends is tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pycoll.errors import ArgumentError
 from pycoll.parallel.layer import Layer
 from pycoll.parallel.nn import initial
+from pycoll.parallel.random import Cursor
 from pycoll.parallel.tensor import Region
 from pycoll.parallel.tensor_vocabulary import VocabParallelCrossEntropy
 
@@ -29,6 +31,8 @@ class LayerModule(torch.nn.Module):
         up = LayerModule(ColumnParallelLinear(512, 2048, key.fold("up"), mesh.tp))
         down = LayerModule(RowParallelLinear(2048, 512, key.fold("down"), mesh.tp))
         y = down(torch.nn.functional.gelu(up(x)))
+
+    There is no second derivative: a backward pass with ``create_graph=True`` raises RuntimeError.
     """
 
     def __init__(self, layer: Layer, comm: Communicator | None = None) -> None:
@@ -56,6 +60,16 @@ class LayerModule(torch.nn.Module):
                 owner = owner.get_submodule(step)
             owner.register_parameter(last, torch.nn.Parameter(torch.from_numpy(value)))
 
+    def train(self, mode: bool = True) -> LayerModule:
+        """Turn dropout on or off, as `eval` does, for all layers that have a cursor of this one.
+
+        The cursors are those in the attribute ``cursor`` of the layer, and of the layers that it is
+        made of if it has them in ``layers`` as a `Chain` does.
+        """
+        for cursor in _cursors(self.layer):
+            cursor.training = mode
+        return super().train(mode)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer."""
         return _Apply.apply(self, x, *(self.get_parameter(name) for name in self._specs))
@@ -70,25 +84,64 @@ class LayerModule(torch.nn.Module):
         return dx, *(found.get(name) for name in self._specs)
 
 
+def _cursors(layer: Any) -> Iterator[Cursor]:
+    if isinstance(cursor := getattr(layer, "cursor", None), Cursor):
+        yield cursor
+    for _, inner in getattr(layer, "layers", ()):
+        yield from _cursors(inner)
+
+
+def _keep(ctx: Any, kept: Any) -> None:
+    """Keep tensors, in lists, tuples and dicts, with all else that is there.
+
+    Autograd has the tensors: it notices changes in place, and checkpoints let go of them. Of those
+    in objects of other kinds, which a layer of the user's might save, it knows nothing.
+    """
+    leaves, ctx.structure = tree_flatten(kept)
+    kinds = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+    ctx.save_for_backward(*(x if kind else None for x, kind in zip(leaves, kinds, strict=True)))
+    ctx.others = [None if kind else x for x, kind in zip(leaves, kinds, strict=True)]
+
+
+def _kept(ctx: Any) -> Any:
+    both = zip(ctx.saved_tensors, ctx.others, strict=True)
+    leaves = [other if tensor is None else tensor for tensor, other in both]
+    return tree_unflatten(leaves, ctx.structure)
+
+
+def _refuse_second_derivative() -> None:
+    # Autograd runs a backward pass with gradients enabled if it has to be differentiable itself.
+    # What happens in here is not recorded, so the second derivative would lack a part, silently.
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "this function of pycoll has no second derivative: go backward without "
+            "create_graph=True"
+        )
+
+
 class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, module: LayerModule, x: torch.Tensor, *values: Any) -> torch.Tensor:
         names = module.layer.parameters()
         params = {name: value.detach() for name, value in zip(names, values, strict=True)}
-        y, saved = module.layer.forward(params, x.detach())
-        ctx.module, ctx.params, ctx.saved = module, params, saved
-        return y.view_as(y) if y is x else y
+        inner = x.detach()
+        y, saved = module.layer.forward(params, inner)
+        ctx.module = module
+        _keep(ctx, (params, saved))
+        return x.view_as(x) if y is inner else y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        saved, ctx.saved = ctx.saved, None  # it may be used once
-        if saved is None:
+        _refuse_second_derivative()
+        module, ctx.module = ctx.module, None  # what a layer has saved may be used once
+        if module is None:
             raise RuntimeError("a layer goes backward once for each time it went forward")
-        return None, *ctx.module.gradients(saved, ctx.params, dy.contiguous())
+        params, saved = _kept(ctx)
+        return None, *module.gradients(saved, params, dy.contiguous())
 
 
 def cross(x: torch.Tensor, region: Region, comm: Communicator) -> torch.Tensor:
-    """Take an activation over a boundary of `pycoll.parallel.tensor`; differentiable.
+    """Take an activation over a boundary of `pycoll.parallel.tensor`; differentiable, once.
 
     Args:
         x: The activation.
@@ -108,13 +161,14 @@ class _Cross(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        _refuse_second_derivative()
         return ctx.region.backward(dy.contiguous(), ctx.comm), None, None
 
 
 def vocab_parallel_cross_entropy(
     logits: torch.Tensor, targets: torch.Tensor, comm: Communicator, ignore_index: int = -100
 ) -> torch.Tensor:
-    """Return the mean cross-entropy of logits ``[..., vocabulary / n]``, a scalar tensor.
+    """Return the mean cross-entropy of logits ``[..., vocabulary / n]``; differentiable, once.
 
     Args:
         logits: This rank's columns.
@@ -128,10 +182,12 @@ def vocab_parallel_cross_entropy(
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, targets: Any, loss: VocabParallelCrossEntropy) -> Any:
-        total, count, ctx.held = loss.forward(logits.detach(), targets)
+        total, count, saved = loss.forward(logits.detach(), targets)
         ctx.loss, ctx.count = loss, max(1, count)
+        _keep(ctx, saved)
         return logits.new_tensor(total / ctx.count)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return ctx.loss.backward(ctx.held, float(dy) / ctx.count), None, None
+        _refuse_second_derivative()
+        return ctx.loss.backward(_kept(ctx), float(dy) / ctx.count), None, None
