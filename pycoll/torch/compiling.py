@@ -29,6 +29,18 @@ def run_as_it_is(*classes: type) -> None:
             set_code_exec_strategy(code, leave)
 
 
+def leave_alone(*functions: FunctionType) -> None:
+    """Tell the compiler to call some functions as they are, between the graphs that it makes.
+
+    The mark is that of `torch.compiler.disable`, which takes a second: it imports the compiler.
+    """
+    for function in functions:
+        function._torchdynamo_disable = True  # for the compiler of a function that calls it
+        if set_code_exec_strategy is not None:  # for what Python enters
+            leave = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+            set_code_exec_strategy(function.__code__, leave)
+
+
 def _methods(cls: type) -> Iterator[CodeType]:
     for base in cls.__mro__:
         if base.__module__.startswith("pycoll."):

@@ -18,6 +18,7 @@ from pycoll.parallel.nn import initial
 from pycoll.parallel.random import Cursor
 from pycoll.parallel.tensor import Region
 from pycoll.parallel.tensor_vocabulary import VocabParallelCrossEntropy
+from pycoll.torch.compiling import leave_alone
 
 if TYPE_CHECKING:
     from pycoll.comm import Communicator
@@ -191,3 +192,6 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         _refuse_second_derivative()
         return ctx.loss.backward(_kept(ctx), float(dy) / ctx.count), None, None
+
+
+leave_alone(LayerModule.forward, cross, vocab_parallel_cross_entropy)

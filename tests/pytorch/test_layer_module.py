@@ -1,5 +1,6 @@
-"""Layers as PyTorch modules: what autograd, checkpoints and eval() expect of one."""
+"""Layers as PyTorch modules: what autograd, checkpoints, the compiler and eval() expect of one."""
 
+import warnings
 import weakref
 
 import numpy as np
@@ -18,8 +19,9 @@ from pycoll.parallel.nn_pointwise import Tanh  # noqa: E402
 from pycoll.parallel.nn_positional import Dropout  # noqa: E402
 from pycoll.parallel.nn_transformer import Block, TransformerConfig  # noqa: E402
 from pycoll.parallel.random import Cursor, Key  # noqa: E402
+from pycoll.parallel.tensor_linear import ColumnParallelLinear  # noqa: E402
 from pycoll.parallel.tensor_vocabulary import VocabParallelCrossEntropy  # noqa: E402
-from pycoll.testing import run_threads  # noqa: E402
+from pycoll.testing import run_processes, run_threads  # noqa: E402
 from pycoll.torch.tensor_parallel import (  # noqa: E402
     LayerModule,
     cross,
@@ -27,7 +29,7 @@ from pycoll.torch.tensor_parallel import (  # noqa: E402
 )
 
 KEY = Key(4).fold("layer")
-B, S, H = 2, 6, 8
+B, S, H, V = 2, 6, 8, 12
 DOUBLE = {"dtype": "float64"}
 
 
@@ -153,3 +155,43 @@ def test_eval_of_a_single_layer(kind):
     dropout, attention = Dropout(0.5, KEY, cursor), CausalAttention(2, 4, KEY, None, 0.5, cursor)
     LayerModule(dropout if kind == "dropout" else attention).eval()
     assert not cursor.training
+
+
+class Model(torch.nn.Module):
+    """Split layers between functions of PyTorch, down to the loss."""
+
+    def __init__(self, comm):
+        super().__init__()
+        self.comm = comm
+        self.block = block()
+        self.up = LayerModule(ColumnParallelLinear(H, 2 * H, KEY, comm, **DOUBLE))
+        self.head = torch.nn.Linear(2 * H // comm.world_size, V, bias=False, dtype=torch.float64)
+        torch.nn.init.constant_(self.head.weight, 0.1)
+
+    def forward(self, x, targets):
+        h = torch.tanh(self.up(torch.tanh(self.block(x))) + 1)
+        h = cross(self.head(h), tensor.COPY, self.comm)
+        return vocab_parallel_cross_entropy(h * 2, targets, self.comm) + 1
+
+
+def test_compiled_models():
+    """A compiler that looked inside would fail, or see one rank's numbers for all time."""
+    targets = torch.arange(B * S).reshape(B, S) % V
+
+    def rank(comm):
+        torch.set_num_threads(1)
+        warnings.simplefilter("default")  # PyTorch's own
+        numbers = []
+        for compiled in (False, True):
+            model = Model(comm)
+            run = torch.compile(model, backend="eager") if compiled else model
+            found = []
+            for seed in range(2):
+                loss = run(activation(seed), targets)
+                found += [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+            numbers.append([x.detach().numpy() for x in found])
+        return numbers
+
+    for plain, compiled in run_processes(2, rank, timeout=120):
+        for got, want in zip(compiled, plain, strict=True):
+            np.testing.assert_array_equal(got, want)
