@@ -303,8 +303,10 @@ void Mailboxes::choose(Ring& in, const Message& message) {
     uint64_t ns = now_ns() - message.begins_ns;
     // What its first fragment took was over when it was seen.
     if (!message.once) ns += ns * fragment_bytes_ / (message.nbytes - fragment_bytes_);
+    // As if it were of the least of those sizes that go the same way.
+    const double share = static_cast<double>(size_bit(message.nbytes)) / message.nbytes;
     choice.begin(true);
-    choice.end(ns);
+    choice.end(static_cast<uint64_t>(static_cast<double>(ns) * share));
   }
   const uint64_t others = in.wanted.load(std::memory_order_relaxed) & ~size_bit(message.nbytes);
   in.wanted.store(others | (choice.reads() ? size_bit(message.nbytes) : 0),
@@ -346,7 +348,7 @@ std::string Mailboxes::lose(uint32_t src, uint64_t nbytes) {
     engine_->abort(text.str());
   } catch (const Error&) {  // it has been closed
   }
-  return text.str();
+  return text.str() + '.';
 }
 
 void Mailboxes::keep_copies() {

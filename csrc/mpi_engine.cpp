@@ -64,6 +64,10 @@ void MpiEngine::check_usable() {
              "make a new one in the child, or start it by spawn");
   COLL_CHECK(!closed_ && !left_, "CommClosed", "rank ", rank_, " has ", closed_ ? "closed" : "left",
              " this communicator");
+  check_mpi();
+}
+
+void MpiEngine::check_mpi() const {
   COLL_CHECK(!api_->ended(), "TransportError", "rank ", rank_,
              " called MPI.Finalize() before this ",
              "communicator was closed: what it does needs MPI");
@@ -154,6 +158,7 @@ void MpiEngine::step_queue() {
   const Job& job = queue_.front().job;
   bool over = false;
   try {
+    check_mpi();
     attempt([&] {
       if (current_ == nullptr) {
         begin(job, true);

@@ -149,6 +149,7 @@ class MpiEngine {
   };
 
   void check_usable();
+  void check_mpi() const;
   void execute(const Job& job, bool signals);
   void begin(const Job& job, bool signals);
   void add_to_train(const Job& job, bool signals);

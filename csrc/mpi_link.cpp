@@ -37,7 +37,6 @@ MpiLink::~MpiLink() {
     }
   }
   if (notice_.posted) open.push_back(notice_.request);
-  if (api_->ended()) open.clear();  // with MPI all of them have ended
   try {
     withdraw(open);
   } catch (const Error&) {
@@ -54,6 +53,7 @@ MpiLink::~MpiLink() {
 }
 
 void MpiLink::withdraw(std::vector<MpiRequest>& receives) {
+  if (api_->ended()) receives.clear();  // with MPI all of them have ended
   for (MpiRequest& request : receives) api_->cancel(request);
   const uint64_t until = now_ns() + kWithdrawNs;
   wait_until(

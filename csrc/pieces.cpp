@@ -73,10 +73,12 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
     }
     return;
   }
-  const CellStores& stores = cell_stores_[length * call.elem_bytes];
+  const uint64_t nbytes = length * call.elem_bytes;
+  const CellStores& stores = cell_stores_[nbytes];
+  const bool large = nbytes >= CellStoresBySize::kLeastBytes;
   uint32_t past_caches = 0;
   for (uint32_t i = 0; i < std::min<uint32_t>(instr.ndst, 32); ++i) {
-    const bool past = in_cell(i) ? stores.usually_past_caches() : stream_;
+    const bool past = in_cell(i) ? large && stores.usually_past_caches() : stream_;
     past_caches |= uint32_t{past} << i;
   }
   const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n, past_caches};

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <system_error>
 
 namespace pycoll {
 namespace {
@@ -63,7 +64,13 @@ Postbox::Ticket Postbox::post(Item item) {
 
 void Postbox::call_thread() {
   if (idle() || awake_) return;
-  if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+  if (!thread_.joinable()) {
+    try {
+      thread_ = std::thread([this] { serve(); });
+    } catch (const std::system_error&) {
+      return;  // a limit: messages move while somebody waits
+    }
+  }
   awake_ = true;
   work_.notify_one();
 }
@@ -129,7 +136,11 @@ void Postbox::fail_all(const std::exception_ptr& error) {
 
 bool Postbox::done(Ticket ticket) {
   std::lock_guard lock(mutex_);
-  progress();
+  try {
+    progress();
+  } catch (const Error&) {  // wait() tells of it
+    fail_all(std::current_exception());
+  }
   const auto it = items_.find(ticket);
   return it == items_.end() || it->second.state != State::kPosted;
 }

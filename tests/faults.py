@@ -34,13 +34,17 @@ WAITS = {
 
 
 class Event:
-    """When something happened on rank 1, in memory that all ranks see."""
+    """When something happened on one rank, in memory that all ranks see."""
 
     def __init__(self):
         self._time = shared_float()
 
     def happens(self):
         self._time[0] = time.monotonic()
+
+    def wait(self):
+        while self._time[0] == 0:
+            time.sleep(0.001)
 
     def age(self):
         return time.monotonic() - self._time[0]

@@ -121,6 +121,7 @@ def test_memory_of_all_kinds(where):
 )
 def test_what_is_wanted(before, size, taken):
     """The third message of a size is offered, so nothing of it leaves before it is received."""
+    over = Event()
 
     def rank(comm):
         x = np.ones(LARGE, np.uint8)
@@ -131,10 +132,11 @@ def test_what_is_wanted(before, size, taken):
                 comm.recv(x, 0)
         comm.barrier()
         if comm.rank == 1:
-            time.sleep(0.6)
+            over.wait()
             return True
         with pytest.raises(CollTimeout) as caught:
             comm.send(np.ones(size, np.uint8), 1, timeout=0.3)
+        over.happens()
         return (" 0 bytes taken within" in str(caught.value)) != taken
 
     assert run(2, rank, way="chosen") == [True, True]

@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # whoever read has had enough
             return 141
-        print(f"pycoll {name}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        where = f" to {error.filename!r}" if error.filename else ""
+        print(f"pycoll {name}: cannot write{where}: {error.strerror}", file=sys.stderr)
         return 2
 
 

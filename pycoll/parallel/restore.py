@@ -99,7 +99,10 @@ def _look(
     if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
         raise ArgumentError(f"loss_scale is {pair!r}, expected (value, good steps)")
     scale = replace(scale, value=pair[0], good_steps=pair[1])
-    facts = [f"steps {int(steps)}", f"loss_scale {scale.value}, {scale.good_steps} good steps"]
+    facts = [
+        f"steps {int(steps)}",
+        f"loss_scale {float(scale.value)}, {scale.good_steps} good steps",
+    ]
     parts = [_parts(bucket, groups, saved, facts) for bucket in buckets]
     names = {e.parameter.name for bucket in buckets for e in bucket.layout.entries}
     if unknown := sorted(map(str, saved["parameters"].keys() - names)):

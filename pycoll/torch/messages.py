@@ -135,6 +135,7 @@ class Messages:
         return self._post("recv", tensors, _ANY, tag)
 
     def _post(self, what: str, tensors: Tensors, peer: int, tag: int) -> dist.Work:
+        self._sweep()
         try:
             box, post = self._message(what, tensors, peer, tag)
             ticket = self._session.guard(
@@ -144,7 +145,6 @@ class Messages:
             raise self._error(error, what) from error
         if ticket == 0:  # sent
             return DoneWork(tensors)
-        self._sweep()
         work = MessageWork(self, what, ticket, box, tensors)
         self._under_way.add(work)
         return work

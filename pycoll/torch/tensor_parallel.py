@@ -88,8 +88,9 @@ class LayerModule(torch.nn.Module):
 def _cursors(layer: Any) -> Iterator[Cursor]:
     if isinstance(cursor := getattr(layer, "cursor", None), Cursor):
         yield cursor
-    for _, inner in getattr(layer, "layers", ()):
-        yield from _cursors(inner)
+    parts = getattr(layer, "layers", ())
+    for part in parts if isinstance(parts, (list, tuple)) else ():
+        yield from _cursors(part[1] if isinstance(part, tuple) else part)
 
 
 def _keep(ctx: Any, kept: Any) -> None:
@@ -138,6 +139,7 @@ class _Apply(torch.autograd.Function):
         if module is None:
             raise RuntimeError("a layer goes backward once for each time it went forward")
         params, saved = _kept(ctx)
+        ctx.others = None  # the graph may be held for longer
         return None, *module.gradients(saved, params, dy.contiguous())
 
 

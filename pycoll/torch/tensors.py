@@ -131,15 +131,16 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
         return False
     reach, apart = 0, True  # from the first to the last element along the axes with small strides
     for stride, k in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if k > 1 and not stride:
+            return True
         if k > 1:
             apart = apart and stride > reach
             reach += (k - 1) * stride
     if apart:
         return False
-    if reach + 1 < tensor.numel():  # fewer places than elements
-        return True
-    places = torch.arange(reach + 1, device="cpu").as_strided(tensor.shape, tensor.stride(), 0)
-    return places.unique().numel() < tensor.numel()  # the axes may only interlock
+    taken = torch.zeros(reach + 1, dtype=torch.bool, device="cpu")
+    taken.as_strided(tensor.shape, tensor.stride(), 0).fill_(True)
+    return int(taken.sum()) < tensor.numel()  # otherwise the axes only interlock
 
 
 def target(tensor: torch.Tensor, what: str = "the output") -> torch.Tensor:

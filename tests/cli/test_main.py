@@ -65,7 +65,7 @@ def test_a_disk_that_is_full_is_one_line(name):
             timeout=60,
         )
     assert done.returncode == 2
-    text = f"pycoll {name}: the output cannot be written: No space left on device\n"
+    text = f"pycoll {name}: cannot write: No space left on device\n"
     assert done.stderr == text
 
 

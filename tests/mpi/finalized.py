@@ -1,25 +1,34 @@
-"""``python finalized.py FOLDER`` on every rank: MPI is finalized before a communicator is closed.
+"""``python finalized.py FOLDER LEVEL`` on every rank: MPI ends before communicators are closed.
 
-What calls said after that is written to FOLDER/RANK.json.
+LEVEL is the thread level that MPI is asked for. What calls said after that is written to
+FOLDER/RANK.json.
 """
 
 import json
 import sys
 from pathlib import Path
 
+import mpi4py
 import numpy as np
-from mpi4py import MPI
 
-import pycoll
+mpi4py.rc.thread_level = sys.argv[2]
+
+from mpi4py import MPI  # noqa: E402
+
+import pycoll  # noqa: E402
 
 comm = pycoll.init(transport="mpi", timeout=20)
 idle = comm.dup()
 rank, there = comm.rank, comm.rank ^ 1
 x = np.ones(10)
 comm.all_reduce(x)
+pending = []
+if MPI.Query_thread() < MPI.THREAD_MULTIPLE and rank == 0:  # so they cannot be done
+    pending = [other.all_reduce(x, async_op=True) for other in (comm, idle)]
 MPI.Finalize()
 texts = []
 for call in (
+    *(work.wait for work in pending[:1]),
     lambda: comm.all_reduce(x),
     lambda: comm.all_reduce(x, async_op=True).wait(),
     lambda: comm.send(x, there),

@@ -157,6 +157,18 @@ def test_eval_of_a_single_layer(kind):
     assert not cursor.training
 
 
+@pytest.mark.parametrize("layers", [3, None, (Dropout(0.5, KEY, Cursor()),)])
+def test_eval_of_layers_that_name_other_things_so(layers):
+    class Odd(Dropout):
+        pass
+
+    layer = Odd(0.5, KEY, Cursor())
+    layer.layers = layers
+    LayerModule(layer).eval()
+    assert not layer.cursor.training
+    assert not layers or layers == 3 or not layers[0].cursor.training
+
+
 class Model(torch.nn.Module):
     """Split layers between functions of PyTorch, down to the loss."""
 
