@@ -253,8 +253,9 @@ def test_many_kinds_of_call():
         for count in range(20_000, 21_100):
             assert (comm.broadcast(np.full(count, comm.rank, np.float32)) == 0).all()
         for count in range(20_000, 20_010):
-            for _ in range(2):
-                comm.broadcast(np.zeros(count, np.float32))
+            x = np.zeros(count, np.float32)
+            for _ in range(2):  # with another out than before, so that it is bound anew for certain
+                comm.broadcast(x, out=x)
         return reads(comm)
 
     assert run_processes(2, rank, timeout=60) == [10] * 2
