@@ -1,6 +1,6 @@
 """Time messages between two ranks: by mailbox, copied once by the receiver, and as pycoll chooses.
 
-``python benchmarks/messages.py`` takes half a minute. The ways take turns of a few milliseconds,
+``python benchmarks/messages.py`` takes ten seconds. The ways take turns of a few milliseconds,
 and each ratio is of two neighbouring turns; the median counts. A round trip is a message there and
 one back, into the array that was sent or into another one. It prints a table and writes
 benchmarks/results/messages.md and .json.

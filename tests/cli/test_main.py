@@ -35,22 +35,20 @@ def test_arguments_and_status_are_passed_on(command):
     assert cli.main(["bench"]) == 0
 
 
-def test_errors_of_pycoll_are_one_line(command, capsys):
-    def refuse(args):
-        raise ArgumentError("no such size")
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ArgumentError("no such size"), "no such size"),
+        (MemoryError("unable to allocate 9 TiB"), "out of memory: unable to allocate 9 TiB"),
+    ],
+)
+def test_these_errors_are_one_line(command, capsys, error, text):
+    def fail(args):
+        raise error
 
-    command.main = refuse
+    command.main = fail
     assert cli.main(["bench"]) == 2
-    assert capsys.readouterr().err == "pycoll bench: no such size\n"
-
-
-def test_memory_that_is_full_is_one_line(command, capsys):
-    def grow(args):
-        raise MemoryError("unable to allocate 9 TiB")
-
-    command.main = grow
-    assert cli.main(["bench"]) == 2
-    assert capsys.readouterr().err == "pycoll bench: out of memory: unable to allocate 9 TiB\n"
+    assert capsys.readouterr().err == f"pycoll bench: {text}\n"
 
 
 @pytest.mark.parametrize("name", ["show", "explain", "doctor"])

@@ -157,16 +157,25 @@ def test_eval_of_a_single_layer(kind):
     assert not cursor.training
 
 
-@pytest.mark.parametrize("layers", [3, None, (Dropout(0.5, KEY, Cursor()),)])
-def test_eval_of_layers_that_name_other_things_so(layers):
-    class Odd(Dropout):
-        pass
+class Own(Dropout):
+    """A layer with attributes of its own."""
 
-    layer = Odd(0.5, KEY, Cursor())
-    layer.layers = layers
+    def __init__(self, layers):
+        super().__init__(0.5, KEY, Cursor())
+        self.layers = layers
+
+
+@pytest.mark.parametrize("layers", [3, None, "ab", Own(())])
+def test_eval_of_a_layer_whose_layers_are_no_chain(layers):
+    layer = Own(layers)
     LayerModule(layer).eval()
     assert not layer.cursor.training
-    assert not layers or layers == 3 or not layers[0].cursor.training
+
+
+def test_eval_of_a_plain_list_of_layers():
+    inner = Own(())
+    LayerModule(Own([inner])).eval()
+    assert not inner.cursor.training
 
 
 class Model(torch.nn.Module):
