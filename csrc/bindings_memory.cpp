@@ -12,6 +12,7 @@
 #include "heap.h"
 #include "pool.h"
 #include "registration.h"
+#include "reserve.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -139,6 +140,7 @@ py::object set_handler(const py::object& handler) {
 void bind_memory(py::module_& m) {
   using namespace pybind11::literals;
   m.def("set_numpy_handler", &set_handler, "handler"_a);
+  m.def("available_memory", &available_memory, "root"_a = "");
   py::class_<Heap, std::shared_ptr<Heap>>(m, "Heap")
       .def(py::init<int, uint32_t, uint64_t>(), "fd"_a, "regions"_a, "region_bytes"_a)
       .def("contains",

@@ -15,6 +15,7 @@
 #include "error.h"
 #include "life.h"
 #include "plan.h"
+#include "reserve.h"
 
 namespace pycoll {
 namespace {
@@ -98,26 +99,6 @@ class FileLock {
   int own_fd_;
 };
 
-uint64_t available_memory() {
-  uint64_t kilobytes = 0;
-  if (FILE* file = std::fopen("/proc/meminfo", "re")) {
-    char row[128];
-    while (std::fgets(row, sizeof(row), file) != nullptr) {
-      if (std::sscanf(row, "MemAvailable: %lu kB", &kilobytes) == 1) break;
-    }
-    std::fclose(file);
-  }
-  return kilobytes == 0 ? UINT64_MAX : kilobytes * 1024;
-}
-
-// Returns the number of the error, or 0.
-int allocate(int fd, uint64_t offset, uint64_t nbytes) {
-  while (fallocate(fd, 0, off_t(offset), off_t(nbytes)) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
-}
-
 uint64_t file_bytes(int fd) {
   struct stat status;
   COLL_CHECK(fstat(fd, &status) == 0, "TransportError",
@@ -126,24 +107,6 @@ uint64_t file_bytes(int fd) {
 }
 
 }  // namespace
-
-// The kernel would rather kill a process, of anybody, than refuse pages of a memfd. So it is asked
-// for parts, and each time before how much there is: other ranks reserve at the same moment.
-void reserve_pages(int fd, uint64_t offset, uint64_t nbytes, const char* kind, const char* fix) {
-  constexpr uint64_t kPart = 64 << 20, kSpare = 512 << 20;
-  for (uint64_t done = 0; done < nbytes;) {
-    const uint64_t part = std::min(kPart, nbytes - done), available = available_memory();
-    const bool fits = nbytes - done + std::min(kSpare, nbytes) <= available;
-    const int error = fits ? allocate(fd, offset + done, part) : ENOMEM;
-    done += part;
-    if (error == 0) continue;
-    fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(done));
-    COLL_CHECK(fits, kind, "cannot reserve ", nbytes, " bytes of shared memory: ", available,
-               " bytes are available, some of them left to others; ", fix);
-    throw_error(kind, "cannot reserve ", nbytes, " bytes of shared memory: ", std::strerror(error),
-                "; ", fix);
-  }
-}
 
 void seal_size(int fd) { fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL); }
 

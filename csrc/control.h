@@ -218,10 +218,6 @@ class ControlSegment {
   char* mailboxes_ = nullptr;
 };
 
-// Allocates the pages [offset, offset + nbytes) of a memfd. Throws Error(kind) naming the bytes
-// wanted and `fix` when the machine does not have them.
-void reserve_pages(int fd, uint64_t offset, uint64_t nbytes, const char* kind, const char* fix);
-
 // Forbids that anybody resizes the file from now on; no effect on a file that cannot be sealed.
 void seal_size(int fd);
 

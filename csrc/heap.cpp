@@ -12,6 +12,7 @@
 #include "control.h"
 #include "error.h"
 #include "pool.h"
+#include "reserve.h"
 
 namespace pycoll {
 namespace {

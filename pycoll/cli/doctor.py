@@ -80,14 +80,22 @@ def _machine() -> Iterator[Check]:
     yield Check("Python", platform.python_version(), "install Python 3.10 or later" if old else "")
     usable = len(os.sched_getaffinity(0))
     yield Check("cores", f"{usable} usable of {os.cpu_count()}; more ranks than cores is allowed")
-    total, free = (_meminfo(field) / 2**30 for field in ("MemTotal", "MemAvailable"))
-    yield Check("memory", f"{total:.1f} GiB, {free:.1f} GiB available; /dev/shm is not used")
+    yield Check("memory", f"{_available()}; /dev/shm is not used")
 
 
-def _meminfo(field: str) -> int:
+def _available() -> str:
+    """Tell the memory of the machine, and what is left to this process where a limit leaves less."""
     with open("/proc/meminfo", encoding="ascii") as lines:
         values = dict(line.split(":") for line in lines)
-    return int(values[field].split()[0]) * 1024
+    total, free = (int(values[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    text = f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB available"
+    try:
+        left = importlib.import_module("pycoll._C").available_memory()
+    except (ImportError, AttributeError):  # told where the engine is looked at
+        return text
+    if left > 0.9 * free:
+        return text
+    return f"{text}, of these {left / 2**30:.1f} GiB within the limit of a control group (container)"
 
 
 def _needed() -> Iterator[Check]:
