@@ -239,9 +239,9 @@ def draw(document, path):
                 found = {s: ratio(cells, ours) for s, cells in sorted(table[case].items())}
                 points = [(s, v) for s, v in found.items() if v is not None]
                 label = f"{ours}{', arrays in turn' if case[4] else ''}"
-                style = {"ls": "--" if case[4] else "-", "alpha": 1 if case[3] else 0.85}
+                style = {"ls": "--" if case[4] else "-", "color": COLOURS[ours], "label": label}
                 if points:
-                    ax.plot(*zip(*points, strict=True), color=COLOURS[ours], label=label, **style)
+                    ax.plot(*zip(*points, strict=True), **style)
         ax.set_title(f"{collective}, {n} ranks", fontsize=9, loc="left")
         ax.grid(color="#e3e7ec", lw=0.6)
         ax.tick_params(labelsize=7)
@@ -255,8 +255,13 @@ def draw(document, path):
     axes[0].set_xticks(ticks, [size_text(t) for t in ticks])
     axes[0].set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
     axes[0].minorticks_off()
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=8, ncols=2, loc="lower center", frameon=False)
+    for ax in axes[max(0, len(panels) - columns) : len(panels)]:
+        ax.tick_params(labelbottom=True)  # also where there is no panel below
+    named = {line.get_label(): line for ax in axes for line in ax.get_lines()}
+    figure.legend(
+        named.values(), named.keys(), fontsize=8, ncols=2, loc="lower center", frameon=False
+    )
+    figure.supylabel("times as fast", fontsize=8)
     peers = (
         "the fastest of MPICH, Open MPI and gloo" if "pycoll" in present(table) else "the same MPI"
     )
