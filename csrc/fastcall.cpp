@@ -163,16 +163,17 @@ std::pair<py::object, char*> result_of(const Entry& entry, const Arrays& arrays,
 }
 
 // Puts the call in the engine's queue; Python makes a `Work` of its ticket.
-PyObject* submit(State& state, const Entry& entry, const Arrays& arrays, PyObject* x,
+PyObject* submit(State& state, const Entry& entry, const Arrays& arrays, uint32_t site, PyObject* x,
                  PyObject* out) {
   const std::shared_ptr<const BoundCall> call = entry.call;
-  const uint32_t site = call_site(state);
+  const std::shared_ptr<Engine> engine = state.engine;  // another thread may close it meanwhile
+  const std::shared_ptr<MpiEngine> mpi = state.mpi;
   auto [result, target] = result_of(entry, arrays, out);
   uint64_t ticket = 0;
   try {
     const Unlocked unlocked;
-    ticket = state.engine != nullptr ? state.engine->submit(call, arrays.in, target, site)
-                                     : state.mpi->submit(call, arrays.in, target, site);
+    ticket = engine != nullptr ? engine->submit(call, arrays.in, target, site)
+                               : mpi->submit(call, arrays.in, target, site);
   } catch (const Error& error) {
     fail(state, error.kind(), error.what(), x, result);
     return nullptr;
@@ -198,20 +199,22 @@ std::optional<Error> error_of(const Work& work) {
   return {};
 }
 
-PyObject* run(State& state, const Entry& entry, const Arrays& arrays, PyObject* x, PyObject* out) {
+PyObject* run(State& state, const Entry& entry, const Arrays& arrays, uint32_t site, PyObject* x,
+              PyObject* out) {
   const std::shared_ptr<const BoundCall> call = entry.call;
   const std::shared_ptr<const StagedCall> staged = entry.staged;
   const std::shared_ptr<TwoLevelEngine> two = state.two;
-  const uint32_t site = call_site(state);
+  const std::shared_ptr<Engine> engine = state.engine;  // another thread may close it meanwhile
+  const std::shared_ptr<MpiEngine> mpi = state.mpi;
   auto [result, target] = result_of(entry, arrays, out);
   const py::object keep = py::reinterpret_borrow<py::object>(x);
   const auto work = [&] {
     if (two != nullptr) {
       two->run(*staged, arrays.in, target, site);
-    } else if (state.engine != nullptr) {
-      state.engine->run(*call, arrays.in, target, site);
+    } else if (engine != nullptr) {
+      engine->run(*call, arrays.in, target, site);
     } else {
-      state.mpi->run(*call, arrays.in, target, site);
+      mpi->run(*call, arrays.in, target, site);
     }
   };
   const std::optional<Error> error =
@@ -227,11 +230,14 @@ PyObject* fast_or_slow(State& state, PyObject* const* args) {
   const bool now = args[kAsync] == Py_False;
   const bool plain = args[kTimeout] == Py_None && args[kStream] == Py_None &&
                      (now || (args[kAsync] == Py_True && state.two == nullptr));
+  // A new place in the program is asked for by Python code, and whatever runs in between, such as a
+  // signal handler, may use or close this communicator. So nothing is looked at before that.
+  const uint32_t site = plain ? call_site(state) : 0;
   if (plain && make_key(state, args, key, arrays)) {
     const Entry& entry = state.entries[slot_of(key)];
     const bool known = entry.call != nullptr || entry.staged != nullptr;
     if (known && entry.key == key && (state.two == nullptr || state.two->idle())) {
-      return (now ? run : submit)(state, entry, arrays, args[kX], args[kOut]);
+      return (now ? run : submit)(state, entry, arrays, site, args[kX], args[kOut]);
     }
   }
   const py::object slow = state.slow();

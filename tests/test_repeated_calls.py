@@ -1,14 +1,16 @@
 """The short way of a call whose like was checked before: it must not let a bad one through."""
 
+import contextlib
 import re
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from pycoll.errors import ArgumentError, MismatchError
-from pycoll.testing import run_threads
+from pycoll.errors import ArgumentError, CommClosed, ConcurrentUseError, MismatchError
+from pycoll.testing import run_processes, run_threads
 
 F = np.ones(4)
 
@@ -172,3 +174,62 @@ def test_the_line_of_every_short_call_is_told(run):
         return re.findall(r"test_repeated_calls.py:\d+ (\w+)\(\)", str(caught.value))
 
     assert run(2, rank) == [["one", "other"]] * 2
+
+
+def at_the_next_new_line(function):
+    """Run it, as a signal handler might be, while a call asks from which line it comes."""
+
+    def watch(frame, event, _):
+        if event == "return" and frame.f_code.co_name == "site":
+            sys.setprofile(None)
+            function()
+
+    sys.setprofile(watch)
+
+
+def test_a_close_while_a_call_asks_for_its_line():
+    def rank(comm):
+        x = np.ones(8)
+        comm.all_reduce(x)
+        at_the_next_new_line(comm.close)
+        with pytest.raises(CommClosed):
+            comm.all_reduce(x)
+        return True
+
+    assert run_processes(1, rank) == [True]
+
+
+def test_other_calls_while_a_call_asks_for_its_line():
+    def others(comm):
+        for n in range(1, 1500):  # enough to take the place of every call that is remembered
+            comm.all_reduce(np.ones(n, np.float32))
+
+    def rank(comm):
+        x = np.ones(10_000)
+        comm.all_reduce(x)
+        at_the_next_new_line(lambda: others(comm))
+        return comm.all_reduce(x).shape
+
+    assert run_processes(1, rank) == [(10_000,)]
+
+
+def test_a_close_on_another_thread():
+    def use(comm, x):
+        with contextlib.suppress(CommClosed, ConcurrentUseError):
+            while True:
+                comm.all_reduce(x, out=x)
+
+    def rank(comm):
+        sys.setswitchinterval(1e-6)
+        for _ in range(300):
+            mine = comm.dup()
+            thread = threading.Thread(target=use, args=(mine, np.ones(4096)))
+            thread.start()
+            time.sleep(0.0005)
+            while thread.is_alive():
+                with contextlib.suppress(ConcurrentUseError):
+                    mine.close()
+            thread.join()
+        return True
+
+    assert run_processes(1, rank) == [True]
