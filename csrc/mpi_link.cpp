@@ -53,6 +53,7 @@ MpiLink::~MpiLink() {
 }
 
 void MpiLink::withdraw(std::vector<MpiRequest>& receives) {
+  if (!fork_guard_.at_home()) return;   // the requests, and what comes for them, are the parent's
   if (api_->ended()) receives.clear();  // with MPI all of them have ended
   for (MpiRequest& request : receives) api_->cancel(request);
   const uint64_t until = now_ns() + kWithdrawNs;

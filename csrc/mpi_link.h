@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "fork_guard.h"
 #include "mpi_api.h"
 #include "wait.h"
 
@@ -73,7 +74,8 @@ class MpiLink {
   void isend(const void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req);
   void irecv(void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req);
   bool test(MpiRequest& req) { return api_->test(req); }
-  // Takes back receives; gives up on those that a peer has begun to fill.
+  // Takes back receives; gives up on those that a peer has begun to fill, and on all of them in a
+  // child made by fork. Those are left in `receives`: their memory must stay.
   void withdraw(std::vector<MpiRequest>& receives);
 
   // A notice to one rank; at most kNoticeBytes. Sent in the background, see flushed().
@@ -105,6 +107,7 @@ class MpiLink {
 
   std::shared_ptr<MpiApi> api_;
   MpiHandle comm_;
+  ForkGuard fork_guard_;
   std::vector<int> members_;
   uint32_t rank_, context_;
   std::vector<Inbox> packets_, agreements_, mails_;  // by peer

@@ -16,6 +16,23 @@ bool MpiMail::each_part(uint64_t nbytes, F&& f) {
   return true;
 }
 
+MpiMail::~MpiMail() {
+  std::vector<MpiRequest> receives;
+  for (const Message& m : arrived_) {
+    receives.insert(receives.end(), m.under_way.begin(), m.under_way.end());
+  }
+  if (receives.empty()) return;
+  bool over = false;
+  try {
+    engine_->link().withdraw(receives);
+    over = receives.empty();
+  } catch (const Error&) {  // MPI no longer answers
+  }
+  for (Message& m : arrived_) {
+    if (!over && !m.under_way.empty()) m.own.release();  // it may still be written to
+  }
+}
+
 std::vector<MpiRequest> MpiMail::post(const void* data, uint64_t nbytes, uint32_t type,
                                       uint32_t dst, uint32_t tag) {
   MpiLink& link = engine_->link();

@@ -16,6 +16,10 @@ namespace pycoll {
 class MpiMail {
  public:
   explicit MpiMail(std::shared_ptr<MpiEngine> engine) : engine_(std::move(engine)) {}
+  // Bare data that is still to come gets memory that nobody else uses.
+  ~MpiMail();
+  MpiMail(const MpiMail&) = delete;
+  MpiMail& operator=(const MpiMail&) = delete;
 
   void send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
             double timeout_s);

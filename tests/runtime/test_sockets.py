@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import TransportError
 from pycoll.runtime import sockets
@@ -109,3 +110,31 @@ def test_a_rank_that_cannot_be_reached(monkeypatch):
         sockets.connect(lambda topic, own: [nobody, own], 1, names(2), "", 0.2)
     with pytest.raises(TransportError, match="no connection from rank 1"):
         sockets.connect(lambda topic, own: [own, nobody], 0, names(2), "", 0.2)
+
+
+def test_what_comes_after_the_mail_of_a_rank_has_gone():
+    """A large message nobody has asked for must not land in memory that others have by then."""
+    nbytes = 256 << 20  # it is under way for longer than the receiver waits
+
+    def body(rank, exchange):
+        api = sockets.connect(exchange, rank, names(2), "", 10)
+        engines = [_C.MpiEngine(api, 0, [0, 1], rank, c, 10.0, 2) for c in (1, 2)]
+        mail = [_C.MpiMail(engine) for engine in engines]
+        data = np.full(nbytes, 7, np.uint8) if rank == 0 else np.zeros(4, np.uint8)
+        exchange("ready", None)
+        if rank == 0:
+            mail[0].send(data.ctypes.data, nbytes, 1, 1, 0, 10.0)
+            mail[1].send(data.ctypes.data, 4, 1, 1, 0, 10.0)
+        else:
+            with pytest.raises(_C.EngineError, match="CollTimeout"):
+                mail[0].recv(data.ctypes.data, 4, 1, 0, 9, 0.02)
+            mail[0] = None
+            fresh = np.zeros(nbytes, np.uint8)  # likely where the message was to be
+            mail[1].recv(data.ctypes.data, 4, 1, 0, 0, 10.0)
+            assert (data == 7).all()
+            assert not fresh.any()
+        exchange("end", None)
+        api.close()
+        return True
+
+    assert meet(2, body) == [True, True]
