@@ -15,10 +15,11 @@ import numpy as np
 from pycoll.cli.bench_data import V_VARIANTS, Problem, Slots
 from pycoll.cli.machine import last_level_cache
 from pycoll.comm import Communicator
+from pycoll.runtime.calls import DIRECT_KINDS
 from pycoll.runtime.select import select
 from pycoll.schedule.cost import busbw_factor
 from pycoll.schedule.ir import Algorithm
-from pycoll.types import DType, ReduceOp
+from pycoll.types import DType, Kind, ReduceOp
 
 MAX_SLOTS = 64
 STREAMS = 5  # runs of the streaming cadence, of which the median counts
@@ -124,8 +125,7 @@ def schedule_name(comm: Communicator, problem: Problem, setup: Setup) -> str:
         return ("recursive_doubling" if messages else "one_shot") + staged
     if problem.name in V_VARIANTS:
         return f"direct{staged}"
-    promise = problem.promise
-    all_told = not promise.rooted or problem.name in ("broadcast", "reduce")
+    promise, kind = problem.promise, Kind[problem.name.upper()]
     choice = select(
         problem.name,
         problem.nbytes,
@@ -133,7 +133,7 @@ def schedule_name(comm: Communicator, problem: Problem, setup: Setup) -> str:
         order=setup.order,
         dtype=DType[problem.dtype.name.upper()] if promise.reduces else None,
         op=ReduceOp[problem.op.upper()],
-        direct=setup.symmetric and all_told and not messages,
+        direct=setup.symmetric and kind in DIRECT_KINDS and not messages,
         algorithm=setup.algorithm,
         messages=messages,
         one_host=comm._session.one_host,

@@ -9,6 +9,7 @@ from pycoll.cli.run import MAX_RANKS
 from pycoll.cli.sizes import show_size, show_time, size, table
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
+from pycoll.runtime.calls import DIRECT_KINDS
 from pycoll.runtime.candidates import Candidate, candidates
 from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
 from pycoll.runtime.select import Choice, select
@@ -16,7 +17,7 @@ from pycoll.runtime.tuned import read, table_path
 from pycoll.runtime.tuning import World
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.network import Network
-from pycoll.types import DType, Order, ReduceOp
+from pycoll.types import DType, Kind, Order, ReduceOp
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -67,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
         order=args.order,
         dtype=DType[args.dtype.upper()] if reduces else None,
         op=ReduceOp[args.op.upper()],
-        direct=args.symmetric,
+        direct=args.symmetric and Kind[args.collective.upper()] in DIRECT_KINDS,
         algorithm=args.algorithm,
         messages=args.hosts is not None,
         one_host=len(ranks) == 1,
@@ -114,7 +115,8 @@ def explanation(choice: Choice, world: World | None = None) -> str:
         world: What was measured in the places of these ranks, if anything.
     """
     wish = choice.wish
-    memory = "symmetric" if wish.direct else "private"
+    told = Kind[wish.collective.upper()] in DIRECT_KINDS
+    memory = "symmetric" if wish.direct else "private" if told else "any"
     order = f", order {choice.order}" if choice.order else ""
     dtype = f" of {wish.dtype.name.lower()}" if wish.dtype is not None else ""
     params = "".join(f", {k} = {v}" for k, v in choice.params.items())

@@ -42,10 +42,9 @@ _FEW_COPIES = "it loads and stores the fewest bytes when arrays are staged"
 
 
 def _one_round(collective: str, names: tuple[str, ...]) -> tuple[Rule, ...]:
-    """Lines of a collective whose direct algorithm, of one round, is the best for every size."""
+    """Lines of a collective on staged arrays for which one round is the best for every size."""
     return (
         Rule(collective, ANY_N, 4 * K, False, names, _FEW_SYNCS),
-        Rule(collective, ANY_N, ANY_SIZE, True, names, _IN_PLACE),
         Rule(collective, ANY_N, ANY_SIZE, False, names, _FEW_COPIES),
     )
 
@@ -85,6 +84,8 @@ RULES = (
     Rule("gather", 2, 4 * K, False, ("binomial",), _FEW_SYNCS),
     *_one_round("gather", ("direct",)),
     *_one_round("scatter", ("direct",)),
-    *_one_round("all_to_all", ("direct",)),
+    Rule("all_to_all", ANY_N, 4 * K, False, ("direct",), _FEW_SYNCS),
+    Rule("all_to_all", ANY_N, ANY_SIZE, True, ("direct",), _IN_PLACE),
+    Rule("all_to_all", ANY_N, ANY_SIZE, False, ("direct",), _FEW_COPIES),
 )
 """The first line that fits a call decides."""

@@ -40,6 +40,10 @@ def test_all_candidates_are_judged(capsys):
 def test_memory_dtype_and_operation_matter(capsys):
     symmetric = "\n".join(explained(capsys, "all_reduce", "-n", "4", "--symmetric"))
     assert "two_shot_push, in place" in symmetric
+    for name in ("gather", "scatter"):  # their arrays are staged wherever they lie
+        lines = explained(capsys, name, "--symmetric")
+        assert lines[0].endswith("any arrays")
+        assert "in place" not in "".join(lines)
     half = explained(capsys, "all_reduce", "--bytes", "128", "-n", "99", "--dtype", "bfloat16")
     assert any("rounds bfloat16 at every hop" in line for line in half)
     options = ("--bytes", "128", "-n", "99", "--dtype", "bfloat16", "--op", "max")
