@@ -60,6 +60,7 @@ std::vector<MpiRequest> MpiMail::post(const void* data, uint64_t nbytes, uint32_
 void MpiMail::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
                    double timeout_s) {
   MpiEngine& engine = *engine_;
+  const Use use(user_, engine.link().rank());
   engine.poll();
   const uint64_t deadline = deadline_after(timeout_s);
   std::vector<MpiRequest> parts;
@@ -93,6 +94,7 @@ void MpiMail::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t ds
 uint32_t MpiMail::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                        double timeout_s) {
   MpiEngine& engine = *engine_;
+  const Use use(user_, engine.link().rank());
   engine.poll();
   const uint64_t deadline = deadline_after(timeout_s);
   Message* found = nullptr;

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "mpi_engine.h"
+#include "use.h"
 
 namespace pycoll {
 
@@ -21,6 +22,7 @@ class MpiMail {
   MpiMail(const MpiMail&) = delete;
   MpiMail& operator=(const MpiMail&) = delete;
 
+  // One thread at a time (ConcurrentUseError otherwise), as of Mailboxes.
   void send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
             double timeout_s);
   uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
@@ -58,6 +60,7 @@ class MpiMail {
   bool each_part(uint64_t nbytes, F&& f);
 
   std::shared_ptr<MpiEngine> engine_;
+  User user_{0};                // the thread that is in send() or recv()
   std::list<Message> arrived_;  // in order of arrival, complete or not
 };
 

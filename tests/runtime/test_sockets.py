@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -133,6 +134,31 @@ def test_what_comes_after_the_mail_of_a_rank_has_gone():
             mail[1].recv(data.ctypes.data, 4, 1, 0, 0, 10.0)
             assert (data == 7).all()
             assert not fresh.any()
+        exchange("end", None)
+        api.close()
+        return True
+
+    assert meet(2, body) == [True, True]
+
+
+def test_two_threads_receive_at_once():
+    def body(rank, exchange):
+        api = sockets.connect(exchange, rank, names(2), "", 10)
+        engine = _C.MpiEngine(api, 0, [0, 1], rank, 1, 10.0, 2)
+        mail, x = _C.MpiMail(engine), np.zeros(4, np.uint8)
+        if rank == 0:
+            exchange("waiting", None)
+            exchange("refused", None)
+            mail.send(x.ctypes.data, 4, 1, 1, 0, 10.0)
+        else:
+            first = threading.Thread(target=mail.recv, args=(x.ctypes.data, 4, 1, 0, 0, 10.0))
+            first.start()
+            time.sleep(0.1)
+            exchange("waiting", None)
+            with pytest.raises(_C.EngineError, match="ConcurrentUseError"):
+                mail.recv(x.ctypes.data, 4, 1, 0, 0, 0.5)
+            exchange("refused", None)
+            first.join()
         exchange("end", None)
         api.close()
         return True
