@@ -197,7 +197,9 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         order: str | None = None,
         algorithm: str | Algorithm | None = None,
     ) -> BoundPlan:
-        """Prepare a collective once, to call it many times: ``plan(x, out=x)``.
+        """Check and compile a collective before its first call: ``plan(x, out=x)``.
+
+        Later calls gain nothing: those of the method itself are remembered and take less time.
 
         Args:
             collective: ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast``,
