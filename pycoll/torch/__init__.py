@@ -12,6 +12,7 @@ import torch.distributed as dist
 from pycoll.torch.devices import kinds
 from pycoll.torch.errors import BackendArgumentError, BackendTimeout
 from pycoll.torch.group import ProcessGroupPycoll, create
+from pycoll.torch.lifetimes import keep_works
 from pycoll.torch.symmetric import use_symmetric_memory
 
 NAME = "pycoll"
@@ -27,6 +28,7 @@ def register() -> None:
         raise RuntimeError("this PyTorch was built without torch.distributed")
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=kinds())
+    keep_works()
 
 
 def make_default(device: str = "cpu") -> None:

@@ -52,6 +52,13 @@ def join(rank, n):
     return [p.sum().item() for p in model.parameters()]
 
 
+def join_by_ranks_that_train(rank, n):
+    model = DistributedDataParallel(mlp())
+    with model.join(divide_by_initial_world_size=False):
+        train(model, rank, steps=2 + 2 * rank)
+    return [p.sum().item() for p in model.parameters()]
+
+
 def join_with_zero(rank, n):
     model = DistributedDataParallel(mlp())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
@@ -125,6 +132,7 @@ CASES = {
     "DDP, gradient_as_bucket_view": gradient_as_bucket_view,
     "DDP, no_sync": no_sync,
     "DDP, join with uneven inputs": join,
+    "DDP, join, divided by the ranks that train": join_by_ranks_that_train,
     "DDP, bfloat16 parameters": mixed_precision,
     "DDP, buffers of BatchNorm": batch_norm_buffers,
     "DDP, comm hook allreduce": _hooked(default_hooks.allreduce_hook),
