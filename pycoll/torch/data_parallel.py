@@ -74,6 +74,21 @@ class DataParallel(data_parallel.DataParallel):
         self.settle()  # whoever reads the module's parameters does not ask
         return report
 
+    def gather(self) -> dict[str, np.ndarray]:
+        """Return all parameters; see `pycoll.parallel.DataParallel.gather`."""
+        self._passes.prepare()
+        return super().gather()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what continues the training; see `pycoll.parallel.DataParallel.state_dict`."""
+        self._passes.prepare()
+        return super().state_dict()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take what `state_dict` gave; see `pycoll.parallel.DataParallel.load_state_dict`."""
+        self._passes.prepare()
+        super().load_state_dict(saved)
+
     def _make_passes(self, model: Any, loss: Any, units: Sequence[Unit]) -> Any:
         return _Autograd(*loss, self.buckets)
 
@@ -103,6 +118,32 @@ def full_name(name: str) -> str:
     """
     outer, dot, _ = name.partition(".")
     return name if dot and outer != "module" else f"module.{name}"
+
+
+def move_back(name: str, p: torch.Tensor, part: np.ndarray) -> None:
+    """Make a parameter a view of its part of a bucket again, with the values that it has.
+
+    It lies elsewhere after ``p.data = ...`` or ``module.to(memory_format=...)``.
+
+    Args:
+        name: What to call it.
+        p: The parameter.
+        part: Its elements in the bucket.
+
+    Raises:
+        ArgumentError: If it has another type, size or device than its part.
+    """
+    if p.data_ptr() == part.ctypes.data and p.is_contiguous():
+        return
+    view = torch.from_numpy(part)
+    if p.dtype != view.dtype or p.numel() != view.numel() or not p.is_cpu:
+        raise ArgumentError(
+            f"parameter {name} is now {p.dtype} with {p.numel()} elements on {p.device}, expected "
+            f"{view.dtype}, {view.numel()} and cpu, as at the start"
+        )
+    view = view.view(p.shape)
+    view.copy_(p.detach())
+    p.data = view
 
 
 def _precision(module: torch.nn.Module) -> str:
@@ -145,22 +186,26 @@ class _Autograd:
         self._arrived: dict[str, np.ndarray] = {}
         self._handed: set[str] = set()
         self._next = 0
-        self._parameters = tuple(trainable(module).values())
+        named = {full_name(name): p for name, p in trainable(module).items()}
+        self._parameters = tuple(named.values())
+        self._parts: list[tuple[str, torch.Tensor, np.ndarray]] = []
         self._inside = False  # whether the backward pass of a micro-batch runs
         places = {
             entry.parameter.name: (bucket, entry)
             for bucket in buckets
             for entry in bucket.layout.entries
         }
-        for name, p in trainable(module).items():
-            full = full_name(name)
+        for full, p in named.items():
             bucket, entry = places[full]
             view = bucket.view(bucket.parameter.data, entry)
             p.data = torch.from_numpy(view)
+            self._parts.append((full, p, view.reshape(-1)))
             p.register_post_accumulate_grad_hook(partial(_notify, weakref.ref(self), full))
 
     def prepare(self) -> None:
-        """Do nothing: the module has its parameters."""
+        """See that parameters are views of the buckets: the user may have moved them."""
+        for part in self._parts:
+            move_back(*part)
 
     def run(self, sample: Any, scale: float) -> tuple[float, int, Any]:
         """Run the module forward; see `pycoll.parallel.passes.Passes.run`."""

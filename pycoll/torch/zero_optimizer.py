@@ -17,7 +17,7 @@ from pycoll.parallel.ledger import Channel, Ledger
 from pycoll.parallel.limits import check_number
 from pycoll.parallel.placement import Placed, Placement, own_block
 from pycoll.parallel.units import Layout, bucket_elements, make_layouts, make_units, unit_parameters
-from pycoll.torch.data_parallel import chain_of, full_name, trainable
+from pycoll.torch.data_parallel import chain_of, full_name, move_back, trainable
 
 
 @dataclass
@@ -62,6 +62,9 @@ class ZeroOptimizer:
     Each rank keeps 1 / n of the optimizer states, and sends what plain data parallelism sends:
     2 (n - 1) / n of the gradients. Gradients and parameters are views of flat buckets. The
     optimizer must treat every element alike (SGD, Adam, AdamW, RMSprop, ...; not LAMB or LARS).
+    Learning rates and states are those of `inner`, which schedulers take. Before `step` gradients
+    are those of this rank: clip them with `clip_norm`, not ``clip_grad_norm_``. A parameter without
+    gradient has the gradient zero: weight decay and momentum go on.
     """
 
     def __init__(
@@ -125,11 +128,19 @@ class ZeroOptimizer:
         """Make gradients views of the bucket: copy what lies elsewhere; what is missing is 0."""
         for entry in flat.layout.entries:
             p, part = self._params[entry.parameter.name], flat.gradient[entry.start : entry.stop]
-            view = torch.from_numpy(part).view(p.shape)
-            if keep and p.grad is not None and p.grad.data_ptr() == view.data_ptr():
+            view, grad = torch.from_numpy(part).view(p.shape), p.grad if keep else None
+            if grad is not None and grad.layout is not torch.strided:
+                grad = grad.to_dense()
+            if grad is not None and grad.data_ptr() == view.data_ptr():
                 continue
-            part[...] = p.grad.numpy().reshape(-1) if keep and p.grad is not None else 0
+            part[...] = 0 if grad is None else grad.numpy().reshape(-1)
             p.grad = view
+
+    def _move_back(self, flat: _Flat) -> None:
+        """Take parameters that were given other memory (``p.data = ...``) into the bucket again."""
+        for entry in flat.layout.entries:
+            p, part = self._params[entry.parameter.name], flat.parameter[entry.start : entry.stop]
+            move_back(entry.parameter.name, p, part)
 
     def step(self) -> float:
         """Average the gradients, step, and hand out the parameters; a collective.
@@ -139,10 +150,12 @@ class ZeroOptimizer:
 
         Raises:
             ArgumentError: On every rank, if the gradient is not finite; no parameter has changed.
+                Also if a parameter has another type than at the start.
             MismatchError: On every rank, if their optimizers have different settings; likewise.
         """
         n = self._channel.world_size
         for flat in self._flats:
+            self._move_back(flat)
             self._point(flat, keep=True)
         pending = [
             Placed(flat.gradient, Placement.PARTIAL, self._channel, "gradient").to(
@@ -176,8 +189,8 @@ class ZeroOptimizer:
             work.wait()
         return norm
 
-    def zero_grad(self) -> None:
-        """Make all gradients zero."""
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Make all gradients zero; they stay views of the buckets, whatever `set_to_none` says."""
         for flat in self._flats:
             flat.gradient[...] = 0
             self._point(flat, keep=True)

@@ -275,3 +275,19 @@ def test_a_rank_may_use_no_parameter_and_a_failed_step_leaves_nothing():
         return torch.equal(net.weight, before)
 
     assert run_threads(2, rank) == [True, True]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_parameters_that_were_given_other_memory(zero):
+    def rank(comm, moving):
+        module = net()
+        engine = DataParallel(module, loss, Mesh(comm, dp=-1), zero=zero, optimizer=AdamW(lr=0.01))
+        for step in range(3):
+            engine.step(data(step, 2)[comm.rank : comm.rank + 1])
+            for p in module.parameters():
+                p.data = p.detach() * 2 if moving else p.detach().mul_(2)
+        return [*engine.gather().values(), *engine.state_dict()["parameters"].values()]
+
+    expected, found = (run_threads(2, rank, moving) for moving in (False, True))
+    for value, right in zip(found[0] + found[1], expected[0] + expected[1], strict=True):
+        np.testing.assert_array_equal(value, right)

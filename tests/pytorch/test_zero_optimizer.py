@@ -133,3 +133,45 @@ def test_settings_of_an_optimizer(same):
         return True
 
     assert run_threads(2, rank) == [True, True]
+
+
+def test_parameters_that_were_given_other_memory():
+    def rank(comm, moving):
+        net = make()
+        optimizer = ZeroOptimizer(torch.optim.AdamW, net, comm, lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=True)
+            loss(net, sample(step, comm.rank, 0)).backward()
+            optimizer.step()
+            for p in net.parameters() if moving else []:
+                p.data = p.detach().t().clone().t() if p.ndim == 2 else p.detach().clone()
+        return [p.detach().numpy().copy() for p in net.parameters()]
+
+    expected, found = (run_threads(2, rank, moving) for moving in (False, True))
+    for value, right in zip(found[0] + found[1], expected[0] + expected[1], strict=True):
+        np.testing.assert_array_equal(value, right)
+
+
+def test_parameters_of_another_type_are_refused():
+    def rank(comm):
+        net = make()
+        optimizer = ZeroOptimizer(torch.optim.SGD, net, comm, lr=0.1)
+        net.float()
+        with pytest.raises(ArgumentError, match="parameter .* is now torch.float32"):
+            optimizer.step()
+        return True
+
+    assert run_threads(2, rank) == [True, True]
+
+
+def test_sparse_gradients():
+    def rank(comm):
+        net = torch.nn.Embedding(7, 3, sparse=True)
+        net.weight.data[...] = 0
+        optimizer = ZeroOptimizer(torch.optim.SGD, net, comm, lr=1.0)
+        net.zero_grad()  # None: the next one is sparse
+        net(torch.tensor([comm.rank, 2])).sum().backward()
+        optimizer.step()
+        return net.weight.detach()[:, 0].tolist()
+
+    assert run_threads(2, rank) == [[-0.5, -0.5, -1, 0, 0, 0, 0]] * 2
