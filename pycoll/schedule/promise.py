@@ -17,6 +17,7 @@ class Promise:
 
     Attributes:
         n, chunks: World size and number of chunks.
+        alike: Chunks that are so far apart are equally long, whatever the size of the vector.
         reduces: Every output wants the contributions of all ranks to its chunk, each once.
         in_held, out_held: ``[n, chunks]`` whether the rank's IN (OUT) holds the chunk.
         origin: ``[n, chunks]`` number of the input, ``rank * chunks + chunk``, that an output wants
@@ -25,6 +26,7 @@ class Promise:
 
     n: int
     chunks: int
+    alike: int
     reduces: bool
     in_held: np.ndarray
     out_held: np.ndarray
@@ -60,6 +62,7 @@ class Promise:
         return cls(
             n=n,
             chunks=chunks,
+            alike=share if owned else chunks,
             reduces=spec.reduces,
             in_held=(own if spec.in_layout == OWN else full) & (at_root | (not spec.in_at_root)),
             out_held=(own if spec.out_layout == OWN else full) & (at_root | (not spec.out_at_root)),

@@ -111,6 +111,7 @@ def judge(trace: Trace, expressions: Expressions, in_fold: bool) -> Outcome:
     """
     source = _sources(trace)
     value, root = _evaluate(trace, source, expressions)
+    _check_homes(trace, expressions, value)
     result = np.flatnonzero(trace.result)
     cell = trace.cell[result]
     size = trace.promise.n * trace.promise.chunks
@@ -179,6 +180,27 @@ def _evaluate(
     for unit, i, j, shape in zip(reducing.tolist(), begin, end, tree, strict=True):
         value[size + unit] = expressions.fold(shape, tuple([value[k] for k in nodes[i:j]]))
     return np.array(value)[root], root
+
+
+def _check_homes(trace: Trace, expressions: Expressions, value: np.ndarray) -> None:
+    """Check that what folds store in an output is of the chunk whose place that is.
+
+    Chunks at the end of a vector are shorter than others, or empty, so another one would be cut
+    off there. Blocks of ranks are equally long: there the place within the block counts.
+    """
+    size, alike = trace.promise.n * trace.promise.chunks, trace.promise.alike
+    stored = np.flatnonzero(trace.write & (trace.unit >= 0) & (trace.cell < 2 * size))
+    held = value[size + trace.unit[stored]]
+    chunk = np.array(expressions.chunk)[held]
+    home = trace.cell[stored] % trace.promise.chunks
+    bad = np.flatnonzero((chunk < 0) | (chunk % alike != home % alike))
+    if len(bad):
+        i = stored[bad[0]]
+        raise ScheduleError(
+            f"{trace.title}: {trace.who(trace.event[i])}: stores "
+            f"{describe(expressions, held[bad[0]])} in {trace.piece(trace.cell[i])}, the place of "
+            f"chunk {home[bad[0]]}, which may be shorter; keep it in TMP"
+        )
 
 
 def _wrong(trace: Trace, cell: int, expressions: Expressions, value: int, want: str) -> None:

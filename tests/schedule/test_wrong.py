@@ -57,6 +57,27 @@ def test_wrong_block():
     wrong("all_gather", rounds, 3, r"should hold the input in\[0:0\], but holds")
 
 
+def test_a_stay_in_the_place_of_a_shorter_chunk():
+    def rounds(rank, n):
+        yield fold([at(peer, IN, 0) for peer in range(n)], to=at(rank, OUT, 1))
+        yield fold(at(rank, OUT, 1), to=at(rank, OUT, 0))
+        yield fold([at(peer, IN, 1) for peer in range(n)], to=at(rank, OUT, 1))
+
+    text = wrong("all_reduce", rounds, 3, "which may be shorter", chunks=2, in_place=False)
+    assert "round 0: stores the sum of chunk 0 in out[0:1], the place of chunk 1" in text
+
+
+def test_a_stay_in_the_place_of_another_rank():
+    def rounds(rank, n):
+        yield fold(at(rank, IN, rank), to=at(rank, OUT, rank + 1))
+        yield fold(at(rank, OUT, rank + 1), to=at(rank, OUT, rank))
+        for step in range(1, n):
+            peer = rank + step
+            yield fold(at(peer, OUT, peer), to=at(rank, OUT, peer))
+
+    prove(schedule_of("all_gather", rounds, 3, in_place=False))  # blocks are equally long
+
+
 def test_reading_what_nobody_wrote():
     def rounds(rank, n):
         yield fold(at(rank - 1, TMP), to=at(rank, OUT))
