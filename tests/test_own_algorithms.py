@@ -221,6 +221,30 @@ def test_algorithms_are_told_apart_by_what_they_do(run):
     assert run(2, rank) == [True] * 2
 
 
+def roomy(slots):
+    """Make all-reduces that differ in the room they leave: in how the arrays are cut."""
+
+    @algorithm("all_reduce", "roomy", chunks=1, slots=slots)
+    def reduce(rank, n):
+        yield fold([at(peer, IN) for peer in range(n)], to=at(rank, TMP))
+        yield fold(at(rank, TMP), to=at(rank, OUT))
+
+    return reduce
+
+
+def test_algorithms_are_told_apart_by_their_slots(run):
+    one, many = roomy(1), roomy(1000)
+
+    def rank(comm):
+        x = comm.empty(100000)
+        x[:] = comm.rank + 1
+        with pytest.raises(MismatchError, match=r"algorithm=custom#(.|\n)*algorithm=custom#"):
+            comm.all_reduce(x, out=x, algorithm=many if comm.rank else one)
+        return True
+
+    assert run(2, rank) == [True] * 2
+
+
 # Rank 2 reads from rank 1 what rank 0 has written there: it need not wait for rank 1 itself.
 @algorithm("all_reduce", "detour", chunks=1)
 def detour(rank, n):

@@ -55,8 +55,9 @@ def compile_plans(
     if spec.algorithm not in ALGORITHMS:
         memory = f"{'direct' if spec.direct else 'staged'}{', in place' if in_place else ''}"
         everybody = proven(schedule)[1]["messages" if messages else memory]
-        plans, code = [everybody[rank] for rank in ranks], 0
+        plans, code = [everybody[rank] for rank in ranks], schedule.chunks
         for plan in everybody:
+            code = zlib.crc32(int(plan.slots).to_bytes(8, "little"), code)
             code = zlib.crc32(plan.operands.tobytes(), zlib.crc32(plan.code.tobytes(), code))
     elif messages:
         plans = [message_plan(schedule, rank) for rank in ranks]
