@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--jobs is {args.jobs}, expected at least 1")
     chosen = _choose(args)
     worlds = parse_worlds(args.worlds or (MUTANT_WORLDS if args.mutate else "1..64"))
-    tasks = [(name, n) for n in reversed(worlds) for name in chosen if lookup(name).worlds(n)]
+    tasks = [(name, n) for n in reversed(worlds) for name in chosen if lookup(name).works_for(n)]
     return (_mutate if args.mutate else _prove)(args, tasks)
 
 

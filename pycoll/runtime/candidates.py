@@ -60,7 +60,7 @@ def candidates(choice: Choice, world: World | None = None) -> list[Candidate]:
 def _candidate(choice: Choice, algorithm: Algorithm, times: dict[str, float]) -> Candidate:
     wish, machine = choice.wish, choice.machine
     obstacle = wish.obstacle(algorithm)
-    if not algorithm.worlds(wish.n):
+    if not algorithm.works_for(wish.n):
         rest = algorithm.order, False, math.inf, None, obstacle
         return Candidate(algorithm.name, 0, Fraction(0), *rest)
     chosen = algorithm == choice.algorithm

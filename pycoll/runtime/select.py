@@ -61,7 +61,7 @@ class Wish:
 
     def obstacle(self, algorithm: Algorithm) -> str:
         """Say why an algorithm cannot serve; empty if it can."""
-        if not algorithm.worlds(self.n):
+        if not algorithm.works_for(self.n):
             return f"not defined for {self.n} ranks"
         if self.order not in ("tree", "rank"):
             return ""

@@ -95,7 +95,7 @@ COLLECTIVES = {
 
 def order_of(collective: str, order: str | None) -> str:
     """Refuse names that do not exist; return the order of a reduction that says none."""
-    if collective not in COLLECTIVES:
+    if not isinstance(collective, str) or collective not in COLLECTIVES:
         known = ", ".join(COLLECTIVES)
         raise ScheduleError(f"collective={collective!r} is not known; known: {known}")
     reduces = COLLECTIVES[collective].reduces

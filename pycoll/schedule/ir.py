@@ -21,84 +21,36 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from pycoll.errors import ScheduleError
+from pycoll.schedule.blame import asking, suspended
 from pycoll.schedule.collectives import order_of
+from pycoll.schedule.pieces import ACC, IN, OUT, TMP, Buffer, Fold, Piece, Vector, at, fold
+
+__all__ = [
+    "ACC",
+    "IN",
+    "MAX_LINES",
+    "OUT",
+    "TMP",
+    "Algorithm",
+    "Buffer",
+    "Fold",
+    "Piece",
+    "Round",
+    "Schedule",
+    "Vector",
+    "algorithm",
+    "at",
+    "fold",
+]
 
 MAX_LINES = 0xFFFB
 """Folds that a schedule may have, over all rounds: what a rank's step can count."""
-Vector = Any  # int, or a NumPy integer array with one entry per rank of the vector form
-
-
-class Buffer(IntEnum):
-    """Where a piece lives.
-
-    IN and OUT are the user's arrays. ACC stands for IN until the piece is first written, and for
-    OUT from then on. TMP is scratch memory of the owner, counted in slots of one chunk.
-    """
-
-    IN = 0
-    OUT = 1
-    TMP = 2
-    ACC = 3
-
-
-IN, OUT, TMP, ACC = Buffer.IN, Buffer.OUT, Buffer.TMP, Buffer.ACC
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One chunk (or the first of several) of a buffer of a rank."""
-
-    rank: Vector
-    buffer: Buffer
-    chunk: Vector
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """Read ``srcs`` in order, combine them, store the result in every piece of ``dsts``."""
-
-    srcs: tuple[Piece, ...]
-    dsts: tuple[Piece, ...]
-    count: Vector
-    where: Vector
-    tree: bool
-
-
-def at(rank: Vector, buffer: Buffer, chunk: Vector = 0) -> Piece:
-    """Name a piece: chunk ``chunk`` of ``buffer`` on ``rank``."""
-    return Piece(rank, buffer, chunk)
-
-
-def fold(
-    srcs: Piece | Sequence[Piece],
-    to: Piece | Sequence[Piece],
-    *,
-    count: Vector = 1,
-    where: Vector = True,
-    tree: bool = False,
-) -> Fold:
-    """Describe the one data operation.
-
-    Args:
-        srcs: Pieces to combine, left to right; one piece means a copy.
-        to: Piece or pieces that receive the result.
-        count: Number of consecutive chunks, the same for every piece; 0 means that nothing happens.
-        where: Mask of the ranks that take part.
-        tree: Combine along the in-order balanced tree instead of left to right.
-    """
-    sources = (srcs,) if isinstance(srcs, Piece) else tuple(srcs)
-    targets = (to,) if isinstance(to, Piece) else tuple(to)
-    if not sources or not targets:
-        raise ScheduleError("a fold needs at least one source and one destination")
-    return Fold(sources, targets, count, where, tree)
-
-
+_END = object()
 Round = Fold | Sequence[Fold]
 ChunkCount = Callable[..., int]
 
@@ -136,6 +88,16 @@ class Algorithm:
         """First line of the algorithm's docstring."""
         return (self.rounds.__doc__ or "").strip().split("\n")[0]
 
+    def works_for(self, n: int) -> bool:
+        """Whether it is defined for a world size.
+
+        ScheduleError if its ``worlds`` cannot tell.
+        """
+        if n < 1:
+            return False
+        with asking(f"{self.collective}/{self.name}: worlds({n})", self.worlds):
+            return bool(self.worlds(n))
+
     def schedule(self, n: int, **params: Any) -> Schedule:
         """Fix the world size and the parameters.
 
@@ -146,9 +108,18 @@ class Algorithm:
         if unknown:
             known = ", ".join(self.params) or "none"
             raise ScheduleError(f"{self.name}: unknown parameter {unknown.pop()!r}; known: {known}")
-        if n < 1 or not self.worlds(n):
+        if not isinstance(n, (int, np.integer)):
+            raise ScheduleError(f"{self.collective}/{self.name}: {n!r} is no number of ranks")
+        if not self.works_for(n):
             raise ScheduleError(f"{self.collective}/{self.name} is not defined for {n} ranks")
         return Schedule(self, n, {**self.params, **params})
+
+
+def _name_of(rounds: Any) -> str:
+    name = getattr(rounds, "__name__", None)
+    if name is None:
+        raise ScheduleError(f"{rounds!r} has no name: expected a generator function, or a name")
+    return str(name)
 
 
 def algorithm(
@@ -188,7 +159,7 @@ def algorithm(
     def decorate(rounds: Callable[..., Iterator[Round]]) -> Algorithm:
         return Algorithm(
             collective=collective,
-            name=name or rounds.__name__,
+            name=name or _name_of(rounds),
             rounds=rounds,
             chunks=as_function(chunks),
             slots=as_function(slots),
@@ -226,10 +197,8 @@ class Schedule:
         return self._number("slots", self.algorithm.slots)
 
     def _number(self, what: str, function: ChunkCount) -> int:
-        try:
+        with asking(f"{self}: the number of {what}", function):
             found = operator.index(function(self.n, **self.params))
-        except TypeError as error:
-            raise ScheduleError(f"{self}: the number of {what}: {error}") from None
         if found < 0:
             raise ScheduleError(f"{self}: the number of {what} is {found}")
         if found > MAX_LINES * self.n:
@@ -241,26 +210,38 @@ class Schedule:
     @property
     def root(self) -> int:
         """Root of a rooted collective, else 0."""
-        return int(self.params.get("root", 0))
+        root = self.params.get("root", 0)
+        if not isinstance(root, (int, np.integer)):
+            raise ScheduleError(f"{self}: there is no rank {root!r} to be the root")
+        return int(root)
 
     def rounds(self, rank: Vector) -> Iterator[list[Fold]]:
         """Yield the folds of each round, for one rank or a vector of ranks.
 
-        ScheduleError if the algorithm yields something else, or more than `MAX_LINES` folds.
+        ScheduleError if the algorithm raises anything, if it yields something else, or more than
+        `MAX_LINES` folds or rounds.
         """
-        lines, number = 0, 0
-        found = self.algorithm.rounds(rank, self.n, **self.params)
-        if not isinstance(found, Iterator):
-            raise ScheduleError(f"{self} gives {found!r} in place of rounds: it must yield folds")
-        for folds in found:
+        lines, number, function = 0, 0, self.algorithm.rounds
+        with asking(self, function):
+            found = function(rank, self.n, **self.params)
+            if not isinstance(found, Iterator):
+                raise ScheduleError(f"gives {found!r} in place of rounds: it must yield folds")
+        while True:
+            with asking(self, function):
+                folds = next(found, _END)
+            if folds is _END:
+                return
             group = [folds] if isinstance(folds, Fold) else folds
             if not isinstance(group, (list, tuple)) or not all(isinstance(f, Fold) for f in group):
                 raise ScheduleError(
-                    f"{self}: round {number} is {folds!r}, expected a fold or a list of folds"
+                    f"{self}: {suspended(found)}round {number} is {folds!r}, expected a fold or a "
+                    f"list of folds"
                 )
             number, lines = number + 1, lines + len(group)
-            if lines > MAX_LINES:
-                raise ScheduleError(f"{self} has more than {MAX_LINES} folds in its rounds")
+            if lines > MAX_LINES or number > MAX_LINES:
+                raise ScheduleError(
+                    f"{self}: {suspended(found)}more than {MAX_LINES} folds or rounds"
+                )
             yield list(group)
 
     def all_ranks(self) -> np.ndarray:

@@ -150,11 +150,9 @@ def _collect(
     def whole(number: Vector) -> Vector:
         if not isinstance(number, int) and np.shape(number) not in ((), (width,)):
             raise ScheduleError(
-                f"{schedule}: {number!r} has shape {np.shape(number)}, expected one number, or one "
-                f"for each of {width} ranks"
+                f"{schedule}: round {line_round[i]}: {number!r} has shape {np.shape(number)}, "
+                f"expected one number, or one for each of {width} ranks"
             )
-        if not isinstance(number, int) and np.asarray(number).dtype.kind not in "iub":
-            raise ScheduleError(f"{schedule}: {number!r} is no rank or chunk: not an integer")
         return number
 
     nops = np.array([len(f.srcs) + len(f.dsts) for f in lines], np.int64)
@@ -171,8 +169,13 @@ def _collect(
             piece_chunk[row] = whole(piece.chunk)
             piece_buffer[row] = piece.buffer
             row += 1
-    if np.any(counts < 0):
-        raise ScheduleError(f"{schedule}: a fold covers {counts.min()} chunks")
+    most = max(1, schedule.chunks, schedule.slots)
+    for odd in (counts.min(initial=0), counts.max(initial=0)):
+        if not 0 <= odd <= most:
+            number = line_round[int(np.argwhere(counts == odd)[0][0])]
+            raise ScheduleError(
+                f"{schedule}: round {number}: a fold covers {odd} chunks, expected 0 to {most}"
+            )
     return lines, line_round, nops, (piece_rank, piece_chunk, piece_buffer), counts
 
 

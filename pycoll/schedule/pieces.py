@@ -1,0 +1,112 @@
+"""The words of a schedule: pieces of buffers, and folds of pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ScheduleError
+
+_LIMIT = 1 << 62  # of ranks and chunks, before they are taken modulo
+Vector = Any  # int, or a NumPy integer array with one entry per rank of the vector form
+
+
+class Buffer(IntEnum):
+    """Where a piece lives.
+
+    IN and OUT are the user's arrays. ACC stands for IN until the piece is first written, and for
+    OUT from then on. TMP is scratch memory of the owner, counted in slots of one chunk.
+    """
+
+    IN = 0
+    OUT = 1
+    TMP = 2
+    ACC = 3
+
+
+IN, OUT, TMP, ACC = Buffer.IN, Buffer.OUT, Buffer.TMP, Buffer.ACC
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One chunk (or the first of several) of a buffer of a rank."""
+
+    rank: Vector
+    buffer: Buffer
+    chunk: Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Read ``srcs`` in order, combine them, store the result in every piece of ``dsts``."""
+
+    srcs: tuple[Piece, ...]
+    dsts: tuple[Piece, ...]
+    count: Vector
+    where: Vector
+    tree: bool
+
+
+def at(rank: Vector, buffer: Buffer, chunk: Vector = 0) -> Piece:
+    """Name a piece: chunk ``chunk`` of ``buffer`` on ``rank``.
+
+    ScheduleError if the buffer is none, or the numbers are no integers.
+    """
+    if type(buffer) is not Buffer:
+        raise ScheduleError(f"at(): the buffer is {buffer!r}, expected IN, OUT, TMP or ACC")
+    _check_integer("at(): the rank", rank)
+    _check_integer("at(): the chunk", chunk)
+    return Piece(rank, buffer, chunk)
+
+
+def _check_integer(what: str, number: Vector) -> None:
+    """Refuse what is neither an integer, or a truth value, nor an array of them."""
+    if isinstance(number, int):
+        fits = -_LIMIT < number < _LIMIT
+    else:
+        try:
+            fits = np.asarray(number).dtype.kind in "iub"
+        except ValueError:  # lists of several lengths
+            fits = False
+    if not fits:
+        raise ScheduleError(f"{what} is {number!r}, expected an integer, or one for each rank")
+
+
+def _pieces(what: str, given: Piece | Sequence[Piece]) -> tuple[Piece, ...]:
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    found = tuple(given) if several else (given,)
+    if not all(isinstance(piece, Piece) for piece in found):
+        raise ScheduleError(f"fold(): {what} are {given!r}, expected at(...), or a list of them")
+    if not found:
+        raise ScheduleError("a fold needs at least one source and one destination")
+    return found
+
+
+def fold(
+    srcs: Piece | Sequence[Piece],
+    to: Piece | Sequence[Piece],
+    *,
+    count: Vector = 1,
+    where: Vector = True,
+    tree: bool = False,
+) -> Fold:
+    """Describe the one data operation.
+
+    Args:
+        srcs: Pieces to combine, left to right; one piece means a copy.
+        to: Piece or pieces that receive the result.
+        count: Number of consecutive chunks, the same for every piece; 0 means that nothing happens.
+        where: Mask of the ranks that take part.
+        tree: Combine along the in-order balanced tree instead of left to right.
+
+    Raises:
+        ScheduleError: If there are no pieces, or the numbers are no integers.
+    """
+    sources, targets = _pieces("the sources", srcs), _pieces("the destinations", to)
+    _check_integer("fold(): count", count)
+    _check_integer("fold(): where", where)
+    return Fold(sources, targets, count, where, tree)
