@@ -103,7 +103,6 @@ def test_folds_of_chunks_that_are_not_there(count):
         ({"worlds": lambda n: 1 // 0}, r"worlds\(3\): test_blame.py:\d+: ZeroDivisionError"),
         ({"root": "x"}, "there is no rank 'x' to be the root"),
     ],
-    ids=str,
 )
 def test_options_that_cannot_be(options, text):
     def rounds(rank, n, **_):
