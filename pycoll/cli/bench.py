@@ -13,10 +13,13 @@ from pycoll.cli.bench_time import Row, Setup, measure
 from pycoll.cli.files import check_writable
 from pycoll.cli.machine import describe
 from pycoll.cli.own import HELP, is_own, lookup
+from pycoll.cli.sizes import in_memory
 from pycoll.comm import Communicator
-from pycoll.config import TRANSPORTS, parse_bytes
-from pycoll.errors import ArgumentError
-from pycoll.types import Order, ReduceOp
+from pycoll.config import TRANSPORTS
+from pycoll.errors import ArgumentError, ScheduleError
+from pycoll.runtime.select import select
+from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.types import DType, Order, ReduceOp
 
 _OPS = [op.name.lower() for op in ReduceOp]
 _ORDERS = [order.name.lower() for order in Order]
@@ -70,8 +73,11 @@ def main(args: argparse.Namespace) -> int:
     """
     sizes = sizes_of(args)
     element_type(args.dtype)
+    _check_call(args, sizes)
     if args.iters is not None and args.iters < 1:
         raise ArgumentError(f"--iters is {args.iters}, expected at least 1")
+    if args.timeout is not None and not args.timeout > 0:
+        raise ArgumentError(f"--timeout is {args.timeout}, expected a number of seconds > 0")
     if args.in_place and args.collective not in IN_PLACE:
         raise ArgumentError(f"{args.collective} does not work in place")
     if args.plot and sizes == [0]:
@@ -97,7 +103,7 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
     Raises:
         ArgumentError: They are not a range.
     """
-    low, high = parse_bytes(args.min), parse_bytes(args.max)
+    low, high = in_memory(args.min), in_memory(args.max)
     if args.collective == "barrier":
         return [0]
     if not 0 < low <= high:
@@ -108,6 +114,32 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
     while sizes[-1] * args.factor <= high:
         sizes.append(sizes[-1] * args.factor)
     return sizes
+
+
+def _check_call(args: argparse.Namespace, sizes: Sequence[int]) -> None:
+    """Refuse what every rank would refuse, before there is any.
+
+    Raises:
+        ArgumentError: There is no such call, or no such algorithm.
+    """
+    name, base = args.collective, COLLECTIVES.get(args.collective.removesuffix("_v"))
+    dtype = DType[args.dtype.upper()] if base and base.reduces else None
+    if dtype is not None and args.op in ("and", "or", "xor") and dtype.is_float:
+        raise ArgumentError(f"--op {args.op} is defined for integers; --dtype is {args.dtype}")
+    if args.order and dtype is None:
+        raise ArgumentError(f"--order {args.order} is for reductions; {name} reduces nothing")
+    if args.algorithm is None:
+        return
+    if name not in COLLECTIVES:
+        raise ArgumentError(f"--algorithm {args.algorithm}: for {name} there is no choice")
+    own = is_own(args.algorithm)
+    try:
+        algorithm = lookup(args.algorithm if own else f"{name}/{args.algorithm}")
+    except ScheduleError as error:
+        raise ArgumentError(str(error)) from None
+    for nbytes in sizes if args.n and args.n > 0 else ():
+        given = {"dtype": dtype, "op": ReduceOp[args.op.upper()], "direct": args.symmetric}
+        select(name, nbytes, args.n, order=args.order, algorithm=algorithm, **given)
 
 
 def arguments_of(args: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> list[str]:

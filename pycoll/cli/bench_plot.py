@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pycoll.cli.bench_report import sized
 from pycoll.cli.bench_time import Row
+from pycoll.cli.files import put
 from pycoll.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -70,7 +72,9 @@ def draw(path: str, title: str, subtitle: str, rows: Sequence[Row]) -> None:
     key: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": _INK}
     right.legend(loc="upper left", **key)
     left.legend(handles=_styles(), loc="upper left", **key)
-    figure.savefig(path)
+    content = io.BytesIO()
+    figure.savefig(content, format=Path(path).suffix[1:].lower())
+    put(path, content.getvalue())
 
 
 def _finish(axes: Axes, rows: Sequence[Row], heading: str) -> None:

@@ -41,20 +41,21 @@ def _is_writable(file: Path, folder: Path) -> bool:
         return False
 
 
-def put(path: str | Path, text: str) -> None:
-    """Write a text file, with its folders, at once: it is there as a whole, or as it was.
+def put(path: str | Path, content: str | bytes) -> None:
+    """Write a file, with its folders, at once: it is there as a whole, or as it was.
 
     Raises:
         ArgumentError: If that cannot be done.
     """
     file = Path(path).resolve()  # a link stays
+    content = content.encode("utf-8") if isinstance(content, str) else content
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists() and not (file.is_file() and os.access(file.parent, os.W_OK)):
-            file.write_text(text, encoding="utf-8")  # a device, or in a folder that is closed to us
+            file.write_bytes(content)  # a device, or in a folder that is closed to us
             return
-        fresh.write_text(text, encoding="utf-8")
+        fresh.write_bytes(content)
         os.replace(fresh, file)
     except OSError as error:
         with contextlib.suppress(OSError):

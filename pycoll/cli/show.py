@@ -7,13 +7,15 @@ from pathlib import Path
 
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cli.explain import rules_as_rows
+from pycoll.cli.files import put
 from pycoll.cli.own import HELP, is_own, lookup
+from pycoll.cli.run import MAX_RANKS
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.runtime.rules import RULES
 from pycoll.runtime.select import of_collective
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.compile import peer_plan
-from pycoll.schedule.draw import draw
+from pycoll.schedule.draw import drawn
 from pycoll.schedule.formula import evaluate, stated
 from pycoll.schedule.ir import Algorithm, Schedule
 from pycoll.schedule.promise import Promise
@@ -81,17 +83,17 @@ def main(args: argparse.Namespace) -> int:
             raise ArgumentError(f"--plan is {args.plan}, expected a rank, 0 to {args.n - 1}")
         print(peer_plan(schedule, args.plan, direct=not args.staged).listing())
     if args.output is not None:
-        try:
-            draw(schedule, str(args.output))
-        except OSError as error:
-            raise ArgumentError(f"cannot draw to {args.output}: {error.strerror}") from error
+        put(args.output, drawn(schedule, str(args.output)))
         print(f"drew {schedule} to {args.output}")
     if args.text or (args.plan is None and args.output is None):
-        print(as_text(schedule))
+        for line in as_text(schedule):  # of large worlds there are millions
+            print(line)
     return 0
 
 
 def _schedule(args: argparse.Namespace) -> Schedule:
+    if args.n > MAX_RANKS:
+        raise ArgumentError(f"-n is {args.n}, expected at most {MAX_RANKS} ranks")
     try:
         own = is_own(args.algorithm)
         algorithm = lookup(args.algorithm if own else f"{args.collective}/{args.algorithm}")

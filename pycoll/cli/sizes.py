@@ -9,11 +9,25 @@ from collections.abc import Sequence
 from pycoll.config import parse_bytes
 from pycoll.errors import ArgumentError
 
+_ADDRESSES = 1 << 47  # bytes that a process can address
+
+
+def in_memory(text: str) -> int:
+    """Read a size of arrays, such as ``8``, ``1K`` or ``64M``.
+
+    Raises:
+        ArgumentError: It is none, or no process has room for so much.
+    """
+    nbytes = parse_bytes(text)
+    if nbytes > _ADDRESSES:
+        raise ArgumentError(f"{text!r} is more than a process can address, {_ADDRESSES >> 40}T")
+    return nbytes
+
 
 def size(text: str) -> int:
-    """Read a number of bytes, such as ``8``, ``1K`` or ``64M``, as the type of an option."""
+    """Read a size as `in_memory` does, as the type of an option."""
     try:
-        return parse_bytes(text)
+        return in_memory(text)
     except ArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

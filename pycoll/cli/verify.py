@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pycoll.algorithms import ALGORITHMS
-from pycoll.cli.files import put
+from pycoll.cli.files import check_writable, put
 from pycoll.cli.own import HELP, is_own, lookup
+from pycoll.cli.run import MAX_RANKS
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
@@ -42,8 +43,11 @@ def add_parser(subparsers: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prove what was asked for; return 1 if anything fails."""
-    if args.jobs < 1:
-        raise ArgumentError(f"--jobs is {args.jobs}, expected at least 1")
+    for name in ("jobs", "count"):
+        if getattr(args, name) < 1:
+            raise ArgumentError(f"--{name} is {getattr(args, name)}, expected at least 1")
+    if args.json:
+        check_writable("--json", args.json)
     chosen = _choose(args)
     worlds = parse_worlds(args.worlds or (MUTANT_WORLDS if args.mutate else "1..64"))
     tasks = [(name, n) for n in reversed(worlds) for name in chosen if lookup(name).works_for(n)]
@@ -61,6 +65,8 @@ def parse_worlds(text: str) -> list[int]:
         for part in text.split(","):
             low, dots, high = part.partition("..")
             found = range(int(low), int(high if dots else low) + 1)
+            if found and found[-1] > MAX_RANKS:
+                raise ScheduleError(f"-n {text}: expected at most {MAX_RANKS} ranks")
             worlds.update(found or [0])  # one that ends before it begins is refused, too
     except ValueError:
         worlds.clear()

@@ -6,6 +6,7 @@ rank that stores to the rank it stores to, in the colour of its chunk.
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +27,8 @@ _INK, _GREY, _FAINT, _PAPER = "#1f2933", "#52606d", "#d5dae0", "#ffffff"
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#8c6d46")
 
 
-def draw(schedule: Schedule, path: str, dpi: int = 150) -> None:
-    """Draw a schedule to a file; its suffix tells the format, such as ``.png`` or ``.svg``.
+def drawn(schedule: Schedule, path: str, dpi: int = 150) -> bytes:
+    """Return what a file with a picture holds; its suffix tells the format: ``.png``, ``.svg``.
 
     Raises:
         ArgumentError: If matplotlib is missing, if there are too many ranks to tell apart, or if
@@ -35,15 +36,16 @@ def draw(schedule: Schedule, path: str, dpi: int = 150) -> None:
     """
     if not Path(path).suffix:
         raise ArgumentError(f"cannot draw to {path}: its suffix tells the format, such as .png")
-    figure = picture(schedule)
+    figure, content = picture(schedule), io.BytesIO()
     try:
-        figure.savefig(path, dpi=dpi, facecolor=_PAPER)
+        figure.savefig(content, format=Path(path).suffix[1:], dpi=dpi, facecolor=_PAPER)
     except ValueError as error:
         raise ArgumentError(f"cannot draw to {path}: {error}") from None
+    return content.getvalue()
 
 
 def picture(schedule: Schedule) -> Figure:
-    """Return the figure that `draw` saves.
+    """Return the figure that `drawn` saves.
 
     Raises:
         ArgumentError: If matplotlib is missing, or there are too many ranks to tell apart.

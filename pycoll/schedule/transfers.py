@@ -107,19 +107,18 @@ def _share(part: Fraction) -> str:
     return f"{part} of the vector" if part.denominator > 1 else f"{part} x the vector"
 
 
-def as_text(schedule: Schedule) -> str:
-    """Return the rounds as text, one transfer a line."""
-    lines = list(caption(schedule))
+def as_text(schedule: Schedule) -> Iterator[str]:
+    """Yield the rounds as lines of text, one transfer a line."""
+    yield from caption(schedule)
     current = -1
     for item in transfers(schedule):
         if item.round != current:
             current = item.round
-            lines.append(f"round {current}")
+            yield f"round {current}"
         if isinstance(item, Mark):
-            lines.append(f"  rank {item.rank} {'reduces' if item.reduces else 'copies'}")
+            yield f"  rank {item.rank} {'reduces' if item.reduces else 'copies'}"
             continue
         span = f"chunk {item.chunk}" if item.count == 1 else f"chunks {item.chunk}+{item.count}"
         verb = "stores to" if item.stored else "reads from"
         peer = item.dst if item.stored else item.src
-        lines.append(f"    {verb} rank {peer}  {span}")
-    return "\n".join(lines)
+        yield f"    {verb} rank {peer}  {span}"

@@ -210,9 +210,20 @@ def test_ranks_get_the_arguments_of_the_command(arguments):
         (["gather", "--in-place"], "gather does not work in place"),
         (["barrier", "--plot", "x.png"], "a barrier has none"),
         (["all_reduce", "--plot", "x.foo"], "its suffix has to be one of"),
+        (["all_reduce", "--max", "129T"], "'129T' is more than a process can address, 128T"),
         (["all_reduce", "--algorithm", "none"], "none"),
+        (["all_reduce", "--op", "and"], "--op and is defined for integers; --dtype is float32"),
+        (["all_gather", "--order", "tree"], "--order tree is for reductions; all_gather reduces"),
+        (["barrier", "--order", "rank"], "--order rank is for reductions; barrier reduces"),
+        (["barrier", "--algorithm", "ring"], "--algorithm ring: for barrier there is no choice"),
+        (["gather_v", "--algorithm", "direct"], "for gather_v there is no choice"),
+        (["all_reduce", "--algorithm", "ring", "--order", "tree"], "gives order any, not tree"),
+        (["all_reduce", "--algorithm", "hierarchical"], "is not defined for 2 ranks"),
+        (["all_reduce", "--algorithm", "no.py:x"], "No such file"),
+        (["all_reduce", "--timeout", "nan"], "--timeout is nan, expected a number of seconds > 0"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(arguments, message):
+def test_what_cannot_be_measured_is_refused(monkeypatch, arguments, message):
+    monkeypatch.setattr(bench.run, "main", lambda job: pytest.fail("ranks were started"))
     with pytest.raises(ArgumentError, match=message.replace("[", r"\[")):
-        bench.main(parse(*arguments))
+        bench.main(parse(*arguments, "-n", "2"))

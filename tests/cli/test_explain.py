@@ -75,7 +75,10 @@ def test_wrong_arguments(capsys, args, told):
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("args", [["all_reduce", "--bytes", "many"], ["allreduce"]])
+@pytest.mark.parametrize(
+    "args",
+    [["all_reduce", "--bytes", "many"], ["all_reduce", "--bytes", "9" * 21], ["allreduce"]],
+)
 def test_wrong_syntax(capsys, args):
     with pytest.raises(SystemExit) as caught:
         main(["explain", *args])

@@ -1,5 +1,6 @@
 """``pycoll show``: pictures, rounds, programs, and the page of all algorithms."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from pycoll.cli import main
 from pycoll.cli.show import algorithms_page
 from pycoll.runtime.rules import RULES
 from pycoll.schedule.compile import peer_plan
+from pycoll.schedule.transfers import as_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 
@@ -48,6 +50,8 @@ def test_parameters(capsys):
         (["doubling"], "--collective all_gather has it"),
         ([], "ring"),
         (["ring", "-n", "0"], "0 ranks"),
+        (["ring", "-n", "100000"], "at most 4096 ranks"),
+        (["ring", "-o", "/dev/full/x.png"], "cannot write '/dev/full/x.png'"),
         (["ring", "--plan", "8"], "0 to 7"),
         (["ring", "--param", "k"], "root=1"),
         (["ring", "--param", "k=8"], "unknown parameter 'k'"),
@@ -60,13 +64,14 @@ def test_wrong_arguments(capsys, args, told):
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["none/x.svg", "x.svg"])
+@pytest.mark.parametrize("place", ["file/x.svg", "x.svg"])
 def test_a_picture_that_cannot_be_written(capsys, tmp_path, place):
     (tmp_path / "x.svg").mkdir()
+    (tmp_path / "file").touch()
     path = tmp_path / place
     assert main(["show", "ring", "-n", "3", "-o", str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"pycoll show: cannot draw to {path}: ")
+    assert line.startswith(f"pycoll show: cannot write {str(path)!r}: ")
 
 
 def test_the_page_lists_everything(capsys):
@@ -82,3 +87,23 @@ def test_the_page_lists_everything(capsys):
 def test_the_page_in_the_repository_is_current():
     regenerate = "run: pycoll show --table > docs/algorithms.md"
     assert PAGE.read_text(encoding="utf-8") == algorithms_page(), regenerate
+
+
+def test_a_picture_that_cannot_be_written_leaves_nothing(tmp_path, capsys, monkeypatch):
+    def full(self, content):
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    kept = tmp_path / "kept.png"
+    kept.touch()
+    for path in (tmp_path / "new.png", kept):
+        assert main(["show", "ring", "-n", "2", "-o", str(path)]) == 2
+        assert f"cannot write '{path}': No space left" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [kept]
+
+
+def test_the_text_of_a_large_world_comes_line_by_line():
+    lines = as_text(find("all_reduce", "one_shot").schedule(300))
+    assert next(lines).startswith("all_reduce")
+    assert sum(1 for _ in lines) == 300 * 300 + 2

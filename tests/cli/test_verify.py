@@ -32,4 +32,21 @@ def test_proofs_are_written_where_they_can_be(capsys, tmp_path):
     path = tmp_path / "new" / "proofs.json"
     assert main(["verify", "all_reduce/ring", "-n", "2", "--json", str(path)]) == 0
     assert main(["verify", "all_reduce/ring", "-n", "2", "--json", str(path / "x")]) == 2
-    assert "cannot write" in capsys.readouterr().err
+    assert "proofs.json is no directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["ring", "-n", "4097"], "-n 4097: expected at most 4096 ranks"),
+        (["ring", "-n", "1..99999999999"], "expected at most 4096 ranks"),
+        (["ring", "-n", "2", "--mutate", "--count", "-1"], "--count is -1, expected at least 1"),
+        (["ring", "-n", "2", "--json", "/dev/full/x"], "--json '/dev/full/x': /dev/full is no"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_the_work(capsys, args, told):
+    assert main(["verify", *args]) == 2
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert not shown.out
