@@ -84,7 +84,7 @@ def _machine() -> Iterator[Check]:
 
 
 def _available() -> str:
-    """Tell the memory of the machine, and what is left to this process where a limit leaves less."""
+    """Tell the memory of the machine, and what a limit leaves to this process."""
     with open("/proc/meminfo", encoding="ascii") as lines:
         values = dict(line.split(":") for line in lines)
     total, free = (int(values[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
@@ -95,7 +95,7 @@ def _available() -> str:
         return text
     if left > 0.9 * free:
         return text
-    return f"{text}, of these {left / 2**30:.1f} GiB within the limit of a control group (container)"
+    return f"{text}, of these {left / 2**30:.1f} GiB within the limits of this container"
 
 
 def _needed() -> Iterator[Check]:
