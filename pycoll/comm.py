@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from pycoll.ragged import RaggedCollectives
 from pycoll.runtime.groups import split
 from pycoll.runtime.health import Health, check
 from pycoll.runtime.methods import CallOptions, collective
+from pycoll.runtime.prepared import Request
 from pycoll.runtime.session import Session
 from pycoll.runtime.work import BoundPlan, Work
 from pycoll.schedule.collectives import COLLECTIVES
@@ -199,7 +201,8 @@ class Communicator(SymmetricMemory, RaggedCollectives):
     ) -> BoundPlan:
         """Check and compile a collective before its first call: ``plan(x, out=x)``.
 
-        Later calls gain nothing: those of the method itself are remembered and take less time.
+        It refuses arrays of another shape or dtype. Calls of the method itself are remembered as
+        well, so a plan saves the time of the first call only.
 
         Args:
             collective: ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast``,
@@ -215,8 +218,18 @@ class Communicator(SymmetricMemory, RaggedCollectives):
                 f"collective={collective!r} cannot be planned; accepted: {', '.join(COLLECTIVES)}"
             )
         _ = self._session.engine  # raises CommClosed
-        kind = Kind[collective.upper()]
-        return BoundPlan(self._session, kind, like, op, root, order, algorithm)
+        what = COLLECTIVES[collective]
+        arguments: dict[str, Any] = {"algorithm": algorithm, "root": root if what.rooted else 0}
+        arguments |= {"op": op, "order": order} if what.reduces else {}
+        usual = {"algorithm": None, "root": 0, "op": "sum", "order": None}
+        method = partial(
+            getattr(self, collective),
+            **{name: value for name, value in arguments.items() if value != usual[name]},
+        )
+        bound = BoundPlan(self._session, method, like)
+        request = Request(Kind[collective.upper()], op, root, order, algorithm)
+        self._session.prepare(request, like, None)
+        return bound
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make communicators of the ranks with equal colours; a collective.

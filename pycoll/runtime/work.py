@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from pycoll.errors import ArgumentError, CollError, CollTimeout
 from pycoll.runtime.arrays import view
-from pycoll.runtime.prepared import Prepared, Request
 
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
-    from pycoll.schedule.ir import Algorithm
-    from pycoll.types import Kind
 
 
 class Work:
@@ -72,22 +72,12 @@ def check_patience(timeout: float) -> float:
 class BoundPlan:
     """A collective prepared for one shape and dtype; see `pycoll.Communicator.plan`."""
 
-    def __init__(
-        self,
-        session: Session,
-        kind: Kind,
-        like: Any,
-        op: str,
-        root: int,
-        order: str | None,
-        algorithm: str | Algorithm | None,
-    ) -> None:
-        """Check the arguments and compile the plan."""
-        self._session = session
-        self._request = Request(kind, op, root, order, algorithm)
+    def __init__(self, session: Session, method: Callable[..., Any], like: Any) -> None:
+        """Take the collective, a method of the communicator with all arguments but the arrays."""
+        self._session, self._method = session, method
         pattern = view(like, "like")
         self._shape, self._name, self._told = pattern.array.shape, pattern.name, pattern.told
-        session.prepare(self._request, like, None)
+        self._dtype = like.dtype if type(like) is np.ndarray else None
 
     def __call__(
         self, x: Any, *, out: Any = None, timeout: float | None = None, async_op: bool = False
@@ -97,15 +87,14 @@ class BoundPlan:
         Raises:
             ArgumentError: If ``x`` has not the shape and dtype the plan was made for.
         """
-        prepared = self._session.refusing(lambda: self._prepare(x, out, timeout))
-        return self._session.start(prepared, timeout, async_op)
+        if type(x) is not np.ndarray or x.dtype != self._dtype or x.shape != self._shape:
+            self._session.refusing(lambda: self._check(x))
+        return self._method(x, out=out, timeout=timeout, async_op=async_op)
 
-    def _prepare(self, x: Any, out: Any, timeout: float | None) -> Prepared:
-        self._session.check(self._request, timeout)
+    def _check(self, x: Any) -> None:
         given = view(x, "x")
         if given.array.shape != self._shape or given.told != self._told:
             raise ArgumentError(
                 f"x is {given.name}{list(given.array.shape)}; this plan was made for "
                 f"{self._name}{list(self._shape)}"
             )
-        return self._session.prepare(self._request, x, out)
