@@ -19,6 +19,7 @@ OVER_MPI = ("pycoll over MPICH", "pycoll over Open MPI")
 sys.path.insert(0, str(HERE / "compare"))
 
 import report
+from failures import table
 
 
 def load(name):
@@ -173,9 +174,14 @@ def by_size():
     return lines[:-1]
 
 
+def failures():
+    """Return what ranks get when one of them differs, or is gone."""
+    return table(load("failures")["results"])
+
+
 BLOCKS = {
     function.__name__.replace("_", "-"): function
-    for function in (compared, losses, over_mpi, between_hosts, overhead, bench, by_size)
+    for function in (failures, compared, losses, over_mpi, between_hosts, overhead, bench, by_size)
 }
 
 

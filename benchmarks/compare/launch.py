@@ -106,7 +106,7 @@ class Ranks:
         *self._orders, self._answers = [os.open(pipe, os.O_RDWR) for pipe in pipes]
         (folder / "job.json").write_text(json.dumps(job | {"contestant": name}))
         self._output = folder / "output"
-        self._processes = _start(name, n, [str(HERE / "rank.py"), str(folder)], self._output)
+        self._processes = start(name, n, [str(HERE / "rank.py"), str(folder)], self._output)
         self._text = ""
         try:
             self._answer(timeout_s)
@@ -149,7 +149,8 @@ class Ranks:
         return answer
 
 
-def _start(name, n, program, output):
+def start(name, n, program, output):
+    """Start the processes of a contestant, which write to a file; return them."""
     environ = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     home = HOMES[name]
     if home is None:
