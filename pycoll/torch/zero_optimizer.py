@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,23 +13,14 @@ from pycoll import kernels
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.checks import check_unanimous, vote
+from pycoll.parallel.layer import Model
 from pycoll.parallel.ledger import Channel, Ledger
 from pycoll.parallel.limits import check_number
-from pycoll.parallel.placement import Placed, Placement, own_block
-from pycoll.parallel.units import Layout, bucket_elements, make_layouts, make_units, unit_parameters
-from pycoll.torch.data_parallel import chain_of, full_name, move_back, trainable
-
-
-@dataclass
-class _Flat:
-    """One bucket: parameters and gradients in full, and this rank's block of both."""
-
-    layout: Layout
-    parameter: np.ndarray
-    gradient: np.ndarray
-    shard: torch.Tensor
-    shard_gradient: np.ndarray
-
+from pycoll.parallel.placement import Placed, Placement
+from pycoll.parallel.units import bucket_elements, make_layouts, make_units, unit_parameters
+from pycoll.torch.data_parallel import chain_of, full_name, trainable
+from pycoll.torch.loss_scale import expect_scaler, tell, unscale
+from pycoll.torch.zero_buckets import Flat, divided_names, make_flat
 
 _PLAIN = (type(None), bool, int, float, complex, str, tuple, np.generic, torch.Tensor)
 
@@ -48,24 +39,40 @@ def _is_plain(name: str, value: Any) -> bool:
     return name != "params" and isinstance(value, _PLAIN)
 
 
-class ZeroOptimizer:
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in group.items() if k not in ("params", "param_names")}
+
+
+class ZeroOptimizer(torch.optim.Optimizer):
     """Averages gradients over the ranks and steps one block of the parameters on each.
 
     ::
 
         optimizer = ZeroOptimizer(torch.optim.AdamW, module, comm, lr=3e-4)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=1000)
         for inputs, targets in batches:
             loss(module(inputs), targets).backward()  # several times, to accumulate
             optimizer.step()
             optimizer.zero_grad()
+            scheduler.step()
 
     Each rank keeps 1 / n of the optimizer states, and sends what plain data parallelism sends:
     2 (n - 1) / n of the gradients. Gradients and parameters are views of flat buckets. The
     optimizer must treat every element alike (SGD, Adam, AdamW, RMSprop, ...; not LAMB or LARS).
-    Learning rates and states are those of `inner`, which schedulers take. Before `step` gradients
-    are those of this rank: clip them with `clip_norm`, not ``clip_grad_norm_``. A parameter without
-    gradient has the gradient zero: weight decay and momentum go on.
+
+    It is an optimizer of PyTorch: schedulers, ``torch.amp.GradScaler`` and hooks take it, and
+    `param_groups` has the module's parameters, whose settings hold from the next step on. `state`
+    is empty: `state_dict` gathers it. Before `step` gradients are those of this rank: clip them
+    with `clip_norm`, not ``clip_grad_norm_``. A parameter without gradient has the gradient zero:
+    weight decay and momentum go on.
+
+    Attributes:
+        inner: The optimizer of this rank's blocks. Do not step it: alone it has no gradients.
+        grad_norm: Norm of the averaged gradient of the last step, before clipping; NaN if that was
+            not finite.
     """
+
+    _step_supports_amp_scaling = True  # so that GradScaler leaves it to `step` to skip one
 
     def __init__(
         self,
@@ -73,6 +80,7 @@ class ZeroOptimizer:
         module: torch.nn.Module,
         comm: Communicator,
         *,
+        groups: Sequence[dict[str, Any]] | None = None,
         bucket_bytes: int = 25 << 20,
         order: str = "tree",
         clip_norm: float | None = None,
@@ -86,99 +94,142 @@ class ZeroOptimizer:
             kind: Class of the optimizer, which steps this rank's blocks.
             module: Its trainable parameters are on the CPU and of one type.
             comm: The ranks.
+            groups: Parameters with settings of their own, ``{"params": [...], "weight_decay": 0}``,
+                as PyTorch takes them; every trainable parameter is in one. None: one group.
             bucket_bytes: Gradient bytes that are reduced in one call.
             order: Order of the sum over ranks.
             clip_norm: Largest norm of the averaged gradient; None: any.
             settings: Further arguments of `kind`.
 
         Raises:
-            ArgumentError: For parameters of several types or on other devices.
+            ArgumentError: For parameters of several types or on other devices, and groups that
+                have not all of them, or others.
         """
         if clip_norm is not None:
             check_number("clip_norm", clip_norm, "(0, inf]")
         model = chain_of(module)
+        params = {full_name(name): p for name, p in trainable(module).items()}
+        given = [{"params": list(module.parameters())}] if groups is None else groups
+        super().__init__([dict(g) if isinstance(g, dict) else g for g in given], {})
+        self._frozen = self._check_groups(module)
         self.ledger, self._order, self._clip = Ledger(), order, clip_norm
         self._channel = Channel(comm.dup(), "dp", self.ledger)
-        self._params = {full_name(name): p for name, p in trainable(module).items()}
-        first = next(iter(self._params.values())).detach().numpy()
+        self._flats: list[Flat] = []
+        self.inner = kind(self._make_blocks(model, params, bucket_bytes), **settings)
+        self.defaults, self.grad_norm = self.inner.defaults, 0.0
+        self._take_settings()
+        expect_scaler()
+
+    def _make_blocks(
+        self, model: Model, params: dict[str, torch.Tensor], bucket_bytes: int
+    ) -> list[dict[str, Any]]:
+        """Make the buckets of each group; return the groups of this rank's blocks."""
         owned, n = unit_parameters(make_units(model)), self._channel.world_size
-        layouts = make_layouts(owned, n, bucket_elements(1, bucket_bytes, first.itemsize))
-        self._flats = [self._make_flat(layout, first.dtype) for layout in layouts]
-        self.inner = kind([flat.shard for flat in self._flats], **settings)
+        dtype, groups = next(iter(params.values())).detach().numpy().dtype, []
+        for group in self.param_groups:
+            own = set(group["params"])
+            parts = [[x for x in unit if params[x.name] in own] for unit in owned]
+            layouts = make_layouts(parts, n, bucket_elements(1, bucket_bytes, dtype.itemsize))
+            flats = [make_flat(layout, params, dtype, self._channel) for layout in layouts]
+            groups.append({**_hyperparameters(group), "params": [flat.shard for flat in flats]})
+            self._flats += flats
+        return groups
 
-    def _make_flat(self, layout: Layout, dtype: np.dtype) -> _Flat:
-        channel = self._channel
-        parameter, gradient = (
-            channel.empty(layout.padded, dtype, what) for what in ("parameter", "gradient")
-        )
-        parameter[...] = gradient[...] = 0
-        for entry in layout.entries:
-            p = self._params[entry.parameter.name]
-            parameter[entry.start : entry.stop] = p.detach().numpy().reshape(-1)
-            p.data = torch.from_numpy(parameter[entry.start : entry.stop]).view(p.shape)
-        channel.comm.broadcast(parameter, out=parameter)
-        shard = torch.from_numpy(own_block(parameter, channel.rank, channel.world_size))
-        reduced = channel.empty(layout.padded // channel.world_size, dtype, "gradient")
-        shard.grad = torch.from_numpy(reduced)
-        flat = _Flat(layout, parameter, gradient, shard, reduced)
-        self._point(flat, keep=False)
-        return flat
+    def _check_groups(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Check that groups have what is to be trained; return the parameters that are frozen."""
+        names = {p: name for name, p in module.named_parameters()}
+        grouped = {p: None for group in self.param_groups for p in group["params"]}
+        if missing := [name for name, p in trainable(module).items() if p not in grouped]:
+            raise ArgumentError(f"parameters {', '.join(missing)} are in no group")
+        if foreign := sum(p not in names for p in grouped):
+            raise ArgumentError(f"{foreign} parameters in groups are not of the module")
+        return {names[p]: p for p in grouped if not p.requires_grad}
 
-    def _point(self, flat: _Flat, keep: bool) -> None:
-        """Make gradients views of the bucket: copy what lies elsewhere; what is missing is 0."""
-        for entry in flat.layout.entries:
-            p, part = self._params[entry.parameter.name], flat.gradient[entry.start : entry.stop]
-            view, grad = torch.from_numpy(part).view(p.shape), p.grad if keep else None
-            if grad is not None and grad.layout is not torch.strided:
-                grad = grad.to_dense()
-            if grad is not None and grad.data_ptr() == view.data_ptr():
-                continue
-            part[...] = 0 if grad is None else grad.numpy().reshape(-1)
-            p.grad = view
+    def _hand_settings(self) -> None:
+        for mine, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
+            theirs.update(_hyperparameters(mine))
 
-    def _move_back(self, flat: _Flat) -> None:
-        """Take parameters that were given other memory (``p.data = ...``) into the bucket again."""
-        for entry in flat.layout.entries:
-            p, part = self._params[entry.parameter.name], flat.parameter[entry.start : entry.stop]
-            move_back(entry.parameter.name, p, part)
+    def _take_settings(self) -> None:
+        for mine, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
+            mine.update(_hyperparameters(theirs))
 
-    def step(self) -> float:
+    @torch.optim.Optimizer.profile_hook_step  # not by the first rank: ranks may be threads
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None
+    ) -> float | Any:
         """Average the gradients, step, and hand out the parameters; a collective.
 
+        Args:
+            closure: Computes the loss and its gradients, and returns the loss.
+            grad_scaler: Passed by ``torch.amp.GradScaler.step``. If the gradient is not finite, no
+                rank takes the step, and `update` of all ranks' scalers lowers the scale.
+
         Returns:
-            Norm of the averaged gradient, before clipping.
+            The loss of the closure; without closure `grad_norm`.
 
         Raises:
-            ArgumentError: On every rank, if the gradient is not finite; no parameter has changed.
-                Also if a parameter has another type than at the start.
+            ArgumentError: On every rank, if the gradient is not finite and there is no scaler; no
+                parameter has changed. Also if a parameter has another type than at the start, or
+                was frozen then.
             MismatchError: On every rank, if their optimizers have different settings; likewise.
         """
-        n = self._channel.world_size
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if moved := [name for name, p in self._frozen.items() if p.requires_grad]:
+            raise ArgumentError(
+                f"parameters {', '.join(moved)} were frozen when the optimizer was made; make a "
+                "new one"
+            )
         for flat in self._flats:
-            self._move_back(flat)
-            self._point(flat, keep=True)
+            flat.move_back()
+            flat.point(keep=True)
+        gradients = [flat.gradient for flat in self._flats]
+        scaled, found = unscale(self, grad_scaler, gradients)
+        odd = self._average(found)
+        tell(self, grad_scaler, odd > 0)
+        if not odd:
+            self._advance()
+        elif not scaled:
+            raise ArgumentError(f"the step was not taken: {odd} gradients are not finite")
+        return self.grad_norm if closure is None else loss
+
+    step.hooked = True  # as `torch.optim.Optimizer` marks what it has wrapped
+
+    def _average(self, found: bool) -> int:
+        """Average gradients and clip them; return how many are not finite, the same everywhere."""
+        n = self._channel.world_size
         pending = [
             Placed(flat.gradient, Placement.PARTIAL, self._channel, "gradient").to(
                 Placement.SHARD, "gradient", self._order, flat.shard_gradient
             )
             for flat in self._flats
         ]
-        limbs, odd = kernels.new_exact_sum(), 0
+        limbs, odd = kernels.new_exact_sum(), int(found)
         for flat, work in zip(self._flats, pending, strict=True):
             work.wait()
             odd += kernels.add_squares(flat.shard_gradient, limbs)
-        settings = _settings(self.inner)
+        settings = _settings(self)
         vector = np.concatenate([limbs, vote(settings), [odd]])
         self._channel.all_reduce(vector, "norm").wait()
-        limbs, votes, odd = vector[: limbs.size], vector[limbs.size : -1], vector[-1]
+        limbs, votes, odd = vector[: limbs.size], vector[limbs.size : -1], int(vector[-1])
         check_unanimous(votes, settings, self._channel)
-        if odd:
-            raise ArgumentError(f"the step was not taken: {odd} gradients are not finite")
-        norm = float(np.sqrt(kernels.exact_sum(limbs))) / n
-        scale = 1 / n if self._clip is None or norm <= self._clip else self._clip / norm / n
+        norm = float("nan") if odd else float(np.sqrt(kernels.exact_sum(limbs))) / n
+        scale = 1 / n if self._clip is None or not norm > self._clip else self._clip / norm / n
         for flat in self._flats:
             flat.shard_gradient *= flat.shard_gradient.dtype.type(scale)
+        self.grad_norm = norm
+        return odd
+
+    def _advance(self) -> None:
+        """Step this rank's blocks, and hand them out."""
+        self._hand_settings()
+        for flat in self._flats:
+            flat.shard.grad = torch.from_numpy(flat.shard_gradient)
         self.inner.step()
+        self.inner.zero_grad(set_to_none=True)
+        self._take_settings()
         handed = [
             Placed(flat.shard.numpy(), Placement.SHARD, self._channel, "parameter").to(
                 Placement.REPLICATE, "parameter", out=flat.parameter
@@ -187,13 +238,61 @@ class ZeroOptimizer:
         ]
         for work in handed:
             work.wait()
-        return norm
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Make all gradients zero; they stay views of the buckets, whatever `set_to_none` says."""
         for flat in self._flats:
             flat.gradient[...] = 0
-            self._point(flat, keep=True)
+            flat.point(keep=True)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a group once buckets are made: all are given to the constructor."""
+        if hasattr(self, "inner"):
+            raise ArgumentError("parameters have their buckets already; give groups= all groups")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all parameters on every rank; a collective.
+
+        Returns:
+            What `kind` gives that optimizes the same parameters alone, in its order; any optimizer
+            of that class loads it, and so does a `ZeroOptimizer` of any number of ranks.
+        """
+        states: dict[torch.Tensor, Any] = {}
+        for flat in self._flats:
+            parts = flat.gather(self.inner.state.get(flat.shard, {}), self._channel)
+            states.update(zip(flat.params, parts, strict=True))
+        params = [p for group in self.param_groups for p in group["params"]]
+        self.state.update((p, states[p]) for p in params if states.get(p))
+        try:
+            return super().state_dict()
+        finally:
+            self.state = defaultdict(dict)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` gave, or that of an optimizer that is not divided.
+
+        Every rank is given the same; nothing is sent. Parameters are loaded by the module.
+
+        Raises:
+            ArgumentError: If it does not fit the parameters; nothing has changed.
+            ValueError: If it has other groups; likewise.
+        """
+        before = self.param_groups
+        super().load_state_dict(state_dict)
+        loaded, self.state = self.state, defaultdict(dict)
+        pairs = [(p, loaded.get(p, {})) for flat in self._flats for p in flat.params]
+        divided, channel = divided_names(pairs), self._channel
+        try:
+            blocks = {
+                flat.shard: flat.cut([loaded.get(p, {}) for p in flat.params], divided, channel)
+                for flat in self._flats
+            }
+        except ArgumentError:
+            self.param_groups = before
+            raise
+        self.inner.state = defaultdict(dict, {p: state for p, state in blocks.items() if state})
+        self._hand_settings()
 
     def close(self) -> None:
         """Close the communicator; not a collective."""

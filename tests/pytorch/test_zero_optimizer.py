@@ -123,7 +123,7 @@ def test_a_clip_norm_that_cannot_be_used():
 def test_settings_of_an_optimizer(same):
     def rank(comm):
         optimizer = ZeroOptimizer(torch.optim.SGD, make(), comm, lr=0.1)
-        (group,) = optimizer.inner.param_groups
+        (group,) = optimizer.param_groups
         group["hook"] = lambda x: x  # the text of which is its address
         group["lr"] = torch.tensor(0.2 if same or comm.rank else 0.3)
         if same:
