@@ -96,7 +96,7 @@ class Expressions:
         return level[0]
 
 
-def judge(trace: Trace, expressions: Expressions, in_fold: bool) -> Outcome:
+def judge(trace: Trace, expressions: Expressions, in_fold: bool) -> tuple[Outcome, np.ndarray]:
     """Compute every output and compare it with the promise.
 
     Args:
@@ -105,6 +105,9 @@ def judge(trace: Trace, expressions: Expressions, in_fold: bool) -> Outcome:
         in_fold: For the operation "avg", complete folds divide; otherwise the outputs are divided
             at the end.
 
+    Returns:
+        What the outputs hold, and ``[operands]`` the value that each source has; else -1.
+
     Raises:
         ScheduleError: For a read of something never written, a contribution that is missing or
             counted twice, or ranks that differ in their expression.
@@ -112,6 +115,9 @@ def judge(trace: Trace, expressions: Expressions, in_fold: bool) -> Outcome:
     source = _sources(trace)
     value, root = _evaluate(trace, source, expressions)
     _check_homes(trace, expressions, value)
+    inner = np.flatnonzero(~trace.write & (trace.unit >= 0))
+    read = np.full(len(trace.units.unit), -1)
+    read[trace.operand[inner]] = value[source[inner]]
     result = np.flatnonzero(trace.result)
     cell = trace.cell[result]
     size = trace.promise.n * trace.promise.chunks
@@ -123,11 +129,12 @@ def judge(trace: Trace, expressions: Expressions, in_fold: bool) -> Outcome:
             i = bad[0]
             want = divmod(int(trace.promise.origin[rank[i], chunk[i]]), trace.promise.chunks)
             _wrong(trace, cell[i], expressions, held[i], f"the input in[{want[0]}:{want[1]}]")
-        return Outcome("", frozenset([""]), max([expressions.folds[v] for v in held], default=0))
+        most = max([expressions.folds[v] for v in held], default=0)
+        return Outcome("", frozenset([""]), most), read
     _check_counts(trace, expressions, cell, chunk, held)
     if in_fold:
         _check_scaling(trace, root[source[result]], cell)
-    return _order(trace, expressions, cell, chunk, held)
+    return _order(trace, expressions, cell, chunk, held), read
 
 
 def _sources(trace: Trace) -> np.ndarray:

@@ -17,12 +17,12 @@ from pycoll.schedule.compile import peer_plans
 from pycoll.schedule.interpret import check_races, check_run_ahead, run_peer, trace_of
 from pycoll.schedule.ir import Schedule
 from pycoll.schedule.messages import message_plans
-from pycoll.schedule.plan import Opcode, Plan
+from pycoll.schedule.plan import Opcode, Plan, PlanBuffer
 from pycoll.schedule.promise import Promise
 from pycoll.schedule.rendezvous import exchange, run_messages
 from pycoll.schedule.table import spans
 from pycoll.schedule.trace import Trace
-from pycoll.schedule.values import Expressions, Outcome, judge
+from pycoll.schedule.values import Expressions, Outcome, describe, judge
 
 CONSECUTIVE = 8  # worlds up to this size are also run over three consecutive calls
 
@@ -132,7 +132,12 @@ def verify(
     check_bounds(joined, promise)
     in_fold = promise.reduces and plans[0].scales_in_fold
     traces = _traces(joined, promise, in_place)
-    outcomes = [judge(trace, expressions, in_fold) for trace in traces]
+    outcomes, read = [], []
+    for trace in traces:
+        outcome, found = judge(trace, expressions, in_fold)
+        outcomes.append(outcome)
+        read.append(found)
+        _check_sources(trace, expressions, read[0], found)
     check_contacts(joined)
     if outcomes[0] != outcomes[-1]:
         raise ScheduleError(f"{title}: {outcomes[0]} in place, {outcomes[-1]} otherwise")
@@ -156,6 +161,24 @@ def _traces(joined: Joined, promise: Promise, in_place: bool) -> Iterator[Trace]
         run = run_peer(joined, calls=3)
         check_races(run, trace_of(run, promise, in_place))
         check_run_ahead(run)
+
+
+def _check_sources(
+    trace: Trace, expressions: Expressions, shared: np.ndarray, separate: np.ndarray
+) -> None:
+    """Check that every source has the same value whether or not IN and OUT are the same memory.
+
+    Then it has that value on whichever ranks they are: some may work in place, others not.
+    """
+    bad = np.flatnonzero(shared != separate)
+    if len(bad):
+        units, i = trace.units, bad[0]
+        piece = f"{PlanBuffer(units.buffer[i]).name.lower()}[{units.rank[i]}:{units.chunk[i]}]"
+        raise ScheduleError(
+            f"{trace.title}: {trace.who(units.event_of[i])}: reads {piece}, which holds "
+            f"{describe(expressions, shared[i])} where IN and OUT are one memory, and "
+            f"{describe(expressions, separate[i])} elsewhere, but ranks may differ in that"
+        )
 
 
 def _slots(plans: list[Plan]) -> int:

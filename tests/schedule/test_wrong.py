@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from pycoll.algorithms import find
@@ -76,6 +77,21 @@ def test_a_stay_in_the_place_of_another_rank():
             yield fold(at(peer, OUT, peer), to=at(rank, OUT, peer))
 
     prove(schedule_of("all_gather", rounds, 3, in_place=False))  # blocks are equally long
+
+
+def test_an_input_that_is_read_late():
+    def rounds(rank, n):
+        peer = np.where(rank < 2, 1 - rank, rank)
+        yield fold(at(peer, IN), to=at(rank, TMP, 0))
+        yield fold(at(rank, TMP, 0), to=at(rank, OUT))
+        yield fold(at(rank, IN), to=at(rank, TMP, 1))  # in place that of the peer
+        yield fold([at(i, TMP, 1) for i in (2, 0, 1)], to=at(rank, OUT))
+
+    # Right where all ranks work in place, and where none does. Were it rank 0 alone, the input of
+    # rank 1 would be counted twice.
+    text = wrong("all_reduce", rounds, 3, "but ranks may differ in that", chunks=1, slots=2)
+    assert "round 2: reads in[0:0], which holds the input in[1:0] where IN and OUT are one" in text
+    prove(schedule_of("all_reduce", rounds, 3, chunks=1, slots=2, in_place=False))
 
 
 def test_reading_what_nobody_wrote():
