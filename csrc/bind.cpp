@@ -25,8 +25,8 @@ uint64_t last_cache_bytes() {
 }
 
 // Mixes what must agree into 32 bits. Odd: 0 is the fingerprint of failed iterations.
-uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count) {
-  uint64_t x = cookie;
+uint32_t fingerprint_of(uint64_t cookie, uint64_t descriptor, uint64_t count, uint32_t check) {
+  uint64_t x = cookie ^ check;
   for (const uint64_t word : {descriptor, count}) {  // the finaliser of splitmix64
     x += word + 0x9E3779B97F4A7C15;
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
@@ -213,7 +213,7 @@ std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geom
                                            uint64_t cookie, uint32_t rank, uint32_t max_operands) {
   auto call = bound(std::move(binding), geometry.world_size, rank, max_operands, false,
                     [&](Binder& binder) { binder.cut(geometry.cell_bytes); });
-  call->fingerprint = fingerprint_of(cookie, call->descriptor, call->count);
+  call->fingerprint = fingerprint_of(cookie, call->descriptor, call->count, call->check);
   const uint64_t all_bytes = (call->in_bytes + call->out_bytes) * geometry.world_size;
   call->streams = all_bytes >= last_cache_bytes() * 3 / 2;
   if (const BoundCall* other = call->alternative.get()) {

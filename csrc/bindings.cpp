@@ -136,6 +136,7 @@ Binding make_binding(std::shared_ptr<Plan> plan, const py::kwargs& numbers) {
   binding.count = number("count");
   binding.chunk = number("chunk");
   binding.descriptor = number("descriptor");
+  if (numbers.contains("check")) binding.check = static_cast<uint32_t>(number("check"));
   binding.in_layout = static_cast<Layout>(number("layout_in"));
   binding.out_layout = static_cast<Layout>(number("layout_out"));
   binding.scale_n = static_cast<uint32_t>(number("scale_n"));

@@ -44,8 +44,8 @@ struct PieceTable {
 
 struct BoundCall;
 
-// A plan with numbers: everything of a call but the arrays. Two calls match when descriptor and
-// count are equal on all ranks; everything else here must follow from those two.
+// A plan with numbers: everything of a call but the arrays. Two calls match when descriptor, count
+// and check are equal on all ranks; everything else here must follow from those.
 struct Binding {
   std::shared_ptr<const Plan> plan;  // has passed Plan::check
   DType dtype = DType::kUInt8;       // of folds with more than one source
@@ -55,6 +55,9 @@ struct Binding {
   uint64_t chunk = 0;       // elements of a chunk; in kFull and kOwn chunk c covers
                             // [c * chunk, min((c + 1) * chunk, count)) of the vector
   uint64_t descriptor = 0;  // kind:8 dtype:8 op:8 flags:8 root:16 algorithm:16
+  // Checksum of the plans of all ranks, if the descriptor's 16 bits may confuse their algorithm
+  // with another one; goes into the fingerprint.
+  uint32_t check = 0;
   Layout in_layout = Layout::kFull, out_layout = Layout::kFull;
   PieceTable in_table, out_table;  // for kTable
   uint32_t scale_n = 0;            // kAvg: what complete folds divide by; 0: world_size

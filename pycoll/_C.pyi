@@ -95,6 +95,7 @@ class Engine:
         scale_n: int,
         scale_at_exit: bool,
         extents: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None,
+        check: int = 0,
         across: bool = False,
         alternative: BoundCall | None = None,
     ) -> BoundCall: ...

@@ -57,6 +57,7 @@ def extent_of(spec: CallSpec, plan: Plan, world_size: int) -> Extent:
 def device_spec(spec: CallSpec, plan: Plan, world_size: int, number: int) -> tuple[Spec, tuple]:
     """Return a plan with numbers as the device library takes it, and what has to stay alive."""
     numbers = _numbers(spec, plan, world_size, number)
+    del numbers["check"]  # the descriptor has 15 bits of it
     code, operands = np.ascontiguousarray(plan.code), np.ascontiguousarray(plan.operands)
     numbers["dtype"] = spec.dtype if spec.dtype < len(DType) else int(DType.UINT8)
     filled = Spec(

@@ -17,23 +17,25 @@ TWO_LEVELS = 0x3FE  # for a call in two levels: see pycoll.runtime.hierarchy
 def descriptor(kind: int, dtype: int, op: int, flags: int, root: int, algorithm: int) -> int:
     """Pack what all ranks of a call must agree on into 64 bits; see docs/architecture.md.
 
-    The flags are an order, and some of `FLAG_DIRECT` and `FLAG_READ`.
+    The flags are an order, and some of `FLAG_DIRECT` and `FLAG_READ`. Of the algorithm's number the
+    lowest 16 bits count.
     """
-    return kind | dtype << 8 | op << 16 | flags << 24 | root << 32 | algorithm << 48
+    return kind | dtype << 8 | op << 16 | flags << 24 | root << 32 | (algorithm & 0xFFFF) << 48
 
 
 def algorithm_number(algorithm: Algorithm, params: dict[str, Any], code: int | None = None) -> int:
-    """Return a 16-bit number for an algorithm with parameters.
+    """Return a number for an algorithm with parameters: 16 bits, and a checksum above them.
 
     Args:
         algorithm: The algorithm. If it is in the registry, 10 bits are its index.
         params: Its parameters; the other 6 bits are of a checksum of these.
         code: For an algorithm outside the registry a 32-bit checksum of its plans, which 15 bits
-            tell; by default one of its name and parameters.
+            tell, and all of it above the 16; by default one of its name and parameters.
     """
     text = f"{algorithm.name}{sorted((k, v) for k, v in params.items() if k != 'root')}"
     check = zlib.crc32(text.encode())
     if algorithm in ALGORITHMS:
         return ALGORITHMS.index(algorithm) | (check & 0x3F) << 10
     check = check if code is None else code
-    return CUSTOM + (check & 0x3FFFFFF) % (TWO_LEVELS - CUSTOM) | (check >> 26) << 10
+    short = CUSTOM + (check & 0x3FFFFFF) % (TWO_LEVELS - CUSTOM) | (check >> 26) << 10
+    return short | (code or 0) << 16

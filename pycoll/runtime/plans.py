@@ -55,7 +55,8 @@ def compile_plans(
     if spec.algorithm not in ALGORITHMS:
         memory = f"{'direct' if spec.direct else 'staged'}{', in place' if in_place else ''}"
         everybody = proven(schedule)[1]["messages" if messages else memory]
-        plans, code = [everybody[rank] for rank in ranks], schedule.chunks
+        plans = [everybody[rank] for rank in ranks]
+        code = 2 * schedule.chunks + schedule.reduces_at_once
         for plan in everybody:
             code = zlib.crc32(int(plan.slots).to_bytes(8, "little"), code)
             code = zlib.crc32(plan.operands.tobytes(), zlib.crc32(plan.code.tobytes(), code))
@@ -277,6 +278,7 @@ def binding_numbers(
         "layout_in": _layout(promise.in_layout),
         "layout_out": _layout(promise.out_layout),
         "descriptor": spec.descriptor(number, spec.direct),
+        "check": number >> 16,
         "scale_n": world_size if average else 0,
         "scale_at_exit": average and not scales_in_fold,
     }

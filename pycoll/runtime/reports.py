@@ -124,7 +124,7 @@ def _mismatch(report: dict) -> str:
     now = [r for r in ranks if r["entered"]]
     calls = {r["rank"]: Call.unpack(r["descriptor"], r["count"]) for r in now}
     fields = [f for f in FIELDS if len({getattr(c, f) for c in calls.values()}) > 1]
-    field = fields[0] if fields else "arguments"
+    field = fields[0] if fields else "plans of the algorithm"
     votes = Counter(str(c) for c in calls.values())
     best = votes.most_common()
     clear = len(best) > 1 and best[0][1] > best[1][1]
