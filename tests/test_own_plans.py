@@ -1,4 +1,6 @@
-"""Own algorithms that are not the same on all ranks."""
+"""Own algorithms that are not the same on all ranks, or not the same each time they are asked."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -35,3 +37,23 @@ def test_plans_with_the_same_short_number(monkeypatch, count, shared):
         return True
 
     assert run_processes(3, rank) == [True] * 3
+
+
+def test_a_number_of_chunks_that_changes():
+    def rank(comm):
+        for changes in range(1, 20):
+            asked = itertools.count()
+
+            @algorithm(
+                "all_reduce",
+                f"other chunks after {changes}",
+                chunks=lambda n, asked=asked, changes=changes: 1 + (next(asked) >= changes),
+                in_place=False,
+            )
+            def made(rank, n):
+                yield fold([at(peer, IN) for peer in range(n)], to=at(rank, OUT))
+
+            assert (comm.all_reduce(np.ones(100), algorithm=made) == comm.world_size).all()
+        return True
+
+    assert run_processes(2, rank) == [True] * 2

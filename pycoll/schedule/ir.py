@@ -21,6 +21,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,10 @@ def algorithm(
 
 @dataclass(frozen=True)
 class Schedule:
-    """An algorithm with its world size and parameters: what moves, for all ranks."""
+    """An algorithm with its world size and parameters: what moves, for all ranks.
+
+    What it has found out of its algorithm stays: what is proven and what runs are the same numbers.
+    """
 
     algorithm: Algorithm
     n: int
@@ -186,12 +190,12 @@ class Schedule:
         """Name of the collective."""
         return self.algorithm.collective
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """Number of chunks of the full vector."""
         return self._number("chunks", self.algorithm.chunks)
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Number of scratch slots of each rank."""
         return self._number("slots", self.algorithm.slots)
@@ -259,7 +263,7 @@ class Schedule:
                 return False
         return True
 
-    @property
+    @cached_property
     def reduces_at_once(self) -> bool:
         """Whether every fold that combines anything combines one input of each rank."""
         for number, folds in enumerate(self.rounds(self.all_ranks())):
