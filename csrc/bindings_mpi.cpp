@@ -166,6 +166,9 @@ void bind_mpi(py::module_& m) {
       .def("report", &report)
       .def_property_readonly("failed", &MpiEngine::failed)
       .def_property_readonly("iteration", &MpiEngine::iteration);
+  // Neither MPI nor a connection can be told to stop in the middle of a message. What such a
+  // message refers to has to stay, even when Python ends: MPI_Finalize comes after that.
+  m.def("never_free", [](py::object owner) { owner.release(); }, "owner"_a);
   bind_two_level(m);
   py::class_<MailPostbox>(m, "MailPostbox")
       .def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a)
@@ -184,6 +187,7 @@ void bind_mpi(py::module_& m) {
       .def("close", &MailPostbox::close, Release());
   py::class_<MpiMail>(m, "MpiMail")
       .def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a)
+      .def_property_readonly("given_up", &MpiMail::given_up)
       .def(
           "send",
           [](MpiMail& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst,

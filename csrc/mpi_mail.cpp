@@ -64,6 +64,11 @@ void MpiMail::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t ds
   engine.poll();
   const uint64_t deadline = deadline_after(timeout_s);
   std::vector<MpiRequest> parts;
+  struct Count {
+    MpiMail& mail;
+    const std::vector<MpiRequest>& parts;
+    ~Count() { mail.given_up_ += parts.empty() ? 0 : 1; }
+  } count{*this, parts};
   {
     const std::lock_guard lock(engine.mutex());
     parts = post(data, nbytes, type, dst, tag);

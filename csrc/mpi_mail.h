@@ -5,6 +5,7 @@
 // memory of its own, so two ranks that send to each other do not block one another.
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <memory>
 #include <optional>
@@ -27,6 +28,9 @@ class MpiMail {
             double timeout_s);
   uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                 double timeout_s);
+
+  // So many sends were given up while the transport was still reading their data, which must stay.
+  uint64_t given_up() const { return given_up_; }
 
   // The steps of these two, for who waits by himself (see mail_postbox.h). The caller holds the
   // engine's mutex.
@@ -60,7 +64,8 @@ class MpiMail {
   bool each_part(uint64_t nbytes, F&& f);
 
   std::shared_ptr<MpiEngine> engine_;
-  User user_{0};                // the thread that is in send() or recv()
+  User user_{0};  // the thread that is in send() or recv()
+  std::atomic<uint64_t> given_up_{0};
   std::list<Message> arrived_;  // in order of arrival, complete or not
 };
 

@@ -26,6 +26,7 @@ MpiTask::MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out
       out_(static_cast<char*>(out)),
       seq_(seq),
       agreed_(proven || (call.tiny && !call.agree)),
+      scratch_(scratch),
       srcs_(scratch.srcs),
       dsts_(scratch.dsts) {
   if (link_.world_size() == 1) agreed_ = true;
@@ -47,19 +48,24 @@ MpiTask::MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out
 MpiTask::~MpiTask() {
   std::vector<MpiRequest> receives;
   std::vector<std::unique_ptr<char[]>> bounces;
+  bool sends = false;
   for (Window& window : windows_) {
     for (Transfer& t : window.open) {
-      if (!t.packet && Opcode(t.instr->op) == Opcode::kRecv) receives.push_back(t.request);
+      const bool receive = Opcode(t.instr->op) == Opcode::kRecv;
+      if (!t.packet && receive) receives.push_back(t.request);
+      sends = sends || !receive;
       if (t.bounce != nullptr) bounces.push_back(std::move(t.bounce));
     }
     window.open.clear();
   }
-  if (receives.empty() && bounces.empty()) return;
+  if (receives.empty() && !sends) return;
   try {
     link_.withdraw(receives);
   } catch (const Error&) {  // MPI no longer answers
   }
-  for (std::unique_ptr<char[]>& b : bounces) b.release();  // a send may still read it
+  if (receives.empty() && !sends) return;
+  for (std::unique_ptr<char[]>& b : bounces) b.release();
+  static_cast<void>(new std::vector<char>(std::move(scratch_.cells)));
 }
 
 Head MpiTask::head(uint32_t nbytes) const {

@@ -35,7 +35,8 @@ class MpiTask {
   // are not over no two may have numbers of the same parity: that is what their data go by.
   MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
           bool proven, Scratch& scratch);
-  // Takes back what is under way, after a failure.
+  // Takes back what is under way, after a failure. Memory to which the transport may still write,
+  // or which it may still read, is never let go.
   ~MpiTask();
   MpiTask(const MpiTask&) = delete;
   MpiTask& operator=(const MpiTask&) = delete;
@@ -101,6 +102,7 @@ class MpiTask {
   std::span<uint32_t> blocked_;  // by peer: pass in which an earlier packet was missing
   uint32_t pass_ = 0;
   uint64_t progress_ = 0;
+  Scratch& scratch_;
   std::vector<const void*>& srcs_;
   std::vector<void*>& dsts_;
 };

@@ -66,7 +66,7 @@ class MpiSession(Session):
         """
         self.job, self.members = job, members
         self.memory, self.threads = PlainMemory(), False
-        self._kept: list[Any] = []  # MPI may still look at these arrays after a failure
+        self._given_up = 0  # sends whose arrays have been kept
         hosts = [job.hosts[m] for m in members]
         cards = [job.cards[m] for m in members]
         engine = raising(
@@ -97,8 +97,29 @@ class MpiSession(Session):
             return super().start(prepared, timeout, async_op)
         except CollError:
             if self._engine is not None and self._engine.failed:
-                self._kept.append(prepared)
+                _C.never_free(prepared)  # nobody can tell the transport to stop
             raise
+
+    def sweep(self) -> None:
+        """Let go of the arrays of background calls that have ended, unless they have failed."""
+        if self._in_flight and self.engine.failed:
+            _C.never_free(tuple(self._in_flight))
+            self._in_flight.clear()
+        super().sweep()
+
+    def abandon(self, memory: Any) -> None:
+        """Keep the memory of a message if it was given up while it was being sent."""
+        mail = self._mailboxes
+        if mail is None or mail.given_up > self._given_up:
+            self._given_up += 1
+            _C.never_free(memory)
+
+    def close(self) -> None:
+        """See `pycoll.Communicator.close`."""
+        engine, in_flight = self._engine, tuple(self._in_flight)
+        super().close()
+        if in_flight and engine.failed:
+            _C.never_free(in_flight)
 
     def error(self, kind: str, text: str) -> CollError:
         """Make the exception for a failure of the engine."""

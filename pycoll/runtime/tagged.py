@@ -34,7 +34,12 @@ class TaggedMessages:
             plain = ArrayView(x, source.dtype, source.name, x).pointer, x.nbytes
         self._check_peer("dst", dst, 0)
         limit, number = self._limit(timeout), self._tag(tag)
-        self.guard(self.boxes().send, *plain, code, dst, number, limit)
+        boxes = self.boxes()
+        try:
+            self.guard(boxes.send, *plain, code, dst, number, limit)
+        except BaseException:
+            self.abandon(x)
+            raise
 
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
@@ -48,6 +53,9 @@ class TaggedMessages:
         self._check_peer("src", src, -1)
         limit, number = self._limit(timeout), self._tag(tag)
         return self.guard(self.boxes().recv, *plain, code, src, number, limit)
+
+    def abandon(self, memory: Any) -> None:
+        """Do nothing: in shared memory, who gives up sending takes back what he has offered."""
 
     def boxes(self) -> _C.Mailboxes:
         """Return the mailboxes; see `engine`."""

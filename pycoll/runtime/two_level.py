@@ -191,7 +191,7 @@ class TwoLevelSession(MpiSession):
                     error = first
                     break
                 time.sleep(_POLL_S)
-        self._kept.append(prepared)
+        _C.never_free(prepared)
         self._tell(type(error).__name__, str(error))
         return error
 

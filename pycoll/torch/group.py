@@ -40,7 +40,7 @@ class ProcessGroupPycoll(Reductions, Moves, Messages, Core):
     def shutdown(self) -> None:
         """Finish what runs in the background and leave the group; harmless if repeated."""
         self._hot.clear()
-        self._postbox.close()
+        self._close_messages()
         super().shutdown()
 
 

@@ -62,6 +62,8 @@ class MessageWork(Work):
             if isinstance(error, TimeoutError):
                 raise error from None  # the message is still under way
             self._error = error
+            if self._what == "send":
+                self._group._abandon(self)
         else:
             try:
                 if self._what == "recv":
@@ -175,6 +177,15 @@ class Messages:
             return source(tensor).cpu(), self._postbox.send
         box = target(tensor)
         return box if box.is_cpu else torch.empty(box.shape, dtype=box.dtype), self._postbox.recv
+
+    def _abandon(self, *works: MessageWork) -> None:
+        """Keep the memory of messages that are given up while they may be being sent."""
+        if not self._calls.direct:
+            _C.never_free([work._box for work in works if work._what == "send"])
+
+    def _close_messages(self) -> None:
+        self._postbox.close()
+        self._abandon(*self._under_way)
 
     def _open_messages(self) -> None:
         session = self._session
