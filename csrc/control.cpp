@@ -99,6 +99,12 @@ class FileLock {
   int own_fd_;
 };
 
+// A creator that was killed half way left a file without the magic. The lock is held.
+bool is_made(int fd) {
+  uint64_t magic = 0;
+  return pread(fd, &magic, sizeof(magic), 0) == sizeof(magic) && magic == kMagic;
+}
+
 uint64_t file_bytes(int fd) {
   struct stat status;
   COLL_CHECK(fstat(fd, &status) == 0, "TransportError",
@@ -155,21 +161,21 @@ std::shared_ptr<ControlSegment> ControlSegment::open(int fd, const Geometry& geo
   COLL_CHECK(have == 0 || have == want, "TransportError", "the control segment has ", have,
              " bytes where this rank expects ", want,
              ": the ranks disagree on world size, cell size or mailbox size");
+  const bool made = is_made(fd);
   struct Undo {  // a creator that fails leaves the file empty, so that a later rank may try again
     int fd;
     bool armed;
     ~Undo() {
       if (armed && ftruncate(fd, 0) != 0) return;  // sealed: it had been made in full
     }
-  } undo{fd, have == 0};
-  if (have == 0) {
+  } undo{fd, !made};
+  if (!made) {
     reserve_pages(fd, 0, want, "TransportError",
                   "free memory, raise the memory limit of the container, or use smaller cells");
   }
   segment->map(fd, g);
   auto* header = reinterpret_cast<Header*>(segment->base_);
-  // A creator that was killed half way left a file without the magic.
-  if (header->magic.load(std::memory_order_acquire) != kMagic) segment->initialise(fd);
+  if (!made) segment->initialise(fd);
   undo.armed = false;
   COLL_CHECK(header->abi == kAbiVersion, "TransportError", "the control segment has ABI ",
              header->abi, " where this rank has ", kAbiVersion,

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from pycoll import _C
+from pycoll.config import Config
+from pycoll.runtime.bootstrap import make_memfd
+from pycoll.runtime.groups import open_control
 
 MIB = 1 << 20
 PROC = {"meminfo": "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n"}
@@ -139,3 +142,16 @@ def test_ranks_that_fill_a_container_are_told(tmp_path):
     assert len(texts) == 2, done.stdout
     counts = [int(text.split()[1] if text.startswith("[") else text.split()[0]) for text in texts]
     assert 1 < sum(counts) < 500 / 32
+
+
+def test_who_comes_after_a_creator_that_died_half_way():
+    """It had given the file its size, and had not asked for the memory yet."""
+    whole, half = make_memfd("control"), make_memfd("control")
+    try:
+        open_control(whole, 2, Config())
+        os.ftruncate(half, os.fstat(whole).st_size)
+        open_control(half, 2, Config())
+        assert os.fstat(half).st_blocks == os.fstat(whole).st_blocks
+    finally:
+        os.close(whole)
+        os.close(half)
