@@ -312,7 +312,26 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   });
 }
 
+// An algorithm of the user that is kept here may refer to the communicator, and so to this object.
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  const State* state = reinterpret_cast<Fastcall*>(self)->state;
+  if (state == nullptr) return 0;
+  for (const Entry& entry : state->entries) {
+    for (const py::object& object : entry.kept) Py_VISIT(object.ptr());
+  }
+  return 0;
+}
+
+int clear(PyObject* self) {
+  State* state = reinterpret_cast<Fastcall*>(self)->state;
+  if (state == nullptr) return 0;
+  for (Entry& entry : state->entries) entry = Entry();
+  return 0;
+}
+
 void destroy(PyObject* self) {
+  PyObject_GC_UnTrack(self);
   PyTypeObject* type = Py_TYPE(self);
   delete reinterpret_cast<Fastcall*>(self)->state;
   type->tp_free(self);
@@ -334,9 +353,12 @@ void add_fastcall(py::module_& m) {
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
                                 {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear)},
                                 {Py_tp_methods, methods},
                                 {0, nullptr}};
-  static PyType_Spec spec = {"pycoll._C.Fastcall", sizeof(Fastcall), 0, Py_TPFLAGS_DEFAULT, slots};
+  static PyType_Spec spec = {"pycoll._C.Fastcall", sizeof(Fastcall), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
   const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
   if (!type) throw py::error_already_set();
   m.attr("Fastcall") = type;

@@ -1,18 +1,21 @@
 """Use after close, in a forked child, from two threads, inside a signal handler."""
 
 import copy
+import dataclasses
 import gc
 import os
 import pickle
 import signal
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pycoll
+from pycoll.algorithms import find
 from pycoll.errors import (
     CommClosed,
     ConcurrentUseError,
@@ -94,6 +97,26 @@ def test_dropping_a_communicator_closes_it():
         return mappings(), len(os.listdir("/proc/self/task"))
 
     assert all(maps <= 2 and threads <= 4 for maps, threads in run_processes(2, rank))
+
+
+def test_a_communicator_that_its_own_algorithm_refers_to():
+    """Once nobody else does, both go: the calls it remembers keep the algorithm."""
+
+    def rank(comm):
+        twin, ring = comm.dup(), find("all_reduce", "ring")
+
+        def rounds(rank, n, held=twin):
+            yield from ring.rounds(rank, n)
+
+        own = dataclasses.replace(ring, name="own", rounds=rounds)
+        for _ in range(3):
+            twin.all_reduce(X, algorithm=own)
+        seen = weakref.ref(twin)
+        del rounds, own, twin
+        gc.collect()
+        return seen() is None
+
+    assert run_processes(2, rank) == [True, True]
 
 
 def in_child(function):
