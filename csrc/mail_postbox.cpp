@@ -74,7 +74,18 @@ uint32_t MailPostbox::wait(Ticket ticket, double timeout_s) {
     COLL_CHECK(found != items_.end(), "ArgumentError", "message ", ticket,
                " was waited for, or its communicator closed");
     item = &found->second;  // stays where it is while others come and go
+    COLL_CHECK(!item->awaited, "ConcurrentUseError", "another thread waits for message ", ticket);
+    item->awaited = true;
   }
+  struct Leave {
+    MailPostbox& box;
+    Ticket ticket;
+    ~Leave() {
+      const std::lock_guard lock(box.engine_->mutex());
+      const auto left = box.items_.find(ticket);
+      if (left != box.items_.end()) left->second.awaited = false;
+    }
+  } leave{*this, ticket};
   const bool finished = wait_until(
       engine_->policy(), Bell{},
       [&] {
@@ -115,6 +126,7 @@ std::string MailPostbox::describe(const Item& item) const {
 
 // What is still being sent may refer to memory of the user: the transport is closed after this.
 void MailPostbox::close() {
+  if (!engine_->at_home()) return;  // a thread of the parent may hold the mutex for ever
   const std::lock_guard lock(engine_->mutex());
   incoming_.clear();
 }

@@ -37,7 +37,7 @@ class MailPostbox {
     uint32_t type = 0;
     int32_t peer = -1;
     uint32_t tag = 0;
-    bool incoming = false, done = false;
+    bool incoming = false, done = false, awaited = false;
     std::vector<MpiRequest> parts{};  // of a message that is being sent
     uint32_t sender = 0;
     std::exception_ptr error{};

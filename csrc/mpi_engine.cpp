@@ -50,7 +50,10 @@ MpiEngine::MpiEngine(std::shared_ptr<MpiApi> api, MpiHandle comm, std::vector<in
 }
 
 MpiEngine::~MpiEngine() {
-  if (!fork_guard_.at_home()) return;
+  if (!fork_guard_.at_home()) {
+    if (keeper_ != nullptr) keeper_->abandon();
+    return;
+  }
   try {
     close();
   } catch (const Error&) {  // what is left to release does not depend on it

@@ -116,6 +116,9 @@ class MpiEngine {
   // Sends after a failure may still refer to arrays: keep them.
   bool failed() const { return failed_.load(); }
 
+  // False in a child made by fork, where only closing and destruction do no harm.
+  bool at_home() const { return fork_guard_.at_home(); }
+
   // For tagged messages: see Engine::check. The caller holds no lock.
   bool check(int32_t peer, Pulse pulse);
   MpiLink& link() { return link_; }
@@ -206,10 +209,10 @@ class MpiEngine {
     bool packets = false, over = false;
     uint32_t place = 0;  // of its scratch
   };
-  std::deque<Car> train_;       // the oldest has the number seq_
-  uint64_t moved_ = 0;          // grows whenever something has arrived or left
-  std::exception_ptr trouble_;  // met by nudge()
-  MpiTask::Scratch scratch_[kTrain];
+  MpiTask::Scratch scratch_[kTrain];  // outlives the tasks
+  std::deque<Car> train_;             // the oldest has the number seq_
+  uint64_t moved_ = 0;                // grows whenever something has arrived or left
+  std::exception_ptr trouble_;        // met by nudge()
 
   struct Refused {
     uint32_t origin;

@@ -72,11 +72,12 @@ void Postbox::call_thread() {
     }
   }
   awake_ = true;
-  work_.notify_one();
+  work_->notify_one();
 }
 
 // Moves everything that can be moved.
 void Postbox::progress() {
+  if (closing_) return;
   if (boxes_.drain(wanted_) || !incoming_.empty()) progress_incoming();
   std::vector<bool> blocked;  // ranks to which an older message has not left yet
   std::erase_if(outgoing_, [&](Ticket ticket) {
@@ -152,17 +153,22 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
   COLL_CHECK(it != items_.end(), "ArgumentError", "message ", ticket,
              " was waited for, or its communicator closed");
   Item& item = it->second;  // stays where it is while others come and go
+  COLL_CHECK(!item.awaited, "ConcurrentUseError", "another thread waits for message ", ticket);
+  item.awaited = true;
   const int32_t peer = item.incoming ? item.in.src : static_cast<int32_t>(item.out.dst);
   ++waiters_;
   lock.unlock();
   struct Leave {
     Postbox& box;
+    Ticket ticket;
     ~Leave() {
       std::lock_guard lock(box.mutex_);
+      const auto left = box.items_.find(ticket);
+      if (left != box.items_.end()) left->second.awaited = false;
       --box.waiters_;
       box.call_thread();
     }
-  } leave{*this};
+  } leave{*this, ticket};
   const auto arrived = [&] {
     std::lock_guard guard(mutex_);
     progress();
@@ -207,7 +213,7 @@ std::string Postbox::describe(const Item& item) const {
 void Postbox::serve() {
   std::unique_lock lock(mutex_);
   while (!closing_) {
-    work_.wait(lock, [&] { return closing_ || awake_; });
+    work_->wait(lock, [&] { return closing_ || awake_; });
     lock.unlock();
     std::this_thread::sleep_for(kHeadStart);
     std::exception_ptr error;
@@ -236,16 +242,16 @@ void Postbox::close() {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (static_cast<uint64_t>(getpid()) != pid_) {
       static_cast<void>(new std::thread(std::move(thread_)));  // never joined, never destroyed
+      static_cast<void>(work_.release());  // its end would wait for the parent's thread
       return;
     }
     if (!lock) lock.lock();
     closing_ = true;
-    boxes_.keep_copies();
     withdraw_all();
     outgoing_.clear();
     incoming_.clear();
     wanted_.clear();
-    work_.notify_one();
+    work_->notify_one();
   }
   if (thread_.joinable()) thread_.join();
 }

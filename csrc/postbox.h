@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -34,12 +35,13 @@ class Postbox {
 
   bool done(Ticket ticket);
 
-  // Waits for the message, forgets the ticket and returns the sender; of a sent message, this rank.
-  // Throws what Mailboxes::send and recv throw; after CollTimeout the message is still under way
-  // and may be waited for again.
+  // Waits for the message, which one thread at a time may do, forgets the ticket and returns the
+  // sender; of a sent message, this rank. Throws what Mailboxes::send and recv throw; after
+  // CollTimeout the message is still under way and may be waited for again.
   uint32_t wait(Ticket ticket, double timeout_s);
 
-  // Forgets everything that is under way and ends the thread. Idempotent.
+  // Forgets everything that is under way and ends the thread: no message moves after that.
+  // Idempotent.
   void close();
 
  private:
@@ -52,6 +54,7 @@ class Postbox {
     State state = State::kPosted;
     uint32_t sender = 0;
     std::exception_ptr error;
+    bool awaited = false;
   };
 
   Ticket post(Item item);
@@ -78,9 +81,9 @@ class Postbox {
   uint32_t waiters_ = 0;
   bool closing_ = false;
   bool awake_ = false;  // the thread looks by itself whether there is something to do
-  std::condition_variable work_;
+  std::unique_ptr<std::condition_variable> work_ = std::make_unique<std::condition_variable>();
   std::thread thread_;
-  const uint64_t pid_;  // a child made by fork has no thread to join
+  const uint64_t pid_;  // a child made by fork has no thread to join, nor one to wait for
 };
 
 }  // namespace pycoll

@@ -66,6 +66,30 @@ def forks(comm):
     return wrong if comm.all_reduce(np.ones(3))[0] == n else [*wrong, "the next call"]
 
 
+def forks_under_way(comm):
+    """Drop communicators in a child while their messages come: the parent gets all of them."""
+    n, wrong, x = comm.world_size, [], np.ones(500_000)
+    calls, mail = comm.dup(), comm.dup()
+    work = calls.all_reduce(x, async_op=True) if comm.rank == 0 else None
+    if comm.rank == 0:
+        caught(lambda: mail.recv(np.empty(3), 1, 9, timeout=0.1))  # takes what else has been sent
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            calls = mail = work = None
+            gc.collect()
+            os._exit(0)
+        y = np.zeros_like(x)
+        mail.recv(y, 1, 4)
+        wrong += [] if (y == 1).all() else ["the message"]
+        wrong += [] if os.waitpid(child, 0)[1] == 0 else ["the end of the child"]
+    elif comm.rank == 1:
+        mail.send(x, 0, 4)
+        time.sleep(0.3)
+    total = calls.all_reduce(x) if work is None else work.wait()
+    return wrong if (total == n).all() else [*wrong, "the sum"]
+
+
 def checks_behind(comm):
     """Check the communicator while calls are in the background."""
     wrong = []
@@ -222,6 +246,7 @@ def interrupted_close(comm):
 WHEREVER = (
     refused_behind,
     forks,
+    forks_under_way,
     checks_behind,
     works,
     late,

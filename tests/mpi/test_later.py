@@ -6,7 +6,15 @@ import pytest
 
 import mpirun
 
-WHEREVER = ["refused_behind", "forks", "checks_behind", "works", "late", "leaves_behind"]
+WHEREVER = [
+    "refused_behind",
+    "forks",
+    "forks_under_way",
+    "checks_behind",
+    "works",
+    "late",
+    "leaves_behind",
+]
 WHEREVER += ["interrupted_receive", "interrupted_waits", "dropped"]
 NAMES = [*WHEREVER, "second_threads", "refused_close"]
 LIMIT = {"PYCOLL_TIMEOUT": "30"}

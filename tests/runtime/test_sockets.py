@@ -1,5 +1,7 @@
 """Connections between hosts: addresses, strangers, and messages of any size in order."""
 
+import os
+import signal
 import socket
 import threading
 import time
@@ -164,3 +166,64 @@ def test_two_threads_receive_at_once():
         return True
 
     assert meet(2, body) == [True, True]
+
+
+def test_two_threads_wait_for_one_message():
+    """One of them would look at what the other one has forgotten."""
+
+    def body(rank, exchange):
+        api = sockets.connect(exchange, rank, names(2), "", 10)
+        box = _C.MailPostbox(_C.MpiEngine(api, 0, [0, 1], rank, 1, 10.0, 2))
+        x, senders = np.zeros(4, np.uint8), []
+        if rank == 0:
+            exchange("refused", None)
+            box.send(x.ctypes.data, 4, 1, 1, 0)
+        else:
+            ticket = box.recv(x.ctypes.data, 4, 1, 0, 0)
+            first = threading.Thread(target=lambda: senders.append(box.wait(ticket, 10.0)))
+            first.start()
+            time.sleep(0.1)
+            with pytest.raises(_C.EngineError, match="ConcurrentUseError"):
+                box.wait(ticket, 0.5)
+            exchange("refused", None)
+            first.join()
+        exchange("end", None)
+        api.close()
+        return senders
+
+    assert meet(2, body) == [[], [0]]
+
+
+def test_forked_children_drop_a_postbox_that_a_thread_uses():
+    """The thread may have its lock at that moment; in the child nobody gives that back."""
+
+    def body(rank, exchange):
+        api = sockets.connect(exchange, rank, names(2), "", 10)
+        box = _C.MailPostbox(_C.MpiEngine(api, 0, [0, 1], rank, 1, 10.0, 2))
+        x, over = np.zeros(4, np.uint8), threading.Event()
+        ticket = box.recv(x.ctypes.data, 4, 1, 1 - rank, 0)
+
+        def look():
+            while not over.is_set():
+                box.done(ticket)
+
+        codes = []
+        if rank == 0:
+            looking = [threading.Thread(target=look) for _ in range(3)]
+            for thread in looking:
+                thread.start()
+            for _ in range(20):
+                pid = os.fork()
+                if pid == 0:
+                    signal.alarm(10)
+                    box.close()
+                    os._exit(0)
+                codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            over.set()
+            for thread in looking:
+                thread.join()
+        exchange("end", None)
+        api.close()
+        return codes
+
+    assert meet(2, body) == [[0] * 20, []]
