@@ -113,6 +113,7 @@ void MpiEngine::begin(const Job& job, bool signals) {
   in_call_ = true;
   last_descriptor_ = job.call->descriptor;
   last_count_ = job.call->count;
+  last_check_ = job.call->check;
   last_site_ = job.site;
   if (must_conclude()) conclude();
 }

@@ -45,7 +45,7 @@ struct Notice {
   int32_t waiting_peer = -1;
   uint32_t waiting_step = 0;
   uint64_t waiting_ns = 0;
-  uint64_t descriptor = 0, count = 0;
+  uint64_t descriptor = 0, count = 0, check = 0;
   char site[kSiteBytes] = "";
   char name[32] = "";       // kSpread: kind of the error
   char text[6 << 10] = "";  // reason; last, so that only what is used is sent
@@ -202,7 +202,7 @@ class MpiEngine {
   Waiting waiting_{};
   uint64_t waiting_since_ns_ = 0;
   uint64_t answered_ns_ = 0;  // when answer() has looked
-  uint64_t last_descriptor_ = 0, last_count_ = 0;
+  uint64_t last_descriptor_ = 0, last_count_ = 0, last_check_ = 0;
   uint32_t last_site_ = 0;
   struct Car {
     std::unique_ptr<MpiTask> task;

@@ -31,6 +31,7 @@ Notice MpiEngine::own_record(Notice::Kind kind) const {
   notice.in_call = in_call_;
   notice.descriptor = last_descriptor_;
   notice.count = last_count_;
+  notice.check = last_check_;
   if (in_call_ && waiting_.peer >= 0) {
     notice.waiting_peer = waiting_.peer;
     notice.waiting_step = waiting_.step;
@@ -106,7 +107,8 @@ void MpiEngine::check_call(const MpiTask& task, Pulse pulse) {
   if (must_conclude()) conclude();
   if (refused_.count(seq_) != 0) rejected();
   for (const Notice& ask : asks_) {
-    const bool same = ask.descriptor == last_descriptor_ && ask.count == last_count_;
+    const bool same =
+        ask.descriptor == last_descriptor_ && ask.count == last_count_ && ask.check == last_check_;
     if (ask.seq == seq_ && !same) fail(Cause::kMismatch, ask.src);
   }
   const uint64_t now = now_ns();

@@ -35,7 +35,8 @@ static_assert(static_cast<int>(Lane::kWindow) + kTrain * kWindows <= kLanes);
 struct Head {
   uint64_t seq = 0;  // number of the call
   uint64_t descriptor = 0, count = 0;
-  uint32_t src = 0;
+  uint16_t src = 0;     // as in plans
+  uint16_t check = 0;   // half of the binding's
   uint32_t nbytes = 0;  // of data that follow
 };
 static_assert(sizeof(Head) == 32);

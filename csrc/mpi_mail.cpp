@@ -47,8 +47,9 @@ std::vector<MpiRequest> MpiMail::post(const void* data, uint64_t nbytes, uint32_
   }
   char* room = link.open_packet();
   if (!bulk && nbytes > 0) std::memcpy(room, data, nbytes);
-  const Head head{0, uint64_t{tag} << 32 | type, nbytes, link.rank(),
-                  bulk ? 0 : static_cast<uint32_t>(nbytes)};
+  const Head head{0,      uint64_t{tag} << 32 | type,
+                  nbytes, static_cast<uint16_t>(link.rank()),
+                  0,      bulk ? 0 : static_cast<uint32_t>(nbytes)};
   link.send_packet(Lane::kMail, dst, head);
   const auto* bytes = static_cast<const char*>(data);
   each_part(bulk ? nbytes : 0, [&](uint64_t at, uint64_t part) {

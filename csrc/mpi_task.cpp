@@ -11,6 +11,8 @@ namespace {
 // Of a chunk, under way at the same time: what is received stays in the core's cache until folded.
 constexpr uint64_t kInFlightBytes = 2 << 20;
 
+uint16_t check_of(const BoundCall& call) { return static_cast<uint16_t>(call.check); }
+
 uint32_t windows_of(const BoundCall& call) {
   const uint64_t fit = kInFlightBytes / std::max<uint64_t>(1, call.segment * call.elem_bytes);
   return std::min(call.segments, std::clamp(static_cast<uint32_t>(fit), 1u, kWindows));
@@ -69,7 +71,9 @@ MpiTask::~MpiTask() {
 }
 
 Head MpiTask::head(uint32_t nbytes) const {
-  return {seq_, call_.descriptor, call_.count, link_.rank(), nbytes};
+  return {
+      seq_,  call_.descriptor, call_.count, static_cast<uint16_t>(link_.rank()), check_of(call_),
+      nbytes};
 }
 
 // The next packet of a peer for this call, or null. Drops those of calls that were given up. A
@@ -81,7 +85,8 @@ const Head* MpiTask::packet(Lane lane, uint32_t peer) {
     found = link_.packet(lane, peer);
   }
   if (found == nullptr || found->seq > seq_) return nullptr;
-  if (found->descriptor != call_.descriptor || found->count != call_.count) {
+  if (found->descriptor != call_.descriptor || found->count != call_.count ||
+      found->check != check_of(call_)) {
     throw Disagreement{peer};
   }
   return found;

@@ -117,6 +117,7 @@ void MpiEngine::enter(uint64_t descriptor, uint64_t count, uint32_t site) {
   waiting_ = {};
   last_descriptor_ = descriptor;
   last_count_ = count;
+  last_check_ = 0;  // a part of the descriptor tells these calls apart
   last_site_ = site;
 }
 

@@ -20,12 +20,14 @@ def in_order(ranks):
     return made
 
 
+def confused(*args):
+    """Return the number of an algorithm with 16 bits that all have."""
+    return algorithm_number(*args) >> 16 << 16 | CUSTOM
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("count", [1, 5000])
 def test_plans_with_the_same_short_number(monkeypatch, count, shared):
-    def confused(*args):
-        return algorithm_number(*args) >> 16 << 16 | CUSTOM
-
     monkeypatch.setattr(plans, "algorithm_number", confused)
 
     def rank(comm):
@@ -37,6 +39,18 @@ def test_plans_with_the_same_short_number(monkeypatch, count, shared):
         return True
 
     assert run_processes(3, rank) == [True] * 3
+
+
+def test_algorithms_with_the_same_short_number(run, monkeypatch):
+    monkeypatch.setattr(plans, "algorithm_number", confused)
+
+    def rank(comm):
+        name = "circulant" if comm.rank else "ring"
+        with pytest.raises(MismatchError, match="'plans of the algorithm' differs"):
+            comm.all_reduce(np.ones(100), algorithm=name, order="any")
+        return True
+
+    assert run(3, rank) == [True] * 3
 
 
 def test_a_number_of_chunks_that_changes():

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
+from pycoll.algorithms import ALGORITHMS
 from pycoll.cuda import arrays
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView
 from pycoll.runtime.calls import Caller
-from pycoll.runtime.plans import CallSpec
+from pycoll.runtime.descriptors import algorithm_number
+from pycoll.runtime.plans import CallSpec, compile_plans
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.select import Choice, Wish, select
 from pycoll.schedule.collectives import COLLECTIVES
@@ -61,6 +64,18 @@ class DevicePlans:
     def bind(self, spec: CallSpec) -> CallSpec:
         """Return the call itself."""
         return spec
+
+
+@lru_cache(maxsize=256)
+def number_of(spec: CallSpec, world_size: int, messages: bool) -> int:
+    """Return the number of a call's algorithm, which ranks compare; see `algorithm_number`.
+
+    Raises:
+        ScheduleError: If the algorithm is not of the registry, and its proof fails.
+    """
+    if spec.algorithm in ALGORITHMS or spec.algorithm.name == NATIVE:
+        return algorithm_number(spec.algorithm, dict(spec.params))
+    return compile_plans(spec, world_size, [], messages)[1]
 
 
 class AnyMemory:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pycoll.cuda import arrays
-from pycoll.cuda.preparing import DeviceCaller, DevicePlans
+from pycoll.cuda.preparing import DeviceCaller, DevicePlans, number_of
 from pycoll.cuda.work import DeviceWork
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.calls import check_timeout
-from pycoll.runtime.descriptors import algorithm_number
 from pycoll.runtime.prepared import Prepared, Request
-from pycoll.runtime.reports import FIELDS, Call
+from pycoll.runtime.reports import FIELDS, PLANS, Call
 from pycoll.types import Kind
 
 if TYPE_CHECKING:
@@ -56,8 +55,10 @@ class DeviceSide:
     ) -> Any:
         """Run a collective; see `pycoll.Communicator`."""
         session = self._session
-        prepared, handle = session.refusing(lambda: self._prepare(request, x, out, timeout, stream))
-        self._agree(prepared, timeout)
+        prepared, number, handle = session.refusing(
+            lambda: self._prepare(request, x, out, timeout, stream)
+        )
+        self._agree(prepared, number, timeout)
         self.link.open(session)
         limit = check_timeout(session.config.timeout_s if timeout is None else timeout)
         capturing = self._capturing(handle)
@@ -74,8 +75,12 @@ class DeviceSide:
 
     def _prepare(
         self, request: Request, x: Any, out: Any, timeout: float | None, stream: Any
-    ) -> tuple[Prepared, int]:
-        """Find everything that can be wrong with the arguments; nothing is sent or launched."""
+    ) -> tuple[Prepared, int, int]:
+        """Find everything that can be wrong with the arguments; nothing is sent or launched.
+
+        Returns:
+            The call, the number of its algorithm, and the stream.
+        """
         if timeout is not None:
             check_timeout(timeout)
         self.check()
@@ -84,24 +89,24 @@ class DeviceSide:
         caller = DeviceCaller(plans, self.link.memory, self.link.device, handle)
         prepared = caller.prepare(request, x, out)
         self.link.prepare(prepared.spec)
-        return prepared, handle
+        number = number_of(prepared.spec, plans.world_size, self.link.messages)
+        return prepared, number, handle
 
-    def _agree(self, prepared: Prepared, timeout: float | None) -> None:
+    def _agree(self, prepared: Prepared, number: int, timeout: float | None) -> None:
         """Compare the call with those of all ranks.
 
         Raises:
             MismatchError: If they differ; nothing was launched and the communicator stays usable.
         """
         spec, session = prepared.spec, self._session
-        number = algorithm_number(spec.algorithm, dict(spec.params))
         word = spec.descriptor(number, spec.direct)
-        own = np.array([word, spec.count, self.link.generation], np.uint64)
+        own = np.array([word, spec.count, number >> 16, self.link.generation], np.uint64)
         own = own.view(np.int64).reshape(1, -1)
         rows = session.call(Kind.ALL_GATHER, own, None, "sum", 0, None, timeout=timeout)
         rows = rows.view(np.uint64)
-        if (rows[:, :2] != rows[0, :2]).any():
+        if (rows[:, :3] != rows[0, :3]).any():
             raise MismatchError(_difference(rows.tolist()))
-        self.link.heard(rows[:, 2].tolist())
+        self.link.heard(rows[:, 3].tolist())
 
     def _launch(
         self, prepared: Prepared, handle: int, limit: float, async_op: bool, capturing: bool
@@ -190,12 +195,12 @@ class DeviceSide:
 
 
 def _difference(rows: list[list[int]]) -> str:
-    calls = [Call.unpack(word, count) for word, count, _ in rows]
+    calls = [Call.unpack(word, count) for word, count, *_ in rows]
     fields = [f for f in FIELDS if len({getattr(c, f) for c in calls}) > 1]
     lines = [f"  rank {rank}: {call}" for rank, call in enumerate(calls)]
     return "\n".join(
         [
-            f"ranks called different things on device arrays; field '{(fields or ['?'])[0]}' "
+            f"ranks called different things on device arrays; field '{(fields or [PLANS])[0]}' "
             "differs; nothing was launched",
             *lines,
         ]

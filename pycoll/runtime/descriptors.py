@@ -24,18 +24,18 @@ def descriptor(kind: int, dtype: int, op: int, flags: int, root: int, algorithm:
 
 
 def algorithm_number(algorithm: Algorithm, params: dict[str, Any], code: int | None = None) -> int:
-    """Return a number for an algorithm with parameters: 16 bits, and a checksum above them.
+    """Return a number for an algorithm with parameters: 16 bits, and 32 of a checksum above them.
 
     Args:
         algorithm: The algorithm. If it is in the registry, 10 bits are its index.
         params: Its parameters; the other 6 bits are of a checksum of these.
-        code: For an algorithm outside the registry a 32-bit checksum of its plans, which 15 bits
-            tell, and all of it above the 16; by default one of its name and parameters.
+        code: For an algorithm outside the registry a 32-bit checksum of its plans, of which 15 bits
+            are in the 16; by default one of its name and parameters.
     """
     text = f"{algorithm.name}{sorted((k, v) for k, v in params.items() if k != 'root')}"
     check = zlib.crc32(text.encode())
     if algorithm in ALGORITHMS:
-        return ALGORITHMS.index(algorithm) | (check & 0x3F) << 10
+        return ALGORITHMS.index(algorithm) | (check & 0x3F) << 10 | check << 16
     check = check if code is None else code
     short = CUSTOM + (check & 0x3FFFFFF) % (TWO_LEVELS - CUSTOM) | (check >> 26) << 10
-    return short | (code or 0) << 16
+    return short | check << 16

@@ -78,6 +78,7 @@ class Call:
 
 
 FIELDS = ("kind", "dtype", "op", "root", "count", "order", "memory", "algorithm")
+PLANS = "plans of the algorithm"  # what differs if none of these does
 
 
 def _name(enum: Any, value: int) -> str:
@@ -124,7 +125,7 @@ def _mismatch(report: dict) -> str:
     now = [r for r in ranks if r["entered"]]
     calls = {r["rank"]: Call.unpack(r["descriptor"], r["count"]) for r in now}
     fields = [f for f in FIELDS if len({getattr(c, f) for c in calls.values()}) > 1]
-    field = fields[0] if fields else "plans of the algorithm"
+    field = fields[0] if fields else PLANS
     votes = Counter(str(c) for c in calls.values())
     best = votes.most_common()
     clear = len(best) > 1 and best[0][1] > best[1][1]

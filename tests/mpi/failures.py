@@ -10,6 +10,8 @@ import zlib
 import numpy as np
 
 import pycoll
+from pycoll.runtime import plans
+from pycoll.runtime.descriptors import CUSTOM
 from test_mismatch import KINDS, places
 
 BOUND_S = 5.0  # for what needs no deadline; the machine may be busy
@@ -58,6 +60,25 @@ def mismatches(comm):
                 wrong.append(f"{name}: later {error}")
         twin.close()
     return wrong
+
+
+def same_numbers(comm):
+    """Let the last rank run another algorithm, whose number in the descriptor is the same."""
+    usual = plans.algorithm_number
+    plans.algorithm_number = lambda *args: usual(*args) >> 16 << 16 | CUSTOM
+    try:
+        name = "circulant" if comm.rank == comm.world_size - 1 else "ring"
+        texts = []
+        for count in (1, 100_000):
+            with comm.dup() as twin:
+                try:
+                    texts.append(twin.all_reduce(np.ones(count), algorithm=name, order="any"))
+                except pycoll.MismatchError as error:
+                    texts.append(str(error))
+        wanted = "field 'plans of the algorithm' differs"
+        return [str(text) for text in texts if wanted not in str(text)]
+    finally:
+        plans.algorithm_number = usual
 
 
 def refusals(comm):
@@ -242,4 +263,14 @@ def last_messages(comm):
     return wrong
 
 
-ALL = (mismatches, refusals, timeouts, absences, leaving, interrupts, misuse, last_messages)
+ALL = (
+    mismatches,
+    same_numbers,
+    refusals,
+    timeouts,
+    absences,
+    leaving,
+    interrupts,
+    misuse,
+    last_messages,
+)

@@ -5,6 +5,7 @@ import pytest
 MESSAGES = {"PYCOLL_TRANSPORT": "mpi", "PYCOLL_TIMEOUT": "20"}
 FAILURES = [
     "mismatches",
+    "same_numbers",
     "refusals",
     "timeouts",
     "absences",
