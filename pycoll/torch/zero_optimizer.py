@@ -242,8 +242,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Make all gradients zero; they stay views of the buckets, whatever `set_to_none` says."""
         for flat in self._flats:
+            flat.point(keep=True)  # copies gradients that lie elsewhere
             flat.gradient[...] = 0
-            flat.point(keep=True)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a group once buckets are made: all are given to the constructor."""

@@ -175,3 +175,15 @@ def test_sparse_gradients():
         return net.weight.detach()[:, 0].tolist()
 
     assert run_threads(2, rank) == [[-0.5, -0.5, -1, 0, 0, 0, 0]] * 2
+
+
+def test_zero_grad_drops_gradients_that_lie_elsewhere():
+    def rank(comm):
+        net = make()
+        optimizer = ZeroOptimizer(torch.optim.SGD, net, comm, lr=1.0)
+        net.zero_grad()  # None: autograd makes new ones
+        loss(net, sample(0, comm.rank, 0)).backward()
+        optimizer.zero_grad()
+        return optimizer.step()
+
+    assert run_threads(2, rank) == [0, 0]
