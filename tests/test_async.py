@@ -191,6 +191,16 @@ def test_a_plan_refuses_another_array(run, wrong):
     assert run(2, rank) == [2.0, 2.0]
 
 
+def test_a_plan_for_no_numpy_array_refuses_another_type(run):
+    def rank(comm):
+        plan = comm.plan("all_reduce", like=memoryview(np.ones(8, np.float32)))
+        with pytest.raises(ArgumentError, match=r"this plan was made for float32\[8\]"):
+            plan(np.ones(8))
+        return plan(np.ones(8, np.float32))[0]
+
+    assert run(2, rank) == [2.0, 2.0]
+
+
 @pytest.mark.parametrize(
     "name", ["barrier", "all_gather_v", "refused", "all_reduec", "ALL_REDUCE", 5, None, []]
 )

@@ -87,7 +87,8 @@ class BoundPlan:
         Raises:
             ArgumentError: If ``x`` has not the shape and dtype the plan was made for.
         """
-        if type(x) is not np.ndarray or x.dtype != self._dtype or x.shape != self._shape:
+        plain = type(x) is np.ndarray and self._dtype is not None  # None equals float64 for NumPy
+        if not plain or x.dtype != self._dtype or x.shape != self._shape:
             self._session.refusing(lambda: self._check(x))
         return self._method(x, out=out, timeout=timeout, async_op=async_op)
 
