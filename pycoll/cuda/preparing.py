@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pycoll.algorithms import ALGORITHMS
@@ -72,12 +71,6 @@ def number_of(spec: CallSpec, world_size: int, messages: bool) -> int:
     Raises:
         ScheduleError: If the algorithm is not of the registry, and its proof fails.
     """
-    plans = CallSpec(spec.kind, spec.collective, spec.algorithm, spec.params, spec.direct, 0, 1, 0)
-    return _number(plans, world_size, messages)  # one proof, whatever the arrays
-
-
-@lru_cache(maxsize=256)
-def _number(spec: CallSpec, world_size: int, messages: bool) -> int:
     if spec.algorithm in ALGORITHMS or spec.algorithm.name == NATIVE:
         return algorithm_number(spec.algorithm, dict(spec.params))
     return compile_plans(spec, world_size, [], messages)[1]

@@ -8,6 +8,7 @@ before anything runs on a device; what the device does afterwards is asynchronou
 from __future__ import annotations
 
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pycoll.cuda.preparing import DeviceCaller, DevicePlans, number_of
 from pycoll.cuda.work import DeviceWork
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.calls import check_timeout
+from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.reports import FIELDS, PLANS, Call
 from pycoll.types import Kind
@@ -38,6 +40,7 @@ class DeviceSide:
         """
         self._session, self.link = session, link
         self._cupy = arrays.cupy()
+        self._number_of = lru_cache(maxsize=64)(number_of)
         self._pending: deque[tuple[Any, Prepared]] = deque()
         self._captured: list[Prepared] = []
         self._last: tuple[int, Any] | None = None  # stream and end of the newest launch
@@ -89,7 +92,11 @@ class DeviceSide:
         caller = DeviceCaller(plans, self.link.memory, self.link.device, handle)
         prepared = caller.prepare(request, x, out)
         self.link.prepare(prepared.spec)
-        number = number_of(prepared.spec, plans.world_size, self.link.messages)
+        spec = prepared.spec  # of which arrays do not matter: one proof for all
+        bare = CallSpec(
+            spec.kind, spec.collective, spec.algorithm, spec.params, spec.direct, 0, 1, 0
+        )
+        number = self._number_of(bare, plans.world_size, self.link.messages)
         return prepared, number, handle
 
     def _agree(self, prepared: Prepared, number: int, timeout: float | None) -> None:
