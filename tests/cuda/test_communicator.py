@@ -14,6 +14,7 @@ from pycoll.config import Config
 from pycoll.cuda import nccl
 from pycoll.errors import ArgumentError, CudaUnavailable, MismatchError, PeerRejected
 from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
 from pycoll.testing import run_threads
 
 PEERS = Config(timeout_s=10, heap_bytes=1 << 28, device_heap_bytes=1 << 20)
@@ -86,6 +87,28 @@ def test_a_call_that_does_not_match_launches_nothing(world, host_kernels):
 
     results = run_threads(2, rank, config=world)
     assert [values for _, values in results] == [[2.0] * 4] * 2  # still usable
+    assert results[0][0] == 0
+
+
+def test_own_algorithms_of_one_name_that_differ(world, host_kernels):
+    def in_order(ranks):
+        @algorithm("all_reduce", "in order", chunks=1, in_place=False)
+        def made(rank, n):
+            yield fold([at(peer, IN) for peer in ranks], to=at(rank, OUT))
+
+        return made
+
+    def rank(comm):
+        mine = in_order([0, 1, 2] if comm.rank else [2, 1, 0])
+        with pytest.raises(MismatchError, match="differs; nothing was launched"):
+            comm.all_reduce(DeviceArray(np.ones(4)), algorithm=mine)
+        launched = len(host_kernels.launches)
+        return launched, comm.all_reduce(
+            DeviceArray(np.ones(4)), algorithm=in_order([1, 0, 2])
+        ).get()
+
+    results = run_threads(3, rank, config=world)
+    assert [values.tolist() for _, values in results] == [[3.0] * 4] * 3
     assert results[0][0] == 0
 
 
