@@ -70,8 +70,8 @@ class Heap {
   bool finds_alias(const void* data, uint64_t nbytes) const;
 
   int fd_;
-  int owner_ = 0;  // process that made this object
-  uint64_t region_bytes_;
+  int owner_ = 0;                   // process that made this object
+  uint64_t region_bytes_, stride_;  // of which a region uses so much, and from one to the next
   uint64_t bytes_;
   char* base_ = nullptr;
   mutable std::mutex mutex_;

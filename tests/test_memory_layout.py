@@ -1,0 +1,33 @@
+"""Where symmetric memory lies."""
+
+import itertools
+
+import pytest
+
+from pycoll.config import Config
+from pycoll.testing import run_threads
+
+REACH = 1 << 28  # address bits of which the first-level cache of AMD's Zen makes its hash
+
+
+@pytest.mark.parametrize("heap_bytes", [16 << 20, 1 << 28, 1 << 30])
+def test_arrays_of_two_ranks_are_not_taken_for_each_other_by_a_cache(heap_bytes):
+    config = Config(timeout_s=10, heap_bytes=heap_bytes)
+    starts = run_threads(8, lambda comm: comm.zeros(1000).ctypes.data, config=config)
+    for a, b in itertools.combinations(starts, 2):
+        assert (a - b) % REACH
+        assert abs(a - b) >= heap_bytes
+
+
+def test_a_region_holds_what_it_says():
+    config = Config(timeout_s=10, heap_bytes=16 << 20)
+
+    def rank(comm):
+        whole = comm.empty((16 << 20) // 4)
+        with pytest.raises(MemoryError):
+            comm.empty(1)
+        whole[:] = comm.rank + 1
+        comm.all_reduce(whole, out=whole)
+        return set(whole.tolist())
+
+    assert run_threads(3, rank, config=config) == [{6.0}] * 3
