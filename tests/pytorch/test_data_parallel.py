@@ -16,14 +16,7 @@ from pycoll.torch.data_parallel import DataParallel  # noqa: E402
 
 STEPS = 20
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Ranks share the cores; and sums depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Net(torch.nn.Module):

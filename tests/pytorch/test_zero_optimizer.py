@@ -18,14 +18,7 @@ KINDS = [
     (torch.optim.RMSprop, {"lr": 0.01}),
 ]
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Ranks share the cores; and sums depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def new(seed):
