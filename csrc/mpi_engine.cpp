@@ -2,20 +2,9 @@
 // mpi_fault.cpp has the failures.
 #include "mpi_engine.h"
 
-#include <pthread.h>
-#include <unistd.h>
-
 #include <algorithm>
 
 namespace pycoll {
-
-MpiEngine::Use::Use(MpiEngine& engine) : user_(engine.user_) {
-  uintptr_t nobody = 0;
-  COLL_CHECK(user_.compare_exchange_strong(nobody, uintptr_t(pthread_self())), "ConcurrentUseError",
-             "thread ", uintptr_t(pthread_self()), " used rank ", engine.rank_,
-             "'s communicator while thread ", nobody,
-             " was inside a call; use one communicator per thread (dup), or a lock");
-}
 
 namespace {
 
@@ -129,7 +118,7 @@ void MpiEngine::end() {
 void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t site,
                     double timeout_s) {
   check_usable();
-  const Use use(*this);
+  const Use use(user_, rank_);
   const Job job{&call, in, out, site, timeout_s};
   if (keeper_ != nullptr && !keeper_->idle()) {
     const Keeper::Ticket ticket =
@@ -144,7 +133,7 @@ void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t s
 MpiEngine::Ticket MpiEngine::submit(std::shared_ptr<const BoundCall> call, const void* in,
                                     void* out, uint32_t site, double timeout_s) {
   check_usable();
-  const Use use(*this);
+  const Use use(user_, rank_);
   const Job job{call.get(), in, out, site, timeout_s};
   if (api_->facts().multiple) {
     if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr, options_.crowd);
@@ -291,7 +280,7 @@ void MpiEngine::close() {
     closed_ = true;
     return;
   }
-  const Use use(*this);
+  const Use use(user_, rank_);
   if (closed_) return;
   const bool speaks = !api_->ended();
   if (speaks) settle();

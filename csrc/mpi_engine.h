@@ -17,6 +17,7 @@
 
 #include "fork_guard.h"
 #include "mpi_task.h"
+#include "use.h"
 
 namespace pycoll {
 
@@ -140,16 +141,6 @@ class MpiEngine {
     Job job;
     std::shared_ptr<const BoundCall> call;
   };
-  class Use {  // marks the calling thread as the one inside, or throws
-   public:
-    explicit Use(MpiEngine& engine);
-    ~Use() { user_.store(0); }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-
-   private:
-    std::atomic<uintptr_t>& user_;
-  };
 
   void check_usable();
   void check_mpi() const;
@@ -193,7 +184,7 @@ class MpiEngine {
   uint32_t rank_, world_size_;
   ForkGuard fork_guard_;
   std::recursive_mutex mutex_;  // of the link, when calls run on a thread and messages elsewhere
-  std::atomic<uintptr_t> user_{0};
+  User user_{0};                // the thread that is inside
 
   uint64_t seq_ = 1;  // of the running call, or of the next
   bool in_call_ = false, signals_ = false;

@@ -209,7 +209,7 @@ void MpiEngine::rejected() {
 
 void MpiEngine::refuse(std::string_view text, uint32_t site) {
   check_usable();
-  const Use use(*this);
+  const Use use(user_, rank_);
   settle();
   const std::lock_guard lock(mutex_);
   if (failed_) raise_failure();

@@ -97,7 +97,7 @@ void MpiEngine::on_train(F&& part) {
 void MpiEngine::start(const BoundCall& call, const void* in, void* out, uint32_t site,
                       double timeout_s) {
   check_usable();
-  const Use use(*this);
+  const Use use(user_, rank_);
   if (train_.empty()) settle();
   on_train([&] {
     // Packets go by the number of the call alone: there may be only one call that uses them.
@@ -154,7 +154,7 @@ void MpiEngine::answer() {
 }
 
 void MpiEngine::finish() {
-  const Use use(*this);
+  const Use use(user_, rank_);
   on_train([&] {
     drive([this] { return train_.front().over; });
     look_back(train_.front().task->call());
