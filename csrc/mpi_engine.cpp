@@ -123,7 +123,12 @@ void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t s
   if (keeper_ != nullptr && !keeper_->idle()) {
     const Keeper::Ticket ticket =
         keeper_->submit([this, job](bool helped) { execute(job, helped); });
-    await_keeper(ticket, kDefaultTimeout);
+    try {
+      await_keeper(ticket, kDefaultTimeout);
+    } catch (...) {  // the call, and its arrays, are the caller's again only when it is over
+      keeper_->wait(ticket, [](Pulse) { return false; });
+      throw;
+    }
     return;
   }
   pump(submitted_, kDefaultTimeout);
@@ -203,7 +208,6 @@ void MpiEngine::await_keeper(Ticket ticket, double timeout_s) {
   const uint64_t limit = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
   if (timeout_s < 0) keeper_->help(ticket);
   const bool finished = keeper_->wait(ticket, [&](Pulse pulse) {
-    signals_ = true;
     check_signals(pulse);
     return now_ns() >= limit;
   });
