@@ -222,7 +222,7 @@ void ControlSegment::initialise(int fd) {
     // As if every rank had finished the two iterations before the first.
     for (uint64_t back = 1; back <= 2; ++back) {
       const uint64_t before = geometry_.start_iteration - back;
-      const uint64_t position = (before & 0xFFFF) << 16 | kDone;
+      const uint64_t position = position_of(before) | kDone;
       line(rank, before & 1).flag.store(position << 32, std::memory_order_relaxed);
     }
   }

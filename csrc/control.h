@@ -62,9 +62,20 @@ struct alignas(128) FlagLine {
   std::atomic<uint64_t> flag;
   std::atomic<uint64_t> descriptor;
   std::atomic<uint64_t> count;
-  unsigned char payload[kPayloadBytes];  // a tiny cell, or DirectPayload of engine.cpp
+  unsigned char payload[kPayloadBytes];  // a tiny cell, or Payload of engine.cpp
 };
 static_assert(sizeof(FlagLine) == 128 && offsetof(FlagLine, payload) == 24);
+
+// The position of step 0 of an iteration.
+inline uint32_t position_of(uint64_t iteration) {
+  return static_cast<uint32_t>(iteration & 0xFFFF) << 16;
+}
+
+// Whether the owner of a line has come to a position.
+inline bool has_reached(const FlagLine& line, uint32_t position) {
+  const uint64_t flag = line.flag.load(std::memory_order_acquire);
+  return static_cast<int32_t>(static_cast<uint32_t>(flag >> 32) - position) >= 0;
+}
 
 struct alignas(128) SleeperCount {
   std::atomic<uint32_t> count;

@@ -29,8 +29,6 @@ void copy_all(const std::vector<Detours::Copy>& copies) {
   for (const Detours::Copy& c : copies) std::memcpy(c.to, c.from, c.nbytes);
 }
 
-uint32_t position_of(uint64_t iteration) { return static_cast<uint32_t>(iteration & 0xFFFF) << 16; }
-
 }  // namespace
 
 void Engine::begin_call(uint64_t descriptor, uint64_t count, uint32_t site, double timeout_s,
@@ -348,10 +346,7 @@ void Engine::quiesce() {
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;
     const FlagLine& line = control_->line(peer, parity);
-    const auto left = [&] {
-      const uint64_t flag = line.flag.load(std::memory_order_acquire);
-      return static_cast<int32_t>(static_cast<uint32_t>(flag >> 32) - want) >= 0;
-    };
+    const auto left = [&] { return has_reached(line, want); };
     wait_until(policy_, control_->bell(peer, parity), left,
                [&](Pulse pulse) { return check_call(peer, want, pulse); });
     done_waiting();

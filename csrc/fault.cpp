@@ -44,13 +44,6 @@ const char* headline(Cause cause) {
   }
 }
 
-bool has_reached(const FlagLine& line, uint32_t position) {
-  const uint64_t flag = line.flag.load(std::memory_order_acquire);
-  return static_cast<int32_t>(static_cast<uint32_t>(flag >> 32) - position) >= 0;
-}
-
-uint32_t position_of(uint64_t iteration) { return uint32_t(iteration & 0xFFFF) << 16; }
-
 void describe_rank(std::ostream& out, uint32_t rank, const RankReport& entry) {
   out << "\n  rank " << rank << " (pid " << entry.pid << ", ";
   switch (Phase(entry.phase)) {
