@@ -62,11 +62,10 @@ PieceTable make_table(const Table& offset, const Table& length) {
 
 std::shared_ptr<Engine> make_engine(std::shared_ptr<ControlSegment> control,
                                     std::shared_ptr<Heap> heap, uint32_t rank, double timeout_s,
-                                    bool threads, int64_t spins) {
+                                    bool threads) {
   EngineOptions options;
   options.timeout_s = timeout_s;
   options.threads_as_ranks = threads;
-  options.spins = spins;
   options.check_signals = check_signals;
   const Unlocked unlocked;
   return std::make_shared<Engine>(std::move(control), std::move(heap), rank, options);
@@ -191,8 +190,7 @@ PYBIND11_MODULE(_C, m) {
            "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2)
       .def("deserted", &ControlSegment::deserted);
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
-      .def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a,
-           "spins"_a = -1)
+      .def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a)
       .def(
           "bind",
           [](const Engine& e, std::shared_ptr<Plan> plan, bool across,

@@ -30,7 +30,6 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
   COLL_CHECK(regions_.empty() || regions_.size() == world_size_, "TransportError", regions_.size(),
              " heap regions for ", world_size_, " ranks");
   for (uint32_t r = uint32_t(regions_.size()); r < world_size_; ++r) regions_.push_back(r);
-  if (options_.spins >= 0) policy_.spins = static_cast<uint32_t>(options_.spins);
   peers_ = std::make_unique<Peer[]>(world_size_);
   for (uint32_t r = 0; r < world_size_; ++r) {
     peers_[r].seen = r == rank_ ? UINT64_MAX : control_->geometry().start_iteration - 1;

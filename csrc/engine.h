@@ -86,7 +86,6 @@ struct BoundCall : Binding {
 };
 
 struct EngineOptions {
-  int64_t spins = -1;             // before the first yield; -1: by ranks and cores
   double timeout_s = 300;         // of a call, from the moment it first has to wait
   bool threads_as_ranks = false;  // all ranks are threads of this process and share the segment
   // Called without the GIL in sleep slices of waits on the caller's thread; true if a signal

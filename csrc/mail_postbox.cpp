@@ -11,7 +11,7 @@ MailPostbox::MailPostbox(std::shared_ptr<MpiEngine> engine)
 
 MailPostbox::Ticket MailPostbox::send(const void* data, uint64_t nbytes, uint32_t type,
                                       uint32_t dst, uint32_t tag) {
-  COLL_CHECK(!engine_->check(static_cast<int32_t>(dst), Pulse::kSpin), "PeerLeft",
+  COLL_CHECK(!engine_->check(static_cast<int32_t>(dst), Pulse::kOnce), "PeerLeft",
              "send from rank ", engine_->link().rank(), " to rank ", dst,
              closed_text(static_cast<int32_t>(dst)));
   const std::lock_guard lock(engine_->mutex());

@@ -152,7 +152,7 @@ bool Mailboxes::withdraw(Outgoing& message) {
 void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
                      double timeout_s) {
   const Use use(user_, rank_);
-  engine_->check(kNoRank, Pulse::kSpin);
+  engine_->check(kNoRank, Pulse::kOnce);
   Outgoing message{static_cast<const char*>(data), nbytes, type, dst, tag};
   const Deadline deadline(timeout_s);
   const auto gone = [&] {
@@ -201,7 +201,7 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
         throw;
       }
     };
-    give_up(Pulse::kSpin);
+    give_up(Pulse::kOnce);
     const bool done = wait_until(policy_, control_.doorbell(rank_), arrived, give_up);
     COLL_CHECK(done || deadline.passed(), "PeerLeft", "recv on rank ", rank_, " from ",
                rank_name(src), closed_text(src));

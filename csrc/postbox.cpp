@@ -40,7 +40,7 @@ Postbox::Ticket Postbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_
 }
 
 Postbox::Ticket Postbox::post(Item item) {
-  engine_->check(kNoRank, Pulse::kSpin);
+  engine_->check(kNoRank, Pulse::kOnce);
   std::lock_guard lock(mutex_);
   const Ticket ticket = item.ticket = ++newest_;
   (item.incoming ? incoming_ : outgoing_).push_back(ticket);
@@ -226,7 +226,7 @@ void Postbox::serve() {
             awake_ = !idle();
             return !awake_;
           },
-          [&](Pulse) { return engine_->check(kNoRank, Pulse::kSpin); });
+          [&](Pulse) { return engine_->check(kNoRank, Pulse::kOnce); });
     } catch (...) {
       error = std::current_exception();
     }

@@ -13,7 +13,8 @@
 namespace pycoll {
 
 struct WaitPolicy {
-  uint32_t spins;                  // loads with pause before the first yield
+  uint32_t spins;                  // loads with pause before the first yield; few, for nothing
+                                   // is checked meanwhile
   uint32_t yield_us;               // how long to yield before the first sleep
   uint32_t burst = 1;              // loads with pause after each yield
   uint32_t first_slice_us = 200;   // of sleep; every slice doubles,
@@ -44,8 +45,7 @@ struct Bell {
   std::atomic<uint32_t>* sleepers = nullptr;
 };
 
-// What a thread keeps while it spins for a moment, and lets go of before it spins for longer or
-// gives its core away.
+// What a thread keeps while it spins, and lets go of before it gives its core away.
 class Held {
  public:
   virtual void let_go() = 0;
@@ -59,9 +59,9 @@ inline void let_go_of_held() {
   if (held != nullptr) std::exchange(held, nullptr)->let_go();
 }
 
-// When a check is made: every 1,024 spins, after every yield, after every slice of sleep (also one
-// that a signal cut short).
-enum class Pulse : uint8_t { kSpin, kYield, kSlice };
+// When a check is made: once, outside of a wait; after every yield; after every slice of sleep
+// (also one that a signal cut short).
+enum class Pulse : uint8_t { kOnce, kYield, kSlice };
 
 uint64_t now_ns();
 uint64_t coarse_ns();  // some milliseconds behind, at a fraction of the cost
@@ -97,12 +97,9 @@ inline void cpu_pause() {
 // result is that of a last ready(). `ready` must become true by a change of the bell's word.
 template <typename Ready, typename Check>
 bool wait_until(const WaitPolicy& policy, const Bell& bell, Ready&& ready, Check&& check) {
-  for (uint32_t spin = 1; spin <= policy.spins; ++spin) {
+  for (uint32_t spin = 0; spin < policy.spins; ++spin) {
     if (ready()) return true;
     cpu_pause();
-    if (spin % 1024 != 0) continue;
-    let_go_of_held();
-    if (check(Pulse::kSpin)) return ready();
   }
   if (ready()) return true;
   let_go_of_held();

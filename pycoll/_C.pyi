@@ -79,7 +79,6 @@ class Engine:
         rank: int,
         timeout_s: float,
         threads: bool,
-        spins: int = -1,
     ) -> None: ...
     def bind(
         self,
