@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from pycoll.cli.bench_report import sized
 from pycoll.cli.bench_time import Row
 from pycoll.cli.files import put
 from pycoll.errors import ArgumentError
+from pycoll.schedule.draw import saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,11 +27,15 @@ def check_available(path: str) -> None:
     """
     try:
         from matplotlib.backend_bases import FigureCanvasBase
+        from matplotlib.figure import Figure
     except ImportError:
         raise ArgumentError("--plot needs matplotlib: pip install 'pycoll[cli]'") from None
     formats = sorted(FigureCanvasBase.get_supported_filetypes())
     if Path(path).suffix[1:].lower() not in formats:
         raise ArgumentError(f"--plot {path!r}: its suffix has to be one of {', '.join(formats)}")
+    trial = Figure(figsize=(1, 1))
+    trial.text(0, 0, "text")
+    saved(trial, path)
 
 
 def draw(path: str, title: str, subtitle: str, rows: Sequence[Row]) -> None:
@@ -72,9 +76,7 @@ def draw(path: str, title: str, subtitle: str, rows: Sequence[Row]) -> None:
     key: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "labelcolor": _INK}
     right.legend(loc="upper left", **key)
     left.legend(handles=_styles(), loc="upper left", **key)
-    content = io.BytesIO()
-    figure.savefig(content, format=Path(path).suffix[1:].lower())
-    put(path, content.getvalue())
+    put(path, saved(figure, path))
 
 
 def _finish(axes: Axes, rows: Sequence[Row], heading: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,10 +36,20 @@ def drawn(schedule: Schedule, path: str, dpi: int = 150) -> bytes:
     """
     if not Path(path).suffix:
         raise ArgumentError(f"cannot draw to {path}: its suffix tells the format, such as .png")
-    figure, content = picture(schedule), io.BytesIO()
+    return saved(picture(schedule), path, dpi=dpi, facecolor=_PAPER)
+
+
+def saved(figure: Figure, path: str, **options: Any) -> bytes:
+    """Return what a file with a figure holds, in the format that its suffix tells.
+
+    Raises:
+        ArgumentError: If the format is not known, or what matplotlib needs for it is missing:
+            LaTeX, for one.
+    """
+    content = io.BytesIO()
     try:
-        figure.savefig(content, format=Path(path).suffix[1:], dpi=dpi, facecolor=_PAPER)
-    except ValueError as error:
+        figure.savefig(content, format=Path(path).suffix[1:].lower(), **options)
+    except (ValueError, RuntimeError, OSError) as error:
         raise ArgumentError(f"cannot draw to {path}: {error}") from None
     return content.getvalue()
 

@@ -183,6 +183,12 @@ def test_a_picture(jobs):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_format_that_needs_what_is_not_there_is_refused_early(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ArgumentError, match=r"cannot draw to x.pgf: .*latex.* not found"):
+        bench.main(parse("all_reduce", "-n", "2", "--plot", "x.pgf"))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

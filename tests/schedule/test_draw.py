@@ -114,6 +114,12 @@ def test_formats():
         drawn(schedule, "a.docx")
 
 
+def test_a_format_that_needs_what_is_not_there(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ArgumentError, match=r"cannot draw to a.pgf: .*latex.* not found"):
+        drawn(find("all_reduce", "ring").schedule(2), "a.pgf")
+
+
 def test_too_many_ranks_are_refused():
     with pytest.raises(ArgumentError, match="33 ranks"):
         picture(find("all_reduce", "ring").schedule(MAX_RANKS + 1))
