@@ -37,7 +37,7 @@ def _of_file(path: str, name: str) -> Algorithm:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the file does
+    except (Exception, SystemExit) as error:  # whatever the file does
         raise ArgumentError(f"{path}: {type(error).__name__}: {error}") from error
     found = {key: value for key, value in vars(module).items() if isinstance(value, Algorithm)}
     if name in found:

@@ -15,7 +15,7 @@ _OURS = Path(__file__).parent
 
 @contextlib.contextmanager
 def asking(title: object, function: Callable[..., Any]) -> Iterator[None]:
-    """Turn whatever an author's function raises into a ScheduleError.
+    """Turn whatever an author's function raises into a ScheduleError, ``sys.exit()`` too.
 
     Args:
         title: What the function belongs to; the message begins with it.
@@ -25,7 +25,7 @@ def asking(title: object, function: Callable[..., Any]) -> Iterator[None]:
         yield
     except MemoryError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, CollError) and not isinstance(error, ScheduleError):
             raise  # of calls that the function made
         text = (
@@ -34,7 +34,7 @@ def asking(title: object, function: Callable[..., Any]) -> Iterator[None]:
         raise ScheduleError(f"{title}: {_line(function, error)}{text}") from error
 
 
-def _line(function: Callable[..., Any], error: Exception) -> str:
+def _line(function: Callable[..., Any], error: BaseException) -> str:
     """Say where an error was raised: the innermost line of the author's file."""
     code = getattr(function, "__code__", None)
     if code and Path(code.co_filename).parent == _OURS:

@@ -44,6 +44,7 @@ def test_a_wrong_one_is_refused(file, capsys):
         (MINE, ":yours", "no algorithm 'yours'; there are: mine"),
         ("x = 1", "", "no algorithm ''; there are: none"),
         ("1 / 0", "", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(0)", "", "SystemExit: 0"),
         (None, "", "FileNotFoundError"),
     ],
 )

@@ -1,6 +1,7 @@
 """What is wrong in an author's function is told with the algorithm, the line and the cause."""
 
 import functools
+import sys
 
 import pytest
 
@@ -64,6 +65,7 @@ WRONG = {
     "ValueError: boom": loud,
     "ValueError: The truth value": only_rank_0,
     "ZeroDivisionError": of(lambda r, n: 1 // 0),
+    "SystemExit: 0": of(lambda r, n: sys.exit(0)),
     "gives None in place of rounds": lambda rank, n: None,
     "round 0 is None, expected a fold": of(lambda r, n: None),
     "more than 65531 folds or rounds": stuck,
