@@ -30,7 +30,7 @@ _WHAT: dict[str, dict[str, Any]] = {
     "--max": {"default": "64M", "metavar": "B", "help": "largest size (64M)"},
     "--factor": {"default": 2, "type": int, "metavar": "F", "help": "from size to size (2)"},
     "--dtype": {"default": "float32", "metavar": "T", "help": "element type (float32)"},
-    "--op": {"default": "sum", "choices": _OPS, "help": "reduction operation (sum)"},
+    "--op": {"choices": _OPS, "help": "reduction operation (sum)"},
     "--algorithm": {"metavar": "A", "help": f"name, {HELP}; by default the selector's choice"},
     "--order": {"choices": _ORDERS, "help": "reduction order; by default that of the collective"},
     "--symmetric": {"action": "store_true", "help": "arrays in symmetric memory: no staging"},
@@ -126,8 +126,9 @@ def _check_call(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     dtype = DType[args.dtype.upper()] if base and base.reduces else None
     if dtype is not None and args.op in ("and", "or", "xor") and dtype.is_float:
         raise ArgumentError(f"--op {args.op} is defined for integers; --dtype is {args.dtype}")
-    if args.order and dtype is None:
-        raise ArgumentError(f"--order {args.order} is for reductions; {name} reduces nothing")
+    for option in ("op", "order"):
+        if dtype is None and (given := getattr(args, option)):
+            raise ArgumentError(f"--{option} {given} is for reductions; {name} reduces nothing")
     if args.algorithm is None:
         return
     if name not in COLLECTIVES:
@@ -138,8 +139,12 @@ def _check_call(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     except ScheduleError as error:
         raise ArgumentError(str(error)) from None
     for nbytes in sizes if args.n and args.n > 0 else ():
-        given = {"dtype": dtype, "op": ReduceOp[args.op.upper()], "direct": args.symmetric}
-        select(name, nbytes, args.n, order=args.order, algorithm=algorithm, **given)
+        call = {"dtype": dtype, "op": ReduceOp[_op(args).upper()], "direct": args.symmetric}
+        select(name, nbytes, args.n, order=args.order, algorithm=algorithm, **call)
+
+
+def _op(args: argparse.Namespace) -> str:
+    return args.op or "sum"
 
 
 def arguments_of(args: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> list[str]:
@@ -184,7 +189,7 @@ def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[i
 def _problems(args: argparse.Namespace, sizes: Sequence[int], n: int) -> list[Problem]:
     """Make one problem of each size; small sizes may round to the same one."""
     dtype = element_type(args.dtype)
-    made = [Problem.of_size(args.collective, dtype, args.op, size, n) for size in sizes]
+    made = [Problem.of_size(args.collective, dtype, _op(args), size, n) for size in sizes]
     return list(dict.fromkeys(made))
 
 
@@ -212,7 +217,7 @@ def _save(
     if args.json:
         write_json(args.json, machine, command, rows)
     if args.plot:
-        what = args.collective + (f" {args.op}" if rows[0].op != "none" else "")
+        what = args.collective + (f" {_op(args)}" if rows[0].op != "none" else "")
         memory = "symmetric memory" if args.symmetric else "ordinary memory"
         title = f"{what}: {n} ranks, {args.dtype}, {memory}"
         about = f"{machine['cores']} cores, {machine['cpu']}, pycoll {machine['pycoll']}"

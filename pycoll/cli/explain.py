@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("-n", type=int, default=2, help="number of ranks (default 2)")
     reductions = [d.name.lower() for d in DType]
     parser.add_argument("--dtype", choices=reductions, default="float32", help="for reductions")
-    parser.add_argument("--op", choices=[o.name.lower() for o in ReduceOp], default="sum")
+    parser.add_argument("--op", choices=[o.name.lower() for o in ReduceOp], help="(sum)")
     parser.add_argument("--order", choices=[o.name.lower() for o in Order])
     parser.add_argument("--algorithm", help="the algorithm that the call names")
     memory = parser.add_mutually_exclusive_group()
@@ -60,6 +60,8 @@ def main(args: argparse.Namespace) -> int:
     reduces = COLLECTIVES[args.collective].reduces
     if reduces and args.op in ("and", "or", "xor") and DType[args.dtype.upper()].is_float:
         raise ArgumentError(f"--op {args.op} is defined for integers; --dtype is {args.dtype}")
+    if args.op and not reduces:
+        raise ArgumentError(f"--op {args.op} is for reductions; {args.collective} reduces nothing")
     world = _world(args.tuning, ranks, messages=args.hosts is not None)
     choice = select(
         args.collective,
@@ -67,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
         sum(ranks),
         order=args.order,
         dtype=DType[args.dtype.upper()] if reduces else None,
-        op=ReduceOp[args.op.upper()],
+        op=ReduceOp[(args.op or "sum").upper()],
         direct=args.symmetric and Kind[args.collective.upper()] in DIRECT_KINDS,
         algorithm=args.algorithm,
         messages=args.hosts is not None,

@@ -220,6 +220,7 @@ def test_ranks_get_the_arguments_of_the_command(arguments):
         (["all_reduce", "--algorithm", "none"], "none"),
         (["all_reduce", "--op", "and"], "--op and is defined for integers; --dtype is float32"),
         (["all_gather", "--order", "tree"], "--order tree is for reductions; all_gather reduces"),
+        (["all_gather", "--op", "sum"], "--op sum is for reductions; all_gather reduces nothing"),
         (["barrier", "--order", "rank"], "--order rank is for reductions; barrier reduces"),
         (["barrier", "--algorithm", "ring"], "--algorithm ring: for barrier there is no choice"),
         (["gather_v", "--algorithm", "direct"], "for gather_v there is no choice"),

@@ -67,6 +67,7 @@ def test_without_a_collective_the_table_is_printed(capsys):
         (["all_reduce", "--hosts", "0,2"], "--hosts is '0,2', expected 1 to 4096 ranks"),
         (["all_reduce", "--op", "and"], "--op and is defined for integers; --dtype is float32"),
         (["all_gather", "--order", "tree"], "reduces nothing"),
+        (["all_gather", "--op", "sum"], "--op sum is for reductions; all_gather reduces nothing"),
         (["all_reduce", "--algorithm", "ring", "--order", "tree"], "halving_doubling"),
     ],
 )
