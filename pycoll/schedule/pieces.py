@@ -12,6 +12,7 @@ import numpy as np
 from pycoll.errors import ScheduleError
 
 _LIMIT = 1 << 62  # of ranks and chunks, before they are taken modulo
+_MOST_PIECES = 0xFFFF  # what the 16 bits of an instruction hold
 Vector = Any  # int, or a NumPy integer array with one entry per rank of the vector form
 
 
@@ -83,6 +84,8 @@ def _pieces(what: str, given: Piece | Sequence[Piece]) -> tuple[Piece, ...]:
         raise ScheduleError(f"fold(): {what} are {given!r}, expected at(...), or a list of them")
     if not found:
         raise ScheduleError("a fold needs at least one source and one destination")
+    if len(found) > _MOST_PIECES:
+        raise ScheduleError(f"fold(): {what} are {len(found)}, expected at most {_MOST_PIECES}")
     return found
 
 

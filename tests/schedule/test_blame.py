@@ -60,6 +60,7 @@ WRONG = {
     "at least one source": of(lambda r, n: fold([], to=at(r, OUT))),
     "count is 1.5": of(lambda r, n: every(r, n, count=1.5)),
     "where is 'no'": of(lambda r, n: every(r, n, where="no")),
+    "the sources are 65536, expected": of(lambda r, n: fold([at(r, IN)] * 65536, to=at(r, OUT))),
     "unexpected keyword argument 'op'": of(lambda r, n: every(r, n, op="sum")),
     "TypeError: too_few.. takes 1 positional": too_few,
     "ValueError: boom": loud,
