@@ -14,6 +14,7 @@ from pathlib import Path
 from pycoll.algorithms import find
 from pycoll.cli import main as pycoll
 from pycoll.cli.machine import describe
+from pycoll.runtime.bootstrap import launched_by_us
 from pycoll.runtime.select import select
 from pycoll.schedule.verify import modes, prove
 
@@ -116,6 +117,8 @@ def main():
     parser.add_argument("--max", default="16M", help="largest size that is measured")
     parser.add_argument("--out", type=Path, default=Path("out/schedule.png"), help="the picture")
     args = parser.parse_args()
+    if launched_by_us():
+        raise SystemExit("demo: it starts ranks by itself; run it as `python examples/demo.py`")
     start = time.perf_counter()
     machine = describe()
     cores = f"{machine['cores']} cores of {machine['cpu']}"

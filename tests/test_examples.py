@@ -71,6 +71,14 @@ def test_overlap():
     assert output.count("of the shorter of the two is hidden") == 2
 
 
+def test_demo_is_not_for_a_launcher():
+    command = [sys.executable, "-m", "pycoll", "run", "-n", "2", EXAMPLES / "demo.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "demo: it starts ranks by itself; run it as `python examples/demo.py`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_demo(tmp_path):
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
