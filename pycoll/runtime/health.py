@@ -80,10 +80,15 @@ class Health:
         far = f"; rank {slow.rank} answers slowest, {slow.latency_s * 1e6:.3g} us" * (
             slow.rank != self.rank
         )
+        ranks, hosts = _several(len(self.peers), "rank"), _several(max(self.hosts) + 1, "host")
         return (
-            f"rank {self.rank}: {len(self.peers)} ranks on {max(self.hosts) + 1} hosts are well "
+            f"rank {self.rank}: {ranks} on {hosts} {'are' if len(self.peers) > 1 else 'is'} well "
             f"({self.transport}), iteration {self.iteration}, checked in {self.seconds:.3g} s{far}"
         )
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def check(session: Session, timeout: float | None = None) -> Health:

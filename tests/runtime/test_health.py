@@ -62,7 +62,8 @@ def test_all_is_well(run, n):
                 assert peer.transport == ("" if peer.rank == me else "shared memory")
                 assert (peer.latency_s > 0) == (peer.rank != me)
                 assert peer.latency_s < report.seconds
-            assert f"{n} ranks on 1 hosts are well" in str(report)
+            told = "1 rank on 1 host is well" if n == 1 else f"{n} ranks on 1 host are well"
+            assert told in str(report)
     for k in range(2):
         assert len({found[k].iteration for _, found in results}) == 1
     assert results[0][1][0].iteration < results[0][1][1].iteration
