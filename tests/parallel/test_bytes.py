@@ -4,12 +4,13 @@ import gc
 import os
 import tracemalloc
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from parallel.models import CrossEntropy, batches, mlp
-from pycoll.parallel import AdamW, DataParallel, Mesh, Sequential
+from pycoll.parallel import AdamW, DataParallel, Mesh, Sequential, estimate
 from pycoll.parallel.nn import Linear
 from pycoll.parallel.random import Key
 from pycoll.testing import run_processes, run_threads
@@ -178,3 +179,9 @@ def test_the_ledger_counts_rounds_up():
 
     assert VOLUME["all_reduce"](3, 10) == 14
     assert VOLUME["all_gather"](4, 16) == VOLUME["reduce_scatter"](4, 16) == 12
+
+
+def test_the_page_tells_the_bytes_of_the_agreement():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "parallel.md").read_text("utf-8")
+    norm = estimate(10, "fp32", {"dp": 2}, zero=0).wire["norm"]
+    assert f"2 (W - 1) / W x {norm} for the norm" in page
