@@ -4,11 +4,12 @@ An algorithm is a generator over rounds. It is a pure function of a rank and the
 rank may be one integer or a NumPy vector of ranks, so the same lines give one rank's program and
 the whole world's. It contains no synchronisation and no transport::
 
-    @algorithm("reduce_scatter")
-    def ring(rank, n):
-        for step in range(n - 1):
-            chunk = (rank - step - 2) % n
-            yield fold([at(rank - 1, ACC, chunk), at(rank, IN, chunk)], to=at(rank, ACC, chunk))
+    @algorithm("all_reduce")
+    def two_shot(rank, n):
+        yield fold([at(peer, IN, rank) for peer in range(n)], to=at(rank, OUT, rank))
+        for step in range(1, n):
+            peer = (rank + step) % n
+            yield fold(at(peer, OUT, peer), to=at(rank, OUT, peer))
 
 A round is one fold, or a list of folds that run concurrently: none of them may read or write what
 another one of the round writes. The rank given to the generator is the *owner* of the folds it

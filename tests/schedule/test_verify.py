@@ -1,10 +1,13 @@
 """The verifier accepts every algorithm, and says what is wrong with wrong ones."""
 
+import textwrap
+
 import numpy as np
 import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ScheduleError
+from pycoll.schedule import ir
 from pycoll.schedule.bounds import Joined
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.compile import peer_plans
@@ -105,3 +108,11 @@ def test_without_the_gate_cells_race():
         check_races(run, trace_of(run, Promise.of(schedule), True))
     with pytest.raises(ScheduleError, match="two calls behind"):
         check_run_ahead(run)
+
+
+def test_the_example_of_the_language_is_right():
+    text = textwrap.dedent(ir.__doc__.partition("::\n\n")[2].partition("\n\nA round is")[0])
+    found = dict(vars(ir))
+    exec(text, found)
+    for n in range(1, 7):
+        assert prove(found["two_shot"].schedule(n)).bytes_sent <= 2
