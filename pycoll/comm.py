@@ -43,8 +43,8 @@ class Communicator(SymmetricMemory, RaggedCollectives):
     * ``algorithm``: name of an algorithm, or an `Algorithm`; by default the selector's choice.
     * ``timeout``: seconds until `CollTimeout`; by default the communicator's.
     * ``async_op``: return a `Work` at once; the call proceeds in the background.
-    * ``stream``: for arrays on a CUDA device, see docs/cuda.md: the stream on which the call runs,
-      anything with ``__cuda_stream__`` or a handle; by default the current one of CuPy.
+    * ``stream``: for arrays on a CUDA device, see docs/cuda-python.md: the stream on which the call
+      runs, anything with ``__cuda_stream__`` or a handle; by default the current one of CuPy.
 
     Errors that all collectives raise: `ArgumentError` (nothing was sent; the communicator stays
     usable), `PeerRejected` (another rank refused its arguments; likewise), `MismatchError`,

@@ -44,7 +44,7 @@ class Prepared:
         gathers, scatters: What lies elsewhere for the engine: arrays it reads, and those it writes.
     """
 
-    binding: _C.Binding
+    binding: _C.BoundCall
     in_ptr: int
     out_ptr: int
     result: Any

@@ -197,7 +197,7 @@ class Session(TaggedMessages):
         while self._in_flight and self.engine.done(self._in_flight[0][0]):
             self._in_flight.popleft()
 
-    def bind(self, spec: CallSpec, extents: Extents) -> _C.Binding:
+    def bind(self, spec: CallSpec, extents: Extents) -> _C.BoundCall:
         """Bind the plan of a v-variant."""
         return self._caller.plans.bind(spec, extents)
 
