@@ -50,7 +50,7 @@ class Call:
 
     @classmethod
     def unpack(cls, word: int, count: int) -> Call:
-        """Read a descriptor word; see `pycoll.runtime.plans.descriptor`."""
+        """Read a descriptor word; see `pycoll.runtime.descriptors.descriptor`."""
         kind, dtype, op, flags = (word >> shift & 0xFF for shift in (0, 8, 16, 24))
         if kind not in _REDUCING:
             dtype |= op << 8  # see `pycoll.types.type_code`
