@@ -11,14 +11,6 @@ from collections.abc import Mapping, MutableMapping
 from pycoll.config import LAUNCH_VARIABLES, Launch, environment
 from pycoll.errors import TransportError
 
-# Launchers of others: name, variable with the number of processes, variable with the rank.
-_FOREIGN = (
-    ("torchrun", "WORLD_SIZE", "RANK"),
-    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("an MPI launcher", "PMI_SIZE", "PMI_RANK"),
-    ("Slurm", "SLURM_NTASKS", "SLURM_PROCID"),
-)
-
 _JOINED = "PYCOLL_JOINED"  # "<pid> <world_size>" of the process that took its place in the job
 
 
@@ -38,13 +30,13 @@ def discover(environ: MutableMapping[str, str] | None = None) -> Launch:
     Raises:
         ArgumentError: The variables of the launcher are incomplete or malformed.
         TransportError: The inherited memory is not there, the place is already taken, or the
-            process was started by a launcher that is not supported.
+            process was started by torchrun, whose ranks this cannot join.
     """
     environ = environment() if environ is None else environ
     launch = Launch.from_env(environ)
     if launch is None:
         _refuse_second_join(environ)
-        _refuse_foreign(environ)
+        _refuse_torchrun(environ)
         return Launch(0, 1, make_memfd("control"), make_memfd("heap"))
     for name, fd in zip(LAUNCH_VARIABLES[2:], (launch.control_fd, launch.heap_fd), strict=True):
         _check_inherited(name, fd)
@@ -135,12 +127,11 @@ def _refuse_second_join(environ: Mapping[str, str]) -> None:
         )
 
 
-def _refuse_foreign(environ: Mapping[str, str]) -> None:
-    for launcher, size_name, rank_name in _FOREIGN:
-        size = environ.get(size_name, "")
-        if rank_name in environ and size.isascii() and size.isdigit() and int(size) > 1:
-            raise TransportError(
-                f"this process was started by {launcher} ({size_name}={size}, "
-                f"{rank_name}={environ[rank_name]}); start-up under this launcher is not "
-                "available yet. `pycoll run -n N script.py` works on one host"
-            )
+def _refuse_torchrun(environ: Mapping[str, str]) -> None:
+    size = environ.get("WORLD_SIZE", "")
+    if "RANK" in environ and size.isascii() and size.isdigit() and int(size) > 1:
+        raise TransportError(
+            f"this process was started by torchrun (WORLD_SIZE={size}, RANK={environ['RANK']}), "
+            "whose ranks meet in torch.distributed only: use pycoll there as a backend "
+            "(docs/torch.md), or start ranks with `pycoll run -n N script.py` or mpiexec"
+        )
