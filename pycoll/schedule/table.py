@@ -224,12 +224,9 @@ def _expand(
 ) -> dict[str, np.ndarray]:
     """Spread every fold over its chunks; see `build_table`."""
     piece_rank, piece_chunk, piece_buffer = pieces
-    spans = counts[line, column]
-    fold = np.repeat(np.arange(len(line)), spans)
-    offset = np.arange(len(fold)) - np.repeat(np.cumsum(spans) - spans, spans)
+    fold, offset = spans(counts[line, column])
     arity = nops[line[fold]] if len(line) else np.zeros(0, np.int64)
-    unit = np.repeat(np.arange(len(fold)), arity)
-    position = np.arange(len(unit)) - np.repeat(np.cumsum(arity) - arity, arity)
+    unit, position = spans(arity)
     first_piece = np.cumsum(nops) - nops
     op_fold = fold[unit]
     piece = first_piece[line[op_fold]] + position if len(unit) else position
