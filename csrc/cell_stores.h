@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "recent_times.h"
+
 namespace pycoll {
 
 // Ordinary stores leave the bytes in the caches. That is best for peers nearby. But a line that a
@@ -36,12 +38,11 @@ class CellStores {
   // Ends the copy that the above tells about; `ns`: what it took if it was timed.
   void note(uint64_t nbytes, uint64_t ns) {
     if (timed()) {
-      const bool past = past_caches();
-      times_[past][counts_[past]++ % kKept] = static_cast<double>(ns) / static_cast<double>(nbytes);
+      times_[past_caches()].note(static_cast<double>(ns) / static_cast<double>(nbytes));
     }
     if (turn() + 1 >= kTries) {
       const double fetch = kFetchNs / static_cast<double>(nbytes) + kFetchNsPerByte;
-      past_ = best(times_[1]) + fetch < best(times_[0]);
+      past_ = times_[1].best_or(kUnknown) + fetch < times_[0].best_or(kUnknown);
     }
     ++copies_;
   }
@@ -56,15 +57,9 @@ class CellStores {
   uint64_t turn() const { return (copies_ - kFirstTry) % kTryEvery; }
   bool tries() const { return turn() < kTries; }
 
-  // An interrupt or a cold cache makes a copy slow, nothing makes it fast.
-  static constexpr uint64_t kKept = 4;
-  using Times = std::array<double, kKept>;  // ns a byte, of the last ones
-  static double best(const Times& times) { return *std::min_element(times.begin(), times.end()); }
-
   bool past_ = false;
   uint64_t copies_ = 0;
-  std::array<uint64_t, 2> counts_{};
-  std::array<Times, 2> times_{Times{}, Times{kUnknown, kUnknown, kUnknown, kUnknown}};
+  std::array<RecentTimes, 2> times_;  // ns a byte: of ordinary stores, past the caches
 };
 
 // The choice for copies of every size.

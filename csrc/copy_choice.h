@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "recent_times.h"
+
 namespace pycoll {
 
 // What a rank tells its peers of one kind of call, in the flag line: nanoseconds that such a call
@@ -45,7 +47,7 @@ class CopyChoice {
 
   // Ends a call that has succeeded. `ns`: what it took if it was timed.
   void end(uint64_t ns) {
-    if (timed()) times_[reads_][counts_[reads_]++ % kKept] = std::max(1.0F, float(ns));
+    if (timed()) times_[reads_].note(std::max(1.0, static_cast<double>(ns)));
     ++calls_;
     plan_probes();
     reads_ = worst_.read < ToldTimes::kNever && wanted();
@@ -53,7 +55,7 @@ class CopyChoice {
 
  private:
   enum Way : bool { kStaged = false, kRead = true };
-  static constexpr uint64_t kKept = 4, kPair = 2, kFirst = 8, kTimedEvery = 4, kProbe = 3;
+  static constexpr uint64_t kPair = 2, kFirst = 8, kTimedEvery = 4, kProbe = 3;
   static constexpr uint64_t kOften = 128, kSeldom = 1024;  // calls between probes, at most
   static constexpr float kHopeless = 1.5F;
 
@@ -74,17 +76,12 @@ class CopyChoice {
     if (calls_ < kFirst) return calls_ / kPair % 2 == 1;
     return (worst_.read < worst_.staged) != probes();
   }
-  // An interrupt or a cold cache makes a call slow, nothing makes it fast.
-  float best(Way way) const {
-    const auto end = times_[way].begin() + std::min(counts_[way], kKept);
-    return end == times_[way].begin() ? 0 : *std::min_element(times_[way].begin(), end);
-  }
+  float best(Way way) const { return static_cast<float>(times_[way].best_or(0)); }
 
   bool reads_ = false;
   uint64_t calls_ = 0, interval_ = kFirst / 2;
   uint64_t probe_ = kFirst - kProbe;  // number of the last or next probe
-  std::array<uint64_t, 2> counts_{};
-  std::array<std::array<float, kKept>, 2> times_{};
+  std::array<RecentTimes, 2> times_;
   ToldTimes worst_;  // of all ranks, as told in the running call
 };
 
