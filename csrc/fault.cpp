@@ -12,21 +12,6 @@ namespace {
 constexpr uint64_t kReportLimitNs = 1'000'000'000;  // how long to wait for another's report
 constexpr uint64_t kOthersLimitNs = 200'000'000;    // how long a report waits for others to enter
 
-const char* kind_of(Cause cause) {
-  switch (cause) {
-    case Cause::kMismatch:
-      return "MismatchError";
-    case Cause::kLost:
-      return "PeerLost";
-    case Cause::kLeft:
-      return "PeerLeft";
-    case Cause::kTimeout:
-      return "CollTimeout";
-    default:
-      return "Revoked";
-  }
-}
-
 const char* headline(Cause cause) {
   switch (cause) {
     case Cause::kMismatch:
@@ -71,6 +56,21 @@ void describe_rank(std::ostream& out, uint32_t rank, const RankReport& entry) {
 }
 
 }  // namespace
+
+const char* kind_of(Cause cause) {
+  switch (cause) {
+    case Cause::kMismatch:
+      return "MismatchError";
+    case Cause::kLost:
+      return "PeerLost";
+    case Cause::kLeft:
+      return "PeerLeft";
+    case Cause::kTimeout:
+      return "CollTimeout";
+    default:
+      return "Revoked";
+  }
+}
 
 Aborted::Aborted(Cause cause, const std::string& text)
     : Error(kind_of(cause), text), cause_(cause) {}

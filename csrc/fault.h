@@ -26,7 +26,11 @@ struct Report {
   std::vector<RankReport> ranks;
 };
 
-// Kind by cause: MismatchError, PeerLost, PeerLeft, CollTimeout, Revoked (interrupt, abort).
+// The error that a cause is for whoever meets it: MismatchError, PeerLost, PeerLeft, CollTimeout,
+// Revoked (interrupt, abort).
+const char* kind_of(Cause cause);
+
+// Of the kind of its cause.
 class Aborted : public Error {
  public:
   Aborted(Cause cause, const std::string& text);

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "fault.h"
 #include "mpi_engine.h"
 
 namespace pycoll {
@@ -11,12 +12,6 @@ namespace {
 constexpr uint32_t kLooksInYield = 2;             // of ranks, for notices
 constexpr uint64_t kAskNs = 20'000'000;           // a wait this long is worth a question
 constexpr uint64_t kClosedGraceNs = 200'000'000;  // what a peer sent before it closed may be late
-
-const char* name_of(Cause cause) {
-  constexpr const char* kNames[] = {"TransportError", "MismatchError", "PeerLost", "PeerLeft",
-                                    "CollTimeout",    "Revoked",       "Revoked"};
-  return kNames[static_cast<size_t>(cause)];
-}
 
 // Whether every rank should say what it was doing before anybody raises.
 bool needs_words(Cause cause) { return cause == Cause::kMismatch || cause == Cause::kTimeout; }
@@ -82,7 +77,7 @@ void MpiEngine::handle(const Notice& notice) {
       if (failed_ || someone_fails_) return;
       records_[src] = notice;
       report_ = {Cause::kLeft, src, src, seq_, notice.text, records_};
-      failure_kind_ = name_of(Cause::kLeft);
+      failure_kind_ = kind_of(Cause::kLeft);
       failure_text_ = notice.text;
       failed_ = true;
       return;
@@ -179,7 +174,7 @@ void MpiEngine::conclude() {
     if (first != records_.end()) {
       report_ = {cause, first->culprit, first->src, first->seq, first->text, records_};
     }
-    failure_kind_ = name_of(cause);
+    failure_kind_ = cause == Cause::kNone ? "TransportError" : kind_of(cause);
     failure_text_ = first == records_.end() ? "the communicator failed" : first->text;
     failed_ = true;
   }
@@ -237,7 +232,7 @@ void MpiEngine::fail_quietly(Cause cause, std::string_view text) {
   store_text(own.text, sizeof(own.text), text);
   tell_all(own);
   report_ = {cause, rank_, rank_, seq_, own.text, records_};
-  failure_kind_ = name_of(cause);
+  failure_kind_ = cause == Cause::kNone ? "TransportError" : kind_of(cause);
   failure_text_ = text;
   failed_ = true;
   flush(kGraceNs / 10);
