@@ -143,6 +143,8 @@ class Binder {
     COLL_CHECK(instr.nsrc <= max_operands_ && instr.ndst <= max_operands_, "ScheduleError",
                "a fold of ", instr.nsrc, " sources into ", instr.ndst, " destinations; at most ",
                max_operands_, " are possible here");
+    COLL_CHECK(instr.nsrc <= kMaxFoldSources, "ScheduleError", "a fold of ", instr.nsrc,
+               " sources; at most ", kMaxFoldSources, " are possible");
     const bool computes = instr.nsrc > 1;
     COLL_CHECK(!computes || (fold_supports(call_.dtype, call_.op) &&
                              call_.elem_bytes == itemsize(call_.dtype)),
@@ -173,10 +175,6 @@ class Binder {
   uint32_t rank_;
   uint32_t max_operands_;
 };
-
-}  // namespace
-
-namespace {
 
 // Checks everything and calls cut(binder) to choose the segments.
 template <typename Cut>

@@ -1,5 +1,6 @@
 // Using the engine wrongly: plans, memory, threads and processes that it must refuse.
 #include "calls.h"
+#include "fold.h"
 
 namespace {
 
@@ -100,6 +101,13 @@ void bad_plans() {
   check("steps go down", [](Builder& p) { p.signal(5).signal(5); });
   Builder early(2, 0, 2, 0, true);
   expect_kind("ScheduleError", [&] { early.fold({in(1, 0)}, {out(0, 0)}).done(); }, "no wait");
+  auto wide = std::make_shared<Plan>(
+      *Builder(1, 0, 1, 0)
+           .fold(std::vector<Operand>(kMaxFoldSources + 1, in(0, 0)), {out(0, 0)}, 1, kFoldTree)
+           .done());
+  wide->messages = true;
+  expect_kind(
+      "ScheduleError", [&] { bind_messages(sum_of(wide, 8), {}, false, {}); }, "too many sources");
   expect_all_fine(
       run(Mode::kThreads, {.n = 1, .cell_bytes = 64},
           [](const Rank& me) {
