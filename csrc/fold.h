@@ -1,20 +1,16 @@
 // The one data operation: fold S sources into D destinations.
 //
-// Contract
-//   dsts[d][i] = srcs[0][i] (op) srcs[1][i] (op) ... (op) srcs[nsrc-1][i]     for all i < count, d
-//   < ndst
+// Contract, for all i < count and d < ndst:
+//   dsts[d][i] = srcs[0][i] (op) srcs[1][i] (op) ... (op) srcs[nsrc-1][i]
 // * Serial shape: strictly left to right, ((s0 + s1) + s2) + ...
-// * Tree shape: the in-order balanced tree. With p the largest power of two <= nsrc and e = nsrc -
-//   p, first
-//   (s0,s1), (s2,s3), ... (s[2e-2], s[2e-1]) are combined; the p values that remain, in order, are
-//   combined
-//   pairwise, level by level.
+// * Tree shape: the in-order balanced tree. With p the largest power of two <= nsrc and
+//   e = nsrc - p, first (s0,s1), (s2,s3), ... (s[2e-2], s[2e-1]) are combined; the p values that
+//   remain, in order, are combined pairwise, level by level.
 // * float16 and bfloat16 are converted to float32, combined in float32, and rounded once (to
 //   nearest even).
 // * kAvg combines like kSum; `scale_n` > 0 divides the combined value by scale_n before it is
-//   rounded and stored:
-//   floats by true division in the accumulation type, integers by truncation towards zero.
-//   `scale_n` == 0 means: no division.
+//   rounded and stored: floats by true division in the accumulation type, integers by truncation
+//   towards zero. `scale_n` == 0 means: no division.
 // * Integers wrap modulo 2^bits. MIN and MAX propagate NaN: min(a, b) = (a < b || a != a) ? a : b,
 //   likewise max.
 // * nsrc == 1 is a copy (bit for bit, also NaN payloads, when scale_n == 0).
@@ -40,8 +36,7 @@ struct FoldSpec {
 inline constexpr int kMaxFoldSources = 4096;
 
 // Runs one fold; see the contract above. Picks the widest instruction set of this CPU (AVX-512,
-// AVX2 with F16C, or the
-// baseline: SSE2 / NEON) once per process, unless fold_force_isa was called.
+// AVX2 with F16C, or the baseline: SSE2 / NEON) once per process, unless fold_force_isa was called.
 void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* dsts, int ndst,
           size_t count);
 
