@@ -1,8 +1,7 @@
 // The packed form of one rank's program, as pycoll/schedule/compile.py writes it.
 //
 // A plan knows chunks, ranks and steps. It knows no bytes, no dtype and no collective: those are
-// bound
-// at call time (see Binding in engine.h).
+// bound at call time (see Binding in engine.h).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +10,7 @@
 
 namespace pycoll {
 
-// At most six kinds of instruction.
+// The kinds of instruction.
 enum class Opcode : uint8_t {
   kFold = 0,    // fold nsrc operands (from `arg` on) into the ndst operands that follow them
   kSignal = 1,  // publish step `arg`: everything before this instruction is visible to peers
@@ -19,7 +18,6 @@ enum class Opcode : uint8_t {
   kWait = 2,
   kSend = 3,  // messages: send operand `arg` to `peer`
   kRecv = 4,  // messages: receive operand `arg` from `peer`
-  kLoop = 5,  // reserved
 };
 
 // Instr::flags
@@ -59,7 +57,7 @@ inline constexpr uint32_t kEntered = 1;
 inline constexpr uint32_t kDone = 0xFFFE;
 inline constexpr uint32_t kFailed = 0xFFFF;
 
-// One rank's plan. Owns its tables; checked once, by the constructor.
+// One rank's plan. Whoever makes one calls check(), once; see Binding.
 struct Plan {
   std::vector<Instr> code;
   std::vector<Operand> operands;

@@ -49,7 +49,7 @@ class Joined:
             raise ScheduleError(
                 f"{title}: wanted one plan of each of {schedule.n} ranks, of one kind"
             )
-        known = np.isin(self.code["op"], [*Opcode][:-1])
+        known = np.isin(self.code["op"], [*Opcode])
         if not np.all(known):
             self.fail(int(np.flatnonzero(~known)[0]), "is an unknown instruction")
         named = (self.code["op"] != Opcode.SIGNAL) & (self.code["op"] != Opcode.WAIT)

@@ -21,7 +21,6 @@ class Opcode(IntEnum):
     WAIT = 2
     SEND = 3
     RECV = 4
-    LOOP = 5
 
 
 class PlanBuffer(IntEnum):
