@@ -17,8 +17,6 @@
 namespace pycoll {
 namespace {
 
-constexpr uint64_t kPage = 4096;
-
 // Between regions: where arrays of two ranks lie a multiple of 256 MiB apart, the first-level cache
 // of AMD's Zen takes a line of one for the same line of the other (it predicts its way by a hash of
 // the bits 12 to 27 of the address) and a fold over both takes up to 2.5 times as long.

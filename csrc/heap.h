@@ -12,6 +12,9 @@
 
 namespace pycoll {
 
+// What is reserved, mapped and given back are whole pages of this size.
+inline constexpr uint64_t kPage = 4096;
+
 class Pool;
 
 // A region belongs to one rank of the job, and only that rank allocates in it; so the book-keeping

@@ -10,7 +10,6 @@
 namespace pycoll {
 namespace {
 
-constexpr uint64_t kPage = 4096;
 constexpr uint64_t kSlab = 256 << 10;
 
 // The next multiple of a quarter of the power of two below: less than a quarter is wasted.

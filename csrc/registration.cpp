@@ -13,8 +13,6 @@
 namespace pycoll {
 namespace {
 
-constexpr uintptr_t kPage = 4096;
-
 char* page_below(char* p) {
   return reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(p) / kPage * kPage);
 }
@@ -50,6 +48,9 @@ Registration::Registration(std::shared_ptr<Heap> heap, uint32_t region, char* da
       first_(page_below(data + kPage - 1)),
       last_(page_below(data + nbytes)),
       end_(data + nbytes) {
+  COLL_CHECK(sysconf(_SC_PAGESIZE) == long{kPage}, "ArgumentError", "only pages of ", kPage,
+             " bytes can be moved, and this system has larger ones; copy the array to one from "
+             "Communicator.empty");
   COLL_CHECK(first_ < last_, "ArgumentError", "an array of ", nbytes,
              " bytes has no whole page of memory; copy it to an array from Communicator.empty");
   heap_->check_owner();
