@@ -287,8 +287,14 @@ MpiReport MpiEngine::report() const { return report_; }
 // for one part of MPI may know it before the others.
 std::string MpiEngine::name_dead(const std::string& text) {
   const uint64_t until = now_ns() + kClosedGraceNs;
-  int32_t dead = link_.find_dead();
-  while (dead < 0 && now_ns() < until) dead = link_.find_dead();
+  int32_t dead = -1;
+  wait_until(
+      policy_, Bell{},
+      [&] {
+        dead = link_.find_dead();
+        return dead >= 0;
+      },
+      [&](Pulse) { return now_ns() >= until; });
   if (dead < 0) return text;
   gone_[static_cast<size_t>(dead)] = true;
   return "rank " + std::to_string(dead) + " has died (" + text + ")";

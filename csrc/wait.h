@@ -1,4 +1,5 @@
-// The one wait primitive. Nothing else in the project waits for another rank or thread.
+// The one wait primitive: whatever in the engine waits for another rank, or for a thread that works
+// for it, waits here. (Threads that have nothing to do sleep elsewhere.)
 //
 // The ladder: spin with pause, then sched_yield, then futex in growing slices. A waiter that is
 // past the yields uses less than a tenth of a core.
