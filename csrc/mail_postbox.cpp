@@ -1,6 +1,7 @@
 #include "mail_postbox.h"
 
 #include "engine.h"
+#include "erase_done.h"
 #include "error.h"
 #include "fault.h"
 
@@ -53,7 +54,7 @@ void MailPostbox::progress() {
   });
   for (auto& [ticket, item] : items_) {
     if (item.incoming || item.done) continue;
-    std::erase_if(item.parts, [&](MpiRequest& part) { return engine_->link().test(part); });
+    erase_done(item.parts, [&](MpiRequest& part) { return engine_->link().test(part); });
     item.done = item.parts.empty();
   }
 }

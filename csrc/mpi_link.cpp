@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "erase_done.h"
 #include "error.h"
 
 namespace pycoll {
@@ -60,7 +61,7 @@ void MpiLink::withdraw(std::vector<MpiRequest>& receives) {
   wait_until(
       WaitPolicy{.spins = 100, .yield_us = 1000}, Bell{},
       [&] {
-        std::erase_if(receives, [&](MpiRequest& request) { return api_->test(request); });
+        erase_done(receives, [&](MpiRequest& request) { return api_->test(request); });
         return receives.empty();
       },
       [&](Pulse) { return now_ns() >= until; });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "erase_done.h"
 #include "fault.h"
 
 namespace pycoll {
@@ -78,7 +79,7 @@ void MpiMail::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t ds
       engine.policy(), Bell{},
       [&] {
         const std::lock_guard lock(engine.mutex());
-        std::erase_if(parts, [&](MpiRequest& part) { return engine.link().test(part); });
+        erase_done(parts, [&](MpiRequest& part) { return engine.link().test(part); });
         return parts.empty();
       },
       [&](Pulse pulse) {
@@ -179,7 +180,7 @@ void MpiMail::fetch(Message& message) {
                  message.under_way.emplace_back());
     });
   }
-  std::erase_if(message.under_way, [&](MpiRequest& part) { return link.test(part); });
+  erase_done(message.under_way, [&](MpiRequest& part) { return link.test(part); });
   message.complete = message.under_way.empty();
 }
 

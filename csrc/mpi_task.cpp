@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "erase_done.h"
+
 namespace pycoll {
 namespace {
 
@@ -249,7 +251,7 @@ bool MpiTask::complete(Window& window) {
     }
     return over;
   };
-  std::erase_if(window.open, done);
+  erase_done(window.open, done);
   return window.open.empty();
 }
 
