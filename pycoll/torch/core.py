@@ -24,7 +24,6 @@ from pycoll.torch.profiling import recorded
 from pycoll.torch.work import DoneWork, PendingWork, Tensors
 
 Job = Callable[[], Any]
-Prepare = Callable[[], tuple[Job, Tensors]]
 
 
 class _StandIn(c10d.Backend):
@@ -63,7 +62,7 @@ class Core(dist.ProcessGroup):
 
     # ---- running calls
 
-    def _start(self, what: str, prepare: Prepare, opts: Any) -> dist.Work:
+    def _start(self, what: str, prepare: Callable[[], tuple[Job, Tensors]], opts: Any) -> dist.Work:
         """Run a call, at once or in the background as `opts` says.
 
         Args:
@@ -291,7 +290,8 @@ class Core(dist.ProcessGroup):
         if not self._closed:
             self._closed = True
             self._background.stop()
-            self._session.close()
+            with self._lock:  # another thread may be inside a call
+                self._session.close()
 
     def abort(self) -> None:
         """Make every rank's present or next call raise, and leave the group."""

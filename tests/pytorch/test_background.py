@@ -167,3 +167,26 @@ def test_a_call_inside_of_a_signal_handler(background):
         assert len(seen) == (rank == 0)
 
     run_group(2, body)
+
+
+def test_a_group_that_is_destroyed_during_a_call_of_another_thread():
+    def body(rank, n):
+        errors = []
+
+        def call():
+            try:
+                dist.all_reduce(torch.ones(3))
+            except dist.DistBackendError as error:
+                errors.append(str(error))
+
+        dist.barrier()
+        if rank == 0:
+            thread = threading.Thread(target=call)
+            thread.start()
+        time.sleep(0.3 if rank == 0 else 1.0)
+        dist.destroy_process_group()
+        if rank == 0:
+            thread.join()
+            assert "PeerLeft: rank 1" in errors[0]
+
+    run_group(2, body)
