@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from pycoll.torch.builtin_hooks import take_those_of_python
 from pycoll.torch.devices import kinds
 from pycoll.torch.errors import BackendArgumentError, BackendTimeout
 from pycoll.torch.group import ProcessGroupPycoll, create
@@ -29,6 +30,7 @@ def register() -> None:
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=kinds())
     keep_works()
+    take_those_of_python()
 
 
 def make_default(device: str = "cpu") -> None:
