@@ -23,6 +23,7 @@ from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
 from pycoll.torch.lists import pack
 from pycoll.torch.profiling import profiling
+from pycoll.torch.sparse import coalesced, is_sparse, summed
 from pycoll.torch.tensors import (
     DTYPES,
     Reduction,
@@ -113,8 +114,9 @@ class Reductions:
 
     def _allreduce_slow(self, tensors: Tensors, opts: Any) -> dist.Work:
         def prepare() -> tuple[Job, Tensors]:
-            single(tensors, "all_reduce")
-            return self._all_reduce(tensors, opts), tensors
+            sparse = is_sparse(single(tensors, "all_reduce"))
+            how = self._all_reduce_sparse if sparse else self._all_reduce
+            return how(tensors, opts), tensors
 
         work = self._start("all_reduce", prepare, opts)
         tensor = tensors[0]
@@ -152,6 +154,21 @@ class Reductions:
             for x, box, tensor in zip(inputs, boxes, tensors, strict=True):
                 self._combine(Kind.ALL_REDUCE, x, box, how.op, 0, site, limit)
                 store(box, tensor)
+
+        return job
+
+    def _all_reduce_sparse(self, tensors: Tensors, opts: Any) -> Job:
+        how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
+        mine = coalesced(tensors[0], how.op, how.factor)
+
+        def gather(x: torch.Tensor) -> torch.Tensor:
+            out = x.new_empty((self._size, *x.shape))
+            self._calls.move(Kind.ALL_GATHER, x, out, out.numel(), 0, site, limit)
+            return out
+
+        def job() -> None:
+            with torch.no_grad():
+                tensors[0].copy_(summed(mine, gather))
 
         return job
 

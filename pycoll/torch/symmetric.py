@@ -86,8 +86,11 @@ def reduce_in_place(
     buckets: Buckets, bucket: dist.GradBucket
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket over the ranks; DDP's communication hook."""
-    gradients = bucket.buffer()
-    buckets.take(bucket.index(), gradients)
-    average = dist.ReduceOp.AVG
-    work = dist.all_reduce(gradients, average, group=buckets.group, async_op=True)
+    gradients, how = bucket.buffer(), dist.ReduceOp.AVG
+    if gradients.is_sparse:  # these have no bucket, and can only be summed
+        gradients.div_(buckets.group.size())
+        how = dist.ReduceOp.SUM
+    else:
+        buckets.take(bucket.index(), gradients)
+    work = dist.all_reduce(gradients, how, group=buckets.group, async_op=True)
     return work.get_future().then(lambda future: future.value()[0])

@@ -67,12 +67,18 @@ def check(tensor: torch.Tensor, what: str) -> None:
     """Refuse a tensor whose memory the engine cannot work on.
 
     Raises:
-        ArgumentError: For sparse tensors and those of other devices than CUDA's.
+        ArgumentError: For tensors that are not dense, that are quantized or nested, and those of
+            other devices than CUDA's.
     """
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "is nested" if tensor.is_nested else f"has layout {tensor.layout}"
         raise ArgumentError(
-            f"{what} has layout {tensor.layout}; sparse tensors are not supported: reduce "
-            "tensor.to_dense(), or use gloo for this group"
+            f"{what} {kind}; only dense tensors are moved, and sparse COO tensors of CPUs summed "
+            "by all_reduce: use tensor.to_dense(), or the tensors that it is made of"
+        )
+    if tensor.is_quantized:
+        raise ArgumentError(
+            f"{what} is quantized, and its scale would not be moved; use tensor.int_repr()"
         )
     if not tensor.is_cpu and not tensor.is_cuda:
         raise ArgumentError(

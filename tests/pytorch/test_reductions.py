@@ -253,7 +253,7 @@ def test_all_ranks_have_the_same_bits():
 def test_what_is_refused():
     def body(rank, n):
         refused = [
-            (lambda: dist.all_reduce(torch.ones(3).to_sparse()), "sparse"),
+            (lambda: dist.all_reduce(torch.eye(3).to_sparse_csr()), "sparse"),
             (lambda: dist.all_reduce(torch.ones(3), OP.BXOR), "BXOR|XOR"),
             (lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), OP.AVG), "AVG"),
             (lambda: dist.all_reduce(torch.ones(3).to(torch.float8_e4m3fn)), "float8"),
@@ -268,7 +268,7 @@ def test_what_is_refused():
             assert (x == n).all()
         if rank == 0:  # and the others hear of it
             with pytest.raises(ValueError, match="sparse"):
-                dist.all_reduce(torch.ones(3).to_sparse())
+                dist.all_reduce(torch.eye(3).to_sparse_csr())
         else:
             with pytest.raises(dist.DistBackendError, match=r"PeerRejected(.|\n)*sparse"):
                 dist.all_reduce(torch.ones(3))

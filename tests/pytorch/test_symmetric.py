@@ -162,3 +162,20 @@ def test_an_input_inside_the_output():
         assert torch.equal(x, torch.arange(1.0, n + 1).repeat_interleave(count))
 
     run_group(3, body)
+
+
+def test_sparse_gradients_stay_where_they_are():
+    def body(rank, n):
+        def gradients(wrap):
+            torch.manual_seed(0)
+            module = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 3))
+            model = wrap(DistributedDataParallel(module))
+            for step in range(2):
+                model.zero_grad()
+                model(torch.tensor([rank, step])).sum().backward()
+            return [p.grad.to_dense() for p in model.parameters()]
+
+        ours = gradients(pycoll.torch.use_symmetric_memory)
+        assert all(map(torch.allclose, ours, gradients(lambda model: model)))
+
+    run_group(3, body)

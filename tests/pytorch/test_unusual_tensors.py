@@ -1,10 +1,13 @@
-"""Tensors that cannot be written to, or that have no memory."""
+"""Tensors that cannot be written to, that have no memory, or more than it."""
+
+import warnings
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
+import pycoll.torch  # noqa: E402
 from pycoll.errors import ArgumentError  # noqa: E402
 from pycoll.torch.tensors import store, target  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
@@ -93,3 +96,23 @@ def test_a_tensor_that_is_none():
         return x.tolist()
 
     assert run_group(2, body) == [[2.0] * 3] * 2
+
+
+def test_tensors_that_are_more_than_their_memory():
+    """The scale of a quantized tensor and the sizes in a nested one are not in its memory."""
+
+    def body(rank, n):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # both kinds are on their way out, or in
+            quantized = torch.quantize_per_tensor(torch.ones(4), 0.1 + rank, 0, torch.qint8)
+            nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        for call in (
+            lambda x: dist.broadcast(x, 0),
+            lambda x: dist.all_gather([x.clone() for _ in range(n)], x),
+        ):
+            with pytest.raises(pycoll.torch.BackendArgumentError, match=r"quantized.*int_repr"):
+                call(quantized)
+            with pytest.raises(pycoll.torch.BackendArgumentError, match="nested"):
+                call(nested)
+
+    run_group(2, body)

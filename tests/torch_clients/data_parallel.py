@@ -77,8 +77,30 @@ def _hooked(hook, state=None):
     return case
 
 
+def _built_in(kind):
+    def case(rank, n):
+        model = DistributedDataParallel(mlp(), bucket_cap_mb=25)
+        model._register_builtin_comm_hook(kind)
+        return train(model, rank)
+
+    return case
+
+
 def _power_sgd():
     return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+
+
+def sparse_gradients(rank, n):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 16, sparse=True), nn.Linear(16, 4))
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.arange(8) * (rank + 1) % 20  # some are those of another rank, too
+
+    def loss_of(model, _, y):
+        return nn.functional.mse_loss(model(words), y)
+
+    return train(model, rank, optimizer, loss_of=loss_of)
 
 
 def batch_norm_buffers(rank, n):
@@ -138,6 +160,9 @@ CASES = {
     "DDP, comm hook allreduce": _hooked(default_hooks.allreduce_hook),
     "DDP, comm hook fp16_compress": _hooked(default_hooks.fp16_compress_hook),
     "DDP, comm hook PowerSGD": _hooked(powerSGD_hook.powerSGD_hook, _power_sgd),
+    "DDP, built-in comm hook ALLREDUCE": _built_in(dist.BuiltinCommHookType.ALLREDUCE),
+    "DDP, built-in comm hook FP16_COMPRESS": _built_in(dist.BuiltinCommHookType.FP16_COMPRESS),
+    "DDP, sparse gradients": sparse_gradients,
     "SyncBatchNorm": sync_batch_norm,
     "ZeroRedundancyOptimizer": zero_redundancy,
     "ZeroRedundancyOptimizer, join": join_with_zero,
