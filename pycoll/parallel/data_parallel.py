@@ -164,7 +164,7 @@ class DataParallel:
         self.ledger.reset_peak()
         total, samples, problems = self._accumulate(micro_batches)
         scale = self.loss_scale.value
-        divisor = max(1.0, samples * scale)
+        divisor = max(1, samples) * scale
         forgiving = self._scaled or self.options.nonfinite == "skip"
         norm, overflow = agree(self.buckets, self.groups, problems, forgiving, f"lr={float(lr)}")
         norm /= divisor

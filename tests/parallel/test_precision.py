@@ -114,6 +114,7 @@ def test_a_scaled_loss_gives_the_gradient_of_the_loss():
         return digest(engine.gather()), report.grad_norm, report.loss
 
     assert run_threads(2, rank, 1.0) == run_threads(2, rank, 2.0**14)
+    assert run_threads(2, rank, 1.0) == run_threads(2, rank, 2.0**-9)  # less than 1 / samples
 
 
 def test_small_gradients_survive_only_with_a_scale():
