@@ -106,7 +106,7 @@ class CausalAttention:
         weights = cast(softmax_(scores), x.dtype)
         keep = self._keep(weights)
         xp, y = namespace(x), matmul(masked(weights, keep, self.drop), v)
-        y = xp.reshape(xp.moveaxis(y, 1, 2), (*x.shape[:2], -1))
+        y = xp.reshape(xp.moveaxis(y, 1, 2), (*x.shape[:2], x.shape[2] // 3))
         return y, _Saved(x, weights, keep, y)
 
     def backward_input(self, params: Params, saved: _Saved, dy: Array) -> Array:

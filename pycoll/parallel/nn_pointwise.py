@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pycoll.parallel.arrays import Array, namespace, pieces
+from pycoll.parallel.arrays import Array, namespace, pieces, widen
 from pycoll.parallel.layer import ParameterSpec
 
 Params = Mapping[str, Array]
@@ -39,7 +39,7 @@ class GELU(_Pointwise):
         xp, vector = namespace(x), namespace(x).reshape(x, (-1,))
         y, slope = xp.empty_like(vector), xp.empty_like(vector)
         for piece in pieces(vector):
-            y[piece], slope[piece] = _gelu(vector[piece])
+            y[piece], slope[piece] = _gelu(widen(vector[piece]))
         return xp.reshape(y, x.shape), xp.reshape(slope, x.shape)
 
 

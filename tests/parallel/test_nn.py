@@ -185,6 +185,24 @@ def test_types_are_kept(dtype):
             assert distance(a, b) < 8 * np.finfo(dtype).eps
 
 
+def test_large_activations_in_half_precision():
+    x = np.array([-6e4, -300, 300, 6e4], np.float16)
+    y, saved = GELU().forward({}, x)
+    np.testing.assert_array_equal(y, np.maximum(x, 0))
+    np.testing.assert_array_equal(GELU().backward_input({}, saved, np.ones_like(x)), x > 0)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_batch_without_samples(name):
+    layer, shape = LAYERS[name]
+    params = perturbed(layer, np.random.default_rng(1))
+    x = np.ones((0, *shape[1:]))
+    y, dx, gradients = run_layer(layer, params, x, np.ones_like(layer.forward(params, x)[0]))
+    assert dx.shape == x.shape
+    assert y.shape[0] == 0
+    assert not any(gradient.any() for gradient in gradients.values())
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [
