@@ -85,15 +85,20 @@ def make_units(model: Model) -> list[Unit]:
     """Return the layers of a model as units.
 
     Raises:
-        ArgumentError: If two layers have the same name.
+        ArgumentError: If two layers have the same name, or two parameters.
     """
-    units, seen = [], set()
+    units, seen, owners = [], set(), dict[str, str]()
     for name, layer in model.layers:
         if name in seen:
             raise ArgumentError(f"two layers of the model are named {name!r}")
         seen.add(name)
         names = {local: f"{name}.{local}" for local in layer.parameters()}
         for local, spec in layer.parameters().items():
+            if (other := owners.setdefault(names[local], name)) != name:
+                raise ArgumentError(
+                    f"layers {other!r} and {name!r} both have a parameter of the full name "
+                    f"{names[local]}; give one of them another name"
+                )
             names[local] = spec.tied_to or names[local]
         units.append(Unit(name, layer, names, takes_out(layer)))
     return units

@@ -7,6 +7,7 @@ from parallel.models import CrossEntropy, Linear, batches, mlp
 from parallel.test_data_parallel import digest
 from pycoll.errors import ArgumentError, MismatchError, PeerLeft
 from pycoll.parallel import AdamW, DataParallel, Mesh, ParameterSpec, Sequential
+from pycoll.parallel.nn_chain import Chain
 from pycoll.testing import run_threads
 
 
@@ -180,6 +181,10 @@ def tied(outputs, tied_to):
     return lambda: Sequential(layers)
 
 
+def named(*layers):
+    return lambda: Sequential([(name, Chain((inner, Linear(4, 4, 0)))) for name, inner in layers])
+
+
 def twice(kind):
     return lambda: Sequential([("a", kind(4, 4, 0))] * 2)
 
@@ -189,6 +194,7 @@ def twice(kind):
     [
         (lambda: Sequential([("a", Split(4, 4, 0))]), {}, "a.weight is split over tp"),
         (twice(Linear), {}, "two layers of the model are named 'a'"),
+        (named(("a", "b.c"), ("a.b", "c")), {}, "layers 'a' and 'a.b' both have a parameter"),
         (tied(4, "c.weight"), {}, "b.weight is tied to c.weight, which owns no values"),
         (tied(5, "a.weight"), {}, "b.weight has shape (4, 5), but a.weight"),
         (mlp, {"zero": 4}, "zero=4"),
