@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pycoll import kernels
 from pycoll.errors import ArgumentError
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.placement import Placed, Placement, own_block
@@ -74,18 +73,6 @@ class Hook:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take the arrays of a checkpoint."""
-
-
-def unsent(error: Any, data: Any) -> Any:
-    """Add a gradient to what has not been sent, and return that: what is to be sent now.
-
-    A gradient that is not finite, with which no step is taken, leaves `error` alone: it is returned
-    itself.
-    """
-    if kernels.count_nonfinite(data):
-        return data
-    error += data
-    return error
 
 
 class Then(Pending):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import kernels
-from pycoll.parallel.hooks import Hook, Then, unsent
+from pycoll.parallel.hooks import Hook, Then
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.limits import check_number
 from pycoll.parallel.units import Entry, Layout
@@ -61,25 +61,26 @@ class PowerSGD(Hook):
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
         if key not in self._errors:
             self._errors[key] = channel.ledger.track(np.zeros_like(data), "hook")
-        error = unsent(self._errors[key], data)
+        error = self._errors[key]
+        whole = error + data
         small, plain = self._matrices(layout)
         parts = []
         for entry in small:
-            matrix = _matrix(error, entry)
+            matrix = _matrix(whole, entry)
             parts.append(matrix @ self._basis(entry, matrix.shape[1], data.dtype))
-        parts += [error[entry.start : entry.stop] for entry in plain]
+        parts += [whole[entry.start : entry.stop] for entry in plain]
         vector, shapes = _pack(parts, channel, data.dtype)
-        for entry in plain:
-            error[entry.start : entry.stop] = 0
         first = channel.all_reduce(vector, "gradient", order)
 
         def finish(total: Any) -> Any:
             if kernels.count_nonfinite(total):  # on every rank: the step will not be taken
-                data[...] = np.nan
+                data[: layout.count] = np.nan
                 return data
+            np.add(error, data, out=error)
             found = _unpack(total, shapes)
             for entry, values in zip(plain, found[len(small) :], strict=True):
                 data[entry.start : entry.stop] = values
+                error[entry.start : entry.stop] = 0
             self._second(small, found, error, data, channel, order)
             return data
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.hooks import Hook, Then, unsent
+from pycoll.parallel.hooks import Hook, Then
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.units import Layout
 
@@ -40,15 +40,22 @@ class TopK(Hook):
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
         if key not in self._errors:
             self._errors[key] = channel.ledger.track(np.zeros_like(data), "hook")
-        whole = unsent(self._errors[key], data)
-        k = math.ceil(self.ratio * layout.count)
+        error = self._errors[key]
+        whole, k = error + data, math.ceil(self.ratio * layout.count)
         largest = np.argpartition(np.abs(whole[: layout.count]), layout.count - k)[-k:]
         where = np.sort(largest).astype(np.int32)
         row = np.concatenate([where, whole[where].view(np.int32)])
-        whole[where] = 0
         out = channel.empty(row.size * channel.world_size, np.int32, "hook")
         pending = channel.all_gather(row, out, "gradient")
-        return Then(pending, lambda rows: self._add(rows.reshape(-1, row.size), k, data))
+
+        def finish(rows: Any) -> Any:
+            table = rows.reshape(channel.world_size, row.size)
+            if np.isfinite(table[:, k:].view(data.dtype)).all():
+                np.add(error, data, out=error)  # else the step is not taken, on any rank
+                error[where] = 0
+            return self._add(table, k, data)
+
+        return Then(pending, finish)
 
     reduce_scatter = Hook.take_block
 
