@@ -42,7 +42,7 @@ class DryRun:
         self.peak = self._live = 0
         self.wire: Counter[str] = Counter()
         self._units, self._options = units, options
-        self._n, self._replicas = axes.get("dp", 1), axes.get("replica", 1)
+        self._n, self._replicas, self._tensor = (axes.get(a, 1) for a in ("dp", "replica", "tp"))
         recipe = options.recipe
         self._item = dtype_of(recipe.parameter).itemsize
         self._grad = dtype_of(recipe.gradient).itemsize
@@ -201,6 +201,10 @@ class DryRun:
     def _whole(self, flat: _Flat, turn: Turn, last: bool) -> None:
         whole = flat.layout.padded * self._grad
         shard = whole // self._n
+        if self._options.zero > 1 or last:
+            for parameter in (entry.parameter for entry in flat.layout.entries):
+                nbytes = parameter.size * self._grad * parameter.spec.sequence
+                self._send("sequence", "all_reduce", self._tensor, nbytes)
         if self._options.zero < 2:
             self._end(flat, turn, whole)
             if last:

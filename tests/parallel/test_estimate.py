@@ -1,11 +1,13 @@
 """The estimator against the ledger of real runs, and against published tables."""
 
+import numpy as np
 import pytest
 
 from parallel.models import CrossEntropy, batches, mlp
 from parallel.test_data_parallel import tied
 from pycoll.errors import ArgumentError
 from pycoll.parallel import SGD, AdamW, DataParallel, Mesh, Sequential, estimate
+from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.parallel.nn import Linear
 from pycoll.parallel.random import Key
 from pycoll.testing import run_threads
@@ -48,6 +50,21 @@ def test_estimates_equal_the_ledger(zero, axes, k, options, model):
         assert live == {k: getattr(told, k) for k in ("parameter", "gradient", "optimizer")}
         assert sent == told.wire
         assert peak == told.peak
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("zero", range(4))
+def test_a_split_sequence_adds_gradients_over_its_ranks(zero, k):
+    def rank(comm):
+        mesh = Mesh(comm, dp=2, tp=2)
+        model = GPT(TransformerConfig(8, 2, comm=mesh.tp, sequence_parallel=True), seed=0)
+        tokens = np.ones((2, 4), int)
+        report = DataParallel(model, model.loss(), mesh, zero=zero).step([(tokens, tokens)] * k)
+        return report.bytes, estimate(model, mesh=mesh, micro_batches=k, zero=zero).wire
+
+    for sent, told in run_threads(4, rank):
+        assert sent["sequence"] > 0
+        assert sent == told
 
 
 @pytest.mark.parametrize(
