@@ -20,6 +20,15 @@ _ACCEPTED = {
     "nonfinite": ("error", "skip"),
     "unused": ("zero", "error"),
 }
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "optimizer": (
+        lambda x: hasattr(x, "update") and not isinstance(x, type),
+        "an optimizer, such as AdamW(lr=3e-4)",
+    ),
+    "loss_scale": (lambda x: x is None or isinstance(x, LossScale), "a LossScale, or None"),
+    "hook": (lambda x: x is None or isinstance(x, Hook), "a Hook, or None"),
+    "wrap": (callable, "a function of one array"),
+}
 # What has to be the same on every rank. `fused` and `wrap` change no result.
 _COMPARED = (
     *("zero", "order", "bucket_bytes", "optimizer", "clip_norm", "loss_scale"),
@@ -81,6 +90,10 @@ class Options:
         Raises:
             ArgumentError: Naming the setting and what is accepted.
         """
+        for name, (fits, expected) in _KINDS.items():
+            value = getattr(self, name)
+            if not fits(value):
+                raise ArgumentError(f"{name}={value!r}; expected {expected}")
         for name, accepted in _ACCEPTED.items():
             value = getattr(self, name)
             if value not in accepted:
