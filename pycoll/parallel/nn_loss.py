@@ -92,7 +92,7 @@ class CrossEntropy:
         total = xp.sum(odds, axis=-1)
         column = xp.where(valid, targets, 0)
         index = xp.arange(rows.shape[0])
-        losses = xp.log(total) + top[:, 0] - rows[index, column]
+        losses = xp.log(total) + (top[:, 0] - rows[index, column])
         odds /= total[:, None]
         every = bool(xp.all(valid))
         loss = float(xp.sum(cast(losses if every else losses[valid], xp.float64)))

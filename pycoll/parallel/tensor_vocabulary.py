@@ -155,7 +155,7 @@ class VocabParallelCrossEntropy:
         here, column = columns(targets, own, self.comm.rank)
         target = xp.where(here, rows[xp.arange(rows.shape[0]), column], 0)
         target = self._all_reduce(target, "sum")
-        losses = xp.log(total) + top - target
+        losses = xp.log(total) + (top - target)
         odds /= total[:, None]
         every = bool(xp.all(valid))
         loss = float(xp.sum(cast(losses if every else losses[valid], xp.float64)))

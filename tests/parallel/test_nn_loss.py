@@ -43,6 +43,20 @@ def test_large_logits_do_not_overflow():
     np.testing.assert_array_equal(CrossEntropy().backward(saved, 1.0), [[1, -1, 0]])
 
 
+@pytest.mark.parametrize("offset", [1e4, 1e8, -1e30])
+def test_losses_do_not_depend_on_what_all_logits_have_in_common(run, offset):
+    logits = np.array([[0, 0, 0, 0], [1, 0, 0, -1]], np.float32) * 64
+    high, wanted = logits + np.float32(offset), [0, 3]
+    differences = (high - high.max(axis=-1, keepdims=True)).astype(np.float64)
+    expected = definition(differences, wanted)
+    assert CrossEntropy().forward(high, wanted)[0] == pytest.approx(expected, rel=1e-6)
+
+    def rank(comm):
+        return VocabParallelCrossEntropy(comm).forward(part(high, -1, comm), wanted)[0]
+
+    assert run(2, rank) == [pytest.approx(expected, rel=1e-6)] * 2
+
+
 def test_half_precision_is_computed_in_single():
     logits = LOGITS.astype(np.float16)
     total, _, saved = CrossEntropy().forward(logits, TARGETS)
