@@ -33,7 +33,7 @@ def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
         values = {p.name: _first_value(p) for p in parameters}
         if start == "broadcast":
             for parameter in parameters:
-                value = values[parameter.name]
+                value = values[parameter.name] = values[parameter.name].copy()
                 groups.data.comm.broadcast(value, out=value)
                 if parameter.spec.tensor_axis is None:
                     groups.tensor.comm.broadcast(value, out=value)

@@ -108,7 +108,8 @@ def unit_parameters(units: Sequence[Unit]) -> list[list[Parameter]]:
     """Return the parameters that each unit owns; tied ones belong to the unit they are tied to.
 
     Raises:
-        ArgumentError: If a parameter is tied to none, or to one of another shape.
+        ArgumentError: If a parameter is tied to none, to one of another shape, or to one that
+            the ranks of ``tp`` have in another way.
     """
     specs = {
         f"{unit.name}.{local}": spec
@@ -125,6 +126,13 @@ def unit_parameters(units: Sequence[Unit]) -> list[list[Parameter]]:
                 f"parameter {name} has shape {spec.shape}, but {spec.tied_to}, which it is tied "
                 f"to, has shape {owner.shape}"
             )
+        for what in ("tensor_axis", "sequence"):
+            mine, theirs = getattr(spec, what), getattr(owner, what)
+            if mine != theirs:
+                raise ArgumentError(
+                    f"parameter {name} has {what}={mine}, but {spec.tied_to}, which it is tied to, "
+                    f"has {what}={theirs}"
+                )
         uses[spec.tied_to or name] += 1
     return [
         [

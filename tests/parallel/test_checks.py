@@ -50,6 +50,21 @@ def test_a_broadcast_makes_them_equal():
     assert set(run_threads(3, rank)) == set(run_threads(1, reference))
 
 
+def test_a_broadcast_leaves_the_arrays_of_the_caller_alone():
+    def rank(comm):
+        mine = np.full((4, 4), float(comm.rank), np.float32)
+        mine.flags.writeable = False  # as those of a mapped file
+
+        class Loaded(Linear):
+            def parameters(self):
+                return {"weight": ParameterSpec(self.shape, init=lambda _: mine)}
+
+        trainer = engine(comm, Sequential([("a", Loaded(4, 4, 0))]), start="broadcast")
+        return trainer.gather()["a.weight"].max(), mine.min()
+
+    assert run_threads(2, rank) == [(0, 0), (0, 1)]
+
+
 def test_models_that_differ():
     def rank(comm):
         engine(comm, mlp((7, 19 + (comm.rank == 1), 11, 5)))
@@ -181,6 +196,14 @@ def tied(outputs, tied_to):
     return lambda: Sequential(layers)
 
 
+def split_once(what, value):
+    class Tied(Linear):
+        def parameters(self):
+            return {"weight": ParameterSpec(self.shape, tied_to="a.weight", **{what: value})}
+
+    return lambda: Sequential([("a", Linear(4, 4, 0)), ("b", Tied(4, 4, 0))])
+
+
 def named(*layers):
     return lambda: Sequential([(name, Chain((inner, Linear(4, 4, 0)))) for name, inner in layers])
 
@@ -196,6 +219,8 @@ def twice(kind):
         (twice(Linear), {}, "two layers of the model are named 'a'"),
         (named(("a", "b.c"), ("a.b", "c")), {}, "layers 'a' and 'a.b' both have a parameter"),
         (tied(4, "c.weight"), {}, "b.weight is tied to c.weight, which owns no values"),
+        (split_once("sequence", True), {}, "b.weight has sequence=True, but a.weight, which it is"),
+        (split_once("tensor_axis", 1), {}, "b.weight has tensor_axis=1, but a.weight"),
         (tied(5, "a.weight"), {}, "b.weight has shape (4, 5), but a.weight"),
         (mlp, {"zero": 4}, "zero=4"),
         (mlp, {"order": "random"}, "order='random' is not known"),
