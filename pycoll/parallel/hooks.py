@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from pycoll.errors import ArgumentError
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.placement import Placed, Placement, own_block
@@ -73,6 +75,24 @@ class Hook:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take the arrays of a checkpoint."""
+
+
+def unsent(owner: Hook, errors: dict[str, Any], key: str, data: Any, channel: Channel) -> Any:
+    """Return what a hook has not sent of a bucket yet; zeros at first.
+
+    Raises:
+        ArgumentError: If it is that of another bucket, from a checkpoint of another run.
+    """
+    if key not in errors:
+        errors[key] = channel.ledger.track(np.zeros_like(data), "hook")
+    error = errors[key]
+    if (error.shape, error.dtype) != (data.shape, data.dtype):
+        raise ArgumentError(
+            f"{type(owner).__name__} was given {error.dtype}{list(error.shape)} as what is unsent "
+            f'of the bucket of {key}, which is {data.dtype}{list(data.shape)}; a saved "hook" '
+            "fits the same mesh, bucket_bytes and precision only: drop it"
+        )
+    return error
 
 
 class Then(Pending):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import kernels
-from pycoll.parallel.hooks import Hook, Then
+from pycoll.parallel.hooks import Hook, Then, unsent
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.limits import check_number
 from pycoll.parallel.units import Entry, Layout
@@ -59,9 +59,7 @@ class PowerSGD(Hook):
         self, key: str, data: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
-        if key not in self._errors:
-            self._errors[key] = channel.ledger.track(np.zeros_like(data), "hook")
-        error = self._errors[key]
+        error = unsent(self, self._errors, key, data, channel)
         whole = error + data
         small, plain = self._matrices(layout)
         parts = []

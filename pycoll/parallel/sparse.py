@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.hooks import Hook, Then
+from pycoll.parallel.hooks import Hook, Then, unsent
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.units import Layout
 
@@ -38,9 +38,7 @@ class TopK(Hook):
         self, key: str, data: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
-        if key not in self._errors:
-            self._errors[key] = channel.ledger.track(np.zeros_like(data), "hook")
-        error = self._errors[key]
+        error = unsent(self, self._errors, key, data, channel)
         whole, k = error + data, math.ceil(self.ratio * layout.count)
         largest = np.argpartition(np.abs(whole[: layout.count]), layout.count - k)[-k:]
         where = np.sort(largest).astype(np.int32)

@@ -146,6 +146,22 @@ def test_training_goes_on_from_a_saved_state(make):
     assert run_threads(2, rank) == [True, True]
 
 
+@pytest.mark.parametrize("make", [lambda: TopK(0.1), lambda: PowerSGD(1)])
+@pytest.mark.parametrize("change", [{"bucket_bytes": 25 << 20}, {"precision": "fp64"}])
+def test_what_is_unsent_of_other_buckets_is_refused(make, change):
+    def rank(comm):
+        options = {"bucket_bytes": 600, "hook": make()}
+        first = DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=2), **options)
+        first.step(batches(1))
+        options |= {**change, "hook": make()}
+        second = DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=2), **options)
+        second.load_state_dict(first.state_dict())
+        second.step(batches(1))
+
+    with pytest.raises(RankFailed, match=r"ArgumentError.* was given float32.* as what is unsent"):
+        run_threads(2, rank)
+
+
 @pytest.mark.parametrize("make", [lambda: TopK(0.02), lambda: PowerSGD(1)])
 def test_nothing_is_lost(make):
     """Sent and unsent parts add up to the sum of all gradients."""
