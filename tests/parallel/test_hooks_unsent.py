@@ -1,0 +1,70 @@
+"""What compressing hooks remember: over skipped steps, of other buckets, and of empty ones."""
+
+import numpy as np
+import pytest
+
+from parallel.models import CrossEntropy, Linear, batches, mlp
+from pycoll.parallel import DataParallel, Mesh, ParameterSpec, PowerSGD, Sequential, TopK
+from pycoll.testing import RankFailed, run_threads
+
+
+@pytest.mark.parametrize("make", [lambda: TopK(0.1), lambda: PowerSGD(1)])
+@pytest.mark.parametrize("change", [{"bucket_bytes": 25 << 20}, {"precision": "fp64"}])
+def test_what_is_unsent_of_other_buckets_is_refused(make, change):
+    def rank(comm):
+        options = {"bucket_bytes": 600, "hook": make()}
+        first = DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=2), **options)
+        first.step(batches(1))
+        options |= {**change, "hook": make()}
+        second = DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=2), **options)
+        second.load_state_dict(first.state_dict())
+        second.step(batches(1))
+
+    with pytest.raises(RankFailed, match=r"ArgumentError.* was given float32.* as what is unsent"):
+        run_threads(2, rank)
+
+
+@pytest.mark.parametrize("zero", range(3))
+@pytest.mark.parametrize("make", [lambda: TopK(0.1), lambda: PowerSGD(1)])
+def test_a_step_that_is_skipped_changes_nothing(make, zero):
+    def train(comm, bad):
+        options = {"hook": make(), "nonfinite": "skip", "zero": zero}
+        engine = DataParallel(mlp((20, 20, 5)), CrossEntropy(), Mesh(comm, dp=2), **options)
+        for seed in (1, 0, 2, 3) if bad else (1, 2, 3):
+            x, t = batches(2, sizes=(20, 5), seed=seed)[comm.rank]
+            if (comm.rank, seed) == (1, 0):
+                x[:] = np.nan
+            with np.errstate(invalid="ignore"):
+                assert engine.step([(x, t)]).skipped == (seed == 0)
+        return engine.gather()
+
+    for found, expected in zip(
+        run_threads(2, train, True), run_threads(2, train, False), strict=True
+    ):
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("make", [lambda: TopK(0.1), lambda: PowerSGD(1), lambda: None])
+def test_parameters_without_elements(make):
+    class Nothing(Linear):
+        def parameters(self):
+            return {"weight": ParameterSpec((0, 3))}
+
+        def forward(self, params, x):
+            return x, x
+
+        def backward_input(self, params, saved, dy):
+            return dy
+
+        def backward_weight(self, params, saved, dy):
+            return {"weight": np.zeros((0, 3), np.float32)}
+
+    def rank(comm, layers):
+        model = Sequential([*mlp().layers, *layers])
+        options = {"hook": make(), "bucket_bytes": 4}
+        engine = DataParallel(model, CrossEntropy(), Mesh(comm, dp=2), **options)
+        return engine.step([batches(2)[comm.rank]]).grad_norm
+
+    nothing = [("nothing", Nothing(0, 3, 0))]
+    assert run_threads(2, rank, nothing) == run_threads(2, rank, [])
