@@ -188,6 +188,7 @@ class _Autograd:
         self._next = 0
         named = {full_name(name): p for name, p in trainable(module).items()}
         self._parameters = tuple(named.values())
+        self._frozen = {k: p for k, p in module.named_parameters() if not p.requires_grad}
         self._parts: list[tuple[str, torch.Tensor, np.ndarray]] = []
         self._inside = False  # whether the backward pass of a micro-batch runs
         places = {
@@ -203,7 +204,16 @@ class _Autograd:
             p.register_post_accumulate_grad_hook(partial(_notify, weakref.ref(self), full))
 
     def prepare(self) -> None:
-        """See that parameters are views of the buckets: the user may have moved them."""
+        """See that parameters are views of the buckets: the user may have moved them.
+
+        Raises:
+            ArgumentError: If one was frozen at the start, and no longer is: it has no bucket.
+        """
+        if moved := [name for name, p in self._frozen.items() if p.requires_grad]:
+            raise ArgumentError(
+                f"parameters {', '.join(moved)} were frozen when the engine was made; make a "
+                "new one"
+            )
         for part in self._parts:
             move_back(*part)
 
@@ -214,8 +224,9 @@ class _Autograd:
         self._handed.clear()
         if sample is None:
             return 0.0, 0, None
-        total, count = self._loss(self._module(sample[0]), sample[1])
-        return float(total.detach()), count, total * scale
+        with torch.enable_grad():  # the caller may have turned it off
+            total, count = self._loss(self._module(sample[0]), sample[1])
+            return float(total.detach()), count, total * scale
 
     def back(self, total: torch.Tensor | None) -> None:
         """Run autograd; parameters that it does not reach have no gradient."""
