@@ -11,6 +11,7 @@ from pycoll.errors import ArgumentError
 from pycoll.kernels import EXACT_LIMBS
 from pycoll.parallel.checks import VOTE_WORDS
 from pycoll.parallel.dryrun import DryRun
+from pycoll.parallel.groups import check_axis
 from pycoll.parallel.layer import Layer, Model, ParameterSpec, Sequential
 from pycoll.parallel.ledger import VOLUME
 from pycoll.parallel.limits import check_number
@@ -103,10 +104,9 @@ def estimate(
     check_number("micro_batches", micro_batches, "[1, inf)", whole=True)
     changes = {**changes, **({} if recipe is None else {"precision": recipe})}
     options = replace(options or Options(), **changes)
-    axes = dict(mesh.axes if isinstance(mesh, Mesh) else mesh or {})
-    if any(not isinstance(size, int) or size < 1 for size in axes.values()):
-        raise ArgumentError(f"mesh={axes}; accepted are sizes >= 1 by axis")
+    axes = _axes(mesh)
     if isinstance(model, (int, float)):
+        check_number("model", model, "[0, inf)")
         layer: Layer = _Parameters(-(-int(model) // axes.get("tp", 1)))  # type: ignore[assignment]
         model = Sequential([("model", layer)])
     units = make_units(model)
@@ -123,6 +123,15 @@ def estimate(
         peak=sum(rest) + run.peak,
         wire={purpose: nbytes for purpose, nbytes in wire.items() if nbytes},
     )
+
+
+def _axes(mesh: Mesh | Mapping[str, int] | None) -> dict[str, int]:
+    axes = dict(mesh.axes if isinstance(mesh, Mesh) else mesh or {})
+    if any(not isinstance(size, int) or size < 1 for size in axes.values()):
+        raise ArgumentError(f"mesh={axes}; accepted are sizes >= 1 by axis")
+    for axis, size in axes.items():
+        check_axis(axis, size)
+    return axes
 
 
 def _at_rest(layouts: Sequence[Layout], options: Options, shards: int) -> tuple[list[int], int]:

@@ -10,6 +10,18 @@ from pycoll.parallel.mesh import Mesh
 AXES = ("replica", "dp", "tp")
 
 
+def check_axis(axis: str, size: int) -> None:
+    """Refuse an axis that means nothing to data parallelism.
+
+    Raises:
+        ArgumentError: With the axes that do.
+    """
+    if axis not in AXES and size > 1:
+        raise ArgumentError(
+            f"the mesh has axis {axis}={size}; data parallelism knows {', '.join(AXES)}"
+        )
+
+
 class Groups:
     """Channels along the axes of a mesh.
 
@@ -33,10 +45,7 @@ class Groups:
             ArgumentError: If the mesh has an axis that means nothing here.
         """
         for axis, size in mesh.axes.items():
-            if axis not in AXES and size > 1:
-                raise ArgumentError(
-                    f"the mesh has axis {axis}={size}; data parallelism knows {', '.join(AXES)}"
-                )
+            check_axis(axis, size)
         self.mesh, self.ledger = mesh, ledger
         self._owned: list[Communicator] = []
         self.shards = self._duplicate("dp", mesh.group("dp"))

@@ -99,3 +99,14 @@ def test_a_printed_estimate_names_its_parts():
 def test_bad_meshes_are_refused():
     with pytest.raises(ArgumentError, match="accepted are sizes >= 1"):
         estimate(1000, mesh={"dp": 0})
+
+
+@pytest.mark.parametrize("model", [-5, float("nan"), float("inf")])
+def test_numbers_of_parameters_that_there_cannot_be(model):
+    with pytest.raises(ArgumentError, match=r"model=.*; accepted are numbers in \[0, inf\)"):
+        estimate(model)
+
+
+def test_an_axis_that_the_engine_refuses_is_refused():
+    with pytest.raises(ArgumentError, match="axis pp=4; data parallelism knows replica, dp, tp"):
+        estimate(1000, mesh={"dp": 2, "pp": 4})
