@@ -59,3 +59,18 @@ class ConcurrentUseError(CollError):
 
 class CudaUnavailable(CollError, RuntimeError):
     """CUDA cannot be used here; the text says what is missing and what to do."""
+
+
+def sendable(text: str) -> str:
+    """Return a text as it can be sent: with escapes for what is no UTF-8, as in names of files."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def in_words(error: BaseException) -> str:
+    """Return type and message of an exception, for other ranks; never fails itself."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as worse:  # a class of the user's
+        text = f"(no text, for its __str__ raised {type(worse).__name__})"
+    return sendable(f"{name}: {text}" if text else name)

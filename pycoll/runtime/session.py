@@ -10,7 +10,7 @@ from typing import Any
 
 from pycoll import _C, algorithms
 from pycoll.config import Config
-from pycoll.errors import ArgumentError, CollError, CommClosed
+from pycoll.errors import ArgumentError, CollError, CommClosed, in_words, sendable
 from pycoll.runtime import vcalls
 from pycoll.runtime.arrays import on_device
 from pycoll.runtime.calls import Caller, check_timeout
@@ -144,7 +144,7 @@ class Session(TaggedMessages):
     ) -> Any:
         """Run one collective; the arguments are those of `pycoll.Communicator`."""
         request = Request(kind, op, root, order, algorithm)
-        if stream is not None or on_device(x) or on_device(out):
+        if stream is not None or self.refusing(lambda: on_device(x) or on_device(out)):
             side = self.refusing(lambda: self.device_side(x, out))
             return side.call(request, x, out, timeout, async_op, stream)
         prepared = self.refusing(lambda: self._prepare(request, x, out, timeout))
@@ -228,7 +228,7 @@ class Session(TaggedMessages):
         try:
             return prepare()
         except Exception as error:
-            self.guard(engine.refuse, f"{type(error).__name__}: {error}", self.site())
+            self.guard(engine.refuse, in_words(error), self.site())
             raise
 
     def guard(self, function: Any, *args: Any) -> Any:
@@ -275,16 +275,15 @@ class Session(TaggedMessages):
 
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""
-        self.guard(self.engine.abort, str(reason))
+        self.guard(self.engine.abort, sendable(str(reason)))
         if self.device is not None:
             self.device.abort()
 
     def leave(self, reason: BaseException | str) -> None:
         """Tell the peers why this rank leaves: an exception, or a text."""
-        if isinstance(reason, BaseException):
-            reason = f"{type(reason).__name__}: {reason}"
         if self._engine is not None:
-            self._engine.leave(reason)
+            told = in_words(reason) if isinstance(reason, BaseException) else sendable(reason)
+            self._engine.leave(told)
 
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""

@@ -19,6 +19,7 @@ from pycoll.errors import (
     ForkedError,
     PeerRejected,
     Revoked,
+    in_words,
 )
 from pycoll.runtime.groups import split
 from pycoll.runtime.hierarchy import Binder
@@ -224,7 +225,7 @@ class TwoLevelSession(MpiSession):
         try:
             return prepare()
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
+            text = in_words(error)
             self.settle()  # the calls before this one come first
             self.node.guard(self.node.engine.refuse, text, 0)  # first: they then listen to MPI
             self.guard(engine.refuse, text, self.site())

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from pycoll.errors import ArgumentError, CollError
+from pycoll.errors import ArgumentError, CollError, in_words
 from pycoll.runtime.mpi_session import MpiSession
 from pycoll.runtime.session import Session
 from pycoll.torch.background import Background
@@ -77,7 +77,7 @@ class Core(dist.ProcessGroup):
                 self._refuse(what, error)
             raise self._error(error, what) from error
         except Exception as error:  # whatever it is, the peers must not wait for this rank
-            text = f"arguments that cannot be used: {type(error).__name__}: {error}"
+            text = f"arguments that cannot be used: {in_words(error)}"
             self._refuse(what, refusal := ArgumentError(text))
             raise self._error(refusal, what) from error
         if getattr(opts, "asyncOp", True):

@@ -7,6 +7,7 @@ import sys
 from types import CodeType
 
 from pycoll import _C
+from pycoll.errors import sendable
 
 _MAX_KNOWN = 4096
 _LIBRARIES = ("torch.", "pycoll.", "deepspeed.", "lightning.", "accelerate.")
@@ -36,7 +37,7 @@ class Sites:
             code = frame.f_code
             known = internal.get(id(code))
             if known is None:
-                inside = (frame.f_globals.get("__name__", "") + ".").startswith(_INTERNAL)
+                inside = f"{frame.f_globals.get('__name__')}.".startswith(_INTERNAL)
                 known = internal[id(code)] = (code, inside)
             if not known[1]:
                 break
@@ -51,6 +52,6 @@ class Sites:
                 self._numbers.clear()
                 internal.clear()
             where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
-            found = self._numbers[key] = (code, self._engine.site(where))
+            found = self._numbers[key] = (code, self._engine.site(sendable(where)))
             self._texts[found[1]] = where
         return found[1]
