@@ -85,6 +85,10 @@ def install_hook(rank: int, report_fd: int) -> None:
     """Show an uncaught exception in full only on the rank where the trouble began."""
 
     def hook(kind: type, value: BaseException, trace: TracebackType | None) -> None:
+        with contextlib.suppress(ValueError):  # not the main thread
+            # Ctrl-C reaches all ranks: one that hears of it from a peer first is ending already.
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         value = value.with_traceback(trace)
@@ -127,7 +131,10 @@ def first_cause(report_fd: int, rank: int, value: BaseException, consequence: bo
 
 def one_line(value: BaseException) -> str:
     """Return type, message and place of an exception, in one line."""
-    text = ": ".join([type(value).__name__, *str(value).splitlines()[:1]])
+    try:
+        text = ": ".join([type(value).__name__, *str(value).splitlines()[:1]])
+    except Exception:  # a class of the user's, whose __str__ fails
+        text = type(value).__name__
     frames = traceback.extract_tb(value.__traceback__)
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
 

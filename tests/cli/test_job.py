@@ -138,6 +138,41 @@ def test_ctrl_c_ends_the_job_with_one_traceback(jobs):
     assert jobs.all_gone(pids)
 
 
+def test_ctrl_c_while_an_exception_is_shown(jobs):
+    path = jobs.script(
+        """
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        class Odd(Exception):
+            def __str__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+                return "the cause"
+        raise Odd
+        """
+    )
+    job = jobs.run("-n", 1, path)
+    assert job.returncode == 1
+    assert job.stderr.count("Traceback") == 1
+    assert "Odd: the cause" in job.stderr
+
+
+def test_an_exception_without_a_text(jobs):
+    path = jobs.script(
+        """
+        class Odd(Exception):
+            def __str__(self):
+                raise RuntimeError
+        wait_for("seen", range(rank))
+        try:
+            raise Odd
+        finally:
+            mark("seen")
+        """
+    )
+    job = jobs.run("-n", 2, path)
+    assert job.returncode == 1
+    assert job.stderr.count("Traceback") == 1, job.stderr
+
+
 def test_a_second_signal_does_not_wait(jobs):
     path = jobs.script("signal.signal(2, signal.SIG_IGN); mark('up'); time.sleep(1000)")
     with jobs.started(path, 2) as (job, pids):
