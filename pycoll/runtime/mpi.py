@@ -113,7 +113,11 @@ def connect(
     if _unusable(MPI):
         raise TransportError(_unusable(MPI))
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        raise ArgumentError(f"from_mpi takes an intra-communicator of mpi4py, not {comm!r}")
+        null = isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL
+        given = (
+            "MPI.COMM_NULL: it was freed, or this process is in no group" if null else repr(comm)
+        )
+        raise ArgumentError(f"from_mpi takes an intra-communicator of mpi4py, not {given}")
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
         raise TransportError("this MPI may be used by the main thread only; call init there")
     limit = config.timeout_s if isinstance(config, Config) else Config.timeout_s

@@ -226,11 +226,13 @@ def wrapped(comm):
     half = pycoll.from_mpi(MPI.COMM_WORLD.Split(comm.rank % 2, comm.rank), transport="mpi")
     auto = pycoll.from_mpi(MPI.COMM_WORLD)
     sums = [float(c.all_reduce(np.ones(1))[0]) for c in (half, auto)]
-    try:
-        pycoll.from_mpi("no communicator")
-        refused = False
-    except pycoll.ArgumentError:
-        refused = True
+    refused = True
+    for wrong, said in (("no communicator", "'no communicator'"), (MPI.COMM_NULL, "was freed")):
+        try:
+            pycoll.from_mpi(wrong)
+            refused = False
+        except pycoll.ArgumentError as error:
+            refused = refused and said in str(error)
     half.close()
     return [sums, refused, type(auto._session).__name__]
 
