@@ -1,6 +1,7 @@
 """The short way of a call whose like was checked before: it must not let a bad one through."""
 
 import contextlib
+import gc
 import re
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+import pycoll
 from pycoll.errors import ArgumentError, CommClosed, ConcurrentUseError, MismatchError
 from pycoll.testing import run_processes, run_threads
 
@@ -233,3 +235,21 @@ def test_a_close_on_another_thread():
         return True
 
     assert run_processes(1, rank) == [True]
+
+
+def test_a_communicator_used_by_what_is_freed_with_it():
+    told = []
+
+    class User:
+        def __del__(self):
+            try:
+                self.comm.all_reduce(F)
+            except CommClosed as error:
+                told.append(str(error))
+
+    user = User()
+    user.comm = comm = pycoll.init()
+    comm.user = user
+    del user, comm
+    gc.collect()
+    assert len(told) == 1

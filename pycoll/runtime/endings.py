@@ -1,13 +1,13 @@
-"""The end of a process whose communicators are still open."""
+"""The end of a communicator, or of its process, while something still uses it."""
 
 from __future__ import annotations
 
 import sys
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pycoll.errors import ConcurrentUseError
+from pycoll.errors import CommClosed, ConcurrentUseError
 
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
@@ -36,3 +36,18 @@ def leave_at_exit(reference: weakref.ref[Session]) -> None:
         except ConcurrentUseError:
             session.leave("it exited while one of its threads was in a call")
             time.sleep(_POLL_S)
+
+
+class Hook(weakref.WeakMethod):
+    """A weak reference to a method that, once its object is gone, gives one that says so.
+
+    Python clears weak references to garbage before it calls the ``__del__`` of what lies in it.
+    """
+
+    def __call__(self) -> Any:
+        """Return what to call."""
+        return super().__call__() or _gone
+
+
+def _gone(*_: object) -> NoReturn:
+    raise CommClosed("this communicator is being freed, and cannot be used any more")

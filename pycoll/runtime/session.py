@@ -14,7 +14,7 @@ from pycoll.errors import ArgumentError, CollError, CommClosed, in_words, sendab
 from pycoll.runtime import vcalls
 from pycoll.runtime.arrays import on_device
 from pycoll.runtime.calls import Caller, check_timeout
-from pycoll.runtime.endings import leave_at_exit
+from pycoll.runtime.endings import Hook, leave_at_exit
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.plans import CallSpec, Extents, PlanCache, barrier_spec
 from pycoll.runtime.prepared import Prepared, Request
@@ -86,7 +86,7 @@ class Session(TaggedMessages):
         self.rank, self.world_size, self.config = rank, world_size, config
         self._in_flight: deque[tuple[int, Any]] = deque()  # even if nobody keeps the `Work`
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
-        hooks = map(weakref.WeakMethod, (self.call, self.site, self._fail, self._queued))
+        hooks = map(Hook, (self.call, self.site, self._fail, self._queued))
         self.fast = _C.Fastcall(self._fast_engine(), self.memory.heap, *hooks)
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
