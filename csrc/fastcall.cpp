@@ -45,6 +45,7 @@ struct Entry {
   std::shared_ptr<const StagedCall> staged;  // instead of `call`
   py::object kept[7];                        // references to what the key points to
   bool allocates = false;
+  bool symmetric_result = false;  // where it was allocated; see Communicator.symmetric
   py::object result_dtype;
   std::vector<Py_ssize_t> result_shape;
 };
@@ -154,21 +155,36 @@ void fail(State& state, const std::string& kind, const std::string& text, PyObje
   }
 }
 
-// What the call returns, and where its data are: `out`, or a new array.
-std::pair<py::object, char*> result_of(const Entry& entry, const Arrays& arrays, PyObject* out) {
-  if (!entry.allocates) return {py::reinterpret_borrow<py::object>(out), arrays.out};
+bool is_symmetric(const State& state, const py::array& array) {
+  return state.heap != nullptr && state.heap->contains(array.data(), array.nbytes());
+}
+
+// What the call returns, and where its data are.
+struct Result {
+  py::object object;
+  char* data = nullptr;
+};
+
+// Returns `out`, or a new array; nothing if that lies elsewhere than the one of the call that is
+// remembered, which is then not the one to run.
+std::optional<Result> result_of(const State& state, const Entry& entry, const Arrays& arrays,
+                                PyObject* out) {
+  if (!entry.allocates) return Result{py::reinterpret_borrow<py::object>(out), arrays.out};
   py::array fresh(py::reinterpret_borrow<py::dtype>(entry.result_dtype), entry.result_shape);
-  auto* target = static_cast<char*>(fresh.mutable_data());
-  return {std::move(fresh), target};
+  if (entry.key.x.place == kSymmetric && is_symmetric(state, fresh) != entry.symmetric_result) {
+    return {};
+  }
+  auto* data = static_cast<char*>(fresh.mutable_data());
+  return Result{std::move(fresh), data};
 }
 
 // Puts the call in the engine's queue; Python makes a `Work` of its ticket.
 PyObject* submit(State& state, const Entry& entry, const Arrays& arrays, uint32_t site, PyObject* x,
-                 PyObject* out) {
+                 Result& made) {
+  const auto& [result, target] = made;
   const std::shared_ptr<const BoundCall> call = entry.call;
   const std::shared_ptr<Engine> engine = state.engine;  // another thread may close it meanwhile
   const std::shared_ptr<MpiEngine> mpi = state.mpi;
-  auto [result, target] = result_of(entry, arrays, out);
   uint64_t ticket = 0;
   try {
     const Unlocked unlocked;
@@ -200,13 +216,13 @@ std::optional<Error> error_of(const Work& work) {
 }
 
 PyObject* run(State& state, const Entry& entry, const Arrays& arrays, uint32_t site, PyObject* x,
-              PyObject* out) {
+              Result& made) {
   const std::shared_ptr<const BoundCall> call = entry.call;
   const std::shared_ptr<const StagedCall> staged = entry.staged;
   const std::shared_ptr<TwoLevelEngine> two = state.two;
   const std::shared_ptr<Engine> engine = state.engine;  // another thread may close it meanwhile
   const std::shared_ptr<MpiEngine> mpi = state.mpi;
-  auto [result, target] = result_of(entry, arrays, out);
+  auto& [result, target] = made;
   const py::object keep = py::reinterpret_borrow<py::object>(x);
   const auto work = [&] {
     if (two != nullptr) {
@@ -237,7 +253,8 @@ PyObject* fast_or_slow(State& state, PyObject* const* args) {
     const Entry& entry = state.entries[slot_of(key)];
     const bool known = entry.call != nullptr || entry.staged != nullptr;
     if (known && entry.key == key && (state.two == nullptr || state.two->idle())) {
-      return (now ? run : submit)(state, entry, arrays, site, args[kX], args[kOut]);
+      auto result = result_of(state, entry, arrays, args[kOut]);
+      if (result) return (now ? run : submit)(state, entry, arrays, site, args[kX], *result);
     }
   }
   const py::object slow = state.slow();
@@ -268,6 +285,7 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     if (!fresh.is_none()) {
       const auto array = py::cast<py::array>(fresh);
       entry.allocates = true;
+      entry.symmetric_result = is_symmetric(state, array);
       entry.result_dtype = array.dtype();
       entry.result_shape.assign(array.shape(), array.shape() + array.ndim());
     }

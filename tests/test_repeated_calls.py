@@ -130,6 +130,26 @@ def test_private_and_symmetric_memory_in_turn(run):
     assert run(3, rank) == [([3.0] * 10, [3.0, 3.0, 9.0, 9.0])] * 3
 
 
+@pytest.mark.parametrize("turns", [(True, False), (False, True)])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_new_results_in_symmetric_memory_and_elsewhere_in_turn(run, turns, asynchronous):
+    """Where a result is made depends on `symmetric()`, not only on the arguments."""
+
+    def rank(comm):
+        x = comm.zeros(100_000)
+        x += 1
+        held = []
+        for symmetric in turns * 3:
+            with comm.symmetric() if symmetric else contextlib.nullcontext():
+                total = comm.all_reduce(x, async_op=asynchronous)
+            total = total.wait() if asynchronous else total
+            assert float(total[-1]) == 2
+            held.append(comm._session.memory.heap.contains(total.ctypes.data, total.nbytes))
+        return held
+
+    assert run(2, rank) == [list(turns * 3)] * 2
+
+
 @pytest.mark.parametrize("count", [2, 1 << 20])
 def test_other_threads_run_while_a_call_waits(run, count):
     def rank(comm):
