@@ -97,6 +97,8 @@ class Kind(IntEnum):
     GATHER_V = 12
     SCATTER_V = 13
     ALL_TO_ALL_V = 14
+    SPLIT = 15
+    CHECK = 16
     REFUSED = 255
 
 

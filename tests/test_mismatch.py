@@ -86,6 +86,21 @@ KINDS = {
     ),
     "kind": ("kind", lambda c: c.all_reduce(X), lambda c: c.broadcast(X)),
     "barrier": ("kind", lambda c: c.all_reduce(X), lambda c: c.barrier()),
+    "two that exchange counts": (
+        "kind",
+        lambda c: c.scatter_v(np.ones(6), [1, 2, 3]),
+        lambda c: c.all_to_all_v(np.ones(6), [3, 2, 1]),
+    ),
+    "counts and numbers": (
+        "kind",
+        lambda c: c.all_gather_v(np.ones(3)),
+        lambda c: c.all_gather(np.ones((1, 2), np.uint64)),
+    ),
+    "a split and numbers": (
+        "kind",
+        lambda c: c.split(0),
+        lambda c: c.all_gather(np.ones((1, 3), np.int64)),
+    ),
     "memory": (
         "memory",
         lambda c: c.all_reduce(np.ones(100_000)),

@@ -10,6 +10,7 @@ from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
 from pycoll.runtime.bootstrap import adopt, make_memfd
+from pycoll.runtime.exchange import exchange
 from pycoll.runtime.mpi_session import MpiSession
 from pycoll.runtime.reports import raising
 from pycoll.runtime.session import Session
@@ -83,7 +84,7 @@ def _wish(color: int | None, key: int) -> np.ndarray:
 
 
 def _all_gather(parent: Session, row: np.ndarray) -> np.ndarray:
-    return parent.call(Kind.ALL_GATHER, row.reshape(1, -1), None, "sum", 0, None)
+    return exchange(parent, Kind.SPLIT, row)
 
 
 def _join(

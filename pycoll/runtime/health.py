@@ -17,6 +17,7 @@ from pycoll.algorithms import ALGORITHMS
 from pycoll.config import VERSION
 from pycoll.errors import CollError, MismatchError, TransportError
 from pycoll.runtime.calls import check_timeout
+from pycoll.runtime.exchange import exchange
 from pycoll.types import DType, Kind
 
 if TYPE_CHECKING:
@@ -157,9 +158,7 @@ def _about_us() -> tuple[str, str]:
 
 def _exchange(session: Session, text: str, timeout: float) -> list[list[str]]:
     row = np.frombuffer(text.encode()[:_CARD_BYTES].ljust(_CARD_BYTES, b"\0"), np.uint8)
-    table = session.call(
-        Kind.ALL_GATHER, row.reshape(1, -1), None, "sum", 0, None, None, timeout, False
-    )
+    table = exchange(session, Kind.CHECK, row, timeout)
     return [bytes(r).rstrip(b"\0").decode().split("\n") for r in table]
 
 

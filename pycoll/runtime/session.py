@@ -197,8 +197,8 @@ class Session(TaggedMessages):
         while self._in_flight and self.engine.done(self._in_flight[0][0]):
             self._in_flight.popleft()
 
-    def bind(self, spec: CallSpec, extents: Extents) -> _C.BoundCall:
-        """Bind the plan of a v-variant."""
+    def bind(self, spec: CallSpec, extents: Extents | None = None) -> _C.BoundCall:
+        """Bind the plan of a call; of a v-variant with its extents."""
         return self._caller.plans.bind(spec, extents)
 
     def prepare(self, request: Request, x: Any, out: Any) -> Prepared:

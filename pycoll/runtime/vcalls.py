@@ -17,6 +17,7 @@ from pycoll import algorithms
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
 from pycoll.runtime.calls import table_spec
+from pycoll.runtime.exchange import exchange
 from pycoll.runtime.plans import Extents
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.types import Kind
@@ -57,20 +58,21 @@ def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray
 
 
 def _exchange(
-    session: Session, width: int, values: Sequence[int], timeout: float | None
+    session: Session, kind: Kind, width: int, values: Sequence[int], timeout: float | None
 ) -> np.ndarray:
     """All-gather a few sizes of each rank, ``[world_size, values]``; rows must be equally long."""
-    row = np.array([[width, *values]], np.uint64)
-    table = session.call(Kind.ALL_GATHER, row, None, "sum", 0, None, None, timeout)
+    table = exchange(session, kind, np.array([width, *values], np.uint64), timeout)
     if (table[:, 0] != width).any():
         sizes = table[:, 0].tolist()
         raise MismatchError(f"rows differ in size between ranks: {sizes} elements")
     return table[:, 1:]
 
 
-def _agree(session: Session, width: int, counts: np.ndarray, timeout: float | None) -> None:
+def _agree(
+    session: Session, kind: Kind, width: int, counts: np.ndarray, timeout: float | None
+) -> None:
     """Check that all ranks were given the same counts."""
-    table = _exchange(session, width, counts.tolist(), timeout)
+    table = _exchange(session, kind, width, counts.tolist(), timeout)
     if (table != counts).any():
         raise MismatchError(f"ranks were given different counts: {table.tolist()}, by rank")
 
@@ -125,7 +127,7 @@ def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: f
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     has_out = kind == Kind.ALL_GATHER_V or rank == root
     session.refusing(lambda: _no_output(out, root, has_out))
-    lengths = _exchange(session, width, [rows], timeout)[:, 0]
+    lengths = _exchange(session, kind, width, [rows], timeout)[:, 0]
     result, target = None, None
     if has_out:
         shape = (int(lengths.sum()), *tail)
@@ -146,7 +148,7 @@ def scatter(
     expected = rows if rank == root else None
     table = session.refusing(lambda: _check_counts(counts, n, expected))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
-    _agree(session, width, table, timeout)
+    _agree(session, request.kind, width, table, timeout)
     block = np.broadcast_to(table * np.uint64(width), (n, n))
     extents = Extents(_prefix(block), block, np.zeros_like(block), block)
     return _run(session, request, given, target, extents, result, timeout)
@@ -170,7 +172,7 @@ def reduce_scatter(
     table = session.refusing(lambda: _check_counts(counts, n, rows))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
     source = session.refusing(lambda: as_reducible(_overlap(given, target), op, "x"))
-    _agree(session, width, table, timeout)
+    _agree(session, request.kind, width, table, timeout)
     scale = source.array.size // max(1, given.array.size)
     block = np.broadcast_to(table * np.uint64(width * max(1, scale)), (n, n))
     extents = Extents(_prefix(block), block, np.zeros_like(block), block)
@@ -200,7 +202,7 @@ def all_to_all(
     session.refusing(lambda: session.check(request, timeout))
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     row = session.refusing(lambda: _check_counts(counts, n, rows))
-    sent = _exchange(session, width, row.tolist(), timeout)
+    sent = _exchange(session, request.kind, width, row.tolist(), timeout)
     session.refusing(lambda: _check_expected(sent[:, rank].tolist(), expected))
     result, target = session.refusing(
         lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)
