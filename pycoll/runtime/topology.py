@@ -2,7 +2,8 @@
 
 Reduction order: inside hosts and between them there are two trees, which make up the tree of all
 ranks where hosts nest in it (see `Topology.nests`), and any order where order makes no difference
-(integers, and minimum and maximum). All else goes by messages between all ranks.
+(integers, and minimum and maximum over consecutive ranks). All else goes by messages between all
+ranks.
 """
 
 from __future__ import annotations
@@ -69,6 +70,11 @@ class Topology:
         """Whether trees inside hosts and a tree over hosts make up the tree over all ranks."""
         return tree_of(range(len(self.hosts))) == tree_of([tree_of(g) for g in self.groups])
 
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether the ranks of every host follow each other: of 0.0 and -0.0 the last one wins."""
+        return list(self.hosts) == sorted(self.hosts)
+
     def gives(self, spec: CallSpec) -> bool:
         """Whether a call can go in two levels with the bits of one level, and should."""
         if not self.useful or spec.kind > Kind.BARRIER:
@@ -78,8 +84,10 @@ class Topology:
         if not COLLECTIVES[spec.collective].reduces:
             return True
         dtype = DType(spec.dtype)
-        if spec.op in _EXACT or not dtype.is_float or spec.order == Order.ANY:
+        if not dtype.is_float or spec.order == Order.ANY:
             return True
+        if spec.op in _EXACT:
+            return self.in_order
         return spec.order == Order.TREE and self.nests and not dtype.rounds_once
 
     def columns(self, collective: str, nbytes: int) -> int:
