@@ -171,18 +171,16 @@ class DataParallel:
         if not overflow:
             self._update(lr, 1.0 / divisor, norm)
         self.loss_scale = self.loss_scale.after(overflow)
+        self._hook.rescale(self.loss_scale.value / scale)
         for bucket in self.buckets:
             bucket.gradients.result = None
-        sent: Counter[str] = Counter()
-        for (purpose, _), nbytes in (self.ledger.wire - wire).items():
-            sent[purpose] += nbytes
         return StepReport(
             loss=total / max(1, samples),
             samples=samples,
             grad_norm=norm,
             skipped=overflow,
             loss_scale=scale,
-            bytes=dict(sent),
+            bytes=self.ledger.sent_since(wire),
             waits=dict(self.ledger.waits - waits),
             peak_bytes=self.ledger.peak,
             seconds=time.perf_counter() - start,

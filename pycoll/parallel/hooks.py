@@ -69,6 +69,9 @@ class Hook:
 
         return Then(pending, finish)
 
+    def rescale(self, factor: float) -> None:
+        """Hear that gradients will be `factor` times as large, as the loss scale has changed."""
+
     def state(self) -> dict[str, Any]:
         """Return the arrays that have to be in a checkpoint, by name."""
         return {}

@@ -61,6 +61,13 @@ class Ledger:
         """Start to look for a new peak from what is held now."""
         self.peak, self.peak_by_kind = self.total, Counter(self.live)
 
+    def sent_since(self, before: Counter[tuple[str, str]]) -> dict[str, int]:
+        """Return the bytes sent since `wire` was `before`, by purpose."""
+        sent: Counter[str] = Counter()
+        for (purpose, _), nbytes in (self.wire - before).items():
+            sent[purpose] += nbytes
+        return dict(sent)
+
     def wire_bytes(self, purpose: str | None = None, group: str | None = None) -> int:
         """Bytes sent so far for a purpose (None: for all) in a group (None: in all)."""
         return sum(

@@ -110,13 +110,6 @@ class Options:
                 f"and parameters, which it does not compress, would be two thirds of the bytes: "
                 f"use it with zero={', '.join(map(str, hook.stages))}, not {self.zero}"
             )
-        scale, remembers = self.scaling[0], hook is not None and hook.stages != Hook.stages
-        if remembers and (scale.growth, scale.backoff) != (1, 1):
-            raise ArgumentError(
-                f"{type(hook).__name__} adds what it has not sent to later gradients, which a loss "
-                "scale that changes would scale otherwise: use no loss_scale, or one with growth=1 "
-                "and backoff=1"
-            )
         if hook is not None and type(hook) is not Hook and dtype_of(kind).itemsize < 4:
             name = type(hook).__name__
             raise ArgumentError(f"{name} compresses float32; precision has {kind} gradients")

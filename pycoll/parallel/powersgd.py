@@ -107,6 +107,11 @@ class PowerSGD(Hook):
             _matrix(error, entry)[...] -= p @ mine.T
             self._bases[entry.parameter.name] = q / q.dtype.type(channel.world_size)
 
+    def rescale(self, factor: float) -> None:
+        """Give what is unsent the scale of the next gradients; see `Hook.rescale`."""
+        for error in self._errors.values():
+            error *= error.dtype.type(factor)
+
     def state(self) -> dict[str, Any]:
         """Return what has not been sent yet by bucket, and where the iterations stand."""
         return {

@@ -64,6 +64,11 @@ class TopK(Hook):
             data[row[:k]] += row[k:].view(data.dtype)
         return data
 
+    def rescale(self, factor: float) -> None:
+        """Give what is unsent the scale of the next gradients; see `Hook.rescale`."""
+        for error in self._errors.values():
+            error *= error.dtype.type(factor)
+
     def state(self) -> dict[str, Any]:
         """Return what has not been sent yet, by bucket."""
         return {key: error.copy() for key, error in self._errors.items()}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from parallel.models import CrossEntropy, Linear, batches, mlp
-from pycoll.parallel import DataParallel, Mesh, ParameterSpec, PowerSGD, Sequential, TopK
+from pycoll.parallel import DataParallel, LossScale, Mesh, ParameterSpec, PowerSGD, Sequential, TopK
 from pycoll.testing import RankFailed, run_threads
 
 
@@ -42,6 +42,24 @@ def test_a_step_that_is_skipped_changes_nothing(make, zero):
         run_threads(2, train, True), run_threads(2, train, False), strict=True
     ):
         for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("make", [lambda: TopK(0.1), lambda: PowerSGD(1)])
+def test_what_is_unsent_follows_the_loss_scale(make):
+    def train(comm, loss_scale):
+        options = {"hook": make(), "loss_scale": loss_scale}
+        engine = DataParallel(mlp((20, 20, 5)), CrossEntropy(), Mesh(comm, dp=2), **options)
+        scales = []
+        for seed in range(4):
+            batch = batches(2, sizes=(20, 5), seed=seed)[comm.rank]
+            scales.append(engine.step([batch]).loss_scale)
+        return scales, engine.gather()
+
+    growing = run_threads(2, train, LossScale(0.25, growth=4.0, interval=1))
+    for (scales, found), (_, expected) in zip(growing, run_threads(2, train, None), strict=True):
+        assert scales == [0.25, 1.0, 4.0, 16.0]
+        for name, value in expected.items():  # powers of two change no digit
             np.testing.assert_array_equal(found[name], value)
 
 
