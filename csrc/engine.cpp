@@ -306,10 +306,12 @@ void Engine::read_payload(uint32_t peer, const FlagLine& line) {
   peers_[peer].out = call_->across ? reinterpret_cast<char*>(payload.out) : heap_->at(payload.out);
 }
 
-// An abort is pending. If ranks disagree on this very iteration, show what we wanted.
+// An abort is pending. If ranks disagree on this very iteration, show what we wanted: the first
+// time only. A later call is in the same iteration, and may be just what a peer still waits for.
 void Engine::aborted() {
   const AbortWord word = faults_.word();
-  if (word.cause == Cause::kMismatch && word.iteration == (iteration() & 0xFFFF) && !published_) {
+  const bool shown = has_reached(control_->line(rank_, iteration() & 1), position_of(iteration()));
+  if (word.cause == Cause::kMismatch && word.iteration == (iteration() & 0xFFFF) && !shown) {
     open_line();
     publish(0);
   }

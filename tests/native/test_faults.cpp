@@ -2,6 +2,8 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 
 #include "calls.h"
 
@@ -75,6 +77,26 @@ void roots_disagree() {
           "roots");
     }
   }
+}
+
+// After a mismatch a rank may go on with just the call that a slow peer still waits for it in.
+void going_on_after_a_mismatch() {
+  std::atomic<bool> gone_on{false};
+  const auto until_then = [&] {
+    while (!gone_on) std::this_thread::yield();
+    return false;
+  };
+  const auto body = [&](const Rank& me) {
+    const auto call = me.engine.bind(sum_of(from_root(3, me.rank, 0, false), 4, 5));
+    Ints x(4);
+    const auto run_it = [&] { me.engine.run(*call, x.data(), x.data()); };
+    add_ones(me);
+    if (me.rank == 0) me.engine.set_meanwhile(until_then);
+    if (me.rank == 2) expect_kind("MismatchError", [&] { add_ones(me); }, "the odd call");
+    expect_kind("MismatchError", run_it, "the call of the others");
+    if (me.rank == 2) gone_on = true;
+  };
+  expect_all_fine(run(Mode::kThreads, {.n = 3, .timeout_s = 5}, body), "going on");
 }
 
 // A symmetric call whose arrays lie in the heap, against tiny pushes into the same flag lines.
@@ -319,6 +341,7 @@ void aborts() {
 int main() {
   std::vector<Test> tests = {{"mismatch", mismatches},
                              {"roots disagree", roots_disagree},
+                             {"going on after a mismatch", going_on_after_a_mismatch},
                              {"direct against tiny", direct_against_tiny},
                              {"refusal", refusals},
                              {"refusal by a leaf", refusal_by_leaf},
