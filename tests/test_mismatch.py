@@ -88,8 +88,8 @@ KINDS = {
     "barrier": ("kind", lambda c: c.all_reduce(X), lambda c: c.barrier()),
     "two that exchange counts": (
         "kind",
-        lambda c: c.scatter_v(np.ones(6), [1, 2, 3]),
-        lambda c: c.all_to_all_v(np.ones(6), [3, 2, 1]),
+        lambda c: c.scatter_v(np.ones(2 * c.world_size), [2] * c.world_size),
+        lambda c: c.all_to_all_v(np.ones(2 * c.world_size), [2] * c.world_size),
     ),
     "counts and numbers": (
         "kind",
