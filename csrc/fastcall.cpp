@@ -165,17 +165,21 @@ struct Result {
   char* data = nullptr;
 };
 
-// Returns `out`, or a new array; nothing if that lies elsewhere than the one of the call that is
-// remembered, which is then not the one to run.
+// Returns `out`, or a new array; nothing if there is no memory for it, or if it lies elsewhere than
+// the one of the call that is remembered, which is then not the one to run.
 std::optional<Result> result_of(const State& state, const Entry& entry, const Arrays& arrays,
                                 PyObject* out) {
   if (!entry.allocates) return Result{py::reinterpret_borrow<py::object>(out), arrays.out};
-  py::array fresh(py::reinterpret_borrow<py::dtype>(entry.result_dtype), entry.result_shape);
-  if (entry.key.x.place == kSymmetric && is_symmetric(state, fresh) != entry.symmetric_result) {
+  try {
+    py::array fresh(py::reinterpret_borrow<py::dtype>(entry.result_dtype), entry.result_shape);
+    if (entry.key.x.place == kSymmetric && is_symmetric(state, fresh) != entry.symmetric_result) {
+      return {};
+    }
+    auto* data = static_cast<char*>(fresh.mutable_data());
+    return Result{std::move(fresh), data};
+  } catch (const py::error_already_set&) {  // no memory: the slow path lets the peers know
     return {};
   }
-  auto* data = static_cast<char*>(fresh.mutable_data());
-  return Result{std::move(fresh), data};
 }
 
 // Puts the call in the engine's queue; Python makes a `Work` of its ticket.

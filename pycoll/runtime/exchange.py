@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pycoll.runtime.prepared import Request
+from pycoll.runtime.prepared import Prepared, Request
 from pycoll.types import Kind
 
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
 
+_TEXT_BYTES = 512
+
 
 def exchange(
-    session: Session, kind: Kind, row: np.ndarray, timeout: float | None = None
+    session: Session, kind: Kind, row: np.ndarray, limit: float | None = None
 ) -> np.ndarray:
     """All-gather a row of numbers as a part of another call, in whose name it is checked.
 
@@ -23,14 +25,25 @@ def exchange(
         session: The communicator.
         kind: The call; ranks that make another one, be it an all-gather, get a `MismatchError`.
         row: The numbers of this rank, as many on every rank.
-        timeout: See the communicator.
+        limit: Seconds, or None for those of the communicator.
 
     Returns:
         The numbers of all ranks, ``[world_size, ...]``.
     """
     request = Request(Kind.ALL_GATHER)
-    session.refusing(lambda: session.check(request, timeout))
-    prepared = session.refusing(lambda: session.prepare(request, row[None], None))
-    prepared.spec = replace(prepared.spec, kind=kind, alternative=None)
-    prepared.binding = session.bind(prepared.spec)
-    return session.start(prepared, timeout, False)
+
+    def prepare() -> Prepared:
+        prepared = session.prepare(request, row[None], None)
+        prepared.spec = replace(prepared.spec, kind=kind, alternative=None)
+        prepared.binding = session.bind(prepared.spec)
+        return prepared
+
+    seconds = session.config.timeout_s if limit is None else limit
+    return session.start(session.refusing(prepare), seconds, False)
+
+
+def exchange_texts(session: Session, kind: Kind, text: str, limit: float) -> list[str]:
+    """Let all ranks know a short text of each, as a part of another call; see `exchange`."""
+    row = np.frombuffer(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), np.uint8)
+    table = exchange(session, kind, row, limit)
+    return [bytes(r).rstrip(b"\0").decode(errors="replace") for r in table]

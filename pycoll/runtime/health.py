@@ -17,7 +17,8 @@ from pycoll.algorithms import ALGORITHMS
 from pycoll.config import VERSION
 from pycoll.errors import CollError, MismatchError, TransportError
 from pycoll.runtime.calls import check_timeout
-from pycoll.runtime.exchange import exchange
+from pycoll.runtime.exchange import exchange_texts
+from pycoll.runtime.reports import blame
 from pycoll.types import DType, Kind
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 TAG = 2**32 - 1  # of the messages of a check; those of users end at 2**31 - 1
 PINGS = 3
-_CARD_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def check(session: Session, timeout: float | None = None) -> Health:
         raise
     iteration = session.engine.iteration
     facts = _facts(session, hosts, iteration)
-    cards = _exchange(session, "\n".join([*facts.values(), *_about_us()]), left())
+    card = "\n".join([*facts.values(), *_about_us()])
+    cards = [text.split("\n") for text in exchange_texts(session, Kind.CHECK, card, left())]
     _compare(list(facts), cards)
     latency = np.zeros(session.world_size)
     for peer in partners(session.rank, session.world_size):
@@ -156,12 +157,6 @@ def _about_us() -> tuple[str, str]:
     return str(os.getpid()), socket.gethostname()[:64]
 
 
-def _exchange(session: Session, text: str, timeout: float) -> list[list[str]]:
-    row = np.frombuffer(text.encode()[:_CARD_BYTES].ljust(_CARD_BYTES, b"\0"), np.uint8)
-    table = exchange(session, Kind.CHECK, row, timeout)
-    return [bytes(r).rstrip(b"\0").decode().split("\n") for r in table]
-
-
 def _compare(names: list[str], cards: list[list[str]]) -> None:
     """Raise on every rank alike if the ranks do not agree."""
     for i, name in enumerate(names):
@@ -169,11 +164,9 @@ def _compare(names: list[str], cards: list[list[str]]) -> None:
         if len(votes) == 1:
             continue
         groups = [(v, [r for r, card in enumerate(cards) if card[i] == v]) for v, _ in votes]
-        clear = votes[0][1] > votes[1][1]
-        odd = sorted(r for _, ranks in groups[1:] for r in ranks)
-        blame = f": rank {', '.join(map(str, odd))} differs from the others" if clear else ""
+        odd = blame({r: card[i] for r, card in enumerate(cards)})
         lines = [f"  rank {', '.join(map(str, ranks))}: {v or 'none'}" for v, ranks in groups]
-        raise MismatchError("\n".join([f"check: the ranks differ in the {name}{blame}", *lines]))
+        raise MismatchError("\n".join([f"check: the ranks differ in the {name}{odd}", *lines]))
 
 
 def partners(rank: int, n: int) -> Iterator[int]:

@@ -91,10 +91,10 @@ class MpiSession(Session):
         """How the ranks reach each other."""
         return f"{self.job.library}, messages between all ranks"
 
-    def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
+    def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""
         try:
-            return super().start(prepared, timeout, async_op)
+            return super().start(prepared, limit, async_op)
         except CollError:
             if self._engine is not None and self._engine.failed:
                 _C.never_free(prepared)  # nobody can tell the transport to stop

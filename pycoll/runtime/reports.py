@@ -6,6 +6,7 @@ The engine knows numbers only; names of collectives, types and operations are ad
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,18 +121,23 @@ def _where(rank: dict) -> str:
     return f" at {rank['site']}" if rank["site"] else ""
 
 
+def blame(said: Mapping[int, object]) -> str:
+    """Name the ranks that said something else than most did; empty if that is not clear."""
+    texts = {rank: str(what) for rank, what in said.items()}
+    best = Counter(texts.values()).most_common(2)
+    if len(best) < 2 or best[0][1] == best[1][1]:
+        return ""
+    odd = [str(rank) for rank, text in texts.items() if text != best[0][0]]
+    return f": rank {', '.join(odd)} differs from the others"
+
+
 def _mismatch(report: dict) -> str:
     ranks = report["ranks"]
     now = [r for r in ranks if r["entered"]]
     calls = {r["rank"]: Call.unpack(r["descriptor"], r["count"]) for r in now}
     fields = [f for f in FIELDS if len({getattr(c, f) for c in calls.values()}) > 1]
     field = fields[0] if fields else PLANS
-    votes = Counter(str(c) for c in calls.values())
-    best = votes.most_common()
-    clear = len(best) > 1 and best[0][1] > best[1][1]
-    odd = [r for r, c in calls.items() if clear and str(c) != best[0][0]]
-    blame = f": rank {', '.join(map(str, odd))} differs from the others" if odd else ""
-    lines = [f"ranks called different things; field '{field}' differs{blame}"]
+    lines = [f"ranks called different things; field '{field}' differs{blame(calls)}"]
     for rank in ranks:
         if rank["rank"] in calls:
             lines.append(f"  rank {rank['rank']}: {calls[rank['rank']]}{_where(rank)}")

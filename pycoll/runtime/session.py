@@ -18,6 +18,7 @@ from pycoll.runtime.endings import Hook, leave_at_exit
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.plans import CallSpec, Extents, PlanCache, barrier_spec
 from pycoll.runtime.prepared import Prepared, Request
+from pycoll.runtime.refusals import Refusals
 from pycoll.runtime.reports import describe, raising
 from pycoll.runtime.select import Choice
 from pycoll.runtime.sites import call_site
@@ -33,7 +34,7 @@ def _no_devices(session: Session) -> Any:
     raise ArgumentError("arrays on a device are for communicators; these ranks take CPU arrays")
 
 
-class Session(TaggedMessages):
+class Session(TaggedMessages, Refusals):
     """Everything one rank needs to take part in one communicator."""
 
     def __init__(
@@ -144,12 +145,15 @@ class Session(TaggedMessages):
     ) -> Any:
         """Run one collective; the arguments are those of `pycoll.Communicator`."""
         request = Request(kind, op, root, order, algorithm)
-        if stream is not None or self.refusing(lambda: on_device(x) or on_device(out)):
+        limit, later, on_host = self.refusing(
+            lambda: (self._limit(timeout), bool(async_op), not (on_device(x) or on_device(out)))
+        )
+        if stream is not None or not on_host:
             side = self.refusing(lambda: self.device_side(x, out))
-            return side.call(request, x, out, timeout, async_op, stream)
-        prepared = self.refusing(lambda: self._prepare(request, x, out, timeout))
-        result = self.start(prepared, timeout, async_op)
-        if prepared.plain and (not async_op or isinstance(result, Work)):
+            return side.call(request, x, out, limit, later, stream)
+        prepared = self.refusing(lambda: self._prepare(request, x, out))
+        result = self.start(prepared, limit, later)
+        if prepared.plain and (not later or isinstance(result, Work)):
             fresh = prepared.result if out is None else None
             call = self.remembered(prepared)
             self.fast.remember(call, kind, x, out, op, root, order, algorithm, fresh)
@@ -159,13 +163,12 @@ class Session(TaggedMessages):
         """Return what makes calls like this one need no Python code."""
         return prepared.binding
 
-    def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
+    def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""
-        limit = self._limit(timeout)
         run = self.engine.submit if async_op else self.engine.run
         arrays = prepared.in_ptr, prepared.out_ptr
-        around = prepared.detours()
-        ticket = self.guard(run, prepared.binding, *arrays, self.site(), limit, *around)
+        site, around = self.refusing(lambda: (self.site(), prepared.detours()))
+        ticket = self.guard(run, prepared.binding, *arrays, site, limit, *around)
         if not async_op:
             return prepared.result
         for mirror in prepared.gathers:
@@ -205,31 +208,21 @@ class Session(TaggedMessages):
         """Check the arguments of a call and bind its plan."""
         return self._caller.prepare(request, x, out)
 
-    def check(self, request: Request, timeout: float | None) -> None:
-        """Check what does not depend on the arrays."""
-        self._caller.check_request(request)
-        self._limit(timeout)
+    def check(self, request: Request, timeout: float | None) -> tuple[int, float]:
+        """Check what does not depend on the arrays; return the root and the limit of time."""
+        _, root = self._caller.check_request(request)
+        return root, self._limit(timeout)
 
     def _limit(self, timeout: float | None) -> float:
         return self.config.timeout_s if timeout is None else check_timeout(timeout)
 
-    def _prepare(self, request: Request, x: Any, out: Any, timeout: float | None) -> Prepared:
-        self._limit(timeout)
+    def _prepare(self, request: Request, x: Any, out: Any) -> Prepared:
         if request.kind == Kind.BARRIER:
             plans = self._caller.plans
             meeting = algorithms.find("all_reduce", plans.barrier_algorithm)
             spec = barrier_spec(meeting)
             return Prepared(plans.bind(spec), 0, 0, None, (), True, spec=spec, two_levels=True)
         return self._caller.prepare(request, x, out)
-
-    def refusing(self, prepare: Any) -> Any:
-        """Prepare a call; if that fails, let the peers of this call know."""
-        engine = self.engine
-        try:
-            return prepare()
-        except Exception as error:
-            self.guard(engine.refuse, in_words(error), self.site())
-            raise
 
     def guard(self, function: Any, *args: Any) -> Any:
         """Call the engine and turn its failures into pycoll's exceptions."""

@@ -19,7 +19,6 @@ from pycoll.errors import (
     ForkedError,
     PeerRejected,
     Revoked,
-    in_words,
 )
 from pycoll.runtime.groups import split
 from pycoll.runtime.hierarchy import Binder
@@ -107,9 +106,9 @@ class TwoLevelSession(MpiSession):
         params = (kind, collective, choice.algorithm, (), False, int(dtype), dtype.itemsize)
         return self.topology.gives(CallSpec(*params, wish.nbytes // dtype.itemsize, wish.op, order))
 
-    def start(self, prepared: Prepared, timeout: float | None, async_op: bool) -> Any:
+    def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, in two levels if it can be."""
-        limit, site = self._limit(timeout), call_site()
+        site = self.refusing(call_site)
         if not async_op and (self._last is None or self._last.done()):
             return self._run(prepared, limit, site)
         if self._calls is None:
@@ -219,17 +218,10 @@ class TwoLevelSession(MpiSession):
                     self.node.abort(str(error) or f"rank {self.rank} was interrupted")
             raise
 
-    def refusing(self, prepare: Any) -> Any:
-        """Prepare a call; if that fails, let the peers of this call know, on this host too."""
-        engine = self.engine
-        try:
-            return prepare()
-        except Exception as error:
-            text = in_words(error)
-            self.settle()  # the calls before this one come first
-            self.node.guard(self.node.engine.refuse, text, 0)  # first: they then listen to MPI
-            self.guard(engine.refuse, text, self.site())
-            raise
+    def _refuse(self, text: str) -> None:
+        self.settle()  # the calls before this one come first
+        self.node.guard(self.node.engine.refuse, text, 0)  # first: they then listen to MPI
+        super()._refuse(text)
 
     def make_group(self, group: list[int] | None) -> Session | None:
         """Make the session of a part of the ranks: on one host, of all ranks, or by messages."""

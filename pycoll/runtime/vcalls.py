@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -17,15 +18,23 @@ from pycoll import algorithms
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
 from pycoll.runtime.calls import table_spec
-from pycoll.runtime.exchange import exchange
+from pycoll.runtime.exchange import exchange, exchange_texts
 from pycoll.runtime.plans import Extents
 from pycoll.runtime.prepared import Prepared, Request
+from pycoll.runtime.reports import blame
+from pycoll.runtime.sites import call_site
 from pycoll.types import Kind
 
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
 
 _MOST_ROWS = 1 << 48  # as kMostElements of csrc/bind.cpp
+
+
+def _asked(session: Session, request: Request, timeout: float | None) -> tuple[Request, float]:
+    """Check what does not depend on the arrays; return it in plain numbers, and the time limit."""
+    root, limit = session.refusing(lambda: session.check(request, timeout))
+    return replace(request, root=root), limit
 
 
 def _prefix(lengths: np.ndarray) -> np.ndarray:
@@ -58,23 +67,32 @@ def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray
 
 
 def _exchange(
-    session: Session, kind: Kind, width: int, values: Sequence[int], timeout: float | None
+    session: Session, kind: Kind, width: int, values: Sequence[int], limit: float
 ) -> np.ndarray:
     """All-gather a few sizes of each rank, ``[world_size, values]``; rows must be equally long."""
-    table = exchange(session, kind, np.array([width, *values], np.uint64), timeout)
+    table = exchange(session, kind, np.array([width, *values], np.uint64), limit)
     if (table[:, 0] != width).any():
-        sizes = table[:, 0].tolist()
-        raise MismatchError(f"rows differ in size between ranks: {sizes} elements")
+        _differ(session, kind, "row", [f"rows of {w} elements" for w in table[:, 0]], limit)
     return table[:, 1:]
 
 
-def _agree(
-    session: Session, kind: Kind, width: int, counts: np.ndarray, timeout: float | None
-) -> None:
+def _agree(session: Session, kind: Kind, width: int, counts: np.ndarray, limit: float) -> None:
     """Check that all ranks were given the same counts."""
-    table = _exchange(session, kind, width, counts.tolist(), timeout)
+    table = _exchange(session, kind, width, counts.tolist(), limit)
     if (table != counts).any():
-        raise MismatchError(f"ranks were given different counts: {table.tolist()}, by rank")
+        _differ(session, kind, "counts", [f"counts={row}" for row in table.tolist()], limit)
+
+
+def _differ(
+    session: Session, kind: Kind, field: str, said: Sequence[str], limit: float
+) -> NoReturn:
+    """Raise what ranks raise that have seen a difference, which all of them have."""
+    sites = exchange_texts(session, kind, call_site(), limit)
+    odd = blame(dict(enumerate(said)))
+    lines = [f"ranks called different things; field '{field}' differs{odd}"]
+    for rank, (what, site) in enumerate(zip(said, sites, strict=True)):
+        lines.append(f"  rank {rank}: {kind.name.lower()}({what}) at {site}")
+    raise MismatchError("\n".join([*lines, "Nothing was moved; the communicator stays usable."]))
 
 
 def _output(given: ArrayView, shape: tuple[int, ...], out: Any) -> tuple[Any, ArrayView]:
@@ -104,7 +122,7 @@ def _run(
     target: ArrayView | None,
     extents: Extents,
     result: Any,
-    timeout: float | None,
+    limit: float,
 ) -> Any:
     typed = source if source is not None else target
     algorithm = algorithms.find(request.collective, str(request.algorithm))
@@ -115,26 +133,26 @@ def _run(
         pointers = [v.pointer if v is not None else 0 for v in (given, target)]
         return Prepared(binding, *pointers, result, (given, target))
 
-    return session.start(session.refusing(prepare), timeout, False)
+    return session.start(session.refusing(prepare), limit, False)
 
 
 def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: float | None) -> Any:
     """Concatenate blocks of different sizes, on every rank or on the root."""
     n, rank = session.world_size, session.rank
     name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
-    request = Request(kind, root=root, algorithm=name)
-    session.refusing(lambda: session.check(request, timeout))
+    request, limit = _asked(session, Request(kind, root=root, algorithm=name), timeout)
+    root = request.root
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     has_out = kind == Kind.ALL_GATHER_V or rank == root
     session.refusing(lambda: _no_output(out, root, has_out))
-    lengths = _exchange(session, kind, width, [rows], timeout)[:, 0]
+    lengths = _exchange(session, kind, width, [rows], limit)[:, 0]
     result, target = None, None
     if has_out:
         shape = (int(lengths.sum()), *tail)
         result, target = session.refusing(lambda: _output(given, shape, out))
     block = np.broadcast_to(lengths * np.uint64(width), (n, n))
     extents = Extents(np.zeros_like(block), block, _prefix(block), block)
-    return _run(session, request, given, target, extents, result, timeout)
+    return _run(session, request, given, target, extents, result, limit)
 
 
 def scatter(
@@ -143,15 +161,15 @@ def scatter(
     """Hand out blocks of different sizes of the root's array."""
     n, rank = session.world_size, session.rank
     request = Request(Kind.SCATTER_V, root=root, algorithm="direct")
-    session.refusing(lambda: session.check(request, timeout))
+    request, limit = _asked(session, request, timeout)
     given, rows, width, tail = session.refusing(lambda: _rows(x))
-    expected = rows if rank == root else None
+    expected = rows if rank == request.root else None
     table = session.refusing(lambda: _check_counts(counts, n, expected))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
-    _agree(session, request.kind, width, table, timeout)
+    _agree(session, request.kind, width, table, limit)
     block = np.broadcast_to(table * np.uint64(width), (n, n))
     extents = Extents(_prefix(block), block, np.zeros_like(block), block)
-    return _run(session, request, given, target, extents, result, timeout)
+    return _run(session, request, given, target, extents, result, limit)
 
 
 def reduce_scatter(
@@ -165,19 +183,21 @@ def reduce_scatter(
 ) -> Any:
     """Combine arrays and hand out blocks of different sizes."""
     n, rank = session.world_size, session.rank
-    name = "direct_rank" if order == "rank" else "direct"
-    request = Request(Kind.REDUCE_SCATTER_V, op, order=order or "tree", algorithm=name)
-    session.refusing(lambda: session.check(request, timeout))
+    wanted = "tree" if order is None else order
+    request = Request(Kind.REDUCE_SCATTER_V, op, order=wanted)
+    request, limit = _asked(session, request, timeout)
+    name = session.refusing(lambda: "direct_rank" if wanted == "rank" else "direct")
+    request = replace(request, algorithm=name)
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     table = session.refusing(lambda: _check_counts(counts, n, rows))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
     source = session.refusing(lambda: as_reducible(_overlap(given, target), op, "x"))
-    _agree(session, request.kind, width, table, timeout)
+    target = session.refusing(lambda: as_reducible(target, op, "out"))
+    _agree(session, request.kind, width, table, limit)
     scale = source.array.size // max(1, given.array.size)
     block = np.broadcast_to(table * np.uint64(width * max(1, scale)), (n, n))
     extents = Extents(_prefix(block), block, np.zeros_like(block), block)
-    target = as_reducible(target, op, "out")
-    return _run(session, request, source, target, extents, result, timeout)
+    return _run(session, request, source, target, extents, result, limit)
 
 
 def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
@@ -199,10 +219,10 @@ def all_to_all(
     """
     n, rank = session.world_size, session.rank
     request = Request(Kind.ALL_TO_ALL_V, algorithm="direct")
-    session.refusing(lambda: session.check(request, timeout))
+    request, limit = _asked(session, request, timeout)
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     row = session.refusing(lambda: _check_counts(counts, n, rows))
-    sent = _exchange(session, request.kind, width, row.tolist(), timeout)
+    sent = _exchange(session, request.kind, width, row.tolist(), limit)
     session.refusing(lambda: _check_expected(sent[:, rank].tolist(), expected))
     result, target = session.refusing(
         lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)
@@ -210,4 +230,4 @@ def all_to_all(
     out_going = sent * np.uint64(width)
     in_coming = np.ascontiguousarray(out_going.T)
     extents = Extents(_prefix(out_going), out_going, _prefix(in_coming), in_coming)
-    return _run(session, request, given, target, extents, result, timeout)
+    return _run(session, request, given, target, extents, result, limit)

@@ -52,9 +52,9 @@ class MessageGroup(_Placed):
 class HostsGroup(_Placed, TwoLevelSession):
     """A session on several hosts, some of which have several ranks."""
 
-    def start(self, prepared: Prepared, timeout: float | None, async_op: bool = False) -> Any:
+    def start(self, prepared: Prepared, limit: float, async_op: bool = False) -> Any:
         """Run a prepared call; the process group has a thread for those in the background."""
-        return self._run(prepared, self._limit(timeout), self.place_text)
+        return self._run(prepared, limit, self.place_text)
 
 
 def join_hosts(

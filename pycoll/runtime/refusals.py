@@ -1,0 +1,49 @@
+"""What the peers hear of a call that ends on one rank before it reaches the engine."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pycoll.errors import CollError, in_words
+
+_T = TypeVar("_T")
+
+
+class Refusals:
+    """The methods of `pycoll.runtime.session.Session` that prepare calls.
+
+    Whatever can raise on one rank alone belongs into `refusing`. A peer that is told nothing takes
+    the next call of this rank, which may be just like this one, for its part of this one.
+    """
+
+    rank: int
+    engine: Any
+    guard: Any
+    site: Any
+    abort: Any
+
+    def refusing(self, prepare: Callable[[], _T]) -> _T:
+        """Prepare a call; if that fails, let the peers of this call know.
+
+        An interrupt ends the communicator, as it does inside a call.
+        """
+        _ = self.engine  # raises CommClosed
+        try:
+            return prepare()
+        except Exception as error:
+            self._refuse(in_words(error))
+            raise
+        except BaseException as error:
+            with contextlib.suppress(CollError):  # the interrupt is what the user gets
+                self._interrupted(type(error).__name__)
+            raise
+
+    def _refuse(self, text: str) -> None:
+        """Make all ranks leave this call."""
+        self.guard(self.engine.refuse, text, self.site())
+
+    def _interrupted(self, name: str) -> None:
+        """Tell all ranks the name of the exception that has interrupted this one."""
+        self.abort(f"rank {self.rank} was interrupted ({name})")
