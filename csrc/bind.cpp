@@ -157,7 +157,10 @@ class Binder {
       COLL_CHECK(!call_.across || (instr.nsrc == 1 && (o.rank == rank_ || i < targets)),
                  "ScheduleError", "a plan that reads private memory folds, or writes to rank ",
                  o.rank);
-      const Layout layout = o.buffer == uint16_t(Buffer::kIn) ? call_.in_layout : call_.out_layout;
+      const bool in = o.buffer == uint16_t(Buffer::kIn);
+      COLL_CHECK(!call_.input_only || in || o.rank == rank_, "ScheduleError",
+                 "a plan that reaches inputs only touches an output of rank ", o.rank);
+      const Layout layout = in ? call_.in_layout : call_.out_layout;
       COLL_CHECK(layout != Layout::kOwn ||
                      (o.chunk >= o.rank * share && o.chunk + instr.count <= (o.rank + 1) * share),
                  "ScheduleError", "rank ", o.rank, " does not hold chunks ", o.chunk, "+",

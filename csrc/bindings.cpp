@@ -193,14 +193,15 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a)
       .def(
           "bind",
-          [](const Engine& e, std::shared_ptr<Plan> plan, bool across,
+          [](const Engine& e, std::shared_ptr<Plan> plan, bool across, bool input_only,
              std::shared_ptr<BoundCall> alternative, const py::kwargs& numbers) {
             Binding binding = make_binding(std::move(plan), numbers);
             binding.across = across;
+            binding.input_only = input_only;
             binding.alternative = std::move(alternative);
             return e.bind(std::move(binding));
           },
-          "plan"_a, "across"_a = false, "alternative"_a = nullptr)
+          "plan"_a, "across"_a = false, "input_only"_a = false, "alternative"_a = nullptr)
       .def("reads", &Engine::reads)
       .def("site", [](Engine& e, std::string_view text) { return e.site(text); })
       .def(

@@ -94,7 +94,7 @@ Engine::Job Engine::prepare(const BoundCall& call, const void* in, void* out, ui
     return *found;
   };
   job.in_offset = offset(in, call.in_bytes);
-  job.out_offset = offset(out, call.out_bytes);
+  if (!call.input_only) job.out_offset = offset(out, call.out_bytes);
   return job;
 }
 

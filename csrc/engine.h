@@ -65,6 +65,8 @@ struct Binding {
   // The plan is direct but the arrays are private: ranks copy out of those of others through the
   // kernel, and neither fold nor write there.
   bool across = false;
+  // The plan is direct but only IN lies in the heap: peers do not touch OUT.
+  bool input_only = false;
   // The same call, across; it runs instead where that turns out to be faster. Results are the same.
   std::shared_ptr<const BoundCall> alternative{};
 };

@@ -96,6 +96,7 @@ class Engine:
         extents: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray] | None,
         check: int = 0,
         across: bool = False,
+        input_only: bool = False,
         alternative: BoundCall | None = None,
     ) -> BoundCall: ...
     def reads(self, call: BoundCall) -> bool: ...

@@ -23,6 +23,8 @@ IN_PLACE = ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter",
 # new: the result is a new array. The others pass out=; misaligned: at odd addresses.
 PRIVATE = ["new", "out", "in_place", "misaligned"]
 SYMMETRIC = ["symmetric", "symmetric_in_place", "symmetric_misaligned"]
+# Of these the inputs lie in symmetric memory, the results elsewhere.
+SYMMETRIC_INPUT = ["symmetric_input", "symmetric_input_new"]
 SMALL_CELLS = Config(timeout_s=10, cell_bytes=4096, heap_bytes=1 << 28)
 GUARD = 0xA5
 _MARGIN = 64
@@ -42,7 +44,7 @@ class Case:
         parts: Input of each rank.
         want: Result of each rank; None where there is none.
         options: Keyword arguments of the call.
-        memory: One of PRIVATE and SYMMETRIC.
+        memory: One of PRIVATE, SYMMETRIC and SYMMETRIC_INPUT.
     """
 
     collective: str
@@ -112,8 +114,9 @@ def arrays(comm, case):
     else:
         x, x_intact = allocate(comm, part.shape, part.dtype, case.memory)
         guards, out = [x_intact], None
-        if case.memory != "new" and want is not None:
-            out, out_intact = allocate(comm, want.shape, want.dtype, case.memory)
+        if not case.memory.endswith("new") and want is not None:
+            place = "out" if case.memory in SYMMETRIC_INPUT else case.memory
+            out, out_intact = allocate(comm, want.shape, want.dtype, place)
             guards.append(out_intact)
     if holds_data(comm, case):
         x[...] = part

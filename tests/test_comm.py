@@ -14,6 +14,7 @@ from cases import (
     ROOTED,
     SMALL_CELLS,
     SYMMETRIC,
+    SYMMETRIC_INPUT,
     WORLDS,
     check,
     make,
@@ -34,7 +35,7 @@ def sizes(n):
 
 def memories(collective):
     """Return the kinds of memory in which a collective works."""
-    kinds = PRIVATE + SYMMETRIC
+    kinds = PRIVATE + SYMMETRIC + SYMMETRIC_INPUT
     return kinds if collective in IN_PLACE else [k for k in kinds if "in_place" not in k]
 
 
@@ -58,7 +59,7 @@ def test_types_and_operations(world):
         for collective, size in (("all_reduce", 67), ("reduce_scatter", 5), ("reduce", 33))
         for name in oracle.DTYPES
         for op in oracle.ops(name)
-        for memory in ("new", "symmetric")
+        for memory in ("new", "symmetric", "symmetric_input")
     ]
     cases += [
         make(collective, name, n, 65, memory="misaligned")
@@ -112,7 +113,7 @@ def algorithm_cases(entry, n):
         )
         for root in roots
         for name, size in [("float64", 0), ("int8", 1), ("float64", n + 1), ("float32", 2500)]
-        for memory in ["new", "symmetric", *in_place]
+        for memory in ["new", "symmetric", *SYMMETRIC_INPUT, *in_place]
     ]
 
 

@@ -106,6 +106,18 @@ KINDS = {
         lambda c: c.all_reduce(np.ones(100_000)),
         lambda c: c.all_reduce(symmetric(c, 100_000), out=symmetric(c, 100_000)),
     ),
+    "memory of the input": (
+        "memory",
+        lambda c: c.all_gather(np.ones(100_000)),
+        lambda c: c.all_gather(symmetric(c, 100_000)),
+    ),
+    "memory of the result": (
+        "memory",
+        lambda c: c.reduce_scatter(symmetric(c, 120_000)),
+        lambda c: c.reduce_scatter(
+            symmetric(c, 120_000), out=symmetric(c, 120_000 // c.world_size)
+        ),
+    ),
     "a plan": (
         "op",
         lambda c: c.all_reduce(X, "min"),

@@ -9,7 +9,7 @@ from pycoll.cli.run import MAX_RANKS
 from pycoll.cli.sizes import show_size, show_time, size, table
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls import DIRECT_KINDS
+from pycoll.runtime.calls import DIRECT_KINDS, INPUT_KINDS
 from pycoll.runtime.candidates import Candidate, candidates
 from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
 from pycoll.runtime.select import Choice, select
@@ -39,6 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--algorithm", help="the algorithm that the call names")
     memory = parser.add_mutually_exclusive_group()
     memory.add_argument("--symmetric", action="store_true", help="arrays made by comm.empty")
+    memory.add_argument(
+        "--symmetric-input", action="store_true", help="x made by comm.empty, the result elsewhere"
+    )
     memory.add_argument("--private", action="store_true", help="any other arrays (default)")
     parser.add_argument(
         "--tuning", metavar="T", help="measured times: auto (default), off, or the path of a table"
@@ -71,6 +74,7 @@ def main(args: argparse.Namespace) -> int:
         dtype=DType[args.dtype.upper()] if reduces else None,
         op=ReduceOp[(args.op or "sum").upper()],
         direct=args.symmetric and Kind[args.collective.upper()] in DIRECT_KINDS,
+        input_only=args.symmetric_input and Kind[args.collective.upper()] in INPUT_KINDS,
         algorithm=args.algorithm,
         messages=args.hosts is not None,
         one_host=len(ranks) == 1,
@@ -119,6 +123,7 @@ def explanation(choice: Choice, world: World | None = None) -> str:
     wish = choice.wish
     told = Kind[wish.collective.upper()] in DIRECT_KINDS
     memory = "symmetric" if wish.direct else "private" if told else "any"
+    arrays = "a symmetric input, private results" if wish.input_only else f"{memory} arrays"
     order = f", order {choice.order}" if choice.order else ""
     dtype = f" of {wish.dtype.name.lower()}" if wish.dtype is not None else ""
     params = "".join(f", {k} = {v}" for k, v in choice.params.items())
@@ -126,7 +131,7 @@ def explanation(choice: Choice, world: World | None = None) -> str:
     return "\n".join(
         (
             f"{wish.collective}, {show_size(wish.nbytes)}{dtype} on {wish.n} ranks, "
-            f"{memory} arrays{order}",
+            f"{arrays}{order}",
             "",
             f"  {choice.name}, {_way(choice.direct)}{params}: "
             f"{show_time(choice.predicted_s)} predicted",
@@ -167,7 +172,7 @@ def _basis(choice: Choice, world: World | None) -> tuple[str, ...]:
         )
     if world is None:
         return (f"predicted for {basis}; nothing was measured here: see `pycoll tune`",)
-    times = world.measured(wish.collective, wish.nbytes, wish.direct)
+    times = {} if wish.input_only else world.measured(wish.collective, wish.nbytes, wish.direct)
     sizes = {show_size(time.nbytes) for time in times.values()}
     measured = f"measured at {sizes.pop()}" if sizes else "not measured near this size"
     return f"predicted for {basis}, as measured here", f"{measured}: {world.taken}"

@@ -15,8 +15,9 @@ from pycoll.cli.bench_time import Setup, bind
 from pycoll.cli.machine import last_level_cache
 from pycoll.cli.tune_rules import GAIN, Decision, beats
 from pycoll.comm import Communicator
-from pycoll.runtime.select import Choice, Wish, of_collective, parameters, select
+from pycoll.runtime.select import Choice, of_collective, parameters, select
 from pycoll.runtime.tuning import Time
+from pycoll.runtime.wish import Wish
 from pycoll.schedule.cost import Machine
 from pycoll.schedule.network import Network
 from pycoll.types import DType, Order

@@ -18,7 +18,8 @@ from pycoll.runtime.calls import Caller
 from pycoll.runtime.descriptors import algorithm_number
 from pycoll.runtime.plans import CallSpec, compile_plans
 from pycoll.runtime.prepared import Prepared, Request
-from pycoll.runtime.select import Choice, Wish, select
+from pycoll.runtime.select import Choice, select
+from pycoll.runtime.wish import Wish
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.cost import Machine
 from pycoll.schedule.ir import Algorithm

@@ -18,9 +18,10 @@ from pycoll.cuda.links import kernel_failure, lag, wait_for
 from pycoll.cuda.preparing import AnyMemory, DeviceCaller, DevicePlans
 from pycoll.cuda.transport import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, CommClosed
-from pycoll.runtime.calls import RESULT_SHAPE, check_timeout
+from pycoll.runtime.calls import check_timeout
 from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.prepared import Prepared, Request
+from pycoll.runtime.shapes import RESULT_SHAPE
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.types import Kind
 

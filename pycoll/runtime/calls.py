@@ -5,7 +5,6 @@ Everything that can be wrong with the arguments is found here, before anything r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,51 +13,16 @@ import numpy as np
 from pycoll.config import FOREVER_S
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, overlap, view
+from pycoll.runtime.extents import Extents
 from pycoll.runtime.memory import Memory
-from pycoll.runtime.plans import CallSpec, Extents, PlanCache
+from pycoll.runtime.plans import CallSpec, PlanCache
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.select import Choice, select
+from pycoll.runtime.shapes import RESULT_SHAPE, Shape
 from pycoll.runtime.single_copy import with_alternative
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind, Order, ReduceOp
-
-Shape = tuple[int, ...]
-
-
-def _same(shape: Shape, n: int) -> Shape:
-    return shape
-
-
-def _join(shape: Shape, n: int) -> Shape:
-    return (n * shape[0], *shape[1:]) if shape else (n,)
-
-
-def _split(shape: Shape, n: int) -> Shape:
-    if not shape or shape[0] % n:
-        raise ArgumentError(
-            f"x has shape {shape}; its first dimension must be a multiple of the world size {n}"
-        )
-    return (shape[0] // n, *shape[1:])
-
-
-def _blocks(shape: Shape, n: int) -> Shape:
-    _split(shape, n)
-    return shape
-
-
-RESULT_SHAPE: dict[Kind, Callable[[Shape, int], Shape]] = {
-    Kind.ALL_REDUCE: _same,
-    Kind.REDUCE_SCATTER: _split,
-    Kind.ALL_GATHER: _join,
-    Kind.BROADCAST: _same,
-    Kind.REDUCE: _same,
-    Kind.GATHER: _join,
-    Kind.SCATTER: _split,
-    Kind.ALL_TO_ALL: _blocks,
-    Kind.BARRIER: _same,
-}
-
 
 # Collectives that can work on the arrays themselves: every rank can tell whether all of them lie in
 # symmetric memory. Of a broadcast and of a reduction to one rank, x counts on every rank.
@@ -70,6 +34,8 @@ _ALIASING = (  # these may also work in place
     Kind.REDUCE,
 )
 DIRECT_KINDS = (*_ALIASING, Kind.ALL_TO_ALL)
+# Likewise on the inputs alone, if only they lie there.
+INPUT_KINDS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.ALL_TO_ALL)
 _OWN_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
 
 
@@ -196,8 +162,9 @@ class Caller:
     ) -> Prepared:
         told = (typed,) if request.kind == Kind.REDUCE else (typed, target)
         mapped = request.kind in DIRECT_KINDS and all(self.memory.holds(v) for v in told)
+        input_only = not mapped and request.kind in INPUT_KINDS and self.memory.has(typed)
         reduces = COLLECTIVES[request.collective].reduces
-        choice = self._choose(request, op, count, typed, mapped)
+        choice = self._choose(request, op, count, typed, mapped, input_only)
         as_given = choice.algorithm.in_place if choice.direct else choice.algorithm.in_place_staged
         if source is not None and target is not None and not as_given and overlap(source, target):
             source = self.duplicate(source)
@@ -212,6 +179,7 @@ class Caller:
             algorithm=choice.algorithm,
             params=tuple(sorted(params.items())),
             direct=choice.direct,
+            input_only=choice.direct and input_only,
             dtype=typed.code,
             told=typed.told,
             itemsize=typed.array.itemsize,
@@ -228,12 +196,18 @@ class Caller:
         )
         prepared = Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep, plain, spec=spec)
         prepared.two_levels = request.algorithm is None and choice.measured is None
-        if choice.direct:
+        if choice.direct and not input_only:
             self._mirror(prepared, source, target)
         return prepared
 
     def _choose(
-        self, request: Request, op: ReduceOp, count: int, typed: ArrayView, mapped: bool
+        self,
+        request: Request,
+        op: ReduceOp,
+        count: int,
+        typed: ArrayView,
+        mapped: bool,
+        input_only: bool,
     ) -> Choice:
         return select(
             request.collective,
@@ -243,6 +217,7 @@ class Caller:
             dtype=typed.dtype if COLLECTIVES[request.collective].reduces else None,
             op=op,
             direct=mapped,
+            input_only=input_only,
             algorithm=request.algorithm,
             messages=self.plans.messages,
             one_host=self.plans.one_host,

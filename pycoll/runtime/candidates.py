@@ -46,7 +46,11 @@ def candidates(choice: Choice, world: World | None = None) -> list[Candidate]:
         world: What was measured in the places of these ranks, at about this size or not at all.
     """
     wish = choice.wish
-    times = world.measured(wish.collective, wish.nbytes, wish.direct) if world else {}
+    times = (
+        world.measured(wish.collective, wish.nbytes, wish.direct)
+        if world and not wish.input_only
+        else {}
+    )
     known = of_collective(choice.wish.collective)
     if choice.algorithm not in known:
         known.append(choice.algorithm)

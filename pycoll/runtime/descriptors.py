@@ -10,6 +10,7 @@ from pycoll.schedule.ir import Algorithm
 
 FLAG_DIRECT = 4
 FLAG_READ = 8  # ranks may read each other's private arrays; with FLAG_DIRECT: this call does
+FLAG_INPUT = 16  # with FLAG_DIRECT: only inputs are reached
 CUSTOM = 0x200  # from here on numbers stand for algorithms outside the registry
 TWO_LEVELS = 0x3FE  # for a call in two levels: see pycoll.runtime.hierarchy
 
@@ -17,8 +18,8 @@ TWO_LEVELS = 0x3FE  # for a call in two levels: see pycoll.runtime.hierarchy
 def descriptor(kind: int, dtype: int, op: int, flags: int, root: int, algorithm: int) -> int:
     """Pack what all ranks of a call must agree on into 64 bits; see docs/architecture.md.
 
-    The flags are an order, and some of `FLAG_DIRECT` and `FLAG_READ`. Of the algorithm's number the
-    lowest 16 bits count.
+    The flags are an order, and some of `FLAG_DIRECT`, `FLAG_READ` and `FLAG_INPUT`. Of the
+    algorithm's number the lowest 16 bits count.
     """
     return kind | dtype << 8 | op << 16 | flags << 24 | root << 32 | (algorithm & 0xFFFF) << 48
 

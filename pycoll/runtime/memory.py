@@ -193,6 +193,10 @@ class Memory:
             return None
         return self.mirror(v) or Detour(self.empty(v.array.shape, v.array.dtype), v.array)
 
+    def has(self, v: ArrayView) -> bool:
+        """Whether an array lies in the heap as it was made there."""
+        return self.heap.contains(v.pointer, v.array.nbytes)
+
     def holds(self, v: ArrayView) -> bool:
         """Whether peers can reach all of an array."""
         return self.heap.contains(v.pointer, v.array.nbytes) or self.mirror(v) is not None
@@ -240,9 +244,11 @@ class PlainMemory(Memory):
         """Return None: nothing is registered."""
         return None
 
-    def holds(self, v: ArrayView) -> bool:
-        """Tell that peers reach nothing."""
+    def has(self, v: ArrayView) -> bool:
+        """Tell that no array lies where peers reach it."""
         return False
+
+    holds = has
 
 
 def _owner(array: np.ndarray) -> np.ndarray | None:

@@ -8,12 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
 from pycoll.errors import ArgumentError
-from pycoll.runtime.descriptors import FLAG_DIRECT, FLAG_READ, algorithm_number, descriptor
+from pycoll.runtime.descriptors import (
+    FLAG_DIRECT,
+    FLAG_INPUT,
+    FLAG_READ,
+    algorithm_number,
+    descriptor,
+)
+from pycoll.runtime.extents import Extents, blocks_in_chunks
 from pycoll.runtime.reports import raising
 from pycoll.runtime.tuning import World
 from pycoll.schedule.collectives import COLLECTIVES, OWN, Collective
@@ -51,7 +56,8 @@ def compile_plans(
         ScheduleError: If the proof fails, naming schedule, mode, rank, round and piece.
     """
     schedule = spec.algorithm.schedule(world_size, **dict(spec.params))
-    in_place, code = spec.direct and spec.algorithm.in_place, None
+    in_place = spec.direct and not spec.input_only and spec.algorithm.in_place
+    code = None
     if spec.algorithm not in ALGORITHMS:
         memory = f"{'direct' if spec.direct else 'staged'}{', in place' if in_place else ''}"
         everybody = proven(schedule)[1]["messages" if messages else memory]
@@ -65,38 +71,6 @@ def compile_plans(
     else:
         plans = [peer_plan(schedule, r, direct=spec.direct, in_place=in_place) for r in ranks]
     return plans, algorithm_number(spec.algorithm, dict(spec.params), code)
-
-
-def blocks_in_chunks(count: int, n: int, chunks: int, promise: Collective) -> Extents | None:
-    """Return where chunks lie if the blocks of ranks are not multiples of their chunks, or None."""
-    owned = promise.transposes or OWN in (promise.in_layout, promise.out_layout)
-    share, block = chunks // n, count // n
-    if not owned or share < 2 or block % share == 0:
-        return None
-    size = -(-block // share)
-    low = np.minimum(np.arange(share) * size, block)
-    length = np.tile(np.minimum(low + size, block) - low, n)
-    inside = np.tile(low, n)  # of the block
-    full = inside + np.repeat(np.arange(n) * block, share)
-
-    def rows(row: np.ndarray) -> np.ndarray:
-        return np.tile(row.astype(np.uint64), (n, 1))
-
-    starts = [rows(inside if of == OWN else full) for of in (promise.in_layout, promise.out_layout)]
-    return Extents(starts[0], rows(length), starts[1], rows(length))
-
-
-@dataclass(frozen=True)
-class Extents:
-    """Offsets and lengths of every chunk on every rank, in elements, for the v-variants.
-
-    Each is a ``[world_size, chunks]`` array of uint64.
-    """
-
-    in_offset: np.ndarray
-    in_length: np.ndarray
-    out_offset: np.ndarray
-    out_length: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -116,6 +90,7 @@ class CallSpec:
         order: Reduction order.
         root: Root rank, or 0.
         told: Code of the caller's element type where it is another one.
+        input_only: Peers access the users' inputs only; results may lie anywhere.
         across: Peers read the users' arrays, which are private, through the kernel.
         alternative: The same call across; it runs instead where that is faster.
     """
@@ -132,6 +107,7 @@ class CallSpec:
     order: Order = Order.ANY
     root: int = 0
     told: int | None = None
+    input_only: bool = False
     across: bool = False
     alternative: CallSpec | None = None
 
@@ -140,6 +116,7 @@ class CallSpec:
         dtype = self.dtype if self.told is None else self.told
         flags = self.order | (FLAG_DIRECT if direct else 0)
         flags |= FLAG_READ if self.across or self.alternative else 0
+        flags |= FLAG_INPUT if self.input_only else 0
         return descriptor(self.kind, dtype, self.op, flags, self.root, algorithm)
 
 
@@ -192,7 +169,7 @@ class PlanCache:
         return found
 
     def _plan(self, spec: CallSpec) -> tuple[_C.Plan, bool, int, int, int]:
-        key = (spec.collective, spec.algorithm, spec.params, spec.direct)
+        key = (spec.collective, spec.algorithm, spec.params, spec.direct, spec.input_only)
         if key not in self._plans:
             (plan,), number = compile_plans(spec, self.world_size, [self.rank], self.messages)
             compiled = raising(
@@ -225,6 +202,8 @@ class PlanCache:
         if spec.across or spec.alternative:
             other = spec.alternative and self._make(spec.alternative, None)
             numbers |= {"across": spec.across, "alternative": other}
+        if spec.input_only:
+            numbers |= {"input_only": True}
         return raising(
             self._bind_of(promise, segment),
             plan,

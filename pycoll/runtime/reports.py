@@ -12,7 +12,7 @@ from typing import Any
 
 from pycoll import _C, errors
 from pycoll.algorithms import ALGORITHMS
-from pycoll.runtime.descriptors import FLAG_DIRECT, FLAG_READ, TWO_LEVELS
+from pycoll.runtime.descriptors import FLAG_DIRECT, FLAG_INPUT, FLAG_READ, TWO_LEVELS
 from pycoll.schedule.plan import DONE, ENTERED, FAILED
 from pycoll.types import Kind, Order, ReduceOp, type_name
 
@@ -29,6 +29,7 @@ _MEMORY = {
     FLAG_READ: "private (single copy allowed)",
     FLAG_DIRECT | FLAG_READ: "private (single copy)",
     FLAG_DIRECT: "symmetric",
+    FLAG_DIRECT | FLAG_INPUT: "symmetric (input only)",
 }
 _REACHED = {0: "is in", ENTERED: "is in", DONE: "has done its part of", FAILED: "has given up"}
 _WANTED = {0: "to make this call", ENTERED: "to make this call", DONE: "to be done with it"}
@@ -64,7 +65,7 @@ class Call:
             op=_name(ReduceOp, op) if kind in _REDUCING else "",
             order=_name(Order, flags & 3) if kind in _REDUCING else "",
             root=word >> 32 & 0xFFFF,
-            memory=_MEMORY[flags & (FLAG_DIRECT | FLAG_READ)],
+            memory=_MEMORY[flags & (FLAG_DIRECT | FLAG_READ | FLAG_INPUT)],
             algorithm=f"{ALGORITHMS[index].name if known else _OTHER.get(index, 'custom')}"
             f"#{number >> 10 if known or index in _OTHER else number:x}",
             count=count,

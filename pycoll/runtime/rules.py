@@ -12,7 +12,8 @@ class Rule(NamedTuple):
         collective: The collective it is about.
         max_n: Largest world it is for.
         max_bytes: Largest full vector it is for.
-        direct: It is for arrays in symmetric memory, and its algorithm works on them in place.
+        direct: It is for arrays in symmetric memory, and its algorithm works on them in place; also
+            for inputs there whose results lie elsewhere, if it only reads what belongs to others.
         names: Algorithms, best first; the first that gives the wanted order is taken.
         why: What speaks for it.
     """
@@ -67,7 +68,7 @@ RULES = (
     Rule("reduce_scatter", ANY_N, ANY_SIZE, False, _SUMS, _FEW_COPIES),
     Rule("all_gather", 16, 8 * K, False, ("direct_pull",), _FEW_SYNCS),
     Rule("all_gather", ANY_N, 8 * K, False, ("doubling",), _FEW_PEERS),
-    Rule("all_gather", ANY_N, ANY_SIZE, True, ("direct_push",), _IN_PLACE),
+    Rule("all_gather", ANY_N, ANY_SIZE, True, ("direct_push", "direct_pull"), _IN_PLACE),
     Rule("all_gather", 2, ANY_SIZE, False, ("direct_push",), _FEW_COPIES),
     Rule("all_gather", ANY_N, ANY_SIZE, False, ("direct_pull",), _FEW_COPIES),
     Rule("broadcast", ANY_N, 4 * K, False, ("direct",), _FEW_SYNCS),

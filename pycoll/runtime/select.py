@@ -15,8 +15,9 @@ from typing import Any
 from pycoll.algorithms import ALGORITHMS, find, names
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.runtime.message_rules import LINK_RULES, ONE_HOST_RULES
-from pycoll.runtime.rules import RULES, Rule
+from pycoll.runtime.rules import RULES
 from pycoll.runtime.tuning import TunedRule, World
+from pycoll.runtime.wish import Wish
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.cost import Machine
 from pycoll.schedule.ir import Algorithm, Schedule
@@ -28,62 +29,6 @@ STAGE_BELOW = 4 << 10
 """A named algorithm stages vectors up to this size: that costs one synchronisation less."""
 
 _USUAL = Machine()
-_EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a call asks for, all of it the same on every rank.
-
-    Attributes:
-        collective: Its name.
-        nbytes: Size of the full vector.
-        n: World size.
-        order: Reduction order; ``""`` when nothing is reduced.
-        dtype: Element type, or None when it does not matter.
-        op: Reduction operation.
-        direct: All arrays lie in symmetric memory.
-        in_place: A direct plan has to work when input and output are the same memory.
-        messages: Ranks send messages; otherwise they share memory.
-        one_host: All ranks are on one host; matters where they send messages.
-    """
-
-    collective: str
-    nbytes: int
-    n: int
-    order: str
-    dtype: DType | None = None
-    op: ReduceOp = ReduceOp.SUM
-    direct: bool = False
-    in_place: bool = True
-    messages: bool = False
-    one_host: bool = False
-
-    def obstacle(self, algorithm: Algorithm) -> str:
-        """Say why an algorithm cannot serve; empty if it can."""
-        if not algorithm.works_for(self.n):
-            return f"not defined for {self.n} ranks"
-        if self.order not in ("tree", "rank"):
-            return ""
-        if algorithm.order != self.order:
-            return f"gives order {algorithm.order}, not {self.order}"
-        rounds_once = self.dtype is not None and self.dtype.rounds_once
-        if rounds_once and self.op not in _EXACT and not folds_at_once(algorithm, self.n):
-            return f"rounds {self.dtype.name.lower()} at every hop, not once"
-        return ""
-
-    def may_be_direct(self, algorithm: Algorithm) -> bool:
-        """Whether peers may work on the arrays of this call themselves."""
-        return self.direct and (algorithm.in_place or not self.in_place)
-
-    def fits(self, rule: Rule) -> bool:
-        """Whether a line of the table is about this call."""
-        return (
-            rule.collective == self.collective
-            and self.n <= rule.max_n
-            and self.nbytes <= rule.max_bytes
-            and (self.direct or not rule.direct)
-        )
 
 
 @dataclass(frozen=True)
@@ -131,7 +76,7 @@ def select(
     dtype: DType | None = None,
     op: ReduceOp = ReduceOp.SUM,
     direct: bool = False,
-    in_place: bool | None = None,
+    input_only: bool = False,
     algorithm: str | Algorithm | None = None,
     machine: Machine | Network | None = None,
     messages: bool = False,
@@ -149,8 +94,7 @@ def select(
         dtype: Element type of a reduction; the 16-bit floats round once in a pinned order.
         op: Reduction operation.
         direct: Whether all arrays of the call lie in symmetric memory.
-        in_place: Whether a direct plan must work when input and output are the same memory; by
-            default unless calls of that collective copy their input first.
+        input_only: Whether only the inputs do.
         algorithm: An algorithm, or the name of one, that the caller wants.
         machine: What predictions are made for; they do not decide.
         messages: Whether ranks send messages; otherwise they share memory.
@@ -161,8 +105,9 @@ def select(
         ArgumentError: For an unknown name, or an algorithm that does not give the order.
     """
     wanted = _order(collective, order, named=algorithm is not None)
-    aliased = not COLLECTIVES[collective].transposes if in_place is None else in_place
-    wish = Wish(collective, nbytes, n, wanted, dtype, op, direct, aliased, messages, one_host)
+    aliased = not COLLECTIVES[collective].transposes  # the input of those is copied first
+    places = (direct, input_only, aliased, messages, one_host)
+    wish = Wish(collective, nbytes, n, wanted, dtype, op, *places)
     machine = machine or (Network() if messages else Machine())
     if algorithm is None:
         return _by_measurement(wish, machine, world) or _by_table(wish, machine)
@@ -190,7 +135,9 @@ def _order(collective: str, order: str | None, named: bool) -> str:
 
 
 def _by_measurement(wish: Wish, machine: Machine | Network, world: World | None) -> Choice | None:
-    rule = world and world.rule(wish.collective, wish.nbytes, wish.order, wish.direct)
+    if not world or wish.input_only:  # that is not measured
+        return None
+    rule = world.rule(wish.collective, wish.nbytes, wish.order, wish.direct)
     if not rule:
         return None
     algorithm = _named(wish.collective, rule.algorithm)
@@ -262,14 +209,6 @@ def _named(collective: str, algorithm: str | Algorithm) -> Algorithm:
         return find(collective, algorithm)
     except ScheduleError as error:
         raise ArgumentError(str(error)) from None
-
-
-def folds_at_once(algorithm: Algorithm, n: int) -> bool:
-    """Whether every reduction of a result happens in one fold of the contributions of all ranks."""
-    if n <= 2:
-        return True
-    folds = (f for group in algorithm.schedule(n).rounds(0) for f in group)
-    return all(len(f.srcs) in (1, n) for f in folds)
 
 
 def parameters(algorithm: Algorithm, wish: Wish) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from pycoll.runtime import vcalls
 from pycoll.runtime.arrays import on_device
 from pycoll.runtime.calls import Caller, check_timeout
 from pycoll.runtime.endings import Hook, leave_at_exit
+from pycoll.runtime.extents import Extents
 from pycoll.runtime.memory import Memory
-from pycoll.runtime.plans import CallSpec, Extents, PlanCache, barrier_spec
+from pycoll.runtime.plans import CallSpec, PlanCache, barrier_spec
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.refusals import Refusals
 from pycoll.runtime.reports import describe, raising

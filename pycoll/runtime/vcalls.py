@@ -19,7 +19,7 @@ from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
 from pycoll.runtime.calls import table_spec
 from pycoll.runtime.exchange import exchange, exchange_texts
-from pycoll.runtime.plans import Extents
+from pycoll.runtime.extents import Extents
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.reports import blame
 from pycoll.runtime.sites import call_site

@@ -40,6 +40,11 @@ def test_all_candidates_are_judged(capsys):
 def test_memory_dtype_and_operation_matter(capsys):
     symmetric = "\n".join(explained(capsys, "all_reduce", "-n", "4", "--symmetric"))
     assert "two_shot_push, in place" in symmetric
+    inputs = "\n".join(explained(capsys, "reduce_scatter", "-n", "4", "--symmetric-input"))
+    assert "a symmetric input, private results" in inputs
+    assert "  direct, in place: " in inputs
+    inputs = "\n".join(explained(capsys, "all_reduce", "-n", "4", "--symmetric-input"))
+    assert "two_shot_pull, staged" in inputs
     for name in ("gather", "scatter"):  # their arrays are staged wherever they lie
         lines = explained(capsys, name, "--symmetric")
         assert lines[0].endswith("any arrays")

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
@@ -10,10 +11,12 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.candidates import candidates
 from pycoll.runtime.message_rules import LINK_RULES, ONE_HOST_RULES
 from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
-from pycoll.runtime.select import MAX_BLOCKS, STAGE_BELOW, folds_at_once, select
+from pycoll.runtime.select import MAX_BLOCKS, STAGE_BELOW, select
+from pycoll.runtime.wish import folds_at_once, only_reads
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.compile import peer_plan
 from pycoll.schedule.cost import Machine, predict
+from pycoll.schedule.plan import PlanBuffer
 from pycoll.types import DType, ReduceOp
 
 REDUCING = [name for name, spec in COLLECTIVES.items() if spec.reduces]
@@ -42,6 +45,26 @@ def test_no_line_of_the_table_is_dead(table):
 
     dead = [b for i, b in enumerate(table) for a in table[:i] if covers(a, b)]
     assert dead == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: f"{a.collective}-{a.name}")
+def test_what_only_reads_touches_no_result_of_others(algorithm, n):
+    if not algorithm.works_for(n) or not only_reads(algorithm, n):
+        return
+    for rank in range(n):
+        operands = peer_plan(algorithm.schedule(n), rank, direct=True).operands
+        assert not np.any((operands["rank"] != rank) & (operands["buffer"] == PlanBuffer.OUT))
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 64])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_inputs_in_symmetric_memory_are_read_there_where_nobody_writes_to_another(collective, n):
+    choices = [select(collective, nbytes, n, input_only=True) for nbytes in SIZES]
+    assert not any(choice.direct for choice in choices if choice.wish.nbytes <= STAGE_BELOW)
+    assert all(only_reads(c.algorithm, n) for c in choices if c.direct)
+    pulled = ("all_gather", "all_to_all", "reduce_scatter")
+    assert choices[-1].direct == (collective in pulled)
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -149,8 +172,9 @@ def test_a_named_algorithm_is_taken():
     assert (halving.order, halving.direct) == ("tree", True)
     one_shot = select("all_reduce", 1 << 20, 8, algorithm="one_shot", direct=True)
     assert not one_shot.direct  # it does not work in place
-    apart = select("all_reduce", 1 << 20, 8, algorithm="one_shot", direct=True, in_place=False)
-    assert apart.direct
+    assert select("all_reduce", 1 << 20, 8, algorithm="one_shot", input_only=True).direct
+    apart = select("all_to_all", 1 << 20, 8, algorithm="direct", direct=True)
+    assert apart.direct  # nor does that, but there the input is copied first
     small = select("all_reduce", STAGE_BELOW, 8, algorithm="ring", direct=True)
     assert not small.direct
 

@@ -1,0 +1,41 @@
+"""Where the chunks of a call lie if they are not all of one size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pycoll.schedule.collectives import OWN, Collective
+
+
+@dataclass(frozen=True)
+class Extents:
+    """Offsets and lengths of every chunk on every rank, in elements, for the v-variants.
+
+    Each is a ``[world_size, chunks]`` array of uint64.
+    """
+
+    in_offset: np.ndarray
+    in_length: np.ndarray
+    out_offset: np.ndarray
+    out_length: np.ndarray
+
+
+def blocks_in_chunks(count: int, n: int, chunks: int, promise: Collective) -> Extents | None:
+    """Return where chunks lie if the blocks of ranks are not multiples of their chunks, or None."""
+    owned = promise.transposes or OWN in (promise.in_layout, promise.out_layout)
+    share, block = chunks // n, count // n
+    if not owned or share < 2 or block % share == 0:
+        return None
+    size = -(-block // share)
+    low = np.minimum(np.arange(share) * size, block)
+    length = np.tile(np.minimum(low + size, block) - low, n)
+    inside = np.tile(low, n)  # of the block
+    full = inside + np.repeat(np.arange(n) * block, share)
+
+    def rows(row: np.ndarray) -> np.ndarray:
+        return np.tile(row.astype(np.uint64), (n, 1))
+
+    starts = [rows(inside if of == OWN else full) for of in (promise.in_layout, promise.out_layout)]
+    return Extents(starts[0], rows(length), starts[1], rows(length))
