@@ -34,6 +34,7 @@ _WHAT: dict[str, dict[str, Any]] = {
     "--algorithm": {"metavar": "A", "help": f"name, {HELP}; by default the selector's choice"},
     "--order": {"choices": _ORDERS, "help": "reduction order; by default that of the collective"},
     "--symmetric": {"action": "store_true", "help": "arrays in symmetric memory: no staging"},
+    "--symmetric-input": {"action": "store_true", "help": "only the inputs, results elsewhere"},
     "--in-place": {"action": "store_true", "help": "measure only with the result in the input"},
     "--hot": {"action": "store_true", "help": "the same arrays in every call, so in the cache"},
     "--iters": {"type": int, "metavar": "N", "help": "calls for each number; by default for 0.2 s"},
@@ -129,6 +130,8 @@ def _check_call(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     for option in ("op", "order"):
         if dtype is None and (given := getattr(args, option)):
             raise ArgumentError(f"--{option} {given} is for reductions; {name} reduces nothing")
+    if args.symmetric_input and (args.symmetric or args.in_place):
+        raise ArgumentError("--symmetric-input leaves results elsewhere: take one of the options")
     if args.algorithm is None:
         return
     if name not in COLLECTIVES:
@@ -139,8 +142,9 @@ def _check_call(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     except ScheduleError as error:
         raise ArgumentError(str(error)) from None
     for nbytes in sizes if args.n and args.n > 0 else ():
-        call = {"dtype": dtype, "op": ReduceOp[_op(args).upper()], "direct": args.symmetric}
-        select(name, nbytes, args.n, order=args.order, algorithm=algorithm, **call)
+        call = {"dtype": dtype, "op": ReduceOp[_op(args).upper()], "algorithm": algorithm}
+        memory = {"direct": args.symmetric, "input_only": args.symmetric_input}
+        select(name, nbytes, args.n, order=args.order, **call, **memory)
 
 
 def _op(args: argparse.Namespace) -> str:
@@ -167,7 +171,7 @@ def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[i
         table.heading([command, *_about(args, comm, machine)])
     named = args.algorithm and is_own(args.algorithm)
     algorithm = lookup(args.algorithm) if named else args.algorithm
-    setup = Setup(args.order, algorithm, args.symmetric, args.hot, args.iters)
+    setup = Setup(args.order, algorithm, args.symmetric, args.symmetric_input, args.hot, args.iters)
     rows: list[Row] = []
     for problem in _problems(args, sizes, comm.world_size):
 
@@ -175,7 +179,8 @@ def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[i
             if table:
                 table.say(f"{sized(size)} bytes: {text}")
 
-        places = [False] * (not args.in_place) + [True] * (problem.name in IN_PLACE)
+        either = problem.name in IN_PLACE and not args.symmetric_input
+        places = [False] * (not args.in_place) + [True] * either
         found = [measure(comm, problem, setup, in_place, say) for in_place in places]
         if table:
             table.rows(found)
@@ -200,15 +205,20 @@ def _command(args: argparse.Namespace, n: int) -> str:
 
 def _about(args: argparse.Namespace, comm: Communicator, machine: dict[str, Any]) -> list[str]:
     n = comm.world_size
-    memory = "symmetric memory" if args.symmetric else "ordinary memory"
     use = "the same in every call" if args.hot else "used in turn"
     version = f"pycoll {machine['pycoll']}" + (f" ({machine['commit']})" * bool(machine["commit"]))
     return [
         f"{n} ranks, {machine['cores']} cores, {machine['cpu']}; {version}, {machine['folds']}",
         comm.transport,
-        f"{args.dtype} arrays in {memory}, {use}",
+        f"{args.dtype} arrays in {_memory(args)}, {use}",
         "time, p99: slowest rank, one call at a time; algbw, busbw from time; stream: back to back",
     ]
+
+
+def _memory(args: argparse.Namespace) -> str:
+    inputs = args.symmetric or args.symmetric_input
+    elsewhere = " (results elsewhere)" * args.symmetric_input
+    return ("symmetric memory" if inputs else "ordinary memory") + elsewhere
 
 
 def _save(
@@ -218,7 +228,6 @@ def _save(
         write_json(args.json, machine, command, rows)
     if args.plot:
         what = args.collective + (f" {_op(args)}" if rows[0].op != "none" else "")
-        memory = "symmetric memory" if args.symmetric else "ordinary memory"
-        title = f"{what}: {n} ranks, {args.dtype}, {memory}"
+        title = f"{what}: {n} ranks, {args.dtype}, {_memory(args)}"
         about = f"{machine['cores']} cores, {machine['cpu']}, pycoll {machine['pycoll']}"
         bench_plot.draw(args.plot, title, f"{about}  ·  {command}", rows)

@@ -179,7 +179,13 @@ class Slots:
 
     @classmethod
     def make(
-        cls, comm: Communicator, problem: Problem, count: int, symmetric: bool, in_place: bool
+        cls,
+        comm: Communicator,
+        problem: Problem,
+        count: int,
+        symmetric: bool,
+        in_place: bool,
+        results: bool | None = None,
     ) -> Slots:
         """Allocate `count` pairs and write every page of them.
 
@@ -189,11 +195,12 @@ class Slots:
             count: Number of pairs.
             symmetric: Whether to take symmetric memory.
             in_place: Whether ``out`` is ``x``, or holds it.
+            results: Whether results of their own lie there, too; by default as `symmetric`.
         """
         rank, n_out = comm.rank, problem.out_count(comm.rank)
 
-        def pool(size: int) -> list[np.ndarray]:
-            return _pool(comm, size, problem.dtype, count, symmetric)
+        def pool(size: int, where: bool = symmetric) -> list[np.ndarray]:
+            return _pool(comm, size, problem.dtype, count, where)
 
         if in_place and problem.name == "all_gather":
             pairs = [(out[problem.block(rank)], out) for out in pool(n_out)]
@@ -202,7 +209,8 @@ class Slots:
         elif in_place:
             pairs = [(x, x if n_out else None) for x in pool(problem.in_count(rank))]
         else:
-            outs = pool(n_out) if n_out else [None] * count
+            where = symmetric if results is None else results
+            outs = pool(n_out, where) if n_out else [None] * count
             pairs = list(zip(pool(problem.in_count(rank)), outs, strict=True))
         made = cls(problem, rank, tuple(pairs))
         made.fill()

@@ -15,7 +15,7 @@ import numpy as np
 from pycoll.cli.bench_data import V_VARIANTS, Problem, Slots
 from pycoll.cli.machine import last_level_cache
 from pycoll.comm import Communicator
-from pycoll.runtime.calls import DIRECT_KINDS
+from pycoll.runtime.calls import reached
 from pycoll.runtime.select import select
 from pycoll.schedule.cost import busbw_factor
 from pycoll.schedule.ir import Algorithm
@@ -34,6 +34,7 @@ class Setup:
         order: Reduction order to ask for, or None.
         algorithm: Algorithm to ask for, or None.
         symmetric: Whether arrays lie in symmetric memory.
+        symmetric_input: Whether only the inputs do.
         hot: Use the same arrays in every call.
         iters: Calls to time for each number; None is as many as fit `budget_s`.
         budget_s: Time for one number, in seconds.
@@ -42,6 +43,7 @@ class Setup:
     order: str | None = None
     algorithm: str | Algorithm | None = None
     symmetric: bool = False
+    symmetric_input: bool = False
     hot: bool = False
     iters: int | None = None
     budget_s: float = 0.2
@@ -126,6 +128,8 @@ def schedule_name(comm: Communicator, problem: Problem, setup: Setup) -> str:
     if problem.name in V_VARIANTS:
         return f"direct{staged}"
     promise, kind = problem.promise, Kind[problem.name.upper()]
+    symmetric = setup.symmetric or setup.symmetric_input
+    direct, input_only = reached(kind, symmetric, setup.symmetric)
     choice = select(
         problem.name,
         problem.nbytes,
@@ -133,7 +137,8 @@ def schedule_name(comm: Communicator, problem: Problem, setup: Setup) -> str:
         order=setup.order,
         dtype=DType[problem.dtype.name.upper()] if promise.reduces else None,
         op=ReduceOp[problem.op.upper()],
-        direct=setup.symmetric and kind in DIRECT_KINDS and not messages,
+        direct=direct and not messages,
+        input_only=input_only and not messages,
         algorithm=setup.algorithm,
         messages=messages,
         one_host=comm._session.one_host,
@@ -169,7 +174,8 @@ def measure(
     """
     say("filling memory")
     count = slot_count(problem, setup, in_place)
-    slots = Slots.make(comm, problem, count, setup.symmetric, in_place)
+    symmetric = setup.symmetric or setup.symmetric_input
+    slots = Slots.make(comm, problem, count, symmetric, in_place, setup.symmetric)
     calls = [bind(comm, problem, setup, *pair) for pair in slots.pairs]
     say("checking")
     for call in calls:

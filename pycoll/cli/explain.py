@@ -9,7 +9,7 @@ from pycoll.cli.run import MAX_RANKS
 from pycoll.cli.sizes import show_size, show_time, size, table
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls import DIRECT_KINDS, INPUT_KINDS
+from pycoll.runtime.calls import DIRECT_KINDS, reached
 from pycoll.runtime.candidates import Candidate, candidates
 from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
 from pycoll.runtime.select import Choice, select
@@ -65,6 +65,8 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--op {args.op} is defined for integers; --dtype is {args.dtype}")
     if args.op and not reduces:
         raise ArgumentError(f"--op {args.op} is for reductions; {args.collective} reduces nothing")
+    symmetric = args.symmetric or args.symmetric_input
+    direct, input_only = reached(Kind[args.collective.upper()], symmetric, args.symmetric)
     world = _world(args.tuning, ranks, messages=args.hosts is not None)
     choice = select(
         args.collective,
@@ -73,8 +75,8 @@ def main(args: argparse.Namespace) -> int:
         order=args.order,
         dtype=DType[args.dtype.upper()] if reduces else None,
         op=ReduceOp[(args.op or "sum").upper()],
-        direct=args.symmetric and Kind[args.collective.upper()] in DIRECT_KINDS,
-        input_only=args.symmetric_input and Kind[args.collective.upper()] in INPUT_KINDS,
+        direct=direct,
+        input_only=input_only,
         algorithm=args.algorithm,
         messages=args.hosts is not None,
         one_host=len(ranks) == 1,

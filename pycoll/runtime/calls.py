@@ -39,6 +39,21 @@ INPUT_KINDS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.ALL_T
 _OWN_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
 
 
+def reached(kind: Kind, x: bool, out: bool) -> tuple[bool, bool]:
+    """Tell which arrays of a call peers work on, as the arrays' places are the same on every rank.
+
+    Args:
+        kind: Kind of collective.
+        x: The input lies in symmetric memory.
+        out: The result does.
+
+    Returns:
+        Whether they work on all of them, and whether they read the inputs alone.
+    """
+    everything = kind in DIRECT_KINDS and x and (out or kind == Kind.REDUCE)
+    return everything, kind in INPUT_KINDS and x and not everything
+
+
 @dataclass(frozen=True)
 class Caller:
     """The side of a communicator that prepares calls.
@@ -160,9 +175,9 @@ class Caller:
         typed: ArrayView,
         result: Any,
     ) -> Prepared:
-        told = (typed,) if request.kind == Kind.REDUCE else (typed, target)
-        mapped = request.kind in DIRECT_KINDS and all(self.memory.holds(v) for v in told)
-        input_only = not mapped and request.kind in INPUT_KINDS and self.memory.has(typed)
+        held = self.memory.holds(typed), target is not None and self.memory.holds(target)
+        mapped, input_only = reached(request.kind, *held)
+        input_only = input_only and self.memory.has(typed)
         reduces = COLLECTIVES[request.collective].reduces
         choice = self._choose(request, op, count, typed, mapped, input_only)
         as_given = choice.algorithm.in_place if choice.direct else choice.algorithm.in_place_staged

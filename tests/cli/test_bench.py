@@ -12,6 +12,7 @@ from pycoll.cli.bench_data import IN_PLACE, NAMES, POISON, V_VARIANTS, Problem, 
 from pycoll.cli.bench_report import microseconds, sized
 from pycoll.cli.bench_time import Setup, measure, slot_count
 from pycoll.errors import ArgumentError
+from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.testing import run_processes, run_threads
 
 QUICK = Setup(iters=3)
@@ -91,6 +92,22 @@ def test_every_collective_is_measured_and_right(symmetric):
     assert {row.collective for row in rows if row.in_place} == set(IN_PLACE)
     direct = {row.collective for row in rows if "staged" not in row.schedule}
     assert ("all_reduce" in direct) == symmetric
+
+
+@pytest.mark.parametrize("name", [*COLLECTIVES, "all_gather_v"])
+def test_inputs_alone_in_symmetric_memory(name):
+    def rank(comm):
+        own, setup = comm.dup(), Setup(symmetric_input=True, iters=3)
+        made = problem(name, n=comm.world_size, nbytes=20000)
+        row = measure(own, made, setup, False, lambda text: None)
+        return row.wrong, row.schedule, what_ran(own, name)
+
+    for wrong, said, ran in run_processes(2, rank):
+        assert not wrong
+        if name != "all_gather_v":
+            assert said in ran
+        reached = name in ("all_gather", "all_to_all", "reduce_scatter", "reduce")
+        assert ("staged" not in said) == reached
 
 
 def test_a_wrong_result_is_counted():
@@ -220,6 +237,7 @@ def test_ranks_get_the_arguments_of_the_command(arguments):
         (["all_reduce", "--algorithm", "none"], "none"),
         (["all_reduce", "--op", "and"], "--op and is defined for integers; --dtype is float32"),
         (["all_gather", "--order", "tree"], "--order tree is for reductions; all_gather reduces"),
+        (["all_gather", "--symmetric-input", "--in-place"], "--symmetric-input leaves results"),
         (["all_gather", "--op", "sum"], "--op sum is for reductions; all_gather reduces nothing"),
         (["barrier", "--order", "rank"], "--order rank is for reductions; barrier reduces"),
         (["barrier", "--algorithm", "ring"], "--algorithm ring: for barrier there is no choice"),
