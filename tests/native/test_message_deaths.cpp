@@ -1,0 +1,197 @@
+// Connections that end or halt at any point of what the engine over messages does: the right error,
+// soon, and no memory touched that its caller has got back.
+#include "given_up.h"
+#include "mail_postbox.h"
+#include "relay.h"
+
+namespace {
+
+using namespace hosts;
+
+constexpr uint64_t kLarge = 100000;  // elements of many segments
+constexpr MessagePlan kPlans[] = {sum_at_once, sum_in_ring, from_first};
+
+// The connection ends after any number of bytes: during agreements, packets, bare data.
+void dies(uint64_t limit, const HostBody& body) {
+  const Relay relay(limit, Then::kEnds);
+  run_all(
+      {.n = 2, .timeout_s = 20},
+      [&](const Host& me) {
+        std::string text;
+        const uint64_t start = now_ns();
+        const std::string kind = kind_thrown([&] { body(me); }, &text);
+        expect(kind == "PeerLost", "after ", limit, " bytes: ", kind, ": ", text);
+        expect(now_ns() - start < 10'000'000'000, "late");
+        expect_kind("PeerLost", [&] { sum_ones(me); }, "the next call");
+      },
+      "dies", relay.sockets());
+}
+
+void deaths() {
+  for (const uint64_t limit : {0u, 16u, 47u, 48u, 60u, 4000u, 99999u, 900001u}) {
+    for (const MessagePlan plan : kPlans) {
+      // Who needs nothing of the dead learns of it from the next call that does.
+      dies(limit, [plan](const Host& me) {
+        sum_ones(me, kLarge, plan);
+        for (;;) sum_ones(me, 500, sum_in_ring);
+      });
+    }
+  }
+}
+
+void deaths_behind_the_queue() {
+  for (const uint64_t limit : {100u, 50000u, 300000u}) {
+    dies(limit, [](const Host& me) {
+      Ints &x = me.array(kLarge), &y = me.array(kLarge);
+      const auto call = call_of(me, sum_in_ring, kLarge);
+      for (;;) {
+        me.engine->submit(call, x.data(), y.data());
+        me.engine->run(*call, x.data(), y.data());
+      }
+    });
+  }
+}
+
+void deaths_of_trains() {
+  for (const uint64_t limit : {100u, 50000u, 300000u, 1500000u}) {
+    dies(limit, [](const Host& me) {
+      Ints &x = me.array(kLarge), &y = me.array(kLarge);
+      const auto call = call_of(me, sum_in_ring, kLarge);
+      me.engine->start(*call, x.data(), y.data(), 0, -1);
+      for (;;) {
+        me.engine->start(*call, x.data(), y.data(), 0, -1);
+        me.engine->nudge();
+        me.engine->finish();
+      }
+    });
+  }
+}
+
+void deaths_in_messages() {
+  for (const uint64_t limit : {0u, 20u, 100u, 50000u}) {
+    for (const bool posted : {false, true}) {
+      const std::shared_ptr<char[]> data(new char[1 << 20]());
+      dies(limit, [=](const Host& me) {
+        if (posted) {
+          MailPostbox box(me.engine);
+          const auto into = std::make_unique<char[]>(1 << 20);
+          const auto got = box.recv(into.get(), 1 << 20, 1, -1, 0);
+          if (me.rank == 1) box.wait(box.send(data.get(), 1 << 20, 1, 0, 0), 20);
+          box.wait(got, 20);
+        }
+        MpiMail mail(me.engine);
+        const auto into = std::make_unique<char[]>(1 << 20);
+        if (me.rank == 1) mail.send(data.get(), 1 << 20, 1, 0, 0, 20);
+        mail.recv(into.get(), 1 << 20, 1, int32_t(1 - me.rank), 0, 20);
+      });
+    }
+  }
+}
+
+// The connection halts in the middle; both give up, and let go of everything.
+void halts() {
+  for (const auto& [limit, plan] : std::vector<std::pair<uint64_t, MessagePlan>>{
+           {0, sum_in_ring}, {4000, sum_at_once}, {500, from_first}, {300000, sum_in_ring}}) {
+    const Relay relay(limit, Then::kHalts);
+    const auto use = [plan = plan](const Host& me) {
+      for (;;) sum_ones(me, kLarge, plan);
+    };
+    run_all(
+        {.n = 2, .timeout_s = 0.2},
+        [&](const Host& me) {
+          expect_kind("CollTimeout", [&] { use(me); }, "halted");
+          expect(me.engine->failed(), "the arrays are to be kept");
+        },
+        "halts", relay.sockets());
+  }
+}
+
+// Small calls are copied: their arrays are the caller's again as soon as they have failed.
+void small_arrays_are_free() {
+  for (const uint64_t limit : {0u, 1000u}) {
+    for (const Then then : {Then::kEnds, Then::kHalts}) {
+      const Relay relay(limit, then);
+      run_all(
+          {.n = 2, .timeout_s = 0.3},
+          [&](const Host& me) {
+            const auto call = call_of(me, sum_at_once, 100);
+            const std::string kind = kind_thrown([&] {
+              for (;;) {
+                Ints x(100), y(100);
+                const auto ticket = me.engine->submit(call, x.data(), y.data());
+                me.engine->wait(ticket);
+                me.engine->run(*call, x.data(), y.data());
+              }
+            });
+            expect(kind == (then == Then::kEnds ? "PeerLost" : "CollTimeout"), "got ", kind);
+          },
+          "small arrays", relay.sockets());
+    }
+  }
+}
+
+void mail_gives_up() {
+  const Relay relay(3000, Then::kHalts);
+  const std::shared_ptr<char[]> data(new char[1 << 20]());
+  run_all(
+      {.n = 2, .timeout_s = 1},
+      [&](const Host& me) {
+        MpiMail mail(me.engine);
+        auto into = std::make_unique<char[]>(1 << 20);
+        if (me.rank == 0) {
+          expect_kind(
+              "CollTimeout", [&] { mail.recv(into.get(), 1 << 20, 1, 1, 0, 0.3); }, "nothing yet");
+          into.reset();
+          const std::string kind = kind_thrown([&] {
+            char byte;
+            mail.recv(&byte, 1, 1, -1, 1, 1);
+          });
+          expect(kind == "CollTimeout", "got ", kind);
+        } else {
+          expect_kind(
+              "CollTimeout", [&] { mail.send(data.get(), 1 << 20, 1, 0, 0, 0.3); }, "not taken");
+          expect(mail.given_up() == 1 && me.engine->failed(), "a send that was given up");
+        }
+      },
+      "mail", relay.sockets());
+}
+
+// Postboxes and mail that go while large messages are half here.
+void mail_left_behind() {
+  for (const bool posted : {false, true}) {
+    const Relay relay(100000, Then::kHalts);
+    const std::shared_ptr<char[]> data(new char[1 << 20]());
+    run_all(
+        {.n = 2, .timeout_s = 1},
+        [&](const Host& me) {
+          char byte;
+          if (posted) {
+            MailPostbox box(me.engine);
+            if (me.rank == 1) box.send(data.get(), 1 << 20, 1, 0, 0);
+            const auto never = box.recv(&byte, 1, 1, -1, 1);
+            expect_kind("CollTimeout", [&] { box.wait(never, 0.3); }, "nothing else comes");
+          } else {
+            MpiMail mail(me.engine);
+            const auto use = [&] {
+              if (me.rank == 1) mail.send(data.get(), 1 << 20, 1, 0, 0, 0.3);
+              mail.recv(&byte, 1, 1, -1, 1, 0.3);
+            };
+            expect_kind("CollTimeout", use, "nothing else comes");
+          }
+        },
+        "left behind", relay.sockets());
+  }
+}
+
+}  // namespace
+
+int main() {
+  return main_of({{"deaths", deaths},
+                  {"deaths behind the queue", deaths_behind_the_queue},
+                  {"deaths of trains", deaths_of_trains},
+                  {"deaths in messages", deaths_in_messages},
+                  {"halts", halts},
+                  {"small arrays are free", small_arrays_are_free},
+                  {"mail gives up", mail_gives_up},
+                  {"mail left behind", mail_left_behind}});
+}

@@ -1,0 +1,135 @@
+// Messages over connections: what peers send that is odd, and what is left when they end.
+#include "hosts.h"
+
+namespace {
+
+using namespace hosts;
+
+constexpr uint32_t kMagic = 0x70634D31;
+
+struct Frame {  // as SocketApi sends it
+  int32_t tag;
+  uint32_t magic;
+  uint64_t nbytes;
+};
+
+// A peer of one SocketApi that is played by hand.
+struct Stranger {
+  Stranger() {
+    const Sockets both = connect(2);
+    fd = both[1][0];
+    api = join(both[0]);
+  }
+  ~Stranger() {
+    hang_up();
+    api->close();
+  }
+  void hang_up() {
+    if (fd >= 0) ::close(fd);
+    fd = -1;
+  }
+  void write(const void* data, size_t nbytes) const {
+    expect(send(fd, data, nbytes, MSG_NOSIGNAL) == ssize_t(nbytes), "send");
+  }
+  void frame(int tag, uint64_t nbytes, uint32_t magic = kMagic) const {
+    const Frame frame{tag, magic, nbytes};
+    write(&frame, sizeof(frame));
+  }
+  void message(int tag, const std::string& data) const {
+    frame(tag, data.size());
+    write(data.data(), data.size());
+  }
+  int fd;
+  std::shared_ptr<SocketApi> api;
+};
+
+// Waits at most 5 s.
+bool soon(const std::function<bool()>& ready) {
+  const uint64_t until = now_ns() + 5'000'000'000;
+  return wait_until(kPatient, Bell{}, ready, [&](Pulse) { return now_ns() >= until; });
+}
+
+void expect_done(SocketApi& api, MpiRequest& req, const char* what) {
+  expect(soon([&] { return api.test(req); }), what, " has not ended");
+}
+
+// The receive fails because its sender is dead, and can be taken back.
+void expect_lost(SocketApi& api, MpiRequest& req, const char* what) {
+  expect_kind("PeerLost", [&] { expect_done(api, req, what); }, what);
+  api.cancel(req);
+  expect(api.test(req) && req == 0, what, ": not taken back");
+}
+
+void in_any_order() {
+  const Stranger peer;
+  SocketApi& api = *peer.api;
+  char a[8] = "", b[8] = "";
+  MpiRequest one = 0, two = 0;
+  api.irecv(a, 8, 1, 7, 0, one);
+  peer.message(9, "first");
+  peer.message(7, "second");
+  peer.message(9, "");
+  expect_done(api, one, "posted");
+  expect(std::string(a) == "second", "posted");
+  expect(soon([&] { return api.probe(1, 9, 0); }) && !api.probe(1, 7, 0), "probe");
+  api.irecv(b, 8, 1, 9, 0, two);
+  expect_done(api, two, "had come");
+  expect(std::string(b) == "first", "had come");
+  peer.frame(9, 6);
+  api.irecv(a, 8, 1, 9, 0, one);
+  expect_done(api, one, "empty");
+  api.irecv(a, 8, 1, 9, 0, one);  // posted while it is on its way, maybe before
+  api.cancel(one);
+  peer.write("last!", 6);
+  if (!soon([&] { return api.test(one); })) expect(false, "neither taken back nor received");
+}
+
+// A message breaks off after any number of bytes: receives fail, whether they came before or after.
+void breaks_off() {
+  const std::string data(40, 'x');
+  for (size_t cut = 0; cut < sizeof(Frame) + data.size(); cut += 5) {
+    for (const bool before : {true, false}) {
+      Stranger peer;
+      SocketApi& api = *peer.api;
+      const auto into = std::make_unique<char[]>(data.size());
+      MpiRequest req = 0;
+      if (before) api.irecv(into.get(), data.size(), 1, 3, 0, req);
+      const Frame frame{3, kMagic, data.size()};
+      std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
+      bytes = (bytes + data).substr(0, cut);
+      peer.write(bytes.data(), bytes.size());
+      if (!before && cut >= sizeof(Frame)) {
+        expect(soon([&] { return api.probe(1, 3, 0); }), "nothing has begun to come");
+      }
+      peer.hang_up();
+      if (!before) api.irecv(into.get(), data.size(), 1, 3, 0, req);
+      expect_lost(api, req, "broken off");
+    }
+  }
+}
+
+// What is sent to the dead is dropped; its memory is free.
+void sends_to_the_dead() {
+  Stranger peer;
+  SocketApi& api = *peer.api;
+  auto data = std::make_unique<char[]>(4 << 20);
+  MpiRequest first = 0, second = 0;
+  api.isend(data.get(), 4 << 20, 1, 0, 0, first);
+  api.isend(data.get(), 100, 1, 0, 0, second);
+  expect(!api.test(first) && !api.test(second), "sent without anybody who reads");
+  peer.hang_up();
+  expect_done(api, first, "first");
+  expect_done(api, second, "second");
+  data.reset();
+  char one = 0;
+  api.isend(&one, 1, 1, 0, 0, first);
+  expect_done(api, first, "afterwards");
+}
+
+}  // namespace
+
+int main() {
+  return main_of({{"in any order", in_any_order},
+                  {"breaks off", breaks_off},
+                  {"sends to the dead", sends_to_the_dead}});
+}
