@@ -183,8 +183,9 @@ class MpiEngine {
   WaitPolicy policy_;
   uint32_t rank_, world_size_;
   ForkGuard fork_guard_;
-  std::recursive_mutex mutex_;  // of the link, when calls run on a thread and messages elsewhere
-  User user_{0};                // the thread that is inside
+  // Of the link and of what notices change, when calls run on a thread and messages elsewhere.
+  std::recursive_mutex mutex_;
+  User user_{0};  // the thread that is inside
 
   uint64_t seq_ = 1;  // of the running call, or of the next
   bool in_call_ = false, signals_ = false;
@@ -229,7 +230,7 @@ class MpiEngine {
   std::unique_ptr<MpiTask> current_;  // of the oldest in queue_
   Ticket submitted_ = 0, finished_ = 0;
   std::map<Ticket, std::exception_ptr> errors_;
-  bool closed_ = false, left_ = false;
+  std::atomic<bool> closed_{false}, left_{false};
 };
 
 }  // namespace pycoll

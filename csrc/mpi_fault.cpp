@@ -182,6 +182,7 @@ void MpiEngine::conclude() {
 }
 
 void MpiEngine::raise_failure() {
+  const std::lock_guard lock(mutex_);
   in_call_ = false;
   throw Error(name_known(failure_kind_), failure_text_);
 }
@@ -277,6 +278,7 @@ void MpiEngine::check_signals(Pulse pulse) {
 bool MpiEngine::check(int32_t peer, Pulse pulse) {
   poll();
   check_signals(pulse);
+  const std::lock_guard lock(mutex_);
   if (peer >= 0) return gone_[static_cast<uint32_t>(peer)];
   return peer == kAnyRank && world_size_ > 1 && others_gone();
 }
@@ -296,6 +298,7 @@ std::string MpiEngine::name_dead(const std::string& text) {
       },
       [&](Pulse) { return now_ns() >= until; });
   if (dead < 0) return text;
+  const std::lock_guard lock(mutex_);
   gone_[static_cast<size_t>(dead)] = true;
   return "rank " + std::to_string(dead) + " has died (" + text + ")";
 }
@@ -308,7 +311,10 @@ void MpiEngine::attempt(const std::function<void()>& part) {
     const std::lock_guard lock(mutex_);
     fail(Cause::kMismatch, found.peer);
   } catch (const Error& error) {
-    in_call_ = false;
+    {
+      const std::lock_guard lock(mutex_);
+      in_call_ = false;
+    }
     const std::string kind = error.kind();
     if (kind != "TransportError" && kind != "PeerLost") throw;
     if (failed_) raise_failure();  // a notice was faster, and says who it is

@@ -21,6 +21,7 @@ void MpiEngine::execute(const Job& job, bool signals) {
     drive([this] { return train_.front().over; });
     look_back(*job.call);
   });
+  const std::lock_guard lock(mutex_);  // notices come on threads that wait for messages, too
   train_.clear();
   end();
 }
@@ -159,6 +160,7 @@ void MpiEngine::finish() {
     drive([this] { return train_.front().over; });
     look_back(train_.front().task->call());
   });
+  const std::lock_guard lock(mutex_);
   train_.pop_front();
   end();
   in_call_ = !train_.empty();

@@ -186,6 +186,36 @@ void postbox(const Host& me) {
   }
 }
 
+// Threads of a rank that wait for messages, while others make calls in the background and wait.
+void everything_at_once(const Host& me) {
+  MailPostbox box(me.engine);
+  const uint32_t other = 1 - me.rank;
+  const auto talk = [&](uint32_t tag) {
+    for (int turn = 0; turn < 60; ++turn) {
+      const size_t size = turn % 2 == 0 ? 1000 : 200000;
+      const std::vector<char> message = text(me.rank, other, size);
+      std::vector<char> got(size);
+      const auto ticket = box.recv(got.data(), size, 1, int32_t(other), tag);
+      const auto sent = box.send(message.data(), size, 1, other, tag);
+      if (sent != 0) box.wait(sent, kLimitS);
+      box.wait(ticket, kLimitS);
+      expect(got == text(other, me.rank, size), "the message is wrong");
+    }
+  };
+  std::thread first([&] { talk(1); }), second([&] { talk(2); });
+  for (int i = 0; i < 100; ++i) {
+    const uint64_t count = i % 2 == 0 ? 100 : 30000;
+    const Ints x = values(me.rank, count, i);
+    Ints y(count);
+    const auto ticket = me.engine->submit(call_of(me, sum_in_ring, count), x.data(), y.data());
+    if (i % 5 == 0) sum_ones(me);
+    me.engine->wait(ticket, kLimitS);
+    expect(y == expected(sum_in_ring, me.n, count, i), "call ", i);
+  }
+  first.join();
+  second.join();
+}
+
 }  // namespace
 
 int main() {
@@ -202,5 +232,6 @@ int main() {
                   {"trains", with(3, trains)},
                   {"two communicators", with(3, two_engines, false)},
                   {"mail", with(3, mail)},
-                  {"postbox", with(3, postbox)}});
+                  {"postbox", with(3, postbox)},
+                  {"everything at once", with(2, everything_at_once, false)}});
 }
