@@ -53,7 +53,10 @@ py::dict rank_report(uint32_t rank, const Notice& notice, const MpiReport& repor
 }
 
 py::object report(const MpiEngine& engine) {
-  const MpiReport found = engine.report();
+  const MpiReport found = [&] {
+    const Unlocked unlocked;  // whoever has the engine's mutex may wait for Python's lock
+    return engine.report();
+  }();
   if (found.cause == Cause::kNone) return py::none();
   py::dict out;
   out["cause"] = static_cast<int>(found.cause);

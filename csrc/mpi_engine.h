@@ -184,7 +184,7 @@ class MpiEngine {
   uint32_t rank_, world_size_;
   ForkGuard fork_guard_;
   // Of the link and of what notices change, when calls run on a thread and messages elsewhere.
-  std::recursive_mutex mutex_;
+  mutable std::recursive_mutex mutex_;
   User user_{0};  // the thread that is inside
 
   uint64_t seq_ = 1;  // of the running call, or of the next

@@ -283,7 +283,11 @@ bool MpiEngine::check(int32_t peer, Pulse pulse) {
   return peer == kAnyRank && world_size_ > 1 && others_gone();
 }
 
-MpiReport MpiEngine::report() const { return report_; }
+MpiReport MpiEngine::report() const {
+  if (!fork_guard_.at_home()) return {};
+  const std::lock_guard lock(mutex_);
+  return report_;
+}
 
 // MPI says that somebody has died, and leaves it to us to find out who: a moment later, if need be,
 // for one part of MPI may know it before the others.

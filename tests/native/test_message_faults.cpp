@@ -127,6 +127,22 @@ void abort_half_way() {
   }
 }
 
+// report() on one thread while the communicator fails on another.
+void report_beside_failure() {
+  for (int round = 0; round < 5; ++round) {
+    run_all(
+        {.n = 2},
+        [=](const Host& me) {
+          Ints &x = me.array(100), &y = me.array(100);
+          const auto ticket =
+              me.engine->submit(call_of(me, sum_at_once, 100, me.rank), x.data(), y.data());
+          while (me.engine->report().cause == Cause::kNone) usleep(10);
+          expect_kind("MismatchError", [&] { me.engine->wait(ticket); }, "queued");
+        },
+        "report");
+  }
+}
+
 void leaving() {
   for (const bool closes : {false, true}) {
     run_all(
@@ -307,6 +323,7 @@ int main() {
                              {"refusal", refusals},
                              {"abort", aborts},
                              {"abort half way", abort_half_way},
+                             {"report beside a failure", report_beside_failure},
                              {"leave and close", leaving},
                              {"after close", with(after_close)},
                              {"the transport fails", transport_fails},
