@@ -3,6 +3,7 @@
 #include "mpi_engine.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace pycoll {
 
@@ -189,10 +190,15 @@ bool MpiEngine::pump(Ticket until, double timeout_s) {
         if (current_ == nullptr) return now_ns() >= limit;
         try {
           check_call(*current_, pulse);
-        } catch (const Error&) {
-          errors_[++finished_] = std::current_exception();
+        } catch (const Error& error) {
+          // Who is interrupted hears it here; to whoever waits for that call it is an abort.
+          const bool interrupted = std::strcmp(error.kind(), "Interrupted") == 0;
+          errors_[++finished_] = interrupted
+                                     ? std::make_exception_ptr(Error("Revoked", error.what()))
+                                     : std::current_exception();
           current_.reset();
           queue_.pop_front();
+          if (interrupted) throw;
         }
         return now_ns() >= limit;
       });

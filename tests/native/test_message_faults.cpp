@@ -195,6 +195,50 @@ void after_close(const Host& me) {
   box.close();
 }
 
+thread_local std::atomic<bool>* signalled = nullptr;
+
+// A signal handler raises on rank 0, in a call, in a call behind others, or in a wait for one.
+void interrupts() {
+  for (const bool multiple : {true, false}) {
+    for (const uint64_t count : {uint64_t{20}, kLarge}) {
+      for (const int queued : {0, 1, 2}) {
+        const auto signals = [](void*) { return signalled != nullptr && signalled->load(); };
+        run_all(
+            {.n = 2, .check_signals = signals, .multiple = multiple},
+            [=](const Host& me) {
+              Ints &x = me.array(count), &y = me.array(count);
+              const auto call = call_of(me, sum_in_ring, count);
+              if (me.rank == 1) {
+                usleep(100000);
+                return expect_kind(
+                    "Revoked", [&] { me.engine->run(*call, x.data(), y.data()); }, "peer");
+              }
+              std::atomic<bool> now{false};
+              signalled = &now;
+              std::jthread later([&] {
+                usleep(20000);
+                now = true;
+              });
+              auto own = std::make_unique<Ints>(count);  // of a call that is copied
+              int64_t* in = count == 20 ? own->data() : x.data();
+              const auto interrupted = [&] {
+                MpiEngine::Ticket ticket = 0;
+                if (queued > 0) ticket = me.engine->submit(call, x.data(), y.data());
+                if (queued < 2) return me.engine->run(*call, in, in);
+                me.engine->wait(ticket);
+              };
+              expect_kind("Interrupted", interrupted, "signal");
+              own.reset();
+              later.join();
+              signalled = nullptr;
+              expect_kind("Revoked", [&] { sum_ones(me); }, "afterwards");
+            },
+            "interrupt");
+      }
+    }
+  }
+}
+
 // The transport itself fails at any of its calls; everybody hears of it.
 void transport_fails() {
   for (int after = 0; after < 40; after += 3) {
@@ -326,6 +370,7 @@ int main() {
                              {"report beside a failure", report_beside_failure},
                              {"leave and close", leaving},
                              {"after close", with(after_close)},
+                             {"interrupt", interrupts},
                              {"the transport fails", transport_fails},
                              {"destruction", with(destruction)},
                              {"waits that give up", with(waits_that_give_up)},
