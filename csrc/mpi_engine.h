@@ -97,6 +97,8 @@ class MpiEngine {
   void enter(uint64_t descriptor, uint64_t count, uint32_t site);
   // Ends the oldest call of the train.
   void finish();
+  // Takes back a train that will not be finished: what it was given of BoundCalls may go then.
+  void give_up();
   bool done(Ticket ticket);
   void wait(Ticket ticket, double timeout_s = kDefaultTimeout);
   void refuse(std::string_view text, uint32_t site = 0);

@@ -167,6 +167,12 @@ void MpiEngine::finish() {
   deadline_ns_ = 0;
 }
 
+void MpiEngine::give_up() {
+  const std::lock_guard lock(mutex_);
+  train_.clear();
+  trouble_ = nullptr;
+}
+
 std::unique_ptr<MpiTask> MpiEngine::make_task(const Job& job, uint64_t seq, uint32_t place) {
   return std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq, job.proven,
                                    scratch_[place]);

@@ -40,6 +40,7 @@ void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint
   try {
     run_slices(call, {{const_cast<void*>(in), out, scratch_.get()}, here, site, limit_s});
   } catch (const Error& error) {
+    flat_->give_up();  // the failure may be one inside the host
     if (std::string_view(error.kind()) == "PeerRejected") rejected(call, error.what());
     throw;
   }

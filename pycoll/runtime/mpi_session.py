@@ -95,7 +95,7 @@ class MpiSession(Session):
         """Run a prepared call, or put it in the queue."""
         try:
             return super().start(prepared, limit, async_op)
-        except CollError:
+        except BaseException:  # an interrupt, too
             if self._engine is not None and self._engine.failed:
                 _C.never_free(prepared)  # nobody can tell the transport to stop
             raise

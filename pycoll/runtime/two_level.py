@@ -140,6 +140,7 @@ class TwoLevelSession(MpiSession):
         except _C.EngineError as error:
             raise self._failure(*error.args, prepared) from None
         except BaseException as error:  # an interrupt ends the engine that it meets
+            _C.never_free(prepared)
             self._interrupted(type(error).__name__)
             raise
         return prepared.result

@@ -280,6 +280,12 @@ void destruction(const Host& me) {
     }
     expect(fails || y == Ints(kLarge, 2), "the calls have not ended");
   }
+  const auto engine = make_engine(me.api, {.n = 2}, me.rank, context + 2);
+  const Host there{engine, me.api, nullptr, me.rank, 2, me.kept};
+  Ints &x = me.array(kLarge), &y = me.array(kLarge);
+  const auto call = call_of(there, sum_in_ring, kLarge);
+  engine->start(*call, x.data(), y.data(), 0, -1);  // a train that nobody ends
+  engine->give_up();
 }
 
 // A wait may give up, the call goes on.
