@@ -30,14 +30,23 @@ SocketApi::SocketApi(std::vector<int> sockets, std::vector<std::string> names)
     : MpiApi(MpiFacts{.module = {}, .tag_ub = INT_MAX}, NoLibrary{}),
       peers_(sockets.size()),
       pid_(getpid()) {
+  for (size_t r = 0; r < sockets.size(); ++r) peers_[r].socket = sockets[r];
+  try {
+    open(names);
+  } catch (...) {
+    forget();
+    throw;
+  }
+}
+
+void SocketApi::open(const std::vector<std::string>& names) {
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   COLL_CHECK(epoll_ >= 0 && wake_ >= 0, "TransportError", "epoll: ", std::strerror(errno));
-  epoll_event event{.events = EPOLLIN, .data = {.u64 = sockets.size()}};
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = peers_.size()}};
   epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
-  for (size_t r = 0; r < sockets.size(); ++r) {
+  for (size_t r = 0; r < peers_.size(); ++r) {
     Peer& p = peers_[r];
-    p.socket = sockets[r];
     p.name = names.at(r);
     if (p.socket < 0) continue;
     fcntl(p.socket, F_SETFL, fcntl(p.socket, F_GETFL) | O_NONBLOCK);

@@ -82,6 +82,7 @@ class SocketApi : public MpiApi {
   };
 
   Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
+  void open(const std::vector<std::string>& names);
   void serve();
   void receive(Peer& peer);
   bool receive_some(Peer& peer);

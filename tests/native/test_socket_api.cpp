@@ -1,4 +1,7 @@
 // Messages over connections: what peers send that is odd, and what is left when they end.
+#include <dirent.h>
+#include <fcntl.h>
+
 #include "hosts.h"
 
 namespace {
@@ -58,6 +61,14 @@ void expect_lost(SocketApi& api, MpiRequest& req, const char* what) {
   expect_kind("PeerLost", [&] { expect_done(api, req, what); }, what);
   api.cancel(req);
   expect(api.test(req) && req == 0, what, ": not taken back");
+}
+
+size_t open_files() {
+  size_t count = 0;
+  DIR* dir = opendir("/proc/self/fd");
+  while (readdir(dir) != nullptr) ++count;
+  closedir(dir);
+  return count;
 }
 
 void in_any_order() {
@@ -126,10 +137,30 @@ void sends_to_the_dead() {
   expect_done(api, first, "afterwards");
 }
 
+// A constructor that throws leaves nothing open.
+void not_made() {
+  const size_t before = open_files();
+  for (const bool named : {true, false}) {
+    const Sockets both = connect(2);
+    ::close(both[1][0]);
+    const int file = ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC);  // epoll takes no files
+    std::vector<std::string> names = {"a", "b"};
+    if (named) names.push_back("c");
+    bool thrown = false;
+    try {
+      const SocketApi api({-1, both[0][1], file}, names);
+    } catch (const std::exception&) {
+      thrown = true;
+    }
+    expect(thrown && open_files() == before, open_files(), " files are open, of ", before);
+  }
+}
+
 }  // namespace
 
 int main() {
   return main_of({{"in any order", in_any_order},
                   {"breaks off", breaks_off},
-                  {"sends to the dead", sends_to_the_dead}});
+                  {"sends to the dead", sends_to_the_dead},
+                  {"not made", not_made}});
 }
