@@ -201,17 +201,19 @@ bool SocketApi::receive_some(Peer& p) {
   }
   p.read += static_cast<uint64_t>(n);
   if (in_frame && p.read == sizeof(Frame)) begin_message(p);
-  if (p.read >= sizeof(Frame) && p.read == sizeof(Frame) + p.frame.nbytes) end_message(p);
+  if (!p.lost && p.read >= sizeof(Frame) && p.read == sizeof(Frame) + p.frame.nbytes)
+    end_message(p);
   return true;
 }
 
 void SocketApi::begin_message(Peer& p) {
-  if (p.frame.magic != kMagic || p.frame.nbytes > kMostBytes) {
+  p.operation = nullptr;
+  p.message = nullptr;
+  const uint64_t most = p.frame.tag == kGoodbye ? 0 : kMostBytes;
+  if (p.frame.magic != kMagic || p.frame.nbytes > most) {
     lose(p);  // a stranger: nothing of ours looks like that
     return;
   }
-  p.operation = nullptr;
-  p.message = nullptr;
   if (p.frame.tag == kGoodbye) {
     p.said_goodbye = true;
     return;

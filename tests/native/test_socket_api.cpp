@@ -95,6 +95,32 @@ void in_any_order() {
   if (!soon([&] { return api.test(one); })) expect(false, "neither taken back nor received");
 }
 
+// Whoever sends what is no frame is not read any more; and nothing of former messages is touched.
+void no_frames() {
+  for (const auto& [tag, nbytes, magic] : std::vector<Frame>{
+           {5, 0, 0}, {5, 12, 0}, {5, uint64_t{2} << 30, kMagic}, {-1, 0, 1}, {-1, 64, kMagic}}) {
+    for (const bool posted : {true, false}) {
+      const Stranger peer;
+      SocketApi& api = *peer.api;
+      auto data = std::make_unique<char[]>(4);
+      MpiRequest req = 0;
+      if (posted) api.irecv(data.get(), 4, 1, 5, 0, req);
+      peer.message(5, "abcd");
+      if (!posted) {
+        expect(soon([&] { return api.probe(1, 5, 0); }), "nothing has come");
+        api.irecv(data.get(), 4, 1, 5, 0, req);
+      }
+      expect_done(api, req, "a good message");
+      data.reset();
+      char more[4];
+      api.irecv(more, 4, 1, 5, 0, req);
+      peer.frame(tag, nbytes, magic);
+      if (nbytes == 12 || nbytes == 64) peer.write(std::string(size_t(nbytes), 'x').data(), nbytes);
+      expect_lost(api, req, "no frame");
+    }
+  }
+}
+
 // A message breaks off after any number of bytes: receives fail, whether they came before or after.
 void breaks_off() {
   const std::string data(40, 'x');
@@ -160,6 +186,7 @@ void not_made() {
 
 int main() {
   return main_of({{"in any order", in_any_order},
+                  {"no frames", no_frames},
                   {"breaks off", breaks_off},
                   {"sends to the dead", sends_to_the_dead},
                   {"not made", not_made}});
