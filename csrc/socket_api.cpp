@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <utility>
 
 #include "error.h"
 #include "mpi_link.h"
@@ -177,6 +178,8 @@ void SocketApi::lose(Peer& p) {
     if (out.operation != nullptr) out.operation->done = true;
   }
   p.queue.clear();
+  if (p.message != nullptr) p.arrived[p.frame.tag].pop_back();  // nobody will have the rest
+  p.message = nullptr;
 }
 
 // Reads what has come. The mutex is held.
@@ -236,11 +239,12 @@ void SocketApi::begin_message(Peer& p) {
 void SocketApi::end_message(Peer& p) {
   p.read = 0;
   if (p.operation != nullptr) p.operation->done = true;
-  if (p.message == nullptr) return;
-  p.message->complete = true;
-  Operation* taker = p.message->taker;
+  Message* message = std::exchange(p.message, nullptr);
+  if (message == nullptr) return;
+  message->complete = true;
+  Operation* taker = message->taker;
   if (taker == nullptr) return;
-  std::memcpy(taker->data, p.message->data.get(), std::min(taker->nbytes, p.message->nbytes));
+  std::memcpy(taker->data, message->data.get(), std::min(taker->nbytes, message->nbytes));
   taker->done = true;
   p.arrived[p.frame.tag].pop_back();  // it is the newest; older ones were taken before
 }

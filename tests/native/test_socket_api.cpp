@@ -9,6 +9,7 @@ namespace {
 using namespace hosts;
 
 constexpr uint32_t kMagic = 0x70634D31;
+constexpr int kControl = int(Lane::kControl);
 
 struct Frame {  // as SocketApi sends it
   int32_t tag;
@@ -145,6 +146,22 @@ void breaks_off() {
   }
 }
 
+// The same where the notice has been asked for when it breaks off.
+void half_a_notice_taken() {
+  Stranger peer;
+  SocketApi& api = *peer.api;
+  char data[4], notice[4];
+  MpiRequest req = 0, taken = 0;
+  api.irecv(data, 4, 1, 8, 0, req);
+  peer.frame(kControl, 4);
+  peer.write("dea", 3);
+  expect(soon([&] { return api.probe(1, kControl, 0); }), "no notice");
+  api.irecv(notice, 4, 1, kControl, 0, taken);
+  peer.hang_up();
+  expect_lost(api, req, "a message");
+  expect_lost(api, taken, "the notice");
+}
+
 // What is sent to the dead is dropped; its memory is free.
 void sends_to_the_dead() {
   Stranger peer;
@@ -188,6 +205,7 @@ int main() {
   return main_of({{"in any order", in_any_order},
                   {"no frames", no_frames},
                   {"breaks off", breaks_off},
+                  {"half a notice taken", half_a_notice_taken},
                   {"sends to the dead", sends_to_the_dead},
                   {"not made", not_made}});
 }
