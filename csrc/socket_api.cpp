@@ -101,7 +101,7 @@ bool SocketApi::test(MpiRequest& req) {
     return true;
   }
   const Peer& p = peer(operation->peer);
-  if (p.lost && !p.said_goodbye && operation->receives && !notice_waits(p)) {
+  if (p.lost && !p.said_goodbye && operation->receives && !notice_waits(p, operation->tag)) {
     throw_error("PeerLost", p.name, " died: its connection has ended");
   }
   return false;
@@ -122,10 +122,10 @@ void SocketApi::cancel(MpiRequest& req) {
   if (std::erase(p.posted[operation->tag], operation) > 0 || p.lost) operation->done = true;
 }
 
-bool SocketApi::notice_waits(const Peer& p) const {
-  return std::any_of(p.arrived.begin(), p.arrived.end(), [](const auto& entry) {
-    return entry.first % kLanes == static_cast<int>(Lane::kControl) && !entry.second.empty();
-  });
+// Whether one waits that is for the communicator of this tag: others are read by others, or never.
+bool SocketApi::notice_waits(const Peer& p, int tag) const {
+  const auto found = p.arrived.find(tag - tag % kLanes + static_cast<int>(Lane::kControl));
+  return found != p.arrived.end() && !found->second.empty();
 }
 
 // Writes as much as the connection takes. The mutex is held.

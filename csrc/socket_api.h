@@ -91,7 +91,7 @@ class SocketApi : public MpiApi {
   void send_queued(Peer& peer);
   void lose(Peer& peer);
   void watch(Peer& peer);
-  bool notice_waits(const Peer& peer) const;
+  bool notice_waits(const Peer& peer, int tag) const;
 
   std::mutex mutex_;  // of everything below
   std::vector<Peer> peers_;

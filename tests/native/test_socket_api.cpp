@@ -146,6 +146,32 @@ void breaks_off() {
   }
 }
 
+// A notice that waits is read before the loss is told. One that broke off will never be read, and
+// one for another communicator says nothing here.
+void notices_of_the_dead() {
+  for (const int tag : {kControl, kLanes + kControl}) {
+    for (const bool whole : {true, false}) {
+      Stranger peer;
+      SocketApi& api = *peer.api;
+      char data[4], notice[4];
+      MpiRequest req = 0, other = 0;
+      api.irecv(data, 4, 1, 8, 0, req);
+      peer.frame(tag, 4);
+      peer.write("dead", whole ? 4 : 3);
+      expect(soon([&] { return api.probe(1, tag, 0); }), "no notice");
+      peer.hang_up();
+      if (whole && tag == kControl) {
+        usleep(20000);
+        expect(!api.test(req) && api.probe(1, tag, 0), "the loss came before the notice");
+        api.irecv(notice, 4, 1, tag, 0, other);
+        expect_done(api, other, "notice");
+      }
+      expect_lost(api, req, "after the notice");
+      expect(whole || !api.probe(1, tag, 0), "half a notice is left");
+    }
+  }
+}
+
 // The same where the notice has been asked for when it breaks off.
 void half_a_notice_taken() {
   Stranger peer;
@@ -205,6 +231,7 @@ int main() {
   return main_of({{"in any order", in_any_order},
                   {"no frames", no_frames},
                   {"breaks off", breaks_off},
+                  {"notices of the dead", notices_of_the_dead},
                   {"half a notice taken", half_a_notice_taken},
                   {"sends to the dead", sends_to_the_dead},
                   {"not made", not_made}});
