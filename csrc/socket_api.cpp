@@ -300,6 +300,8 @@ void SocketApi::close() {
     static_cast<void>(!write(wake_, &one, sizeof(one)));
   }
   thread_.join();
+  const std::lock_guard lock(mutex_);
+  for (Peer& p : peers_) lose(p);  // ends what it was given and has not sent
   forget();
 }
 

@@ -206,6 +206,42 @@ void sends_to_the_dead() {
   expect_done(api, first, "afterwards");
 }
 
+// Of what the other side has not read, close() waits for a second, no longer.
+void closes() {
+  const auto data = std::make_unique<char[]>(4 << 20);
+  Stranger peer;
+  MpiRequest req = 0;
+  peer.api->isend(data.get(), 4 << 20, 1, 0, 0, req);
+  const uint64_t start = now_ns();
+  peer.api->close();
+  peer.api->close();
+  expect(now_ns() - start < 5'000'000'000, "late");
+  expect(peer.api->test(req), "what was given up has not ended");
+  peer.api->isend(data.get(), 4, 1, 0, 0, req);
+  expect(peer.api->test(req), "after close");
+}
+
+void close_beside_calls() {
+  for (int round = 0; round < 5; ++round) {
+    const Stranger peer;
+    std::atomic<bool> stop{false};
+    std::jthread other([&] {
+      char byte = 0;
+      while (!stop) {
+        MpiRequest req = 0;
+        peer.api->isend(&byte, 1, 1, 0, 0, req);
+        expect_done(*peer.api, req, "sent or dropped");
+        usleep(100);  // nobody reads it
+      }
+    });
+    usleep(1000);
+    peer.frame(-1, 0);  // goodbye
+    peer.api->close();
+    stop = true;
+    other.join();
+  }
+}
+
 // A constructor that throws leaves nothing open.
 void not_made() {
   const size_t before = open_files();
@@ -234,5 +270,7 @@ int main() {
                   {"notices of the dead", notices_of_the_dead},
                   {"half a notice taken", half_a_notice_taken},
                   {"sends to the dead", sends_to_the_dead},
+                  {"close", closes},
+                  {"close beside calls", close_beside_calls},
                   {"not made", not_made}});
 }
