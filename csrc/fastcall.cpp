@@ -293,7 +293,8 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
       entry.result_dtype = array.dtype();
       entry.result_shape.assign(array.shape(), array.shape() + array.ndim());
     }
-    state.entries[slot_of(key)] = std::move(entry);
+    const bool closed = state.engine == nullptr && state.mpi == nullptr && state.two == nullptr;
+    if (!closed) state.entries[slot_of(key)] = std::move(entry);  // by another thread, meanwhile
     Py_RETURN_NONE;
   });
 }

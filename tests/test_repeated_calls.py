@@ -257,6 +257,26 @@ def test_a_close_on_another_thread():
     assert run_processes(1, rank) == [True]
 
 
+def test_a_close_before_a_call_is_remembered():
+    def rank(comm):
+        mine = comm.dup()
+        session = mine._session
+        remembered = session.remembered
+
+        def and_close(prepared):
+            mine.close()
+            return remembered(prepared)
+
+        session.remembered = and_close
+        totals = []
+        with pytest.raises(CommClosed):
+            while True:  # from one line, which is known the second time
+                totals.append(float(mine.all_reduce(F)[0]))
+        return totals
+
+    assert run_processes(1, rank) == [[F[0]]]
+
+
 def test_a_communicator_used_by_what_is_freed_with_it():
     told = []
 
