@@ -21,10 +21,9 @@ WAYS = ("once", "chosen", "off")  # always offered, offered if wanted, never
 
 
 def values(nbytes, seed):
-    """Return bytes that tell where they belong."""
-    return (np.arange(nbytes, dtype=np.uint32) * np.uint32(2654435761) >> 24).astype(
-        np.uint8
-    ) + np.uint8(seed)
+    """Return bytes that tell where they belong; their period, a prime, fits no piece's size."""
+    period = (np.arange(65521, dtype=np.uint32) * np.uint32(2654435761) >> 24).astype(np.uint8)
+    return np.resize(period + np.uint8(seed), nbytes)
 
 
 def run(n, rank, *args, way="once", **kwargs):
@@ -130,7 +129,7 @@ def test_what_is_wanted(before, size, taken):
                 comm.send(x, 1)
             else:
                 comm.recv(x, 0)
-        comm.barrier()
+            comm.barrier()  # or the next message comes before it is expected, and does not count
         if comm.rank == 1:
             over.wait()
             return True
