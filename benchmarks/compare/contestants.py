@@ -21,8 +21,7 @@ class Pycoll:
     def __init__(self, dtype, symmetric=False, transport=None):
         import pycoll
 
-        settings = {"heap_bytes": 320 << 20} if symmetric else {}
-        self.comm = pycoll.init(timeout=60, transport=transport, tuning="off", **settings)
+        self.comm = pycoll.init(timeout=60, transport=transport, tuning="off")
         self.rank, self.world_size = self.comm.rank, self.comm.world_size
         self._symmetric = symmetric
         self._dtype = numpy_dtype(dtype)
