@@ -268,13 +268,14 @@ def test_a_close_before_a_call_is_remembered():
             return remembered(prepared)
 
         session.remembered = and_close
-        totals = []
+        # From one line, which is known the second time.
+        calls = (float(mine.all_reduce(F)[0]) for _ in range(2))
+        total = next(calls)
         with pytest.raises(CommClosed):
-            while True:  # from one line, which is known the second time
-                totals.append(float(mine.all_reduce(F)[0]))
-        return totals
+            next(calls)
+        return total
 
-    assert run_processes(1, rank) == [[F[0]]]
+    assert run_processes(1, rank) == [F[0]]
 
 
 def test_a_communicator_used_by_what_is_freed_with_it():

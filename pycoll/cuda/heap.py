@@ -87,6 +87,10 @@ class DeviceHeap(AnyMemory):
             self.base <= start and start + v.array.nbytes <= self.base + self.nbytes
         )
 
+    def has(self, v: ArrayView) -> bool:
+        """Tell that on devices no call reads inputs alone where they are."""
+        return False
+
     def reach(self, v: ArrayView) -> Detour | None:
         """Return where peers write an array, or None if it is where it is."""
         return None if self.holds(v) else Detour(self.empty(v.array.shape, v.array.dtype), v)

@@ -88,6 +88,10 @@ class AnyMemory:
         """Tell that peers reach it."""
         return True
 
+    def has(self, v: ArrayView) -> bool:
+        """Tell that on devices no call reads inputs alone where they are."""
+        return False
+
     def mirror(self, v: ArrayView) -> None:
         """Return None: nothing lies elsewhere."""
 
@@ -172,7 +176,13 @@ class DeviceCaller(Caller):
         return arrays.duplicate(v, make, self.stream)
 
     def _choose(
-        self, request: Request, op: ReduceOp, count: int, typed: ArrayView, mapped: bool
+        self,
+        request: Request,
+        op: ReduceOp,
+        count: int,
+        typed: ArrayView,
+        mapped: bool,
+        input_only: bool,
     ) -> Choice:
         wish = Wish(
             request.collective,
@@ -181,8 +191,9 @@ class DeviceCaller(Caller):
             request.order or "",
             typed.dtype if COLLECTIVES[request.collective].reduces else None,
             op,
-            mapped,
-            self.in_place,
+            direct=mapped,
+            input_only=input_only,
+            in_place=self.in_place,
             messages=self.plans.messages,
         )
         choice = choose(wish, request.algorithm)
