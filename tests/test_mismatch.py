@@ -108,8 +108,8 @@ KINDS = {
     ),
     "memory of the input": (
         "memory",
-        lambda c: c.all_gather(np.ones(100_000)),
-        lambda c: c.all_gather(symmetric(c, 100_000)),
+        lambda c: c.all_gather(np.ones(4000)),
+        lambda c: c.all_gather(symmetric(c, 4000)),
     ),
     "memory of the result": (
         "memory",

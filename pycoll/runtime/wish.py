@@ -6,9 +6,14 @@ import functools
 from dataclasses import dataclass
 
 from pycoll.runtime.rules import Rule
+from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm, Buffer
 from pycoll.schedule.table import remote_buffers
 from pycoll.types import DType, ReduceOp
+
+MOVE_BELOW = 256 << 10
+"""Larger calls that only move data into private results go as ordinary arrays do: there the kernel
+copies as fast as the memory is."""
 
 _EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
 
@@ -59,7 +64,8 @@ class Wish:
     def may_be_direct(self, algorithm: Algorithm) -> bool:
         """Whether peers may work on the arrays of this call themselves."""
         if self.input_only:
-            return only_reads(algorithm, self.n)
+            small = self.nbytes <= MOVE_BELOW or COLLECTIVES[self.collective].reduces
+            return small and only_reads(algorithm, self.n)
         return self.direct and (algorithm.in_place or not self.in_place)
 
     def fits(self, rule: Rule) -> bool:
