@@ -176,13 +176,7 @@ class DeviceCaller(Caller):
         return arrays.duplicate(v, make, self.stream)
 
     def _choose(
-        self,
-        request: Request,
-        op: ReduceOp,
-        count: int,
-        typed: ArrayView,
-        mapped: bool,
-        input_only: bool,
+        self, request: Request, op: ReduceOp, count: int, typed: ArrayView, reach: dict[str, bool]
     ) -> Choice:
         wish = Wish(
             request.collective,
@@ -191,8 +185,7 @@ class DeviceCaller(Caller):
             request.order or "",
             typed.dtype if COLLECTIVES[request.collective].reduces else None,
             op,
-            direct=mapped,
-            input_only=input_only,
+            **reach,
             in_place=self.in_place,
             messages=self.plans.messages,
         )

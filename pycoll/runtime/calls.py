@@ -176,10 +176,10 @@ class Caller:
         result: Any,
     ) -> Prepared:
         held = self.memory.holds(typed), target is not None and self.memory.holds(target)
-        mapped, input_only = reached(request.kind, *held)
+        direct, input_only = reached(request.kind, *held)
         input_only = input_only and self.memory.has(typed)
-        reduces = COLLECTIVES[request.collective].reduces
-        choice = self._choose(request, op, count, typed, mapped, input_only)
+        reach = {"direct": direct, "input_only": input_only}
+        choice = self._choose(request, op, count, typed, reach)
         as_given = choice.algorithm.in_place if choice.direct else choice.algorithm.in_place_staged
         if source is not None and target is not None and not as_given and overlap(source, target):
             source = self.duplicate(source)
@@ -199,7 +199,7 @@ class Caller:
             told=typed.told,
             itemsize=typed.array.itemsize,
             count=count,
-            op=op if reduces else ReduceOp.SUM,
+            op=op if COLLECTIVES[request.collective].reduces else ReduceOp.SUM,
             order=Order[(choice.order or "any").upper()],
             root=root,
         )
@@ -216,13 +216,7 @@ class Caller:
         return prepared
 
     def _choose(
-        self,
-        request: Request,
-        op: ReduceOp,
-        count: int,
-        typed: ArrayView,
-        mapped: bool,
-        input_only: bool,
+        self, request: Request, op: ReduceOp, count: int, typed: ArrayView, reach: dict[str, bool]
     ) -> Choice:
         return select(
             request.collective,
@@ -231,8 +225,7 @@ class Caller:
             order=request.order,
             dtype=typed.dtype if COLLECTIVES[request.collective].reduces else None,
             op=op,
-            direct=mapped,
-            input_only=input_only,
+            **reach,
             algorithm=request.algorithm,
             messages=self.plans.messages,
             one_host=self.plans.one_host,
