@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstring>
+#include <limits>
 #include <optional>
 
 #include "engine.h"
@@ -15,10 +16,12 @@ namespace py = pybind11;
 namespace pycoll {
 namespace {
 
-constexpr int kMaxDims = 4;
+constexpr int kMaxDims = 6;
 constexpr size_t kSlots = 256;  // of each table, direct-mapped
 constexpr uint64_t kShortBytes = 16 << 10;
 enum Place : uint8_t { kAbsent, kPrivate, kSymmetric };
+
+constexpr intptr_t kApart = std::numeric_limits<intptr_t>::min();
 
 constexpr int kContiguous = 0x0001;  // NPY_ARRAY_C_CONTIGUOUS
 constexpr int kWriteable = 0x0400;   // NPY_ARRAY_WRITEABLE
@@ -35,7 +38,7 @@ struct ArrayKey {
 struct Key {
   std::array<PyObject*, 5> objects{};  // kind, op, root, order, algorithm
   ArrayKey x, out;
-  bool in_place = false;
+  intptr_t shift = kApart;  // bytes from x to out where they overlap
   bool operator==(const Key&) const = default;
 };
 
@@ -80,8 +83,8 @@ size_t slot_of(const Key& key) {
   for (const PyObject* object : key.objects) mix(reinterpret_cast<uintptr_t>(object));
   mix(reinterpret_cast<uintptr_t>(key.x.descr));
   for (int i = 0; i < key.x.ndim; ++i) mix(static_cast<uint64_t>(key.x.dims[i]));
-  mix(static_cast<uint64_t>(key.x.place) << 8 | static_cast<uint64_t>(key.out.place) << 4 |
-      static_cast<uint64_t>(key.in_place));
+  mix(static_cast<uint64_t>(key.x.place) << 4 | static_cast<uint64_t>(key.out.place));
+  mix(static_cast<uint64_t>(key.shift));
   return h >> 56;
 }
 
@@ -114,10 +117,10 @@ bool make_key(const State& state, PyObject* const* args, Key& key, Arrays& array
       !describe_array(state.heap.get(), args[kOut], true, key.out, arrays.out, out_bytes)) {
     return false;
   }
-  key.in_place = arrays.in == arrays.out && arrays.in != nullptr;
   const bool apart = arrays.in == nullptr || arrays.out == nullptr ||
                      arrays.in + in_bytes <= arrays.out || arrays.out + out_bytes <= arrays.in;
-  return apart || (key.in_place && in_bytes == out_bytes);
+  if (!apart) key.shift = arrays.out - arrays.in;
+  return true;
 }
 
 // The id of the line that called the communicator's method: the innermost Python frame.

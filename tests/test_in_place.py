@@ -5,6 +5,7 @@ import pytest
 
 import oracle
 from pycoll.config import Config
+from pycoll.errors import ArgumentError
 from pycoll.runtime.prepared import Request
 from pycoll.testing import run_threads
 from pycoll.types import Kind
@@ -131,3 +132,47 @@ def test_arrays_larger_than_any_cache(symmetric):
 
     config = Config(timeout_s=60, heap_bytes=192 * MIB)
     assert run_threads(n, rank, config=config) == [True] * n
+
+
+IN_PLACE = {
+    "all_reduce": lambda comm, full, mine: comm.all_reduce(full, out=full),
+    "all_gather": lambda comm, full, mine: comm.all_gather(mine, out=full),
+    "reduce_scatter": lambda comm, full, mine: comm.reduce_scatter(full, out=mine),
+    "broadcast": lambda comm, full, mine: comm.broadcast(full, out=full),
+    "six dimensions": lambda comm, full, mine: comm.all_reduce(full.reshape(6 * (2,))),
+}
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("call", IN_PLACE)
+def test_equal_calls_are_prepared_once(run, call, symmetric):
+    def rank(comm):
+        session, n = comm._session, comm.world_size
+        full = make(comm, symmetric, 64)
+        mine = full[comm.rank * (64 // n) : (comm.rank + 1) * (64 // n)]
+        prepare, prepared = session._prepare, []
+        session._prepare = lambda *args: prepared.append(args) or prepare(*args)
+        for _ in range(5):
+            IN_PLACE[call](comm, full, mine)
+        return len(prepared)
+
+    assert run(2, rank, config=HEAP) == [1, 1]
+
+
+def test_a_block_of_another_rank():
+    """What was right for one place of the block is not taken for right at another."""
+
+    def rank(comm):
+        full = np.zeros(8)
+        mine, other = (full[4 * r : 4 * r + 4] for r in (comm.rank, 1 - comm.rank))
+        mine[:] = comm.rank
+        for call in range(4):
+            block = (mine, other)[call % 2]
+            if call % 2:
+                with pytest.raises(ArgumentError, match="overlap partly"):
+                    comm.all_gather(block, out=full)
+            else:
+                comm.all_gather(block, out=full)
+        return full.tolist()
+
+    assert run_threads(2, rank) == [[0.0] * 4 + [1.0] * 4] * 2

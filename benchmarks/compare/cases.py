@@ -16,7 +16,8 @@ class Case:
         collective: Name of the collective.
         n: Number of ranks.
         dtype: Element type.
-        in_place: The result lies in the input. A broadcast is always so.
+        in_place: The result lies in the input; of an all-gather, the input in the result. A
+            broadcast is always so.
         rotating: Arrays are used in turn, more of them than a cache holds.
     """
 
@@ -53,6 +54,7 @@ def quick():
     cases += [Case("all_reduce", 4, in_place=True, rotating=r) for r in (False, True)]
     cases += [Case("all_reduce", 8, in_place=True)]
     cases += [Case(name, 2, rotating=r) for name in COLLECTIVES[1:] for r in (False, True)]
+    cases += [Case("all_gather", 2, in_place=True)]
     cases += [Case("all_reduce", 2, "bfloat16", in_place=True)]
     return cases
 
@@ -60,7 +62,8 @@ def quick():
 def messages():
     """Return the cases in which pycoll sends messages over MPI."""
     cases = [Case("all_reduce", 2, in_place=True, rotating=r) for r in (False, True)]
-    return cases + [Case(name, 2) for name in COLLECTIVES[1:]]
+    cases += [Case(name, 2) for name in COLLECTIVES[1:]]
+    return [*cases, Case("all_gather", 2, in_place=True)]
 
 
 def full():
@@ -69,7 +72,7 @@ def full():
     for n in (2, 4, 8):
         for dtype in ("float32", "float64", "bfloat16"):
             for name in COLLECTIVES:
-                places = (True, False) if name in ("all_reduce",) else (False,)
+                places = (True, False) if name in ("all_reduce", "all_gather") else (False,)
                 found += [
                     Case(name, n, dtype, place, rotating)
                     for place in places

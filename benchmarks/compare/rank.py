@@ -70,11 +70,17 @@ class Cell:
         if cell["rotating"]:
             slots = min(MAX_SLOTS, max(2, math.ceil(POOL_BYTES / cell["bytes"])))
         same = cell["in_place"] or self._name == "broadcast"
-        self._pairs = []
-        for _ in range(slots):
-            x = pool.take(self._sizes[0])
-            self._pairs.append((x, x if same else pool.take(self._sizes[1])))
+        self._pairs = [self._pair(pool, same) for _ in range(slots)]
         self._calls = [contestant.bind(self._name, *pair) for pair in self._pairs]
+
+    def _pair(self, pool, same):
+        """Return an input and a result, in the same memory or not."""
+        count, rank = self._sizes[0], self._lib.rank
+        if same and self._name == "all_gather":
+            out = pool.take(self._sizes[1])
+            return out[rank * count : (rank + 1) * count], out
+        x = pool.take(count)
+        return x, x if same else pool.take(self._sizes[1])
 
     def check(self):
         """Make one call on the pattern; return the number of wrong elements on this rank."""

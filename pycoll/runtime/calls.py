@@ -36,7 +36,7 @@ _ALIASING = (  # these may also work in place
 DIRECT_KINDS = (*_ALIASING, Kind.ALL_TO_ALL)
 # Likewise on the inputs alone, if only they lie there.
 INPUT_KINDS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.ALL_TO_ALL)
-_OWN_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_GATHER)
+_OWN_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_GATHER)  # not in place in two levels
 
 
 def reached(kind: Kind, x: bool, out: bool) -> tuple[bool, bool]:
@@ -160,9 +160,8 @@ class Caller:
             raise ArgumentError(
                 "x and out overlap partly; pass out=x to work in place, or memory of its own"
             )
-        if kind in _ALIASING and not (self.plans.messages and kind in _OWN_KINDS):
-            return source
-        return self.duplicate(source)
+        one_level = kind not in _OWN_KINDS or not self.plans.messages or self.plans.one_host
+        return source if kind in _ALIASING and one_level else self.duplicate(source)
 
     def _bind(
         self,
