@@ -12,19 +12,23 @@ namespace {
 
 constexpr uint64_t kSlab = 256 << 10;
 
+uint64_t whole_pages(uint64_t nbytes) { return (nbytes + kPage - 1) / kPage * kPage; }
+
 // The next multiple of a quarter of the power of two below: less than a quarter is wasted.
 uint64_t class_of(uint64_t nbytes) {
   nbytes = std::max(nbytes, Pool::kAlignment);
   const uint64_t step = std::max(std::bit_floor(nbytes - 1) / 4, Pool::kAlignment);
   const uint64_t rounded = (nbytes + step - 1) / step * step;
-  return rounded < kPage ? rounded : (rounded + kPage - 1) / kPage * kPage;
+  return rounded < kPage ? rounded : whole_pages(rounded);
 }
 
 }  // namespace
 
 void* Pool::alloc(uint64_t nbytes, bool* zeroed) {
   heap_.check_owner();
-  const uint64_t size = nbytes > heap_.bytes() ? nbytes : class_of(nbytes);
+  const bool absurd = nbytes > heap_.bytes();
+  const uint64_t least = absurd ? nbytes : whole_pages(nbytes);
+  uint64_t size = absurd ? nbytes : class_of(nbytes);
   std::lock_guard lock(mutex_);
   std::vector<char*>& waiting = free_[size];
   char* block;
@@ -35,7 +39,7 @@ void* Pool::alloc(uint64_t nbytes, bool* zeroed) {
     kept_bytes_ -= size;
     if (size >= kPage) forget(size, block);
   } else {
-    block = size < kPage ? carve(size) : static_cast<char*>(pages(size));
+    block = size < kPage ? carve(size) : take_pages(size, least);
     regret(size);
   }
   used_.emplace(block, size);
@@ -69,8 +73,9 @@ uint64_t Pool::size_of(const void* block) {
 
 char* Pool::carve(uint64_t nbytes) {
   if (slab_left_ < nbytes) {
-    slab_ = static_cast<char*>(pages(kSlab));
-    slab_left_ = kSlab;
+    uint64_t size = kSlab;
+    slab_ = take_pages(size, whole_pages(nbytes));
+    slab_left_ = size;
   }
   char* block = slab_;
   slab_ += nbytes;
@@ -78,12 +83,19 @@ char* Pool::carve(uint64_t nbytes) {
   return block;
 }
 
-void* Pool::pages(uint64_t nbytes) {
+char* Pool::pages(uint64_t nbytes) {
+  std::lock_guard lock(mutex_);
+  return take_pages(nbytes, nbytes);
+}
+
+char* Pool::take_pages(uint64_t& nbytes, uint64_t least) {
   for (;;) {
     try {
       return heap_.at(heap_.alloc(region_, nbytes));
     } catch (const Error&) {
-      if (!give_back_oldest()) throw;
+      if (give_back_oldest()) continue;
+      if (nbytes <= least) throw;
+      nbytes = least;
     }
   }
 }

@@ -17,6 +17,7 @@ namespace pycoll {
 // heap is full. Too many is more than kKeptBytes at first; whenever pages have to be taken of a
 // class that some were given back of, it is that much more, up to twice the most that was ever in
 // use: a program that goes through several sizes in turn needs the blocks of all of them again.
+// A block for which a whole class does not fit any more has the pages that were asked for.
 // Thread-safe.
 class Pool {
  public:
@@ -30,6 +31,9 @@ class Pool {
   void* alloc(uint64_t nbytes, bool* zeroed = nullptr);
   // Does nothing in a child made by fork. Throws TransportError if the block is not in use.
   void free(void* block);
+  // Pages for something else than a block, to be given to Heap::free; blocks that wait for reuse
+  // make room for them. Throws what Heap::alloc throws.
+  char* pages(uint64_t nbytes);
   // Bytes of a block in use, at least those that were asked for.
   uint64_t size_of(const void* block);
 
@@ -39,7 +43,8 @@ class Pool {
 
  private:
   char* carve(uint64_t nbytes);
-  void* pages(uint64_t nbytes);
+  // Where so many do not fit, takes `least` bytes and sets `nbytes` to them.
+  char* take_pages(uint64_t& nbytes, uint64_t least);
   void forget(uint64_t size, char* block);
   bool give_back_oldest();
   void give_back(uint64_t size, char* block);

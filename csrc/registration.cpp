@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "error.h"
+#include "pool.h"
 
 namespace pycoll {
 namespace {
@@ -67,9 +68,9 @@ Registration::Registration(std::shared_ptr<Heap> heap, uint32_t region, char* da
 void Registration::move_in(uint32_t region) {
   const uint64_t head = data_ == first_ ? 0 : kPage, tail = end_ == last_ ? 0 : kPage;
   const auto inner = static_cast<uint64_t>(last_ - first_);
-  offset_ = heap_->alloc(region, head + inner + tail);
-  char* pages = heap_->at(offset_) + head;
-  mirror_ = pages - (first_ - data_);
+  char* pages = heap_->pool(region).pages(head + inner + tail);
+  offset_ = heap_->offset_of(pages, 1).value();
+  mirror_ = pages + head - (first_ - data_);
   std::memcpy(mirror_, data_, static_cast<size_t>(end_ - data_));
   if (!heap_->map_over(first_, offset_ + head, inner)) {
     const int error = errno;
