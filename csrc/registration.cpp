@@ -91,7 +91,6 @@ void Registration::scatter(char* data, uint64_t nbytes) const {
 void Registration::forget() { heap_->drop_alias(data_); }
 
 void Registration::release() {
-  if (!heap_->is_owner()) return;  // in a child made by fork
   const auto inner = static_cast<size_t>(last_ - first_);
   void* own = mmap(nullptr, inner, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   COLL_CHECK(own != MAP_FAILED, "MemoryError", "cannot get ", inner,
@@ -99,6 +98,7 @@ void Registration::release() {
   std::memcpy(own, first_, inner);
   COLL_CHECK(mremap(own, inner, inner, MREMAP_MAYMOVE | MREMAP_FIXED, first_) != MAP_FAILED,
              "TransportError", "cannot move an array back: ", std::strerror(errno));
+  if (!heap_->is_owner()) return;  // a child made by fork: the block is its parent's
   heap_->drop_alias(data_);
   heap_->free(offset_);
 }

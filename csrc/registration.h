@@ -44,8 +44,8 @@ class Registration {
     if (tail < end) copy(tail, mirror_ + (tail - data_), size_t(end - tail));
   }
 
-  // Turns the pages into private memory again, with their contents, and frees the mirror. Does
-  // nothing in a child made by fork.
+  // Turns the pages into private memory again, with their contents, and frees the mirror; in a
+  // child made by fork, whose parent goes on using it, the mirror stays.
   void release();
 
   // For memory that its owner has given back: others may have these addresses now. The pages stay
