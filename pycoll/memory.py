@@ -74,7 +74,7 @@ class SymmetricMemory:
 
         No other thread may write to it meanwhile. After a ``fork`` parent and child share the
         array. A NumPy array moves back by itself before its memory is freed; of any other kind a
-        reference is kept until `unregister`.
+        reference is kept until `unregister`, or until the communicator is collected.
 
         Args:
             x: A C-contiguous, writable CPU array of at least a page.

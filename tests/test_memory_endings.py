@@ -1,10 +1,12 @@
-"""Registered arrays whose process forks: whose pages they are then."""
+"""Registered arrays whose process forks, or whose communicator ends: whose pages they are then."""
 
+import gc
 import os
 
 import numpy as np
 import pytest
 
+import pycoll
 from pycoll.config import Config
 from pycoll.testing import run_processes
 
@@ -18,6 +20,17 @@ def in_child(function):
     if child == 0:
         os._exit(function() or 0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def mode_at(address):
+    """Return how a page is mapped, as /proc/self/maps has it."""
+    with open("/proc/self/maps") as file:
+        for line in file:
+            span, mode = line.split()[:2]
+            first, end = (int(word, 16) for word in span.split("-"))
+            if first <= address < end:
+                return mode
+    return None
 
 
 @pytest.mark.parametrize("how", ["collected", "unregistered"])
@@ -37,3 +50,21 @@ def test_what_a_forked_child_frees_is_its_own(how):
         return in_child(child), all((x == 7).all() for x in arrays)
 
     assert run_processes(1, rank, config=SMALL) == [(99, True)]
+
+
+def test_pages_of_a_communicator_that_is_gone_are_private():
+    comm, x = pycoll.init(heap_bytes=16 << 20), bytearray(b"\7" * NBYTES)
+    twin = comm.dup()
+    comm.register(x)
+    page = (np.frombuffer(x, np.uint8).ctypes.data // 4096 + 1) * 4096
+    comm.close()
+    del comm
+    gc.collect()
+    assert mode_at(page) == "rw-s"
+    assert bytes(twin.all_reduce(np.frombuffer(x, np.uint8))) == b"\7" * NBYTES
+    twin.close()
+    del twin
+    gc.collect()
+    assert mode_at(page) == "rw-p"
+    x += b"\7"  # nothing keeps it where it is any more
+    assert x == b"\7" * (NBYTES + 1)

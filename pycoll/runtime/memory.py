@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -96,6 +97,12 @@ class Memory:
         self.region = region
         self._registered: dict[int, tuple[int, _C.Registration, Any]] = {}  # by first byte
         self._lent: list[_Loan] = []
+
+    def __del__(self) -> None:
+        """Move back what is registered still: its memory outlives the last communicator."""
+        if self.heap is not None and not sys.is_finalizing():
+            for start, (_, _, keep) in list(self._registered.items()):
+                (self._forget if _has_left(keep, start) else self._drop)(start)
 
     def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
         """See `pycoll.Communicator.empty`."""
