@@ -13,6 +13,7 @@ from pycoll.runtime.calls import DIRECT_KINDS, reached
 from pycoll.runtime.candidates import Candidate, candidates
 from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
 from pycoll.runtime.select import Choice, select
+from pycoll.runtime.topology import Topology
 from pycoll.runtime.tuned import read, table_path
 from pycoll.runtime.tuning import World
 from pycoll.schedule.collectives import COLLECTIVES
@@ -150,13 +151,22 @@ def explanation(choice: Choice, world: World | None = None) -> str:
 
 def _two_levels(choice: Choice, world: World | None) -> tuple[str, ...]:
     """Say where a call goes through hosts first, which is nobody's algorithm by name."""
-    if world is None or choice.measured or not world.transport.startswith("two levels"):
+    wish, machine = choice.wish, choice.machine
+    if choice.measured or not isinstance(machine, Network):
         return ()
-    wish = choice.wish
-    found = world.by_itself(wish.collective, wish.nbytes, wish.order)
-    if found is None:
+    if world is not None and not world.transport.startswith("two levels"):
         return ()
-    return (f"  but unless it is named the call goes in two levels: {show_time(found.seconds)}",)
+    found = world and world.by_itself(wish.collective, wish.nbytes, wish.order)
+    if found:
+        return (
+            f"  but unless it is named the call goes in two levels: {show_time(found.seconds)}",
+        )
+    if not Topology(tuple(machine.hosts(wish.n).tolist()), 0).takes(wish.collective, choice):
+        return ()
+    return (
+        "  but unless it is named the call goes through hosts first; what that takes was not "
+        "measured",
+    )
 
 
 def _basis(choice: Choice, world: World | None) -> tuple[str, ...]:

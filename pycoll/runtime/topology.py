@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycoll.algorithms.two_level import Hosts
 from pycoll.runtime.plans import CallSpec
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.types import DType, Kind, Order, ReduceOp
+
+if TYPE_CHECKING:
+    from pycoll.runtime.select import Choice
 
 ONE_COLUMN_BYTES = 64 << 10
 _EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
@@ -89,6 +92,15 @@ class Topology:
         if spec.op in _EXACT:
             return self.in_order
         return spec.order == Order.TREE and self.nests and not dtype.rounds_once
+
+    def takes(self, collective: str, choice: Choice) -> bool:
+        """Whether a call that names no algorithm goes in two levels, whatever was chosen."""
+        wish = choice.wish
+        dtype = wish.dtype or DType.UINT8
+        order = Order[(choice.order or "any").upper()]
+        kind = Kind[collective.upper()]
+        params = (kind, collective, choice.algorithm, (), False, int(dtype), dtype.itemsize)
+        return self.gives(CallSpec(*params, wish.nbytes // dtype.itemsize, wish.op, order))
 
     def columns(self, collective: str, nbytes: int) -> int:
         """Return how many ranks of a host speak for it, each for a part of the vector."""

@@ -31,7 +31,7 @@ from pycoll.runtime.select import Choice
 from pycoll.runtime.session import Session
 from pycoll.runtime.sites import call_site
 from pycoll.runtime.topology import Topology
-from pycoll.types import DType, Kind, Order
+from pycoll.types import Kind
 
 _LISTEN_S = 0.5  # for the reason of a failure elsewhere
 _POLL_S = 0.002
@@ -99,12 +99,7 @@ class TwoLevelSession(MpiSession):
 
     def has_two_levels(self, collective: str, choice: Choice) -> bool:
         """Tell whether a call goes through hosts first."""
-        wish = choice.wish
-        dtype = wish.dtype or DType.UINT8
-        order = Order[(choice.order or "any").upper()]
-        kind = Kind[collective.upper()]
-        params = (kind, collective, choice.algorithm, (), False, int(dtype), dtype.itemsize)
-        return self.topology.gives(CallSpec(*params, wish.nbytes // dtype.itemsize, wish.op, order))
+        return self.topology.takes(collective, choice)
 
     def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, in two levels if it can be."""

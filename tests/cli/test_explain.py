@@ -119,3 +119,25 @@ def test_times():
 
 def test_tables_align():
     assert table(("a", "b"), [("xx", "1"), ("y", "22")], right=(1,)) == "a    b\nxx   1\ny   22"
+
+
+@pytest.mark.parametrize(
+    ("words", "hosts_first"),
+    [
+        ("all_reduce --hosts 2,2", True),
+        ("all_reduce --hosts 3,5", False),  # these trees do not nest
+        ("all_reduce --hosts 3,5 --order any", True),
+        ("all_reduce --hosts 3,5 --op max", True),
+        ("all_reduce --hosts 2,2 --order rank", False),
+        ("all_reduce --hosts 2,2 --dtype float16", False),
+        ("all_reduce --hosts 1,1", False),
+        ("all_reduce --hosts 4", False),
+        ("all_reduce -n 4", False),
+        ("broadcast --hosts 2,1", True),
+        ("scatter --hosts 2,2 --bytes 4K", True),
+        ("scatter --hosts 2,2 --bytes 1M", False),
+    ],
+)
+def test_calls_that_go_through_hosts_first(capsys, words, hosts_first):
+    assert main(["explain", *words.split(), "--tuning", "off"]) == 0
+    assert ("the call goes through hosts first" in capsys.readouterr().out) == hosts_first
