@@ -211,7 +211,6 @@ def _about(args: argparse.Namespace, comm: Communicator, machine: dict[str, Any]
         f"{n} ranks, {machine['cores']} cores, {machine['cpu']}; {version}, {machine['folds']}",
         comm.transport,
         f"{args.dtype} arrays in {_memory(args)}, {use}",
-        "time, p99: slowest rank, one call at a time; algbw, busbw from time; stream: back to back",
     ]
 
 

@@ -65,6 +65,10 @@ class Table:
     the same in all lines is left out.
     """
 
+    LEGEND = (
+        "time, p99: slowest rank, one call at a time; algbw, busbw from time; stream: back to back"
+    )
+
     def __init__(self, short: bool | None = None) -> None:
         """Choose a form.
 
@@ -77,7 +81,7 @@ class Table:
 
     def heading(self, lines: Sequence[str]) -> None:
         """Print what is true of all lines, and the names of the columns."""
-        for line in lines:
+        for line in (*lines, self.LEGEND):
             print(f"# {line}")
         if not self._short:
             what, group = (sum(c.width for c in columns) for columns in (_WHAT, _RESULT))
@@ -129,9 +133,11 @@ class OsuTable:
     rank's block otherwise.
     """
 
+    LEGEND = "latency: of the slowest rank of each call, one call at a time; over the calls"
+
     def heading(self, lines: Sequence[str]) -> None:
         """Print what is true of all lines, and the names of the columns."""
-        for line in lines:
+        for line in (*lines, self.LEGEND):
             print(f"# {line}")
         titles = ("Avg Latency(us)", "Min Latency(us)", "Max Latency(us)", "Iterations")
         print(f"{'# Size':<10}" + "".join(f"{title:>17}" for title in titles), flush=True)

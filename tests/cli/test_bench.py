@@ -200,6 +200,23 @@ def test_a_picture(jobs):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(("collective", "first"), [("all_reduce", 64), ("all_gather", 32)])
+def test_the_columns_of_osu(jobs, collective, first):
+    arguments = [collective, "-n", "2", "--min", "64", "--max", "256", "--iters", "3"]
+    done = jobs.python("-m", "pycoll", "bench", *arguments, "--format", "osu")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    heads = [line for line in lines if line.startswith("#")]
+    assert heads[-2].split() == [
+        *("#", "Size", "Avg", "Latency(us)", "Min", "Latency(us)", "Max", "Latency(us)"),
+        "Iterations",
+    ]
+    assert not any("busbw" in head for head in heads)
+    rows = [[float(word) for word in line.split()] for line in lines if line not in heads]
+    assert [row[0] for row in rows] == [first, 2 * first, 4 * first]
+    assert all(0 < least <= mean <= most and n == 3 for _, mean, least, most, n in rows)
+
+
 def test_a_format_that_needs_what_is_not_there_is_refused_early(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ArgumentError, match=r"cannot draw to x.pgf: .*latex.* not found"):
