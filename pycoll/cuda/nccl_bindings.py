@@ -92,7 +92,14 @@ class Nccl4py:
     @staticmethod
     def version() -> int:
         """Return the version of the library, such as 23203."""
-        return int(_nccl4py()[1].get_version())
+        raw = _nccl4py()[1]
+        try:
+            return int(raw.get_version())
+        except (OSError, RuntimeError) as error:  # it looks for the library only now
+            found = str(error).partition("\n")[0]
+            raise unavailable(
+                f"nccl4py finds no NCCL library ({found})", "pip install nvidia-nccl-cu13"
+            ) from error
 
     def group(self) -> AbstractContextManager[None]:
         """See `Binding`."""

@@ -1,9 +1,11 @@
 """The bindings of NCCL, as far as they go without a device: found, loaded, able to make keys."""
 
 import sys
+import types
 
 import pytest
 
+from pycoll.cuda import missing
 from pycoll.cuda.nccl_bindings import (
     BINDINGS,
     UNIQUE_ID_BYTES,
@@ -87,3 +89,22 @@ def test_without_a_binding_it_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", None)
     with pytest.raises(CudaUnavailable, match=r"(?s)nccl4py: .*cupy.cuda.nccl: .*pip install"):
         find_binding()
+
+
+def test_a_binding_without_its_library_is_passed_over(monkeypatch):
+    """nccl4py is imported without NCCL, and looks for it when it is first called."""
+
+    def absent():
+        raise RuntimeError('Failure finding "libnccl.so.2": No such file\nand where it looked')
+
+    there = types.SimpleNamespace(available=True, get_version=lambda: 23203)
+    monkeypatch.setitem(sys.modules, "nccl.core", types.ModuleType("nccl.core"))
+    monkeypatch.setitem(
+        sys.modules, "nccl.bindings.nccl", types.SimpleNamespace(get_version=absent)
+    )
+    monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", there)
+    assert find_binding() is Cupy
+    there.available = False
+    with pytest.raises(CudaUnavailable, match=r'nccl4py: .*finds no .*"libnccl\.so\.2": No such'):
+        find_binding()
+    assert [line for line in missing() if line.startswith("NCCL: no binding")]
