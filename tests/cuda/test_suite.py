@@ -1,6 +1,7 @@
 """The suite for a device: its own parts, tried without one."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,33 @@ def test_arguments(gpu, capsys):
     limits = [limit for _, _, limit in suite.stages("python")]
     assert suite.LIMIT_S <= 9 * 60 - 15
     assert max(limits) < suite.LIMIT_S / 2
+
+
+@pytest.mark.parametrize(
+    ("setuptools", "pybind11", "old"), [("84.2", "3.1", False), ("76.1", "3.1", True)]
+)
+def test_tools_that_cannot_read_pyproject_are_replaced(tmp_path, setuptools, pybind11, old):
+    """With an interpreter that notes how it is called, and modules that have only a version."""
+    for name, version in (("setuptools", setuptools), ("pybind11", pybind11)):
+        (tmp_path / f"{name}.py").write_text(f"__version__ = '{version}.0'\n")
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/bash\n[ "$1" = - ] && exec {sys.executable} -\necho "$PYTHONPATH $*"\n'
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", GPU / "run.sh", tmp_path / "results", "--stage", "facts"],
+        env={**os.environ, "PYTHON": str(python), "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    *installs, last = done.stdout.splitlines()
+    assert [" -m pip install " in line for line in installs] == [True] * old
+    path, _, command = last.partition(" ")
+    assert path.split(":") == [str(ROOT / "build/tools")] * old + [str(ROOT), str(tmp_path)]
+    assert command == f"benchmarks/gpu/suite.py {tmp_path / 'results'} --stage facts"
 
 
 @pytest.fixture
