@@ -113,7 +113,7 @@ int pycoll_cuda_enable_peer_access(int device, int peer) {
 
 int pycoll_cuda_malloc(int device, size_t nbytes, void** pointer) {
   *pointer = nullptr;
-  return guarded([&] { *pointer = machine::allocate(device, nbytes); });
+  return guarded([&] { *pointer = machine::allocate(device, machine::exportable(nbytes)); });
 }
 int pycoll_cuda_free(void* pointer) {
   return guarded([&] { machine::release(pointer); });

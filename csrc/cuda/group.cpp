@@ -16,8 +16,10 @@ PycollCudaGroup::PycollCudaGroup(int device, int rank, int world_size, int max_b
   max_blocks_ = static_cast<uint32_t>(max_blocks);
   machine::preload(device);
   records_ = machine::allocate_records(device, ranks());
+  const size_t size = control_bytes(world_size_, max_blocks_);
   for (uint32_t r = 0; r < ranks(); ++r) {
-    own_controls_.push_back(machine::allocate(device, control_bytes(world_size_, max_blocks_)));
+    own_controls_.push_back(
+        machine::allocate(device, is_virtual() ? size : machine::exportable(size)));
     controls_[first_rank() + r] = static_cast<char*>(own_controls_.back());
   }
   connected_ = is_virtual() || world_size_ == 1;

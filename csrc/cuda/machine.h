@@ -20,6 +20,13 @@ void enable_peer_access(int device, int peer);
 
 // Device memory, zeroed.
 void* allocate(int device, size_t nbytes);
+// The size to allocate memory with that other processes will map. CUDA cuts smaller allocations out
+// of blocks of 2 MiB and shares blocks as a whole, with whatever else lies in them.
+constexpr size_t exportable(size_t nbytes) {
+  constexpr size_t kBlock = size_t{2} << 20;
+  const size_t whole = (nbytes + kBlock - 1) / kBlock * kBlock;
+  return whole < nbytes ? nbytes : whole;  // more than there can be: to be refused as it is
+}
 void release(void* pointer);
 // Between any two memories, ordered on the stream.
 void copy(void* dst, const void* src, size_t nbytes, void* stream);

@@ -100,8 +100,9 @@ PYCOLL_CUDA_API int pycoll_cuda_enable_peer_access(int device, int peer);
 
 // ---- memory ------------------------------------------------------------------------------------
 
-// Device memory by cudaMalloc (256-byte aligned, can be exported), zeroed. The caller frees it
-// when no kernel uses it any more; freeing waits for the device.
+// Device memory by cudaMalloc (256-byte aligned), zeroed; takes a multiple of 2 MiB, so that
+// nothing else is exported with it. The caller frees it when no kernel uses it any more; freeing
+// waits for the device.
 PYCOLL_CUDA_API int pycoll_cuda_malloc(int device, size_t nbytes, void** pointer);
 PYCOLL_CUDA_API int pycoll_cuda_free(void* pointer);
 // Copies between any two memories (host, device, peers), ordered on the stream.

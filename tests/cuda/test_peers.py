@@ -2,13 +2,14 @@
 
 import math
 import threading
+from ctypes import byref
 
 import numpy as np
 import pytest
 
 from cuda.host_cupy import DeviceArray
 from pycoll.config import Config
-from pycoll.cuda.library import DeviceInfo
+from pycoll.cuda.library import DeviceInfo, Ipc
 from pycoll.errors import ArgumentError, PeerRejected
 from pycoll.testing import run_threads
 
@@ -92,3 +93,15 @@ def test_limits_that_fit_no_word(host_kernels):
     endless = Config(timeout_s=1e300, heap_bytes=1 << 28)
     run_threads(2, lambda comm: comm.all_reduce(DeviceArray(np.ones(4))), config=endless)
     assert [limit for _, limit in host_kernels.launches] == [10**18] * 2
+
+
+def test_memory_that_peers_map_lies_alone_in_its_blocks(host_kernels):
+    """CUDA exports blocks of 2 MiB as a whole, with what else it has put there."""
+    group = host_kernels.pointer("group_peer", 0, 0, 2, 4, 0)
+    made = host_kernels.pointer("malloc", 0, 100)
+    for pointer in host_kernels.pointer("group_control", group), made:
+        ipc = Ipc()
+        host_kernels.call("ipc_export", pointer, byref(ipc))
+        assert ipc.nbytes >= 2 << 20
+    host_kernels.call("group_destroy", group)
+    host_kernels.call("free", made)

@@ -3,6 +3,7 @@
 // when somebody waits, all streams side by side and each in its own order.
 #include "host_machine.h"
 
+#include <malloc.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -155,10 +156,11 @@ Record* allocate_records(int device, size_t count) {
 void release_records(Record* records) { std::free(records); }
 Record* device_address(Record* records) { return records; }
 
-// Within this process only.
+// Within this process only; for pointers that allocate returned.
 void ipc_export(const void* pointer, PycollCudaIpc& ipc) {
   const uint64_t words[2] = {reinterpret_cast<uint64_t>(pointer), static_cast<uint64_t>(getpid())};
   std::memcpy(ipc.handle, words, sizeof(words));
+  ipc.nbytes = malloc_usable_size(const_cast<void*>(pointer));
 }
 void ipc_open(int, const PycollCudaIpc& ipc, void** base, void** pointer) {
   uint64_t words[2];
