@@ -11,7 +11,7 @@ from pycoll.cuda.library import library
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls import check_timeout
 from pycoll.runtime.plans import CallSpec
-from pycoll.runtime.prepared import Prepared
+from pycoll.runtime.prepared import Prepared, Request
 from pycoll.schedule.collectives import COLLECTIVES, OWN
 from pycoll.types import Kind
 
@@ -28,6 +28,11 @@ def kind_of(collective: str | Kind) -> Kind:
         known = ", ".join(COLLECTIVES)
         raise ArgumentError(f"collective={collective!r} is not known; accepted: {known}")
     return Kind[name.upper()]
+
+
+def root_only(request: Request) -> bool:
+    """Tell whether only the root has a result."""
+    return COLLECTIVES[request.collective].out_at_root
 
 
 def check_apart(prepared: Sequence[Prepared], n: int) -> None:

@@ -12,7 +12,7 @@ from ctypes import byref, c_int
 from typing import Any
 
 from pycoll.cuda import arrays
-from pycoll.cuda.launch import TIMEOUT_S, Launch, check_apart, kind_of
+from pycoll.cuda.launch import TIMEOUT_S, Launch, check_apart, kind_of, root_only
 from pycoll.cuda.library import BEST, MAX_RANKS, CallInfo, KernelError, library, pointers
 from pycoll.cuda.links import kernel_failure, lag, wait_for
 from pycoll.cuda.preparing import AnyMemory, DeviceCaller, DevicePlans
@@ -22,7 +22,6 @@ from pycoll.runtime.calls import check_timeout
 from pycoll.runtime.plans import CallSpec
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.shapes import RESULT_SHAPE
-from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.types import Kind
 
 MAX_BLOCKS = 256  # of a rank
@@ -137,8 +136,6 @@ class VirtualRanks:
             stream: Where it runs.
             **request: ``op``, ``root``, ``order``, ``algorithm``.
         """
-        if not self._group:
-            raise CommClosed("these virtual ranks have been closed")
         self.check()
         handle = arrays.stream_of(stream)
         stacked = not isinstance(xs, (list, tuple))
@@ -160,15 +157,20 @@ class VirtualRanks:
         copies = [copy for p in prepared for copy in p.gathers]
         results: Any = [p.result for p in prepared]
         if stacked:
-            results = results[wanted.root] if _root_only(wanted) else out
+            results = results[wanted.root] if root_only(wanted) else out
         return Launch(self, prepared, handle, results, all(c.repeatable for c in copies))
+
+    def _opened(self) -> int:
+        if not self._group:
+            raise CommClosed("these virtual ranks have been closed")
+        return self._group
 
     def _prepare(
         self, rank: int, request: Request, x: Any, out: Any, stream: int, in_place: bool
     ) -> Prepared:
         plans = DevicePlans(rank, self.world_size, messages=False)
         caller = DeviceCaller(plans, AnyMemory(), self.device, stream, True, in_place)
-        at_root = rank == request.root or not _root_only(request)
+        at_root = rank == request.root or not root_only(request)
         return caller.prepare(request, x, out if at_root else None)
 
     def _split(self, given: Any, what: str) -> list[Any]:
@@ -181,7 +183,7 @@ class VirtualRanks:
 
     def _stack(self, request: Request, x: Any) -> tuple[Any, list[Any]]:
         """Make one array for the results of all ranks, where all of them have one."""
-        if _root_only(request):
+        if root_only(request):
             return None, [None] * self.world_size
         shape = RESULT_SHAPE[request.kind](tuple(x.shape), self.world_size)
         out = self._cupy.empty((self.world_size, *shape), x.dtype)
@@ -237,6 +239,7 @@ class VirtualRanks:
 
     def info(self, launch: Launch, method: int = BEST) -> CallInfo:
         """Tell which kernel runs a prepared collective, with blocks, threads and registers."""
+        self._opened()
         self._connect(launch.spec)
         return self._calls.info(launch.spec, method)
 
@@ -248,7 +251,7 @@ class VirtualRanks:
             CollError: If it failed otherwise. `reset` makes the ranks usable again.
         """
         failed = c_int()
-        library().call("group_failed", self._group, byref(failed))
+        library().call("group_failed", self._opened(), byref(failed))
         if failed.value:
             raise self._failure()
 
@@ -268,11 +271,11 @@ class VirtualRanks:
 
     def abort(self) -> None:
         """Make the running kernel leave; later calls raise until `reset`."""
-        library().call("group_abort", self._group)
+        library().call("group_abort", self._opened())
 
     def reset(self) -> None:
         """Make the ranks usable again after a failure; waits for the device."""
-        library().call("group_reset", self._group)
+        library().call("group_reset", self._opened())
 
     def close(self) -> None:
         """Wait for the device and free what the ranks have; harmless if repeated."""
@@ -293,7 +296,3 @@ class VirtualRanks:
 
     def __repr__(self) -> str:
         return f"<pycoll.VirtualRanks {self.world_size} on device {self.device}>"
-
-
-def _root_only(request: Request) -> bool:
-    return COLLECTIVES[request.collective].out_at_root

@@ -186,6 +186,18 @@ def test_worlds_and_devices_that_do_not_exist(host_kernels):
         ranks.all_reduce([DeviceArray(np.ones(3))] * 2)
 
 
+def test_what_was_prepared_ends_with_its_ranks(host_kernels):
+    with pycoll.virtual_ranks(2) as ranks:
+        launch = ranks.bind("all_reduce", [DeviceArray(np.ones(3)) for _ in range(2)])
+        launch()
+    launches = len(host_kernels.launches)
+    calls = launch, ranks.check, ranks.synchronize, ranks.abort, ranks.reset
+    for call in (*calls, lambda: ranks.info(launch)):
+        with pytest.raises(CommClosed):
+            call()
+    assert len(host_kernels.launches) == launches
+
+
 @pytest.mark.skipif(not missing(), reason="nothing is missing here")
 def test_without_cuda_it_says_what_is_missing():
     with pytest.raises(CudaUnavailable, match=r"(?s)To use arrays on a CUDA device: .*doctor"):
