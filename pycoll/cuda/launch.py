@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pycoll.cuda.arrays import stream_of
 from pycoll.cuda.library import library
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls import check_timeout
@@ -66,14 +67,15 @@ class Launch:
         self,
         ranks: VirtualRanks,
         prepared: list[Prepared],
-        stream: int,
+        stream: Any,
         results: Any,
         repeatable: bool,
     ) -> None:
         """Keep what is needed; see `VirtualRanks.bind`."""
         self._launch: Callable[..., None] = ranks.launch
-        self._prepared, self._stream, self._results = prepared, stream, results
+        self._prepared, self._results = prepared, results
         self._repeatable, self._launched = repeatable, False
+        self._stream, self._alive = stream_of(stream), stream
         self.spec: CallSpec = prepared[0].spec
 
     def __call__(self, limit: float = TIMEOUT_S, **options: Any) -> Any:

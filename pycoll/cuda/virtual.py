@@ -137,6 +137,7 @@ class VirtualRanks:
             **request: ``op``, ``root``, ``order``, ``algorithm``.
         """
         self.check()
+        stream = self._cupy.cuda.get_current_stream() if stream is None else stream
         handle = arrays.stream_of(stream)
         stacked = not isinstance(xs, (list, tuple))
         wanted = Request(kind_of(collective), **request)
@@ -158,7 +159,7 @@ class VirtualRanks:
         results: Any = [p.result for p in prepared]
         if stacked:
             results = results[wanted.root] if root_only(wanted) else out
-        return Launch(self, prepared, handle, results, all(c.repeatable for c in copies))
+        return Launch(self, prepared, stream, results, all(c.repeatable for c in copies))
 
     def _opened(self) -> int:
         if not self._group:

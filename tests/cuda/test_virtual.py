@@ -1,5 +1,8 @@
 """Virtual ranks, as far as Python goes: plans and pointers handed over, results and errors back."""
 
+import sys
+import weakref
+
 import numpy as np
 import pytest
 
@@ -184,6 +187,24 @@ def test_worlds_and_devices_that_do_not_exist(host_kernels):
     ranks.close()
     with pytest.raises(CommClosed):
         ranks.all_reduce([DeviceArray(np.ones(3))] * 2)
+
+
+def test_a_prepared_call_keeps_its_stream(host_kernels, monkeypatch):
+    """CUDA may give the handle of a stream that has ended to another one, or end the process."""
+    cuda = sys.modules["cupy"].cuda
+    with pycoll.virtual_ranks(2) as ranks:
+        xs = [DeviceArray(np.ones(3)) for _ in range(2)]
+        given, current = cuda.Stream(8), cuda.Stream(9)
+        seen = [weakref.ref(given), weakref.ref(current)]
+        launches = [ranks.bind("all_reduce", xs, stream=given)]
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda, "get_current_stream", seen[1])
+            launches.append(ranks.bind("all_reduce", xs))
+        del given, current
+        assert [stream() is not None for stream in seen] == [True, True]
+        for launch in launches:
+            launch()
+    assert [stream for stream, _ in host_kernels.launches] == [8, 9]
 
 
 def test_what_was_prepared_ends_with_its_ranks(host_kernels):
