@@ -53,6 +53,7 @@ Heap::Heap(int fd, uint32_t regions, uint64_t region_bytes)
                 "; use a smaller heap (heap_bytes, PYCOLL_HEAP_BYTES)");
   }
   base_ = static_cast<char*>(base);
+  for (uint32_t r = 0; r < regions; ++r) gaps_.push_back({{r * stride_, region_bytes}});
   owner_ = getpid();
 }
 
@@ -112,19 +113,33 @@ uint64_t Heap::alloc(uint32_t region, uint64_t nbytes) {
              "; make the heap larger (heap_bytes, PYCOLL_HEAP_BYTES)");
   const uint64_t want = std::max((nbytes + kPage - 1) / kPage * kPage, kPage);
   std::lock_guard lock(mutex_);
-  auto& used = used_[region];
-  uint64_t at = region * stride_;
-  const uint64_t end = at + region_bytes_;
-  for (const auto& [offset, bytes] : used) {
-    if (offset - at >= want) break;
-    at = offset + bytes;
-  }
-  COLL_CHECK(end - at >= want, "MemoryError", "cannot reserve ", nbytes,
+  auto &used = used_[region], &gaps = gaps_[region];
+  const auto gap =
+      std::find_if(gaps.begin(), gaps.end(), [&](const auto& g) { return g.second >= want; });
+  COLL_CHECK(gap != gaps.end(), "MemoryError", "cannot reserve ", nbytes,
              " bytes of symmetric memory: the ", region_bytes_, " bytes of this rank hold ",
              used.size(), " arrays; drop some, or make the heap larger (heap_bytes)");
+  const auto [at, room] = *gap;
   reserve_pages(fd_, at, want, "MemoryError", "drop arrays, or raise the container's limit");
   used.emplace(at, want);
+  if (room > want) gaps.emplace(at + want, room - want);
+  gaps.erase(at);
   return at;
+}
+
+// Adds a range to the gaps, which never touch each other.
+void Heap::widen_gap(Ranges& gaps, uint64_t offset, uint64_t bytes) {
+  const auto after = gaps.find(offset + bytes);
+  if (after != gaps.end()) {
+    bytes += after->second;
+    gaps.erase(after);
+  }
+  const auto next = gaps.lower_bound(offset);
+  if (next != gaps.begin() && std::prev(next)->first + std::prev(next)->second == offset) {
+    std::prev(next)->second += bytes;
+  } else {
+    gaps.emplace(offset, bytes);
+  }
 }
 
 void Heap::free(uint64_t offset) {
@@ -136,6 +151,7 @@ void Heap::free(uint64_t offset) {
   auto& used = used_[region];
   const auto it = used.find(offset);
   fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(offset), off_t(it->second));
+  widen_gap(gaps_[region], offset, it->second);
   used.erase(it);
 }
 

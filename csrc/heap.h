@@ -70,7 +70,10 @@ class Heap {
   }
 
  private:
+  using Ranges = std::map<uint64_t, uint64_t>;  // offset -> bytes
+
   bool finds_alias(const void* data, uint64_t nbytes) const;
+  static void widen_gap(Ranges& gaps, uint64_t offset, uint64_t bytes);
 
   int fd_;
   int owner_ = 0;                   // process that made this object
@@ -78,7 +81,7 @@ class Heap {
   uint64_t bytes_;
   char* base_ = nullptr;
   mutable std::mutex mutex_;
-  std::vector<std::map<uint64_t, uint64_t>> used_;  // per region: offset -> bytes
+  std::vector<Ranges> used_, gaps_;  // per region
   std::map<uint32_t, std::unique_ptr<Pool>> pools_;
   std::map<uintptr_t, uintptr_t> aliases_;  // first byte -> past the last one
   std::atomic<size_t> alias_count_{0};

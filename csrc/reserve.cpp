@@ -6,11 +6,13 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <optional>
 #include <sstream>
 #include <vector>
 
 #include "error.h"
+#include "wait.h"
 
 namespace pycoll {
 namespace {
@@ -127,13 +129,41 @@ uint64_t available_memory(const std::string& root) {
   return std::min({machine, left_by_groups(root, false), left_by_groups(root, true)});
 }
 
+// Small reservations that need not ask what is available, since one has just asked: reading the
+// kernel's files takes a hundred times as long as they do.
+class Allowance {
+ public:
+  bool covers(uint64_t nbytes) {
+    std::lock_guard lock(mutex_);
+    if (nbytes > left_ || now_ns() > end_) return false;
+    left_ -= nbytes;
+    return true;
+  }
+
+  // Renews it where `available` bytes were found.
+  void renew(uint64_t available) {
+    std::lock_guard lock(mutex_);
+    left_ = std::min(kMost, available / kShare);
+    end_ = now_ns() + kValidNs;
+  }
+
+ private:
+  static constexpr uint64_t kMost = 16 << 20, kShare = 256, kValidNs = 20'000'000;
+  std::mutex mutex_;
+  uint64_t left_ = 0, end_ = 0;
+};
+
 // The kernel would rather kill a process, of anybody, than refuse pages of a memfd. So it is asked
 // for parts, and each time before how much there is: other ranks reserve at the same moment.
 void reserve_pages(int fd, uint64_t offset, uint64_t nbytes, const char* kind, const char* fix) {
   constexpr uint64_t kPart = 64 << 20, kSpare = 512 << 20;
+  static Allowance allowance;
   for (uint64_t done = 0; done < nbytes;) {
-    const uint64_t part = std::min(kPart, nbytes - done), available = available_memory();
+    const uint64_t part = std::min(kPart, nbytes - done);
+    const bool covered = allowance.covers(nbytes);
+    const uint64_t available = covered ? UINT64_MAX : available_memory();
     const bool fits = nbytes - done + std::min(kSpare, nbytes) <= available;
+    if (!covered && fits) allowance.renew(available);
     const int error = fits ? allocate(fd, offset + done, part) : ENOMEM;
     done += part;
     if (error == 0) continue;

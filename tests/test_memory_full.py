@@ -62,3 +62,26 @@ def test_what_does_not_fit(nbytes):
         return float(comm.all_reduce(comm.zeros(4000) + 1)[-1])
 
     assert run_threads(2, rank, config=SMALL) == [2.0, 2.0]
+
+
+def test_freed_ranges_join_in_any_order():
+    """Arrays never overlap, and what all of them leave is one range again."""
+    heap_bytes = 32 << 20
+
+    def rank(comm):
+        draw = np.random.default_rng(comm.rank)
+        kept = {}
+        for number in range(600):
+            if kept and draw.random() < 0.5:
+                key = draw.choice(list(kept))
+                assert (kept.pop(key) == key).all()
+            else:
+                try:
+                    kept[number] = comm.empty(int(draw.integers(1 << 12, 3 << 20)), np.int16)
+                except MemoryError:
+                    continue
+                kept[number][:] = number
+        kept.clear()
+        return comm.empty(heap_bytes, np.uint8).nbytes
+
+    assert run_threads(2, rank, config=Config(heap_bytes=heap_bytes)) == [heap_bytes] * 2
