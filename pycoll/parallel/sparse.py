@@ -19,7 +19,8 @@ class TopK(Hook):
     What is not sent is kept and added to the next gradient (error feedback), so that nothing is
     lost, only late. Sums are formed in rank order, alike on every rank. A rank receives
     ``world_size * k`` pairs of number and value: ``(n - 1) * k * (4 + itemsize)`` bytes sent.
-    Stages 1 and 2 send the same: every rank forms the sum and keeps its block.
+    Stages 1 and 2 send the same: every rank forms the sum and keeps its block. Of a bucket with
+    parameters that are split over ``tp`` and others that are not, both have a ``k`` of their own.
 
     Source: Lin et al., "Deep gradient compression", ICLR 2018, section 3; Stich et al., "Sparsified
     SGD with memory", NeurIPS 2018, algorithm 1.
@@ -39,9 +40,9 @@ class TopK(Hook):
     ) -> Pending:
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
         error = unsent(self, self._errors, key, data, channel)
-        whole, k = error + data, math.ceil(self.ratio * layout.count)
-        largest = np.argpartition(np.abs(whole[: layout.count]), layout.count - k)[-k:]
-        where = np.sort(largest).astype(np.int32)
+        whole = error + data
+        where = self._largest(np.abs(whole[: layout.count]), layout)
+        k = where.size
         row = np.concatenate([where, whole[where].view(np.int32)])
         out = channel.empty(row.size * channel.world_size, np.int32, "hook")
         pending = channel.all_gather(row, out, "gradient")
@@ -56,6 +57,26 @@ class TopK(Hook):
         return Then(pending, finish)
 
     reduce_scatter = Hook.take_block
+
+    def _largest(self, sizes: Any, layout: Layout) -> Any:
+        """Return the numbers of the elements to send, in ascending order.
+
+        Elements that all ranks of ``tp`` have compete among themselves: each of these ranks has to
+        choose the same ones, whatever is in its part of the others.
+        """
+        split = [entry.parameter.spec.tensor_axis is not None for entry in layout.entries]
+        if all(split) or not any(split):
+            chosen = self._most(sizes)
+        else:
+            apart = np.repeat(split, [entry.parameter.size for entry in layout.entries])
+            parts = (np.flatnonzero(~apart), np.flatnonzero(apart))
+            chosen = np.concatenate([part[self._most(sizes[part])] for part in parts])
+        return np.sort(chosen).astype(np.int32)
+
+    def _most(self, sizes: Any) -> Any:
+        """Return the numbers of the largest ones, in any order."""
+        left = sizes.size - math.ceil(self.ratio * sizes.size)
+        return np.argpartition(sizes, left)[left:]
 
     @staticmethod
     def _add(rows: Any, k: int, data: Any) -> Any:

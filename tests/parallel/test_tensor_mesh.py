@@ -6,7 +6,15 @@ import pytest
 from parallel import serial
 from parallel.models import CrossEntropy, Linear, Relu, batches, values
 from pycoll.errors import MismatchError
-from pycoll.parallel import DataParallel, Mesh, ParameterSpec, Sequential
+from pycoll.parallel import (
+    Compress,
+    DataParallel,
+    Mesh,
+    ParameterSpec,
+    PowerSGD,
+    Sequential,
+    TopK,
+)
 from pycoll.testing import run_threads
 
 SIZES = (7, 12, 5)
@@ -102,6 +110,27 @@ def test_every_mesh_gives_the_numbers_of_one_process(axes, zero):
         assert gathered.keys() == params.keys()
         for name, value in params.items():
             np.testing.assert_allclose(gathered[name], value, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Compress("float16"), lambda: TopK(0.2), lambda: PowerSGD(1)]
+)
+@pytest.mark.parametrize("axes", [{"dp": 2, "tp": 2}, {"replica": 2, "tp": 2}, {"tp": 2}])
+def test_hooks_leave_the_ranks_of_tp_alike(axes, make):
+    data = [batches(2, sizes=SIZES, seed=step) for step in range(8)]
+
+    def rank(comm):
+        mesh = Mesh(comm, **axes)
+        engine = DataParallel(split(mesh.tp), CrossEntropy(), mesh, zero=1, hook=make())
+        assert len(engine.buckets) == 1  # of parameters that are split and others that are not
+        for batch in data:
+            engine.step([batch[engine.groups.data.rank]])
+        return engine.gather()
+
+    first, *others = run_threads(int(np.prod(list(axes.values()))), rank)
+    for found in others:
+        for name, value in first.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
 def test_states_move_between_meshes():
