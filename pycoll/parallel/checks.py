@@ -109,9 +109,16 @@ def check_values(
                 odd = [rank for rank, digest in enumerate(seen) if digest != usual]
                 raise MismatchError(
                     f"parameter {parameter.name} differs at the start: {_ranks(odd)} of the "
-                    f"{channel.name} group of {channel.world_size} not as the others; make it "
-                    "from the same seed everywhere, or pass start='broadcast'"
+                    f"{channel.name} group of {channel.world_size} not as the others; "
+                    f"{_advice(parameter)}"
                 )
+
+
+def _advice(parameter: Parameter) -> str:
+    same = "make it from the same seed everywhere, or pass start='broadcast'"
+    if parameter.spec.tensor_axis is None:
+        return same
+    return f"its layer has to be split over the mesh's tp axis, not over another; if it is, {same}"
 
 
 def vote(value: str) -> np.ndarray:

@@ -206,5 +206,8 @@ def test_a_model_on_the_wrong_axis_of_the_mesh():
         model = GPT(TransformerConfig(**SIZE, comm=mesh.dp), seed=3)
         DataParallel(model, model.loss(), mesh)
 
-    with pytest.raises(RankFailed, match=r"MismatchError: parameter \S+\.weight differs .* rank"):
+    with pytest.raises(
+        RankFailed, match=r"MismatchError: parameter \S+\.weight differs .* rank"
+    ) as told:
         run_threads(4, rank)
+    assert "split over the mesh's tp axis, not over another" in str(told.value)
