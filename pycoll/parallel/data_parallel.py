@@ -150,7 +150,7 @@ class DataParallel:
         Args:
             micro_batches: ``(inputs, targets)`` of this rank, one after the other. Ranks may have
                 different numbers of micro-batches, or none, and of samples: the mean is over
-                samples.
+                samples. Ranks of one ``tp`` group are given the same ones.
             lr: Learning rate of this step; by default the optimizer's.
 
         Raises:
