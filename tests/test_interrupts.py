@@ -87,7 +87,11 @@ def test_ctrl_c(wait):
             os.kill(int(pids[0]), signal.SIGINT)
             time.sleep(0.2)
         if comm.rank:
-            return expect(comm, Revoked, WAITS[wait], event, "interrupt")[0]
+            name, text = expect(comm, Revoked, WAITS[wait], event, "interrupt")
+            assert "rank 0 was interrupted (process " in text
+            assert re.search(r"\); its last call was \w+\(.* at \w+\.py:\d+ ", text)
+            assert "descriptor" not in text
+            return name
         with pytest.raises(KeyboardInterrupt):
             WAITS[wait](comm)
         assert event.age() < BOUND_S
@@ -126,7 +130,10 @@ def test_abort_from_another_thread():
             threading.Timer(0.2, stop).start()
         if comm.rank == 1:
             time.sleep(0.4)
-        return expect(comm, Revoked, WAITS["barrier"], event, "the user pressed stop")[0]
+        name, text = expect(comm, Revoked, WAITS["barrier"], event, "the user pressed stop")
+        assert "rank 0 aborted the communicator (the user pressed stop) (process " in text
+        assert "descriptor" not in text
+        return name
 
     assert run_threads(3, rank) == ["Revoked"] * 3
     assert run_processes(3, rank) == ["Revoked"] * 3

@@ -90,6 +90,7 @@ def _name(enum: Any, value: int) -> str:
         return f"{enum.__name__.lower()}#{value}"
 
 
+_INTERRUPT = 5  # Cause::kInterrupt
 _ABORT = 6  # Cause::kAbort: whoever gave up has told why, as a sender of half a message
 
 
@@ -109,9 +110,14 @@ def describe(kind: str, text: str, report: dict | None) -> errors.CollError:
         "CollTimeout": _timeout,
         "PeerLost": _lost,
         "PeerLeft": _left,
+        "Revoked": None if _over_messages(report) else _revoked,
     }.get(kind)
     told = writer and report["ranks"] and not (kind == "CollTimeout" and report["cause"] == _ABORT)
     return cls(writer(report) if told else f"{text}{_advice()}")
+
+
+def _over_messages(report: dict) -> bool:
+    return any("answered" in rank for rank in report["ranks"])  # their words are plain already
 
 
 def _advice() -> str:
@@ -179,6 +185,15 @@ def _lost(report: dict) -> str:
     last = Call.unpack(dead["descriptor"], dead["count"])
     what = f"; its last call was {last}{_where(dead)}" if dead["descriptor"] else ""
     return f"rank {dead['rank']} (process {dead['pid']}) died{what}.{_advice()}"
+
+
+def _revoked(report: dict) -> str:
+    who = report["ranks"][report["culprit"]]
+    what = "was interrupted" if report["cause"] == _INTERRUPT else "aborted the communicator"
+    told = f"{what} ({report['text']})" if report["text"] else what
+    last = Call.unpack(who["descriptor"], who["count"])
+    where = f"; its last call was {last}{_where(who)}" if who["descriptor"] else ""
+    return f"rank {who['rank']} {told} (process {who['pid']}){where}.{_advice()}"
 
 
 def _left(report: dict) -> str:
