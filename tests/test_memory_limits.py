@@ -2,16 +2,19 @@
 
 import contextlib
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pycoll import _C
 from pycoll.config import Config
 from pycoll.runtime.bootstrap import make_memfd
 from pycoll.runtime.groups import open_control
+from pycoll.testing import run_processes
 
 MIB = 1 << 20
 PROC = {"meminfo": "MemTotal: 9000 kB\nMemAvailable:    4000 kB\n"}
@@ -142,6 +145,52 @@ def test_ranks_that_fill_a_container_are_told(tmp_path):
     assert len(texts) == 2, done.stdout
     counts = [int(text.split()[1] if text.startswith("[") else text.split()[0]) for text in texts]
     assert 1 < sum(counts) < 500 / 32
+
+
+@contextlib.contextmanager
+def no_more_memory():
+    """No address space beyond what this process has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_an_array_stays_registered_while_there_is_no_memory_to_move_it_back():
+    def rank(comm):
+        x = np.ones(50 * MIB, np.uint8)
+        comm.register(x)
+        with no_more_memory(), pytest.raises(MemoryError, match="to move an array back"):
+            comm.unregister(x)
+        comm.all_reduce(x, out=x)
+        comm.unregister(x)
+        comm.register(x)
+        return x[0] == x[-1] == 2
+
+    assert run_processes(2, rank) == [True, True]
+
+
+def test_memory_that_ends_while_there_is_none_to_move_it_back_is_forgotten():
+    def rank(comm):
+        x = np.ones(50 * MIB, np.uint8)
+        address = x.ctypes.data
+        comm.register(x)
+        told = []
+        with no_more_memory(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "unraisablehook", lambda hook: told.append(hook.exc_value))
+            patch.setattr(sys, "excepthook", lambda _, error, __: told.append(error))
+            del x
+        x = np.full(50 * MIB, comm.rank, np.uint8)
+        assert x.ctypes.data == address  # else this proves nothing
+        assert [type(error) for error in told] == [MemoryError]
+        comm.all_reduce(x, out=x)
+        comm.register(x)
+        return int(x.max()), int(x.min())
+
+    assert run_processes(2, rank) == [(1, 1)] * 2
 
 
 def test_who_comes_after_a_creator_that_died_half_way():

@@ -145,7 +145,7 @@ class Memory:
         owner = _owner(array) if isinstance(x, np.ndarray) else None
         keep: Any = x, array  # the view keeps what could be resized, a bytearray, where it is
         if owner is not None:  # nobody else can free the memory, so it need not be kept alive
-            keep = weakref.finalize(owner, self._drop, start)
+            keep = weakref.finalize(owner, self._end, start)
             keep.atexit = False
         self._registered[start] = (start + array.nbytes, moved, keep)
 
@@ -157,9 +157,10 @@ class Memory:
         _, moved, keep = self._registered[start]
         if any(loan.registration is moved and loan.lasts() for loan in self._lent):
             raise ArgumentError("x is in use by a call in the background; wait for it first")
+        raising(moved.release)  # if there is no memory for that, x stays as it is
         if isinstance(keep, weakref.finalize):
             keep.detach()
-        self._drop(start)
+        del self._registered[start]
 
     def lend(self, mirror: Mirror | Detour, engine: _C.Engine, ticket: int) -> None:
         """Note that a call in the queue of an engine uses a registered array."""
@@ -167,9 +168,14 @@ class Memory:
             self._lent = [loan for loan in self._lent if loan.lasts()]
             self._lent.append(_Loan(mirror.registration, weakref.ref(engine), ticket))
 
-    def _drop(self, start: int) -> None:
-        _, moved, _ = self._registered.pop(start)
-        raising(moved.release)
+    def _end(self, start: int) -> None:
+        """Move an array back just before its memory is freed."""
+        try:
+            raising(self._registered[start][1].release)
+        except BaseException:
+            self._forget(start)
+            raise
+        del self._registered[start]
 
     def _forget(self, start: int) -> None:
         """Drop what is known of memory that its owner has given back: it is others' now.
