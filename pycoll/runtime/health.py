@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -103,10 +104,19 @@ def check(session: Session, timeout: float | None = None) -> Health:
 
     hosts = tuple(getattr(session, "hosts", None) or [0] * session.world_size)
     try:
-        _settle(session, left)
-    except KeyboardInterrupt:  # ends the communicator, as it does inside a call
-        session.abort(f"rank {session.rank} was interrupted")
+        return _examine(session, hosts, start, left)
+    except CollError:
         raise
+    except BaseException as error:  # an interrupt ends the communicator, as it does inside a call
+        with contextlib.suppress(CollError):  # which it has already, if it came inside of one
+            session._interrupted(type(error).__name__)
+        raise
+
+
+def _examine(
+    session: Session, hosts: tuple[int, ...], start: float, left: Callable[[], float]
+) -> Health:
+    _settle(session, left)
     iteration = session.engine.iteration
     facts = _facts(session, hosts, iteration)
     card = "\n".join([*facts.values(), *_about_us()])

@@ -8,7 +8,14 @@ import time
 import numpy as np
 import pytest
 
-from pycoll.errors import ArgumentError, CollTimeout, MismatchError, PeerLost, PeerRejected
+from pycoll.errors import (
+    ArgumentError,
+    CollTimeout,
+    MismatchError,
+    PeerLost,
+    PeerRejected,
+    Revoked,
+)
 from pycoll.runtime import health
 from pycoll.testing import run_processes, run_threads
 
@@ -147,6 +154,25 @@ def test_a_rank_that_answers_no_message():
         assert re.search("nothing from rank 0 within 0.[0-3]", str(e.value))
 
     run_processes(2, rank)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_between_two_messages(error):
+    def interrupt(*_):
+        raise error
+
+    def rank(comm):
+        comm.check()
+        if comm.rank == 1:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(health, "_send", interrupt)
+                with pytest.raises(error):
+                    comm.check()
+        with pytest.raises(Revoked, match=rf"rank 1 was interrupted \({error.__name__}\)"):
+            comm.check()
+        return True
+
+    assert run_processes(3, rank) == [True] * 3
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "soon"])
