@@ -1,6 +1,8 @@
 """Where symmetric memory lies."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 
@@ -31,3 +33,20 @@ def test_a_region_holds_what_it_says():
         return set(whole.tolist())
 
     assert run_threads(3, rank, config=config) == [{6.0}] * 3
+
+
+STREAMS = """
+import os, sys
+import pycoll
+comm = pycoll.init()
+comm.empty(1 << 20)
+open_ones = [fd for fd in range(3) if os.path.exists(f"/proc/self/fd/{fd}")]
+sys.exit(f"{open_ones} are open" if open_ones else 0)
+"""
+
+
+def test_memory_takes_no_place_of_a_closed_stream():
+    """What is written or opened there later would end in the memory, or take its place."""
+    shell = 'exec "$@" <&- >&- 2>&-'
+    command = ["sh", "-c", shell, "sh", sys.executable, "-c", STREAMS]
+    assert subprocess.run(command, timeout=60).returncode == 0
