@@ -188,6 +188,7 @@ PYBIND11_MODULE(_C, m) {
                                          {world_size, cell_bytes, mailbox_bytes, start_iteration});
            }),
            "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2)
+      .def("decline", &ControlSegment::decline)
       .def("deserted", &ControlSegment::deserted);
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
       .def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a)

@@ -40,8 +40,13 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
   block_ = &control_->block(rank_);
   site("");
   if (options_.threads_as_ranks) return;
-  peer_memory_ = std::make_unique<PeerMemory>(control_, rank_);
-  keeper_ = std::make_unique<Keeper>(&block_->life, world_size_);
+  try {
+    peer_memory_ = std::make_unique<PeerMemory>(control_, rank_);
+    keeper_ = std::make_unique<Keeper>(&block_->life, world_size_);
+  } catch (const std::exception& error) {  // the slot is taken, so the peers would wait for us
+    leave(error.what());
+    throw;
+  }
 }
 
 Engine::~Engine() {

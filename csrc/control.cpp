@@ -250,6 +250,12 @@ void ControlSegment::claim(uint32_t rank) {
   reinterpret_cast<Header*>(base_)->attached.fetch_add(1);
 }
 
+void ControlSegment::decline(uint32_t rank, std::string_view text) {
+  claim(rank);
+  store_text(block(rank).leave_text, kTextBytes, text);
+  block(rank).phase.store(uint32_t(Phase::kLeft), std::memory_order_release);
+}
+
 uint32_t ControlSegment::attached() const {
   return reinterpret_cast<Header*>(base_)->attached.load();
 }

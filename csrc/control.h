@@ -178,6 +178,8 @@ class ControlSegment {
 
   // Takes the slot of `rank` for the calling process. Throws TransportError if it is taken.
   void claim(uint32_t rank);
+  // The same for a process that cannot join: its peers raise PeerLeft with the text.
+  void decline(uint32_t rank, std::string_view text);
 
   const Geometry& geometry() const { return geometry_; }
   uint64_t cookie() const { return cookie_; }  // random, alike on all ranks

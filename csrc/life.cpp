@@ -51,7 +51,8 @@ Keeper::Keeper(pthread_mutex_t* life, uint32_t ranks) : policy_(background_polic
     thread_ = std::make_unique<std::thread>([this, life] { serve(life); });
   } catch (const std::system_error& error) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw_error("TransportError", "cannot start the keeper thread: ", error.what());
+    throw_error("TransportError", "cannot start the keeper thread: ", error.what(),
+                "; raise the limit on processes (ulimit -u, pids.max) or on memory");
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   wait_until(

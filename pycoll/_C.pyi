@@ -70,6 +70,7 @@ class Control:
         mailbox_bytes: int,
         start_iteration: int = 2,
     ) -> None: ...
+    def decline(self, rank: int, text: str) -> None: ...
 
 class Engine:
     def __init__(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pycoll import _C
 from pycoll.comm import Communicator
 from pycoll.config import Config
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, CollError, in_words
 from pycoll.runtime import mpi
 from pycoll.runtime.bootstrap import discover, launched_by_us
 from pycoll.runtime.groups import open_control
@@ -79,8 +79,12 @@ def _join_host(config: Config) -> Session:
     launch = discover()
     try:
         n = launch.world_size
-        heap = raising(_C.Heap, launch.heap_fd, n, config.heap_bytes)
         control = open_control(launch.control_fd, n, config)
+        try:
+            heap = raising(_C.Heap, launch.heap_fd, n, config.heap_bytes)
+        except CollError as error:  # nobody else knows that this rank will not come
+            raising(control.decline, launch.rank, in_words(error))
+            raise
         return Session(control, Memory(heap, launch.rank), launch.rank, n, config)
     finally:
         os.close(launch.control_fd)

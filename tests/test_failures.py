@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -150,3 +152,34 @@ def test_closing_after_the_last_call_disturbs_nobody(run):
 
     for _ in range(20):
         assert run(3, rank) == [3.0] * 3
+
+
+JOIN = """
+import os, resource, sys
+import pycoll
+rank = os.environ["PYCOLL_RANK"]
+if rank == "1":
+    pages = int(open("/proc/self/statm").read().split()[0])
+    limit = pages * resource.getpagesize() + (1 << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    pycoll.init(heap_bytes=int(sys.argv[1]), timeout=30)
+except pycoll.errors.CollError as error:
+    print(rank, type(error).__name__, str(error).splitlines()[0], flush=True)
+"""
+
+
+@pytest.mark.parametrize(("heap_bytes", "what"), [(2 << 30, "map the heap"), (4096, "start the k")])
+def test_a_rank_that_cannot_join(tmp_path, heap_bytes, what):
+    script = tmp_path / "join.py"
+    script.write_text(JOIN)
+    command = [sys.executable, "-m", "pycoll", "run", "-n", "2", str(script), str(heap_bytes)]
+    stacks = "ulimit -S -s 4000000 && "  # of threads, in KiB: more than rank 1 may have
+    start = time.monotonic()
+    done = subprocess.run(
+        ["sh", "-c", stacks + 'exec "$@"', "sh", *command], capture_output=True, timeout=60
+    )
+    assert time.monotonic() - start < 20
+    first, second = sorted(done.stdout.decode().splitlines())
+    assert re.match(rf"0 PeerLeft rank 1 \(process \d+\) left: .*cannot {what}", first), first
+    assert second.startswith(f"1 TransportError cannot {what}")
