@@ -231,6 +231,8 @@ PYBIND11_MODULE(_C, m) {
       .def(
           "leave", [](Engine& e, const std::string& text) { e.leave(text); }, Release())
       .def("close", &Engine::close, Release())
+      .def(
+          "check_peers", [](Engine& e) { e.check(kNoRank, Pulse::kYield); }, Release())
       .def("report", &report)
       .def_property_readonly("iteration", &Engine::iteration);
   add_fastcall(m);

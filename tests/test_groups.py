@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import threading
 import time
 
@@ -9,7 +10,16 @@ import numpy as np
 import pytest
 
 from pycoll.config import Config
-from pycoll.errors import CollTimeout, CommClosed, PeerRejected, Revoked, TransportError
+from pycoll.errors import (
+    CollTimeout,
+    CommClosed,
+    PeerLost,
+    PeerRejected,
+    Revoked,
+    TransportError,
+)
+from pycoll.runtime import groups
+from pycoll.runtime.bootstrap import adopt
 from pycoll.testing import run_processes, run_threads
 
 
@@ -170,6 +180,25 @@ def test_an_aborted_child_leaves_its_parent_usable(run):
         return int(comm.all_reduce(np.ones(1, int))[0])
 
     assert run(2, rank) == [2, 2]
+
+
+def test_the_rank_that_made_the_memory_is_killed_before_the_others_open_it():
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def open_late(*place):
+        time.sleep(0.3)
+        return adopt(*place)
+
+    def rank(comm):
+        comm.barrier()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(groups, "adopt", open_late if comm.rank else die)
+            with pytest.raises(PeerLost, match=r"rank 0 \(process \d+\) died"):
+                comm.split(0)
+        return True
+
+    assert run_processes(3, rank, may_die=[0]) == [-signal.SIGKILL, True, True]
 
 
 def test_two_communicators_in_opposite_order_time_out():

@@ -8,7 +8,7 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.config import Config
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.exchange import exchange
 from pycoll.runtime.mpi_session import MpiSession
@@ -90,7 +90,11 @@ def _all_gather(parent: Session, row: np.ndarray) -> np.ndarray:
 def _join(
     parent: Session, pid: int, leader_fd: int, group: list[int], kind: type[Session]
 ) -> Session:
-    fd = adopt(pid, leader_fd)
+    try:
+        fd = adopt(pid, leader_fd)
+    except TransportError:
+        parent.guard(parent.engine.check_peers)  # it may have died: then that is what all hear
+        raise
     try:
         control = open_control(fd, len(group), parent.config)
         rank, n = group.index(parent.rank), len(group)
