@@ -28,37 +28,46 @@ class CellStores {
   // Whether it is to be timed: of tries the last ones, for the first ones find the lines of the
   // cells, which exist twice, where the other way has left them.
   bool timed() const {
-    if (tries()) return turn() >= kTries - kTimedTries;
+    if (tries()) return copies_ - try_ >= kTries - kTimedTries;
     return copies_ < kFirstTry || copies_ % kTimedEvery == 0;
   }
 
   // What stores belong to that nobody times.
   bool usually_past_caches() const { return past_; }
 
-  // Ends the copy that the above tells about; `ns`: what it took if it was timed.
-  void note(uint64_t nbytes, uint64_t ns) {
+  // Ends the copy that the above tells about; if it was timed, it took `ns` and ended at `now`.
+  void note(uint64_t nbytes, uint64_t ns, uint64_t now) {
     if (timed()) {
       times_[past_caches()].note(static_cast<double>(ns) / static_cast<double>(nbytes));
+      if (tries()) tried_ns_ = now;
+      const bool rare = copies_ < tried_ + kRareCopies && now > tried_ns_ + kRareNs;
+      if (!tries() && tried_ > 0 && rare) try_ = copies_ + 1;
     }
-    if (turn() + 1 >= kTries) {
+    if (!tries() || copies_ + 1 == try_ + kTries) {
       const double fetch = kFetchNs / static_cast<double>(nbytes) + kFetchNsPerByte;
       past_ = times_[1].best_or(kUnknown) + fetch < times_[0].best_or(kUnknown);
     }
-    ++copies_;
+    if (++copies_ == try_ + kTries) {
+      tried_ = copies_;
+      try_ += interval_;
+      interval_ = std::min(2 * interval_, kTryEvery);
+    }
   }
 
  private:
-  static constexpr uint64_t kTimedEvery = 8, kTryEvery = 512, kFirstTry = 7;
-  static constexpr uint64_t kTries = 4, kTimedTries = 2;           // in a row
-  static constexpr double kFetchNs = 700, kFetchNsPerByte = 0.05;  // about: bytes of no cache
+  static constexpr uint64_t kTimedEvery = 8, kTryEvery = 512, kFirstTry = 7, kSecondTry = 16;
+  static constexpr uint64_t kTries = 4, kTimedTries = 2;  // in a row
+  // Where copies are so rare, as when large arrays are read across but for a few calls, the next
+  // try would be too far away.
+  static constexpr uint64_t kRareCopies = 64, kRareNs = 20'000'000;
+  static constexpr double kFetchNs = 300, kFetchNsPerByte = 0.05;  // about: bytes of no cache
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
-  // Copies since the other way was to be tried.
-  uint64_t turn() const { return (copies_ - kFirstTry) % kTryEvery; }
-  bool tries() const { return turn() < kTries; }
+  bool tries() const { return copies_ >= try_; }
 
   bool past_ = false;
-  uint64_t copies_ = 0;
+  uint64_t copies_ = 0, tried_ = 0, tried_ns_ = 0;    // so many before the last try ended, and when
+  uint64_t try_ = kFirstTry, interval_ = kSecondTry;  // the next try; soon at first: pages are cold
   std::array<RecentTimes, 2> times_;  // ns a byte: of ordinary stores, past the caches
 };
 

@@ -119,7 +119,8 @@ void Engine::copy_to_cell(void* cell, const void* src, uint64_t nbytes) {
   CellStores& stores = cell_stores_[nbytes];
   const uint64_t begin = stores.timed() ? now_ns() : 0;
   copy(cell, src, nbytes, stores.past_caches());
-  stores.note(nbytes, stores.timed() ? now_ns() - begin : 0);
+  const uint64_t end = stores.timed() ? now_ns() : 0;
+  stores.note(nbytes, end - begin, end);
 }
 
 void Engine::fold_pieces(const Instr& instr, const Operand* operands) {

@@ -13,19 +13,22 @@ constexpr uint64_t kNear = 50'000, kFar = 250'000, kPast = 60'000;
 // Makes `copies` copies that take so many ns with ordinary stores; returns how many went past the
 // caches.
 int copy(CellStores& stores, int copies, uint64_t ordinary_ns, uint64_t past_ns = kPast,
-         uint64_t nbytes = kBytes) {
+         uint64_t nbytes = kBytes, uint64_t apart_ns = 0) {
+  static uint64_t now = 0;
   int past = 0;
   for (int i = 0; i < copies; ++i) {
+    now += apart_ns;
     past += stores.past_caches();
     // 0, which nothing beats: what nobody is to time.
-    stores.note(nbytes, !stores.timed() ? 0 : stores.past_caches() ? past_ns : ordinary_ns);
+    stores.note(nbytes, !stores.timed() ? 0 : stores.past_caches() ? past_ns : ordinary_ns, now);
   }
   return past;
 }
 
 void near_peers() {
   CellStores stores;
-  expect(copy(stores, 51'200, kNear) == 400, "four copies of 512 are made the other way");
+  expect(copy(stores, 60, kNear) == 12, "the other way is tried soon, while pages are cold");
+  expect(copy(stores, 51'200 - 60, kNear) == 408, "then with four copies of 512");
   expect(!stores.usually_past_caches(), "peers are near");
   copy(stores, 5'120, 90'000, kNear);
   expect(!stores.usually_past_caches(), "peers would have to fetch from memory");
@@ -47,6 +50,14 @@ void small_copies() {
   expect(stores.usually_past_caches(), "the peer is farther");
 }
 
+// The first copies find pages that nobody has touched: in relays all of them are of the first call.
+void cold_pages() {
+  CellStores stores;
+  copy(stores, 16, 40 * kFar, 40 * kPast);
+  copy(stores, 64, kFar);
+  expect(stores.usually_past_caches(), "what cold pages cost is forgotten soon");
+}
+
 void peers_that_move() {
   CellStores stores;
   for (int round = 0; round < 5; ++round) {
@@ -57,11 +68,19 @@ void peers_that_move() {
   }
 }
 
+void rare_copies() {
+  CellStores stores;
+  copy(stores, 51'200, kNear);
+  copy(stores, 64, kFar, kPast, kBytes, 2'000'000);
+  expect(stores.usually_past_caches(), "what copies take is found out soon, however rare they are");
+  expect(copy(stores, 51'200, kFar, kPast, kBytes, 1'000) > 50'500, "others are not tried more");
+}
+
 void interrupts() {
   CellStores stores;
   for (int i = 0; i < 10'000; ++i) {
     const uint64_t usual = stores.past_caches() ? kPast : kNear;
-    stores.note(kBytes, i % 3 == 0 ? 40 * usual : usual);
+    stores.note(kBytes, i % 3 == 0 ? 40 * usual : usual, 0);
     expect(!stores.usually_past_caches(), "a copy that was interrupted says nothing");
   }
 }
@@ -74,7 +93,7 @@ void lines_that_moved() {
     since = stores.past_caches() == past ? since + 1 : 0;
     past = stores.past_caches();
     const uint64_t moved = past ? 1'000 : kFar;
-    stores.note(kBytes, since < 2 ? moved : past ? kPast : 90'000);
+    stores.note(kBytes, since < 2 ? moved : past ? kPast : 90'000, 0);
     expect(!stores.usually_past_caches(), "what the first ones take does not count");
   }
 }
@@ -95,7 +114,9 @@ int main() {
   return main_of({{"near peers", near_peers},
                   {"far peers", far_peers},
                   {"small copies", small_copies},
+                  {"cold pages", cold_pages},
                   {"peers that move", peers_that_move},
+                  {"rare copies", rare_copies},
                   {"interrupts", interrupts},
                   {"lines that moved", lines_that_moved},
                   {"sizes", sizes}});
