@@ -102,7 +102,7 @@ class Memory:
         """Move back what is registered still: its memory outlives the last communicator."""
         if self.heap is not None and not sys.is_finalizing():
             for start, (_, _, keep) in list(self._registered.items()):
-                (self._forget if _has_left(keep, start) else self._drop)(start)
+                (self._forget if _has_left(keep, start) else self._end)(start)
 
     def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
         """See `pycoll.Communicator.empty`."""
