@@ -1,8 +1,8 @@
 # Every target does its own set-up: a virtual environment in .venv, dependencies, the extension.
 # After a first run only what has changed is built again.
 #   PYTHON=/path/to/python3   use this interpreter instead of the newest suitable one
-#   ARGS="-k name"            more arguments for pytest in `make test` and `make test-torch`
-#   PARALLEL=                 run one test file after the other in `make test`, not two at a time
+#   ARGS="-k name"            more arguments for pytest
+#   PARALLEL=                 run one test file after the other, not two at a time
 #   TORCH="torch==2.13.0"     what `make test-torch` installs; TORCH_ARGS: more arguments for pip
 
 VENV := .venv
@@ -89,21 +89,21 @@ $(TORCH_VENV)/installed: $(VENV)/installed
 
 test-torch: build  ## run the tests of the PyTorch backend, or say that PyTorch cannot be had
 	@if $(MAKE) --no-print-directory $(TORCH_VENV)/installed; then \
-	  $(TORCH_VENV)/bin/python -m pytest tests/pytorch tests/test_arrays.py tests/test_memory.py $(ARGS); \
+	  $(TORCH_VENV)/bin/python -m pytest $(PARALLEL) tests/pytorch tests/test_arrays.py tests/test_memory.py $(ARGS); \
 	else \
 	  echo "SKIPPED: the tests of the PyTorch backend; $(TORCH) cannot be installed here"; fi
 
-$(VENV)-%/installed: | $(VENV)/installed
+$(VENV)-%/installed: Makefile | $(VENV)/installed
 	@echo "installing $* into $(VENV)-$*"
 	@rm -rf $(VENV)-$* && $(BIN)/python -m venv $(VENV)-$*
 	@$(VENV)-$*/bin/python -m pip --disable-pip-version-check -q install numpy "mpi4py>=4" $* \
-	  "pytest>=8" "pytest-timeout>=2.3" ml-dtypes
+	  "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3" ml-dtypes
 	@touch $@
 
 test-mpi: build  ## run the tests of MPI under each MPI, or say that it cannot be had
 	@for mpi in $(MPIS); do \
 	  if $(MAKE) --no-print-directory $(VENV)-$$mpi/installed; then echo "under $$mpi:"; \
-	    PYTHONPATH=. $(VENV)-$$mpi/bin/python -m pytest tests/mpi $(ARGS) || exit 1; \
+	    PYTHONPATH=. $(VENV)-$$mpi/bin/python -m pytest $(PARALLEL) tests/mpi $(ARGS) || exit 1; \
 	  else echo "SKIPPED: the tests under $$mpi, which cannot be installed here"; fi; done
 
 native: tools  ## run the C++ tests
