@@ -3,10 +3,10 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <mutex>
 #include <optional>
 #include <sstream>
 #include <vector>
@@ -130,27 +130,28 @@ uint64_t available_memory(const std::string& root) {
 }
 
 // Small reservations that need not ask what is available, since one has just asked: reading the
-// kernel's files takes a hundred times as long as they do.
+// kernel's files takes a hundred times as long as they do. No lock: a child made by fork could find
+// it taken for good.
 class Allowance {
  public:
   bool covers(uint64_t nbytes) {
-    std::lock_guard lock(mutex_);
-    if (nbytes > left_ || now_ns() > end_) return false;
-    left_ -= nbytes;
-    return true;
+    if (now_ns() > end_.load()) return false;
+    uint64_t left = left_.load();
+    while (left >= nbytes) {
+      if (left_.compare_exchange_weak(left, left - nbytes)) return true;
+    }
+    return false;
   }
 
   // Renews it where `available` bytes were found.
   void renew(uint64_t available) {
-    std::lock_guard lock(mutex_);
     left_ = std::min(kMost, available / kShare);
     end_ = now_ns() + kValidNs;
   }
 
  private:
   static constexpr uint64_t kMost = 16 << 20, kShare = 256, kValidNs = 20'000'000;
-  std::mutex mutex_;
-  uint64_t left_ = 0, end_ = 0;
+  std::atomic<uint64_t> left_{0}, end_{0};
 };
 
 // The kernel would rather kill a process, of anybody, than refuse pages of a memfd. So it is asked
