@@ -136,7 +136,8 @@ def test_a_rank_that_does_not_come_is_named(host_kernels):
     with pycoll.virtual_ranks(3) as ranks:
         xs = [DeviceArray(np.ones(8)) for _ in range(3)]
         ranks.bind("all_reduce", xs)(0.5, absent=0b010)
-        with pytest.raises(CollTimeout, match=r"waiting 0\.5\d* s for rank 1 at step 1 of call"):
+        # Who began later follows the first to give up, and may be the one that is told.
+        with pytest.raises(CollTimeout, match=r"waiting 0\.[45]\d* s for rank 1 at step 1 of call"):
             ranks.synchronize()
         with pytest.raises(CollTimeout):
             ranks.all_reduce(xs)
