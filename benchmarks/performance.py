@@ -40,11 +40,12 @@ def machine(document):
 
 
 def place(case):
-    """Return a case in few words."""
-    collective, n, dtype, _, rotating = case
+    """Return a case in few words, a different one for each."""
+    collective, n, dtype, in_place, rotating = case
     words = [f"`{collective}`"]
     words += [dtype] if dtype != "float32" else []
     words += [f"{n} ranks"] if n != 2 else []
+    words += ["in place"] if in_place and collective == "all_gather" else []
     words += ["arrays in turn"] if rotating else []
     return ", ".join(words)
 
@@ -58,8 +59,9 @@ def number(value):
 
 
 def pair(values):
-    """Return two ratios in one cell."""
-    return " / ".join(map(number, values))
+    """Return two ratios in one cell, or nothing where neither is known."""
+    texts = [number(value) for value in values]
+    return " / ".join(texts) if any(texts) else ""
 
 
 def ratios(sizes, ours):
