@@ -37,6 +37,24 @@ struct ManagedVersioned {
   Tensor tensor;
 };
 
+struct Version {
+  uint32_t major;
+  uint32_t minor;
+};
+
+struct Exchange {
+  Version version;
+  void* previous;
+  int (*allocate)(Tensor*, ManagedVersioned**, void*, void (*)(void*, const char*, const char*));
+  int (*manage)(void*, ManagedVersioned**);
+  int (*wrap)(ManagedVersioned*, void**);
+  int (*look)(void*, Tensor*);  // may be null
+};
+
+constexpr uint32_t kMajor = 1;
+constexpr char kExchange[] = "dlpack_exchange_api";
+constexpr int kCpu = 1, kPageLocked = 3;
+
 template <typename M>
 std::shared_ptr<void> own(M* managed) {
   return std::shared_ptr<void>(managed, [](void* p) {
@@ -63,6 +81,15 @@ OpenedTensor describe(const Tensor& tensor, std::shared_ptr<void> owner) {
   return out;
 }
 
+const Exchange* exchange_of(PyTypeObject* type) {
+  static PyObject* const name = PyUnicode_InternFromString("__dlpack_c_exchange_api__");
+  if (name == nullptr || type->tp_dict == nullptr) return nullptr;
+  PyObject* capsule = PyDict_GetItem(type->tp_dict, name);
+  if (capsule == nullptr || !PyCapsule_IsValid(capsule, kExchange)) return nullptr;
+  const auto* exchange = static_cast<const Exchange*>(PyCapsule_GetPointer(capsule, kExchange));
+  return exchange->version.major == kMajor ? exchange : nullptr;
+}
+
 }  // namespace
 
 OpenedTensor open_dlpack(PyObject* capsule) {
@@ -77,6 +104,29 @@ OpenedTensor open_dlpack(PyObject* capsule) {
       static_cast<ManagedVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
   PyCapsule_SetName(capsule, "used_dltensor_versioned");
   return describe(managed->tensor, own(managed));
+}
+
+std::optional<SeenTensor> see_tensor(PyObject* object) {
+  const Exchange* exchange = exchange_of(Py_TYPE(object));
+  if (exchange == nullptr || exchange->look == nullptr) return {};
+  Tensor tensor{};
+  try {
+    if (exchange->look(object, &tensor) != 0) {
+      PyErr_Clear();
+      return {};
+    }
+  } catch (...) {  // PyTorch throws, for what is sparse or has no memory
+    return {};
+  }
+  SeenTensor seen;
+  seen.on_cpu = tensor.device.type == kCpu || tensor.device.type == kPageLocked;
+  seen.kind = tensor.kind;
+  seen.bits = tensor.lanes == 1 ? tensor.bits : 0;
+  if (tensor.data != nullptr) seen.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+  seen.ndim = tensor.ndim;
+  seen.shape = tensor.shape;
+  seen.strides = tensor.strides;
+  return seen;
 }
 
 }  // namespace pycoll

@@ -1,11 +1,12 @@
-// Opens DLPack capsules: memory of other array libraries, without importing them.
-// Layout of the structures: DLPack 1.x, dlpack.h.
+// Opens DLPack capsules, and looks at tensors through DLPack's C exchange API: memory of other
+// array libraries, without importing them. Layout of the structures: DLPack 1.x, dlpack.h.
 #pragma once
 
 #include <Python.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace pycoll {
@@ -23,5 +24,19 @@ struct OpenedTensor {
 // as used. Throws ArgumentError for anything else, for vectorised element types and for capsules
 // already used.
 OpenedTensor open_dlpack(PyObject* capsule);
+
+// A tensor in memory as long as nobody changes the tensor; it is not kept alive.
+struct SeenTensor {
+  bool on_cpu = false;
+  int kind = 0, bits = 0;  // as of OpenedTensor; 0 bits for vectorised elements
+  char* data = nullptr;
+  int ndim = 0;
+  const int64_t* shape = nullptr;
+  const int64_t* strides = nullptr;  // in elements; null where contiguous
+};
+
+// Looks at a tensor whose type, not one that this is made from, has DLPack's C exchange API.
+// Nothing if it is no such tensor, or its library cannot show it.
+std::optional<SeenTensor> see_tensor(PyObject* object);
 
 }  // namespace pycoll

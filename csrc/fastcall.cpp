@@ -1,12 +1,10 @@
 #include "fastcall.h"
 
-#include <pybind11/numpy.h>
-
 #include <array>
-#include <cstring>
 #include <limits>
 #include <optional>
 
+#include "arguments.h"
 #include "engine.h"
 #include "gil.h"
 #include "python_frame.h"
@@ -16,23 +14,9 @@ namespace py = pybind11;
 namespace pycoll {
 namespace {
 
-constexpr int kMaxDims = 6;
 constexpr size_t kSlots = 256;  // of each table, direct-mapped
 constexpr uint64_t kShortBytes = 16 << 10;
-enum Place : uint8_t { kAbsent, kPrivate, kSymmetric };
-
 constexpr intptr_t kApart = std::numeric_limits<intptr_t>::min();
-
-constexpr int kContiguous = 0x0001;  // NPY_ARRAY_C_CONTIGUOUS
-constexpr int kWriteable = 0x0400;   // NPY_ARRAY_WRITEABLE
-
-struct ArrayKey {
-  PyObject* descr = nullptr;
-  int32_t ndim = 0;
-  Place place = kAbsent;
-  std::array<Py_ssize_t, kMaxDims> dims{};
-  bool operator==(const ArrayKey&) const = default;
-};
 
 // What must be the same for a remembered call to serve again. Objects are compared by identity.
 struct Key {
@@ -46,11 +30,12 @@ struct Entry {
   Key key;
   std::shared_ptr<const BoundCall> call;
   std::shared_ptr<const StagedCall> staged;  // instead of `call`
-  py::object kept[7];                        // references to what the key points to
-  bool allocates = false;
-  bool symmetric_result = false;  // where it was allocated; see Communicator.symmetric
-  py::object result_dtype;
-  std::vector<Py_ssize_t> result_shape;
+  std::optional<ArrayKey> fresh;             // the result to allocate
+  py::object kept[8];                        // references to what the keys point to
+
+  bool serves(const Key& other) const {
+    return (call != nullptr || staged != nullptr) && key == other;
+  }
 };
 
 struct Site {
@@ -73,53 +58,33 @@ struct Fastcall {
   PyObject_HEAD State* state;
 };
 
+// The arrays of a call, and what keeps them.
 struct Arrays {
-  char *in = nullptr, *out = nullptr;
+  ArrayMemory in, out;
+  py::object x, result;
 };
 
 size_t slot_of(const Key& key) {
   uint64_t h = 0;
   const auto mix = [&h](uint64_t v) { h = (h ^ v) * 0x9E3779B97F4A7C15u; };
   for (const PyObject* object : key.objects) mix(reinterpret_cast<uintptr_t>(object));
-  mix(reinterpret_cast<uintptr_t>(key.x.descr));
+  mix(reinterpret_cast<uintptr_t>(key.x.type) + key.x.element);
   for (int i = 0; i < key.x.ndim; ++i) mix(static_cast<uint64_t>(key.x.dims[i]));
   mix(static_cast<uint64_t>(key.x.place) << 4 | static_cast<uint64_t>(key.out.place));
   mix(static_cast<uint64_t>(key.shift));
   return h >> 56;
 }
 
-// Describes one array argument; false if only the slow path can serve it.
-bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& key, char*& data,
-                    uint64_t& nbytes) {
-  if (object == Py_None) return true;
-  const auto& api = py::detail::npy_api::get();  // no static: it imports, and may pass the GIL on
-  if (Py_TYPE(object) != api.PyArray_Type_) return false;
-  const auto* array = py::detail::array_proxy(object);
-  const int wanted = kContiguous | (written ? kWriteable : 0);
-  if ((array->flags & wanted) != wanted || array->nd > kMaxDims) return false;
-  key.descr = array->descr;
-  key.ndim = array->nd;
-  nbytes = static_cast<uint64_t>(py::reinterpret_borrow<py::dtype>(array->descr).itemsize());
-  for (int i = 0; i < array->nd; ++i) {
-    key.dims[i] = array->dimensions[i];
-    nbytes *= static_cast<uint64_t>(array->dimensions[i]);
-  }
-  data = array->data;
-  const bool symmetric = heap != nullptr && heap->contains(data, nbytes);
-  key.place = symmetric ? kSymmetric : kPrivate;
-  return symmetric || heap == nullptr || !heap->is_aliased(data, nbytes);
-}
-
 bool make_key(const State& state, PyObject* const* args, Key& key, Arrays& arrays) {
   key.objects = {args[kKind], args[kOp], args[kRoot], args[kOrder], args[kAlgorithm]};
-  uint64_t in_bytes = 0, out_bytes = 0;
-  if (!describe_array(state.heap.get(), args[kX], false, key.x, arrays.in, in_bytes) ||
-      !describe_array(state.heap.get(), args[kOut], true, key.out, arrays.out, out_bytes)) {
+  auto& [in, out, x, result] = arrays;
+  if (!describe_array(state.heap.get(), args[kX], false, key.x, in) ||
+      !describe_array(state.heap.get(), args[kOut], true, key.out, out)) {
     return false;
   }
-  const bool apart = arrays.in == nullptr || arrays.out == nullptr ||
-                     arrays.in + in_bytes <= arrays.out || arrays.out + out_bytes <= arrays.in;
-  if (!apart) key.shift = arrays.out - arrays.in;
+  const bool apart = in.data == nullptr || out.data == nullptr || in.scattered ||
+                     in.data + in.nbytes <= out.data || out.data + out.nbytes <= in.data;
+  if (!apart) key.shift = out.data - in.data;
   return true;
 }
 
@@ -158,50 +123,48 @@ void fail(State& state, const std::string& kind, const std::string& text, PyObje
   }
 }
 
-bool is_symmetric(const State& state, const py::array& array) {
-  return state.heap != nullptr && state.heap->contains(array.data(), array.nbytes());
-}
-
-// What the call returns, and where its data are.
-struct Result {
-  py::object object;
-  char* data = nullptr;
-};
-
-// Returns `out`, or a new array; nothing if there is no memory for it, or if it lies elsewhere than
-// the one of the call that is remembered, which is then not the one to run.
-std::optional<Result> result_of(const State& state, const Entry& entry, const Arrays& arrays,
-                                PyObject* out) {
-  if (!entry.allocates) return Result{py::reinterpret_borrow<py::object>(out), arrays.out};
+// Makes what the call needs besides the user's arrays: a contiguous input, and a result. False if
+// there is no memory for them, or if they lie elsewhere than in the call that is remembered. May
+// run Python code.
+bool complete(const State& state, PyObject* const* args, const Key& key,
+              const std::optional<ArrayKey> fresh, Arrays& arrays) {
+  auto& [in, out, x, result] = arrays;
+  x = py::reinterpret_borrow<py::object>(args[kX]);
+  result = py::reinterpret_borrow<py::object>(args[kOut]);
   try {
-    py::array fresh(py::reinterpret_borrow<py::dtype>(entry.result_dtype), entry.result_shape);
-    if (entry.key.x.place == kSymmetric && is_symmetric(state, fresh) != entry.symmetric_result) {
-      return {};
+    ArrayKey made;
+    if (in.scattered) {
+      x = packed(args[kX], key.x);
+      if (!describe_array(state.heap.get(), x.ptr(), false, made, in) || made != key.x)
+        return false;
     }
-    auto* data = static_cast<char*>(fresh.mutable_data());
-    return Result{std::move(fresh), data};
+    if (!fresh) return true;
+    result = new_array(*fresh, args[kX]);
+    made = {};
+    if (!describe_array(state.heap.get(), result.ptr(), true, made, out)) return false;
+    if (key.x.place == Place::kPrivate) made.place = fresh->place;  // it does not matter where
+    return made == *fresh;
   } catch (const py::error_already_set&) {  // no memory: the slow path lets the peers know
-    return {};
+    return false;
   }
 }
 
 // Puts the call in the engine's queue; Python makes a `Work` of its ticket.
-PyObject* submit(State& state, const Entry& entry, const Arrays& arrays, uint32_t site, PyObject* x,
-                 Result& made) {
-  const auto& [result, target] = made;
+PyObject* submit(State& state, const Entry& entry, Arrays& arrays, uint32_t site, double limit_s) {
   const std::shared_ptr<const BoundCall> call = entry.call;
   const std::shared_ptr<Engine> engine = state.engine;  // another thread may close it meanwhile
   const std::shared_ptr<MpiEngine> mpi = state.mpi;
+  const auto& [in, out, x, result] = arrays;
   uint64_t ticket = 0;
   try {
     const Unlocked unlocked;
-    ticket = engine != nullptr ? engine->submit(call, arrays.in, target, site)
-                               : mpi->submit(call, arrays.in, target, site);
+    ticket = engine != nullptr ? engine->submit(call, in.data, out.data, site, limit_s)
+                               : mpi->submit(call, in.data, out.data, site, limit_s);
   } catch (const Error& error) {
-    fail(state, error.kind(), error.what(), x, result);
+    fail(state, error.kind(), error.what(), x.ptr(), result);
     return nullptr;
   }
-  return state.queued()(ticket, py::handle(x), result).release().ptr();
+  return state.queued()(ticket, x, result).release().ptr();
 }
 
 // Whether an engine does all of it at once, and soon.
@@ -222,46 +185,55 @@ std::optional<Error> error_of(const Work& work) {
   return {};
 }
 
-PyObject* run(State& state, const Entry& entry, const Arrays& arrays, uint32_t site, PyObject* x,
-              Result& made) {
+PyObject* run(State& state, const Entry& entry, Arrays& arrays, uint32_t site, double limit_s) {
   const std::shared_ptr<const BoundCall> call = entry.call;
   const std::shared_ptr<const StagedCall> staged = entry.staged;
   const std::shared_ptr<TwoLevelEngine> two = state.two;
   const std::shared_ptr<Engine> engine = state.engine;  // another thread may close it meanwhile
   const std::shared_ptr<MpiEngine> mpi = state.mpi;
-  auto& [result, target] = made;
-  const py::object keep = py::reinterpret_borrow<py::object>(x);
-  const auto work = [&] {
+  auto& [in, out, x, result] = arrays;
+  const auto work = [&, in = in.data, out = out.data] {
     if (two != nullptr) {
-      two->run(*staged, arrays.in, target, site);
+      two->run(*staged, in, out, site, limit_s);
     } else if (engine != nullptr) {
-      engine->run(*call, arrays.in, target, site);
+      engine->run(*call, in, out, site, limit_s);
     } else {
-      mpi->run(*call, arrays.in, target, site);
+      mpi->run(*call, in, out, site, limit_s);
     }
   };
   const std::optional<Error> error =
       is_short(state, call.get()) ? error_of<UnlockedInWaits>(work) : error_of<Unlocked>(work);
   if (!error.has_value()) return result.release().ptr();
-  fail(state, error->kind(), error->what(), x, result);
+  fail(state, error->kind(), error->what(), x.ptr(), result);
   return nullptr;
+}
+
+// The seconds that a call may wait, negative for those of the engine; nothing for what Python code
+// must look at.
+std::optional<double> limit_of(PyObject* timeout) {
+  if (timeout == Py_None) return Engine::kDefaultTimeout;
+  double seconds = 0;
+  if (PyFloat_CheckExact(timeout)) seconds = PyFloat_AS_DOUBLE(timeout);
+  if (PyLong_CheckExact(timeout)) seconds = PyLong_AsDouble(timeout);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();  // the number has too many digits
+  return seconds > 0 ? std::optional(seconds) : std::nullopt;
 }
 
 PyObject* fast_or_slow(State& state, PyObject* const* args) {
   Key key;
   Arrays arrays;
   const bool now = args[kAsync] == Py_False;
-  const bool plain = args[kTimeout] == Py_None && args[kStream] == Py_None &&
+  const std::optional<double> limit_s = limit_of(args[kTimeout]);
+  const bool plain = limit_s && args[kStream] == Py_None &&
                      (now || (args[kAsync] == Py_True && state.two == nullptr));
   // A new place in the program is asked for by Python code, and whatever runs in between, such as a
   // signal handler, may use or close this communicator. So nothing is looked at before that.
   const uint32_t site = plain ? call_site(state) : 0;
   if (plain && make_key(state, args, key, arrays)) {
     const Entry& entry = state.entries[slot_of(key)];
-    const bool known = entry.call != nullptr || entry.staged != nullptr;
-    if (known && entry.key == key && (state.two == nullptr || state.two->idle())) {
-      auto result = result_of(state, entry, arrays, args[kOut]);
-      if (result) return (now ? run : submit)(state, entry, arrays, site, args[kX], *result);
+    if (entry.serves(key) && (state.two == nullptr || state.two->idle()) &&
+        complete(state, args, key, entry.fresh, arrays) && entry.serves(key)) {
+      return (now ? run : submit)(state, entry, arrays, site, *limit_s);
     }
   }
   const py::object slow = state.slow();
@@ -286,16 +258,15 @@ PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     for (size_t i = 0; i < key.objects.size(); ++i) {
       entry.kept[i] = py::reinterpret_borrow<py::object>(key.objects[i]);
     }
-    entry.kept[5] = py::reinterpret_borrow<py::object>(key.x.descr);
-    entry.kept[6] = py::reinterpret_borrow<py::object>(key.out.descr);
-    const py::handle fresh = args[8];
-    if (!fresh.is_none()) {
-      const auto array = py::cast<py::array>(fresh);
-      entry.allocates = true;
-      entry.symmetric_result = is_symmetric(state, array);
-      entry.result_dtype = array.dtype();
-      entry.result_shape.assign(array.shape(), array.shape() + array.ndim());
+    if (args[8] != Py_None) {
+      ArrayMemory memory;
+      if (!describe_array(state.heap.get(), args[8], true, entry.fresh.emplace(), memory)) {
+        Py_RETURN_NONE;
+      }
+      entry.kept[7] = py::reinterpret_borrow<py::object>(entry.fresh->type);
     }
+    entry.kept[5] = py::reinterpret_borrow<py::object>(key.x.type);
+    entry.kept[6] = py::reinterpret_borrow<py::object>(key.out.type);
     const bool closed = state.engine == nullptr && state.mpi == nullptr && state.two == nullptr;
     if (!closed) state.entries[slot_of(key)] = std::move(entry);  // by another thread, meanwhile
     Py_RETURN_NONE;

@@ -27,9 +27,10 @@ inline constexpr Py_ssize_t kArgs = 10;
 //   fast.remember(bound_or_staged_call, kind, x, out, op, root, order, algorithm, result)
 //   fast.forget()
 //
-// A call whose arrays are NumPy arrays of shapes, dtypes and kinds of memory that were remembered,
-// with all other arguments being the very objects that were remembered, goes straight to the
-// engine. Any other call goes to `slow`, with all kArgs arguments. `result` is an array like the
+// A call whose arrays, see arguments.h, are of shapes, dtypes and kinds of memory that were
+// remembered, with all other arguments but the timeout being the very objects that were remembered,
+// goes straight to the engine. Any other call goes to `slow`, with all kArgs arguments. `result` is
+// an array like the
 // one to allocate for the result, or None. `slow`, `site`, `fail` and `queued` are weak references
 // to bound methods: site() returns the id of the call site (asked once per place in the program),
 // fail(kind, text) raises the exception for an engine error, queued(ticket, x, result) returns what

@@ -37,7 +37,9 @@ COLLECTIVES = re.compile(
     r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast", re.IGNORECASE
 )
 CUDA = [path for path in CXX if path.startswith("csrc/cuda/")]
-PYTHON_IN_CXX = re.compile(r"pybind11|Python\.h|\bpy::|csrc/bindings|\"bindings|fastcall")
+PYTHON_IN_CXX = re.compile(
+    r"pybind11|Python\.h|\bpy::|csrc/bindings|\"bindings|fastcall|\"arguments"
+)
 CUDA_IN_CXX = re.compile(r"cuda_runtime|<cuda[._/a-z]*>|\bcuda[A-Z]\w+\(")
 INTRINSICS = re.compile(r"\b_mm\w+")  # some are named after a broadcast within a register
 

@@ -132,14 +132,21 @@ def on_device(x: Any) -> bool:
     if x is None or isinstance(x, np.ndarray) or hasattr(x, "__array_interface__"):
         return False
     if hasattr(x, "__dlpack_device__"):
-        return int(x.__dlpack_device__()[0]) in _DLPACK_CUDA
+        return _dlpack_device(x, "an array") in _DLPACK_CUDA
     return hasattr(x, "__cuda_array_interface__")
 
 
+def _dlpack_device(x: Any, what: str) -> int:
+    try:
+        return int(x.__dlpack_device__()[0])
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(f"{what} cannot be shared through DLPack: {error}") from error
+
+
 def _from_dlpack(x: Any, what: str) -> ArrayView:
-    device = x.__dlpack_device__()[0]
+    device = _dlpack_device(x, what)
     if device not in _DLPACK_CPU:
-        raise ArgumentError(f"{what} lives on a device (DLPack type {int(device)}), not on the CPU")
+        raise ArgumentError(f"{what} lives on a device (DLPack type {device}), not on the CPU")
     return dlpack_view(x, what)
 
 
@@ -151,6 +158,8 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
         what: What it is called in error messages.
         **options: For ``x.__dlpack__``.
     """
+    if hasattr(x, "is_neg") and x.is_neg():  # PyTorch would show the elements without their sign
+        raise ArgumentError(f"{what} has its negative bit set; pass {what}.resolve_neg()")
     try:
         capsule = x.__dlpack__(**options)
     except (BufferError, RuntimeError, TypeError) as error:
@@ -166,6 +175,8 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
         known, name = dtype_of(dtype), dtype.name
     else:
         raise ArgumentError(f"{what} has a DLPack element type (code {kind}) that is not supported")
+    if not pointer and 0 not in shape:
+        raise ArgumentError(f"{what} is a {type(x).__name__} whose memory has been freed")
     strides_bytes = tuple(s * dtype.itemsize for s in strides)
     array = _C.array_at(pointer, shape, strides_bytes, dtype, owner)
     return ArrayView(array, known, name, x)

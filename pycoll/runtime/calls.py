@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pycoll.config import FOREVER_S
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, overlap, view
@@ -205,9 +203,7 @@ class Caller:
         if request.algorithm is None:
             spec = with_alternative(spec, choice)
         keep = (source and source.source, source and source.array, target and target.source)
-        plain = isinstance(typed.source, np.ndarray) and (
-            source is None or in_ptr == view(source.source, "x").pointer
-        )
+        plain = source is None or _is_as_given(source)
         prepared = Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep, plain, spec=spec)
         prepared.two_levels = request.algorithm is None and choice.measured is None
         if choice.direct and not input_only:
@@ -243,6 +239,12 @@ class Caller:
             prepared.out_ptr, prepared.scatters = written.address, (written,)
             prepared.gathers += (written,)
         prepared.plain = prepared.plain and not prepared.gathers
+
+
+def _is_as_given(source: ArrayView) -> bool:
+    """Whether an input is the caller's own memory, or was packed for not being contiguous."""
+    given = view(source.source, "x")
+    return given.pointer == source.pointer or not given.array.flags.c_contiguous
 
 
 def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Extents) -> CallSpec:

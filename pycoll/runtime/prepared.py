@@ -40,7 +40,8 @@ class Prepared:
         keep: Objects that must stay alive until the call is done.
         spec: What it does, apart from where the arrays are.
         two_levels: Nobody has asked for an algorithm, so it may go through hosts first.
-        plain: The arrays are the caller's own NumPy arrays, so a call like it needs no preparation.
+        plain: It works on the caller's own arrays, or a packed input: a call like it needs no
+            preparation if they are of a kind that the hot path knows.
         gathers, scatters: What lies elsewhere for the engine: arrays it reads, and those it writes.
     """
 

@@ -1,0 +1,165 @@
+"""Calls like earlier ones reach the engine without Python code, and only those that may."""
+
+import contextlib
+import time
+
+import numpy as np
+import pytest
+
+from pycoll.errors import ArgumentError, CollError, CollTimeout
+from pycoll.testing import run_processes, run_threads
+
+
+@contextlib.contextmanager
+def without_python(comm):
+    """Within it, a call that has to be prepared raises."""
+
+    def refuse(*_):
+        raise AssertionError("this call was prepared by Python code")
+
+    session = comm._session
+    session._prepare = refuse
+    try:
+        yield
+    finally:
+        del session._prepare
+
+
+def twice(comm, call):
+    """Return the result of a call that is made twice, the second time without Python code."""
+    call()
+    with without_python(comm):
+        return call()
+
+
+VIEWS = {
+    "every other": lambda x: x[::2, 1::3],
+    "transposed": lambda x: x.T,
+    "backwards": lambda x: x[::-1, ::-1],
+    "repeated": lambda x: np.broadcast_to(x[0], (4, 6)),
+    "a column": lambda x: x[:, 2],
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_an_input_with_gaps(run, kind):
+    view = VIEWS[kind]
+
+    def rank(comm):
+        x = view(np.arange(24.0).reshape(4, 6) * (comm.rank + 1))
+        before = x.copy()
+        out = np.empty(x.shape)
+        results = [
+            twice(comm, lambda: comm.all_reduce(x)),
+            twice(comm, lambda: comm.all_reduce(x, out=out)),
+            twice(comm, lambda: comm.all_reduce(x, async_op=True).wait()),
+        ]
+        assert np.array_equal(x, before)
+        want = view(np.arange(24.0).reshape(4, 6) * 3)
+        return [np.array_equal(result, want) for result in results]
+
+    assert run(2, rank) == [[True] * 3] * 2
+
+
+def test_an_input_with_gaps_after_one_without(run):
+    def rank(comm):
+        whole = np.arange(16.0).reshape(4, 4)
+        comm.all_reduce(whole)
+        with without_python(comm):
+            return [comm.all_reduce(x).tolist() for x in (whole.T, whole, whole[::-1])]
+
+    whole = 2 * np.arange(16.0).reshape(4, 4)
+    assert run(2, rank) == [[x.tolist() for x in (whole.T, whole, whole[::-1])]] * 2
+
+
+def test_one_rank_packs(run):
+    """Whether an input has gaps is no business of the other ranks."""
+
+    def rank(comm):
+        whole = np.arange(16.0).reshape(4, 4)
+        x = whole.T if comm.rank else whole.T.copy()
+        return twice(comm, lambda: comm.all_gather(x)).tolist()
+
+    want = np.concatenate([np.arange(16.0).reshape(4, 4).T] * 2).tolist()
+    assert run(2, rank) == [want] * 2
+
+
+def test_an_input_that_shares_memory_with_its_result(run):
+    """It is packed first, so that the result cannot overwrite what is still to be read."""
+
+    def rank(comm):
+        whole = np.arange(16.0).reshape(4, 4)
+        for _ in range(3):
+            whole[:] = np.arange(16.0).reshape(4, 4)
+            comm.all_reduce(whole.T, out=whole)
+        return whole.tolist()
+
+    assert run(2, rank) == [(2 * np.arange(16.0).reshape(4, 4).T).tolist()] * 2
+
+
+def test_gaps_in_symmetric_and_in_registered_memory(run):
+    def rank(comm):
+        arrays = comm.empty((4, 4)), np.empty((64, 64)), np.empty((4, 4))
+        comm.register(arrays[1])
+        results = []
+        for whole in (*arrays, *arrays):
+            whole[:] = np.arange(whole.size, dtype=float).reshape(whole.shape)
+            results.append(np.array_equal(comm.all_reduce(whole.T), 2 * whole.T))
+        comm.unregister(arrays[1])
+        return results
+
+    assert run(2, rank) == [[True] * 6] * 2
+
+
+def test_time_limits(run):
+    def rank(comm):
+        x, out = np.ones(8), np.empty(8)
+        comm.all_reduce(x, out=out)
+        comm.barrier()
+        with without_python(comm):
+            for limit in (5, 5.0, float("inf"), 1e300):
+                comm.all_reduce(x, out=out, timeout=limit)
+                comm.all_reduce(x, out=out, timeout=limit, async_op=True).wait()
+                comm.barrier(timeout=limit)
+        return out.tolist()
+
+    assert run(2, rank) == [[2.0] * 8] * 2
+
+
+@pytest.mark.parametrize(
+    "limit", [0, -1, 0.0, float("nan"), "soon", 10**400, -(10**400), True, [1]]
+)
+def test_other_time_limits_are_looked_at(limit):
+    def rank(comm):
+        comm.barrier()
+        if limit is True:
+            return comm.barrier(timeout=limit)  # a number, for Python
+        with pytest.raises(ArgumentError, match="number of seconds above 0"):
+            comm.barrier(timeout=limit)
+        return None
+
+    assert run_threads(1, rank) == [None]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_time_limit_ends_the_call(later):
+    def rank(comm):
+        def reduce(x, timeout):
+            result = comm.all_reduce(x, timeout=timeout, async_op=later)
+            return result.wait() if later else result
+
+        x = np.ones(8)
+        for _ in range(2):
+            reduce(x, 60)
+        if comm.rank:
+            time.sleep(2)
+            with pytest.raises(CollError):
+                comm.all_reduce(x)
+            return 0.0
+        start = time.monotonic()
+        with without_python(comm), pytest.raises(CollTimeout, match=r"0\.5"):
+            reduce(x, 0.5)
+        return time.monotonic() - start
+
+    took = run_processes(2, rank)
+    assert 0.49 <= took[0] < 1.9
