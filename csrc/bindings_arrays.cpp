@@ -24,6 +24,9 @@ py::array array_at(uintptr_t pointer, const std::vector<py::ssize_t>& shape,
   return py::array(dtype, shape, strides, reinterpret_cast<void*>(pointer), owner);
 }
 
+// Address of the first element. (`array.__array_interface__` is ten times slower.)
+uintptr_t address(const py::array& array) { return reinterpret_cast<uintptr_t>(array.data()); }
+
 constexpr int kContiguous = 0x0001;  // NPY_ARRAY_C_CONTIGUOUS
 constexpr int kWriteable = 0x0400;   // NPY_ARRAY_WRITEABLE
 
@@ -44,6 +47,7 @@ py::object stretch(const py::handle& x, bool written) {
 void bind_arrays(py::module_& m) {
   using namespace pybind11::literals;
   m.def("open_dlpack", &dlpack, "capsule"_a);
+  m.def("address", &address, "array"_a);
   m.def("stretch", &stretch, "x"_a, "written"_a);
   m.def("array_at", &array_at, "pointer"_a, "shape"_a, "strides"_a, "dtype"_a, "owner"_a);
 }

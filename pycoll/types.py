@@ -5,6 +5,7 @@ The numbers of `DType` and `ReduceOp` are the ones in ``csrc/types.h``; a test c
 
 from __future__ import annotations
 
+import functools
 import zlib
 from enum import IntEnum
 
@@ -45,6 +46,7 @@ _NAMED = (*(dtype.name.lower() for dtype in DType), "bool", "complex64", "comple
 _LOW, _HIGH = 0x100 - 32, 0x100  # values that the two bytes of a digest can have
 
 
+@functools.lru_cache(maxsize=256)
 def type_code(name: str) -> int:
     """Return the number that stands for an element type in a call descriptor.
 

@@ -63,6 +63,9 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 )
 
 
+_BY_NAME = {(entry.collective, entry.name): entry for entry in ALGORITHMS}
+
+
 def names(collective: str) -> list[str]:
     """Names of the algorithms for a collective, in the order of the table."""
     return [entry.name for entry in ALGORITHMS if entry.collective == collective]
@@ -74,9 +77,9 @@ def find(collective: str, name: str) -> Algorithm:
     Raises:
         ScheduleError: If there is none of that name for that collective.
     """
-    for entry in ALGORITHMS:
-        if (entry.collective, entry.name) == (collective, name):
-            return entry
+    found = _BY_NAME.get((collective, name))
+    if found is not None:
+        return found
     known = names(collective)
     if not known:
         kinds = list(dict.fromkeys(entry.collective for entry in ALGORITHMS))

@@ -7,6 +7,7 @@ DLPack.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,12 +35,14 @@ class ArrayView(NamedTuple):
         dtype: Element type for reductions, or None if the type can be moved but not reduced.
         name: Name of the element type, for messages.
         source: The object that the caller passed.
+        apart: It is a copy, for the memory of the source will be written to.
     """
 
     array: np.ndarray
     dtype: DType | None
     name: str
     source: Any
+    apart: bool = False
 
     @property
     def code(self) -> int:
@@ -59,7 +62,7 @@ class ArrayView(NamedTuple):
     @property
     def pointer(self) -> int:
         """Address of the first element."""
-        return self.array.__array_interface__["data"][0]
+        return _C.address(self.array)
 
 
 def _layout(dtype: np.dtype) -> str:
@@ -72,6 +75,11 @@ def _layout(dtype: np.dtype) -> str:
     fields = ((name, *dtype.fields[name][:2]) for name in dtype.names)
     parts = ", ".join(f"{name!r}: {_layout(kind)} at {place}" for name, kind, place in fields)
     return f"{{{parts}}} of {dtype.itemsize}"
+
+
+@functools.lru_cache(maxsize=256)  # a name takes NumPy some microseconds
+def _named(dtype: np.dtype) -> tuple[DType | None, str]:
+    return dtype_of(dtype), dtype.name
 
 
 def dtype_of(dtype: np.dtype) -> DType | None:
@@ -114,7 +122,7 @@ def view(x: Any, what: str) -> ArrayView:
             f"{what} has dtype {array.dtype.str!r} in foreign byte order; "
             f"convert it with x.astype({array.dtype.newbyteorder('=').str!r})"
         )
-    return ArrayView(array, dtype_of(array.dtype), array.dtype.name, x)
+    return ArrayView(array, *_named(array.dtype), x)
 
 
 def _from_buffer(x: Any, what: str) -> np.ndarray:

@@ -8,18 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pycoll import _C
 from pycoll.config import FOREVER_S
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, overlap, view
-from pycoll.runtime.extents import Extents
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.plans import CallSpec, PlanCache
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.select import Choice, select
 from pycoll.runtime.shapes import RESULT_SHAPE, Shape
-from pycoll.runtime.single_copy import with_alternative
+from pycoll.runtime.specs import call_spec
 from pycoll.schedule.collectives import COLLECTIVES
-from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind, Order, ReduceOp
 
 # Collectives that can work on the arrays themselves: every rank can tell whether all of them lie in
@@ -34,6 +33,7 @@ _ALIASING = (  # these may also work in place
 DIRECT_KINDS = (*_ALIASING, Kind.ALL_TO_ALL)
 # Likewise on the inputs alone, if only they lie there.
 INPUT_KINDS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.ALL_TO_ALL)
+_ORDERS = tuple(o.name.lower() for o in Order)
 _OWN_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_GATHER)  # not in place in two levels
 
 
@@ -113,6 +113,9 @@ class Caller:
         copy[...] = v.array
         return v._replace(array=copy)
 
+    def _set_apart(self, v: ArrayView) -> ArrayView:
+        return self.duplicate(v)._replace(apart=True)
+
     def _contiguous(self, v: ArrayView) -> ArrayView:
         return v if v.array.flags.c_contiguous else self.duplicate(v)
 
@@ -126,9 +129,8 @@ class Caller:
         root, n = request.root, self.plans.world_size
         if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < n:
             raise ArgumentError(f"root={root!r} is not a rank; accepted: 0 to {n - 1}")
-        orders = [o.name.lower() for o in Order]
-        if request.order is not None and request.order not in orders:
-            names = ", ".join(orders)
+        if request.order is not None and request.order not in _ORDERS:
+            names = ", ".join(_ORDERS)
             raise ArgumentError(f"order={request.order!r} is not known; accepted: {names}")
         return op, int(root)
 
@@ -159,7 +161,7 @@ class Caller:
                 "x and out overlap partly; pass out=x to work in place, or memory of its own"
             )
         one_level = kind not in _OWN_KINDS or not self.plans.messages or self.plans.one_host
-        return source if kind in _ALIASING and one_level else self.duplicate(source)
+        return source if kind in _ALIASING and one_level else self._set_apart(source)
 
     def _bind(
         self,
@@ -176,39 +178,41 @@ class Caller:
         direct, input_only = reached(request.kind, *held)
         input_only = input_only and self.memory.has(typed)
         reach = {"direct": direct, "input_only": input_only}
-        choice = self._choose(request, op, count, typed, reach)
+        choice, spec, binding = self._bound(request, op, root, count, typed, reach)
         as_given = choice.algorithm.in_place if choice.direct else choice.algorithm.in_place_staged
         if source is not None and target is not None and not as_given and overlap(source, target):
-            source = self.duplicate(source)
+            source = self._set_apart(source)
         in_ptr = source.pointer if source is not None else 0
         out_ptr = target.pointer if target is not None else 0
-        params = dict(choice.params)
-        if "root" in choice.algorithm.params:
-            params["root"] = root
-        spec = CallSpec(
-            kind=request.kind,
-            collective=request.collective,
-            algorithm=choice.algorithm,
-            params=tuple(sorted(params.items())),
-            direct=choice.direct,
-            input_only=choice.direct and input_only,
-            dtype=typed.code,
-            told=typed.told,
-            itemsize=typed.array.itemsize,
-            count=count,
-            op=op if COLLECTIVES[request.collective].reduces else ReduceOp.SUM,
-            order=Order[(choice.order or "any").upper()],
-            root=root,
-        )
-        if request.algorithm is None:
-            spec = with_alternative(spec, choice)
         keep = (source and source.source, source and source.array, target and target.source)
-        plain = source is None or _is_as_given(source)
-        prepared = Prepared(self.plans.bind(spec), in_ptr, out_ptr, result, keep, plain, spec=spec)
+        plain = source is None or not source.apart
+        prepared = Prepared(binding, in_ptr, out_ptr, result, keep, plain, spec=spec)
         prepared.two_levels = request.algorithm is None and choice.measured is None
         if choice.direct and not input_only:
             self._mirror(prepared, source, target)
         return prepared
+
+    def _bound(
+        self,
+        request: Request,
+        op: ReduceOp,
+        root: int,
+        count: int,
+        typed: ArrayView,
+        reach: dict[str, bool],
+    ) -> tuple[Choice, CallSpec, _C.BoundCall]:
+        """Choose the algorithm of a call and bind its plan; quick for a call made before."""
+
+        def make() -> tuple[Choice, CallSpec, _C.BoundCall]:
+            choice = self._choose(request, op, count, typed, reach)
+            spec = call_spec(request, op, root, count, typed, choice, reach["input_only"])
+            return choice, spec, self.plans.bind(spec)
+
+        if request.algorithm is not None:  # which may be anything, and is seldom named
+            return make()
+        asked = request.kind, request.within, op, root, request.order
+        key = (*asked, count, typed.code, typed.told, typed.array.itemsize, *reach.values())
+        return self.plans.known(key, make)
 
     def _choose(
         self, request: Request, op: ReduceOp, count: int, typed: ArrayView, reach: dict[str, bool]
@@ -239,32 +243,6 @@ class Caller:
             prepared.out_ptr, prepared.scatters = written.address, (written,)
             prepared.gathers += (written,)
         prepared.plain = prepared.plain and not prepared.gathers
-
-
-def _is_as_given(source: ArrayView) -> bool:
-    """Whether an input is the caller's own memory, or was packed for not being contiguous."""
-    given = view(source.source, "x")
-    return given.pointer == source.pointer or not given.array.flags.c_contiguous
-
-
-def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Extents) -> CallSpec:
-    """Return the call of a v-variant, whose blocks differ in size."""
-    total = int(extents.out_length[0].sum()) if len(extents.out_length) else 0
-    params = (("root", request.root),) if "root" in algorithm.params else ()
-    return CallSpec(
-        kind=request.kind,
-        collective=request.collective,
-        algorithm=algorithm,
-        params=params,
-        direct=False,
-        dtype=v.code,
-        told=v.told,
-        itemsize=v.array.itemsize,
-        count=total,
-        root=request.root,
-        op=ReduceOp[request.op.upper()],
-        order=Order[(request.order or "any").upper()],
-    )
 
 
 def check_timeout(timeout: float) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pycoll.runtime.prepared import Prepared, Request
+from pycoll.runtime.prepared import Request
 from pycoll.types import Kind
 
 if TYPE_CHECKING:
@@ -30,16 +29,9 @@ def exchange(
     Returns:
         The numbers of all ranks, ``[world_size, ...]``.
     """
-    request = Request(Kind.ALL_GATHER)
-
-    def prepare() -> Prepared:
-        prepared = session.prepare(request, row[None], None)
-        prepared.spec = replace(prepared.spec, kind=kind, alternative=None)
-        prepared.binding = session.bind(prepared.spec)
-        return prepared
-
-    seconds = session.config.timeout_s if limit is None else limit
-    return session.start(session.refusing(prepare), seconds, False)
+    request = Request(Kind.ALL_GATHER, within=kind)
+    prepared = session.refusing(lambda: session.prepare(request, row[None], None))
+    return session.start(prepared, session.config.timeout_s if limit is None else limit, False)
 
 
 def exchange_texts(session: Session, kind: Kind, text: str, limit: float) -> list[str]:

@@ -6,7 +6,7 @@ import functools
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
@@ -30,6 +30,7 @@ from pycoll.schedule.verify import proven
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 LAYOUT_FULL, LAYOUT_OWN, LAYOUT_TABLE = 0, 1, 2
+_Bound = TypeVar("_Bound")
 _MAX_BINDINGS = 1024
 _LINE_BYTES = 64
 SEGMENT_BYTES = 1 << 20  # of a chunk that one message carries
@@ -146,6 +147,7 @@ class PlanCache:
     one_host: bool = True
     world: World | None = None
     single_copy: bool = False
+    _calls: dict = field(default_factory=dict)
     _plans: dict = field(default_factory=dict)
     _bindings: dict = field(default_factory=dict)
 
@@ -153,6 +155,21 @@ class PlanCache:
     def barrier_algorithm(self) -> str:
         """Name of the all-reduce that a barrier runs on no elements."""
         return "recursive_doubling" if self.messages else "one_shot"
+
+    def use(self, world: World | None) -> None:
+        """Let what was measured choose from now on."""
+        self.world = world
+        self._calls.clear()
+
+    def known(self, key: tuple, make: Callable[[], _Bound]) -> _Bound:
+        """Return what was made for such a call before, or make it."""
+        found = self._calls.get(key)
+        if found is None:
+            found = make()
+            if len(self._calls) >= _MAX_BINDINGS:
+                self._calls.clear()
+            self._calls[key] = found
+        return found
 
     def bind(self, spec: CallSpec, extents: Extents | None = None) -> _C.BoundCall:
         """Return the binding of a call, compiling its plan the first time."""

@@ -11,22 +11,30 @@ from pycoll.runtime.plans import CallSpec
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
+_COLLECTIVES = {kind: kind.name.lower().removesuffix("_v") for kind in Kind}
+_COLLECTIVES[Kind.BARRIER] = "all_reduce"
+
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for, apart from the arrays."""
+    """What the caller asked for, apart from the arrays.
+
+    Attributes:
+        kind, op, root, order, algorithm: See `pycoll.Communicator`.
+        within: Kind of the call that this one is a part of: ranks that make another one differ.
+    """
 
     kind: Kind
     op: str = "sum"
     root: int = 0
     order: str | None = None
     algorithm: str | Algorithm | None = None
+    within: Kind | None = None
 
     @property
     def collective(self) -> str:
         """Name of the collective whose schedule is run."""
-        name = self.kind.name.lower().removesuffix("_v")
-        return "all_reduce" if self.kind == Kind.BARRIER else name
+        return _COLLECTIVES[self.kind]
 
 
 @dataclass

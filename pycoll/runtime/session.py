@@ -22,7 +22,7 @@ from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.refusals import Refusals
 from pycoll.runtime.reports import describe, raising
 from pycoll.runtime.select import Choice
-from pycoll.runtime.sites import call_site
+from pycoll.runtime.sites import Sites
 from pycoll.runtime.tagged import TaggedMessages
 from pycoll.runtime.tuned import place
 from pycoll.runtime.tuning import Tuning, World
@@ -73,27 +73,24 @@ class Session(TaggedMessages, Refusals):
     tuning: Tuning | None = None  # what measurement says about the choice of algorithms
     control: _C.Control | None = None  # where the ranks share memory
     transport = "shared memory"
+    internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
 
     def _open(
-        self,
-        rank: int,
-        world_size: int,
-        config: Config,
-        engine: Any,
-        boxes: Any,
-        caller: Caller,
+        self, rank: int, world_size: int, config: Config, engine: Any, boxes: Any, caller: Caller
     ) -> None:
         self.rank, self.world_size, self.config = rank, world_size, config
         self._in_flight: deque[tuple[int, Any]] = deque()  # even if nobody keeps the `Work`
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
+        runner = self._runner()
+        self.sites = Sites(runner.site, self.internal)
         hooks = map(Hook, (self.call, self.site, self._fail, self._queued))
-        self.fast = _C.Fastcall(self._fast_engine(), self.memory.heap, *hooks)
+        self.fast = _C.Fastcall(runner, self.memory.heap, *hooks)
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
-    def _fast_engine(self) -> Any:
+    def _runner(self) -> Any:
         return self._engine
 
     def __del__(self) -> None:
@@ -115,7 +112,7 @@ class Session(TaggedMessages, Refusals):
     def use(self, tuning: Tuning) -> None:
         """Let measured times choose algorithms from now on; the same ones on every rank."""
         self.tuning = tuning
-        self._caller.plans.world = tuning.world(place(self))
+        self._caller.plans.use(tuning.world(place(self)))
 
     @property
     def world(self) -> World | None:
@@ -241,7 +238,12 @@ class Session(TaggedMessages, Refusals):
 
     def site(self) -> int:
         """Return the number of the caller's source line, outside pycoll."""
-        return self.engine.site(call_site())
+        _ = self.engine  # raises CommClosed
+        return self.sites.here()
+
+    def here(self) -> str:
+        """Return the caller's source line: file, line and function."""
+        return self.sites.text(self.site())
 
     def all_gather_v(self, x: Any, out: Any, timeout: float | None) -> Any:
         """See `pycoll.Communicator.all_gather_v`."""
@@ -288,6 +290,6 @@ class Session(TaggedMessages, Refusals):
             if self.device is not None:
                 self.device.free()
             self.fast.forget()
-            self._caller = self._engine = self._mailboxes = self.control = None
+            self._caller = self._engine = self._mailboxes = self.control = self.sites = None
             atexit.unregister(self._at_exit)
             self._in_flight.clear()

@@ -4,19 +4,60 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from types import CodeType
 
 from pycoll.errors import sendable
 
-
-def call_site() -> str:
-    """Return file, line and function of the innermost frame outside of pycoll."""
-    frame = sys._getframe(1)
-    while frame.f_back and _is_ours(frame.f_globals.get("__name__")):
-        frame = frame.f_back
-    code = frame.f_code
-    return sendable(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()")
+_MAX_KNOWN = 4096
 
 
-def _is_ours(module: object) -> bool:
-    """Whether this is the name of a module of pycoll; programs may have any name, or none."""
-    return isinstance(module, str) and f"{module}.".startswith("pycoll.")
+class Sites:
+    """Numbers of the places in the program that make calls, for error messages."""
+
+    def __init__(
+        self, number: Callable[[str], int], internal: tuple[str, ...] = ("pycoll.",)
+    ) -> None:
+        """Number places.
+
+        Args:
+            number: Returns the number of a place that is told in words.
+            internal: What the names of modules begin with, a dot added, whose lines are left out.
+        """
+        self._number, self._prefixes = number, internal
+        self._internal: dict[int, tuple[CodeType, bool]] = {}  # by id; the code is kept alive
+        self._numbers: dict[tuple[int, int], tuple[CodeType, int]] = {}
+        self._texts: dict[int, str] = {}
+
+    def text(self, number: int) -> str:
+        """Return the place that has a number: file, line and function."""
+        return self._texts.get(number, "")
+
+    def here(self) -> int:
+        """Return the number of the innermost line that belongs to no internal module."""
+        frame = sys._getframe(1)
+        internal = self._internal
+        while True:
+            code = frame.f_code
+            known = internal.get(id(code))
+            if known is None:
+                inside = f"{frame.f_globals.get('__name__')}.".startswith(self._prefixes)
+                known = internal[id(code)] = (code, inside)
+            if not known[1]:
+                break
+            outer = frame.f_back
+            if outer is None:
+                break
+            frame = outer
+        key = (id(code), frame.f_lasti)
+        found = self._numbers.get(key)
+        if found is None:
+            if len(self._numbers) >= _MAX_KNOWN:  # code that is made and run again and again
+                self._numbers.clear()
+                internal.clear()
+            where = sendable(
+                f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
+            )
+            found = self._numbers[key] = (code, self._number(where))
+            self._texts[found[1]] = where
+        return found[1]

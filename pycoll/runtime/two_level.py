@@ -29,7 +29,6 @@ from pycoll.runtime.prepared import Prepared
 from pycoll.runtime.reports import describe
 from pycoll.runtime.select import Choice
 from pycoll.runtime.session import Session
-from pycoll.runtime.sites import call_site
 from pycoll.runtime.topology import Topology
 from pycoll.types import Kind
 
@@ -87,7 +86,7 @@ class TwoLevelSession(MpiSession):
         self._calls: Aside | Later | None = None
         self._last: Future | None = None
 
-    def _fast_engine(self) -> Any:
+    def _runner(self) -> Any:
         self._two = _C.TwoLevelEngine(self.node.engine, self._engine)
         return self._two
 
@@ -103,7 +102,7 @@ class TwoLevelSession(MpiSession):
 
     def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, in two levels if it can be."""
-        site = self.refusing(call_site)
+        site = self.refusing(self.site)
         if not async_op and (self._last is None or self._last.done()):
             return self._run(prepared, limit, site)
         if self._calls is None:
@@ -127,11 +126,11 @@ class TwoLevelSession(MpiSession):
                 self._interrupted(type(error).__name__)
                 raise
 
-    def _run(self, prepared: Prepared, limit: float, site: str) -> Any:
+    def _run(self, prepared: Prepared, limit: float, site: int) -> Any:
         engine = self._two
         at = prepared.in_ptr, prepared.out_ptr
         try:
-            engine.run(self.remembered(prepared), *at, engine.site(site), limit)
+            engine.run(self.remembered(prepared), *at, site, limit)
         except _C.EngineError as error:
             raise self._failure(*error.args, prepared) from None
         except BaseException as error:  # an interrupt ends the engine that it meets
@@ -159,10 +158,6 @@ class TwoLevelSession(MpiSession):
 
     def _agreed(self, prepared: Prepared) -> tuple[int, int]:
         return prepared.binding.descriptor, prepared.binding.count
-
-    def site(self) -> int:
-        """Return the number of the caller's source line, for both levels."""
-        return self._two.site(call_site())
 
     def _fail(self, kind: str, text: str) -> None:
         if kind == "Interrupted":  # the exception is pending

@@ -17,12 +17,11 @@ import numpy as np
 from pycoll import algorithms
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
-from pycoll.runtime.calls import table_spec
 from pycoll.runtime.exchange import exchange, exchange_texts
 from pycoll.runtime.extents import Extents
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.reports import blame
-from pycoll.runtime.sites import call_site
+from pycoll.runtime.specs import table_spec
 from pycoll.types import Kind
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _differ(
     session: Session, kind: Kind, field: str, said: Sequence[str], limit: float
 ) -> NoReturn:
     """Raise what ranks raise that have seen a difference, which all of them have."""
-    sites = exchange_texts(session, kind, call_site(), limit)
+    sites = exchange_texts(session, kind, session.here(), limit)
     odd = blame(dict(enumerate(said)))
     lines = [f"ranks called different things; field '{field}' differs{odd}"]
     for rank, (what, site) in enumerate(zip(said, sites, strict=True)):

@@ -18,7 +18,7 @@ from pycoll.runtime.session import Session
 from pycoll.runtime.single_copy import with_alternative
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.torch.arguments import check_memory
-from pycoll.torch.sites import Sites
+from pycoll.torch.sites import Placed
 from pycoll.torch.tensors import apart, as_reducible, code
 from pycoll.types import DType, Kind, Order, ReduceOp
 
@@ -27,18 +27,8 @@ _IN_PLACE = (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE)
 _Place = tuple[int, Mirror | None]  # address in symmetric memory; of what is registered
 
 
-class GroupSession(Session):
-    """A session whose calls name the line of the program that called PyTorch.
-
-    Attributes:
-        place: Number of that line, for calls that go through `Session`.
-    """
-
-    place = 0
-
-    def site(self) -> int:
-        """Return the number of the caller's line."""
-        return self.place
+class GroupSession(Placed, Session):
+    """The session of a process group on one host."""
 
 
 class Calls:
@@ -57,7 +47,7 @@ class Calls:
         self.session = session
         self._bound: dict[tuple, Any] = {}
         self._direct: set[_C.BoundCall] = set()  # work on symmetric memory in place
-        self.sites = Sites(session.engine)
+        self.sites = session.sites
 
     def reduce(
         self,
@@ -285,7 +275,7 @@ class HostCalls(Calls):
         binding, spec = bound
         pointers = [0 if t is None else t.data_ptr() for t in (x, out)]
         prepared = Prepared(binding, *pointers, None, (x, out), spec=spec, two_levels=True)
-        self.session.place, self.session.place_text = site, self.sites.text(site)
+        self.session.place = site
         self.session.start(prepared, timeout_s, False)
 
     def _barrier(self) -> Any:

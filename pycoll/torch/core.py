@@ -45,7 +45,7 @@ class Core(dist.ProcessGroup):
         self._store, self._name, self._desc = store, name, "undefined"
         self._timeout_s = session.config.timeout_s
         self._lock = threading.RLock()  # one thread at a time in the engine, which refuses itself
-        self._devices = DeviceCalls(session, self._calls.sites)
+        self._devices = DeviceCalls(session)
         self._background = Background(f"pycoll-{name}")
         self._closed = False
         self._stand_in()

@@ -20,7 +20,6 @@ from pycoll.types import Kind, ReduceOp
 
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
-    from pycoll.torch.sites import Sites
 
 _IN_PLACE = (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE)
 
@@ -72,9 +71,9 @@ class Fence:
 class DeviceCalls:
     """The collectives of a session on contiguous tensors of a CUDA device."""
 
-    def __init__(self, session: Session, sites: Sites) -> None:
+    def __init__(self, session: Session) -> None:
         """Serve a session; nothing of CUDA is touched before the first call."""
-        self._session, self._sites = session, sites
+        self._session = session
         self._streams: dict[torch.device, Any] = {}
         session.open_device = open_device
 
@@ -129,7 +128,7 @@ class DeviceCalls:
         timeout_s: float,
     ) -> None:
         session, given = self._session, out if x is None else x
-        session.place, session.place_text = site, self._sites.text(site)
+        session.place = site
         if x is not None and kind not in _IN_PLACE:
             x = apart(x, out, None)
         flat = (None if t is None else t.view(-1) for t in (x, out))

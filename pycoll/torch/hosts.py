@@ -20,23 +20,13 @@ from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.prepared import Prepared
 from pycoll.runtime.topology import Topology
 from pycoll.runtime.two_level import TwoLevelSession
+from pycoll.torch.sites import Placed
 
 Exchange = Callable[[str, Any], list[Any]]
 
 
-class _Placed(MpiSession):
-    """A session whose calls name the line of the program that called PyTorch.
-
-    Attributes:
-        place: Number of that line.
-        place_text: The line itself.
-    """
-
-    place, place_text = 0, ""
-
-    def site(self) -> int:
-        """Return the number of the caller's line."""
-        return self.place
+class _Joined(Placed, MpiSession):
+    """The session of a process group on several hosts."""
 
     def close(self) -> None:
         """Leave the group and end its connections."""
@@ -45,16 +35,16 @@ class _Placed(MpiSession):
             self.job.api.close()
 
 
-class MessageGroup(_Placed):
+class MessageGroup(_Joined):
     """A session on hosts of one rank each."""
 
 
-class HostsGroup(_Placed, TwoLevelSession):
+class HostsGroup(_Joined, TwoLevelSession):
     """A session on several hosts, some of which have several ranks."""
 
     def start(self, prepared: Prepared, limit: float, async_op: bool = False) -> Any:
         """Run a prepared call; the process group has a thread for those in the background."""
-        return self._run(prepared, limit, self.place_text)
+        return self._run(prepared, limit, self.place)
 
 
 def join_hosts(

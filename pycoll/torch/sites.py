@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from types import CodeType
-
-from pycoll import _C
-from pycoll.errors import sendable
-
-_MAX_KNOWN = 4096
 _LIBRARIES = ("torch.", "pycoll.", "deepspeed.", "lightning.", "accelerate.")
 _WRAPPERS = ("contextlib.", "functools.", "typing_extensions.")
-_INTERNAL = (*_LIBRARIES, *_WRAPPERS)
 
 
-class Sites:
-    """Numbers of the places in the program that make calls, for error messages."""
+class Placed:
+    """Mixed into a session whose calls name the line of the program that called PyTorch.
 
-    def __init__(self, engine: _C.Engine) -> None:
-        """Number places for an engine."""
-        self._engine = engine
-        self._internal: dict[int, tuple[CodeType, bool]] = {}  # by id; the code is kept alive
-        self._numbers: dict[tuple[int, int], tuple[CodeType, int]] = {}
-        self._texts: dict[int, str] = {}
+    Attributes:
+        place: Number of that line, for calls that go through `Session`.
+    """
 
-    def text(self, number: int) -> str:
-        """Return the place that has a number."""
-        return self._texts.get(number, "")
+    internal = (*_LIBRARIES, *_WRAPPERS)
+    place = 0
 
-    def here(self) -> int:
-        """Return the number of the innermost line that belongs to none of the libraries above."""
-        frame = sys._getframe(1)
-        internal = self._internal
-        while True:
-            code = frame.f_code
-            known = internal.get(id(code))
-            if known is None:
-                inside = f"{frame.f_globals.get('__name__')}.".startswith(_INTERNAL)
-                known = internal[id(code)] = (code, inside)
-            if not known[1]:
-                break
-            outer = frame.f_back
-            if outer is None:
-                break
-            frame = outer
-        key = (id(code), frame.f_lasti)
-        found = self._numbers.get(key)
-        if found is None:
-            if len(self._numbers) >= _MAX_KNOWN:  # code that is made and run again and again
-                self._numbers.clear()
-                internal.clear()
-            where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}()"
-            found = self._numbers[key] = (code, self._engine.site(sendable(where)))
-            self._texts[found[1]] = where
-        return found[1]
+    def site(self) -> int:
+        """Return the number of the caller's line."""
+        return self.place

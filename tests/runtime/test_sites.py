@@ -1,15 +1,18 @@
 """Errors name the innermost line outside of pycoll, whatever modules of others are called."""
 
-from pycoll.runtime.sites import call_site
+from pycoll.runtime.sites import Sites
 
 CALL = "def call(ask):\n    return ask()\n"
 
 
 def made_in(module):
-    """Return what `call_site` tells of a call by a module of this name."""
-    names = {"__name__": module, "call_site": call_site}
+    """Return what is told of a call by a module of this name."""
+    names, told = {"__name__": module}, []
+    sites = Sites(lambda where: told.append(where) or 7)
     exec(compile(CALL, f"/somewhere/{module}.py", "exec"), names)
-    return names["call"](call_site)
+    assert [names["call"](sites.here) for _ in range(3)] == [7] * 3
+    assert told == [sites.text(7)]  # asked for once
+    return told[0]
 
 
 def test_modules_of_pycoll_are_left_out():
