@@ -90,6 +90,6 @@ class SymmetricMemory:
         """Move an array that was registered back into private memory, where it lies.
 
         Raises:
-            ArgumentError: If it is not registered.
+            ArgumentError: If it is not registered, or a part of what is.
         """
         self._session.memory.unregister(x)

@@ -8,6 +8,7 @@ import pytest
 
 import pycoll
 from pycoll.config import Config
+from pycoll.errors import ArgumentError
 from pycoll.testing import run_processes
 
 SMALL = Config(timeout_s=10, heap_bytes=16 << 20)
@@ -68,3 +69,15 @@ def test_pages_of_a_communicator_that_is_gone_are_private():
     assert mode_at(page) == "rw-p"
     x += b"\7"  # nothing keeps it where it is any more
     assert x == b"\7" * (NBYTES + 1)
+
+
+@pytest.mark.parametrize("part", [slice(10), slice(10, None), slice(None, None, 2)])
+def test_a_part_of_a_registered_array_cannot_be_unregistered(part):
+    x = np.full(NBYTES, 7, np.uint8)
+    with pycoll.init(heap_bytes=16 << 20) as comm:
+        comm.register(x)
+        with pytest.raises(ArgumentError, match="part of what is"):
+            comm.unregister(x[part])
+        assert mode_at(x.ctypes.data + 4096) == "rw-s"
+        comm.unregister(x.reshape(2, -1))
+        assert mode_at(x.ctypes.data + 4096) == "rw-p"

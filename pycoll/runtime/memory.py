@@ -151,10 +151,12 @@ class Memory:
 
     def unregister(self, x: Any) -> None:
         """See `pycoll.Communicator.unregister`."""
-        start = view(x, "x").pointer
-        if start not in self._registered:
+        given = view(x, "x")
+        start = given.pointer
+        found = self._registered.get(start)
+        if found is None or found[0] != start + given.array.nbytes:
             raise ArgumentError("x is not registered, or is a part of what is")
-        _, moved, keep = self._registered[start]
+        _, moved, keep = found
         if any(loan.registration is moved and loan.lasts() for loan in self._lent):
             raise ArgumentError("x is in use by a call in the background; wait for it first")
         raising(moved.release)  # if there is no memory for that, x stays as it is
