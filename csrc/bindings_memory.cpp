@@ -151,6 +151,7 @@ void bind_memory(py::module_& m) {
            [](const Heap& h, uintptr_t p, uint64_t nbytes) {
              return h.is_aliased(reinterpret_cast<void*>(p), nbytes);
            })
+      .def("alias_below", &Heap::alias_below)
       .def("empty", &heap_empty, "region"_a, "shape"_a, "dtype"_a, "zero"_a = false)
       .def("numpy_handler", &make_handler, "region"_a)
       .def("usage", [](Heap& h, uint32_t region) {

@@ -91,6 +91,14 @@ void Heap::drop_alias(const void* data) {
   alias_count_ = aliases_.size();
 }
 
+std::optional<uintptr_t> Heap::alias_below(uintptr_t byte) const {
+  if (alias_count_.load(std::memory_order_relaxed) == 0) return std::nullopt;
+  std::lock_guard lock(mutex_);
+  const auto after = aliases_.upper_bound(byte);
+  if (after == aliases_.begin()) return std::nullopt;
+  return std::prev(after)->first;
+}
+
 bool Heap::finds_alias(const void* data, uint64_t nbytes) const {
   const auto first = reinterpret_cast<uintptr_t>(data);
   std::lock_guard lock(mutex_);

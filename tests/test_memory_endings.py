@@ -81,3 +81,31 @@ def test_a_part_of_a_registered_array_cannot_be_unregistered(part):
         assert mode_at(x.ctypes.data + 4096) == "rw-s"
         comm.unregister(x.reshape(2, -1))
         assert mode_at(x.ctypes.data + 4096) == "rw-p"
+
+
+def test_many_registrations_do_not_read_all_mappings():
+    def has_read():
+        with open("/proc/self/io") as file:
+            return int(file.readline().split()[1])
+
+    many, few = [np.full(NBYTES, i % 251, np.uint8) for i in range(600)], 100
+    with pycoll.init(heap_bytes=64 << 20) as comm:
+        for x in many[few:]:
+            comm.register(x)
+        with open("/proc/self/maps") as file:
+            mappings = len(file.read())
+        before = has_read()
+        for x in many[:few]:
+            comm.register(x)
+        if tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 11):
+            assert has_read() - before < few * mappings / 10
+        memory = comm._session.memory
+        assert memory.locate(many[0].ctypes.data - 1, 2) is None
+        for i, x in enumerate(many):
+            start = x.ctypes.data
+            assert memory.locate(start + NBYTES, 1) is None
+            assert memory.locate(start, NBYTES + 1) is None
+            assert memory.locate(start + 9, NBYTES - 9).pointer == start + 9
+            assert (comm.all_reduce(x, out=x) == i % 251).all()
+            comm.unregister(x)
+            assert memory.locate(start, NBYTES) is None

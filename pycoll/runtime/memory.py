@@ -18,6 +18,7 @@ from pycoll.runtime.reports import raising
 
 _MOST_AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32  # of a NumPy array
 Copy = tuple[int, int, int]  # to, from, bytes
+_Registered = tuple[int, _C.Registration, Any]  # past the last byte; what keeps the memory
 
 
 class Mirror(NamedTuple):
@@ -95,7 +96,7 @@ class Memory:
         """Take the region; it is empty."""
         self.heap: _C.Heap | None = heap
         self.region = region
-        self._registered: dict[int, tuple[int, _C.Registration, Any]] = {}  # by first byte
+        self._registered: dict[int, _Registered] = {}  # by first byte
         self._lent: list[_Loan] = []
 
     def __del__(self) -> None:
@@ -132,9 +133,7 @@ class Memory:
         """See `pycoll.Communicator.register`."""
         given = view(x, "x")
         array, start = given.array, given.pointer
-        for first, (end, _, keep) in list(self._registered.items()):
-            if first < start + array.nbytes and start < end and _has_left(keep, first):
-                self._forget(first)
+        self._last_in(start, start + array.nbytes)
         if not array.flags.c_contiguous:
             raise ArgumentError("x is not C-contiguous; only one stretch of memory can be moved")
         if not array.flags.writeable:
@@ -194,13 +193,24 @@ class Memory:
 
     def locate(self, start: int, nbytes: int) -> Mirror | None:
         """Return where a stretch of memory lies in the heap if it is a part of a registered one."""
-        for first, (end, moved, keep) in list(self._registered.items()):  # others may end meanwhile
-            if first <= start and start + nbytes <= end:
-                if _has_left(keep, first):
-                    self._forget(first)
-                    continue
-                return Mirror(moved, start, nbytes, moved.mirror + start - first)
-        return None
+        first, found = self._last_in(start, start + 1)
+        if found is None or start + nbytes > found[0]:
+            return None
+        return Mirror(found[1], start, nbytes, found[1].mirror + start - first)
+
+    def _last_in(self, start: int, stop: int) -> tuple[int, _Registered | None]:
+        """Return the last registered array that reaches into [start, stop), and its first byte.
+
+        What has left these addresses is forgotten.
+        """
+        while True:
+            first = self.heap.alias_below(stop - 1) or 0
+            found = self._registered.get(first)  # others may end it meanwhile
+            if found is None or found[0] <= start:
+                return 0, None
+            if not _has_left(found[2], first):
+                return first, found
+            self._forget(first)
 
     def reach(self, v: ArrayView) -> Mirror | Detour | None:
         """Return where peers write an array, or None if it is where it is."""
