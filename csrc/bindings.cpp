@@ -182,12 +182,14 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("count", [](const BoundCall& c) { return c.count; });
   py::class_<ControlSegment, std::shared_ptr<ControlSegment>>(m, "Control")
       .def(py::init([](int fd, uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes,
-                       uint64_t start_iteration) {
+                       uint64_t start_iteration, double timeout_s) {
              const Unlocked unlocked;  // a guard would also cover the registration of the instance
              return ControlSegment::open(fd,
-                                         {world_size, cell_bytes, mailbox_bytes, start_iteration});
+                                         {world_size, cell_bytes, mailbox_bytes, start_iteration},
+                                         {timeout_s, check_signals});
            }),
-           "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2)
+           "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2,
+           "timeout_s"_a = Patience{}.timeout_s)
       .def("decline", &ControlSegment::decline)
       .def("deserted", &ControlSegment::deserted);
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")

@@ -72,23 +72,18 @@ Geometry checked(Geometry g) {
 // file description of our own is what makes that work: an inherited one is shared with our parent.
 class FileLock {
  public:
-  explicit FileLock(int fd) {
+  FileLock(int fd, const Patience& patience) {
     char path[64];
     std::snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
     own_fd_ = ::open(path, O_RDWR | O_CLOEXEC);
     COLL_CHECK(own_fd_ >= 0, "TransportError", "cannot open ", path,
                " of the control segment: ", std::strerror(errno),
                "; pycoll needs a memfd and /proc");
-    struct flock whole = {};
-    whole.l_type = F_WRLCK;
-    whole.l_whence = SEEK_SET;
-    int rc;
-    while ((rc = fcntl(own_fd_, F_OFD_SETLKW, &whole)) != 0 && errno == EINTR) {
-    }
-    if (rc != 0) {
-      const int error = errno;
+    try {
+      take(patience);
+    } catch (...) {
       ::close(own_fd_);
-      throw_error("TransportError", "cannot lock the control segment: ", std::strerror(error));
+      throw;
     }
   }
   ~FileLock() { ::close(own_fd_); }
@@ -96,6 +91,28 @@ class FileLock {
   FileLock& operator=(const FileLock&) = delete;
 
  private:
+  // Asks again and again: the holder may be stopped, and then the kernel would wait for ever.
+  void take(const Patience& patience) {
+    const uint64_t deadline = now_ns() + static_cast<uint64_t>(patience.timeout_s * 1e9);
+    const auto taken = [this] {
+      struct flock whole = {};
+      whole.l_type = F_WRLCK;
+      whole.l_whence = SEEK_SET;
+      if (fcntl(own_fd_, F_OFD_SETLK, &whole) == 0) return true;
+      COLL_CHECK(errno == EAGAIN || errno == EACCES || errno == EINTR, "TransportError",
+                 "cannot lock the control segment: ", std::strerror(errno));
+      return false;
+    };
+    const bool locked = wait_until(kPatient, Bell{}, taken, [&](Pulse pulse) {
+      if (pulse == Pulse::kSlice && patience.check_signals != nullptr) {
+        COLL_CHECK(!patience.check_signals(nullptr), "Interrupted", "start-up was interrupted");
+      }
+      return now_ns() >= deadline;
+    });
+    COLL_CHECK(locked, "CollTimeout", "start-up: another rank has not finished laying out the ",
+               "control segment within ", patience.timeout_s, " s; its process may be stopped");
+  }
+
   int own_fd_;
 };
 
@@ -148,10 +165,11 @@ ProcessStat process_stat(int32_t pid) {
 
 uint64_t ControlSegment::bytes(const Geometry& geometry) { return Parts(checked(geometry)).end; }
 
-std::shared_ptr<ControlSegment> ControlSegment::open(int fd, const Geometry& geometry) {
+std::shared_ptr<ControlSegment> ControlSegment::open(int fd, const Geometry& geometry,
+                                                     const Patience& patience) {
   const Geometry g = checked(geometry);
   std::shared_ptr<ControlSegment> segment(new ControlSegment);
-  FileLock lock(fd);
+  FileLock lock(fd, patience);
   const uint64_t want = Parts(g).end, have = file_bytes(fd);
   if (have == 0) {
     fchmod(fd, 0600);

@@ -41,6 +41,12 @@ struct Geometry {
   bool operator==(const Geometry&) const = default;
 };
 
+// How long a rank waits for another one that lays out the segment.
+struct Patience {
+  double timeout_s = 300;
+  bool (*check_signals)(void*) = nullptr;  // as EngineOptions has it
+};
+
 // In place of a peer: any of the other ranks, or none in particular.
 constexpr int32_t kAnyRank = -1, kNoRank = -2;
 
@@ -167,8 +173,10 @@ class ControlSegment {
  public:
   // Maps `fd` (a memfd; kept open by the caller or not, as it likes). The first process to come
   // sizes, allocates, seals and initialises it; the others check that they were given the same
-  // geometry. Throws TransportError: no memory, another geometry or ABI, no /proc.
-  static std::shared_ptr<ControlSegment> open(int fd, const Geometry& geometry);
+  // geometry. Throws TransportError: no memory, another geometry or ABI, no /proc; CollTimeout: who
+  // lays it out takes longer than that.
+  static std::shared_ptr<ControlSegment> open(int fd, const Geometry& geometry,
+                                              const Patience& patience = {});
   ~ControlSegment();
   ControlSegment(const ControlSegment&) = delete;
   ControlSegment& operator=(const ControlSegment&) = delete;

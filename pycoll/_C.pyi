@@ -70,6 +70,7 @@ class Control:
         cell_bytes: int,
         mailbox_bytes: int,
         start_iteration: int = 2,
+        timeout_s: float = 300,
     ) -> None: ...
     def decline(self, rank: int, text: str) -> None: ...
 

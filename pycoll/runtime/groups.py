@@ -30,10 +30,18 @@ def open_control(fd: int, world_size: int, config: Config) -> _C.Control:
 
     Raises:
         TransportError: If the memory cannot be had or was laid out with other settings.
+        CollTimeout: If another rank takes longer to lay it out than calls may wait.
     """
     low, high = _MAILBOX_RANGE
     mailbox = min(high, max(low, _MAILBOX_TOTAL // world_size**2)) // 64 * 64
-    return raising(_C.Control, fd, world_size, cell_bytes=config.cell_bytes, mailbox_bytes=mailbox)
+    return raising(
+        _C.Control,
+        fd,
+        world_size,
+        cell_bytes=config.cell_bytes,
+        mailbox_bytes=mailbox,
+        timeout_s=config.timeout_s,
+    )
 
 
 def split(

@@ -222,3 +222,33 @@ def test_parse_bytes(text, nbytes):
 def test_parse_bytes_refuses(text):
     with pytest.raises(ArgumentError, match="number of bytes"):
         parse_bytes(text)
+
+
+HELD = """
+import fcntl, signal, sys
+from pycoll.config import Config
+from pycoll.runtime.bootstrap import make_memfd
+from pycoll.runtime.groups import open_control
+fd = make_memfd("control")
+fcntl.lockf(fd, fcntl.LOCK_EX)  # as a rank has it that is stopped while it lays out the memory
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, float(sys.argv[2]))
+try:
+    open_control(fd, 2, Config(timeout_s=float(sys.argv[1])))
+except BaseException as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (("0.2", "0"), "CollTimeout start-up: another rank has not finished laying out the "),
+        (("30", "0.3"), "KeyboardInterrupt"),
+    ],
+)
+def test_memory_that_nobody_finishes_to_lay_out(limits, said):
+    done = subprocess.run(
+        [sys.executable, "-c", HELD, *limits], capture_output=True, text=True, timeout=20
+    )
+    assert done.stdout.startswith(said), done
