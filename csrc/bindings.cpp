@@ -190,7 +190,10 @@ PYBIND11_MODULE(_C, m) {
            }),
            "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2,
            "timeout_s"_a = Patience{}.timeout_s)
-      .def("decline", &ControlSegment::decline)
+      .def("decline", py::overload_cast<uint32_t, std::string_view>(&ControlSegment::decline))
+      .def_static("decline_at",
+                  py::overload_cast<int, uint32_t, std::string_view>(&ControlSegment::decline),
+                  Release())
       .def("deserted", &ControlSegment::deserted);
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
       .def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a)

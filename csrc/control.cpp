@@ -22,6 +22,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31474553'4C4F4350;  // "PCOLSEG1"
 constexpr uint64_t kPage = 4096;
+constexpr uint64_t kLayoutNs = 2'000'000'000;  // far longer than a rank takes to lay it out
 
 struct Header {
   std::atomic<uint64_t> magic;  // stored last
@@ -172,6 +173,8 @@ std::shared_ptr<ControlSegment> ControlSegment::open(int fd, const Geometry& geo
   FileLock lock(fd, patience);
   const uint64_t want = Parts(g).end, have = file_bytes(fd);
   if (have == 0) {
+    COLL_CHECK((fcntl(fd, F_GET_SEALS) & F_SEAL_GROW) == 0, "PeerLeft",
+               "another rank cannot join this communicator; its own error tells why");
     fchmod(fd, 0600);
     COLL_CHECK(ftruncate(fd, off_t(want)) == 0, "TransportError",
                "cannot size the control segment to ", want, " bytes: ", std::strerror(errno));
@@ -272,6 +275,22 @@ void ControlSegment::decline(uint32_t rank, std::string_view text) {
   claim(rank);
   store_text(block(rank).leave_text, kTextBytes, text);
   block(rank).phase.store(uint32_t(Phase::kLeft), std::memory_order_release);
+}
+
+void ControlSegment::decline(int fd, uint32_t rank, std::string_view text) {
+  fcntl(fd, F_ADD_SEALS, F_SEAL_GROW);  // fails if the file has been sealed for good: it is made
+  const uint64_t deadline = now_ns() + kLayoutNs;
+  const auto given_up = [&](Pulse) { return file_bytes(fd) == 0 || now_ns() >= deadline; };
+  if (given_up(Pulse::kOnce) ||
+      !wait_until(kPatient, Bell{}, [&] { return is_made(fd); }, given_up)) {
+    return;
+  }
+  alignas(Header) unsigned char page[sizeof(Header)];
+  const auto* header = reinterpret_cast<const Header*>(page);
+  if (pread(fd, page, sizeof(page), 0) != sizeof(page) || header->abi != kAbiVersion) return;
+  ControlSegment segment;
+  segment.map(fd, header->geometry);
+  segment.decline(rank, text);
 }
 
 uint32_t ControlSegment::attached() const {

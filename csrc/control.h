@@ -174,9 +174,12 @@ class ControlSegment {
   // Maps `fd` (a memfd; kept open by the caller or not, as it likes). The first process to come
   // sizes, allocates, seals and initialises it; the others check that they were given the same
   // geometry. Throws TransportError: no memory, another geometry or ABI, no /proc; CollTimeout: who
-  // lays it out takes longer than that.
+  // lays it out takes longer than that; PeerLeft: another rank cannot open it.
   static std::shared_ptr<ControlSegment> open(int fd, const Geometry& geometry,
                                               const Patience& patience = {});
+  // For a process that cannot: declines, see below, if the segment has been laid out, whatever its
+  // geometry; otherwise nobody can lay it out any more.
+  static void decline(int fd, uint32_t rank, std::string_view text);
   ~ControlSegment();
   ControlSegment(const ControlSegment&) = delete;
   ControlSegment& operator=(const ControlSegment&) = delete;

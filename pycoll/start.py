@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,7 @@ def init(
             for this user, if anything), ``off``, or the path of a table; rank 0's counts for all.
 
     Raises:
-        TransportError: If the process cannot join, with the reason and what to do.
+        TransportError, PeerLeft: If the process, or another rank, cannot join; says why.
         ArgumentError: If a setting or a variable of the environment has no usable value.
     """
     config = _configure(
@@ -79,7 +80,12 @@ def _join_host(config: Config) -> Session:
     launch = discover()
     try:
         n = launch.world_size
-        control = open_control(launch.control_fd, n, config)
+        try:
+            control = open_control(launch.control_fd, n, config)
+        except CollError as error:
+            with contextlib.suppress(CollError):
+                raising(_C.Control.decline_at, launch.control_fd, launch.rank, in_words(error))
+            raise
         try:
             heap = raising(_C.Heap, launch.heap_fd, n, config.heap_bytes)
         except CollError as error:  # nobody else knows that this rank will not come

@@ -183,3 +183,55 @@ def test_a_rank_that_cannot_join(tmp_path, heap_bytes, what):
     first, second = sorted(done.stdout.decode().splitlines())
     assert re.match(rf"0 PeerLeft rank 1 \(process \d+\) left: .*cannot {what}", first), first
     assert second.startswith(f"1 TransportError cannot {what}")
+
+
+DECLINE = """
+import ctypes, os, resource, sys, time
+import pycoll
+rank, how, order, path = os.environ["PYCOLL_RANK"], *sys.argv[1:]
+mark, settings = open(path, "ab", 0), {}
+control = int(os.environ["PYCOLL_CONTROL_FD"])
+while os.fstat(control if order == "later" else mark.fileno()).st_size == 0:
+    if rank == ("0" if order == "later" else "1"):
+        break
+    time.sleep(0.01)
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+if rank == "1" and how == "limit":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+elif rank == "1" and how == "rights":
+    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE; what comes next does that, too
+    os.getuid() or os.setresuid(1, 1, 1)
+elif rank == "1":
+    settings = {"cell_bytes": 1 << 17}
+try:
+    pycoll.init(timeout=30, **settings)
+except pycoll.errors.CollError as error:
+    print(rank, type(error).__name__, str(error).splitlines()[0], flush=True)
+if rank == "1":
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    mark.write(b"gone")
+    time.sleep(60)  # its end would tell the other one
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "order", "what"),
+    [
+        ("limit", "first", "cannot size the control segment"),
+        ("rights", "first", "cannot open /proc/self/fd/"),
+        ("rights", "later", "cannot open /proc/self/fd/"),
+        ("settings", "later", "the control segment has"),
+    ],
+)
+def test_a_rank_without_control_memory_tells_the_others(tmp_path, how, order, what):
+    script = tmp_path / "decline.py"
+    script.write_text(DECLINE)
+    command = [sys.executable, "-m", "pycoll", "run", "-n", "2", script, how, order]
+    start = time.monotonic()
+    done = subprocess.run([*command, tmp_path / "mark"], capture_output=True, timeout=60)
+    assert time.monotonic() - start < 20
+    first, second = sorted(done.stdout.decode().splitlines())
+    assert second.startswith(f"1 TransportError {what}")
+    told = rf"rank 1 \(process \d+\) left: .*{what}" if order == "later" else "another rank cannot"
+    assert re.match(f"0 PeerLeft {told}", first), first

@@ -31,6 +31,7 @@ def open_control(fd: int, world_size: int, config: Config) -> _C.Control:
     Raises:
         TransportError: If the memory cannot be had or was laid out with other settings.
         CollTimeout: If another rank takes longer to lay it out than calls may wait.
+        PeerLeft: If another rank cannot join.
     """
     low, high = _MAILBOX_RANGE
     mailbox = min(high, max(low, _MAILBOX_TOTAL // world_size**2)) // 64 * 64
