@@ -49,7 +49,7 @@ struct State {
   std::shared_ptr<MpiEngine> mpi;       // instead of `engine`
   std::shared_ptr<TwoLevelEngine> two;  // likewise
   std::shared_ptr<Heap> heap;
-  py::object slow, site, fail, queued;  // weak references to bound methods: keep nothing alive
+  py::object slow, site, fail, queued, misused;  // weak references to bound methods
   std::array<Entry, kSlots> entries;
   std::array<Site, kSlots> sites;
 };
@@ -286,9 +286,7 @@ PyObject* forget(PyObject* self, PyObject*) {
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
-    if (given.size() != 6) {
-      throw py::type_error("Fastcall takes engine, heap, slow, site, fail, queued");
-    }
+    if (given.size() != 7) throw py::type_error("Fastcall takes engine, heap and five hooks");
     auto state = std::make_unique<State>();
     if (py::isinstance<TwoLevelEngine>(given[0])) {
       state->two = given[0].cast<std::shared_ptr<TwoLevelEngine>>();
@@ -302,6 +300,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     state->site = given[3];
     state->fail = given[4];
     state->queued = given[5];
+    state->misused = given[6];
     auto* self = reinterpret_cast<Fastcall*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
     self->state = state.release();
@@ -335,11 +334,19 @@ void destroy(PyObject* self) {
   Py_DECREF(type);
 }
 
+State& state_of(PyObject* fastcall) {
+  if (Py_TYPE(fastcall)->tp_dealloc != destroy) throw py::type_error("not a Fastcall");
+  return *reinterpret_cast<Fastcall*>(fastcall)->state;
+}
+
 }  // namespace
 
 PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args) {
-  if (Py_TYPE(fastcall)->tp_dealloc != destroy) throw py::type_error("not a Fastcall");
-  return fast_or_slow(*reinterpret_cast<Fastcall*>(fastcall)->state, args);
+  return fast_or_slow(state_of(fastcall), args);
+}
+
+PyObject* refuse_call(PyObject* fastcall, const char* text) {
+  return state_of(fastcall).misused()(text).release().ptr();
 }
 
 void add_fastcall(py::module_& m) {

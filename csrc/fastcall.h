@@ -23,23 +23,26 @@ inline constexpr Py_ssize_t kArgs = 10;
 // Adds the type `Fastcall`, one object of which belongs to every communicator. Its engine is an
 // Engine with a Heap, or an MpiEngine or a TwoLevelEngine with None.
 //
-//   fast = Fastcall(engine, heap, slow, site, fail, queued)
+//   fast = Fastcall(engine, heap, slow, site, fail, queued, misused)
 //   fast.remember(bound_or_staged_call, kind, x, out, op, root, order, algorithm, result)
 //   fast.forget()
 //
 // A call whose arrays, see arguments.h, are of shapes, dtypes and kinds of memory that were
 // remembered, with all other arguments but the timeout being the very objects that were remembered,
 // goes straight to the engine. Any other call goes to `slow`, with all kArgs arguments. `result` is
-// an array like the
-// one to allocate for the result, or None. `slow`, `site`, `fail` and `queued` are weak references
-// to bound methods: site() returns the id of the call site (asked once per place in the program),
+// an array like the one to allocate for the result, or None. `slow` and what follows it are weak
+// references to bound methods: site() returns the id of the call site (asked once per place in the
+// program),
 // fail(kind, text) raises the exception for an engine error, queued(ticket, x, result) returns what
-// a call with async_op returns.
+// a call with async_op returns, misused(text) raises TypeError and lets the peers know.
 void add_fastcall(pybind11::module_& m);
 
 // Runs one call through a Fastcall object. Throws pybind11 exceptions or returns null with a Python
 // error set.
 PyObject* call_fast_or_slow(PyObject* fastcall, PyObject* const* args);
+
+// For a call whose arguments do not fit its signature. Returns null with a Python error set.
+PyObject* refuse_call(PyObject* fastcall, const char* text);
 
 // Adds the type `Method`: a method whose signature and text are those of a Python function, and
 // whose body is call_fast_or_slow on the attribute `_fast` of its object.

@@ -71,11 +71,15 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     const Signature& signature = *reinterpret_cast<Method*>(self)->signature;
     const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
     if (nargs < 1) throw py::type_error("missing 1 required argument: 'self'");
-    PyObject* all[kArgs];
-    spread(signature, args + 1, nargs - 1, keywords, all);
     const auto fast = py::reinterpret_steal<py::object>(
         PyObject_GetAttr(args[0], signature.owner_attribute.ptr()));
     if (!fast) throw py::error_already_set();
+    PyObject* all[kArgs];
+    try {
+      spread(signature, args + 1, nargs - 1, keywords, all);
+    } catch (const py::type_error& error) {
+      return refuse_call(fast.ptr(), error.what());
+    }
     return call_fast_or_slow(fast.ptr(), all);
   });
 }

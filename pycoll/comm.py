@@ -12,7 +12,7 @@ from pycoll.memory import SymmetricMemory
 from pycoll.ragged import RaggedCollectives
 from pycoll.runtime.groups import split
 from pycoll.runtime.health import Health, check
-from pycoll.runtime.methods import CallOptions, collective
+from pycoll.runtime.methods import CallOptions, collective, told
 from pycoll.runtime.prepared import Request
 from pycoll.runtime.session import Session
 from pycoll.runtime.work import BoundPlan, Work
@@ -231,6 +231,7 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         self._session.prepare(request, like, None)
         return bound
 
+    @told
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make communicators of the ranks with equal colours; a collective.
 
@@ -244,10 +245,12 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         session = split(self._session, color, key)
         return None if session is None else Communicator(session)
 
+    @told
     def dup(self) -> Communicator:
         """Make a communicator of the same ranks with traffic of its own; a collective."""
         return Communicator(split(self._session, 0, 0))
 
+    @told
     def check(self, *, timeout: float | None = None) -> Health:
         """Find out whether the communicator is well; a collective.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pycoll.runtime.methods import told
 from pycoll.runtime.session import Session
 
 
@@ -17,16 +18,19 @@ class RaggedCollectives:
 
     _session: Session
 
+    @told
     def all_gather_v(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Any:
         """Concatenate arrays whose first dimensions may differ; every rank gets the result."""
         return self._session.all_gather_v(x, out, timeout)
 
+    @told
     def gather_v(
         self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None
     ) -> Any:
         """Concatenate arrays whose first dimensions may differ on the root; others get None."""
         return self._session.gather_v(x, root, out, timeout)
 
+    @told
     def scatter_v(
         self,
         x: Any,
@@ -39,6 +43,7 @@ class RaggedCollectives:
         """Give rank r the next ``counts[r]`` rows of the root's array; same counts everywhere."""
         return self._session.scatter_v(x, counts, root, out, timeout)
 
+    @told
     def reduce_scatter_v(
         self,
         x: Any,
@@ -52,6 +57,7 @@ class RaggedCollectives:
         """Combine all arrays; rank r gets the next ``counts[r]`` rows; same counts everywhere."""
         return self._session.reduce_scatter_v(x, counts, op, order, out, timeout)
 
+    @told
     def all_to_all_v(
         self, x: Any, counts: Sequence[int], *, out: Any = None, timeout: float | None = None
     ) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pycoll.algorithms import find
-from pycoll.errors import PeerRejected, Revoked
+from pycoll.errors import CommClosed, PeerRejected, Revoked
 from pycoll.testing import run_processes
 
 ODD = 1  # the rank whose arguments raise
@@ -187,3 +187,31 @@ def test_no_memory_for_the_result_of_a_call_like_an_earlier_one():
         return "MemoryError" in repr(caught.value), comm.all_gather(2 * x)[:: x.size].tolist()
 
     assert run_processes(2, rank) == [(True, [2, 4])] * 2
+
+
+# What fits no signature, and the call that the others make.
+MISFITS = {
+    "a name": (lambda c: c.all_reduce(np.ones(4), foo=1), lambda c: c.all_reduce(np.ones(4))),
+    "too many": (lambda c: c.barrier(1), lambda c: c.barrier()),
+    "too few": (lambda c: c.broadcast(), lambda c: c.broadcast(np.ones(4))),
+    "twice": (lambda c: c.gather(np.ones(4), x=1), lambda c: c.gather(np.ones(4))),
+    "different sizes": (lambda c: c.all_gather_v(), lambda c: c.all_gather_v(np.ones(4))),
+    "colours": (lambda c: c.split(0, 0, 0), lambda c: c.split(0)),
+    "twins": (lambda c: c.dup(1), lambda c: c.dup()),
+    "a check": (lambda c: c.check(9.0), lambda c: c.check()),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_arguments_that_fit_no_signature(run, name):
+    wrong, right = MISFITS[name]
+
+    def rank(comm):
+        total(comm)
+        told = ends(comm, lambda c, call: call(c), wrong, right, TypeError)
+        comm.close()
+        with pytest.raises(CommClosed):
+            wrong(comm)
+        return told
+
+    assert run(2, rank) == [(True, [0.0, 2.0, 4.0])] * 2

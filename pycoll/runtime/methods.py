@@ -38,6 +38,21 @@ class CallOptions(TypedDict, total=False):
     stream: Any
 
 
+def told(method: _F) -> _F:
+    """Make a method in Python tell the peers of a call that does not fit its signature."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__.tb_next is None:  # it has not begun
+                self._session.misused(str(error))
+            raise
+
+    return call
+
+
 def collective(kind: Kind) -> Callable[[_F], _F]:
     """Make a method run a collective.
 

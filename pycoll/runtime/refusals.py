@@ -40,6 +40,14 @@ class Refusals:
                 self._interrupted(type(error).__name__)
             raise
 
+    def misused(self, text: str) -> None:
+        """Raise `TypeError` for a call that does not fit its signature; let its peers know."""
+
+        def prepare() -> None:
+            raise TypeError(text)
+
+        self.refusing(prepare)
+
     def _refuse(self, text: str) -> None:
         """Make all ranks leave this call."""
         self.guard(self.engine.refuse, text, self.site())

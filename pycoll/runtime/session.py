@@ -85,7 +85,7 @@ class Session(TaggedMessages, Refusals):
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
         runner = self._runner()
         self.sites = Sites(runner.site, self.internal)
-        hooks = map(Hook, (self.call, self.site, self._fail, self._queued))
+        hooks = map(Hook, (self.call, self.site, self._fail, self._queued, self.misused))
         self.fast = _C.Fastcall(runner, self.memory.heap, *hooks)
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
