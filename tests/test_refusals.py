@@ -10,6 +10,7 @@ import pytest
 
 from pycoll.algorithms import find
 from pycoll.errors import CommClosed, PeerRejected, Revoked
+from pycoll.runtime import groups, vcalls
 from pycoll.testing import run_processes
 
 ODD = 1  # the rank whose arguments raise
@@ -215,3 +216,34 @@ def test_arguments_that_fit_no_signature(run, name):
         return told
 
     assert run(2, rank) == [(True, [0.0, 2.0, 4.0])] * 2
+
+
+PARTS = {
+    "split": (groups, lambda c: c.split(0)),
+    "dup": (groups, lambda c: c.dup()),
+    "all_gather_v": (vcalls, lambda c: c.all_gather_v(np.ones(4))),
+    "reduce_scatter_v": (vcalls, lambda c: c.reduce_scatter_v(*twos(c))),
+    "all_to_all_v": (vcalls, lambda c: c.all_to_all_v(*twos(c))),
+}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("name", PARTS)
+def test_an_interrupt_between_the_parts_of_a_call(name, error):
+    module, call = PARTS[name]
+    exchange = module.exchange
+
+    def interrupted(*args):
+        exchange(*args)
+        raise error
+
+    def rank(comm):
+        if comm.rank == ODD:
+            module.exchange = interrupted
+            with pytest.raises(error):
+                call(comm)
+        with pytest.raises(Revoked, match=rf"rank 1 was interrupted \({error.__name__}\)"):
+            call(comm)
+        return True
+
+    assert run_processes(3, rank) == [True] * 3

@@ -53,7 +53,8 @@ def split(
     The lowest rank of each group makes the memory, and the others open it through ``/proc``. A rank
     that cannot join refuses the call: then nobody gets a group, and the parent stays as it was.
     """
-    child = _split(parent, color, key, kind)
+    with parent.in_parts():
+        child = _split(parent, color, key, kind)
     if child is not None and parent.tuning is not None:
         child.use(parent.tuning)
     return child

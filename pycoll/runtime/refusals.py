@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from pycoll.errors import CollError, in_words
@@ -47,6 +47,18 @@ class Refusals:
             raise TypeError(text)
 
         self.refusing(prepare)
+
+    @contextlib.contextmanager
+    def in_parts(self) -> Iterator[None]:
+        """Run a call of several parts; an interrupt between two ends the communicator as well."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException as error:
+            with contextlib.suppress(CollError):  # which it has already, if it came inside of one
+                self._interrupted(type(error).__name__)
+            raise
 
     def _refuse(self, text: str) -> None:
         """Make all ranks leave this call."""

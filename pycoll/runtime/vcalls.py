@@ -7,8 +7,9 @@ and runs an ordinary plan over it.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
     from pycoll.runtime.session import Session
 
 _MOST_ROWS = 1 << 48  # as kMostElements of csrc/bind.cpp
+
+
+def _in_parts(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(session: Session, *args: Any, **kwargs: Any) -> Any:
+        with session.in_parts():
+            return function(session, *args, **kwargs)
+
+    return call
 
 
 def _asked(session: Session, request: Request, timeout: float | None) -> tuple[Request, float]:
@@ -135,6 +145,7 @@ def _run(
     return session.start(session.refusing(prepare), limit, False)
 
 
+@_in_parts
 def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: float | None) -> Any:
     """Concatenate blocks of different sizes, on every rank or on the root."""
     n, rank = session.world_size, session.rank
@@ -154,6 +165,7 @@ def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: f
     return _run(session, request, given, target, extents, result, limit)
 
 
+@_in_parts
 def scatter(
     session: Session, x: Any, counts: Sequence[int], root: int, out: Any, timeout: float | None
 ) -> Any:
@@ -171,6 +183,7 @@ def scatter(
     return _run(session, request, given, target, extents, result, limit)
 
 
+@_in_parts
 def reduce_scatter(
     session: Session,
     x: Any,
@@ -204,6 +217,7 @@ def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
         raise ArgumentError(f"the ranks send {rows} rows to this one, which expects {expected}")
 
 
+@_in_parts
 def all_to_all(
     session: Session,
     x: Any,
