@@ -165,7 +165,7 @@ if rank == "1":
 try:
     pycoll.init(heap_bytes=int(sys.argv[1]), timeout=30)
 except pycoll.errors.CollError as error:
-    print(rank, type(error).__name__, str(error).splitlines()[0], flush=True)
+    os.write(1, f"{rank} {type(error).__name__} {str(error).splitlines()[0]}\\n".encode())
 """
 
 
@@ -206,7 +206,7 @@ elif rank == "1":
 try:
     pycoll.init(timeout=30, **settings)
 except pycoll.errors.CollError as error:
-    print(rank, type(error).__name__, str(error).splitlines()[0], flush=True)
+    os.write(1, f"{rank} {type(error).__name__} {str(error).splitlines()[0]}\\n".encode())
 if rank == "1":
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     mark.write(b"gone")
