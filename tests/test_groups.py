@@ -13,6 +13,7 @@ from pycoll.config import Config
 from pycoll.errors import (
     CollTimeout,
     CommClosed,
+    PeerLeft,
     PeerLost,
     PeerRejected,
     Revoked,
@@ -199,6 +200,24 @@ def test_the_rank_that_made_the_memory_is_killed_before_the_others_open_it():
         return True
 
     assert run_processes(3, rank, may_die=[0]) == [-signal.SIGKILL, True, True]
+
+
+@pytest.mark.parametrize("how", ["died", "left"])
+def test_the_rank_in_the_job_is_named_where_it_is_another(how):
+    def rank(comm):
+        odd = comm.split(comm.rank % 2).split(comm.rank // 4, key=-comm.rank)
+        comm.barrier()
+        if comm.rank == 5 and how == "died":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if comm.rank == 5:
+            odd._session.leave("no more")
+        if comm.rank == 7:
+            error = PeerLost if how == "died" else PeerLeft
+            with pytest.raises(error, match=rf"^rank 1 \(rank 5 of the job, process \d+\) {how}"):
+                odd.barrier()
+            return True
+
+    assert run_processes(8, rank, may_die=[5])[7]
 
 
 def test_two_communicators_in_opposite_order_time_out():

@@ -108,6 +108,8 @@ def _join(
     try:
         control = open_control(fd, len(group), parent.config)
         rank, n = group.index(parent.rank), len(group)
-        return kind(control, parent.memory, rank, n, parent.config, parent.threads)
+        child = kind(control, parent.memory, rank, n, parent.config, parent.threads)
+        child.members = [parent.members[r] for r in group] if parent.members else group
+        return child
     finally:
         os.close(fd)

@@ -195,8 +195,8 @@ def partners(rank: int, n: int) -> Iterator[int]:
 def _route(session: Session, peer: int) -> tuple[Session, int]:
     """Return the session that reaches a rank, and the number that the rank has there."""
     node = getattr(session, "node", None)
-    if node is not None and peer in node.ranks:
-        return node, node.ranks.index(peer)
+    if node is not None and peer in node.members:
+        return node, node.members.index(peer)
     return session, peer
 
 

@@ -127,7 +127,7 @@ class MpiSession(Session):
         for rank in report["ranks"] if report else ():
             card = self.job.cards[self.members[rank["rank"]]]
             rank["pid"], rank["host"] = card.pid, card.name
-        return describe(kind, text, report)
+        return describe(kind, text, report, self.members)
 
     def new_context(self) -> int:
         """Agree on the number of a new communicator of some of these ranks."""

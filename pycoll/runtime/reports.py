@@ -6,7 +6,7 @@ The engine knows numbers only; names of collectives, types and operations are ad
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,17 +94,22 @@ _INTERRUPT = 5  # Cause::kInterrupt
 _ABORT = 6  # Cause::kAbort: whoever gave up has told why, as a sender of half a message
 
 
-def describe(kind: str, text: str, report: dict | None) -> errors.CollError:
+def describe(
+    kind: str, text: str, report: dict | None, members: Sequence[int] | None = None
+) -> errors.CollError:
     """Make the exception for a failure of the engine.
 
     Args:
         kind: Name of a class in `pycoll.errors`.
         text: The engine's own words.
         report: Its snapshot, or None if the failure concerns this rank alone.
+        members: Rank in the job of each rank, if these are a group of it.
     """
     cls = getattr(errors, kind, errors.CollError)
     if report is None:
         return cls(text)
+    for rank in report["ranks"]:
+        rank["in_job"] = members[rank["rank"]] if members else rank["rank"]
     writer = {
         "MismatchError": _mismatch,
         "CollTimeout": _timeout,
@@ -122,6 +127,11 @@ def _over_messages(report: dict) -> bool:
 
 def _advice() -> str:
     return " The communicator cannot be used any more; make a new one after fixing the cause."
+
+
+def _who(rank: dict) -> str:
+    also = f"rank {rank['in_job']} of the job, " if rank["in_job"] != rank["rank"] else ""
+    return f"rank {rank['rank']} ({also}process {rank['pid']})"
 
 
 def _where(rank: dict) -> str:
@@ -184,7 +194,7 @@ def _lost(report: dict) -> str:
     dead = report["ranks"][report["culprit"]]
     last = Call.unpack(dead["descriptor"], dead["count"])
     what = f"; its last call was {last}{_where(dead)}" if dead["descriptor"] else ""
-    return f"rank {dead['rank']} (process {dead['pid']}) died{what}.{_advice()}"
+    return f"{_who(dead)} died{what}.{_advice()}"
 
 
 def _revoked(report: dict) -> str:
@@ -199,7 +209,7 @@ def _revoked(report: dict) -> str:
 def _left(report: dict) -> str:
     gone = report["ranks"][report["culprit"]]
     reason = gone["text"] or "it closed its communicator"
-    return f"rank {gone['rank']} (process {gone['pid']}) left: {reason}.{_advice()}"
+    return f"{_who(gone)} left: {reason}.{_advice()}"
 
 
 def raising(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -72,6 +72,7 @@ class Session(TaggedMessages, Refusals):
 
     tuning: Tuning | None = None  # what measurement says about the choice of algorithms
     control: _C.Control | None = None  # where the ranks share memory
+    members: list[int] | None = None  # rank in the job of each rank of a group
     transport = "shared memory"
     internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
     device: Any = None  # this rank's side of calls on device arrays, once there was one
@@ -234,7 +235,7 @@ class Session(TaggedMessages, Refusals):
 
     def error(self, kind: str, text: str) -> CollError:
         """Make the exception for a failure of the engine."""
-        return describe(kind, text, self._engine.report() if self._engine else None)
+        return describe(kind, text, self._engine.report() if self._engine else None, self.members)
 
     def site(self) -> int:
         """Return the number of the caller's source line, outside pycoll."""

@@ -42,7 +42,7 @@ _ALONE = (PeerRejected, ArgumentError, CommClosed, ConcurrentUseError, ForkedErr
 class NodeSession(Session):
     """The ranks of one host; its reports use the numbers that ranks have in the whole."""
 
-    ranks: tuple[int, ...] = ()
+    members: list[int]
 
     def error(self, kind: str, text: str) -> CollError:
         """Make the exception for a failure of the engine."""
@@ -53,13 +53,13 @@ class NodeSession(Session):
             text = (
                 why
                 if passed_on
-                else text.replace(f"rank {number}", f"rank {self.ranks[number]}", 1)
+                else text.replace(f"rank {number}", f"rank {self.members[number]}", 1)
             )
         report = self._engine.report() if self._engine else None
         for rank in report["ranks"] if report else ():
-            rank["rank"] = self.ranks[rank["rank"]]
+            rank["rank"] = self.members[rank["rank"]]
             if rank["waiting_peer"] >= 0:
-                rank["waiting_peer"] = self.ranks[rank["waiting_peer"]]
+                rank["waiting_peer"] = self.members[rank["waiting_peer"]]
         return describe(kind, text, report)
 
 
@@ -78,7 +78,7 @@ class TwoLevelSession(MpiSession):
     ) -> None:
         """Join; see `MpiSession`. The node session becomes this one's own."""
         self.node, self.topology = node, topology
-        node.ranks = tuple(topology.mates)
+        node.members = list(topology.mates)
         super().__init__(job, members, rank, context, config)
         self.memory = node.memory
         self._binder = Binder(topology, node.engine, self.engine)
