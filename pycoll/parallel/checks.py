@@ -12,7 +12,7 @@ from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.groups import Groups
 from pycoll.parallel.ledger import Channel
 from pycoll.parallel.mesh import Mesh
-from pycoll.parallel.units import Parameter
+from pycoll.parallel.units import Parameter, Unit
 
 VOTE_WORDS = 6
 _PART = (1 << 21) - 1  # of which 4,096 squares have a sum below 2**63
@@ -38,6 +38,35 @@ def check_mesh(parameters: Sequence[Parameter], mesh: Mesh) -> None:
             raise ArgumentError(
                 f"parameter {parameter.name} has shape {shape} and tensor_axis={axis}"
             )
+
+
+def check_parts(units: Sequence[Unit], groups: Groups) -> None:
+    """Refuse layers that are split over other ranks than those of ``tp``; a collective.
+
+    Raises:
+        MismatchError: On every rank, naming the parameter and the ranks.
+    """
+    specs = {
+        f"{unit.name}.{local}": spec
+        for unit in units
+        for local, spec in unit.layer.parameters().items()
+        if spec.tensor_axis is not None
+    }
+    if not specs:
+        return
+    place, text = (groups.tensor.rank, groups.tensor.world_size), ""
+    for name, part in ((name, spec.tensor_part) for name, spec in specs.items()):
+        if part is not None and part != place and not text:
+            text = (
+                f"parameter {name} differs from the mesh: part {part[0]} of {part[1]} in place "
+                f"{place[0]} of {place[1]} along tp"
+            )
+    seen = gather_texts(text, groups.world)
+    if told := "; ".join(f"{t}, on {ranks(seen, t)}" for t in dict.fromkeys(seen) if t):
+        raise MismatchError(
+            f"{told}: a layer has to be split over the mesh's tp axis, not over another; "
+            "make it with the communicator mesh.tp"
+        )
 
 
 def check_structure(parameters: Sequence[Parameter], facts: Sequence[str], world: Channel) -> None:

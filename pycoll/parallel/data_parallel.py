@@ -22,7 +22,7 @@ from pycoll.parallel import state
 from pycoll.parallel.accumulate import Sums, turns
 from pycoll.parallel.agreement import agree
 from pycoll.parallel.bucket import Bucket, Settings
-from pycoll.parallel.checks import check_mesh, check_structure
+from pycoll.parallel.checks import check_mesh, check_parts, check_structure
 from pycoll.parallel.groups import Groups
 from pycoll.parallel.hooks import Hook
 from pycoll.parallel.layer import Loss, Model
@@ -116,6 +116,7 @@ class DataParallel:
         check_mesh(self.parameters, mesh)
         self.groups = Groups(mesh, self.ledger)
         check_structure(self.parameters, [f"mesh={mesh.axes}", *options.facts()], self.groups.world)
+        check_parts(units, self.groups)
         precision, preset = options.recipe, PRESETS[options.zero]
         self._hook = options.hook or Hook()
         settings = Settings(

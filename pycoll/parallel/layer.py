@@ -31,6 +31,8 @@ class ParameterSpec:
         decay: Whether weight decay applies.
         tied_to: Full name (``"layer.name"``) of the parameter of another layer that this one is;
             `shape` must be the same, and `init` is not used.
+        tensor_part: Which part this is, and of how many: rank and size of the communicator that
+            the layer is split over, which have to be those of ``tp``. None: not compared.
     """
 
     shape: tuple[int, ...]
@@ -40,6 +42,7 @@ class ParameterSpec:
     sequence: bool = False
     decay: bool = True
     tied_to: str | None = None
+    tensor_part: tuple[int, int] | None = None
 
 
 @runtime_checkable

@@ -9,7 +9,7 @@ sequence parallelism put a reduce-scatter and an all-gather in the place of each
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import Array, namespace
@@ -119,9 +119,11 @@ def share(size: int, comm: Communicator, what: str) -> int:
     return size // comm.world_size
 
 
-def tensor_axis(axis: int, comm: Communicator) -> int | None:
-    """Return the axis that is split, None where there is but one rank to split it over."""
-    return axis if comm.world_size > 1 else None
+def own_part(axis: int, comm: Communicator) -> dict[str, Any]:
+    """Return what a `ParameterSpec` says of an axis split over ranks; nothing for one rank."""
+    if comm.world_size == 1:
+        return {}
+    return {"tensor_axis": axis, "tensor_part": (comm.rank, comm.world_size)}
 
 
 def check_part(array: Array, shape: tuple[int, ...], comm: Communicator, what: str) -> None:

@@ -22,8 +22,8 @@ from pycoll.parallel.tensor import (
     REDUCE_SCATTER_SEQUENCE,
     Region,
     check_part,
+    own_part,
     share,
-    tensor_axis,
 )
 
 if TYPE_CHECKING:
@@ -86,12 +86,10 @@ class ColumnParallelLinear:
             self._shape,
             self.dtype,
             init,
-            tensor_axis=tensor_axis(0, self.comm),
             tied_to=self.tied_to,
+            **own_part(0, self.comm),
         )
-        bias = ParameterSpec(
-            self._shape[:1], self.dtype, tensor_axis=tensor_axis(0, self.comm), decay=False
-        )
+        bias = ParameterSpec(self._shape[:1], self.dtype, decay=False, **own_part(0, self.comm))
         return {"weight": weight, "bias": bias} if self.bias else {"weight": weight}
 
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
@@ -163,11 +161,7 @@ class RowParallelLinear:
         std = self.in_features**-0.5 if self.std is None else self.std
         here = 1, self.comm.rank, self.comm.world_size
         init = normal_init(self.key.fold("weight"), std, *here)
-        specs = {
-            "weight": ParameterSpec(
-                self._shape, self.dtype, init, tensor_axis=tensor_axis(1, self.comm)
-            )
-        }
+        specs = {"weight": ParameterSpec(self._shape, self.dtype, init, **own_part(1, self.comm))}
         if self.bias:
             shape, partial = self._shape[:1], self.sequence_parallel
             specs["bias"] = ParameterSpec(shape, self.dtype, sequence=partial, decay=False)

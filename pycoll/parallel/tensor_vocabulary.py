@@ -29,8 +29,8 @@ from pycoll.parallel.tensor import (
     REDUCE_SCATTER_SEQUENCE,
     Region,
     check_part,
+    own_part,
     share,
-    tensor_axis,
 )
 
 if TYPE_CHECKING:
@@ -89,11 +89,7 @@ class VocabParallelEmbedding:
         """Return weight ``[vocabulary / n, features]``."""
         here = 0, self.comm.rank, self.comm.world_size
         init = normal_init(self.key.fold("weight"), self.std, *here)
-        return {
-            "weight": ParameterSpec(
-                self._shape, self.dtype, init, tensor_axis=tensor_axis(0, self.comm)
-            )
-        }
+        return {"weight": ParameterSpec(self._shape, self.dtype, init, **own_part(0, self.comm))}
 
     def forward(self, params: Params, x: Any) -> tuple[Array, Any]:
         """Return the rows; saves which tokens are this rank's, and where."""

@@ -198,13 +198,14 @@ def test_split_layers_on_a_mesh_without_tensor_parallelism(sequence_parallel):
     assert run_threads(2, rank, timeout=60) == [losses] * 2
 
 
-def test_a_model_on_the_wrong_axis_of_the_mesh():
+@pytest.mark.parametrize("start", ["check", "broadcast", "trust"])
+def test_a_model_on_the_wrong_axis_of_the_mesh(start):
     """Layers split over ``dp`` instead of ``tp``, of the same size: replicas are none."""
 
     def rank(comm):
         mesh = Mesh(comm, dp=2, tp=2)
         model = GPT(TransformerConfig(**SIZE, comm=mesh.dp), seed=3)
-        DataParallel(model, model.loss(), mesh)
+        DataParallel(model, model.loss(), mesh, start=start)
 
     with pytest.raises(
         RankFailed, match=r"MismatchError: parameter \S+\.weight differs .* rank"

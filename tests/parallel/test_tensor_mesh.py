@@ -15,6 +15,8 @@ from pycoll.parallel import (
     Sequential,
     TopK,
 )
+from pycoll.parallel.random import Key
+from pycoll.parallel.tensor_linear import ColumnParallelLinear
 from pycoll.testing import run_threads
 
 SIZES = (7, 12, 5)
@@ -180,3 +182,28 @@ def test_copies_over_tp_are_checked():
             DataParallel(model, CrossEntropy(), mesh)
 
     run_threads(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"), [("own", "a.weight"), ("tied", "b.weight"), ("small", "a.weight")]
+)
+def test_a_single_layer_on_other_ranks_than_those_of_tp(layer, name):
+    """Of another size, of another axis or tied: every rank hears which parameter, and who."""
+
+    def rank(comm):
+        mesh = Mesh(comm, dp=2, tp=4 if layer == "small" else 2)
+        other = mesh.group("dp")
+        key, right = Key(0).fold("layer"), mesh.tp
+        first = ColumnParallelLinear(8, 8, key, right if layer == "tied" else other)
+        tied_to = "a.weight" if layer == "tied" else None
+        last = ColumnParallelLinear(8, 8, key, other, bias=False, tied_to=tied_to)
+        with pytest.raises(MismatchError, match=f"parameter {name} differs from the mesh") as told:
+            DataParallel(
+                Sequential([("a", first), ("b", last)]), CrossEntropy(), mesh, start="trust"
+            )
+        comm.barrier()  # still usable
+        return str(told.value)
+
+    texts = run_threads(8 if layer == "small" else 4, rank)
+    assert len(set(texts)) == 1
+    assert "on rank 1; parameter" in texts[0] or layer == "small"
