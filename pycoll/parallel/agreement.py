@@ -10,7 +10,7 @@ import numpy as np
 from pycoll import kernels
 from pycoll.errors import ArgumentError
 from pycoll.parallel.bucket import Bucket
-from pycoll.parallel.checks import check_unanimous, gather_texts, vote
+from pycoll.parallel.checks import check_unanimous, gather_texts, told_by, vote
 from pycoll.parallel.groups import Groups
 
 
@@ -54,8 +54,7 @@ def agree(
         if odd and names:
             fault = "gradients that are not finite" if blamed else "part of an infinite sum"
             texts.append(f"{fault}, of {names}")
-        found = gather_texts("; ".join(texts), groups.world)
-        told = "; ".join(f"rank {rank} has {text}" for rank, text in enumerate(found) if text)
+        told = told_by(gather_texts("; ".join(texts), groups.world))
         raise ArgumentError(f"the step was not taken: {told}")
     norm = math.sqrt(kernels.exact_sum(limbs))
     return (math.inf if odd else norm), odd > 0

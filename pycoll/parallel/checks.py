@@ -174,6 +174,11 @@ def check_unanimous(sums: np.ndarray, value: str, channel: Channel) -> None:
     raise MismatchError(f"the step was not taken: ranks have different settings: {told}")
 
 
+def told_by(texts: Sequence[str]) -> str:
+    """Join what ranks have, without those that have nothing to tell."""
+    return "; ".join(f"rank {rank} has {text}" for rank, text in enumerate(texts) if text)
+
+
 def gather_texts(text: str, channel: Channel) -> list[str]:
     """Return the texts of all ranks; a collective."""
     raw = np.frombuffer(text.encode(), np.uint8)

@@ -34,6 +34,7 @@ from pycoll.parallel.passes import Passes, Sample
 from pycoll.parallel.placement import PRESETS
 from pycoll.parallel.precision import dtype_of
 from pycoll.parallel.restore import restore
+from pycoll.parallel.samples import most_micro_batches
 from pycoll.parallel.units import (
     Unit,
     bucket_elements,
@@ -155,8 +156,9 @@ class DataParallel:
             lr: Learning rate of this step; by default the optimizer's.
 
         Raises:
-            ArgumentError, MismatchError: On every rank: for gradients that are not finite, with
-                ``unused="error"`` for a changed graph, and for different `lr`; they name the ranks.
+            ArgumentError, MismatchError: On every rank: for what are no micro-batches, gradients
+                that are not finite, with ``unused="error"`` a changed graph, and for different `lr`
+                or, in a ``tp`` group, numbers of micro-batches; they name the ranks.
         """
         lr = self.options.optimizer.lr if lr is None else lr
         check_number("lr", lr, "[0, inf)")
@@ -196,10 +198,7 @@ class DataParallel:
         for bucket in self.buckets:
             bucket.gradients.reset()
         self._passes.prepare()
-        counts = self.groups.data.gather_rows(np.array([len(micro_batches)]), "count")
-        plan = turns(int(counts.max()), self.options.order)
-        if not plan:
-            raise ArgumentError("no rank has a micro-batch")
+        plan = turns(most_micro_batches(micro_batches, self.groups), self.options.order)
         problems: list[str] = []
         totals: Sums[Any] = Sums(np.zeros(2), partial(np.zeros, 2))
         for j, turn in enumerate(plan):

@@ -151,6 +151,6 @@ def _at_rest(layouts: Sequence[Layout], options: Options, shards: int) -> tuple[
 def _agreement_bytes(axes: Mapping[str, int]) -> dict[str, int]:
     """Return the bytes with which ranks agree on counts, loss and norm."""
     world, data = prod(axes.values()), axes.get("replica", 1) * axes.get("dp", 1)
-    counts = VOLUME["all_gather"](data, 8 * data) + VOLUME["all_reduce"](data, 16)
+    counts = VOLUME["all_gather"](world, 8 * world) + VOLUME["all_reduce"](data, 16)
     words = EXACT_LIMBS + VOTE_WORDS + 3
     return {"norm": VOLUME["all_reduce"](world, 8 * words), "count": counts}

@@ -11,7 +11,7 @@ import numpy as np
 
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.bucket import Bucket
-from pycoll.parallel.checks import check_same, gather_texts
+from pycoll.parallel.checks import check_same, gather_texts, told_by
 from pycoll.parallel.groups import Groups
 from pycoll.parallel.hooks import Hook
 from pycoll.parallel.precision import LossScale
@@ -62,12 +62,12 @@ def restore(
         problem = str(error)
     except Exception as error:  # whatever arrays of a user raise: the other ranks wait
         problem = f"{type(error).__name__}: {error}"
-    told = [f"rank {r} has {t}" for r, t in enumerate(gather_texts(problem, groups.world)) if t]
+    told = told_by(gather_texts(problem, groups.world))
     if told or found is None:
         if found is not None:
             hook.load(before)
         raise ArgumentError(
-            f"the saved state was not loaded: {'; '.join(told)}. Nothing was changed; load what "
+            f"the saved state was not loaded: {told}. Nothing was changed; load what "
             "state_dict of the same model and optimizer gave"
         )
     try:
