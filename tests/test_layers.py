@@ -41,6 +41,15 @@ PYTHON_IN_CXX = re.compile(
     r"pybind11|Python\.h|\bpy::|csrc/bindings|\"bindings|fastcall|\"arguments"
 )
 CUDA_IN_CXX = re.compile(r"cuda_runtime|<cuda[._/a-z]*>|\bcuda[A-Z]\w+\(")
+SIZED = re.compile(r"\bu?int(?:\d+|ptr)_t\b")
+INCLUDE = re.compile(r'^#include ([<"])(.+)[>"]', re.MULTILINE)
+WITH_SIZED = {"cstdint", "stdint.h", "Python.h", "pybind11/pybind11.h"}
+FILES_OF_CXX = sorted(
+    str(path.relative_to(ROOT))
+    for folder in ("csrc", "tests/native", "tests/cuda", "benchmarks")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".h", ".cpp", ".cu")  # an .inl is a part of other files
+)
 INTRINSICS = re.compile(r"\b_mm\w+")  # some are named after a broadcast within a register
 
 
@@ -95,6 +104,19 @@ def environment_reads(text):
     )
 
 
+def headers_of(path, seen):
+    """Return the names in angle brackets that a file includes, also by way of files of ours."""
+    found = set()
+    seen.add(path)
+    for bracket, name in INCLUDE.findall(path.read_text(encoding="utf-8")):
+        ours = [at / name for at in (path.parent, ROOT / "csrc") if (at / name).is_file()]
+        if bracket == "<":
+            found.add(name)
+        elif ours and ours[0].resolve() not in seen:
+            found |= headers_of(ours[0].resolve(), seen)
+    return found
+
+
 @pytest.mark.parametrize("path", FILES)
 def test_imports_go_one_way(path):
     assert forbidden_imports((ROOT / path).read_text(encoding="utf-8"), path) == []
@@ -123,7 +145,15 @@ def test_the_device_library_knows_no_python_and_one_file_the_runtime(path):
         assert CUDA_IN_CXX.findall(text) == []
 
 
+@pytest.mark.parametrize("path", FILES_OF_CXX)
+def test_sized_integers_come_from_their_header(path):
+    """Other standard headers bring them in some versions of a compiler only."""
+    if SIZED.search((ROOT / path).read_text(encoding="utf-8")):
+        assert headers_of(ROOT / path, set()) & WITH_SIZED
+
+
 def test_the_sources_are_found():
+    assert "csrc/fork_guard.h" in FILES_OF_CXX
     assert "pycoll/config.py" in FILES
     assert "csrc/fold.cpp" in CXX
     assert "csrc/cuda/interpreter.h" in CUDA
