@@ -97,8 +97,20 @@ def install_hook(rank: int, report_fd: int) -> None:
             sys.__excepthook__(kind, value, trace)
         else:
             sys.stderr.write(f"rank {rank}: {one_line(value)}\n")
+        if kind is KeyboardInterrupt:
+            remember_interrupt()
 
     sys.excepthook = hook
+
+
+def remember_interrupt() -> None:
+    """Let Python end by SIGINT, as it does after an uncaught KeyboardInterrupt.
+
+    It forgets that there was one when code is run from text; to show a traceback may import modules
+    that do so (Python 3.13).
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        exec("raise KeyboardInterrupt")
 
 
 def is_consequence(value: BaseException | None) -> bool:

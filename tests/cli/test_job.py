@@ -129,6 +129,27 @@ def test_signals_reach_every_rank_once(jobs, number):
     assert (job.returncode, err) == (0, "")
 
 
+def test_ctrl_c_ends_a_rank_by_the_signal_whatever_showing_it_runs(jobs):
+    path = jobs.script(
+        """
+        class Odd(Exception):
+            def __str__(self):
+                exec("1")
+                return "odd"
+        try:
+            raise Odd
+        except Odd:
+            mark("up")
+            time.sleep(1000)
+        """
+    )
+    with jobs.started(path, 2) as (job, _):
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=jobs.deadline_s)
+    assert "was killed by SIGINT" in err
+    assert job.returncode == 128 + signal.SIGINT
+
+
 def test_ctrl_c_ends_the_job_with_one_traceback(jobs):
     with jobs.started(jobs.script("mark('up'); time.sleep(1000)"), 3) as (job, pids):
         job.send_signal(signal.SIGINT)
