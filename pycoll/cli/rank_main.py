@@ -83,13 +83,14 @@ def _main_module(path: str, loader: object) -> ModuleType:
 
 def install_hook(rank: int, report_fd: int) -> None:
     """Show an uncaught exception in full only on the rank where the trouble began."""
+    this_file = __file__  # Python 3.14 forgets it before the hook is called
 
     def hook(kind: type, value: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(ValueError):  # not the main thread
             # Ctrl-C reaches all ranks: one that hears of it from a peer first is ending already.
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        while trace is not None and trace.tb_frame.f_code.co_filename == this_file:
             trace = trace.tb_next
         value = value.with_traceback(trace)
         consequence = is_consequence(value)

@@ -176,6 +176,15 @@ def test_ctrl_c_while_an_exception_is_shown(jobs):
     assert "Odd: the cause" in job.stderr
 
 
+def test_an_exception_is_shown_after_the_launcher_has_lost_its_file_name(jobs):
+    """Python 3.14 removes it from the main module before it calls the hook."""
+    lose = "import sys; sys.excepthook.__globals__.pop('__file__')"
+    job = jobs.run("-n", 2, jobs.script(f"{lose}\nraise KeyError('everywhere')"))
+    assert job.returncode == 1
+    assert "sys.excepthook" not in job.stderr
+    assert job.stderr.count("Traceback") == 1, job.stderr
+
+
 def test_an_exception_without_a_text(jobs):
     path = jobs.script(
         """
