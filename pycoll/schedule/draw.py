@@ -26,6 +26,13 @@ _ROUND_INCHES = ((6, 1.9), (16, 1.35), (40, 0.75), (math.inf, 0.5))  # up to so 
 _INK, _GREY, _FAINT, _PAPER = "#1f2933", "#52606d", "#d5dae0", "#ffffff"
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7b4fa3", "#8c6d46")
 
+_DOT = {"ls": "", "marker": "o", "ms": 5, "mew": 1.1}
+_DOTS = {  # by what a rank does in a round
+    frozenset({"reduces"}): _DOT | {"mfc": _INK},
+    frozenset({"copies"}): _DOT | {"mfc": _PAPER},
+    frozenset({"reduces", "copies"}): _DOT | {"mfc": _INK, "mfcalt": _PAPER, "fillstyle": "left"},
+}
+
 
 def drawn(schedule: Schedule, path: str, dpi: int = 150) -> bytes:
     """Return what a file with a picture holds; its suffix tells the format: ``.png``, ``.svg``.
@@ -84,7 +91,10 @@ class _Picture:
     def __init__(self, schedule: Schedule, figure: Figure) -> None:
         self.schedule, self.figure = schedule, figure
         items = list(transfers(schedule))
-        self.marks = [item for item in items if isinstance(item, Mark)]
+        self.works: dict[tuple[int, int], set[str]] = {}  # (round, rank): what it does there
+        for item in items:
+            if isinstance(item, Mark):
+                self.works.setdefault((item.round, item.rank), set()).add(item.does)
         self.arrows = [item for item in items if isinstance(item, Arrow)]
         self.rounds = max((item.round for item in items), default=0) + 1
         self.stores = {arrow.round for arrow in self.arrows if arrow.stored}
@@ -158,19 +168,19 @@ class _Picture:
             axes.add_patch(patch)
 
     def _dots(self, axes: Axes) -> None:
-        for mark in self.marks:
-            x = self._spots(mark.round)[1]
-            fill = _INK if mark.reduces else _PAPER
-            axes.plot(x, mark.rank, "o", ms=5, mfc=fill, mec=_INK, mew=1.1, zorder=3)
+        for (number, rank), does in self.works.items():
+            style = _DOTS[frozenset(does)]
+            axes.plot(self._spots(number)[1], rank, mec=_INK, zorder=3, **style)
 
     def _legend(self, left: float, height: float) -> None:
         """Explain marks and lines in one row, and the colours of the chunks in the row below."""
         from matplotlib.lines import Line2D
 
-        dot = {"ls": "", "marker": "o", "ms": 5, "mew": 1.1}
         found = (
-            (any(m.reduces for m in self.marks), "reduces", dot | {"mfc": _INK}),
-            (any(not m.reduces for m in self.marks), "copies", dot | {"mfc": _PAPER}),
+            *(
+                (does in self.works.values(), " and ".join(sorted(does, reverse=True)), dot)
+                for does, dot in _DOTS.items()
+            ),
             (bool(self.reads), "data read", {"lw": 1.2}),
             (bool(self.stores), "data stored", {"lw": 1.2, "ls": (0, (4, 1.6))}),
             (

@@ -44,6 +44,11 @@ class Mark:
     rank: int
     reduces: bool
 
+    @property
+    def does(self) -> str:
+        """What it does, in a word."""
+        return "reduces" if self.reduces else "copies"
+
 
 def transfers(schedule: Schedule) -> Iterator[Arrow | Mark]:
     """Yield everything there is to draw, round by round."""
@@ -116,7 +121,7 @@ def as_text(schedule: Schedule) -> Iterator[str]:
             current = item.round
             yield f"round {current}"
         if isinstance(item, Mark):
-            yield f"  rank {item.rank} {'reduces' if item.reduces else 'copies'}"
+            yield f"  rank {item.rank} {item.does}"
             continue
         span = f"chunk {item.chunk}" if item.count == 1 else f"chunks {item.chunk}+{item.count}"
         verb = "stores to" if item.stored else "reads from"

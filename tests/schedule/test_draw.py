@@ -76,6 +76,7 @@ def overlapping(boxes):
         ("all_reduce", "one_shot", 2),
         ("all_reduce", "two_shot_push", 12),
         ("all_reduce", "ring", 9),
+        ("all_reduce", "double_tree", 8),
         ("reduce_scatter", "halving", 32),
         ("broadcast", "direct", 1),
     ],
@@ -104,6 +105,27 @@ def test_a_picture_holds_every_arrow_and_its_colour():
     }
     assert len(set(colours.values())) == 12
     assert all(np.mean(colour[:3]) < 0.75 for colour in colours.values())  # it shows on white
+
+
+def test_a_rank_that_reduces_and_copies_in_a_round_shows_both():
+    schedule = find("all_reduce", "double_tree").schedule(8)
+    does = {}
+    for item in transfers(schedule):
+        if isinstance(item, Mark):
+            does.setdefault((item.round, item.rank), set()).add(item.does)
+    figure = picture(schedule)
+    dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    looks = {
+        (int(dot.get_xdata()[0]), int(dot.get_ydata()[0])): (
+            dot.get_fillstyle(),
+            dot.get_markerfacecolor(),
+        )
+        for dot in dots
+    }
+    assert len(dots) == len(looks)  # none hides another
+    assert looks.keys() == does.keys()
+    assert len({(look, frozenset(does[place])) for place, look in looks.items()}) == 3
+    assert "reduces and copies" in [text for text, _ in texts(figure)]
 
 
 def test_formats():
