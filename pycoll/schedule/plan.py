@@ -117,7 +117,8 @@ class Plan:
             piece = self._operand(int(code["arg"]))
             return f"{i:4d}  {op.name.lower()} x{code['count']} {piece} {way} rank {code['peer']}"
         peer = f" rank {code['peer']}" if op == Opcode.WAIT else ""
-        return f"{i:4d}  {op.name.lower()}{peer} step {code['arg']}"
+        step = "done" if code["arg"] == DONE else f"step {code['arg']}"
+        return f"{i:4d}  {op.name.lower()}{peer} {step}"
 
     def _operand(self, k: int) -> str:
         rank, buffer, chunk = self.operands[k]

@@ -34,7 +34,10 @@ def test_the_program_of_a_rank(capsys, staged):
     options = ["--staged"] if staged else []
     assert main(["show", "ring", "-n", "4", "--plan", "2", *options]) == 0
     plan = peer_plan(find("all_reduce", "ring").schedule(4), 2, direct=not staged)
-    assert capsys.readouterr().out == plan.listing() + "\n"
+    shown = capsys.readouterr().out
+    assert shown == plan.listing() + "\n"
+    assert "  signal step 1\n" in shown
+    assert ("  signal done\n" in shown) is not staged
 
 
 def test_parameters(capsys):
