@@ -83,11 +83,12 @@ def find(collective: str, name: str) -> Algorithm:
     known = names(collective)
     if not known:
         kinds = list(dict.fromkeys(entry.collective for entry in ALGORITHMS))
-        raise ScheduleError(f"unknown collective {collective!r}{_closest(collective, kinds)}")
-    raise ScheduleError(f"{collective} has no algorithm {name!r}{_closest(name, known)}")
+        raise ScheduleError(f"unknown collective {collective!r}{closest(collective, kinds)}")
+    raise ScheduleError(f"{collective} has no algorithm {name!r}{closest(name, known)}")
 
 
-def _closest(name: str, known: list[str]) -> str:
+def closest(name: str, known: list[str]) -> str:
+    """Say in an error which name may be meant, and which there are."""
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     return f"{hint} known: {', '.join(known)}"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pycoll.algorithms import ALGORITHMS
+from pycoll.algorithms import ALGORITHMS, closest
 from pycoll.cli.files import check_writable, put
 from pycoll.cli.own import HELP, is_own, lookup
 from pycoll.cli.run import MAX_RANKS
@@ -88,8 +88,12 @@ def _choose(args: argparse.Namespace) -> list[str]:
         if name in ("", a.name) and {collective, args.collective} <= {a.collective, "", None}
     ]
     if not chosen:
-        known = ", ".join(f"{a.collective}/{a.name}" for a in ALGORITHMS)
-        raise ScheduleError(f"there is no such algorithm; known: {known}")
+        within = [a for a in ALGORITHMS if args.collective in (None, a.collective)]
+        known = [f"{a.collective}/{a.name}" if collective else a.name for a in within]
+        hint = closest(args.algorithm, list(dict.fromkeys(known)))
+        raise ScheduleError(
+            f"{args.collective or 'pycoll'} has no algorithm {args.algorithm!r}{hint}"
+        )
     return chosen
 
 

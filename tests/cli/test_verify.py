@@ -38,6 +38,9 @@ def test_proofs_are_written_where_they_can_be(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "told"),
     [
+        (["rinng"], "pycoll has no algorithm 'rinng'; did you mean 'ring'? known: ring, halving"),
+        (["all_reduce/rng"], "no algorithm 'all_reduce/rng'; did you mean 'all_reduce/ring'?"),
+        (["rinng", "--collective", "gather"], "gather has no algorithm 'rinng'; known: direct, "),
         (["ring", "-n", "4097"], "-n 4097: expected at most 4096 ranks"),
         (["ring", "-n", "1..99999999999"], "expected at most 4096 ranks"),
         (["ring", "-n", "2", "--mutate", "--count", "-1"], "--count is -1, expected at least 1"),
