@@ -145,7 +145,7 @@ def schedule_name(comm: Communicator, problem: Problem, setup: Setup) -> str:
         world=comm._session.world,
     )
     by_default = setup.algorithm is None and choice.measured is None
-    if by_default and comm._session.has_two_levels(problem.name, choice):
+    if by_default and comm._session.has_two_levels(choice):
         return "two levels"
     return choice.name + ("" if choice.direct else staged)
 

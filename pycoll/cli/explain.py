@@ -161,7 +161,7 @@ def _two_levels(choice: Choice, world: World | None) -> tuple[str, ...]:
         return (
             f"  but unless it is named the call goes in two levels: {show_time(found.seconds)}",
         )
-    if not Topology(tuple(machine.hosts(wish.n).tolist()), 0).takes(wish.collective, choice):
+    if not Topology(tuple(machine.hosts(wish.n).tolist()), 0).takes(choice):
         return ()
     return (
         "  but unless it is named the call goes through hosts first; what that takes was not "

@@ -137,7 +137,7 @@ class Bench:
     def _name(self, usual: Choice) -> str:
         """What a call does by itself: the name of an algorithm if naming that does the same."""
         wish = usual.wish
-        if self.comm._session.has_two_levels(wish.collective, usual):
+        if self.comm._session.has_two_levels(usual):
             return "two levels"
         named = select(
             wish.collective,

@@ -125,7 +125,7 @@ class Session(TaggedMessages, Refusals):
         """Whether all ranks are on one host."""
         return self._caller.plans.one_host
 
-    def has_two_levels(self, collective: str, choice: Choice) -> bool:
+    def has_two_levels(self, choice: Choice) -> bool:
         """Tell that calls do not go through hosts first."""
         return False
 

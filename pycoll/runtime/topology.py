@@ -80,27 +80,33 @@ class Topology:
 
     def gives(self, spec: CallSpec) -> bool:
         """Whether a call can go in two levels with the bits of one level, and should."""
-        if not self.useful or spec.kind > Kind.BARRIER:
+        if spec.kind > Kind.BARRIER:
             return False
-        if spec.collective in _ONE_LEADER:
-            return spec.count * spec.itemsize <= ONE_COLUMN_BYTES
-        if not COLLECTIVES[spec.collective].reduces:
-            return True
-        dtype = DType(spec.dtype)
-        if not dtype.is_float or spec.order == Order.ANY:
-            return True
-        if spec.op in _EXACT:
-            return self.in_order
-        return spec.order == Order.TREE and self.nests and not dtype.rounds_once
+        nbytes = spec.count * spec.itemsize
+        return self._keeps_bits(spec.collective, nbytes, spec.dtype, spec.op, spec.order)
 
-    def takes(self, collective: str, choice: Choice) -> bool:
+    def takes(self, choice: Choice) -> bool:
         """Whether a call that names no algorithm goes in two levels, whatever was chosen."""
         wish = choice.wish
-        dtype = wish.dtype or DType.UINT8
         order = Order[(choice.order or "any").upper()]
-        kind = Kind[collective.upper()]
-        params = (kind, collective, choice.algorithm, (), False, int(dtype), dtype.itemsize)
-        return self.gives(CallSpec(*params, wish.nbytes // dtype.itemsize, wish.op, order))
+        dtype = DType.UINT8 if wish.dtype is None else wish.dtype
+        return self._keeps_bits(wish.collective, wish.nbytes, dtype, wish.op, order)
+
+    def _keeps_bits(
+        self, collective: str, nbytes: int, dtype: int, op: ReduceOp, order: Order
+    ) -> bool:
+        if not self.useful:
+            return False
+        if collective in _ONE_LEADER:
+            return nbytes <= ONE_COLUMN_BYTES
+        if not COLLECTIVES[collective].reduces:
+            return True
+        element = DType(dtype)
+        if not element.is_float or order == Order.ANY:
+            return True
+        if op in _EXACT:
+            return self.in_order
+        return order == Order.TREE and self.nests and not element.rounds_once
 
     def columns(self, collective: str, nbytes: int) -> int:
         """Return how many ranks of a host speak for it, each for a part of the vector."""

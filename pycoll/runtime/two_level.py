@@ -96,9 +96,9 @@ class TwoLevelSession(MpiSession):
         sizes = "+".join(str(len(group)) for group in self.topology.groups)
         return f"{self.job.library} between hosts of {sizes} ranks, shared memory inside"
 
-    def has_two_levels(self, collective: str, choice: Choice) -> bool:
+    def has_two_levels(self, choice: Choice) -> bool:
         """Tell whether a call goes through hosts first."""
-        return self.topology.takes(collective, choice)
+        return self.topology.takes(choice)
 
     def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, in two levels if it can be."""
