@@ -136,7 +136,7 @@ class NcclLink:
         if spec.algorithm.name == NATIVE:
             return self._launch_native(spec, in_pointer, out_pointer, stream)
         program = self._programs[spec]
-        scratch = self._room(program.scratch_bytes, stream)
+        scratch = self._room(program.scratch_bytes)
         execute(
             program,
             (in_pointer, out_pointer, scratch),
@@ -157,8 +157,8 @@ class NcclLink:
         elif count:
             self._wire.native(spec.kind, (source, target), count, code, more, stream)
 
-    def _room(self, nbytes: int, stream: int) -> int:
-        """Return scratch memory; a larger one replaces it, ordered by the stream."""
+    def _room(self, nbytes: int) -> int:
+        """Return scratch memory; a larger one replaces it when the device has done all its work."""
         if not nbytes:
             return 0
         if self._scratch is None or self._scratch.nbytes < nbytes:

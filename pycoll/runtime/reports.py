@@ -163,7 +163,7 @@ def _mismatch(report: dict) -> str:
     return "\n".join(lines) + "\n" + _advice().strip()
 
 
-def _progress(rank: dict, report: dict) -> str:
+def _progress(rank: dict) -> str:
     who = f"rank {rank['rank']}"
     state = _STATES.get(rank["state"], "")
     process = f" (process {rank['pid']} is {state})" if state and rank["state"] != "R" else ""
@@ -186,7 +186,7 @@ def _timeout(report: dict) -> str:
     waited = report["ranks"][report["reporter"]]["waiting_s"]
     who = report["ranks"][report["reporter"]]["rank"]
     lines = [f"rank {who} gave up after waiting {waited:.3g} s"]
-    lines += [f"  {_progress(rank, report)}" for rank in report["ranks"]]
+    lines += [f"  {_progress(rank)}" for rank in report["ranks"]]
     return "\n".join(lines) + "\n" + _advice().strip()
 
 

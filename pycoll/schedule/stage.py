@@ -78,8 +78,8 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
     new_chunk = np.where(staged, place, table.chunk)
     new_buffer = np.where(staged | ~user, PlanBuffer.CELL, table.buffer)
     inner = _store_twice(table, new_buffer, new_chunk, twice, place)
-    before = _copies(table, read_in, Buffer.IN, slots, line=-1)
-    after = _copies(table, written_out, Buffer.OUT, slots, line=table.lines)
+    before = _copies(read_in, Buffer.IN, slots, line=-1)
+    after = _copies(written_out, Buffer.OUT, slots, line=table.lines)
     return _join(table, [before, inner, after]), slots.slots
 
 
@@ -103,9 +103,7 @@ def _store_twice(
     }
 
 
-def _copies(
-    table: FoldTable, marks: np.ndarray, buffer: Buffer, slots: SlotMap, line: int
-) -> dict[str, np.ndarray]:
+def _copies(marks: np.ndarray, buffer: Buffer, slots: SlotMap, line: int) -> dict[str, np.ndarray]:
     """Copy each marked chunk between its owner's array and cell."""
     rank, chunk = np.nonzero(marks)
     ones = np.ones(len(rank), np.int64)
