@@ -168,7 +168,7 @@ def broadcast_relay(rank, n, root):
     For vectors that the others cannot read where they lie: both copies go on at the same time.
 
     Cost: 8 rounds; m bytes per rank, (n - 1) * m at the root.
-    Source: Traff and Ripke, "Optimal broadcast for fully connected processor-node networks", JPDC
+    Source: Träff and Ripke, "Optimal broadcast for fully connected processor-node networks", JPDC
     68(7), 2008 (pipelining by blocks).
     """
     for block in range(BLOCKS + 1):
