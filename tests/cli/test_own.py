@@ -1,8 +1,14 @@
 """Algorithms of a file: proven, shown and measured like those of the registry."""
 
+import re
+import textwrap
+from pathlib import Path
+
 import pytest
 
 from pycoll.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
 
 MINE = """
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
@@ -27,6 +33,14 @@ def test_a_right_one_is_proven_and_shown(file, capsys):
         assert "5 of 5 proven" in capsys.readouterr().out
         assert main(["show", name, "-n", "3"]) == 0
         assert "all_reduce · mine · n = 3" in capsys.readouterr().out
+
+
+def test_the_file_to_begin_with_is_proven_as_it_stands(file, capsys):
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```python\n(.*?)```", contributing, re.S)
+    file.write_text(textwrap.dedent(shown))
+    assert main(["verify", f"{file}:mine", "-n", "1..8"]) == 0
+    assert "8 of 8 proven" in capsys.readouterr().out
 
 
 def test_a_wrong_one_is_refused(file, capsys):
