@@ -38,6 +38,9 @@ class Communicator(SymmetricMemory, RaggedCollectives):
 
     * ``x``: any array (NumPy, buffer protocol, ``__array_interface__``, DLPack, CuPy). A
       non-contiguous input is packed first. Inputs are not modified unless ``out`` is ``x``.
+      Reductions take ``int8`` to ``uint64``, ``float16``, ``bfloat16``, ``float32``, ``float64``,
+      complex types with ``sum`` and ``avg``, and bool with ``and``, ``or``, ``xor``, ``min`` and
+      ``max``; all else takes any dtype but Python objects. Bytes are in the machine's order.
     * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by
       default a new array of the kind of ``x``.
     * ``algorithm``: name of an algorithm, or an `Algorithm`; by default the selector's choice.
@@ -212,6 +215,9 @@ class Communicator(SymmetricMemory, RaggedCollectives):
             root: Root rank.
             order: Reduction order.
             algorithm: See the class.
+
+        Returns:
+            What runs it: ``plan(x, out=None, timeout=None, async_op=False)``, keywords but ``x``.
         """
         if not isinstance(collective, str) or collective not in COLLECTIVES:
             raise ArgumentError(
@@ -261,7 +267,9 @@ class Communicator(SymmetricMemory, RaggedCollectives):
             Who answered how fast, and by which transport.
 
         Raises:
-            MismatchError: If ranks disagree. `PeerLost`, `CollTimeout`: If one does not answer.
+            MismatchError: If ranks disagree.
+            PeerLost: If a rank has died or, as `PeerLeft`, left.
+            CollTimeout: If one does not answer, or nothing arrives between two of them.
         """
         return check(self._session, timeout)
 

@@ -37,16 +37,16 @@ def init(
     """Join the job of this process and return its communicator.
 
     Under ``pycoll run -n N`` or an MPI launcher there are N ranks; a process started alone is a
-    world of one rank. With several ranks this is a collective of all of them.
+    world of one rank. With several ranks this is a collective of all of them. Settings that are
+    left out come from the environment, such as ``PYCOLL_HEAP_BYTES=64G``, or are the defaults.
 
     Args:
         timeout: Seconds until a call, or this, raises `CollTimeout`: ``PYCOLL_TIMEOUT`` or 300.
-        heap_bytes: Capacity of this rank's symmetric heap; only what is allocated uses memory.
-        cell_bytes: Staging memory for one iteration of a rank.
-        transport: ``auto`` (shared memory on one host, MPI between hosts) or ``mpi`` (MPI for
-            everything).
+        heap_bytes: Capacity of this rank's symmetric heap, 16 GiB by default; only arrays use it.
+        cell_bytes: Staging memory for one iteration of a rank, 1 MiB by default.
+        transport: ``auto`` (shared memory on a host, MPI between hosts) or ``mpi`` (for all).
         device_transport: For arrays on CUDA devices: ``cuda``, ``nccl`` or ``auto``.
-        device_heap_bytes: Capacity of this rank's symmetric device heap.
+        device_heap_bytes: Capacity of this rank's symmetric device heap, 1 GiB by default.
         single_copy: ``auto`` or ``off``: whether ranks may read each other's ordinary arrays.
         tuning: Measured times that choose algorithms: ``auto`` (what ``pycoll tune`` has written
             for this user, if anything), ``off``, or the path of a table; rank 0's counts for all.
