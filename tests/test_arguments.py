@@ -101,6 +101,10 @@ BAD = {
         lambda c: c.all_reduce(F, algorithm=5),
         r"algorithm=5 is an int; accepted.*one_shot",
     ),
+    "algorithm that is a plain function": (
+        lambda c: c.all_reduce(F, algorithm=len),
+        r"algorithm=<built-in function len> is .*a function under @algorithm\('all_reduce'\)",
+    ),
     "algorithm that is a list of names": (
         lambda c: c.all_reduce(F, algorithm=["ring"]),
         r"algorithm=\['ring'\] is a list; accepted.*ring",

@@ -202,8 +202,9 @@ def _named(collective: str, algorithm: str | Algorithm) -> Algorithm:
         kind = type(algorithm).__name__
         article = "an" if kind[0] in "aeiou" else "a"
         raise ArgumentError(
-            f"algorithm={algorithm!r} is {article} {kind}; accepted: an Algorithm of {collective}, "
-            f"or the name of one: {', '.join(names(collective))}"
+            f"algorithm={algorithm!r} is {article} {kind}; accepted: an Algorithm of {collective} "
+            f"(a function under @algorithm({collective!r})), or the name of one: "
+            f"{', '.join(names(collective))}"
         )
     try:
         return find(collective, algorithm)
