@@ -32,9 +32,8 @@ inline constexpr Py_ssize_t kArgs = 10;
 // goes straight to the engine. Any other call goes to `slow`, with all kArgs arguments. `result` is
 // an array like the one to allocate for the result, or None. `slow` and what follows it are weak
 // references to bound methods: site() returns the id of the call site (asked once per place in the
-// program),
-// fail(kind, text) raises the exception for an engine error, queued(ticket, x, result) returns what
-// a call with async_op returns, misused(text) raises TypeError and lets the peers know.
+// program), fail(kind, text) raises the exception for an engine error, queued(ticket, x, result)
+// returns what a call with async_op returns, misused(text) raises TypeError and lets peers know.
 void add_fastcall(pybind11::module_& m);
 
 // Runs one call through a Fastcall object. Throws pybind11 exceptions or returns null with a Python
