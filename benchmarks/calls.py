@@ -1,0 +1,130 @@
+"""Measure calls of 256 bytes, kind by kind: which reach the engine without Python code, which not.
+
+``pycoll run -n 2 benchmarks/calls.py`` takes some seconds and prints a table; with PyTorch it has
+rows for tensors. ``--save`` writes benchmarks/results/calls.md as well. Ranks share nothing but
+the cores: where others use those, or the two are far apart, every row grows alike.
+"""
+
+import argparse
+import importlib.util
+import time
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+
+import pycoll
+from pycoll.cli.machine import describe
+
+SAVED = Path(__file__).resolve().parent / "results" / "calls.md"
+COUNT = 64
+REGISTERED = 16 << 10  # bytes: smaller ones may have no whole page, which cannot be moved
+
+
+def arrays(comm):
+    """Return rows about NumPy arrays: what a call is, and the call."""
+    n, rank = comm.world_size, comm.rank
+    x, out = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
+    whole = np.ones(n * COUNT, np.float32)
+    own = whole[rank * COUNT : (rank + 1) * COUNT]
+    gaps, deep = np.ones((COUNT, 2), np.float32)[:, 0], np.ones((2,) * 6, np.float32)
+    symmetric, registered = comm.empty(COUNT, np.float32), np.ones(REGISTERED // 4, np.float32)
+    symmetric[:] = 1
+    comm.register(registered)
+    sizes = [COUNT] * n
+    return {
+        "barrier": lambda: comm.barrier(),
+        "all_reduce, a new result": lambda: comm.all_reduce(x),
+        "all_reduce, `out=`": lambda: comm.all_reduce(x, out=out),
+        "all_reduce, `timeout=5`": lambda: comm.all_reduce(x, out=out, timeout=5),
+        "all_reduce, `async_op`, and wait": lambda: comm.all_reduce(x, async_op=True).wait(),
+        "all_reduce, an algorithm by name": lambda: comm.all_reduce(x, algorithm="ring"),
+        "all_reduce, an input with gaps": lambda: comm.all_reduce(gaps, out=out),
+        "all_reduce, six dimensions": lambda: comm.all_reduce(deep, out=deep),
+        "all_reduce, symmetric memory": lambda: comm.all_reduce(symmetric, out=symmetric),
+        "all_reduce, a registered array": lambda: comm.all_reduce(registered, out=registered),
+        "all_reduce, a NumPy scalar": lambda: comm.all_reduce(x[0]),
+        "all_reduce, bytes": lambda: comm.all_reduce(b"12345678", "max"),
+        "broadcast, in place": lambda: comm.broadcast(x, out=x),
+        "reduce": lambda: comm.reduce(x),
+        "all_gather, `out=`": lambda: comm.all_gather(x, out=whole),
+        "all_gather, in place": lambda: comm.all_gather(own, out=whole),
+        "reduce_scatter, `out=`": lambda: comm.reduce_scatter(whole, out=out),
+        "reduce_scatter, in place": lambda: comm.reduce_scatter(whole, out=own),
+        "gather": lambda: comm.gather(x),
+        "scatter": lambda: comm.scatter(whole),
+        "all_to_all": lambda: comm.all_to_all(whole),
+        "all_gather_v": lambda: comm.all_gather_v(x),
+        "all_to_all_v": lambda: comm.all_to_all_v(whole, sizes),
+        "send and recv, there and back": lambda: there_and_back(comm, x, out),
+        "check": lambda: comm.check(),
+    }
+
+
+def there_and_back(comm, x, out):
+    """Send an array from rank 0 to rank 1 and another one back."""
+    if comm.rank == 0:
+        comm.send(x, 1)
+        comm.recv(out, 1)
+    elif comm.rank == 1:
+        comm.recv(out, 0)
+        comm.send(x, 0)
+
+
+def tensors(comm):
+    """Return rows about PyTorch tensors."""
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    import torch
+
+    x, out = torch.ones(COUNT), torch.empty(COUNT)
+    gaps = torch.ones(COUNT, 2)[:, 0]
+    parameter = torch.nn.Parameter(x, requires_grad=False)
+    return {
+        "all_reduce of tensors, a new result": lambda: comm.all_reduce(x),
+        "all_reduce of tensors, `out=`": lambda: comm.all_reduce(x, out=out),
+        "all_reduce of tensors, an input with gaps": lambda: comm.all_reduce(gaps, out=out),
+        "all_reduce of tensors, a `Parameter`": lambda: comm.all_reduce(parameter, out=out),
+    }
+
+
+def microseconds(comm, call, runs=11):
+    """Return the median over runs of the time of a call, on the slowest rank."""
+    for _ in range(20):
+        call()
+    start = time.perf_counter()
+    for _ in range(20):
+        call()
+    calls = int(comm.all_reduce(np.array(max(5, 5e-3 * 20 / (time.perf_counter() - start))), "min"))
+    found = np.empty(runs)
+    for i in range(runs):
+        comm.barrier()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        found[i] = (time.perf_counter() - start) / calls
+    return float(np.median(comm.all_reduce(found, "max"))) * 1e6
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--save", action="store_true", help=f"write {SAVED.name} in results")
+    args = parser.parse_args()
+    comm = pycoll.init()
+    rows = arrays(comm) | tensors(comm)
+    lines = [f"| {name} | {microseconds(comm, call):.2f} |" for name, call in rows.items()]
+    if comm.rank == 0:
+        facts = describe()
+        place = f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}"
+        title = f"`pycoll run -n {comm.world_size} benchmarks/calls.py`, {date.today()}, {place},"
+        which = f"pycoll {facts['pycoll']} at {facts['commit']}, Python {facts['python']}."
+        what = f"Arrays of {4 * COUNT} bytes, a registered one of {REGISTERED}."
+        head = [title, which, what, "", "| call | us |", "|---|---|"]
+        text = "\n".join([*head, *lines, ""])
+        print(text)
+        if args.save:
+            SAVED.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
