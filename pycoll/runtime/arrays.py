@@ -77,8 +77,14 @@ def _layout(dtype: np.dtype) -> str:
     return f"{{{parts}}} of {dtype.itemsize}"
 
 
-@functools.lru_cache(maxsize=256)  # a name takes NumPy some microseconds
 def _named(dtype: np.dtype) -> tuple[DType | None, str]:
+    if dtype.kind in "mM":  # those that are equal may have other names
+        return None, dtype.name
+    return _known(dtype)
+
+
+@functools.lru_cache(maxsize=256)  # a name takes NumPy some microseconds
+def _known(dtype: np.dtype) -> tuple[DType | None, str]:
     return dtype_of(dtype), dtype.name
 
 
