@@ -1,7 +1,9 @@
 // Reading the private memory of other ranks of this host: "cross-memory attach".
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -33,15 +35,24 @@ class PeerMemory {
   bool read(uint32_t peer, void* to, const void* from, uint64_t nbytes) const;
 
   // Where peers can read an array of this rank until the next show(): where it lies, or in a copy
-  // if the kernel reads nothing there (memory of devices, memfd_secret).
+  // if the kernel reads nothing there (memory of devices, memfd_secret). Where it has read once it
+  // is not asked again: if other memory is there by then, read() fails.
   const void* show(const void* array, uint64_t nbytes);
 
  private:
+  struct Stretch {
+    const void* array = nullptr;
+    uint64_t nbytes = 0;
+    bool operator==(const Stretch&) const = default;
+  };
+  static constexpr size_t kStretches = 256;  // direct-mapped
+
   std::shared_ptr<ControlSegment> control_;
   uint32_t rank_;
   uint64_t word_;  // what peers read; nobody knows it who has not been told
   bool able_ = true, probed_ = false;
   std::vector<char> copy_;
+  std::array<Stretch, kStretches> readable_;  // where the kernel has read
 };
 
 }  // namespace pycoll

@@ -15,7 +15,7 @@ import pytest
 from cases import IN_PLACE, MOVING, PRIVATE, REDUCING, ROOTED, make, run_case, run_cases
 from faults import Event, expect
 from pycoll.config import Config
-from pycoll.errors import ArgumentError, MismatchError, PeerLost, PeerRejected, Revoked
+from pycoll.errors import ArgumentError, CollError, MismatchError, PeerLost, PeerRejected, Revoked
 from pycoll.testing import run_processes, run_threads
 
 EQUAL_CALLS = 5
@@ -124,6 +124,37 @@ def test_memory_that_the_kernel_cannot_read():
         return True
 
     assert run_processes(3, rank) == [True] * 3
+
+
+@pytest.mark.skipif(secret(4096) is None, reason="this kernel has no memfd_secret")
+def test_other_memory_in_the_place_of_memory_that_the_kernel_has_read():
+    """It is not asked again, so the read fails; nobody gets wrong data, and nobody waits."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+
+    def rank(comm):
+        nbytes = 4 * LARGE
+        x = np.frombuffer(mmap.mmap(-1, nbytes), np.float32)
+        x[:] = comm.rank
+        out = np.empty(2 * LARGE, np.float32)
+
+        def gather(calls):
+            for _ in range(calls):
+                comm.all_gather(x, out=out)
+                assert (out.reshape(2, -1) == [[0], [1]]).all()
+                out[:] = -1
+
+        gather(EQUAL_CALLS)
+        fd = libc.syscall(447, 0)  # memfd_secret
+        os.ftruncate(fd, nbytes)
+        assert libc.mmap(x.ctypes.data, nbytes, 3, 0x11, fd, 0) == x.ctypes.data  # MAP_FIXED
+        x[:] = comm.rank
+        with pytest.raises(CollError, match="the kernel did not let it copy"):
+            gather(200)  # now and then they read
+        return True
+
+    assert run_processes(2, rank) == [True] * 2
 
 
 @pytest.mark.parametrize("way", ["timeout", "plan", "strided", "scatter"])
