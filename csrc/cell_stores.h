@@ -18,8 +18,9 @@ namespace pycoll {
 // memory; docs/decisions/0009-stores-into-cells.md has the numbers.
 //
 // Nobody tells a rank how far its peers are, and they move. So it times its own copies of about one
-// size: now and then some are made in the other way, and the faster way counts. A copy past the
-// caches must save more than it takes peers to fetch its bytes from memory. Not thread-safe.
+// size: now and then some are made in the other way, and the faster way counts. Some of its peers
+// may be near and some far, so the median of its times does. A copy past the caches must save more
+// than it takes peers to fetch its bytes from memory. Not thread-safe.
 class CellStores {
  public:
   // Whether the next copy goes past the caches.
@@ -45,7 +46,7 @@ class CellStores {
     }
     if (!tries() || copies_ + 1 == try_ + kTries) {
       const double fetch = kFetchNs / static_cast<double>(nbytes) + kFetchNsPerByte;
-      past_ = times_[1].best_or(kUnknown) + fetch < times_[0].best_or(kUnknown);
+      past_ = times_[1].median_or(kUnknown) + fetch < times_[0].median_or(kUnknown);
     }
     if (++copies_ == try_ + kTries) {
       tried_ = copies_;

@@ -80,9 +80,21 @@ void interrupts() {
   CellStores stores;
   for (int i = 0; i < 10'000; ++i) {
     const uint64_t usual = stores.past_caches() ? kPast : kNear;
-    stores.note(kBytes, i % 3 == 0 ? 40 * usual : usual, 0);
+    stores.note(kBytes, i % 5 == 0 ? 40 * usual : usual, 0);
     expect(!stores.usually_past_caches(), "a copy that was interrupted says nothing");
   }
+}
+
+// Of three peers one has the same core, as where four ranks have two.
+void near_and_far_peers() {
+  CellStores stores;
+  int past = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    past += stores.past_caches();
+    const uint64_t ordinary = i % 3 == 0 ? kNear : kFar;
+    stores.note(kBytes, !stores.timed() ? 0 : stores.past_caches() ? kPast : ordinary, 0);
+  }
+  expect(past > 9'000, "most peers are far");
 }
 
 // Copies after a try find the lines where the other way has left them, and so do the first tries.
@@ -118,6 +130,7 @@ int main() {
                   {"peers that move", peers_that_move},
                   {"rare copies", rare_copies},
                   {"interrupts", interrupts},
+                  {"near and far peers", near_and_far_peers},
                   {"lines that moved", lines_that_moved},
                   {"sizes", sizes}});
 }
