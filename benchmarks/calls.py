@@ -12,6 +12,7 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
+from overhead_ranks import batches
 
 import pycoll
 from pycoll.cli.machine import describe
@@ -96,14 +97,7 @@ def microseconds(comm, call, runs=11):
     for _ in range(20):
         call()
     calls = int(comm.all_reduce(np.array(max(5, 5e-3 * 20 / (time.perf_counter() - start))), "min"))
-    found = np.empty(runs)
-    for i in range(runs):
-        comm.barrier()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        found[i] = (time.perf_counter() - start) / calls
-    return float(np.median(comm.all_reduce(found, "max"))) * 1e6
+    return float(np.median(batches(comm, call, calls, runs))) * 1e6
 
 
 def main():
