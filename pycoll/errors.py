@@ -66,6 +66,12 @@ def sendable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
+def kind_of(x: object) -> str:
+    """Return the type of an object in words: "an int"."""
+    name = type(x).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def in_words(error: BaseException) -> str:
     """Return type and message of an exception, for other ranks; never fails itself."""
     name = type(error).__name__

@@ -38,7 +38,7 @@ BAD = {
     "byte order": (lambda c: c.all_reduce(I.astype(">i4")), r"'>i4'.*astype\('[<=]i4'\)"),
     "list": (lambda c: c.all_reduce([1, 2]), r"x is a list; accepted are NumPy arrays"),
     "nothing": (lambda c: c.broadcast(None), r"x is a NoneType"),
-    "number": (lambda c: c.all_gather(3), r"x is a int"),
+    "number": (lambda c: c.all_gather(3), r"x is an int"),
     "text": (lambda c: c.all_gather("abc"), r"x is a str"),
     "output of another shape": (
         lambda c: c.all_reduce(F, out=np.ones(5)),

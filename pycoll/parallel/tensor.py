@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, kind_of
 from pycoll.parallel.arrays import Array, namespace
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def share(size: int, comm: Communicator, what: str) -> int:
     """
     if not hasattr(comm, "world_size"):
         raise ArgumentError(
-            f"{what}: comm is a {type(comm).__name__}; expected the communicator of the "
+            f"{what}: comm is {kind_of(comm)}; expected the communicator of the "
             "tensor-parallel ranks, such as mesh.tp"
         )
     if size % comm.world_size:

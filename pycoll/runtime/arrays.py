@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pycoll import _C
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, kind_of
 from pycoll.types import DType, type_code
 
 _NUMPY_TYPES = {
@@ -136,7 +136,7 @@ def _from_buffer(x: Any, what: str) -> np.ndarray:
         return np.asarray(memoryview(x))
     except TypeError:
         raise ArgumentError(
-            f"{what} is a {type(x).__name__}; accepted are NumPy arrays and objects with the "
+            f"{what} is {kind_of(x)}; accepted are NumPy arrays and objects with the "
             "buffer protocol, __array_interface__ or __dlpack__"
         ) from None
 
@@ -190,7 +190,7 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
     else:
         raise ArgumentError(f"{what} has a DLPack element type (code {kind}) that is not supported")
     if not pointer and 0 not in shape:
-        raise ArgumentError(f"{what} is a {type(x).__name__} whose memory has been freed")
+        raise ArgumentError(f"{what} is {kind_of(x)} whose memory has been freed")
     strides_bytes = tuple(s * dtype.itemsize for s in strides)
     array = _C.array_at(pointer, shape, strides_bytes, dtype, owner)
     return ArrayView(array, known, name, x)
@@ -244,7 +244,7 @@ def check_output(
         raise ArgumentError(f"{what} is read-only")
     if _is_copy(v):
         raise ArgumentError(
-            f"{what} is a {type(v.source).__name__} whose memory cannot be written to, only that "
+            f"{what} is {kind_of(v.source)} whose memory cannot be written to, only that "
             "of a copy; pass an array, such as np.zeros(()) for a single number"
         )
     if not v.array.flags.c_contiguous:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from pycoll.algorithms import ALGORITHMS, find, names
-from pycoll.errors import ArgumentError, ScheduleError
+from pycoll.errors import ArgumentError, ScheduleError, kind_of
 from pycoll.runtime.message_rules import LINK_RULES, ONE_HOST_RULES
 from pycoll.runtime.rules import RULES
 from pycoll.runtime.tuning import TunedRule, World
@@ -199,11 +199,9 @@ def _named(collective: str, algorithm: str | Algorithm) -> Algorithm:
             f"algorithm {algorithm.name!r} computes {algorithm.collective}, not {collective}"
         )
     if not isinstance(algorithm, str):
-        kind = type(algorithm).__name__
-        article = "an" if kind[0] in "aeiou" else "a"
         raise ArgumentError(
-            f"algorithm={algorithm!r} is {article} {kind}; accepted: an Algorithm of {collective} "
-            f"(a function under @algorithm({collective!r})), or the name of one: "
+            f"algorithm={algorithm!r} is {kind_of(algorithm)}; accepted: an Algorithm of "
+            f"{collective} (a function under @algorithm({collective!r})), or the name of one: "
             f"{', '.join(names(collective))}"
         )
     try:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import cuda
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, kind_of
 from pycoll.runtime.memory import Memory
 from pycoll.types import DType, ReduceOp, type_code
 
@@ -99,7 +99,7 @@ def _own(tensor: torch.Tensor, what: str) -> torch.Tensor:
             f"resized to {held}); resize it before the call"
         )
     if tensor.numel() and tensor.data_ptr() == 0:
-        raise ArgumentError(f"{what} is a {type(tensor).__name__} without memory of its own")
+        raise ArgumentError(f"{what} is {kind_of(tensor)} without memory of its own")
     return tensor
 
 

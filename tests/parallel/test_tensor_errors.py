@@ -25,7 +25,7 @@ BAD = {
     "3 heads cannot be split over 2": (
         lambda comm: Attention(TransformerConfig(18, 3, comm=comm), KEY)
     ),
-    "comm is a int; expected the communicator": (
+    "comm is an int; expected the communicator": (
         lambda comm: ColumnParallelLinear(H, 24, KEY, comm.world_size)
     ),
     r"part.weight on rank \d of 2 .* has shape \(24, 24\), expected \(12, 24\)": (
