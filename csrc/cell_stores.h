@@ -69,7 +69,7 @@ class CellStores {
   bool past_ = false;
   uint64_t copies_ = 0, tried_ = 0, tried_ns_ = 0;    // so many before the last try ended, and when
   uint64_t try_ = kFirstTry, interval_ = kSecondTry;  // the next try; soon at first: pages are cold
-  std::array<RecentTimes, 2> times_;  // ns a byte: of ordinary stores, past the caches
+  std::array<RecentTimes<7>, 2> times_;  // ns a byte: of ordinary stores, past the caches
 };
 
 // The choice for copies of every size.

@@ -81,7 +81,7 @@ class CopyChoice {
   bool reads_ = false;
   uint64_t calls_ = 0, interval_ = kFirst / 2;
   uint64_t probe_ = kFirst - kProbe;  // number of the last or next probe
-  std::array<RecentTimes, 2> times_;
+  std::array<RecentTimes<4>, 2> times_;
   ToldTimes worst_;  // of all ranks, as told in the running call
 };
 

@@ -9,6 +9,7 @@ namespace pycoll {
 
 // The last few times of one way. Of what is always the same the best counts: an interrupt or a cold
 // cache makes it slow, nothing makes it fast. Of what differs the median does.
+template <size_t kKept>
 class RecentTimes {
  public:
   void note(double time) { times_[count_++ % times_.size()] = time; }
@@ -26,7 +27,7 @@ class RecentTimes {
 
  private:
   size_t count_ = 0;
-  std::array<double, 4> times_{};
+  std::array<double, kKept> times_{};
 };
 
 }  // namespace pycoll

@@ -80,7 +80,7 @@ void interrupts() {
   CellStores stores;
   for (int i = 0; i < 10'000; ++i) {
     const uint64_t usual = stores.past_caches() ? kPast : kNear;
-    stores.note(kBytes, i % 5 == 0 ? 40 * usual : usual, 0);
+    stores.note(kBytes, i % 3 == 0 ? 40 * usual : usual, 0);
     expect(!stores.usually_past_caches(), "a copy that was interrupted says nothing");
   }
 }
