@@ -178,9 +178,11 @@ class Caller:
         direct, input_only = reached(request.kind, *held)
         input_only = input_only and self.memory.has(typed)
         reach = {"direct": direct, "input_only": input_only}
-        choice, spec, binding = self._bound(request, op, root, count, typed, reach)
+        shared = source is not None and target is not None and overlap(source, target)
+        apart = self.plans.messages and COLLECTIVES[request.collective].reduces and not shared
+        choice, spec, binding = self._bound(request, op, root, count, typed, reach, apart)
         as_given = choice.algorithm.in_place if choice.direct else choice.algorithm.in_place_staged
-        if source is not None and target is not None and not as_given and overlap(source, target):
+        if source is not None and shared and not as_given:
             source = self._set_apart(source)
         in_ptr = source.pointer if source is not None else 0
         out_ptr = target.pointer if target is not None else 0
@@ -200,18 +202,19 @@ class Caller:
         count: int,
         typed: ArrayView,
         reach: dict[str, bool],
+        apart: bool,
     ) -> tuple[Choice, CallSpec, _C.BoundCall]:
         """Choose the algorithm of a call and bind its plan; quick for a call made before."""
 
         def make() -> tuple[Choice, CallSpec, _C.BoundCall]:
             choice = self._choose(request, op, count, typed, reach)
-            spec = call_spec(request, op, root, count, typed, choice, reach["input_only"])
+            spec = call_spec(request, op, root, count, typed, choice, reach["input_only"], apart)
             return choice, spec, self.plans.bind(spec)
 
         if request.algorithm is not None:  # which may be anything, and is seldom named
             return make()
         asked = request.kind, request.within, op, root, request.order
-        key = (*asked, count, typed.code, typed.told, typed.array.itemsize, *reach.values())
+        key = (*asked, count, typed.code, typed.told, typed.array.itemsize, *reach.values(), apart)
         return self.plans.known(key, make)
 
     def _choose(

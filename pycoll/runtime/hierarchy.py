@@ -18,7 +18,8 @@ from pycoll import _C, algorithms
 from pycoll.algorithms.two_level import NONE, Hosts, Stage, TwoLevels, refined
 from pycoll.algorithms.two_level_plans import PLANS
 from pycoll.runtime.descriptors import TWO_LEVELS
-from pycoll.runtime.plans import LAYOUT_TABLE, LINK_BYTES, LINK_PACKET_BYTES, CallSpec
+from pycoll.runtime.message_limits import LINK_LIMITS
+from pycoll.runtime.plans import LAYOUT_TABLE, CallSpec
 from pycoll.runtime.select import select
 from pycoll.runtime.topology import Topology
 from pycoll.schedule.collectives import COLLECTIVES, OWN
@@ -219,8 +220,7 @@ class Binder:
         at_exit = average and not plan.scales_in_fold
         return self.flat.bind_messages(
             compiled,
-            segment_bytes=LINK_BYTES,
-            packet_bytes=LINK_PACKET_BYTES,
+            **LINK_LIMITS,
             agree=COLLECTIVES[spec.collective].rooted,
             team=list(team),
             **_numbers(spec, rows, n if average else 0, at_exit),

@@ -19,11 +19,12 @@ from pycoll.runtime.descriptors import (
     descriptor,
 )
 from pycoll.runtime.extents import Extents, blocks_in_chunks
+from pycoll.runtime.message_limits import message_limits
 from pycoll.runtime.reports import raising
 from pycoll.runtime.tuning import World
 from pycoll.schedule.collectives import COLLECTIVES, OWN, Collective
 from pycoll.schedule.compile import peer_plan
-from pycoll.schedule.ir import Algorithm, Schedule
+from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.messages import message_plan
 from pycoll.schedule.plan import Plan
 from pycoll.schedule.verify import proven
@@ -33,13 +34,6 @@ LAYOUT_FULL, LAYOUT_OWN, LAYOUT_TABLE = 0, 1, 2
 _Bound = TypeVar("_Bound")
 _MAX_BINDINGS = 1024
 _LINE_BYTES = 64
-SEGMENT_BYTES = 1 << 20  # of a chunk that one message carries
-WHOLE_BYTES = 1 << 30  # likewise, where no fold and no other message could begin earlier
-LINK_BYTES = 60 << 10
-"""Likewise between hosts. Over TCP, Open MPI sends 64 KiB at once; before more it shakes hands, and
-each word of that queues behind the data that goes the other way."""
-PACKET_BYTES = 3584  # of a message that is copied into a packet: both fit Open MPI's 4 KiB
-LINK_PACKET_BYTES = 32 << 10  # likewise between hosts, where to agree first costs a round trip more
 
 
 def compile_plans(
@@ -61,14 +55,16 @@ def compile_plans(
     code = None
     if spec.algorithm not in ALGORITHMS:
         memory = f"{'direct' if spec.direct else 'staged'}{', in place' if in_place else ''}"
-        everybody = proven(schedule)[1]["messages" if messages else memory]
-        plans = [everybody[rank] for rank in ranks]
+        made = proven(schedule)[1]
+        everybody = made["messages" if messages else memory]  # numbered alike on every rank
+        own = made["messages, apart"] if spec.apart else everybody
+        plans = [own[rank] for rank in ranks]
         code = 2 * schedule.chunks + schedule.reduces_at_once
         for plan in everybody:
             code = zlib.crc32(int(plan.slots).to_bytes(8, "little"), code)
             code = zlib.crc32(plan.operands.tobytes(), zlib.crc32(plan.code.tobytes(), code))
     elif messages:
-        plans = [message_plan(schedule, rank) for rank in ranks]
+        plans = [message_plan(schedule, rank, apart=spec.apart) for rank in ranks]
     else:
         plans = [peer_plan(schedule, r, direct=spec.direct, in_place=in_place) for r in ranks]
     return plans, algorithm_number(spec.algorithm, dict(spec.params), code)
@@ -92,6 +88,7 @@ class CallSpec:
         root: Root rank, or 0.
         told: Code of the caller's element type where it is another one.
         input_only: Peers access the users' inputs only; results may lie anywhere.
+        apart: Over messages: input and result share no memory on this rank, and it reduces.
         across: Peers read the users' arrays, which are private, through the kernel.
         alternative: The same call across; it runs instead where that is faster.
     """
@@ -109,6 +106,7 @@ class CallSpec:
     root: int = 0
     told: int | None = None
     input_only: bool = False
+    apart: bool = False
     across: bool = False
     alternative: CallSpec | None = None
 
@@ -185,8 +183,15 @@ class PlanCache:
             found = self._bindings[spec] = self._make(spec, None)
         return found
 
-    def _plan(self, spec: CallSpec) -> tuple[_C.Plan, bool, int, int, int]:
-        key = (spec.collective, spec.algorithm, spec.params, spec.direct, spec.input_only)
+    def _plan(self, spec: CallSpec) -> tuple[_C.Plan, bool, int, dict[str, int], int]:
+        key = (
+            spec.collective,
+            spec.algorithm,
+            spec.params,
+            spec.direct,
+            spec.input_only,
+            spec.apart,
+        )
         if key not in self._plans:
             (plan,), number = compile_plans(spec, self.world_size, [self.rank], self.messages)
             compiled = raising(
@@ -201,8 +206,8 @@ class PlanCache:
                 plan.direct,
                 plan.messages,
             )
-            segment = segment_bytes(plan.schedule, self.one_host) if self.messages else 0
-            found = compiled, plan.scales_in_fold, plan.schedule.chunks, segment, number
+            limits = message_limits(plan.schedule, self.one_host)
+            found = compiled, plan.scales_in_fold, plan.schedule.chunks, limits, number
             self._plans[key] = found
         return self._plans[key]
 
@@ -211,7 +216,7 @@ class PlanCache:
         if spec.root and promise.rooted and "root" not in spec.algorithm.params:
             name = spec.algorithm.name
             raise ArgumentError(f"root={spec.root}: {name} has no parameter root, so it is rank 0")
-        plan, scales_in_fold, chunks, segment, number = self._plan(spec)
+        plan, scales_in_fold, chunks, limits, number = self._plan(spec)
         numbers = binding_numbers(spec, self.world_size, chunks, scales_in_fold, number)
         extents = extents or blocks_in_chunks(spec.count, self.world_size, chunks, promise)
         if extents:
@@ -222,7 +227,7 @@ class PlanCache:
         if spec.input_only:
             numbers |= {"input_only": True}
         return raising(
-            self._bind_of(promise, segment),
+            self._bind_of(promise, limits),
             plan,
             **numbers,
             extents=(
@@ -232,23 +237,11 @@ class PlanCache:
             ),
         )
 
-    def _bind_of(self, promise: Collective, segment: int) -> Callable[..., _C.BoundCall]:
+    def _bind_of(self, promise: Collective, limits: dict[str, int]) -> Callable[..., _C.BoundCall]:
         if not self.messages:
             return self.engine.bind
         agree = promise.rooted  # elsewhere what a rank gets depends on all ranks anyway
-        bind = self.engine.bind_messages
-        packet = PACKET_BYTES if self.one_host else LINK_PACKET_BYTES
-        return functools.partial(
-            bind, segment_bytes=segment, packet_bytes=packet, agree=agree, team=[]
-        )
-
-
-def segment_bytes(schedule: Schedule, one_host: bool) -> int:
-    """Return how much of a chunk one message carries, the same on every rank."""
-    if not one_host:
-        return LINK_BYTES
-    moves = not COLLECTIVES[schedule.collective].reduces
-    return WHOLE_BYTES if moves and schedule.one_hop else SEGMENT_BYTES
+        return functools.partial(self.engine.bind_messages, **limits, agree=agree, team=[])
 
 
 def binding_numbers(

@@ -21,6 +21,7 @@ def call_spec(
     typed: ArrayView,
     choice: Choice,
     input_only: bool,
+    apart: bool = False,
 ) -> CallSpec:
     """Return what a call does, as it was asked for and chosen.
 
@@ -32,6 +33,7 @@ def call_spec(
         typed: An array of the type that the engine works with.
         choice: The algorithm.
         input_only: Only inputs lie where peers reach them.
+        apart: See `CallSpec`.
     """
     params = dict(choice.params)
     if "root" in choice.algorithm.params:
@@ -43,6 +45,7 @@ def call_spec(
         params=tuple(sorted(params.items())),
         direct=choice.direct,
         input_only=choice.direct and input_only,
+        apart=apart,
         dtype=typed.code,
         told=typed.told,
         itemsize=typed.array.itemsize,

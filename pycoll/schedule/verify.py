@@ -13,6 +13,7 @@ import numpy as np
 
 from pycoll.errors import ScheduleError
 from pycoll.schedule.bounds import Joined, check_bounds, check_contacts
+from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.compile import peer_plans
 from pycoll.schedule.interpret import check_races, check_run_ahead, run_peer, trace_of
 from pycoll.schedule.ir import Schedule
@@ -61,6 +62,8 @@ def modes(schedule: Schedule) -> Iterator[tuple[str, bool, list[Plan]]]:
         yield "direct, in place", True, peer_plans(schedule, direct=True, in_place=True)
     yield "staged", staged, peer_plans(schedule, direct=False)
     yield "messages", staged, message_plans(schedule)
+    if COLLECTIVES[schedule.collective].reduces:
+        yield "messages, apart", False, message_plans(schedule, apart=True)
 
 
 def prove(schedule: Schedule) -> Proof:

@@ -88,7 +88,25 @@ def orders(comm):
             for collective in REDUCING
             for name in oracle.FLOATS
             for op in ("sum", "avg")
-            for size in (3, 5000, 300_000 // n)
+            for size in (3, 5000, 600_000 // n)
+        ]
+        for case in cases:
+            case.options["order"] = order
+        wrong += run_cases(comm, cases)
+    return wrong
+
+
+@program
+def segments(comm):
+    """Reduce chunks of several messages each, on some ranks in place: the bits stay the same."""
+    n, me = comm.world_size, comm.rank
+    wrong = []
+    for order in ("tree", "rank"):
+        cases = [
+            make(collective, "float32", n, size, order=order, memory=memory)
+            for collective in REDUCING
+            for size in (600_001, 600_001 * n + 3)
+            for memory in ("out", "in_place" if me % 2 else "out")
         ]
         for case in cases:
             case.options["order"] = order

@@ -3,7 +3,7 @@
 import pytest
 
 MESSAGES = {"PYCOLL_TRANSPORT": "mpi", "PYCOLL_TIMEOUT": "30"}
-CHECKS = ["collectives", "roots", "types", "orders", "variants", "algorithms"]
+CHECKS = ["collectives", "roots", "types", "orders", "segments", "variants", "algorithms"]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])

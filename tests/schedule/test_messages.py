@@ -5,6 +5,7 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ScheduleError
+from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import algorithm
 from pycoll.schedule.messages import message_plan, message_plans
 from pycoll.schedule.plan import ALL, Opcode
@@ -152,3 +153,30 @@ def test_every_algorithm_works_in_place_over_messages(collective, n):
     for entry in ALGORITHMS:
         if entry.collective == collective and entry.worlds(n):
             verify(message_plans(entry.schedule(n)), in_place=True)
+
+
+def in_turn(schedule):
+    """Return plans of ranks whose arrays share memory, or do not, in turn."""
+    both = message_plans(schedule), message_plans(schedule, apart=True)
+    return [both[rank % 2][rank] for rank in range(schedule.n)]
+
+
+@pytest.mark.parametrize("entry", [a for a in ALGORITHMS if COLLECTIVES[a.collective].reduces])
+def test_a_rank_may_work_in_place_while_others_do_not(entry):
+    for n in filter(entry.worlds, range(1, 9)):
+        assert verify(in_turn(entry.schedule(n))) == verify(message_plans(entry.schedule(n)))
+
+
+def test_what_is_received_first_comes_to_where_the_result_will_be():
+    schedule = find("reduce", "direct").schedule(3)
+    together, apart = (message_plan(schedule, 0, apart=apart) for apart in (False, True))
+    assert (together.slots, apart.slots) == (2, 1)
+    assert "recv x1 out[0:0] from rank 1" in apart.listing()
+    assert "in[0:0] + out[0:0] + cell[0:0] -> out[0:0]" in apart.listing()
+
+
+def test_arrays_that_share_memory_would_be_overwritten():
+    plans = message_plans(find("reduce", "direct").schedule(3), apart=True)
+    assert verify(plans, in_place=False).order == "tree"
+    with pytest.raises(ScheduleError, match="holds rank 1 2 times; nothing from rank 0"):
+        verify(plans, in_place=True)
