@@ -1,10 +1,11 @@
 """Compare pycoll with the libraries that people use for the same: MPICH, Open MPI, gloo.
 
 ``python benchmarks/compare.py --quick`` takes about ten minutes, without ``--quick`` some hours.
-The ranks of all contestants are started together and take turns, cell by cell, several rounds of
-them, on arrays of the same sizes; every result is checked. It writes compare.json, .md and .png to
-benchmarks/results. The libraries are installed into environments of their own under .venv-compare
-the first time.
+The ranks of all contestants are started together and take turns, cell by cell, on arrays of the
+same sizes, for several rounds; every result is checked. Each round is a start of its own, since how
+fast memory is depends on the pages that a process happens to get. It writes compare.json, .md and
+.png to benchmarks/results. The libraries are installed into environments of their own under
+.venv-compare the first time.
 
 ``--transport mpi``: pycoll sends messages over MPICH and over Open MPI, shared
 memory off, beside the same MPI's own collectives. The files are called compare_mpi.
@@ -59,10 +60,10 @@ class Comparison:
         work = list(jobs(chosen, sizes))
         total = self._rounds * sum(len(cells) for _, _, cells in work)
         begin, done = time.monotonic(), 0
-        for n, dtype, cells in work:
+        for (n, dtype, cells), i in itertools.product(work, range(self._rounds)):
             try:
                 self._start(n, dtype, cells)
-                for i, cell in itertools.product(range(self._rounds), cells):
+                for cell in cells:
                     for name in self._in_turn(i):
                         self._measure(name, n, dtype, cell, i)
                     done += 1
@@ -82,6 +83,8 @@ class Comparison:
     def _start(self, n, dtype, cells):
         job = {"dtype": dtype, "cells": cells, "budget_s": self._budget_s}
         for name in self._names:
+            if (name, dtype) in self.skipped or (name, f"{dtype}, {n} ranks") in self.skipped:
+                continue
             try:
                 self._ranks[name] = launch.Ranks(name, n, job)
             except launch.Stopped as why:

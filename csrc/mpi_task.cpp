@@ -10,7 +10,8 @@
 namespace pycoll {
 namespace {
 
-// Of a chunk, under way at the same time: what is received stays in the core's cache until folded.
+// Of a chunk, under way at the same time if a segment is smaller: what is received stays in the
+// core's cache until folded.
 constexpr uint64_t kInFlightBytes = 2 << 20;
 
 uint16_t check_of(const BoundCall& call) { return static_cast<uint16_t>(call.check); }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Schedule
 
-_SEGMENT_BYTES = 2 << 20  # of a chunk that one message carries
+_SEGMENT_BYTES = 4 << 20  # of a chunk that one message carries
 _WHOLE_BYTES = 1 << 30  # likewise, where no fold and no other message could begin earlier
 _LINK_BYTES = 60 << 10
 """Likewise between hosts. Over TCP, Open MPI sends 64 KiB at once; before more it shakes hands, and
