@@ -232,3 +232,57 @@ def test_the_same_arguments_twice_after_a_mismatch_of_counts(run):
         return comm.reduce_scatter_v(np.ones(5), [2, 3]).tolist()
 
     assert run(2, rank) == [[2.0] * 2, [2.0] * 3]
+
+
+def turn(comm, seed, dtype, order):
+    """Make every v-variant on blocks that a seed gives; return what is wrong with the results."""
+    n, me, rng = comm.world_size, comm.rank, np.random.default_rng(seed)
+    sent = rng.integers(0, 5, (n, n))
+    counts = sent[0].tolist()
+    rows = [block(r, sum(counts), (2,), dtype) for r in range(n)]
+    parts = [rows[r][: counts[r]] for r in range(n)]
+    full = [block(r, int(sent[r].sum()), (2,), dtype) for r in range(n)]
+    mine, root = bounds(counts)[me], seed % n
+    got = {
+        "all_gather_v": (comm.all_gather_v(parts[me]), np.concatenate(parts)),
+        "scatter_v": (comm.scatter_v(rows[me], counts, root), rows[root][mine]),
+        "reduce_scatter_v": (
+            comm.reduce_scatter_v(rows[me], counts, order=order),
+            sum(rows)[mine],
+        ),
+        "all_to_all_v": (
+            comm.all_to_all_v(full[me], sent[me].tolist()),
+            np.concatenate([full[r][bounds(sent[r])[me]] for r in range(n)]),
+        ),
+    }
+    joined = comm.gather_v(parts[me], root)
+    if me == root:
+        got["gather_v"] = joined, np.concatenate(parts)
+    return [f"{name}: {w}" for name, pair in got.items() if (w := oracle.differences(*pair))]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_sizes_that_change_and_come_back(run, n):
+    """What was bound to some sizes serves them alone, whatever was called in between."""
+    seeds = [*range(24), *range(23, 12, -1), *[3, 17] * 5]
+
+    def rank(comm):
+        wrong = []
+        for i, seed in enumerate(seeds):
+            dtype, order = ("int32", "int64", "float32")[i % 3], (None, "rank")[i // 3 % 2]
+            wrong += turn(comm, seed, dtype, order)
+        most = max(len(kept) for kept in comm._session.kept.values() if isinstance(kept, dict))
+        return wrong, most <= 8
+
+    assert run(n, rank) == [([], True)] * n
+
+
+def test_the_first_call_in_a_block_of_symmetric_memory(run):
+    """The sizes of later calls, outside, are exchanged all the same."""
+
+    def rank(comm):
+        with comm.symmetric():
+            wrong = turn(comm, 0, "int32", None)
+        return wrong + turn(comm, 1, "int32", None) + turn(comm, 0, "int32", None)
+
+    assert run(2, rank) == [[], []]

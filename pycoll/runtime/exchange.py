@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pycoll.runtime.prepared import Request
+from pycoll.runtime.prepared import Prepared, Request
 from pycoll.types import Kind
 
 if TYPE_CHECKING:
@@ -29,9 +29,27 @@ def exchange(
     Returns:
         The numbers of all ranks, ``[world_size, ...]``.
     """
+    key = kind, row.dtype.char, row.size
+    # Taken out while it is used: a second thread, which will be refused, must not write there.
+    kept = session.kept.pop(key, None)
+    own, table, prepared = kept or session.refusing(lambda: _prepare(session, kind, row))
+    own[0] = row
+    session.start(prepared, session.config.timeout_s if limit is None else limit, False)
+    session.kept[key] = own, table, prepared
+    return table.copy()
+
+
+def _prepare(session: Session, kind: Kind, row: np.ndarray) -> tuple[Any, Any, Prepared]:
+    """Return memory for a row and for those of all ranks, and the call that fills it.
+
+    It is no memory of NumPy's, which may be symmetric, and returns to the system when it is freed.
+    """
+    own, table = (
+        np.frombuffer(bytearray(rows * row.nbytes), row.dtype).reshape(rows, row.size)
+        for rows in (1, session.world_size)
+    )
     request = Request(Kind.ALL_GATHER, within=kind)
-    prepared = session.refusing(lambda: session.prepare(request, row[None], None))
-    return session.start(prepared, session.config.timeout_s if limit is None else limit, False)
+    return own, table, session.prepare(request, own, table)
 
 
 def exchange_texts(session: Session, kind: Kind, text: str, limit: float) -> list[str]:

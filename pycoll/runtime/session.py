@@ -83,6 +83,7 @@ class Session(TaggedMessages, Refusals):
     ) -> None:
         self.rank, self.world_size, self.config = rank, world_size, config
         self._in_flight: deque[tuple[int, Any]] = deque()  # even if nobody keeps the `Work`
+        self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
         runner = self._runner()
         self.sites = Sites(runner.site, self.internal)

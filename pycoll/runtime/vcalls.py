@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from pycoll import algorithms
+from pycoll import _C, algorithms
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, view
 from pycoll.runtime.exchange import exchange, exchange_texts
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pycoll.runtime.session import Session
 
 _MOST_ROWS = 1 << 48  # as kMostElements of csrc/bind.cpp
+_KEPT_TABLES, _KEPT_BYTES = 8, 64 << 10  # bindings for each kind of call, and of a table
 
 
 def _in_parts(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,7 +44,7 @@ def _in_parts(function: Callable[..., Any]) -> Callable[..., Any]:
 def _asked(session: Session, request: Request, timeout: float | None) -> tuple[Request, float]:
     """Check what does not depend on the arrays; return it in plain numbers, and the time limit."""
     root, limit = session.refusing(lambda: session.check(request, timeout))
-    return replace(request, root=root), limit
+    return request if root is request.root else replace(request, root=root), limit
 
 
 def _prefix(lengths: np.ndarray) -> np.ndarray:
@@ -124,21 +125,59 @@ def _overlap(source: ArrayView, target: ArrayView | None) -> ArrayView:
     return source._replace(array=array)
 
 
-def _run(
+def _gathered(block: np.ndarray) -> Extents:
+    return Extents(np.zeros_like(block), block, _prefix(block), block)
+
+
+def _scattered(block: np.ndarray) -> Extents:
+    return Extents(_prefix(block), block, np.zeros_like(block), block)
+
+
+def _exchanged(sent: np.ndarray) -> Extents:
+    received = np.ascontiguousarray(sent.T)
+    return Extents(_prefix(sent), sent, _prefix(received), received)
+
+
+def _bound(
     session: Session,
     request: Request,
+    name: str,
+    typed: ArrayView,
+    lengths: np.ndarray,
+    extents: Callable[[np.ndarray], Extents],
+) -> _C.BoundCall:
+    """Bind a call to a table of lengths; quick for one of the last few."""
+    asked = request.kind, request.op, request.order, request.root
+    tables = session.kept.setdefault((*asked, typed.code, typed.told, typed.array.itemsize), {})
+    key = lengths.tobytes()
+    found = tables.get(key)
+    if found is None:
+        n = session.world_size
+        where = extents(np.broadcast_to(lengths, (n, n)))
+        algorithm = algorithms.find(request.collective, name)
+        found = session.bind(table_spec(request, algorithm, typed, where), where)
+        if len(tables) >= _KEPT_TABLES:
+            tables.clear()
+        if n * n * lengths.itemsize <= _KEPT_BYTES:
+            tables[key] = found
+    return found
+
+
+def _run(
+    session: Session,
+    call: tuple[Request, str],
     source: ArrayView | None,
     target: ArrayView | None,
-    extents: Extents,
+    blocks: tuple[np.ndarray, Callable[[np.ndarray], Extents]],
     result: Any,
     limit: float,
 ) -> Any:
+    """Run a call: what was asked for and the algorithm; lengths, and what makes a table of them."""
     typed = source if source is not None else target
-    algorithm = algorithms.find(request.collective, str(request.algorithm))
 
     def prepare() -> Prepared:
         given = _overlap(source, target) if source is not None else None
-        binding = session.bind(table_spec(request, algorithm, typed, extents), extents)
+        binding = _bound(session, *call, typed, *blocks)
         pointers = [v.pointer if v is not None else 0 for v in (given, target)]
         return Prepared(binding, *pointers, result, (given, target))
 
@@ -148,9 +187,9 @@ def _run(
 @_in_parts
 def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: float | None) -> Any:
     """Concatenate blocks of different sizes, on every rank or on the root."""
-    n, rank = session.world_size, session.rank
+    rank = session.rank
     name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
-    request, limit = _asked(session, Request(kind, root=root, algorithm=name), timeout)
+    request, limit = _asked(session, Request(kind, root=root), timeout)
     root = request.root
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     has_out = kind == Kind.ALL_GATHER_V or rank == root
@@ -160,9 +199,8 @@ def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: f
     if has_out:
         shape = (int(lengths.sum()), *tail)
         result, target = session.refusing(lambda: _output(given, shape, out))
-    block = np.broadcast_to(lengths * np.uint64(width), (n, n))
-    extents = Extents(np.zeros_like(block), block, _prefix(block), block)
-    return _run(session, request, given, target, extents, result, limit)
+    blocks = lengths * np.uint64(width), _gathered
+    return _run(session, (request, name), given, target, blocks, result, limit)
 
 
 @_in_parts
@@ -171,16 +209,14 @@ def scatter(
 ) -> Any:
     """Hand out blocks of different sizes of the root's array."""
     n, rank = session.world_size, session.rank
-    request = Request(Kind.SCATTER_V, root=root, algorithm="direct")
-    request, limit = _asked(session, request, timeout)
+    request, limit = _asked(session, Request(Kind.SCATTER_V, root=root), timeout)
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     expected = rows if rank == request.root else None
     table = session.refusing(lambda: _check_counts(counts, n, expected))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
     _agree(session, request.kind, width, table, limit)
-    block = np.broadcast_to(table * np.uint64(width), (n, n))
-    extents = Extents(_prefix(block), block, np.zeros_like(block), block)
-    return _run(session, request, given, target, extents, result, limit)
+    blocks = table * np.uint64(width), _scattered
+    return _run(session, (request, "direct"), given, target, blocks, result, limit)
 
 
 @_in_parts
@@ -198,8 +234,7 @@ def reduce_scatter(
     wanted = "tree" if order is None else order
     request = Request(Kind.REDUCE_SCATTER_V, op, order=wanted)
     request, limit = _asked(session, request, timeout)
-    name = session.refusing(lambda: "direct_rank" if wanted == "rank" else "direct")
-    request = replace(request, algorithm=name)
+    name = "direct_rank" if wanted == "rank" else "direct"
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     table = session.refusing(lambda: _check_counts(counts, n, rows))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
@@ -207,9 +242,8 @@ def reduce_scatter(
     target = session.refusing(lambda: as_reducible(target, op, "out"))
     _agree(session, request.kind, width, table, limit)
     scale = source.array.size // max(1, given.array.size)
-    block = np.broadcast_to(table * np.uint64(width * max(1, scale)), (n, n))
-    extents = Extents(_prefix(block), block, np.zeros_like(block), block)
-    return _run(session, request, source, target, extents, result, limit)
+    blocks = table * np.uint64(width * max(1, scale)), _scattered
+    return _run(session, (request, name), source, target, blocks, result, limit)
 
 
 def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
@@ -231,8 +265,7 @@ def all_to_all(
     ``expected`` are the rows that this rank expects of each, if it has been told.
     """
     n, rank = session.world_size, session.rank
-    request = Request(Kind.ALL_TO_ALL_V, algorithm="direct")
-    request, limit = _asked(session, request, timeout)
+    request, limit = _asked(session, Request(Kind.ALL_TO_ALL_V), timeout)
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     row = session.refusing(lambda: _check_counts(counts, n, rows))
     sent = _exchange(session, request.kind, width, row.tolist(), limit)
@@ -240,7 +273,5 @@ def all_to_all(
     result, target = session.refusing(
         lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)
     )
-    out_going = sent * np.uint64(width)
-    in_coming = np.ascontiguousarray(out_going.T)
-    extents = Extents(_prefix(out_going), out_going, _prefix(in_coming), in_coming)
-    return _run(session, request, given, target, extents, result, limit)
+    blocks = sent * np.uint64(width), _exchanged
+    return _run(session, (request, "direct"), given, target, blocks, result, limit)
