@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,9 @@ from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
-if TYPE_CHECKING:
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
     from typing_extensions import Unpack
 
 ANY = -1

@@ -1,8 +1,13 @@
 """Bad input: refused with what was given and what is accepted, before anything reaches a peer."""
 
+import inspect
+import sys
+import typing
+
 import numpy as np
 import pytest
 
+import pycoll
 from pycoll import algorithms
 from pycoll.errors import ArgumentError, PeerRejected
 
@@ -266,3 +271,10 @@ def test_symmetric_arrays_that_cannot_be(run, shape, dtype, error, text):
         return comm.empty(3, np.int8).shape
 
     assert run(2, rank) == [(3,), (3,)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.Unpack is of Python 3.11")
+def test_types_of_arguments_can_be_looked_up():
+    for name, method in inspect.getmembers(pycoll.Communicator, callable):
+        if not name.startswith("_"):
+            assert "return" in typing.get_type_hints(method), name
