@@ -72,6 +72,8 @@ class Comparison:
                     print(f"\r  {text} {left / 60:4.1f} min left ", end="", flush=True)
             finally:
                 for ranks in self._ranks.values():
+                    ranks.dismiss()
+                for ranks in self._ranks.values():
                     ranks.end()
                 self._ranks = {}
         print(f"\r  {len(self.found)} cells in {(time.monotonic() - begin) / 60:.1f} min{'':60}")
@@ -85,10 +87,13 @@ class Comparison:
         for name in self._names:
             if (name, dtype) in self.skipped or (name, f"{dtype}, {n} ranks") in self.skipped:
                 continue
+            self._ranks[name] = launch.Ranks(name, n, job)
+        for name in list(self._ranks):
             try:
-                self._ranks[name] = launch.Ranks(name, n, job)
+                self._ranks[name].await_start()
             except launch.Stopped as why:
                 self.skipped[name, dtype] = str(why)
+                self._ranks.pop(name).end()
 
     def _measure(self, name, n, dtype, cell, i):
         """Give a contestant its turn."""

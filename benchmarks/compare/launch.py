@@ -94,10 +94,9 @@ class Ranks:
         name: Who it is.
         n: Number of ranks.
         job: What `rank.py` is told at the start.
-        timeout_s: Seconds that the start may take.
     """
 
-    def __init__(self, name, n, job, timeout_s=60):
+    def __init__(self, name, n, job):
         self._folder = tempfile.TemporaryDirectory()
         folder = Path(self._folder.name)
         pipes = [folder / f"orders.{rank}" for rank in range(n)] + [folder / "answers"]
@@ -108,11 +107,10 @@ class Ranks:
         self._output = folder / "output"
         self._processes = start(name, n, [str(HERE / "rank.py"), str(folder)], self._output)
         self._text = ""
-        try:
-            self._answer(timeout_s)
-        except BaseException:  # Ctrl-C, too
-            self.end()
-            raise
+
+    def await_start(self, timeout_s=60):
+        """Return when the ranks are ready."""
+        self._answer(timeout_s)
 
     def measure(self, cell, timeout_s):
         """Let the ranks measure a cell; return what they found."""
@@ -120,10 +118,16 @@ class Ranks:
             os.write(pipe, json.dumps(cell).encode() + b"\n")
         return self._answer(timeout_s)
 
-    def end(self):
-        """Let the ranks end, or make them."""
+    def dismiss(self):
+        """Let the ranks end, without waiting for it."""
         for pipe in [*self._orders, self._answers]:
             os.close(pipe)
+        self._orders, self._answers = [], None
+
+    def end(self):
+        """Let the ranks end, or make them."""
+        if self._answers is not None:
+            self.dismiss()
         for process in self._processes:
             try:
                 process.wait(5)
