@@ -22,7 +22,7 @@ from pycoll.runtime.hosts import CARD_BYTES, Card, Exchange, Shared, candidates,
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.reports import raising
-from pycoll.runtime.roll_call import await_everybody
+from pycoll.runtime.roll_call import await_everybody, make_everywhere
 from pycoll.runtime.session import Session
 from pycoll.runtime.topology import Topology
 from pycoll.runtime.two_level import NodeSession, TwoLevelSession
@@ -30,6 +30,7 @@ from pycoll.runtime.two_level import NodeSession, TwoLevelSession
 # Variables with the number of processes that MPI launchers start.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE")
 _SLURM = ("SLURM_NTASKS", "SLURM_PROCID")
+_kept: int | None = None  # key under which MPI communicators have what was made from them
 _HINT = "start it with the mpiexec of the MPI that mpi4py uses; `pycoll doctor` names it"
 
 
@@ -123,7 +124,7 @@ def connect(
     limit = config.timeout_s if isinstance(config, Config) else Config.timeout_s
     try:
         await_everybody(MPI, comm, limit)
-        return _connect(MPI, comm.Dup(), config, hosts)
+        return _connect(MPI, comm, config, hosts)
     except MPI.Exception as error:
         raise TransportError(f"start-up over {_library(MPI)} failed: {error}") from error
 
@@ -131,32 +132,85 @@ def connect(
 def _connect(
     MPI: Any, comm: Any, config: Config | ArgumentError, hosts: Sequence[int] | None
 ) -> Session:
-    """Make the session from a communicator of our own."""
-    comm.Set_errhandler(MPI.ERRORS_RETURN)
-    exchange = _exchange(MPI, comm)
+    """Make the session by way of a communicator of our own."""
+    jobs = _jobs(MPI, comm)
+    own = next((job.comm for job in jobs.values()), None) or _duplicate(MPI, comm)
+    exchange = _exchange(MPI, own)
     cards = [Card.unpack(row) for row in exchange(Card.own().pack())]
-    config = _agree_on(exchange, config)
-    places = candidates(cards, hosts)
+    try:
+        config = _agree_on(exchange, config)
+        places = candidates(cards, hosts)
+    except ArgumentError:  # on every rank
+        _free(own, jobs)
+        raise
     if config.transport == "mpi":
         places = tuple(range(comm.size))
     if comm.size == 1:
         shared = Shared((0,), make_memfd("control"), make_memfd("heap"))
     else:
         shared = share(exchange, comm.rank, places, [card.pid for card in cards])
+    if not shared.single and shared.hosts not in jobs:
+        duplicate = _duplicate(MPI, comm) if jobs else own
+        jobs[shared.hosts] = make_job(MPI, duplicate, cards, shared.hosts)
+    job, context = jobs.get(shared.hosts), 0
+    if job is not None:
+        context = max(int(row.rstrip(b"\0")) for row in exchange(b"%d" % job.next_context))
+        job.next_context = context + 1
     try:
-        if shared.single:
-            return _on_one_host(comm, shared, config)
-        job = make_job(MPI, comm, cards, shared.hosts)
-        place = job, list(range(comm.size)), comm.rank, 0, config
-        cores = fewest_cores(cards, shared.hosts)
-        topology = Topology(shared.hosts, comm.rank, cores)
-        if not topology.useful:
-            return MpiSession(*place)
-        session = TwoLevelSession(*place, open_node(topology, shared, config), topology)
-        comm.Barrier()  # the memory is open everywhere before anybody gives a descriptor back
-        return session
-    finally:
+        session = make_everywhere(
+            lambda: _make(job, context, comm.rank, cards, shared, config),
+            lambda text: _texts(exchange(text.encode()[:CARD_BYTES])),
+        )
+    finally:  # the memory is open everywhere before anybody gives a descriptor back
         shared.close()
+    _free(own, jobs)
+    return session
+
+
+def _jobs(MPI: Any, comm: Any) -> dict[tuple[int, ...], MpiJob]:
+    """Return what was made from an MPI communicator before, by the hosts of its ranks.
+
+    They serve again: an MPI has some thousands of communicators to give, and a job that has sent
+    messages cannot know when its own may be freed.
+    """
+    global _kept
+    if _kept is None:
+        _kept = MPI.Comm.Create_keyval()
+    if comm.Get_attr(_kept) is None:
+        comm.Set_attr(_kept, {})
+    return comm.Get_attr(_kept)
+
+
+def _duplicate(MPI: Any, comm: Any) -> Any:
+    made = comm.Dup()
+    made.Set_errhandler(MPI.ERRORS_RETURN)
+    return made
+
+
+def _free(own: Any, jobs: dict[tuple[int, ...], MpiJob]) -> None:
+    """Free a communicator that served at start-up only."""
+    if all(job.comm != own for job in jobs.values()):
+        own.Free()
+
+
+def _make(
+    job: MpiJob | None,
+    context: int,
+    rank: int,
+    cards: list[Card],
+    shared: Shared,
+    config: Config,
+) -> Session:
+    n = len(cards)
+    if job is None:
+        heap = raising(_C.Heap, shared.heap_fd, n, config.heap_bytes)
+        control = open_control(shared.control_fd, n, config)
+        return Session(control, Memory(heap, rank), rank, n, config)
+    place = job, list(range(n)), rank, context, config
+    topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
+    if not topology.useful:
+        return MpiSession(*place)
+    return TwoLevelSession(*place, open_node(topology, shared, config), topology)
 
 
 def make_job(MPI: Any, comm: Any, cards: list[Card], hosts: tuple[int, ...]) -> MpiJob:
@@ -164,15 +218,6 @@ def make_job(MPI: Any, comm: Any, cards: list[Card], hosts: tuple[int, ...]) -> 
     threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
     handle = MPI._handleof(comm)
     return MpiJob(_api(MPI), comm, handle, cards, hosts, _library(MPI), threads=threads)
-
-
-def _on_one_host(comm: Any, shared: Shared, config: Config) -> Session:
-    heap = raising(_C.Heap, shared.heap_fd, comm.size, config.heap_bytes)
-    control = open_control(shared.control_fd, comm.size, config)
-    session = Session(control, Memory(heap, comm.rank), comm.rank, comm.size, config)
-    comm.Barrier()  # the memory is open everywhere before anybody gives a descriptor back
-    comm.Free()
-    return session
 
 
 def open_node(topology: Topology, shared: Shared, config: Config) -> NodeSession:
@@ -203,11 +248,14 @@ def _exchange(MPI: Any, comm: Any) -> Exchange:
     return exchange
 
 
+def _texts(rows: list[bytes]) -> list[str]:
+    return [row.rstrip(b"\0").decode(errors="ignore") for row in rows]
+
+
 def _agree_on(exchange: Exchange, config: Config | ArgumentError) -> Config:
     """Return the settings if all ranks have the same, and none of them is wrong."""
     own = f"!{config}" if isinstance(config, ArgumentError) else repr(config)
-    rows = exchange(own.encode()[:CARD_BYTES])
-    texts = [row.rstrip(b"\0").decode(errors="ignore") for row in rows]
+    texts = _texts(exchange(own.encode()[:CARD_BYTES]))
     bad = [f"rank {r}: {text[1:]}" for r, text in enumerate(texts) if text.startswith("!")]
     if bad or isinstance(config, ArgumentError):
         raise ArgumentError("; ".join(bad))

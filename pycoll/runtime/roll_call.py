@@ -1,15 +1,43 @@
-"""Waiting at start-up over MPI until every rank of a communicator has come."""
+"""At start-up: waiting until every rank has come, and until every rank is ready."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from pycoll.errors import CollTimeout
+from pycoll.errors import CollTimeout, TransportError, in_words
 
 _BUSY_S, _POLL_S = 0.01, 0.001
 _ANSWER_S = 0.5  # for the names of those who have come
+
+_S = TypeVar("_S")
+
+
+def make_everywhere(make: Callable[[], _S], exchange: Callable[[str], list[str]]) -> _S:
+    """Make a session on every rank, or on none; all ranks call this together.
+
+    Args:
+        make: Makes it.
+        exchange: Gathers a text of every rank.
+
+    Raises:
+        TransportError: If it failed on other ranks only; the text names them.
+        BaseException: What `make` has raised on this one.
+    """
+    made, failure = None, None
+    try:
+        made = make()
+    except BaseException as error:  # an interrupt, too: the others wait
+        failure = error
+    said = exchange("" if failure is None else in_words(failure))
+    if failure is not None:
+        raise failure
+    if any(said):
+        made.close()
+        texts = (f"rank {rank} cannot join: {text}" for rank, text in enumerate(said) if text)
+        raise TransportError("; ".join(texts))
+    return made
 
 
 def await_everybody(MPI: Any, comm: Any, timeout_s: float) -> None:

@@ -16,12 +16,13 @@ import torch.distributed as dist
 
 from pycoll import _C
 from pycoll.config import Config
-from pycoll.errors import CollTimeout, PeerLost, TransportError
+from pycoll.errors import CollTimeout, PeerLost
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.groups import open_control
 from pycoll.runtime.hosts import Card, candidates
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.reports import raising
+from pycoll.runtime.roll_call import make_everywhere
 from pycoll.runtime.session import Session
 from pycoll.torch.calls import GroupSession
 from pycoll.torch.hosts import join_hosts
@@ -68,15 +69,10 @@ def join(
         places = candidates(cards)
         if len(set(places)) > 1:
             return join_hosts(meeting.exchange, cards, places, rank, config, store)
-        try:
-            session, refusal = _open(members[0], rank, size, config), ""
-        except (TransportError, MemoryError) as error:
-            session, refusal = None, f"{type(error).__name__}: {error}"
-        joined = meeting.exchange("joined", refusal)
-        bad = {r: text for r, text in enumerate(joined) if text}
-        if session is None or bad:
-            raise TransportError("; ".join(f"rank {r} cannot join: {t}" for r, t in bad.items()))
-        return session
+        return make_everywhere(
+            lambda: _open(members[0], rank, size, config),
+            lambda text: meeting.exchange("joined", text),
+        )
     finally:
         for fd in own:
             os.close(fd)

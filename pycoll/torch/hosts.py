@@ -18,6 +18,7 @@ from pycoll.runtime import mpi, sockets
 from pycoll.runtime.hosts import Card, fewest_cores, share
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.prepared import Prepared
+from pycoll.runtime.roll_call import make_everywhere
 from pycoll.runtime.topology import Topology
 from pycoll.runtime.two_level import TwoLevelSession
 from pycoll.torch.sites import Placed
@@ -80,12 +81,13 @@ def join_hosts(
         )
         place = job, list(range(len(cards))), rank, 0, config
         topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
-        if topology.useful:
-            session = HostsGroup(*place, mpi.open_node(topology, shared, config), topology)
-        else:
-            session = MessageGroup(*place)
-        exchange("joined", "")
-        return session
+
+        def make() -> MpiSession:
+            if topology.useful:
+                return HostsGroup(*place, mpi.open_node(topology, shared, config), topology)
+            return MessageGroup(*place)
+
+        return make_everywhere(make, lambda text: exchange("joined", text))
     finally:
         shared.close()
 

@@ -14,6 +14,7 @@ import checks
 import failures
 import later
 import numpy as np
+import wrapping
 
 import oracle
 import pycoll
@@ -23,7 +24,10 @@ from pycoll.runtime import message_limits
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.testing import on_hosts
 
-PROGRAMS = {function.__name__: function for function in (*failures.ALL, *checks.ALL, *later.ALL)}
+PROGRAMS = {
+    function.__name__: function
+    for function in (*failures.ALL, *checks.ALL, *later.ALL, *wrapping.ALL)
+}
 
 
 def program(function):
@@ -238,25 +242,6 @@ def plans(comm):
     got = [plan(x), plan(x + 1, out=x)]
     top = np.arange(6000.0) + comm.world_size - 1
     return [oracle.differences(g, w) for g, w in zip(got, (top, top + 1), strict=True)]
-
-
-@program
-def wrapped(comm):
-    """Wrap sub-communicators of mpi4py."""
-    from mpi4py import MPI
-
-    half = pycoll.from_mpi(MPI.COMM_WORLD.Split(comm.rank % 2, comm.rank), transport="mpi")
-    auto = pycoll.from_mpi(MPI.COMM_WORLD)
-    sums = [float(c.all_reduce(np.ones(1))[0]) for c in (half, auto)]
-    refused = True
-    for wrong, said in (("no communicator", "'no communicator'"), (MPI.COMM_NULL, "was freed")):
-        try:
-            pycoll.from_mpi(wrong)
-            refused = False
-        except pycoll.ArgumentError as error:
-            refused = refused and said in str(error)
-    half.close()
-    return [sums, refused, type(auto._session).__name__]
 
 
 def main():

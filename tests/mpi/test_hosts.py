@@ -41,3 +41,16 @@ def test_one_rank_and_ranks_that_cannot_share(mpi):
     assert mpi(1, "transport", "collectives") == {"transport": ["Session"], "collectives": [[]]}
     found = mpi(2, "transport", "collectives", hosts=[0, 1])
     assert found == {"transport": ["MpiSession"] * 2, "collectives": [[], []]}
+
+
+def test_one_communicator_is_wrapped_again_and_again(mpi):
+    """More often than an MPI has communicators to give."""
+    assert mpi(2, "wrapped_again") == {"wrapped_again": [[]] * 2}
+
+
+def test_one_rank_cannot_join(mpi):
+    found = mpi(3, "one_cannot_join", timeout=60, PYCOLL_TRANSPORT="mpi")["one_cannot_join"]
+    own, told = ["MemoryError: none left", 3.0] * 2, "rank 1 cannot join: MemoryError: none left"
+    assert found == [
+        own if rank == 1 else [f"TransportError: {told}", 3.0] * 2 for rank in range(3)
+    ]
