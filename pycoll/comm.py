@@ -211,8 +211,7 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         well, so a plan saves the time of the first call only.
 
         Args:
-            collective: ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast``,
-                ``reduce``, ``gather``, ``scatter`` or ``all_to_all``.
+            collective: Name of a method, from ``all_reduce`` to ``all_to_all``.
             like: Array of the shape and dtype that will be used.
             op: Reduction operation.
             root: Root rank.
@@ -231,10 +230,8 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         arguments: dict[str, Any] = {"algorithm": algorithm, "root": root if what.rooted else 0}
         arguments |= {"op": op, "order": order} if what.reduces else {}
         usual = {"algorithm": None, "root": 0, "op": "sum", "order": None}
-        method = partial(
-            getattr(self, collective),
-            **{name: value for name, value in arguments.items() if value != usual[name]},
-        )
+        given = {name: value for name, value in arguments.items() if value != usual[name]}
+        method = partial(getattr(self, collective), **given)
         bound = BoundPlan(self._session, method, like)
         request = Request(Kind[collective.upper()], op, root, order, algorithm)
         self._session.prepare(request, like, None)

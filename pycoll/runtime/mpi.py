@@ -6,6 +6,7 @@ calls the library that mpi4py has loaded. `mpi4py` is imported only when a job r
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,6 @@ from pycoll.runtime.two_level import NodeSession, TwoLevelSession
 # Variables with the number of processes that MPI launchers start.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE")
 _SLURM = ("SLURM_NTASKS", "SLURM_PROCID")
-_kept: int | None = None  # key under which MPI communicators have what was made from them
 _HINT = "start it with the mpiexec of the MPI that mpi4py uses; `pycoll doctor` names it"
 
 
@@ -173,12 +173,14 @@ def _jobs(MPI: Any, comm: Any) -> dict[tuple[int, ...], MpiJob]:
     They serve again: an MPI has some thousands of communicators to give, and a job that has sent
     messages cannot know when its own may be freed.
     """
-    global _kept
-    if _kept is None:
-        _kept = MPI.Comm.Create_keyval()
-    if comm.Get_attr(_kept) is None:
-        comm.Set_attr(_kept, {})
-    return comm.Get_attr(_kept)
+    if comm.Get_attr(_key(MPI)) is None:
+        comm.Set_attr(_key(MPI), {})
+    return comm.Get_attr(_key(MPI))
+
+
+@functools.cache
+def _key(MPI: Any) -> int:
+    return MPI.Comm.Create_keyval()
 
 
 def _duplicate(MPI: Any, comm: Any) -> Any:
