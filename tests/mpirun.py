@@ -32,6 +32,13 @@ def is_open_mpi():
     return "Open MPI" in text.stdout or "open-mpi" in text.stdout or "prte" in text.stdout.lower()
 
 
+def lacks(*options):
+    """Whether the launcher does not know these options."""
+    words = [launcher(), *options, "-n", "1", "true"]
+    said = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60)
+    return said.returncode != 0 and options[0].lstrip("-") in said.stdout + said.stderr
+
+
 def command(n):
     """Return the words that start n ranks, more than there are cores too."""
     words = [launcher(), "-n", str(n)]

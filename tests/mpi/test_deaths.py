@@ -34,9 +34,9 @@ def test_the_launcher_ends_the_job_and_says_why(mpi, tmp_path, hosts, size):
 @pytest.mark.parametrize("size", [3, 400_000])
 @pytest.mark.parametrize("hosts", [[0, 1, 2], [0, 0, 1, 1]])
 def test_with_ulfm_the_others_hear_of_it_and_go_on(mpi, tmp_path, hosts, size):
-    if not mpirun.is_open_mpi():
-        pytest.skip("the launcher of this MPI has no --with-ft ulfm")
     options = ["--with-ft", "ulfm"]
+    if mpirun.lacks(*options):
+        pytest.skip("the launcher of this MPI has no --with-ft ulfm")
     output, seconds, found = killed(tmp_path, hosts, size, *options, words=["shrink"])
     assert seconds < DEADLINE_S, output
     n = len(hosts)
