@@ -161,6 +161,11 @@ def _connect(
             lambda: _make(job, context, comm.rank, cards, shared, config),
             lambda text: _texts(exchange(text.encode()[:CARD_BYTES])),
         )
+    except MPI.Exception:
+        raise
+    except BaseException:  # on every rank
+        _free(own, jobs)
+        raise
     finally:  # the memory is open everywhere before anybody gives a descriptor back
         shared.close()
     _free(own, jobs)

@@ -45,16 +45,22 @@ def one_cannot_join(comm):
     def fails(*given):
         raise MemoryError("none left")
 
-    said, make = [], mpi.Session
+    def recorded(*given):
+        made.append(duplicate(*given))
+        return made[-1]
+
+    world, said, made = MPI.COMM_WORLD.Dup(), [], []
+    session, duplicate, mpi._duplicate = mpi.Session, mpi._duplicate, recorded
     for transport in ("auto", "mpi"):
         if comm.rank == 1:
             mpi.Session = mpi.MpiSession = fails
         try:
-            pycoll.from_mpi(MPI.COMM_WORLD, transport=transport)
+            pycoll.from_mpi(world, transport=transport)
         except (MemoryError, pycoll.TransportError) as error:
             said.append(f"{type(error).__name__}: {error}")
-        mpi.Session, mpi.MpiSession = make, type(comm._session)
-        with pycoll.from_mpi(MPI.COMM_WORLD, transport=transport) as after:
+        mpi.Session, mpi.MpiSession = session, type(comm._session)
+        said.append([own == MPI.COMM_NULL for own in made])
+        with pycoll.from_mpi(world, transport=transport) as after:
             said.append(float(after.all_reduce(np.ones(3))[0]))
     return said
 
