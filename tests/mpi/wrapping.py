@@ -1,5 +1,7 @@
 """Programs that make communicators of mpi4py's: see programs.py."""
 
+import contextlib
+
 import numpy as np
 
 import pycoll
@@ -25,17 +27,30 @@ def wrapped(comm):
 
 
 def wrapped_again(comm):
-    """Wrap one communicator of MPI more often than MPICH has communicators to give."""
+    """Wrap one communicator of MPI again and again; it is duplicated for messages once."""
     from mpi4py import MPI  # not before: init must do without
 
-    wrong = []
-    for i in range(2200):
-        with pycoll.from_mpi(MPI.COMM_WORLD, transport="mpi") as again:
-            if i % 100 == 0:
+    world, made, wrong = MPI.COMM_WORLD.Dup(), [], []
+    with recording(made):
+        for i in range(40):
+            with pycoll.from_mpi(world, transport="mpi") as again:
                 half = again.split(again.rank % 2)
                 sums = [float(c.all_reduce(np.full(5000, i))[-1]) for c in (again, half)]
                 wrong += [(i, sums)] if sums != [i * c.world_size for c in (again, half)] else []
-    return wrong
+    return wrong, len(made)
+
+
+@contextlib.contextmanager
+def recording(made):
+    """Note which duplicates of communicators of MPI are made."""
+
+    def recorded(*given):
+        made.append(duplicate(*given))
+        return made[-1]
+
+    duplicate, mpi._duplicate = mpi._duplicate, recorded
+    yield
+    mpi._duplicate = duplicate
 
 
 def one_cannot_join(comm):
@@ -45,23 +60,19 @@ def one_cannot_join(comm):
     def fails(*given):
         raise MemoryError("none left")
 
-    def recorded(*given):
-        made.append(duplicate(*given))
-        return made[-1]
-
-    world, said, made = MPI.COMM_WORLD.Dup(), [], []
-    session, duplicate, mpi._duplicate = mpi.Session, mpi._duplicate, recorded
-    for transport in ("auto", "mpi"):
-        if comm.rank == 1:
-            mpi.Session = mpi.MpiSession = fails
-        try:
-            pycoll.from_mpi(world, transport=transport)
-        except (MemoryError, pycoll.TransportError) as error:
-            said.append(f"{type(error).__name__}: {error}")
-        mpi.Session, mpi.MpiSession = session, type(comm._session)
-        said.append([own == MPI.COMM_NULL for own in made])
-        with pycoll.from_mpi(world, transport=transport) as after:
-            said.append(float(after.all_reduce(np.ones(3))[0]))
+    world, said, made, session = MPI.COMM_WORLD.Dup(), [], [], mpi.Session
+    with recording(made):
+        for transport in ("auto", "mpi"):
+            if comm.rank == 1:
+                mpi.Session = mpi.MpiSession = fails
+            try:
+                pycoll.from_mpi(world, transport=transport)
+            except (MemoryError, pycoll.TransportError) as error:
+                said.append(f"{type(error).__name__}: {error}")
+            mpi.Session, mpi.MpiSession = session, type(comm._session)
+            said.append([own == MPI.COMM_NULL for own in made])
+            with pycoll.from_mpi(world, transport=transport) as after:
+                said.append(float(after.all_reduce(np.ones(3))[0]))
     return said
 
 
