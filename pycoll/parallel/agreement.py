@@ -31,7 +31,7 @@ def agree(
         groups: The ranks.
         problems: What this rank has found wrong.
         forgiving: Whether gradients that are not finite are no error.
-        settings: What has to be the same on all ranks in this step, in words.
+        settings: What has to be the same on all ranks in this step, a line for each.
 
     Returns:
         The norm, and whether a gradient is not finite somewhere.

@@ -103,15 +103,20 @@ def check_same(lines: Sequence[str], what: str, world: Channel) -> None:
     table = world.gather_rows(_digest("\n".join(lines).encode()), "check")
     if (table == table[0]).all():
         return
-    texts = gather_texts("\n".join(lines), world)
+    if each := _difference(gather_texts("\n".join(lines), world)):
+        raise MismatchError(
+            f"ranks have different {what}: {each}; they have to be the same everywhere"
+        )
+
+
+def _difference(texts: Sequence[str]) -> str:
+    """Tell the first line in which texts differ, and which ranks have what."""
     views = [text.split("\n") for text in texts]
     for i in range(max(map(len, views))):
         seen = [view[i] if i < len(view) else "(nothing)" for view in views]
         if len(set(seen)) > 1:
-            each = "; ".join(f"{ranks(seen, text)}: {text}" for text in dict.fromkeys(seen))
-            raise MismatchError(
-                f"ranks have different {what}: {each}; they have to be the same everywhere"
-            )
+            return "; ".join(f"{ranks(seen, text)}: {text}" for text in dict.fromkeys(seen))
+    return ""
 
 
 def check_values(
@@ -158,19 +163,18 @@ def vote(value: str) -> np.ndarray:
 
 
 def check_unanimous(sums: np.ndarray, value: str, channel: Channel) -> None:
-    """Compare a value with those of all ranks, given the sums of their votes.
+    """Compare a text with those of all ranks, given the sums of their votes.
 
     Votes are all the same if the mean of their squares is the square of their mean.
 
     Raises:
-        MismatchError: On every rank, with all values.
+        MismatchError: On every rank, with the first line that differs and who has what.
     """
     total, half = sums.tolist(), VOTE_WORDS // 2
     n, pairs = channel.world_size, zip(total[:half], total[half:], strict=True)
     if all(n * square == x * x for x, square in pairs):
         return
-    seen = gather_texts(value, channel)
-    told = "; ".join(f"{ranks(seen, text)}: {text}" for text in dict.fromkeys(seen))
+    told = _difference(gather_texts(value, channel))
     raise MismatchError(f"the step was not taken: ranks have different settings: {told}")
 
 

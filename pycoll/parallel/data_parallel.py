@@ -27,7 +27,7 @@ from pycoll.parallel.groups import Groups
 from pycoll.parallel.hooks import Hook
 from pycoll.parallel.layer import Loss, Model
 from pycoll.parallel.ledger import Ledger
-from pycoll.parallel.limits import check_number
+from pycoll.parallel.limits import refusal
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.options import Options
 from pycoll.parallel.passes import Passes, Sample
@@ -156,20 +156,20 @@ class DataParallel:
             lr: Learning rate of this step; by default the optimizer's.
 
         Raises:
-            ArgumentError, MismatchError: On every rank: for what are no micro-batches, gradients
-                that are not finite, with ``unused="error"`` a changed graph, and for different `lr`
-                or, in a ``tp`` group, numbers of micro-batches; they name the ranks.
+            ArgumentError, MismatchError: On every rank: for what is no `lr` or micro-batches,
+                gradients that are not finite, with ``unused="error"`` a changed graph, different
+                rates, optimizers or, in a ``tp`` group, numbers of micro-batches.
         """
         lr = self.options.optimizer.lr if lr is None else lr
-        check_number("lr", lr, "[0, inf)")
         start = time.perf_counter()
         wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
         self.ledger.reset_peak()
-        total, samples, problems = self._accumulate(micro_batches)
+        total, samples, problems = self._accumulate(micro_batches, lr)
         scale = self.loss_scale.value
         divisor = max(1, samples) * scale
         forgiving = self._scaled or self.options.nonfinite == "skip"
-        norm, overflow = agree(self.buckets, self.groups, problems, forgiving, f"lr={float(lr)}")
+        facts = self.options.step_facts(lr=lr, steps=self.steps, loss_scale=self.loss_scale)
+        norm, overflow = agree(self.buckets, self.groups, problems, forgiving, facts)
         norm /= divisor
         if not overflow:
             self._update(lr, 1.0 / divisor, norm)
@@ -189,7 +189,7 @@ class DataParallel:
             seconds=time.perf_counter() - start,
         )
 
-    def _accumulate(self, micro_batches: Sequence[Sample]) -> tuple[float, int, list[str]]:
+    def _accumulate(self, micro_batches: Sequence[Sample], lr: Any) -> tuple[float, int, list[str]]:
         """Run all micro-batches.
 
         Returns:
@@ -198,7 +198,8 @@ class DataParallel:
         for bucket in self.buckets:
             bucket.gradients.reset()
         self._passes.prepare()
-        plan = turns(most_micro_batches(micro_batches, self.groups), self.options.order)
+        refused = refusal("lr", lr, "[0, inf)")
+        plan = turns(most_micro_batches(micro_batches, self.groups, refused), self.options.order)
         problems: list[str] = []
         totals: Sums[Any] = Sums(np.zeros(2), partial(np.zeros, 2))
         for j, turn in enumerate(plan):

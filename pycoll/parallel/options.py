@@ -128,6 +128,14 @@ class Options:
             return LossScale(), True
         return LossScale(1.0, growth=1.0, backoff=1.0), False
 
+    def step_facts(self, **more: Any) -> str:
+        """Describe what the parameters of a step follow from, a line for each setting.
+
+        An optimizer may have changed since `facts`, on one rank alone.
+        """
+        settings = more | {"clip_norm": self.clip_norm, "optimizer": self.optimizer}
+        return "\n".join(f"{name}={describe(value)}" for name, value in settings.items())
+
     def facts(self) -> list[str]:
         """Describe what has to be the same on every rank, a line for each setting."""
         settings = {name: getattr(self, name) for name in _COMPARED} | {"precision": self.recipe}

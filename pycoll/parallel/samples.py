@@ -12,22 +12,30 @@ from pycoll.parallel.checks import gather_texts, ranks, told_by
 from pycoll.parallel.groups import Groups
 
 
-def most_micro_batches(micro_batches: Any, groups: Groups) -> int:
+def most_micro_batches(micro_batches: Any, groups: Groups, refused: str = "") -> int:
     """Return the largest number of micro-batches of a rank; a collective.
 
+    Args:
+        micro_batches: Those of this rank.
+        groups: The ranks.
+        refused: What else this rank cannot take a step with, in words.
+
     Raises:
-        ArgumentError: On every rank, if any has something else, or none has a micro-batch.
+        ArgumentError: On every rank, if any has something else or cannot take the step, or none
+            has a micro-batch.
         MismatchError: On every rank, if those of a ``tp`` group have different numbers of them.
     """
-    problem = _problem(micro_batches)
-    count = -1 if problem else len(micro_batches)
+    problem = refused or _problem(micro_batches)
+    count = (-2 if refused else -1) if problem else len(micro_batches)
     counts = groups.world.gather_rows(np.array([count]), "count")[:, 0]
     if (counts < 0).any():
         told = told_by(gather_texts(problem, groups.world))
-        raise ArgumentError(
-            f"the step was not taken: {told}; expected a sequence of (inputs, targets), such as a "
-            "list, with one pair for each micro-batch"
-        )
+        if (counts >= -1).all():
+            told += (
+                "; expected a sequence of (inputs, targets), such as a list, with one pair for "
+                "each micro-batch"
+            )
+        raise ArgumentError(f"the step was not taken: {told}")
     axes = groups.mesh.axes
     if "tp" in axes and np.ptp(counts.reshape(tuple(axes.values())), list(axes).index("tp")).any():
         told = "; ".join(f"{ranks(counts, n)}: {n}" for n in np.unique(counts))

@@ -1,11 +1,13 @@
 """Settings that differ between ranks, optimizers of users, and numbers that are refused."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from parallel.models import CrossEntropy, batches, mlp
+from parallel.test_data_parallel import digest
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel import (
     SGD,
@@ -194,6 +196,46 @@ def test_a_learning_rate_of_one_step_is_looked_at(lr):
         return trainer.steps, trainer.step(batches(1), lr=0.0).skipped
 
     assert run_threads(2, rank) == [(0, False)] * 2
+
+
+@pytest.mark.parametrize("lr", [NAN, -0.1, "high"])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_peers_hear_of_a_learning_rate_that_one_rank_cannot_use(lr, zero):
+    def rank(comm):
+        trainer = engine(comm, zero=zero)
+        with pytest.raises(ArgumentError) as caught:
+            trainer.step(batches(1), lr=lr if comm.rank == 1 else 0.1)
+        return str(caught.value), trainer.steps, trainer.step(batches(1)).skipped
+
+    told = f"the step was not taken: rank 1 has lr={lr!r}; accepted are numbers in [0, inf)"
+    assert run_threads(3, rank) == [(told, 0, False)] * 3
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda e: vars(e.options.optimizer).update(decay=0.5), "optimizer=Descent(decay=0.5"),
+        (lambda e: vars(e).update(options=replace(e.options, clip_norm=0.5)), "clip_norm=0.5"),
+        (lambda e: vars(e).update(loss_scale=LossScale(2.0)), "loss_scale=LossScale("),
+        (lambda e: vars(e).update(steps=7), "steps=7"),
+    ],
+)
+def test_settings_that_one_rank_has_changed_between_steps(change, told, zero):
+    def rank(comm):
+        trainer = engine(comm, optimizer=Descent(decay=0.0), zero=zero)
+        trainer.step(batches(1))
+        before = digest(trainer.gather())
+        if comm.rank == 1:
+            change(trainer)
+        with pytest.raises(MismatchError) as caught:
+            trainer.step(batches(1))
+        assert digest(trainer.gather()) == before
+        return str(caught.value)
+
+    (text,) = set(run_threads(3, rank))
+    assert text.startswith("the step was not taken: ranks have different settings: ranks 0, 2: ")
+    assert f"; rank 1: {told}" in text
 
 
 def test_a_loss_scale_stays_a_number_for_ever():
