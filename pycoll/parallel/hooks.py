@@ -98,6 +98,21 @@ def unsent(owner: Hook, errors: dict[str, Any], key: str, data: Any, channel: Ch
     return error
 
 
+def rescale_unsent(errors: dict[str, Any], factor: float) -> None:
+    """Multiply what has not been sent; what becomes too large for its type stays the largest.
+
+    An infinity would stay for ever: every later step would be skipped. From the largest number it
+    falls with the loss scale.
+    """
+    if factor == 1:
+        return
+    for error in errors.values():
+        limit = np.finfo(error.dtype).max
+        with np.errstate(over="ignore"):
+            error *= error.dtype.type(factor)
+        np.clip(error, -limit, limit, out=error)
+
+
 class Then(Pending):
     """A collective followed by work on its result, done by whoever waits."""
 

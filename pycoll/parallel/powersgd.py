@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import kernels
-from pycoll.parallel.hooks import Hook, Then, unsent
+from pycoll.parallel.hooks import Hook, Then, rescale_unsent, unsent
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.limits import check_number
 from pycoll.parallel.units import Entry, Layout
@@ -74,12 +74,13 @@ class PowerSGD(Hook):
             if kernels.count_nonfinite(total):  # on every rank: the step will not be taken
                 data[: layout.count] = np.nan
                 return data
-            np.add(error, data, out=error)
-            found = _unpack(total, shapes)
+            whole, found = error + data, _unpack(total, shapes)
             for entry, values in zip(plain, found[len(small) :], strict=True):
                 data[entry.start : entry.stop] = values
-                error[entry.start : entry.stop] = 0
-            self._second(small, found, error, data, channel, order)
+                whole[entry.start : entry.stop] = 0
+            self._second(small, found, whole, data, channel, order)
+            if not kernels.count_nonfinite(data) and not kernels.count_nonfinite(whole):
+                error[...] = whole
             return data
 
         return Then(first, finish)
@@ -105,12 +106,12 @@ class PowerSGD(Hook):
         for entry, p, mine, q in zip(small, left, own, total, strict=True):
             _matrix(data, entry)[...] = p @ q.T
             _matrix(error, entry)[...] -= p @ mine.T
-            self._bases[entry.parameter.name] = q / q.dtype.type(channel.world_size)
+            if not kernels.count_nonfinite(data[entry.start : entry.stop]):
+                self._bases[entry.parameter.name] = _scaled(q)
 
     def rescale(self, factor: float) -> None:
         """Give what is unsent the scale of the next gradients; see `Hook.rescale`."""
-        for error in self._errors.values():
-            error *= error.dtype.type(factor)
+        rescale_unsent(self._errors, factor)
 
     def state(self) -> dict[str, Any]:
         """Return what has not been sent yet by bucket, and where the iterations stand."""
@@ -134,6 +135,15 @@ class PowerSGD(Hook):
 
 def _matrix(flat: Any, entry: Entry) -> Any:
     return flat[entry.start : entry.stop].reshape(entry.parameter.spec.shape[0], -1)
+
+
+def _scaled(basis: Any) -> Any:
+    """Divide by the power of two that makes numbers at most 1: no digit changes.
+
+    Only directions matter, and with numbers as large as gradients their product would overflow, or
+    vanish, at the square root of what a gradient may be.
+    """
+    return np.ldexp(basis, -np.frexp(np.abs(basis).max(initial=0))[1])
 
 
 def _pack(parts: list[Any], channel: Channel, dtype: Any) -> tuple[Any, list[tuple[int, ...]]]:

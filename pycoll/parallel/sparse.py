@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.hooks import Hook, Then, unsent
+from pycoll.parallel.hooks import Hook, Then, rescale_unsent, unsent
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.units import Layout
 
@@ -87,8 +87,7 @@ class TopK(Hook):
 
     def rescale(self, factor: float) -> None:
         """Give what is unsent the scale of the next gradients; see `Hook.rescale`."""
-        for error in self._errors.values():
-            error *= error.dtype.type(factor)
+        rescale_unsent(self._errors, factor)
 
     def state(self) -> dict[str, Any]:
         """Return what has not been sent yet, by bucket."""

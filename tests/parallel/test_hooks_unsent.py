@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from parallel.models import CrossEntropy, Linear, batches, mlp
-from pycoll.parallel import DataParallel, LossScale, Mesh, ParameterSpec, PowerSGD, Sequential, TopK
+from pycoll.parallel import (
+    SGD,
+    DataParallel,
+    LossScale,
+    Mesh,
+    ParameterSpec,
+    PowerSGD,
+    Sequential,
+    TopK,
+)
 from pycoll.testing import RankFailed, run_threads
 
 
@@ -61,6 +70,29 @@ def test_what_is_unsent_follows_the_loss_scale(make):
         assert scales == [0.25, 1.0, 4.0, 16.0]
         for name, value in expected.items():  # powers of two change no digit
             np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("make", [lambda: TopK(0.02), lambda: PowerSGD(1)])
+@pytest.mark.parametrize("zero", [0, 2])
+def test_a_scale_that_grows_until_gradients_overflow_stops_nothing(make, zero):
+    """What is unsent is larger than gradients are, and overflows first."""
+
+    def train(comm):
+        options = {"hook": make(), "loss_scale": LossScale(2.0**112, interval=1), "zero": zero}
+        options["optimizer"] = SGD(0.01)
+        engine = DataParallel(mlp((20, 20, 5)), CrossEntropy(), Mesh(comm, dp=2), **options)
+        skipped = []
+        for seed in range(48):
+            batch = batches(2, sizes=(20, 5), seed=seed)[comm.rank]
+            with np.errstate(over="ignore", invalid="ignore"):
+                skipped.append(engine.step([batch]).skipped)
+            kept = engine.state_dict()["hook"].values()
+            assert all(np.isfinite(array).all() for array in kept)
+        assert not any(skipped[:10])
+        assert any(skipped)
+        assert not all(skipped[-10:])
+
+    run_threads(2, train)
 
 
 @pytest.mark.parametrize("make", [lambda: TopK(0.1), lambda: PowerSGD(1), lambda: None])
