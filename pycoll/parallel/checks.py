@@ -10,6 +10,7 @@ import numpy as np
 
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.groups import Groups
+from pycoll.parallel.layer import ParameterSpec
 from pycoll.parallel.ledger import Channel
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.units import Parameter, Unit
@@ -61,6 +62,29 @@ def check_parts(units: Sequence[Unit], groups: Groups) -> None:
                 f"parameter {name} differs from the mesh: part {part[0]} of {part[1]} in place "
                 f"{place[0]} of {place[1]} along tp"
             )
+    _refuse_parts(text, groups)
+    _refuse_parts(_other_partners(specs, groups), groups)
+
+
+def _other_partners(specs: Mapping[str, ParameterSpec], groups: Groups) -> str:
+    """Tell the first parameter that is split over ranks with the right places, but other ones."""
+    me = np.array([groups.world.rank])
+    right, seen = groups.tensor.gather_rows(me, "check")[:, 0].tolist(), set()
+    for name, comm in ((name, spec.tensor_comm) for name, spec in specs.items()):
+        if comm is None or id(comm) in seen:
+            continue
+        seen.add(id(comm))
+        plain = getattr(comm, "comm", comm)  # not a meter, which counts what layers send
+        found = np.asarray(plain.all_gather(me)).tolist()
+        if found != right:
+            return (
+                f"parameter {name} differs from the mesh: split over {_ranks(found)} in place of "
+                f"{_ranks(right)} along tp"
+            )
+    return ""
+
+
+def _refuse_parts(text: str, groups: Groups) -> None:
     seen = gather_texts(text, groups.world)
     if told := "; ".join(f"{t}, on {ranks(seen, t)}" for t in dict.fromkeys(seen) if t):
         raise MismatchError(

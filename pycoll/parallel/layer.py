@@ -33,6 +33,8 @@ class ParameterSpec:
             `shape` must be the same, and `init` is not used.
         tensor_part: Which part this is, and of how many: rank and size of the communicator that
             the layer is split over, which have to be those of ``tp``. None: not compared.
+        tensor_comm: That communicator, if its ranks are to be compared with those of ``tp``, which
+            is one `all_gather` when an engine is made.
     """
 
     shape: tuple[int, ...]
@@ -43,6 +45,7 @@ class ParameterSpec:
     decay: bool = True
     tied_to: str | None = None
     tensor_part: tuple[int, int] | None = None
+    tensor_comm: Any = field(default=None, repr=False, compare=False)
 
 
 @runtime_checkable

@@ -15,6 +15,7 @@ class Metered:
     """The collectives that layers use, with bytes, calls and waiting counted.
 
     Attributes:
+        comm: The communicator; its calls are not counted.
         rank: Rank in the communicator.
         world_size: Number of ranks.
     """
@@ -37,7 +38,7 @@ class Metered:
             order: Order of reductions; see `pycoll.Communicator.all_reduce`.
         """
         self.rank, self.world_size = comm.rank, comm.world_size
-        self._comm, self._ledger, self._order = comm, ledger, order
+        self.comm, self._ledger, self._order = comm, ledger, order
         self._group, self._purpose = group, purpose
 
     def all_reduce(self, x: Any, op: str = "sum") -> Any:
@@ -54,10 +55,10 @@ class Metered:
 
     def _call(self, collective: str, x: Any, nbytes: int, **options: Any) -> Any:
         if self.world_size == 1:
-            return getattr(self._comm, collective)(x, **options)
+            return getattr(self.comm, collective)(x, **options)
         self._ledger.wire[self._purpose, self._group] += VOLUME[collective](self.world_size, nbytes)
         self._ledger.calls[self._purpose, self._group, collective] += 1
         start = time.perf_counter()
-        result = getattr(self._comm, collective)(x, **options)
+        result = getattr(self.comm, collective)(x, **options)
         self._ledger.waits[self._purpose] += time.perf_counter() - start
         return result

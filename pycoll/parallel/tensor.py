@@ -123,7 +123,8 @@ def own_part(axis: int, comm: Communicator) -> dict[str, Any]:
     """Return what a `ParameterSpec` says of an axis split over ranks; nothing for one rank."""
     if comm.world_size == 1:
         return {}
-    return {"tensor_axis": axis, "tensor_part": (comm.rank, comm.world_size)}
+    part = (comm.rank, comm.world_size)
+    return {"tensor_axis": axis, "tensor_part": part, "tensor_comm": comm}
 
 
 def check_part(array: Array, shape: tuple[int, ...], comm: Communicator, what: str) -> None:

@@ -207,3 +207,20 @@ def test_a_single_layer_on_other_ranks_than_those_of_tp(layer, name):
     texts = run_threads(8 if layer == "small" else 4, rank)
     assert len(set(texts)) == 1
     assert "on rank 1; parameter" in texts[0] or layer == "small"
+
+
+@pytest.mark.parametrize("start", ["check", "trust"])
+def test_a_layer_in_the_right_places_with_other_partners(start):
+    def rank(comm):
+        mesh = Mesh(comm, dp=2, tp=2)
+        other = comm.split(comm.rank in (0, 3), comm.rank % 2)
+        assert (other.rank, other.world_size) == (mesh.tp.rank, mesh.tp.world_size)
+        layer = ColumnParallelLinear(8, 8, Key(0).fold("layer"), other)
+        with pytest.raises(MismatchError) as told:
+            DataParallel(Sequential([("a", layer)]), CrossEntropy(), mesh, start=start)
+        comm.barrier()  # still usable
+        return str(told.value)
+
+    (text,) = set(run_threads(4, rank))
+    head = "parameter a.weight differs from the mesh: split over ranks"
+    assert text.startswith(f"{head} 0, 3 in place of ranks 0, 1 along tp, on rank 0; {head} 2, 1 ")
