@@ -69,19 +69,19 @@ def check_parts(units: Sequence[Unit], groups: Groups) -> None:
 def _other_partners(specs: Mapping[str, ParameterSpec], groups: Groups) -> str:
     """Tell the first parameter that is split over ranks with the right places, but other ones."""
     me = np.array([groups.world.rank])
-    right, seen = groups.tensor.gather_rows(me, "check")[:, 0].tolist(), set()
+    right, seen, told = groups.tensor.gather_rows(me, "check")[:, 0].tolist(), set(), ""
     for name, comm in ((name, spec.tensor_comm) for name, spec in specs.items()):
         if comm is None or id(comm) in seen:
             continue
         seen.add(id(comm))
         plain = getattr(comm, "comm", comm)  # not a meter, which counts what layers send
         found = np.asarray(plain.all_gather(me)).tolist()
-        if found != right:
-            return (
+        if found != right and not told:  # go on: others wait for this rank in the next one
+            told = (
                 f"parameter {name} differs from the mesh: split over {_ranks(found)} in place of "
                 f"{_ranks(right)} along tp"
             )
-    return ""
+    return told
 
 
 def _refuse_parts(text: str, groups: Groups) -> None:
