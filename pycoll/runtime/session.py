@@ -295,3 +295,4 @@ class Session(TaggedMessages, Refusals):
             self._caller = self._engine = self._mailboxes = self.control = self.sites = None
             atexit.unregister(self._at_exit)
             self._in_flight.clear()
+            self.kept.clear()
