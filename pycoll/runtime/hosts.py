@@ -19,6 +19,7 @@ from pycoll.runtime.bootstrap import adopt, make_memfd
 CARD_BYTES = 512
 Exchange = Callable[[bytes], list[bytes]]  # gives every rank the cards of all ranks, by rank
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACES = ("ipc", "pid", "user")
 _MOST_CORES = 1000
 
@@ -41,9 +42,17 @@ class Card:
 
     @classmethod
     def own(cls) -> Card:
-        """Describe this process."""
-        parts = [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(os.getuid())]
-        parts += [os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES]
+        """Describe this process.
+
+        Raises:
+            TransportError: If it cannot find out where it is, as without free descriptors.
+        """
+        try:
+            parts = [_BOOT_ID.read_text().strip(), str(os.getuid())]
+            parts += [os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES]
+        except OSError as error:
+            text = f"cannot tell which host this is ({error.filename}): {error.strerror}"
+            raise TransportError(text) from error
         cores = sum(1 << core for core in os.sched_getaffinity(0) if core < _MOST_CORES)
         return cls(" ".join(parts), socket.gethostname()[:64], os.getpid(), cores)
 
@@ -126,12 +135,19 @@ def share(exchange: Exchange, rank: int, hosts: tuple[int, ...], pids: Sequence[
         rank: This rank.
         hosts: Candidates; see `candidates`.
         pids: Process of each rank.
+
+    Raises:
+        TransportError: On every rank, if one cannot make the memory of its host.
     """
     mates = [r for r, host in enumerate(hosts) if host == hosts[rank]]
     leads = mates[0] == rank and len(mates) > 1
-    made = (make_memfd("control"), make_memfd("heap")) if leads else (-1, -1)
-    table = [tuple(map(int, row.rstrip(b"\0").split())) for row in exchange(b"%d %d" % made)]
-    own = made
+    own, why = _make() if leads else ((-1, -1), "")
+    rows = exchange(f"{own[0]} {own[1]} {why}".encode()[:CARD_BYTES])
+    texts = [row.rstrip(b"\0").decode(errors="ignore").split(" ", 2) for row in rows]
+    if told := [f"rank {r} cannot join: {why}" for r, (_, _, why) in enumerate(texts) if why]:
+        Shared(hosts, *own).close()
+        raise TransportError("; ".join(told))
+    table = [(int(control), int(heap)) for control, heap, _ in texts]
     if len(mates) > 1 and not leads:
         own = _open(pids[mates[0]], *table[mates[0]])
     works = [row.rstrip(b"\0") == b"1" for row in exchange(b"%d" % (own[0] >= 0))]
@@ -143,6 +159,18 @@ def share(exchange: Exchange, rank: int, hosts: tuple[int, ...], pids: Sequence[
         shared.close()
         return Shared(final, -1, -1)
     return shared
+
+
+def _make() -> tuple[tuple[int, int], str]:
+    """Return two descriptors of new memory, or why there is none."""
+    control = -1
+    try:
+        control = make_memfd("control")
+        return (control, make_memfd("heap")), ""
+    except TransportError as error:
+        if control >= 0:
+            os.close(control)
+        return (-1, -1), str(error)
 
 
 def _open(pid: int, control_fd: int, heap_fd: int) -> tuple[int, int]:

@@ -6,7 +6,6 @@ calls the library that mpi4py has loaded. `mpi4py` is imported only when a job r
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from pycoll.runtime.bootstrap import make_memfd
 from pycoll.runtime.groups import open_control
 from pycoll.runtime.hosts import CARD_BYTES, Card, Exchange, Shared, candidates, fewest_cores, share
 from pycoll.runtime.memory import Memory
+from pycoll.runtime.mpi_jobs import duplicate, find_job, free, jobs_of, library
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.reports import raising
 from pycoll.runtime.roll_call import await_everybody, make_everywhere
@@ -63,9 +63,9 @@ def world(environ: Mapping[str, str] | None = None) -> Any:
         raise TransportError(f"an MPI launcher has started {size} processes, but {state}")
     comm = loaded.COMM_WORLD
     if comm.size == 1 and size > 1:
-        library = _library(loaded)
+        found = library(loaded)
         raise TransportError(
-            f"an MPI launcher has started {size} processes, but in this one mpi4py uses {library}, "
+            f"an MPI launcher has started {size} processes, but in this one mpi4py uses {found}, "
             f"which knows of one: {_HINT}"
         )
     return comm if comm.size > 1 else None
@@ -126,78 +126,54 @@ def connect(
         await_everybody(MPI, comm, limit)
         return _connect(MPI, comm, config, hosts)
     except MPI.Exception as error:
-        raise TransportError(f"start-up over {_library(MPI)} failed: {error}") from error
+        raise TransportError(f"start-up over {library(MPI)} failed: {error}") from error
 
 
 def _connect(
     MPI: Any, comm: Any, config: Config | ArgumentError, hosts: Sequence[int] | None
 ) -> Session:
     """Make the session by way of a communicator of our own."""
-    jobs = _jobs(MPI, comm)
-    own = next((job.comm for job in jobs.values()), None) or _duplicate(MPI, comm)
-    exchange = _exchange(MPI, own)
-    cards = [Card.unpack(row) for row in exchange(Card.own().pack())]
+    jobs = jobs_of(MPI, comm)
+    own = next((job.comm for job in jobs.values()), None) or duplicate(MPI, comm)
     try:
-        config = _agree_on(exchange, config)
-        places = candidates(cards, hosts)
-    except ArgumentError:  # on every rank
-        _free(own, jobs)
+        session = _join(MPI, comm, own, config, hosts)
+    except MPI.Exception:
         raise
+    except BaseException:  # on every rank
+        free(own, jobs)
+        raise
+    free(own, jobs)
+    return session
+
+
+def _join(
+    MPI: Any,
+    comm: Any,
+    own: Any,
+    config: Config | ArgumentError,
+    hosts: Sequence[int] | None,
+) -> Session:
+    exchange = _exchange(MPI, own)
+    tell = lambda text: _texts(exchange(text.encode()[:CARD_BYTES]))  # noqa: E731
+    card = make_everywhere(Card.own, tell, undo=None)
+    cards = [Card.unpack(row) for row in exchange(card.pack())]
+    config = _agree_on(exchange, config)
+    places = candidates(cards, hosts)
     if config.transport == "mpi":
         places = tuple(range(comm.size))
     if comm.size == 1:
         shared = Shared((0,), make_memfd("control"), make_memfd("heap"))
     else:
         shared = share(exchange, comm.rank, places, [card.pid for card in cards])
-    if not shared.single and shared.hosts not in jobs:
-        duplicate = _duplicate(MPI, comm) if jobs else own
-        jobs[shared.hosts] = make_job(MPI, duplicate, cards, shared.hosts)
-    job, context = jobs.get(shared.hosts), 0
-    if job is not None:
-        context = max(int(row.rstrip(b"\0")) for row in exchange(b"%d" % job.next_context))
-        job.next_context = context + 1
+    job, context = None, 0
     try:
-        session = make_everywhere(
-            lambda: _make(job, context, comm.rank, cards, shared, config),
-            lambda text: _texts(exchange(text.encode()[:CARD_BYTES])),
-        )
-    except MPI.Exception:
-        raise
-    except BaseException:  # on every rank
-        _free(own, jobs)
-        raise
+        if not shared.single:
+            job = find_job(MPI, comm, own, cards, shared.hosts, tell)
+            context = max(int(row.rstrip(b"\0")) for row in exchange(b"%d" % job.next_context))
+            job.next_context = context + 1
+        return make_everywhere(lambda: _make(job, context, comm.rank, cards, shared, config), tell)
     finally:  # the memory is open everywhere before anybody gives a descriptor back
         shared.close()
-    _free(own, jobs)
-    return session
-
-
-def _jobs(MPI: Any, comm: Any) -> dict[tuple[int, ...], MpiJob]:
-    """Return what was made from an MPI communicator before, by the hosts of its ranks.
-
-    They serve again: an MPI has some thousands of communicators to give, and a job that has sent
-    messages cannot know when its own may be freed.
-    """
-    if comm.Get_attr(_key(MPI)) is None:
-        comm.Set_attr(_key(MPI), {})
-    return comm.Get_attr(_key(MPI))
-
-
-@functools.cache
-def _key(MPI: Any) -> int:
-    return MPI.Comm.Create_keyval()
-
-
-def _duplicate(MPI: Any, comm: Any) -> Any:
-    made = comm.Dup()
-    made.Set_errhandler(MPI.ERRORS_RETURN)
-    return made
-
-
-def _free(own: Any, jobs: dict[tuple[int, ...], MpiJob]) -> None:
-    """Free a communicator that served at start-up only."""
-    if all(job.comm != own for job in jobs.values()):
-        own.Free()
 
 
 def _make(
@@ -218,13 +194,6 @@ def _make(
     if not topology.useful:
         return MpiSession(*place)
     return TwoLevelSession(*place, open_node(topology, shared, config), topology)
-
-
-def make_job(MPI: Any, comm: Any, cards: list[Card], hosts: tuple[int, ...]) -> MpiJob:
-    """Describe an mpi4py communicator of our own to the engine."""
-    threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-    handle = MPI._handleof(comm)
-    return MpiJob(_api(MPI), comm, handle, cards, hosts, _library(MPI), threads=threads)
 
 
 def open_node(topology: Topology, shared: Shared, config: Config) -> NodeSession:
@@ -269,19 +238,3 @@ def _agree_on(exchange: Exchange, config: Config | ArgumentError) -> Config:
     if len(set(texts)) > 1:
         raise ArgumentError(f"ranks have different settings: {'; '.join(sorted(set(texts)))}")
     return config
-
-
-def _library(MPI: Any) -> str:
-    name, version = MPI.get_vendor()
-    return f"{name} {'.'.join(map(str, version))}"
-
-
-def _api(MPI: Any) -> _C.MpiApi:
-    return raising(
-        _C.MpiApi,
-        module=os.path.realpath(MPI.__file__),
-        byte=MPI._handleof(MPI.BYTE),
-        tag_ub=MPI.COMM_WORLD.Get_attr(MPI.TAG_UB),
-        multiple=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
-        proc_failed=getattr(MPI, "ERR_PROC_FAILED", -1),
-    )

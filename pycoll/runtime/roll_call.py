@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,12 +15,17 @@ _ANSWER_S = 0.5  # for the names of those who have come
 _S = TypeVar("_S")
 
 
-def make_everywhere(make: Callable[[], _S], exchange: Callable[[str], list[str]]) -> _S:
-    """Make a session on every rank, or on none; all ranks call this together.
+def make_everywhere(
+    make: Callable[[], _S],
+    exchange: Callable[[str], list[str]],
+    undo: Callable[[_S], object] | None = operator.methodcaller("close"),
+) -> _S:
+    """Make something on every rank, or on none; all ranks call this together.
 
     Args:
         make: Makes it.
         exchange: Gathers a text of every rank.
+        undo: What becomes of it where it was made, if others could not; None for nothing.
 
     Raises:
         TransportError: If it failed on other ranks only; the text names them.
@@ -34,7 +40,8 @@ def make_everywhere(make: Callable[[], _S], exchange: Callable[[str], list[str]]
     if failure is not None:
         raise failure
     if any(said):
-        made.close()
+        if undo is not None:
+            undo(made)
         texts = (f"rank {rank} cannot join: {text}" for rank, text in enumerate(said) if text)
         raise TransportError("; ".join(texts))
     return made

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pycoll.config import Config
-from pycoll.runtime import mpi, sockets
+from pycoll.runtime import mpi, mpi_jobs, sockets
 from pycoll.runtime.hosts import Card, fewest_cores, share
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.prepared import Prepared
@@ -123,4 +123,4 @@ def _mpi_job(exchange: Exchange, cards: list[Card], hosts: tuple[int, ...]) -> M
     tag = zlib.crc32(repr(ranks).encode()) & 0x7FFF
     comm = world.Create_group(world.group.Incl(ranks), tag)
     comm.Set_errhandler(MPI.ERRORS_RETURN)
-    return mpi.make_job(MPI, comm, cards, hosts)
+    return mpi_jobs.make_job(MPI, comm, cards, hosts)

@@ -56,3 +56,23 @@ def test_one_rank_cannot_join(mpi):
         expected = why if rank == 1 else told
         assert (first, freed, after) == (expected, [True], 3.0)  # no communicator of MPI is left
         assert again == [expected, [True, True, False], 3.0]  # but for one that will serve again
+
+
+def test_one_rank_has_no_way_to_send(mpi):
+    found = mpi(3, "one_has_no_way", timeout=60, PYCOLL_TRANSPORT="mpi")["one_has_no_way"]
+    why = "MemoryError: none left"
+    told = f"TransportError: rank 1 cannot join: {why}"
+    for rank, (*failed, after, freed) in enumerate(found):
+        assert failed == [why if rank == 1 else told] * 2
+        assert (after, freed) == (3.0, [True, True, False])
+
+
+def test_one_rank_has_no_descriptors(mpi):
+    found = mpi(3, "one_has_no_descriptors", timeout=60)["one_has_no_descriptors"]
+    steps = ("cannot tell which host", "cannot make shared memory", "cannot keep the heap open")
+    for rank, (*failed, after, none_is_lost) in enumerate(found):
+        assert (after, none_is_lost) == (3.0, True)
+        for text, step in zip(failed, steps, strict=True):
+            assert step in text
+            assert rank == 0 or text.startswith("rank 0 cannot join: ")
+            assert text.endswith("Too many open files")

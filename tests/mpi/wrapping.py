@@ -1,11 +1,13 @@
 """Programs that make communicators of mpi4py's: see programs.py."""
 
 import contextlib
+import os
+import resource
 
 import numpy as np
 
 import pycoll
-from pycoll.runtime import mpi
+from pycoll.runtime import mpi, mpi_jobs
 
 
 def wrapped(comm):
@@ -48,9 +50,9 @@ def recording(made):
         made.append(duplicate(*given))
         return made[-1]
 
-    duplicate, mpi._duplicate = mpi._duplicate, recorded
+    duplicate, mpi.duplicate = mpi.duplicate, recorded
     yield
-    mpi._duplicate = duplicate
+    mpi.duplicate = duplicate
 
 
 def one_cannot_join(comm):
@@ -76,4 +78,50 @@ def one_cannot_join(comm):
     return said
 
 
-ALL = (wrapped, wrapped_again, one_cannot_join)
+def one_has_no_way(comm):
+    """A rank that cannot describe MPI to the engine: as `one_cannot_join`, by an earlier step."""
+    from mpi4py import MPI  # not before: init must do without
+
+    def fails(*given):
+        raise MemoryError("none left")
+
+    world, said, made, make_job = MPI.COMM_WORLD.Dup(), [], [], mpi_jobs.make_job
+    with recording(made):
+        if comm.rank == 1:
+            mpi_jobs.make_job = fails
+        for _ in range(2):
+            try:
+                pycoll.from_mpi(world, transport="mpi")
+            except (MemoryError, pycoll.TransportError) as error:
+                said.append(f"{type(error).__name__}: {error}")
+        mpi_jobs.make_job = make_job
+        with pycoll.from_mpi(world, transport="mpi") as after:
+            said.append(float(after.all_reduce(np.ones(3))[0]))
+        said.append([own == MPI.COMM_NULL for own in made])
+    return said
+
+
+def one_has_no_descriptors(comm):
+    """The rank that makes the memory of all may open no more files."""
+    from mpi4py import MPI  # not before: init must do without
+
+    world, said = MPI.COMM_WORLD.Dup(), []
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    for left in (0, 1, 2):
+        if comm.rank == 0:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, hard))
+        try:
+            pycoll.from_mpi(world)
+        except pycoll.TransportError as error:
+            said.append(str(error))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pycoll.from_mpi(world) as after:
+        said.append(float(after.all_reduce(np.ones(3))[0]))
+    again = os.dup(0)
+    os.close(again)
+    return [*said, again == free]
+
+
+ALL = (wrapped, wrapped_again, one_cannot_join, one_has_no_way, one_has_no_descriptors)
