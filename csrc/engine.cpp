@@ -224,11 +224,15 @@ inline void Engine::await(uint32_t peer, uint32_t step) {
 
 void Engine::await_slow(uint32_t peer, uint32_t step) {
   if (!published_) publish(0);  // two ranks that wait for each other must see each other's call
-  const bool late = choice_ && choice_->timed() && peers_[peer].seen < met_since_;
-  if (late) late_ns_ -= now_ns();
-  switch (watch(peer, iteration(), step, fingerprint_)) {
+  Sight sight = Sight::kReady;
+  if (choice_ && choice_->timed() && peers_[peer].seen < met_since_) {
+    late_ns_ -= now_ns();
+    sight = watch(peer, iteration(), 0, fingerprint_);
+    late_ns_ += now_ns();
+  }
+  if (sight == Sight::kReady) sight = watch(peer, iteration(), step, fingerprint_);
+  switch (sight) {
     case Sight::kReady:
-      if (late) late_ns_ += now_ns();
       return;
     case Sight::kMismatch:
       faults_.raise(Cause::kMismatch, peer, iteration());

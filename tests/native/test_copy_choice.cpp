@@ -1,4 +1,6 @@
-// How ranks choose between cells and each other's memory, with work whose times are made up.
+// How ranks choose between cells and each other's memory, with work whose times are made up; and
+// what ranks tell each other of the times of real calls.
+#include <cstring>
 #include <vector>
 
 #include "calls.h"
@@ -88,6 +90,46 @@ void interrupts() {
   expect(reads > 1'200, "work that was interrupted says little");
 }
 
+// What a rank has told of the time of staged calls, in its line of the last call; see Payload in
+// engine.cpp.
+float told_staged_ns(const world::Rank& me, uint32_t rank) {
+  float ns = 0;
+  const auto& line = me.engine.control().line(rank, (me.engine.iteration() - 1) & 1);
+  std::memcpy(&ns, line.payload + 3 * sizeof(uint64_t), sizeof(ns));
+  return ns;
+}
+
+// Rank 1 meets rank 0, copies, and tells rank 0, which has nothing to do but wait for that.
+void who_waits_for_work_has_not_waited_for_a_rank_to_come() {
+  constexpr uint64_t kCount = 1 << 19;
+  const auto body = [](const world::Rank& me) {
+    Builder plan(2, me.rank, 1, 1);
+    if (me.rank == 0) plan.signal(1).wait(1, 2);
+    if (me.rank == 1) plan.signal(1).wait(0, 1).fold({in(1, 0)}, {out(1, 0)}).signal(2);
+    const uint32_t peer = 1 - me.rank;
+    Binding reading = sum_of(Builder(2, me.rank, 1, 0, true)
+                                 .signal(kEntered)
+                                 .wait(peer, kEntered)
+                                 .fold({in(peer, 0)}, {out(me.rank, 0)})
+                                 .signal(kDone)
+                                 .wait(peer, kDone)
+                                 .done(),
+                             kCount, 2);
+    reading.across = true;
+    Binding binding = sum_of(plan.done(), kCount);
+    binding.alternative = me.engine.bind(reading);
+    const auto call = me.engine.bind(binding);
+    Ints x(kCount, 1), y(kCount);
+    for (int i = 0; i < 8; ++i) me.engine.run(*call, x.data(), y.data());
+    const float waited = told_staged_ns(me, 0), copied = told_staged_ns(me, 1);
+    expect(copied > 0, "rank 1 has told a time");
+    expect(waited > copied / 2, "rank 0 tells ", waited, " ns of calls that take ", copied);
+  };
+  for (const Mode mode : kModes) {
+    expect_all_fine(run(mode, {.cell_bytes = 8 * kCount}, body), name(mode));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -96,5 +138,7 @@ int main() {
                   {"the busiest rank decides", the_busiest_rank_decides},
                   {"one rank cannot", one_rank_cannot},
                   {"times that change", times_that_change},
-                  {"interrupts", interrupts}});
+                  {"interrupts", interrupts},
+                  {"who waits for work has not waited for a rank to come",
+                   who_waits_for_work_has_not_waited_for_a_rank_to_come}});
 }
