@@ -10,7 +10,7 @@ from pycoll.schedule.ir import IN, OUT, Fold, Vector, at, fold
 def keep(rank: Vector, chunk: Vector = 0, *, count: int = 1, where: Vector = True) -> Fold:
     """Copy a rank's own input to the same place of its output; in place, nothing moves.
 
-    It gets a round of its own, because in place it touches the very memory that peers read.
+    So it waits for nobody, though peers may be reading that very input: it is not changed.
     """
     return fold(at(rank, IN, chunk), to=at(rank, OUT, chunk), count=count, where=where)
 

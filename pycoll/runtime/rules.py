@@ -79,7 +79,7 @@ RULES = (
     Rule("reduce", 8, 4 * K, False, _SUMS, _FEW_SYNCS),
     Rule("reduce", ANY_N, 4 * K, False, ("binomial", *_SUMS), _FEW_PEERS),
     Rule("reduce", ANY_N, ANY_SIZE, True, _PUSH, _SHARED),
-    Rule("reduce", 2, 512 * K, False, _SUMS, _FEW_COPIES),
+    Rule("reduce", 2, ANY_SIZE, False, _SUMS, _FEW_COPIES),
     Rule("reduce", 4, 128 * K, False, _SUMS, _FEW_COPIES),
     Rule("reduce", ANY_N, ANY_SIZE, False, _PUSH, _SHARED),
     Rule("gather", 2, 4 * K, False, ("binomial",), _FEW_SYNCS),

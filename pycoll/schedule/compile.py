@@ -95,7 +95,32 @@ def derive(
     Raises:
         ScheduleError: If two folds of one round conflict.
     """
-    cell, line, owner, unit, write = _accesses(table, direct, in_place)
+    in_place = in_place and direct
+    waits = _dependences(table, direct, in_place, title)
+    if in_place and np.any(stored_onto_itself(table)):
+        # Those ranks make them whose arrays lie apart, and the plan is for either.
+        waits = np.concatenate([waits, _dependences(table, direct, False, title)])
+    if direct:
+        waits = np.concatenate([waits, _contacts(table)])
+    waits = _prune(waits, table.n)
+    return waits, np.unique(waits[:, 2:], axis=0)
+
+
+def stored_onto_itself(table: FoldTable) -> np.ndarray:
+    """Tell which operands a copy writes where it has read them, if IN and OUT are one memory.
+
+    The engines skip them then, so nobody has to wait for such a write; see docs/verification.md.
+    """
+    unit = table.unit
+    source = table.first[unit]
+    same = (table.rank == table.rank[source]) & (table.chunk == table.chunk[source])
+    same &= (table.buffer != PlanBuffer.CELL) & (table.buffer[source] != PlanBuffer.CELL)
+    return same & table.is_write & (table.nsrc[unit] == 1)
+
+
+def _dependences(table: FoldTable, direct: bool, aliased: bool, title: str) -> np.ndarray:
+    """List the waits that a chunk's accesses make necessary, as `derive` returns them."""
+    cell, line, owner, unit, write = _accesses(table, direct, aliased)
     order = np.argsort((cell * (table.lines + 2) + line + 1) * 2 + write, kind="stable")
     cell, line, owner, unit, write = (a[order] for a in (cell, line, owner, unit, write))
     index = np.arange(len(cell))
@@ -112,22 +137,19 @@ def derive(
     _check_conflicts(title, table, cell, line, owner, unit, producer, consumer)
     away = owner[producer] != owner[consumer]
     producer, consumer = producer[away], consumer[away]
-    waits = np.stack([owner[consumer], line[consumer], owner[producer], line[producer]], axis=1)
-    if direct:
-        waits = np.concatenate([waits, _contacts(table)])
-    waits = _prune(waits, table.n)
-    return waits, np.unique(waits[:, 2:], axis=0)
+    return np.stack([owner[consumer], line[consumer], owner[producer], line[producer]], axis=1)
 
 
-def _accesses(table: FoldTable, direct: bool, in_place: bool) -> tuple[np.ndarray, ...]:
+def _accesses(table: FoldTable, direct: bool, aliased: bool) -> tuple[np.ndarray, ...]:
     """List every access to shared memory, with those of entry and exit for direct plans."""
-    buffer = np.where(in_place & (table.buffer == PlanBuffer.IN), PlanBuffer.OUT, table.buffer)
+    buffer = np.where(aliased & (table.buffer == PlanBuffer.IN), PlanBuffer.OUT, table.buffer)
     span = int(table.chunk.max(initial=0)) + 1
     cell = (table.rank * 3 + buffer) * span + table.chunk
     unit = table.unit
-    columns = [cell, table.line[unit], table.owner[unit], unit, table.is_write]
+    made = ~stored_onto_itself(table) if aliased else np.ones(len(cell), bool)
+    columns = [a[made] for a in (cell, table.line[unit], table.owner[unit], unit, table.is_write)]
     if direct:
-        remote = (table.rank != columns[2]) & (buffer != PlanBuffer.CELL)
+        remote = (table.rank != table.owner[unit]) & (buffer != PlanBuffer.CELL)
         user, where = np.unique(cell[remote], return_index=True)
         holder = table.rank[remote][where]
         for line in (-1, table.lines):

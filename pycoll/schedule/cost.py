@@ -230,10 +230,12 @@ def _cells(f: Fold, piece: Piece, n: int, chunks: int) -> tuple[np.ndarray, np.n
 
 
 def predict(schedule: Schedule, nbytes: int, machine: Machine, direct: bool) -> float:
-    """Predict the time of a call on memory that all ranks share, in seconds.
+    """Predict the time of a call on memory that all ranks share, one of many in a row, in seconds.
 
-    A round lasts as long as its busiest rank, which waits for peers, loads, stores and folds; or
-    as long as the shared memory needs for the bytes of all ranks together.
+    A round lasts as long as its busiest rank, which waits for peers, loads, stores and folds; or as
+    long as the shared memory needs for the bytes of all ranks together. Staged, a rank may be one
+    iteration ahead of others, so its copies overlap with their rounds: an iteration lasts as long
+    as the rounds, or as the rank that has most to do in all, copies included.
 
     Args:
         schedule: What runs.
@@ -242,21 +244,22 @@ def predict(schedule: Schedule, nbytes: int, machine: Machine, direct: bool) -> 
         direct: Peers access the users' arrays; otherwise copies to and from cells are added.
     """
     chunk_bytes = nbytes / max(1, schedule.chunks)
+    moved, own = np.zeros(schedule.n), np.zeros(schedule.n)
     moving, syncing, widest = 0.0, 0.0, 0.0
-
-    def busy(moved: np.ndarray, reduced: np.ndarray | int = 0) -> float:
-        alone = np.max(machine.beta * moved + machine.gamma * reduced)
-        return float(max(alone, machine.bus * moved.sum())) * chunk_bytes
-
     for t in traffic(schedule):
-        moving += busy(t.loaded + t.stored, t.reduced)
+        bytes_moved = (t.loaded + t.stored) * chunk_bytes
+        alone = machine.beta * bytes_moved + machine.gamma * t.reduced * chunk_bytes
+        moving += max(float(alone.max()), machine.bus * float(bytes_moved.sum()))
+        moved, own = moved + bytes_moved, own + alone
         peers = int(t.waits.max())
         wait = machine.alpha + machine.sigma * peers if peers else 0.0
         syncing, widest = syncing + wait, max(widest, wait)
     if direct:
         return machine.call + moving + syncing + widest
     copies = staging(schedule)
-    moving += busy(2 * copies.copied_in + 2 * copies.copied_out + copies.twice)
+    copied = (2 * copies.copied_in + 2 * copies.copied_out + copies.twice) * chunk_bytes
+    busiest = float((own + machine.beta * copied).max())
+    moving = max(moving, busiest, machine.bus * float((moved + copied).sum()))
     syncing += widest if copies.copied_out.any() else 0.0
     slots = SlotMap(schedule).slots if schedule.n > 1 else 0
     segments = max(1, math.ceil(slots * chunk_bytes / machine.cell_bytes))

@@ -139,6 +139,17 @@ def _cells(
     return cell if aliased else cell + np.where(buffer == PlanBuffer.OUT, size, 0)
 
 
+def _stored_onto_itself(units: Units, cell: np.ndarray) -> np.ndarray:
+    """Tell which accesses are a copy's store to the array's chunk that it reads: never carried out.
+
+    Every engine skips a copy whose source and destination have the same address.
+    """
+    arity = units.nsrc + units.ndst
+    source = (np.cumsum(arity) - arity)[units.unit]
+    same = units.write & (units.nsrc[units.unit] == 1) & (cell == cell[source])
+    return same & (units.buffer != PlanBuffer.CELL)
+
+
 def make_trace(
     promise: Promise,
     title: str,
@@ -167,8 +178,9 @@ def make_trace(
         2 * promise.n * promise.chunks + slot,
         _cells(promise, aliased, units.buffer, units.rank, units.chunk),
     )
-    index, inner = np.arange(len(cell)), np.zeros(len(cell), bool)
-    columns = [(cell, units.event_of, units.unit, index, units.write, inner)]
+    made = np.flatnonzero(~(aliased & _stored_onto_itself(units, cell)))
+    inner = np.zeros(len(made), bool)
+    columns = [(cell[made], units.event_of[made], units.unit[made], made, units.write[made], inner)]
     for held, buffer in ((promise.in_held, PlanBuffer.IN), (promise.out_held, PlanBuffer.OUT)):
         for at, write in ((users, True), (last, False)):
             if write or buffer == PlanBuffer.OUT:

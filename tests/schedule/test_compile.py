@@ -7,7 +7,7 @@ from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ScheduleError
 from pycoll.schedule.compile import peer_plan, peer_plans
 from pycoll.schedule.ir import IN, OUT, TMP, at, fold
-from pycoll.schedule.plan import Opcode
+from pycoll.schedule.plan import Opcode, step_of
 from schedule.assemble import schedule_of
 
 NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]
@@ -68,6 +68,32 @@ def test_in_place_is_refused_where_it_does_not_work():
     schedule = find("all_reduce", "one_shot").schedule(4)
     with pytest.raises(ScheduleError, match="does not work in place"):
         peer_plan(schedule, 0, direct=True, in_place=True)
+
+
+def kept_and_fetched():
+    """A broadcast whose receiver reads what the root has copied to its own output."""
+
+    def rounds(rank, n):
+        yield fold(at(0, IN), to=at(0, OUT), where=rank == 0)
+        yield fold(at(0, OUT), to=at(1, OUT), where=rank == 1)
+
+    return schedule_of("broadcast", rounds, 2, chunks=1)
+
+
+def test_a_copy_onto_itself_waits_for_nobody():
+    """In place the root's copy stores nothing, so it does not wait for those who read its input."""
+    for n in (2, 5):
+        schedule = find("broadcast", "direct").schedule(n)
+        plan = peer_plan(schedule, 0, direct=True, in_place=True)
+        kinds = [Opcode.SIGNAL, Opcode.FOLD, Opcode.SIGNAL, *[Opcode.WAIT] * (n - 1)]
+        assert plan.code["op"].tolist() == kinds
+
+
+def test_who_reads_a_kept_chunk_waits_for_it():
+    """In one memory the chunk would be there at once, but ranks may differ in that."""
+    plan = peer_plan(kept_and_fetched(), 1, direct=True, in_place=True)
+    waits = plan.code[plan.code["op"] == Opcode.WAIT]
+    assert (0, step_of(0)) in list(zip(waits["peer"].tolist(), waits["arg"].tolist(), strict=True))
 
 
 def test_slot_out_of_range():

@@ -115,6 +115,18 @@ def test_prediction_by_hand():
     assert predict(schedule, 8, shared, True) == 3 * 32
 
 
+def test_copies_overlap_with_the_rounds_of_others():
+    """Staged, rank 1 lays out the next input while the root folds this one."""
+    schedule = find("reduce", "direct").schedule(2)
+    machine = Machine(alpha=0, sigma=0, beta=2, gamma=1, bus=0, call=0)
+    fold = 8 * 3 * 2 + 8 * 1  # the root loads two inputs and stores the result
+    assert predict(schedule, 8, machine, True) == fold
+    assert predict(schedule, 8, machine, False) == fold
+    assert predict(schedule, 8, Machine(alpha=0, sigma=0, bus=1, call=0), False) == 8 * 3 + 8 * 2
+    push = find("reduce", "two_shot_push").schedule(2)  # the root copies half in and half out
+    assert predict(push, 8, machine, False) == (8 + 4 + 8 + 8) * 2 + 4
+
+
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_predictions_grow_with_size(algorithm):
     for n in (2, 5, 8):

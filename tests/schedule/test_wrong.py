@@ -176,6 +176,22 @@ def test_one_shot_in_place_is_a_race():
         verify(pair([one_shot(0), one_shot(1)]), in_place=True)
 
 
+def test_a_race_that_only_separate_arrays_have():
+    """In place the root's copy stores nothing, but elsewhere the other reads what it stores."""
+    schedule = find("broadcast", "direct").schedule(2)
+
+    def programs(step):
+        keep = [("signal", 1), ("fold", [(0, A, 0)], [(0, B, 0)]), ("signal", 2)]
+        read = [("signal", 1), ("wait", 0, step), ("fold", [(0, B, 0)], [(1, B, 0)])]
+        ends = [("signal", DONE), ("wait", 1, DONE)], [("signal", DONE), ("wait", 0, DONE)]
+        return [assemble(schedule, r, [*(keep, read)[r], *ends[r]]) for r in (0, 1)]
+
+    assert verify(programs(2), in_place=True).roundings == 0
+    text = r"race: rank .* out\[0:0\].*nothing orders them"
+    with pytest.raises(ScheduleError, match=text):
+        verify(programs(1), in_place=True)
+
+
 def test_missing_entry_wait():
     program = one_shot(0)
     del program[1]
