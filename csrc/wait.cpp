@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <climits>
+#include <cstring>
 
 namespace pycoll {
 namespace {
@@ -30,7 +31,7 @@ bool crowded(uint32_t ranks) {
 
 WaitPolicy default_policy(uint32_t ranks) {
   if (crowded(ranks)) return {.spins = 0, .yield_us = 1000};
-  return {.spins = 200, .yield_us = 1000, .burst = 50};
+  return {.spins = 200, .yield_us = 1000, .burst = 50, .spread = true};
 }
 
 WaitPolicy background_policy(uint32_t ranks) {
@@ -56,6 +57,25 @@ void shorten_slice() {
   attr.size = kBytes;
   attr.runtime_ns = 100'000;
   syscall(SYS_sched_setattr, 0, &attr, 0);
+}
+
+uint32_t own_patience() { return static_cast<uint32_t>(syscall(SYS_gettid)) % 16; }
+
+void leave_core() {
+  constexpr uint64_t kPauseNs = 10'000'000;
+  static thread_local uint64_t last_ns = 0;
+  if (now_ns() - last_ns < kPauseNs) return;
+  last_ns = now_ns();
+  cpu_set_t usable;
+  if (sched_getaffinity(0, sizeof(usable), &usable) != 0) return;
+  cpu_set_t others = usable;
+  CPU_CLR(sched_getcpu(), &others);
+  if (CPU_COUNT(&others) == 0) return;
+  // A thread that may use every core is to go on so, also when there are more.
+  if (CPU_COUNT(&usable) == sysconf(_SC_NPROCESSORS_CONF)) std::memset(&usable, -1, sizeof(usable));
+  if (sched_setaffinity(0, sizeof(others), &others) == 0) {
+    sched_setaffinity(0, sizeof(usable), &usable);
+  }
 }
 
 uint64_t now_ns() { return ns_of(CLOCK_MONOTONIC); }

@@ -20,6 +20,7 @@ struct WaitPolicy {
   uint32_t burst = 1;              // loads with pause after each yield
   uint32_t first_slice_us = 200;   // of sleep; every slice doubles,
   uint32_t last_slice_us = 10000;  // up to this one
+  bool spread = false;             // there is a core for every rank: those that share one part
 };
 
 // Of waits that rarely happen.
@@ -64,6 +65,41 @@ inline void let_go_of_held() {
 // (also one that a signal cut short).
 enum class Pulse : uint8_t { kOnce, kYield, kSlice };
 
+// What differs from thread to thread, so that of two that share a core one leaves it first.
+uint32_t own_patience();
+
+// Notices that this thread shares a core with the one it waits for: wait after wait, the core comes
+// back from somebody else with what was awaited. The scheduler leaves two threads that keep handing
+// over to each other where they are, for tens of milliseconds. One that is woken it puts on an idle
+// core; but not if that is a virtual one that its host has taken away, as it does with idle ones.
+class SharedCore {
+ public:
+  enum class Way : uint8_t { kYield, kSleep, kMove };
+
+  // A wait has ended with the first yield, which took `ns`.
+  void yielded(uint64_t ns) { in_a_row_ = ns >= kSwitchNs ? in_a_row_ + 1 : in_a_row_ / 2; }
+  // A wait has gone on.
+  void waited() { in_a_row_ /= 2; }
+  // How to wait next.
+  Way way() {
+    if (in_a_row_ < kMany || in_a_row_ < kMany + own_patience()) [[likely]]
+      return Way::kYield;
+    in_a_row_ = 0;
+    slept_ = !slept_;
+    return slept_ ? Way::kSleep : Way::kMove;
+  }
+
+ private:
+  static constexpr uint64_t kSwitchNs = 1000;  // a yield to nobody takes less
+  static constexpr uint32_t kMany = 16;
+  uint32_t in_a_row_ = 0;
+  bool slept_ = false;
+};
+inline constinit thread_local SharedCore shared_core;
+
+// Leaves this core for any other that this thread may use; at most every 10 ms.
+void leave_core();
+
 uint64_t now_ns();
 uint64_t coarse_ns();  // some milliseconds behind, at a fraction of the cost
 
@@ -104,17 +140,28 @@ bool wait_until(const WaitPolicy& policy, const Bell& bell, Ready&& ready, Check
   }
   if (ready()) return true;
   let_go_of_held();
-  if (policy.yield_us > 0) {
+  SharedCore::Way way = SharedCore::Way::kYield;
+  if (policy.spread && bell.word != nullptr) way = shared_core.way();
+  if (way == SharedCore::Way::kMove) [[unlikely]]
+    leave_core();
+  if (policy.yield_us > 0 && way != SharedCore::Way::kSleep) {
     shorten_slice();
-    const uint64_t until = now_ns() + uint64_t{policy.yield_us} * 1000;
-    do {
-      sched_yield();
+    const uint64_t begin = now_ns(), until = begin + uint64_t{policy.yield_us} * 1000;
+    sched_yield();
+    if (ready()) {
+      shared_core.yielded(now_ns() - begin);
+      return true;
+    }
+    shared_core.waited();
+    for (;;) {
       for (uint32_t spin = 0; spin < policy.burst; ++spin) {
         if (ready()) return true;
         cpu_pause();
       }
       if (check(Pulse::kYield)) return ready();
-    } while (now_ns() < until);
+      if (now_ns() >= until) break;
+      sched_yield();
+    }
   }
   struct Sleeper {  // counted while it may sleep, even when check throws
     std::atomic<uint32_t>* count;
