@@ -97,7 +97,7 @@ def derive(
     """
     in_place = in_place and direct
     waits = _dependences(table, direct, in_place, title)
-    if in_place and np.any(stored_onto_itself(table)):
+    if in_place and np.any(_stored_onto_itself(table)):
         # Those ranks make them whose arrays lie apart, and the plan is for either.
         waits = np.concatenate([waits, _dependences(table, direct, False, title)])
     if direct:
@@ -106,7 +106,7 @@ def derive(
     return waits, np.unique(waits[:, 2:], axis=0)
 
 
-def stored_onto_itself(table: FoldTable) -> np.ndarray:
+def _stored_onto_itself(table: FoldTable) -> np.ndarray:
     """Tell which operands a copy writes where it has read them, if IN and OUT are one memory.
 
     The engines skip them then, so nobody has to wait for such a write; see docs/verification.md.
@@ -146,7 +146,7 @@ def _accesses(table: FoldTable, direct: bool, aliased: bool) -> tuple[np.ndarray
     span = int(table.chunk.max(initial=0)) + 1
     cell = (table.rank * 3 + buffer) * span + table.chunk
     unit = table.unit
-    made = ~stored_onto_itself(table) if aliased else np.ones(len(cell), bool)
+    made = ~_stored_onto_itself(table) if aliased else np.ones(len(cell), bool)
     columns = [a[made] for a in (cell, table.line[unit], table.owner[unit], unit, table.is_write)]
     if direct:
         remote = (table.rank != table.owner[unit]) & (buffer != PlanBuffer.CELL)

@@ -70,16 +70,6 @@ def test_in_place_is_refused_where_it_does_not_work():
         peer_plan(schedule, 0, direct=True, in_place=True)
 
 
-def kept_and_fetched():
-    """A broadcast whose receiver reads what the root has copied to its own output."""
-
-    def rounds(rank, n):
-        yield fold(at(0, IN), to=at(0, OUT), where=rank == 0)
-        yield fold(at(0, OUT), to=at(1, OUT), where=rank == 1)
-
-    return schedule_of("broadcast", rounds, 2, chunks=1)
-
-
 def test_a_copy_onto_itself_waits_for_nobody():
     """In place the root's copy stores nothing, so it does not wait for those who read its input."""
     for n in (2, 5):
@@ -91,7 +81,13 @@ def test_a_copy_onto_itself_waits_for_nobody():
 
 def test_who_reads_a_kept_chunk_waits_for_it():
     """In one memory the chunk would be there at once, but ranks may differ in that."""
-    plan = peer_plan(kept_and_fetched(), 1, direct=True, in_place=True)
+
+    def rounds(rank, n):
+        yield fold(at(0, IN), to=at(0, OUT), where=rank == 0)
+        yield fold(at(0, OUT), to=at(1, OUT), where=rank == 1)
+
+    schedule = schedule_of("broadcast", rounds, 2, chunks=1)
+    plan = peer_plan(schedule, 1, direct=True, in_place=True)
     waits = plan.code[plan.code["op"] == Opcode.WAIT]
     assert (0, step_of(0)) in list(zip(waits["peer"].tolist(), waits["arg"].tolist(), strict=True))
 
