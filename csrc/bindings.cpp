@@ -235,6 +235,7 @@ PYBIND11_MODULE(_C, m) {
           "abort", [](Engine& e, const std::string& text) { e.abort(text); }, Release())
       .def(
           "leave", [](Engine& e, const std::string& text) { e.leave(text); }, Release())
+      .def("settle", &Engine::settle, Release())
       .def("close", &Engine::close, Release())
       .def(
           "check_peers", [](Engine& e) { e.check(kNoRank, Pulse::kYield); }, Release())
@@ -243,4 +244,5 @@ PYBIND11_MODULE(_C, m) {
   add_fastcall(m);
   add_method(m);
   bind_mail(m);
+  bind_survivors(m);
 }

@@ -197,6 +197,21 @@ void Engine::leave(std::string_view text) {
   faults_.set(Cause::kLeft, rank_, iteration(), text);
 }
 
+void Engine::drain() {
+  if (keeper_ == nullptr) return;
+  keeper_->help(keeper_->last());
+  keeper_->wait(keeper_->last(), [this](Pulse pulse) {
+    check_signals(pulse);
+    return false;
+  });
+}
+
+void Engine::settle() {
+  check_usable();
+  const Use use(user_, rank_);
+  drain();
+}
+
 void Engine::close() {
   if (!fork_guard_.at_home()) {
     if (keeper_ != nullptr) keeper_->abandon();
@@ -205,13 +220,7 @@ void Engine::close() {
   }
   const Use use(user_, rank_);
   if (closed()) return;
-  if (keeper_ != nullptr) {
-    keeper_->help(keeper_->last());
-    keeper_->wait(keeper_->last(), [this](Pulse pulse) {
-      check_signals(pulse);
-      return false;
-    });
-  }
+  drain();
   closed_.store(true);
   if (!left_.load()) {
     block_->phase.store(static_cast<uint32_t>(Phase::kClosed), std::memory_order_seq_cst);

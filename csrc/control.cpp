@@ -15,6 +15,7 @@
 #include "error.h"
 #include "life.h"
 #include "plan.h"
+#include "process.h"
 #include "reserve.h"
 
 namespace pycoll {
@@ -39,12 +40,13 @@ constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
 
 // Byte offsets of the parts of a segment.
 struct Parts {
-  uint64_t abort, reports, blocks, lines, sleepers, cells, mailboxes, end;
+  uint64_t abort, election, reports, blocks, lines, sleepers, cells, mailboxes, end;
 
   explicit Parts(const Geometry& g) {
     const uint64_t n = g.world_size;
     abort = kPage;
-    reports = round_up(abort + sizeof(AbortBlock), 64);
+    election = abort + sizeof(AbortBlock);
+    reports = election + sizeof(Election);
     blocks = round_up(reports + n * sizeof(RankReport), kPage);
     lines = blocks + n * sizeof(RankBlock);
     sleepers = lines + 2 * n * sizeof(FlagLine);
@@ -143,27 +145,6 @@ void store_text(char* field, size_t field_bytes, std::string_view text) {
   field[n] = '\0';
 }
 
-ProcessStat process_stat(int32_t pid) {
-  ProcessStat stat{'?', 0};
-  char path[32], text[1024];
-  std::snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-  FILE* file = std::fopen(path, "re");
-  if (file == nullptr) return stat;
-  const size_t n = std::fread(text, 1, sizeof(text) - 1, file);
-  std::fclose(file);
-  text[n] = '\0';
-  const char* at = std::strrchr(text, ')');  // the name before it may hold anything
-  if (at == nullptr || at[1] != ' ') return stat;
-  at += 2;
-  stat.state = *at;
-  for (int field = 3; field < 22 && at != nullptr; ++field) {
-    at = std::strchr(at, ' ');
-    if (at != nullptr) ++at;
-  }
-  if (at != nullptr) std::sscanf(at, "%lu", &stat.starttime);
-  return stat;
-}
-
 uint64_t ControlSegment::bytes(const Geometry& geometry) { return Parts(checked(geometry)).end; }
 
 std::shared_ptr<ControlSegment> ControlSegment::open(int fd, const Geometry& geometry,
@@ -220,6 +201,7 @@ void ControlSegment::map(int fd, const Geometry& geometry) {
   base_ = static_cast<char*>(base);
   bytes_ = parts.end;
   abort_ = reinterpret_cast<AbortBlock*>(base_ + parts.abort);
+  election_ = reinterpret_cast<Election*>(base_ + parts.election);
   reports_ = reinterpret_cast<RankReport*>(base_ + parts.reports);
   blocks_ = reinterpret_cast<RankBlock*>(base_ + parts.blocks);
   lines_ = reinterpret_cast<FlagLine*>(base_ + parts.lines);
@@ -236,6 +218,7 @@ void ControlSegment::initialise(int fd) {
   COLL_CHECK(getrandom(&cookie, sizeof(cookie), 0) == sizeof(cookie), "TransportError",
              "no random numbers: ", std::strerror(errno));
   header->cookie = cookie;
+  life_init(&election_->lock);
   for (uint32_t rank = 0; rank < geometry_.world_size; ++rank) {
     RankBlock& own = block(rank);
     life_init(&own.life);

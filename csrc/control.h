@@ -1,8 +1,9 @@
 // The control segment: the shared memory that the ranks of one communicator have in common.
 //
-// Order in memory: header, abort word and report, one block per rank, flag lines, sleeper counts,
-// cells, mailboxes. Everything that more than one process touches is a lock-free std::atomic, or is
-// plain memory that a release store on an atomic publishes. Times are CLOCK_MONOTONIC nanoseconds.
+// Order in memory: header, abort word and report, election, one block per rank, flag lines, sleeper
+// counts, cells, mailboxes. Everything that more than one process touches is a lock-free
+// std::atomic, or is plain memory that a release store on an atomic publishes. Times are
+// CLOCK_MONOTONIC nanoseconds.
 #pragma once
 
 #include <pthread.h>
@@ -23,7 +24,7 @@ static_assert(std::endian::native == std::endian::little, "the flag word is spli
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-inline constexpr uint32_t kAbiVersion = 2;
+inline constexpr uint32_t kAbiVersion = 3;
 inline constexpr uint32_t kMaxWorldSize = 4096;
 inline constexpr size_t kPayloadBytes = 40;  // of a flag line
 inline constexpr uint32_t kRecords = 64;     // calls remembered per rank
@@ -125,7 +126,12 @@ struct alignas(4096) RankBlock {
   alignas(128) char leave_text[kTextBytes];  // published by phase
   Refusal refusal[2];                        // published by the kFailed flag of that parity
   CallRecord records[kRecords];              // call_seq mod kRecords
-  std::atomic<uint32_t> sites;               // published entries of site_text
+  // Counting who is left; see Survivors. Numbers of rounds, each the newest.
+  alignas(128) std::atomic<uint64_t> came;  // to which the rank has come, with its `offer`
+  std::atomic<uint64_t> counted;            // that counts it; written by whoever decides
+  std::atomic<uint64_t> joined;             // whose communicator it has joined
+  std::atomic<int32_t> offer;               // descriptor of memory for that
+  std::atomic<uint32_t> sites;              // published entries of site_text
   char site_text[kSites][kSiteBytes];
 };
 
@@ -167,6 +173,12 @@ struct AbortBlock {
   char text[kTextBytes];
 };
 
+// Deciding the rounds of Survivors.
+struct alignas(128) Election {
+  pthread_mutex_t lock;           // robust
+  std::atomic<uint64_t> decided;  // the newest round that is; stored under the lock, last
+};
+
 // Maps the segment. Thread-safe; shared by all engines of a process that use the same segment
 // (ranks that are threads must share one object).
 class ControlSegment {
@@ -203,6 +215,7 @@ class ControlSegment {
   }
   RankBlock& block(uint32_t rank) { return blocks_[rank]; }
   AbortBlock& abort_block() { return *abort_; }
+  Election& election() { return *election_; }
   RankReport& report(uint32_t rank) { return reports_[rank]; }
   char* mailbox(uint32_t src, uint32_t dst) {
     return mailboxes_ + (uint64_t{src} * geometry_.world_size + dst) * geometry_.mailbox_bytes;
@@ -234,6 +247,7 @@ class ControlSegment {
   char* base_ = nullptr;
   uint64_t bytes_ = 0;
   AbortBlock* abort_ = nullptr;
+  Election* election_ = nullptr;
   RankReport* reports_ = nullptr;
   RankBlock* blocks_ = nullptr;
   FlagLine* lines_ = nullptr;
@@ -247,12 +261,5 @@ void seal_size(int fd);
 
 // Copies text into a fixed field: cut to fit at a UTF-8 boundary, zero-terminated.
 void store_text(char* field, size_t field_bytes, std::string_view text);
-
-// State letter and start time of a process; {'?', 0} when /proc does not know it.
-struct ProcessStat {
-  char state;
-  uint64_t starttime;
-};
-ProcessStat process_stat(int32_t pid);
 
 }  // namespace pycoll

@@ -177,6 +177,8 @@ class Engine {
   void abort(std::string_view text);
   // Says that this rank leaves by an exception or exit: every peer raises PeerLeft.
   void leave(std::string_view text);
+  // Waits for queued calls, whatever becomes of them.
+  void settle();
   // Leaves in order. Waits for queued calls. Idempotent; also in a child made by fork.
   void close();
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
@@ -214,6 +216,7 @@ class Engine {
   Job prepare(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
   void run_queued(Keeper::Work work);
   Keeper& keeper();
+  void drain();
   void check_signals(Pulse pulse);
 
   void execute(const Job& job);

@@ -5,6 +5,7 @@
 
 #include "life.h"
 #include "plan.h"
+#include "process.h"
 
 namespace pycoll {
 namespace {

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.cuda import open_device
 from pycoll.errors import ArgumentError
+from pycoll.grouping import Groups
 from pycoll.memory import SymmetricMemory
 from pycoll.ragged import RaggedCollectives
-from pycoll.runtime.groups import split
 from pycoll.runtime.health import Health, check
 from pycoll.runtime.methods import CallOptions, collective, told
 from pycoll.runtime.prepared import Request
@@ -30,12 +30,12 @@ ANY = -1
 """As ``src`` of `Communicator.recv`: from whichever rank sends first."""
 
 
-class Communicator(SymmetricMemory, RaggedCollectives):
+class Communicator(Groups, SymmetricMemory, RaggedCollectives):
     """A group of ranks that communicate.
 
-    Made by `pycoll.init`, `Communicator.split` or `Communicator.dup`. One communicator is for one
-    thread at a time. Every collective must be called by all ranks, in the same order, with the same
-    arguments; anything else is a `MismatchError` on every rank.
+    Made by `pycoll.init`, and by `split`, `dup` and `shrink` of another one. One communicator is
+    for one thread at a time. Every collective must be called by all ranks, in the same order, with
+    the same arguments; anything else is a `MismatchError` on every rank.
 
     Arguments that all collectives share:
 
@@ -236,25 +236,6 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         request = Request(Kind[collective.upper()], op, root, order, algorithm)
         self._session.prepare(request, like, None)
         return bound
-
-    @told
-    def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """Make communicators of the ranks with equal colours; a collective.
-
-        Args:
-            color: Group to join, or None to join none.
-            key: Ranks of a group are ordered by (key, rank).
-
-        Returns:
-            The new communicator, or None for ``color=None``.
-        """
-        session = split(self._session, color, key)
-        return None if session is None else Communicator(session)
-
-    @told
-    def dup(self) -> Communicator:
-        """Make a communicator of the same ranks with traffic of its own; a collective."""
-        return Communicator(split(self._session, 0, 0))
 
     @told
     def check(self, *, timeout: float | None = None) -> Health:

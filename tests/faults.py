@@ -1,5 +1,7 @@
 """What tests of failures share: ways of waiting, and how soon an error has to come."""
 
+import os
+import signal
 import time
 
 import numpy as np
@@ -9,6 +11,7 @@ from cases import shared_float
 
 BOUND_S = 1.0
 X = np.ones(100)
+KILLED = -signal.SIGKILL
 
 
 def begun(work):
@@ -58,3 +61,18 @@ def expect(comm, error, wait, event, match=None):
     with pytest.raises(error):
         comm.barrier()
     return type(caught.value).__name__, str(caught.value)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def who(comm, old):
+    """Return the former ranks of all, gathered in several ways that have to agree."""
+    mine = np.array([old])
+    everybody = comm.all_gather(mine)
+    total = comm.all_reduce(np.full(100_000, float(old)))
+    assert (total == everybody.sum()).all()
+    assert everybody[comm.rank] == old
+    assert comm.world_size == len(everybody)
+    return everybody.tolist()

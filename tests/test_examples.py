@@ -71,6 +71,12 @@ def test_overlap():
     assert output.count("of the shorter of the two is hidden") == 2
 
 
+def test_those_who_are_left_train_to_the_end():
+    output = run_ranks(4, "--keep-going", EXAMPLES / "survive.py")
+    assert "2 ranks are left, weights [ 1. -2.  3.]" in output
+    assert output.count("goes on as rank") == 3 + 2
+
+
 def test_demo_is_not_for_a_launcher():
     command = [sys.executable, "-m", "pycoll", "run", "-n", "2", EXAMPLES / "demo.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

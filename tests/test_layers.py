@@ -18,7 +18,9 @@ ALLOWED = {
     "cuda": WORDS | {"schedule", "algorithms", "runtime", "_C"},
     "memory": WORDS | {"runtime"},
     "ragged": WORDS | {"runtime"},
-    "comm": WORDS | {"schedule", "algorithms", "runtime", "cuda", "memory", "ragged", "_C"},
+    "grouping": WORDS | {"runtime"},
+    "comm": WORDS
+    | {"schedule", "algorithms", "runtime", "cuda", "memory", "ragged", "grouping", "_C"},
     "kernels": WORDS | {"_C"},
     "parallel": WORDS | {"comm", "kernels", "pycoll"},
     "torch": WORDS

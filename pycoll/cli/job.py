@@ -36,10 +36,13 @@ class Job:
         world_size: Number of ranks.
         timeout_s: When to end the job, in seconds from now; None is never.
         wakeup: Descriptor that delivers the number of each signal to this process, SIGCHLD too.
+        keep_going: Whether the others go on when a rank fails.
     """
 
-    def __init__(self, world_size: int, timeout_s: float | None, wakeup: int) -> None:
-        self._world_size = world_size
+    def __init__(
+        self, world_size: int, timeout_s: float | None, wakeup: int, keep_going: bool = False
+    ) -> None:
+        self._world_size, self._keep_going = world_size, keep_going
         self._timeout_s = timeout_s
         self._expires = None if timeout_s is None else time.monotonic() + timeout_s
         self._ranks: list[subprocess.Popen] = []
@@ -149,7 +152,7 @@ class Job:
                 self._running.remove(rank)
                 if status != 0 and rank not in self._stopped:
                     self._failed.append(rank)
-        if self._failed and not self._plan and not self._stopped:
+        if self._failed and not (self._keep_going or self._plan or self._stopped):
             self._end_after(GRACE_S)
 
     def _end_after(self, delay_s: float) -> None:
@@ -160,7 +163,7 @@ class Job:
         now = time.monotonic()
         if self._expires is not None and now >= self._expires:
             self._expires = None
-            if (self._running or self._missing) and not self._failed:
+            if (self._running or self._missing) and (self._keep_going or not self._failed):
                 self._timed_out = sorted(self._running)
                 self._over = self._ending = True
                 self._end_after(0.0)
@@ -218,9 +221,16 @@ class Job:
             sys.stderr.write(consequences[self._failed[0]])
         rank = (causes or self._failed)[0]
         status = self._ranks[rank].returncode
-        what = f"exited with code {status}" if status > 0 else f"was killed by {_name(-status)}"
-        _say(f"rank {rank} {what}" + ("; the other ranks were stopped" if self._stopped else ""))
+        if self._keep_going and len(self._failed) + len(self._stopped) < self._world_size:
+            _say("; ".join(map(self._fate, self._failed)) + "; the others went on to their end")
+            return 0
+        _say(self._fate(rank) + ("; the other ranks were stopped" if self._stopped else ""))
         return status if status > 0 else 128 - status
+
+    def _fate(self, rank: int) -> str:
+        status = self._ranks[rank].returncode
+        what = f"exited with code {status}" if status > 0 else f"was killed by {_name(-status)}"
+        return f"rank {rank} {what}"
 
 
 def _signal_group(pid: int, number: int) -> bool:

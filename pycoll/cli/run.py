@@ -23,7 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "run",
         help=_HELP,
-        usage="pycoll run -n N [--timeout S] [--tag-output] (script.py | -m module) [args ...]",
+        usage="pycoll run -n N [--timeout S] [--tag-output] [--keep-going] "
+        "(script.py | -m module) [args ...]",
         description="Start N processes that run one script. The first failure ends the job, and "
         "so does the end of the launcher; its exit status is that of the rank that failed first.",
     )
@@ -32,6 +33,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument("--tag-output", action="store_true", help="print [rank] before each line")
+    parser.add_argument(
+        "--keep-going",
+        action="store_true",
+        help="let the others go on when a rank fails, as after Communicator.shrink; "
+        "the job fails if every rank does",
+    )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
 
@@ -56,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
             "PYCOLL_TRANSPORT is mpi: start the ranks with mpiexec, not with `pycoll run`"
         )
     with _woken_by_signals() as wakeup:
-        job = Job(args.n, args.timeout, wakeup)
+        job = Job(args.n, args.timeout, wakeup, args.keep_going)
         try:
             job.start(command, args.tag_output)
             job.watch()

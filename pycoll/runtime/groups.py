@@ -106,10 +106,22 @@ def _join(
         parent.guard(parent.engine.check_peers)  # it may have died: then that is what all hear
         raise
     try:
-        control = open_control(fd, len(group), parent.config)
-        rank, n = group.index(parent.rank), len(group)
-        child = kind(control, parent.memory, rank, n, parent.config, parent.threads)
-        child.members = [parent.members[r] for r in group] if parent.members else group
-        return child
+        return member(parent, fd, group, kind)
     finally:
         os.close(fd)
+
+
+def member(parent: Session, fd: int, group: list[int], kind: type[Session]) -> Session:
+    """Make this rank's session in a group out of its parent.
+
+    Args:
+        parent: Its session in the communicator of all.
+        fd: Descriptor of the group's control memory; still belongs to the caller.
+        group: Ranks in the parent, in the order of their ranks in the group.
+        kind: Class of the session.
+    """
+    control = open_control(fd, len(group), parent.config)
+    rank, n = group.index(parent.rank), len(group)
+    child = kind(control, parent.memory, rank, n, parent.config, parent.threads)
+    child.members = [parent.members[r] for r in group] if parent.members else group
+    return child

@@ -95,7 +95,11 @@ _ABORT = 6  # Cause::kAbort: whoever gave up has told why, as a sender of half a
 
 
 def describe(
-    kind: str, text: str, report: dict | None, members: Sequence[int] | None = None
+    kind: str,
+    text: str,
+    report: dict | None,
+    members: Sequence[int] | None = None,
+    can_shrink: bool = False,
 ) -> errors.CollError:
     """Make the exception for a failure of the engine.
 
@@ -104,6 +108,7 @@ def describe(
         text: The engine's own words.
         report: Its snapshot, or None if the failure concerns this rank alone.
         members: Rank in the job of each rank, if these are a group of it.
+        can_shrink: Whether `shrink` is there for those who are left.
     """
     cls = getattr(errors, kind, errors.CollError)
     if report is None:
@@ -118,7 +123,11 @@ def describe(
         "Revoked": None if _over_messages(report) else _revoked,
     }.get(kind)
     told = writer and report["ranks"] and not (kind == "CollTimeout" and report["cause"] == _ABORT)
-    return cls(writer(report) if told else f"{text}{_advice()}")
+    error = writer(report) if told else f"{text}{_advice()}"
+    return cls(error + _SHRINK * (can_shrink and issubclass(cls, errors.PeerLost)))
+
+
+_SHRINK = " Those who are left can go on: its shrink() makes one of them."
 
 
 def _over_messages(report: dict) -> bool:

@@ -74,6 +74,7 @@ class Session(TaggedMessages, Refusals):
     control: _C.Control | None = None  # where the ranks share memory
     members: list[int] | None = None  # rank in the job of each rank of a group
     transport = "shared memory"
+    can_shrink = True  # its ranks can go on without those that are gone
     internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
@@ -236,7 +237,8 @@ class Session(TaggedMessages, Refusals):
 
     def error(self, kind: str, text: str) -> CollError:
         """Make the exception for a failure of the engine."""
-        return describe(kind, text, self._engine.report() if self._engine else None, self.members)
+        report = self._engine.report() if self._engine else None
+        return describe(kind, text, report, self.members, self.can_shrink)
 
     def site(self) -> int:
         """Return the number of the caller's source line, outside pycoll."""

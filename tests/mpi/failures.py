@@ -232,6 +232,11 @@ def misuse(comm):
     else:
         comm.barrier()
         twin.all_reduce(np.ones(1))
+    try:
+        twin.shrink()
+        wrong.append("shrink over MPI")
+    except pycoll.ArgumentError:
+        twin.barrier()
     twin.close()
     try:
         twin.barrier()

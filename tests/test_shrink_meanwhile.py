@@ -1,0 +1,99 @@
+"""What happens while ranks call `shrink`: some are stuck, give up, fail or die."""
+
+import os
+import random
+import resource
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from faults import KILLED, who
+from pycoll.errors import CollError, CollTimeout, CommClosed
+from pycoll.testing import run_processes
+
+
+def test_a_rank_that_is_stuck_is_waited_for():
+    """It is never left out while it lives; once it has been ended the others can try again."""
+
+    def rank(comm):
+        pids = comm.all_gather(np.array([os.getpid()]))
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(CollTimeout) as caught:
+            comm.shrink(timeout=0.3 + 0.2 * comm.rank)
+        waited = time.monotonic() - start
+        assert f"rank 1 (process {pids[1]}) has neither called it nor ended" in str(caught.value)
+        assert 0.3 <= waited < 5
+        if comm.rank == 0:
+            time.sleep(1)
+            os.kill(int(pids[1]), signal.SIGKILL)
+        return who(comm.shrink(), comm.rank)
+
+    assert run_processes(3, rank, may_die=[1]) == [[0, 2], KILLED, [0, 2]]
+
+
+def test_who_comes_too_late_and_who_gives_up(run):
+    """Those who gave up can come again; the last to come finds them."""
+
+    def rank(comm):
+        comm.barrier()
+        if comm.rank == 0:
+            time.sleep(0.5)
+        elif comm.rank == 1:
+            with pytest.raises(CollTimeout, match="rank 0"):
+                comm.shrink(timeout=0.1)
+        return who(comm.shrink(timeout=10), comm.rank)
+
+    assert run(3, rank) == [[0, 1, 2]] * 3
+
+
+def test_a_rank_that_cannot_join_leaves():
+    def rank(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+            with pytest.raises(CollError, match="Too many open files"):
+                comm.shrink()
+            with pytest.raises(CommClosed):
+                comm.shrink()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            return None
+        return who(comm.shrink(), comm.rank)
+
+    assert run_processes(4, rank) == [[0, 2, 3], None, [0, 2, 3], [0, 2, 3]]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_deaths_at_any_moment(seed):
+    """Ranks die while the others shrink: all who are left end up together, with right sums."""
+    chance = random.Random(seed)
+    n = chance.choice([3, 4, 5])
+    victims = chance.sample(range(n), chance.randint(1, n - 1))
+    delays = [chance.uniform(0, 0.02) for _ in range(n)]
+
+    def rank(comm):
+        comm.barrier()
+        if comm.rank in victims:  # by default the signal ends the process
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, delays[comm.rank] + 1e-6)
+        old, end = comm.rank, time.monotonic() + 0.2
+        x = comm.empty(50_000, np.float64)
+        while True:
+            try:
+                while comm.all_reduce(np.array([time.monotonic() < end]), "or"):
+                    x[:] = old
+                    comm.all_reduce(x, out=x)
+                    if (x != x[0]).any():
+                        return "wrong"
+                    comm = comm.shrink() if chance.random() < 0.1 else comm
+                return who(comm, old)
+            except CollError:
+                comm = comm.shrink()
+
+    results = run_processes(n, rank, may_die=victims)
+    left = [r for r in range(n) if r not in victims]
+    assert results == [-signal.SIGALRM if r in victims else left for r in range(n)]
