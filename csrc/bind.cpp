@@ -1,6 +1,7 @@
 // From a plan and numbers to segments that fit the cells.
 #include <algorithm>
 #include <fstream>
+#include <numeric>
 
 #include "engine.h"
 #include "fold.h"
@@ -105,6 +106,12 @@ class Binder {
     });
   }
 
+  // What this rank's arrays have of the call; tables may leave gaps.
+  uint64_t touched_bytes() const {
+    return touched_bytes(call_.in_layout, call_.in_table) +
+           touched_bytes(call_.out_layout, call_.out_table);
+  }
+
   uint64_t array_bytes(Layout layout, const PieceTable& table) const {
     uint64_t elements = call_.count;
     if (layout == Layout::kOwn) {
@@ -168,6 +175,12 @@ class Binder {
     }
   }
 
+  uint64_t touched_bytes(Layout layout, const PieceTable& table) const {
+    if (layout != Layout::kTable) return array_bytes(layout, table);
+    const auto row = table.length.begin() + ptrdiff_t{rank_} * plan_.chunks;
+    return std::accumulate(row, row + plan_.chunks, uint64_t{0}) * call_.elem_bytes;
+  }
+
   uint64_t largest(Layout layout, const PieceTable& table) const {
     if (layout != Layout::kTable) return std::min(call_.chunk, call_.count);
     return table.length.empty() ? 0 : *std::max_element(table.length.begin(), table.length.end());
@@ -212,11 +225,14 @@ std::shared_ptr<BoundCall> bound(Binding binding, uint32_t world_size, uint32_t 
 
 std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geometry,
                                            uint64_t cookie, uint32_t rank, uint32_t max_operands) {
+  uint64_t touched = 0;
   auto call = bound(std::move(binding), geometry.world_size, rank, max_operands, false,
-                    [&](Binder& binder) { binder.cut(geometry.cell_bytes); });
+                    [&](Binder& binder) {
+                      binder.cut(geometry.cell_bytes);
+                      touched = binder.touched_bytes();
+                    });
   call->fingerprint = fingerprint_of(cookie, call->descriptor, call->count, call->check);
-  const uint64_t all_bytes = (call->in_bytes + call->out_bytes) * geometry.world_size;
-  call->streams = all_bytes >= last_cache_bytes() * 3 / 2;
+  call->streams = touched * geometry.world_size >= last_cache_bytes() * 3 / 2;
   if (const BoundCall* other = call->alternative.get()) {
     COLL_CHECK(other->across && other->count == call->count && !call->plan->direct && !call->tiny,
                "ScheduleError", "this call cannot have that alternative");

@@ -169,6 +169,7 @@ PYBIND11_MODULE(_C, m) {
   bind_memory(m);
   bind_optim(m);
   bind_mpi(m);
+  bind_survivors(m);
   m.def("sizes",
         [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan").def(
@@ -235,7 +236,8 @@ PYBIND11_MODULE(_C, m) {
           "abort", [](Engine& e, const std::string& text) { e.abort(text); }, Release())
       .def(
           "leave", [](Engine& e, const std::string& text) { e.leave(text); }, Release())
-      .def("settle", &Engine::settle, Release())
+      .def("hold", &Engine::hold, py::keep_alive<0, 1>())
+      .def("drain", &Engine::drain, Release())
       .def("close", &Engine::close, Release())
       .def(
           "check_peers", [](Engine& e) { e.check(kNoRank, Pulse::kYield); }, Release())
@@ -244,5 +246,4 @@ PYBIND11_MODULE(_C, m) {
   add_fastcall(m);
   add_method(m);
   bind_mail(m);
-  bind_survivors(m);
 }

@@ -6,6 +6,7 @@
 #include "error.h"
 #include "gil.h"
 #include "survivors.h"
+#include "use.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -26,6 +27,11 @@ Survivors::Check until(double timeout_s) {
 void bind_survivors(py::module_& m) {
   using namespace pybind11::literals;
   using Release = py::call_guard<Unlocked>;
+  py::class_<Use>(m, "Use");
+  py::enum_<Round>(m, "Round")
+      .value("JOINED", Round::kJoined)
+      .value("ANOTHER", Round::kAnother)
+      .value("LATE", Round::kLate);
   py::class_<Survivors>(m, "Survivors")
       .def(py::init<std::shared_ptr<ControlSegment>, uint32_t, bool>(), "control"_a, "rank"_a,
            "threads"_a)
@@ -35,19 +41,21 @@ void bind_survivors(py::module_& m) {
             return s.agree(offer, until(timeout_s));
           },
           "offer"_a, "timeout_s"_a, Release())
+      .def("offered",
+           [](const Survivors& s, uint32_t rank) {
+             return py::make_tuple(s.pid_of(rank), s.offer_of(rank));
+           })
+      .def("offers", &Survivors::offers)
+      .def(
+          "await_other_offer",
+          [](const Survivors& s, uint32_t rank, double timeout_s) {
+            return s.await_other_offer(rank, until(timeout_s));
+          },
+          "rank"_a, "timeout_s"_a, Release())
       .def(
           "join", [](Survivors& s, double timeout_s) { return s.join(until(timeout_s)); },
           "timeout_s"_a, Release())
-      .def("missing", &Survivors::missing)
-      .def(
-          "await_gone",
-          [](const Survivors& s, uint32_t rank, double timeout_s) {
-            return s.await_gone(rank, until(timeout_s));
-          },
-          "rank"_a, "timeout_s"_a, Release())
-      .def("offered", [](const Survivors& s, uint32_t rank) {
-        return py::make_tuple(s.pid_of(rank), s.offer_of(rank));
-      });
+      .def("missing", &Survivors::missing);
 }
 
 }  // namespace pycoll

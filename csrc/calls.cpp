@@ -206,10 +206,9 @@ void Engine::drain() {
   });
 }
 
-void Engine::settle() {
+std::unique_ptr<Use> Engine::hold() {
   check_usable();
-  const Use use(user_, rank_);
-  drain();
+  return std::make_unique<Use>(user_, rank_);
 }
 
 void Engine::close() {

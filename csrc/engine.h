@@ -177,8 +177,10 @@ class Engine {
   void abort(std::string_view text);
   // Says that this rank leaves by an exception or exit: every peer raises PeerLeft.
   void leave(std::string_view text);
-  // Waits for queued calls, whatever becomes of them.
-  void settle();
+  // Keeps other threads, and signal handlers, out of this engine until the result is destroyed.
+  std::unique_ptr<Use> hold();
+  // Waits for queued calls, whatever becomes of them. For the thread that holds the engine.
+  void drain();
   // Leaves in order. Waits for queued calls. Idempotent; also in a child made by fork.
   void close();
   bool closed() const { return closed_.load(std::memory_order_relaxed); }
@@ -216,7 +218,6 @@ class Engine {
   Job prepare(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
   void run_queued(Keeper::Work work);
   Keeper& keeper();
-  void drain();
   void check_signals(Pulse pulse);
 
   void execute(const Job& job);

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
@@ -31,13 +32,15 @@ ProcessStat process_stat(int32_t pid) {
 
 // Of a process whose main thread is dead, /proc shows the threads that still run beside it.
 bool process_over(int32_t pid, uint64_t starttime) {
+  const auto unknown = [] { return errno == ENOENT || errno == ESRCH; };  // not: no descriptors
+  errno = 0;
   const ProcessStat stat = process_stat(pid);
-  if (stat.starttime != starttime) return true;
+  if (stat.starttime != starttime) return stat.starttime != 0 || unknown();
   if (stat.state != 'Z' && stat.state != 'X') return false;
   char path[32];
   std::snprintf(path, sizeof(path), "/proc/%d/task", pid);
   DIR* tasks = opendir(path);
-  if (tasks == nullptr) return true;
+  if (tasks == nullptr) return unknown();
   size_t entries = 0;
   while (readdir(tasks) != nullptr) ++entries;
   closedir(tasks);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "error.h"
 #include "life.h"
 #include "process.h"
 
@@ -63,7 +62,7 @@ bool Survivors::decide() {
     for (uint32_t rank = 0; rank < control_->geometry().world_size; ++rank) {
       RankBlock& block = control_->block(rank);
       const bool counts = block.came.load(kAcquire) >= round_ && !gone(rank);
-      if (counts) block.counted.store(round_, std::memory_order_relaxed);
+      block.counted.store(counts ? round_ : 0, std::memory_order_relaxed);
     }
     election.decided.store(round_, kRelease);
   }
@@ -71,14 +70,13 @@ bool Survivors::decide() {
   return decided();
 }
 
-// Takes back that this rank has come, unless the round has been decided meanwhile.
+// Takes back that this rank has come. False: the round has been decided, or is being decided by a
+// rank that has been stopped.
 bool Survivors::withdraw() {
   Election& election = control_->election();
   const uint64_t end = now_ns() + kLockNs;
-  const bool locked = wait_until(
-      kPatient, Bell{}, [&] { return try_lock(&election.lock); },
-      [&](Pulse) { return now_ns() >= end; });
-  COLL_CHECK(locked, "CollTimeout", "a rank has been stopped while it counted who is left");
+  const auto locked = [&] { return try_lock(&election.lock); };
+  if (!wait_until(kPatient, Bell{}, locked, [&](Pulse) { return now_ns() >= end; })) return false;
   const bool early = !decided();
   if (early) control_->block(rank_).came.store(round_ - 1, kRelease);
   pthread_mutex_unlock(&election.lock);
@@ -86,31 +84,25 @@ bool Survivors::withdraw() {
 }
 
 std::vector<uint32_t> Survivors::agree(int offer, const Check& check) {
-  RankBlock& own = control_->block(rank_);
-  round_ = own.came.load(std::memory_order_relaxed) + 1;
-  own.offer.store(offer, std::memory_order_relaxed);
-  own.came.store(round_, kRelease);
   left_.clear();
+  if (!standing_) {
+    RankBlock& own = control_->block(rank_);
+    round_ = own.came.load(std::memory_order_relaxed) + 1;
+    own.offer.store(offer, std::memory_order_relaxed);
+    own.came.store(round_, kRelease);
+  }
+  standing_ = true;
   const auto known = [this] { return decided() || decide(); };
-  if (!wait_until(kPatient, Bell{}, known, check) && withdraw()) return {};
+  if (!wait_until(kPatient, Bell{}, known, check)) {
+    standing_ = !withdraw();
+    if (!standing_ || !decided()) return {};
+  }
+  standing_ = false;
   for (uint32_t rank = 0; rank < control_->geometry().world_size; ++rank) {
     const uint64_t counted = control_->block(rank).counted.load(std::memory_order_relaxed);
     if (counted == round_) left_.push_back(rank);
   }
   return left_;
-}
-
-std::vector<uint32_t> Survivors::missing() const {
-  std::vector<uint32_t> found;
-  for (uint32_t rank = 0; rank < control_->geometry().world_size; ++rank) {
-    const bool came = control_->block(rank).came.load(kAcquire) >= round_;
-    if (rank != rank_ && !came && !gone(rank)) found.push_back(rank);
-  }
-  return found;
-}
-
-bool Survivors::await_gone(uint32_t rank, const Check& check) const {
-  return wait_until(kPatient, Bell{}, [&] { return gone(rank); }, check);
 }
 
 int32_t Survivors::pid_of(uint32_t rank) const {
@@ -119,6 +111,16 @@ int32_t Survivors::pid_of(uint32_t rank) const {
 
 int32_t Survivors::offer_of(uint32_t rank) const {
   return control_->block(rank).offer.load(std::memory_order_relaxed);
+}
+
+bool Survivors::offers(uint32_t rank) const {
+  RankBlock& block = control_->block(rank);
+  return block.came.load(kAcquire) == round_ && Phase(block.phase.load(kAcquire)) == Phase::kRun &&
+         (threads_ || !life_lost(&block.life));
+}
+
+bool Survivors::await_other_offer(uint32_t rank, const Check& check) const {
+  return wait_until(kPatient, Bell{}, [&] { return !offers(rank); }, check);
 }
 
 bool Survivors::joined(uint32_t rank) const {
@@ -131,21 +133,28 @@ bool Survivors::out(uint32_t rank) const {
   return passed && !joined(rank);
 }
 
-bool Survivors::join(const Check& check) {
+Round Survivors::join(const Check& check) {
   control_->block(rank_).joined.store(round_, kRelease);
-  const auto late = [this] {
-    return std::find_if(left_.begin(), left_.end(), [this](uint32_t r) { return !joined(r); });
+  const auto all = [this] {
+    return std::all_of(left_.begin(), left_.end(), [this](uint32_t r) { return joined(r); });
   };
-  const auto over = [&] {
-    return late() == left_.end() ||
-           std::any_of(left_.begin(), left_.end(), [this](uint32_t r) { return out(r); });
+  const auto one_out = [this] {
+    return std::any_of(left_.begin(), left_.end(), [this](uint32_t r) { return out(r); });
   };
-  if (!wait_until(kPatient, Bell{}, over, check)) {
-    const auto rank = late();
-    COLL_CHECK(rank == left_.end(), "CollTimeout", "shrink: rank ", *rank,
-               " has not joined the ranks that are left in time");
+  const bool over = wait_until(kPatient, Bell{}, [&] { return all() || one_out(); }, check);
+  return all() ? Round::kJoined : over ? Round::kAnother : Round::kLate;
+}
+
+std::vector<uint32_t> Survivors::missing() const {
+  std::vector<uint32_t> found;
+  for (uint32_t rank = 0; rank < control_->geometry().world_size; ++rank) {
+    const bool came = control_->block(rank).came.load(kAcquire) >= round_;
+    if (left_.empty() && rank != rank_ && !came && !gone(rank)) found.push_back(rank);
   }
-  return late() == left_.end();
+  for (const uint32_t rank : left_) {
+    if (!joined(rank)) found.push_back(rank);
+  }
+  return found;
 }
 
 }  // namespace pycoll

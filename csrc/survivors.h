@@ -2,9 +2,9 @@
 //
 // Agreement goes by rounds. A rank *comes* to a round by publishing its number; the round is
 // decided, once for all, when every rank has come to it or is gone, and counts those that have
-// come. Then each of them makes its part of the new communicator and *joins*. If one is gone before
-// it has joined there is another round. Nobody who lives is ever left out, so nobody can write into
-// the memory of those who go on.
+// come. Then each of them makes its part of the new communicator and *joins*. If one of them can no
+// longer join there is another round. Nobody who lives is ever left out, so nobody can write into
+// the memory of those who go on; and whoever gives up waiting can go on with it later.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,12 @@
 
 namespace pycoll {
 
+// How a round has ended so far.
+enum class Round { kJoined, kAnother, kLate };
+
 // One rank's part in it. Ranks are gone when they have left or closed the communicator, or when
-// their process has died and none of its threads runs any more. For one thread; the communicator
-// has failed, and this rank has no call of it under way.
+// their process has died and none of its threads runs any more. For the thread that holds the
+// engine of this rank, which has no call under way; the communicator has failed.
 class Survivors {
  public:
   // Called in slices of the waits below; true gives up. It may throw, and so may they: then this
@@ -28,26 +31,29 @@ class Survivors {
   // `threads_as_ranks`: all ranks live in this process, so the life locks are not used.
   Survivors(std::shared_ptr<ControlSegment> control, uint32_t rank, bool threads_as_ranks);
 
-  // Comes to the next round and waits until it is decided. `offer`: descriptor of fresh memory for
-  // the new communicator, kept open until join() returns; that of the lowest rank is used.
-  // Returns the ranks that are left, ascending; this one is among them. Empty if `check` gave up:
-  // then this rank has not come, and may come again.
+  // Comes to the next round, or goes on with one that it could not leave, and waits until it is
+  // decided. `offer`: descriptor of fresh memory for the new communicator; that of the lowest rank
+  // is used. It is kept open until the ranks have joined or this one is gone.
+  // Returns the ranks that are left, ascending; this one is among them. Empty if `check` gave up.
   std::vector<uint32_t> agree(int offer, const Check& check);
 
   // What a rank that is left has offered in the round: its process and the descriptor there.
   int32_t pid_of(uint32_t rank) const;
   int32_t offer_of(uint32_t rank) const;
 
-  // Tells the others that this rank has joined, and waits for them. False: one of them is gone
-  // without, and there is another round; what was made for this one is to be dropped. Throws
-  // CollTimeout if `check` gave up.
-  bool join(const Check& check);
+  // Whether that is still what it offers. Who has opened it asks afterwards: the descriptor may
+  // have become another one's.
+  bool offers(uint32_t rank) const;
+  // Waits until it is not, and tells whether it is not.
+  bool await_other_offer(uint32_t rank, const Check& check) const;
 
-  // Who has not come to the round that this rank gave up, and is not gone.
+  // Tells the others that this rank has joined, and waits for them. kAnother: one of them cannot
+  // any more, and what was made for the round is to be dropped. kLate: `check` gave up; the others
+  // may have gone on, so this is to be called again.
+  Round join(const Check& check);
+
+  // Whom this rank has waited for in vain: to come, or to join a round that has been decided.
   std::vector<uint32_t> missing() const;
-
-  // Waits for a rank to be gone, and tells whether it is.
-  bool await_gone(uint32_t rank, const Check& check) const;
 
  private:
   bool gone(uint32_t rank) const;
@@ -62,7 +68,8 @@ class Survivors {
   uint32_t rank_;
   bool threads_;
   uint64_t round_ = 0;
-  std::vector<uint32_t> left_;
+  bool standing_ = false;         // this rank has come, and the round is not known to be decided
+  std::vector<uint32_t> left_{};  // of a round that has been decided
 };
 
 }  // namespace pycoll

@@ -48,7 +48,7 @@ def main():
                 agree(comm, history)
                 fresh = False
             history.append(history[-1] - RATE * gradient(comm, x, y, history[-1]))
-        except pycoll.CollError as error:
+        except pycoll.PeerLost as error:
             print(f"rank {name}: {str(error).splitlines()[0]}", flush=True)
             comm, fresh = comm.shrink(), True
             print(f"rank {name} goes on as rank {comm.rank} of {comm.world_size}", flush=True)

@@ -41,12 +41,14 @@ class Groups:
 
         Every rank that goes on calls it, having caught the error that the others got, too. Ranks
         are gone when their process has died, or when they have closed the communicator or left it
-        by an exception. A rank that lives is never left out: it is waited for. This communicator
-        raises from then on, if it did not before; it is still to be closed. Arrays in symmetric
-        memory stay what they are.
+        by an exception. A rank that lives is never left out: it is waited for, even if it has
+        become another program. This communicator raises from then on, if it did not before; it is
+        still to be closed. Arrays in symmetric memory stay what they are, and the memory of those
+        who are gone stays taken until the job ends.
 
         A call may have succeeded on some ranks and failed on others, so agree on where to go on,
-        as in ``examples/survive.py``.
+        as in ``examples/survive.py``. An exception other than `CollTimeout`, as by Ctrl-C, makes
+        this rank one of those who have left.
 
         Args:
             timeout: Seconds to wait for ranks that have neither come nor gone; by default the
@@ -56,10 +58,11 @@ class Groups:
             The new communicator, in which ranks have the order that they had in this one.
 
         Raises:
-            CollTimeout: If a rank has neither come nor gone in time. If it had not come at all,
-                `shrink` can be called again; else this rank has left.
+            CollTimeout: If a rank has neither come nor gone in time. Call `shrink` again to go on
+                waiting; the others may be in the new communicator already.
             ArgumentError: For ranks that reach each other over MPI.
             CommClosed: If this rank has closed or left the communicator.
+            ConcurrentUseError: While another thread is inside a call.
 
         Source: Bland, Bouteiller, Herault, Bosilca and Dongarra, "Post-failure recovery of MPI
         communication capability: design and rationale", IJHPCA 27(3), 2013 (revoke, shrink).

@@ -149,7 +149,7 @@ def test_errors_name_the_rank_in_the_job():
             die()
         with pytest.raises(CollError, match=r"rank 1 \(rank 2 of the job, process") as caught:
             left.barrier()
-        return "its shrink() makes one of them" in str(caught.value)
+        return "call its shrink() to go on with the ranks that are left" in str(caught.value)
 
     assert run_processes(4, rank, may_die=[0, 2]) == [KILLED, True, KILLED, True]
 

@@ -1,16 +1,25 @@
 """What happens while ranks call `shrink`: some are stuck, give up, fail or die."""
 
+import functools
 import os
 import random
 import resource
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 
-from faults import KILLED, who
-from pycoll.errors import CollError, CollTimeout, CommClosed
+from faults import KILLED, die, who
+from pycoll.errors import (
+    CollError,
+    CollTimeout,
+    CommClosed,
+    ConcurrentUseError,
+    PeerLeft,
+)
+from pycoll.runtime import shrinking
 from pycoll.testing import run_processes
 
 
@@ -25,7 +34,8 @@ def test_a_rank_that_is_stuck_is_waited_for():
         with pytest.raises(CollTimeout) as caught:
             comm.shrink(timeout=0.3 + 0.2 * comm.rank)
         waited = time.monotonic() - start
-        assert f"rank 1 (process {pids[1]}) has neither called it nor ended" in str(caught.value)
+        assert f"rank 1 (process {pids[1]}) ha" in str(caught.value)
+        assert "neither called it nor ended in time; end what is stuck" in str(caught.value)
         assert 0.3 <= waited < 5
         if comm.rank == 0:
             time.sleep(1)
@@ -48,6 +58,109 @@ def test_who_comes_too_late_and_who_gives_up(run):
         return who(comm.shrink(timeout=10), comm.rank)
 
     assert run(3, rank) == [[0, 1, 2]] * 3
+
+
+def test_who_asks_again_and_again():
+    """A limit may pass in any phase; whoever lives is in it in the end."""
+
+    def rank(comm):
+        comm.barrier()
+        old = comm.rank
+        if old != 0:
+            time.sleep(0.1)
+            return who(comm.shrink(), old)
+        while True:
+            try:
+                return who(comm.shrink(timeout=0.004), old)
+            except CollTimeout as error:
+                assert "call shrink again" in str(error)  # noqa: PT017
+
+    for _ in range(5):
+        assert run_processes(4, rank) == [[0, 1, 2, 3]] * 4
+
+
+def test_a_rank_that_is_stopped_before_it_joins(monkeypatch):
+    def rank(comm):
+        pids = comm.all_gather(np.array([os.getpid()]))
+        if comm.rank == 2:
+            stop = functools.partial(os.kill, os.getpid(), signal.SIGSTOP)
+            monkeypatch.setattr(shrinking, "member", lambda *_: stop())
+        with pytest.raises(CollTimeout) as caught:
+            comm.shrink(timeout=0.5)
+        text = f"rank 2 (process {pids[2]}) has neither joined those who are left nor ended"
+        assert text in str(caught.value)
+        if comm.rank == 0:
+            time.sleep(0.2)
+            os.kill(int(pids[2]), signal.SIGKILL)
+        return who(comm.shrink(), comm.rank)
+
+    assert run_processes(4, rank, may_die=[2]) == [[0, 1, 3], [0, 1, 3], KILLED, [0, 1, 3]]
+
+
+def test_a_slow_rank_finds_the_memory_of_its_round(monkeypatch):
+    """The descriptor that it was told of belongs to the next round when it comes to open it."""
+
+    def rank(comm):
+        adopt = shrinking.adopt
+
+        def late(*args):
+            monkeypatch.setattr(shrinking, "adopt", adopt)
+            time.sleep(0.3)
+            return adopt(*args)
+
+        comm.barrier()
+        if comm.rank == 1:
+            monkeypatch.setattr(shrinking, "adopt", late)
+        if comm.rank == 2:
+            monkeypatch.setattr(shrinking, "member", lambda *_: die())
+        return who(comm.shrink(), comm.rank)
+
+    assert run_processes(3, rank, may_die=[2]) == [[0, 1], [0, 1], KILLED]
+
+
+def test_an_interrupt_when_all_have_joined(monkeypatch):
+    """The others have the new communicator, and hear in it that this rank has left."""
+
+    def interrupted(_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt("now")
+
+    def rank(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            monkeypatch.setattr(shrinking.Shrinking, "close", interrupted)
+            with pytest.raises(KeyboardInterrupt, match="now"):
+                comm.shrink()
+            with pytest.raises(CommClosed):
+                comm.shrink()
+            return None
+        left = comm.shrink()
+        assert left.world_size == 3
+        with pytest.raises(PeerLeft, match="KeyboardInterrupt: now"):
+            left.barrier()
+        return who(left.shrink(), comm.rank)
+
+    assert run_processes(3, rank) == [[0, 2], None, [0, 2]]
+
+
+def test_another_thread_in_a_call(run):
+    """That is refused before anything has happened."""
+
+    def rank(comm):
+        comm.barrier()
+        if comm.rank == 0:
+            thread = threading.Thread(target=comm.barrier)
+            thread.start()
+            time.sleep(0.2)
+            with pytest.raises(ConcurrentUseError, match="one communicator per thread"):
+                comm.shrink()
+            thread.join()
+        else:
+            time.sleep(0.5)
+            comm.barrier()
+        return who(comm, comm.rank)
+
+    assert run(2, rank) == [[0, 1]] * 2
 
 
 def test_a_rank_that_cannot_join_leaves():

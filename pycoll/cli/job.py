@@ -36,13 +36,15 @@ class Job:
         world_size: Number of ranks.
         timeout_s: When to end the job, in seconds from now; None is never.
         wakeup: Descriptor that delivers the number of each signal to this process, SIGCHLD too.
-        keep_going: Whether the others go on when a rank fails.
+        keep_going: Whether the others go on when a rank fails, until a signal comes. The job is
+            saved by whoever ends well after the last failure.
     """
 
     def __init__(
         self, world_size: int, timeout_s: float | None, wakeup: int, keep_going: bool = False
     ) -> None:
         self._world_size, self._keep_going = world_size, keep_going
+        self._saved = False  # a rank has ended well since the last failure
         self._timeout_s = timeout_s
         self._expires = None if timeout_s is None else time.monotonic() + timeout_s
         self._ranks: list[subprocess.Popen] = []
@@ -91,7 +93,7 @@ class Job:
             os.close(heap)
 
     def _spawn(self, launch: Launch, command: list[str], tagged: bool) -> None:
-        numbers = (launch.rank, os.getpid(), self._report)
+        numbers = (launch.rank, os.getpid(), self._report, int(self._keep_going))
         variables = launch.to_env() | ({"PYTHONUNBUFFERED": "1"} if tagged else {})
         stream = subprocess.PIPE if tagged else None
         process = subprocess.Popen(
@@ -137,6 +139,8 @@ class Job:
         for number in numbers:
             if number not in FORWARDED:
                 continue
+            if self._keep_going:  # from here on this is what ends the job
+                self._keep_going, self._failed = False, []
             self._signal(number)
             if number in self._forwarded:  # asked twice: no longer at the ranks' own pace
                 self._end_after(0.0)
@@ -146,12 +150,11 @@ class Job:
             self._forwarded.add(number)
 
     def _collect(self) -> None:
-        for rank in sorted(self._running):
-            status = self._ranks[rank].poll()
-            if status is not None:
-                self._running.remove(rank)
-                if status != 0 and rank not in self._stopped:
-                    self._failed.append(rank)
+        ended = {rank: self._ranks[rank].poll() for rank in sorted(self._running)}
+        self._running -= {rank for rank, status in ended.items() if status is not None}
+        failed = [r for r, status in ended.items() if status and r not in self._stopped]
+        self._failed += failed
+        self._saved = 0 in ended.values() or (self._saved and not failed)
         if self._failed and not (self._keep_going or self._plan or self._stopped):
             self._end_after(GRACE_S)
 
@@ -221,7 +224,7 @@ class Job:
             sys.stderr.write(consequences[self._failed[0]])
         rank = (causes or self._failed)[0]
         status = self._ranks[rank].returncode
-        if self._keep_going and len(self._failed) + len(self._stopped) < self._world_size:
+        if self._keep_going and self._saved:
             _say("; ".join(map(self._fate, self._failed)) + "; the others went on to their end")
             return 0
         _say(self._fate(rank) + ("; the other ranks were stopped" if self._stopped else ""))

@@ -1,6 +1,6 @@
 """What a process started by ``pycoll run`` executes: the user's script, as Python itself would.
 
-``python rank_main.py RANK LAUNCHER_PID REPORT_FD (script | -m module) args...``
+``python rank_main.py RANK LAUNCHER_PID REPORT_FD KEEP_GOING (script | -m module) args...``
 
 It differs from ``python script args...`` in two ways: the process dies with its launcher, and
 an exception is written to the launcher's report, so that of all the tracebacks of a failing job
@@ -26,11 +26,11 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Run the user's program in place of this one."""
-    rank, launcher_pid, report_fd = (int(text) for text in sys.argv[1:4])
+    rank, launcher_pid, report_fd, keep_going = (int(text) for text in sys.argv[1:5])
     die_with(launcher_pid)
     os.set_inheritable(report_fd, False)
-    install_hook(rank, report_fd)
-    code, module = load(sys.argv[4:])
+    install_hook(rank, report_fd, bool(keep_going))
+    code, module = load(sys.argv[5:])
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 
@@ -81,8 +81,11 @@ def _main_module(path: str, loader: object) -> ModuleType:
     return module
 
 
-def install_hook(rank: int, report_fd: int) -> None:
-    """Show an uncaught exception in full only on the rank where the trouble began."""
+def install_hook(rank: int, report_fd: int, keep_going: bool) -> None:
+    """Show an uncaught exception in full only on the rank where the trouble began.
+
+    Where the others go on after a failure, each may begin with another one.
+    """
     this_file = __file__  # Python 3.14 forgets it before the hook is called
 
     def hook(kind: type, value: BaseException, trace: TracebackType | None) -> None:
@@ -94,7 +97,8 @@ def install_hook(rank: int, report_fd: int) -> None:
             trace = trace.tb_next
         value = value.with_traceback(trace)
         consequence = is_consequence(value)
-        if first_cause(report_fd, rank, value, consequence) and not consequence:
+        first = first_cause(report_fd, rank, value, consequence) or keep_going
+        if first and not consequence:
             sys.__excepthook__(kind, value, trace)
         else:
             sys.stderr.write(f"rank {rank}: {one_line(value)}\n")

@@ -25,8 +25,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help=_HELP,
         usage="pycoll run -n N [--timeout S] [--tag-output] [--keep-going] "
         "(script.py | -m module) [args ...]",
-        description="Start N processes that run one script. The first failure ends the job, and "
-        "so does the end of the launcher; its exit status is that of the rank that failed first.",
+        description="Start N processes that run one script. The first failure ends the job, unless "
+        "it is to keep going, and so does the end of the launcher; its exit status is that of the "
+        "rank that failed first.",
     )
     parser.add_argument(
         "-n", type=int, required=True, metavar="N", help=f"number of ranks, at most {MAX_RANKS}"
@@ -36,8 +37,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--keep-going",
         action="store_true",
-        help="let the others go on when a rank fails, as after Communicator.shrink; "
-        "the job fails if every rank does",
+        help="let the others go on when a rank fails, with Communicator.shrink; "
+        "the job has failed if nobody ends well after the last failure",
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")

@@ -28,11 +28,27 @@ def blocks_in_chunks(count: int, n: int, chunks: int, promise: Collective) -> Ex
     share, block = chunks // n, count // n
     if not owned or share < 2 or block % share == 0:
         return None
+    return blocks_apart(count, n, chunks, promise, np.arange(n) * block)
+
+
+def blocks_apart(
+    count: int, n: int, chunks: int, promise: Collective, offsets: np.ndarray
+) -> Extents:
+    """Return where chunks lie if the blocks of the array that has all of them lie anywhere.
+
+    Args:
+        count: Elements of all blocks together.
+        n: Number of ranks.
+        chunks: Chunks of the plan, as many for each rank.
+        promise: What the collective promises.
+        offsets: First element of the block of each rank in the array that has those of all.
+    """
+    share, block = chunks // n, count // n
     size = -(-block // share)
     low = np.minimum(np.arange(share) * size, block)
     length = np.tile(np.minimum(low + size, block) - low, n)
     inside = np.tile(low, n)  # of the block
-    full = inside + np.repeat(np.arange(n) * block, share)
+    full = inside + np.repeat(offsets, share)
 
     def rows(row: np.ndarray) -> np.ndarray:
         return np.tile(row.astype(np.uint64), (n, 1))

@@ -20,13 +20,16 @@ _MAILBOX_TOTAL = 32 << 20
 _MAILBOX_RANGE = (1 << 10, 256 << 10)
 
 
-def open_control(fd: int, world_size: int, config: Config) -> _C.Control:
+def open_control(
+    fd: int, world_size: int, config: Config, timeout_s: float | None = None
+) -> _C.Control:
     """Map the control memory of a communicator; the first rank to come lays it out.
 
     Args:
         fd: Descriptor of a memfd; still belongs to the caller.
         world_size: Number of ranks.
         config: Settings, equal on all ranks.
+        timeout_s: Longest time to wait for who lays it out; by default that of calls.
 
     Raises:
         TransportError: If the memory cannot be had or was laid out with other settings.
@@ -41,7 +44,7 @@ def open_control(fd: int, world_size: int, config: Config) -> _C.Control:
         world_size,
         cell_bytes=config.cell_bytes,
         mailbox_bytes=mailbox,
-        timeout_s=config.timeout_s,
+        timeout_s=config.timeout_s if timeout_s is None else timeout_s,
     )
 
 
@@ -111,7 +114,13 @@ def _join(
         os.close(fd)
 
 
-def member(parent: Session, fd: int, group: list[int], kind: type[Session]) -> Session:
+def member(
+    parent: Session,
+    fd: int,
+    group: list[int],
+    kind: type[Session],
+    timeout_s: float | None = None,
+) -> Session:
     """Make this rank's session in a group out of its parent.
 
     Args:
@@ -119,8 +128,9 @@ def member(parent: Session, fd: int, group: list[int], kind: type[Session]) -> S
         fd: Descriptor of the group's control memory; still belongs to the caller.
         group: Ranks in the parent, in the order of their ranks in the group.
         kind: Class of the session.
+        timeout_s: See `open_control`.
     """
-    control = open_control(fd, len(group), parent.config)
+    control = open_control(fd, len(group), parent.config, timeout_s)
     rank, n = group.index(parent.rank), len(group)
     child = kind(control, parent.memory, rank, n, parent.config, parent.threads)
     child.members = [parent.members[r] for r in group] if parent.members else group

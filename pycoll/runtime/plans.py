@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
 from pycoll.errors import ArgumentError
@@ -18,7 +20,7 @@ from pycoll.runtime.descriptors import (
     algorithm_number,
     descriptor,
 )
-from pycoll.runtime.extents import Extents, blocks_in_chunks
+from pycoll.runtime.extents import Extents, blocks_apart, blocks_in_chunks
 from pycoll.runtime.message_limits import message_limits
 from pycoll.runtime.reports import raising
 from pycoll.runtime.tuning import World
@@ -32,6 +34,7 @@ from pycoll.types import DType, Kind, Order, ReduceOp
 
 LAYOUT_FULL, LAYOUT_OWN, LAYOUT_TABLE = 0, 1, 2
 _Bound = TypeVar("_Bound")
+_Places = Extents | np.ndarray | None
 _MAX_BINDINGS = 1024
 _LINE_BYTES = 64
 
@@ -169,12 +172,17 @@ class PlanCache:
             self._calls[key] = found
         return found
 
-    def bind(self, spec: CallSpec, extents: Extents | None = None) -> _C.BoundCall:
-        """Return the binding of a call, compiling its plan the first time."""
-        if extents is not None:
-            return self._make(spec, extents)
+    def bind(self, spec: CallSpec, extents: _Places = None) -> _C.BoundCall:
+        """Return the binding of a call, compiling its plan the first time.
+
+        Args:
+            spec: The call.
+            extents: Where its chunks lie, or the offsets of `blocks_apart`.
+        """
         if spec.alternative and not self.single_copy:
             spec = replace(spec, alternative=None)
+        if extents is not None:
+            return self._make(spec, extents)
         found = self._bindings.get(spec)
         if found is None:
             if len(self._bindings) >= _MAX_BINDINGS:
@@ -211,18 +219,22 @@ class PlanCache:
             self._plans[key] = found
         return self._plans[key]
 
-    def _make(self, spec: CallSpec, extents: Extents | None) -> _C.BoundCall:
+    def _make(self, spec: CallSpec, extents: _Places) -> _C.BoundCall:
         promise = COLLECTIVES[spec.collective]
         if spec.root and promise.rooted and "root" not in spec.algorithm.params:
             name = spec.algorithm.name
             raise ArgumentError(f"root={spec.root}: {name} has no parameter root, so it is rank 0")
         plan, scales_in_fold, chunks, limits, number = self._plan(spec)
         numbers = binding_numbers(spec, self.world_size, chunks, scales_in_fold, number)
-        extents = extents or blocks_in_chunks(spec.count, self.world_size, chunks, promise)
-        if extents:
+        places, blocks = extents, (spec.count, self.world_size, chunks, promise)
+        if extents is None:
+            places = blocks_in_chunks(*blocks)
+        elif not isinstance(extents, Extents):
+            places = blocks_apart(*blocks, extents)
+        if places:
             numbers |= {"layout_in": LAYOUT_TABLE, "layout_out": LAYOUT_TABLE}
         if spec.across or spec.alternative:
-            other = spec.alternative and self._make(spec.alternative, None)
+            other = spec.alternative and self._make(spec.alternative, extents)
             numbers |= {"across": spec.across, "alternative": other}
         if spec.input_only:
             numbers |= {"input_only": True}
@@ -231,8 +243,8 @@ class PlanCache:
             plan,
             **numbers,
             extents=(
-                (extents.in_offset, extents.in_length, extents.out_offset, extents.out_length)
-                if extents
+                (places.in_offset, places.in_length, places.out_offset, places.out_length)
+                if places
                 else None
             ),
         )

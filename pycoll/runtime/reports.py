@@ -123,19 +123,25 @@ def describe(
         "Revoked": None if _over_messages(report) else _revoked,
     }.get(kind)
     told = writer and report["ranks"] and not (kind == "CollTimeout" and report["cause"] == _ABORT)
-    error = writer(report) if told else f"{text}{_advice()}"
-    return cls(error + _SHRINK * (can_shrink and issubclass(cls, errors.PeerLost)))
+    if told:
+        error = writer(report)
+    elif issubclass(cls, (errors.TransportError, errors.MismatchError)):
+        error = f"{text.rstrip('.')}. {_ADVICE}"
+    else:
+        return cls(text)
+    return cls(error.replace(_ADVICE, _SHRINK) if can_shrink and cls in _ENDS else error)
 
 
-_SHRINK = " Those who are left can go on: its shrink() makes one of them."
+_ADVICE = "The communicator cannot be used any more; make a new one after fixing the cause."
+_ENDS = (errors.PeerLost, errors.PeerLeft, errors.Revoked, errors.CollTimeout)
+_SHRINK = (
+    "The communicator cannot be used any more; call its shrink() to go on with the ranks that are "
+    "left, or make a new one after fixing the cause."
+)
 
 
 def _over_messages(report: dict) -> bool:
     return any("answered" in rank for rank in report["ranks"])  # their words are plain already
-
-
-def _advice() -> str:
-    return " The communicator cannot be used any more; make a new one after fixing the cause."
 
 
 def _who(rank: dict) -> str:
@@ -169,7 +175,7 @@ def _mismatch(report: dict) -> str:
             lines.append(f"  rank {rank['rank']}: {calls[rank['rank']]}{_where(rank)}")
         else:
             lines.append(f"  rank {rank['rank']}: has not made this call yet")
-    return "\n".join(lines) + "\n" + _advice().strip()
+    return "\n".join(lines) + "\n" + _ADVICE
 
 
 def _progress(rank: dict) -> str:
@@ -196,14 +202,14 @@ def _timeout(report: dict) -> str:
     who = report["ranks"][report["reporter"]]["rank"]
     lines = [f"rank {who} gave up after waiting {waited:.3g} s"]
     lines += [f"  {_progress(rank)}" for rank in report["ranks"]]
-    return "\n".join(lines) + "\n" + _advice().strip()
+    return "\n".join(lines) + "\n" + _ADVICE
 
 
 def _lost(report: dict) -> str:
     dead = report["ranks"][report["culprit"]]
     last = Call.unpack(dead["descriptor"], dead["count"])
     what = f"; its last call was {last}{_where(dead)}" if dead["descriptor"] else ""
-    return f"{_who(dead)} died{what}.{_advice()}"
+    return f"{_who(dead)} died{what}. {_ADVICE}"
 
 
 def _revoked(report: dict) -> str:
@@ -212,13 +218,13 @@ def _revoked(report: dict) -> str:
     told = f"{what} ({report['text']})" if report["text"] else what
     last = Call.unpack(who["descriptor"], who["count"])
     where = f"; its last call was {last}{_where(who)}" if who["descriptor"] else ""
-    return f"rank {who['rank']} {told} (process {who['pid']}){where}.{_advice()}"
+    return f"rank {who['rank']} {told} (process {who['pid']}){where}. {_ADVICE}"
 
 
 def _left(report: dict) -> str:
     gone = report["ranks"][report["culprit"]]
     reason = gone["text"] or "it closed its communicator"
-    return f"{_who(gone)} left: {reason}.{_advice()}"
+    return f"{_who(gone)} left: {reason}. {_ADVICE}"
 
 
 def raising(function: Any, *args: Any, **kwargs: Any) -> Any:

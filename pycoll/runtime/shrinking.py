@@ -9,92 +9,130 @@ from collections.abc import Callable
 from pycoll import _C
 from pycoll.errors import ArgumentError, CollTimeout, TransportError
 from pycoll.runtime.bootstrap import adopt, make_memfd
-from pycoll.runtime.calls import check_timeout
 from pycoll.runtime.groups import member
 from pycoll.runtime.reports import raising
 from pycoll.runtime.session import Session
 
-_SOON_S = 1.0  # by when a process whose files are closed is over
+_SOON_S = 1.0  # by when everybody knows of a rank that has closed its files
+_KEPT = ("shrink",)
 
 
 def shrink(parent: Session, timeout: float | None, kind: type[Session] = Session) -> Session:
     """Make a session of the ranks that are left; see `pycoll.Communicator.shrink`.
 
     Who they are is counted in the control memory (``csrc/survivors.h``), which works whatever has
-    become of the communicator. The lowest of them makes the memory of the new one. A rank that
-    fails on the way leaves, so that the others go on without it.
+    become of the communicator. The lowest of them makes the memory of the new one. A rank that runs
+    out of time goes on from there when it is asked again; one that fails in any other way leaves,
+    so that the others go on without it.
     """
     engine = parent.engine
     if not parent.can_shrink:
         raise ArgumentError(
             "shrink is for ranks that share the memory of one host; over MPI start the job again"
         )
-    limit = parent.config.timeout_s if timeout is None else check_timeout(timeout)
-    end = time.monotonic() + limit
-
-    def left() -> float:
-        return max(0.0, end - time.monotonic())
-
-    child, fd = None, -1
+    end = time.monotonic() + parent._limit(timeout)
+    held = parent.guard(engine.hold)
     try:
         parent.abort(f"rank {parent.rank} called shrink")  # who is in another call hears of it
-        parent.guard(engine.settle)
-        votes = _C.Survivors(parent.control, parent.rank, parent.threads)
-        while child is None:
-            fd = make_memfd("control")
-            group = raising(votes.agree, fd, left())
-            if not group:
-                break
-            child = _join(parent, votes, group, kind, left)
-            os.close(fd)
-            fd = -1
+        parent.guard(engine.drain)
+        progress = parent.kept.setdefault(_KEPT, Shrinking(parent, kind))
+        child = progress.advance(parent, lambda: max(0.0, end - time.monotonic()))
+        if parent.tuning is not None:
+            child.use(parent.tuning)
+        progress.close()
+        del parent.kept[_KEPT]
+        return child
+    except CollTimeout:
+        raise
     except BaseException as error:
         parent.leave(error)
+        if _KEPT in parent.kept:
+            parent.kept.pop(_KEPT).give_up(error)
         raise
     finally:
-        if fd >= 0:
+        del held
+
+
+class Shrinking:
+    """How far one rank has come."""
+
+    def __init__(self, parent: Session, kind: type[Session]) -> None:
+        """Begin, for sessions of a class."""
+        self._kind = kind
+        self._votes = _C.Survivors(parent.control, parent.rank, parent.threads)
+        self._offers: list[int] = []  # of all rounds: somebody may be about to open any of them
+        self._fresh = False  # the last of them has not been in a round that was decided
+        self._group: list[int] = []  # who is left, once that has been decided
+        self._child: Session | None = None
+
+    def __del__(self) -> None:
+        """Let go of what a rank has offered that has gone away."""
+        self.close()
+
+    def advance(self, parent: Session, left: Callable[[], float]) -> Session:
+        """Go on to the end, or until no time is left.
+
+        Raises:
+            CollTimeout: This can be called again.
+        """
+        while True:
+            if not self._group:
+                if not self._fresh:
+                    self._offers.append(make_memfd("control"))
+                self._group = raising(self._votes.agree, self._offers[-1], left())
+                self._fresh = not self._group
+                if self._fresh:
+                    raise CollTimeout(self._late(parent, "called it"))
+            if self._child is None:
+                self._child = self._join(parent, left)
+            if self._child is not None:
+                ended = raising(self._votes.join, left())
+                if ended == _C.Round.LATE:
+                    raise CollTimeout(self._late(parent, "joined those who are left"))
+                if ended == _C.Round.JOINED:
+                    return self._child
+                self._child.close()
+            self._child, self._group = None, []
+
+    def _join(self, parent: Session, left: Callable[[], float]) -> Session | None:
+        """Make a session out of what the lowest rank offers; None if it offers that no more."""
+        leader = self._group[0]
+        try:
+            fd = adopt(*self._votes.offered(leader))
+        except TransportError:
+            if self._votes.await_other_offer(leader, _SOON_S):
+                return None
+            raise
+        try:
+            if not self._votes.offers(leader):
+                return None  # the descriptor may have been another one's by then
+            return member(parent, fd, self._group, self._kind, left())
+        except CollTimeout as error:
+            raise CollTimeout(f"{error}; end what is stuck, and call shrink again") from None
+        finally:
             os.close(fd)
-    if child is None:
-        raise CollTimeout(_awaited(parent, votes))
-    if parent.tuning is not None:
-        child.use(parent.tuning)
-    return child
 
+    def _late(self, parent: Session, what: str) -> str:
+        """Say who was waited for, and what to do."""
+        late, names = self._votes.missing(), parent.members or range(parent.world_size)
+        told = [
+            f"rank {names[r]}" + f" (process {self._votes.offered(r)[0]})" * (not parent.threads)
+            for r in late
+        ]
+        who = f"{', '.join(told)} {'have' if len(late) > 1 else 'has'}" if late else "one rank has"
+        return (
+            f"shrink: {who} neither {what} nor ended in time; "
+            "end what is stuck, and call shrink again"
+        )
 
-def _join(
-    parent: Session,
-    votes: _C.Survivors,
-    group: list[int],
-    kind: type[Session],
-    left: Callable[[], float],
-) -> Session | None:
-    """Join the ranks that are left; None if one of them is gone before all have joined."""
-    try:
-        fd = adopt(*votes.offered(group[0]))
-    except TransportError:
-        if votes.await_gone(group[0], _SOON_S):
-            return None
-        raise
-    try:
-        child = member(parent, fd, group, kind)
-    finally:
-        os.close(fd)
-    try:
-        if raising(votes.join, left()):
-            return child
-    except BaseException as error:
-        child.leave(error)
-        child.close()
-        raise
-    child.close()
-    return None
+    def close(self) -> None:
+        """Let go of what this rank has offered."""
+        while self._offers:
+            os.close(self._offers.pop())
 
-
-def _awaited(parent: Session, votes: _C.Survivors) -> str:
-    """Say who was waited for."""
-    names = parent.members or range(parent.world_size)
-    late = [f"rank {names[r]} (process {votes.offered(r)[0]})" for r in votes.missing()]
-    return (
-        f"shrink: {', '.join(late) or 'no rank any more'} has neither called it nor ended in time; "
-        "end what is stuck, and call shrink again"
-    )
+    def give_up(self, error: BaseException) -> None:
+        """Leave what has been made; this rank has left the communicator of all already."""
+        if self._child is not None:
+            self._child.leave(error)
+            self._child.close()
+        self.close()

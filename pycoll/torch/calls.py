@@ -18,6 +18,7 @@ from pycoll.runtime.session import Session
 from pycoll.runtime.single_copy import with_alternative
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.torch.arguments import check_memory
+from pycoll.torch.listed import Listed
 from pycoll.torch.sites import Placed
 from pycoll.torch.tensors import apart, as_reducible, code
 from pycoll.types import DType, Kind, Order, ReduceOp
@@ -39,6 +40,7 @@ class Calls:
     Attributes:
         direct: Bound calls may be given to the engine as they are.
         symmetric: There are tensors in symmetric memory.
+        listed: The calls on lists of tensors.
     """
 
     direct = True
@@ -50,6 +52,7 @@ class Calls:
         self._bound: dict[tuple, Any] = {}
         self._direct: set[_C.BoundCall] = set()  # work on symmetric memory in place
         self.sites = session.sites
+        self.listed = Listed(self)
 
     def reduce(
         self,
@@ -223,7 +226,14 @@ class Calls:
             bound = self._bound[key] = self._bind(*key, itemsize, dtype)
         return bound
 
-    def _bind(
+    def _bind(self, *call: Any) -> Any:
+        spec = self.spec(*call)
+        bound = self._ready(spec)
+        if spec.direct:
+            self._direct.add(bound)
+        return bound
+
+    def spec(
         self,
         kind: Kind,
         type_code: int,
@@ -233,7 +243,8 @@ class Calls:
         mapped: bool,
         itemsize: int,
         dtype: DType | None,
-    ) -> Any:
+    ) -> CallSpec:
+        """Choose the algorithm of a call; the arguments are those of `bind`."""
         collective = kind.name.lower()
         operation = ReduceOp.SUM if op is None else op
         size, wanted = self.session.world_size, {"dtype": dtype, "op": operation, "direct": mapped}
@@ -255,10 +266,7 @@ class Calls:
             order=Order[(choice.order or "any").upper()],
             root=root if COLLECTIVES[collective].rooted else 0,
         )
-        bound = self._ready(with_alternative(spec, choice))
-        if choice.direct:
-            self._direct.add(bound)
-        return bound
+        return with_alternative(spec, choice)
 
     def _barrier(self) -> Any:
         return self._ready(barrier_spec(algorithms.find("all_reduce", "one_shot")))

@@ -16,11 +16,12 @@ from pycoll.torch.core import Core
 from pycoll.torch.errors import as_torch
 from pycoll.torch.messages import Messages, MessageWork
 from pycoll.torch.moves import Moves
+from pycoll.torch.moves_lists import ListMoves
 from pycoll.torch.reductions import Reductions
 from pycoll.torch.work import DoneWork, PendingWork
 
 
-class ProcessGroupPycoll(Reductions, Moves, Messages, Core):
+class ProcessGroupPycoll(Reductions, Moves, ListMoves, Messages, Core):
     """A group of ranks that exchange tensors of CPUs or of CUDA devices through pycoll.
 
     Made by ``torch.distributed.init_process_group("pycoll")`` and ``new_group``. Synchronous calls

@@ -12,18 +12,14 @@ from torch._C import _distributed_c10d as c10d
 from pycoll.errors import ArgumentError
 from pycoll.torch.arguments import (
     block_bytes,
-    check_count,
-    check_list,
-    check_same_size,
     check_share,
-    columns,
     pairs,
     root_of,
     single,
 )
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
-from pycoll.torch.lists import as_bytes, deal, pack, room
+from pycoll.torch.lists import as_bytes
 from pycoll.torch.tensors import check_output, source, store, target
 from pycoll.torch.work import Tensors
 from pycoll.types import Kind
@@ -57,48 +53,6 @@ class Moves:
             return job, tensors
 
         return self._start("broadcast", prepare, opts)
-
-    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Give every rank the tensors of all, as a list. They may differ in size."""
-        opts = c10d.AllgatherOptions() if opts is None else opts
-
-        def prepare() -> tuple[Job, Tensors]:
-            parts, given = single(outputs, "all_gather"), single(inputs, "all_gather")
-            return self._gather_list(parts, given, opts), parts
-
-        return self._start("all_gather", prepare, opts)
-
-    def allgather_coalesced(
-        self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
-    ) -> dist.Work:
-        """Do `allgather` for several tensors: ``outputs[rank][i]`` is ``inputs[i]`` of a rank."""
-        opts = c10d.AllgatherOptions() if opts is None else opts
-
-        def prepare() -> tuple[Job, Tensors]:
-            lists = columns(outputs, inputs, self._size)
-            jobs = [self._gather_list(parts, x, opts) for parts, x in lists]
-            return lambda: [job() for job in jobs], [t for row in outputs for t in row]
-
-        return self._start("all_gather_coalesced", prepare, opts)
-
-    def _gather_list(self, parts: Tensors, given: torch.Tensor, opts: Any) -> Job:
-        limit, site = self._limit(opts), self._calls.sites.here()
-        x, own = source(given), f"tensor {self._rank} of the output list"
-        check_list(parts, self._size, given, "the output list", output=True)
-        check_same_size(given, "the input", parts[self._rank], f"{own}, this rank's")
-        sizes = [part.numel() for part in parts]
-        flat = room(self._calls, given, sum(sizes))
-
-        def job() -> None:
-            if len(set(sizes)) == 1:
-                self._move(Kind.ALL_GATHER, x, flat, flat.numel(), 0, site, limit)
-            else:
-                self._session.place = site
-                with on_host(x, flat) as (a, b):
-                    self._session.all_gather_v(as_bytes(a), as_bytes(b), limit)
-            deal(flat, parts)
-
-        return job
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
@@ -137,50 +91,6 @@ class Moves:
                 store(out, output)
 
         return job
-
-    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Give the root the tensors of all, as a list."""
-        opts = c10d.GatherOptions() if opts is None else opts
-
-        def prepare() -> tuple[Job, Tensors]:
-            limit, site = self._limit(opts), self._calls.sites.here()
-            x, root = source(single(inputs, "gather")), root_of(opts, self._size)
-            count, flat, parts = self._size * x.numel(), None, []
-            if self._rank == root:
-                parts = single(outputs, "gather")
-                check_list(parts, self._size, x, "the output list", equal=True, output=True)
-                flat = room(self._calls, x, count)
-
-            def job() -> None:
-                self._move(Kind.GATHER, x, flat, count, root, site, limit)
-                if flat is not None:
-                    deal(flat, parts)
-
-            return job, parts if self._rank == root else inputs
-
-        return self._start("gather", prepare, opts)
-
-    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> dist.Work:
-        """Give rank r the r-th tensor of the root's list."""
-        opts = c10d.ScatterOptions() if opts is None else opts
-
-        def prepare() -> tuple[Job, Tensors]:
-            limit, site = self._limit(opts), self._calls.sites.here()
-            output, root = single(outputs, "scatter"), root_of(opts, self._size)
-            out, x = target(output), None
-            if self._rank == root:
-                parts = single(inputs, "scatter")
-                check_list(parts, self._size, output, "the input list", equal=True)
-                x = pack(self._calls, parts)
-
-            def job() -> None:
-                count = self._size * out.numel()
-                self._move(Kind.SCATTER, x, out, count, root, site, limit)
-                store(out, output)
-
-            return job, outputs
-
-        return self._start("scatter", prepare, opts)
 
     def all_to_all_single(
         self,
@@ -232,33 +142,6 @@ class Moves:
                 f"{x.dtype}; block {own}, from this rank to itself, has {sent[own]} bytes in the "
                 f"input and {received[own]} in the output; expected the same size and type"
             )
-
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
-        """Send tensor j to rank j. They may differ in size."""
-        opts = c10d.AllToAllOptions() if opts is None else opts
-
-        def prepare() -> tuple[Job, Tensors]:
-            limit, site = self._limit(opts), self._calls.sites.here()
-            check_count(inputs, self._size, "the input list")
-            self._check_lists(outputs, inputs)
-            x, sent = pack(self._calls, inputs), [t.nbytes for t in inputs]
-            received = [t.nbytes for t in outputs]
-            out = room(self._calls, x, sum(t.numel() for t in outputs))
-
-            def job() -> None:
-                self._session.place = site
-                self._exchange(x, sent, out, received, limit)
-                deal(out, outputs)
-
-            return job, outputs
-
-        return self._start("all_to_all", prepare, opts)
-
-    def _check_lists(self, outputs: Tensors, inputs: Tensors) -> None:
-        for parts, what in ((outputs, "output"), (inputs, "input")):
-            check_list(parts, self._size, inputs[0], f"the {what} list", output=parts is outputs)
-        names = [f"tensor {self._rank} of the {what} list" for what in ("output", "input")]
-        check_same_size(outputs[self._rank], names[0], inputs[self._rank], names[1])
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait until every rank has called it."""

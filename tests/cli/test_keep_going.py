@@ -52,5 +52,37 @@ def test_the_time_limit_still_ends_it(jobs):
 def test_a_signal_still_ends_it(jobs):
     with jobs.started(jobs.script(ONE_FAILS), 3, "--keep-going") as (job, pids):
         job.send_signal(signal.SIGTERM)
-        assert job.wait(10) == 2
+        assert job.wait(10) == 128 + signal.SIGTERM
         assert jobs.all_gone(pids)
+
+
+def test_who_ends_before_the_failures_saves_nothing(jobs):
+    path = jobs.script(
+        """
+        if rank > 0:
+            wait_for("done", [0])
+            time.sleep(0.3 * rank)
+            sys.exit(7)
+        mark("done")
+        """
+    )
+    done = jobs.run("-n", 3, "--keep-going", path)
+    assert done.returncode == 7
+    assert last_line(done) == "pycoll run: rank 1 exited with code 7"
+
+
+def test_every_cause_is_shown(jobs):
+    path = jobs.script(
+        """
+        if rank == 1:
+            raise KeyError("the first")
+        if rank == 2:
+            time.sleep(1)
+            raise ValueError("the second")
+        time.sleep(2)
+        """
+    )
+    done = jobs.run("-n", 3, "--keep-going", path)
+    assert done.returncode == 0
+    assert done.stderr.count("Traceback") == 2
+    assert "ValueError: the second" in done.stderr.splitlines()

@@ -54,11 +54,14 @@ void take_part(const Rank& me, const std::shared_ptr<ControlSegment>& control, u
     expect((mask & staying) == staying, "one that lives was left out");
     if (goes && end == End::kBeforeJoining) return go(me);
     const uint64_t round = control->block(me.rank).came.load();
-    const bool all = survivors.join([&](Pulse) {
-      expect(now_ns() < until, "not joined in time");
-      return false;
-    });
-    if (!all) continue;
+    Round ended = Round::kLate;
+    while (ended == Round::kLate) {
+      ended = survivors.join([&](Pulse) {
+        expect(now_ns() < until, "not joined in time");
+        return hasty;
+      });
+    }
+    if (ended == Round::kAnother) continue;
     uint64_t known = 0;
     if (!joined[round].compare_exchange_strong(known, mask)) {
       expect(known == mask, "round ", round, ": ", known, " and ", mask);
@@ -101,9 +104,32 @@ void the_one_who_counts_dies() {
     Survivors survivors(control, me.rank, false);
     const auto never = [](Pulse) { return false; };
     expect(survivors.agree(-1, never) == std::vector<uint32_t>{1, 2}, "another answer");
-    expect(survivors.join(never), "not joined");
+    expect(survivors.join(never) == Round::kJoined, "not joined");
   });
   for (uint32_t r = 1; r < 3; ++r) expect(outcomes[r].kind[0] == '\0', outcomes[r].text);
+}
+
+// Who counts may be stopped with the lock: the others give up waiting, and go on with it later.
+void the_one_who_counts_is_stopped() {
+  expect_all_fine(run(Mode::kThreads, {.n = 2},
+                      [](const Rank& me) {
+                        const std::shared_ptr<ControlSegment> control(&me.engine.control(),
+                                                                      [](auto*) {});
+                        if (me.rank == 1) return;
+                        while (control->block(1).phase.load() != uint32_t(Phase::kClosed)) {
+                          cpu_pause();
+                        }
+                        Survivors survivors(control, 0, true);
+                        const auto soon = [](Pulse) { return true; };
+                        pthread_mutex_lock(&control->election().lock);
+                        expect(survivors.agree(-1, soon).empty(), "decided without the lock");
+                        expect(control->block(0).came.load() == 1, "it cannot have withdrawn");
+                        pthread_mutex_unlock(&control->election().lock);
+                        expect(survivors.agree(-1, soon).size() == 1, "not decided");
+                        expect(control->block(0).came.load() == 1, "another round");
+                        expect(survivors.join(soon) == Round::kJoined, "not joined");
+                      }),
+                  "stopped");
 }
 
 // A rank with a thread inside of a direct call may still write into the arrays of others.
@@ -132,7 +158,8 @@ void who_is_in_a_call_is_not_gone() {
 
 int main() {
   std::vector<Test> tests = {{"all get the same", all_get_the_same},
-                             {"who is in a call is not gone", who_is_in_a_call_is_not_gone}};
+                             {"who is in a call is not gone", who_is_in_a_call_is_not_gone},
+                             {"the one who counts is stopped", the_one_who_counts_is_stopped}};
   if (kModes.size() > 1) tests.push_back({"the one who counts dies", the_one_who_counts_dies});
   return main_of(tests);
 }
