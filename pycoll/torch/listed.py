@@ -16,9 +16,6 @@ from pycoll.types import Kind
 if TYPE_CHECKING:
     from pycoll.torch.calls import Calls
 
-LEAST_BYTES = 256 << 10
-"""Of all blocks together. Fewer are copied in less time than it takes to bind their places."""
-
 _MAX_BOUND = 64
 
 
@@ -36,8 +33,7 @@ class Listed:
 
     def wants(self, one: torch.Tensor) -> bool:
         """Tell whether this is for blocks like one; the answer is the same on every rank."""
-        large = one.nbytes * self._calls.session.world_size >= LEAST_BYTES
-        return large and self._calls.direct and one.is_cpu
+        return self._calls.direct and one.is_cpu and one.numel() > 0
 
     def takes(self, parts: Tensors, one: torch.Tensor) -> bool:
         """Tell whether the blocks of all ranks can be read or written where they are.

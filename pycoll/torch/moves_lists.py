@@ -27,7 +27,7 @@ from pycoll.types import Kind
 class ListMoves:
     """Mixed into a process group, beside `Moves`.
 
-    Large blocks of one size are read and written where they lie; others go through flat memory.
+    Blocks of one size are read and written where they lie; others go through flat memory.
     """
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:

@@ -1,4 +1,4 @@
-"""Lists of large tensors, which are packed in symmetric memory where there is room."""
+"""Lists of large tensors: taken where they lie, or packed in symmetric memory if there is room."""
 
 import pytest
 
@@ -64,5 +64,97 @@ def test_one_rank_has_symmetric_tensors(symmetric):
         dist.all_gather(found, x)
         dist.reduce_scatter(y, found)
         return bool((y == n).all()) and all(bool((t == 1).all()) for t in found)
+
+    assert run_group(2, body) == [True] * 2
+
+
+def outputs(how, rank, n, x):
+    """Return a list to receive blocks like x, of one of many kinds."""
+    count, own = x.numel(), [torch.zeros_like(x) for _ in range(n)]
+    if how == "in place":
+        own[rank] = x
+    elif how == "into another's":  # whose block then overwrites the input
+        own[(rank + 1) % n] = x
+    elif how == "pieces of one":
+        own = list(torch.zeros(n * count).chunk(n))[::-1]
+    elif how == "with gaps":
+        own = [torch.zeros(count, 2)[:, 0] for _ in range(n)]
+    elif how == "on top of each other":
+        own = [own[0]] * n
+    elif how == "out of step":
+        raw = bytearray(4 * count * n + 8 * n)
+        own = [
+            torch.frombuffer(raw, dtype=torch.float32, count=count, offset=i * (4 * count + 5))
+            for i in range(n)
+        ]
+    elif how == "differs by rank":
+        own = outputs("with gaps" if rank == 0 else "pieces of one", rank, n, x)
+    return own
+
+
+KINDS = ["apart", "in place", "into another's", "pieces of one", "with gaps"]
+KINDS += ["on top of each other", "out of step", "differs by rank"]
+
+
+@pytest.mark.parametrize("single_copy", ["auto", "off"])
+@pytest.mark.parametrize("n", [2, 3])
+def test_lists_of_many_kinds(monkeypatch, n, single_copy):
+    """As often as it takes to try both ways of private arrays, whose blocks must not mix."""
+    monkeypatch.setenv("PYCOLL_SINGLE_COPY", single_copy)
+
+    def body(rank, n):
+        wrong, last = [], n - 1
+        for how in KINDS:
+            for turn in range(12 if how in ("apart", "in place") else 2):
+                blocks = [torch.arange(LARGE) + 1000.0 * r + turn for r in range(n)]
+                x = blocks[rank].clone()
+                got = outputs(how, rank, n, x)
+                dist.all_gather(got, x, async_op=turn % 2 == 1) and dist.barrier()
+                wanted = [blocks[last]] * n if how == "on top of each other" else blocks
+                wrong += [] if all(map(torch.equal, got, wanted)) else [("all_gather", how, turn)]
+                x = blocks[rank].clone()
+                got = outputs(how, rank, n, x) if rank == last else None
+                dist.gather(x, got, last)
+                good = got is None or all(map(torch.equal, got, wanted))
+                wrong += [] if good else [("gather", how, turn)]
+                y = torch.zeros(LARGE)
+                given = outputs(how, rank, n, y) if rank == last else []
+                for tensor, one in zip(given, blocks, strict=False):
+                    tensor.copy_(one)
+                told = [tensor.clone() for tensor in given] or None
+                dist.scatter(y, given or None, last)
+                wanted = blocks[rank] if told is None else told[rank]
+                if how != "on top of each other" and not torch.equal(y, wanted):
+                    wrong.append(("scatter", how, turn))
+        return wrong
+
+    assert run_group(n, body, timeout=100) == [[]] * n
+
+
+def test_small_and_large_lists_of_every_type():
+    def body(rank, n):
+        wrong = []
+        for dtype in (torch.uint8, torch.bfloat16, torch.float64, torch.complex128, torch.bool):
+            size = torch.empty((), dtype=dtype).element_size()
+            for nbytes in (100, 64 << 10, (128 << 10) - 16, 128 << 10, 1 << 20):
+                values = torch.arange(nbytes // size) % 7
+                blocks = [(values + r).to(dtype) for r in range(n)]
+                got = [torch.empty_like(b) for b in blocks]
+                dist.all_gather(got, blocks[rank])
+                wrong += [] if all(map(torch.equal, got, blocks)) else [(dtype, nbytes)]
+                y = torch.empty_like(blocks[0])
+                dist.scatter(y, blocks if rank == 0 else None, 0)
+                wrong += [] if torch.equal(y, blocks[rank]) else [(dtype, nbytes, "scatter")]
+        return wrong
+
+    assert run_group(2, body) == [[]] * 2
+
+
+def test_a_list_that_differs_between_ranks_is_an_error():
+    def body(rank, n):
+        count = LARGE + 64 * rank
+        with pytest.raises(dist.DistBackendError, match="count"):
+            dist.all_gather([torch.zeros(count) for _ in range(n)], torch.zeros(count))
+        return True
 
     assert run_group(2, body) == [True] * 2
