@@ -59,8 +59,10 @@ class Groups:
 
         Raises:
             CollTimeout: If a rank has neither come nor gone in time. Call `shrink` again to go on
-                waiting; the others may be in the new communicator already.
-            ArgumentError: For ranks that reach each other over MPI.
+                waiting; the others may be in the new communicator already. A rank that closes this
+                one instead is gone.
+            ArgumentError: For a limit that is not above 0, and for ranks that reach each other over
+                MPI. The rank may call it again.
             CommClosed: If this rank has closed or left the communicator.
             ConcurrentUseError: While another thread is inside a call.
 

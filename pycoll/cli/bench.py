@@ -90,8 +90,7 @@ def main(args: argparse.Namespace) -> int:
             check_writable(option, path)
     if args.n is not None:
         module = ["pycoll", "bench", *arguments_of(args, ALL_FLAGS)]
-        job = argparse.Namespace(n=args.n, timeout=None, tag_output=False, module=module, script=[])
-        return run.main(job)
+        return run.main_of_module(args.n, module)
     import pycoll
 
     with pycoll.init(timeout=args.timeout, transport=args.transport) as comm:

@@ -37,14 +37,13 @@ class Job:
         timeout_s: When to end the job, in seconds from now; None is never.
         wakeup: Descriptor that delivers the number of each signal to this process, SIGCHLD too.
         keep_going: Whether the others go on when a rank fails, until a signal comes. The job is
-            saved by whoever ends well after the last failure.
+            saved if one ends well and none fails because of another.
     """
 
     def __init__(
         self, world_size: int, timeout_s: float | None, wakeup: int, keep_going: bool = False
     ) -> None:
         self._world_size, self._keep_going = world_size, keep_going
-        self._saved = False  # a rank has ended well since the last failure
         self._timeout_s = timeout_s
         self._expires = None if timeout_s is None else time.monotonic() + timeout_s
         self._ranks: list[subprocess.Popen] = []
@@ -150,11 +149,12 @@ class Job:
             self._forwarded.add(number)
 
     def _collect(self) -> None:
-        ended = {rank: self._ranks[rank].poll() for rank in sorted(self._running)}
-        self._running -= {rank for rank, status in ended.items() if status is not None}
-        failed = [r for r, status in ended.items() if status and r not in self._stopped]
-        self._failed += failed
-        self._saved = 0 in ended.values() or (self._saved and not failed)
+        for rank in sorted(self._running):
+            status = self._ranks[rank].poll()
+            if status is not None:
+                self._running.remove(rank)
+                if status != 0 and rank not in self._stopped:
+                    self._failed.append(rank)
         if self._failed and not (self._keep_going or self._plan or self._stopped):
             self._end_after(GRACE_S)
 
@@ -224,7 +224,7 @@ class Job:
             sys.stderr.write(consequences[self._failed[0]])
         rank = (causes or self._failed)[0]
         status = self._ranks[rank].returncode
-        if self._keep_going and self._saved:
+        if self._keep_going and not consequences and any(p.returncode == 0 for p in self._ranks):
             _say("; ".join(map(self._fate, self._failed)) + "; the others went on to their end")
             return 0
         _say(self._fate(rank) + ("; the other ranks were stopped" if self._stopped else ""))

@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--keep-going",
         action="store_true",
         help="let the others go on when a rank fails, with Communicator.shrink; "
-        "the job has failed if nobody ends well after the last failure",
+        "the job has failed if none ends well, or one fails because of another",
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
@@ -74,6 +74,12 @@ def main(args: argparse.Namespace) -> int:
         finally:
             job.close()
     return job.conclude()
+
+
+def main_of_module(n: int, module: list[str]) -> int:
+    """Run a module with n ranks, as ``pycoll run -n N -m module`` does."""
+    usual = {"timeout": None, "tag_output": False, "keep_going": False, "script": []}
+    return main(argparse.Namespace(n=n, module=module, **usual))
 
 
 def _command(args: argparse.Namespace) -> list[str]:

@@ -118,8 +118,7 @@ def _start(args: argparse.Namespace, path: Path, n: int, budget: float) -> int:
         words = ["--part", str(part), "--budget", str(budget), "--max", str(args.max)]
         words += ["--only", args.only] if args.only else []
         module = ["pycoll", "tune", *words]
-        job = argparse.Namespace(n=n, timeout=None, tag_output=False, module=module, script=[])
-        status = run.main(job)
+        status = run.main_of_module(n, module)
         if status == 0:
             save(path, Tuning.parse(part.read_text(encoding="utf-8")).worlds[0])
     return status

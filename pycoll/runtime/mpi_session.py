@@ -49,8 +49,6 @@ class MpiJob:
 class MpiSession(Session):
     """Everything one rank needs to take part in one communicator over MPI."""
 
-    can_shrink = False
-
     def __init__(
         self, job: MpiJob, members: list[int], rank: int, context: int, config: Config
     ) -> None:

@@ -74,7 +74,7 @@ class Session(TaggedMessages, Refusals):
     control: _C.Control | None = None  # where the ranks share memory
     members: list[int] | None = None  # rank in the job of each rank of a group
     transport = "shared memory"
-    can_shrink = True  # its ranks can go on without those that are gone
+    can_shrink = False  # somebody has a communicator by which to go on without those who are gone
     internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it

@@ -99,10 +99,12 @@ class Shrinking:
         leader = self._group[0]
         try:
             fd = adopt(*self._votes.offered(leader))
-        except TransportError:
-            if self._votes.await_other_offer(leader, _SOON_S):
+        except TransportError as error:
+            if self._votes.await_other_offer(leader, min(_SOON_S, left())):
                 return None
-            raise
+            if left() > 0:
+                raise
+            raise CollTimeout(f"{error}; call shrink again") from None
         try:
             if not self._votes.offers(leader):
                 return None  # the descriptor may have been another one's by then

@@ -31,8 +31,6 @@ _Place = tuple[int, Mirror | None]  # address in symmetric memory; of what is re
 class GroupSession(Placed, Session):
     """The session of a process group on one host."""
 
-    can_shrink = False  # PyTorch has no call for it that fits
-
 
 class Calls:
     """The collectives of a session on contiguous CPU tensors. For one thread at a time.

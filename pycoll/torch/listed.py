@@ -16,7 +16,10 @@ from pycoll.types import Kind
 if TYPE_CHECKING:
     from pycoll.torch.calls import Calls
 
-_MAX_BOUND = 64
+LEAST_BYTES = 4 << 20
+"""Of blocks where none were before. To bind their places takes longer than to copy fewer."""
+
+_MAX_KNOWN = 256
 
 
 class Listed:
@@ -29,18 +32,20 @@ class Listed:
     def __init__(self, calls: Calls) -> None:
         """Serve a group with its other calls."""
         self._calls = calls
-        self._bound: dict[tuple, Any] = {}
+        self._known: dict[tuple, Any] = {}  # None: such a list came once
 
     def wants(self, one: torch.Tensor) -> bool:
         """Tell whether this is for blocks like one; the answer is the same on every rank."""
         return self._calls.direct and one.is_cpu and one.numel() > 0
 
-    def takes(self, parts: Tensors, one: torch.Tensor) -> bool:
-        """Tell whether the blocks of all ranks can be read or written where they are.
+    def takes(self, kind: Kind, parts: Tensors, one: torch.Tensor, root: int) -> bool:
+        """Tell whether the blocks of all ranks are to be read or written where they are.
 
         Args:
+            kind: See `move`.
             parts: Contiguous tensors, one for each rank.
             one: This rank's block, contiguous. It may be its tensor among `parts`.
+            root: Root rank, or 0.
         """
         own, spans = _span(one), list(map(_span, parts))
         mine = spans[self._calls.session.rank] == own
@@ -48,7 +53,23 @@ class Listed:
         alike = all(part.is_cpu and part.nbytes == one.nbytes for part in parts)
         apart = all(a[1] <= b[0] for a, b in pairwise(ordered))
         in_step = all((s[0] - ordered[0][0]) % one.element_size() == 0 for s in spans)
-        return alike and apart and in_step
+        if not (alike and apart and in_step):
+            return False
+        key = self._key(kind, one, parts, root)
+        seen = key in self._known
+        if not seen:
+            self._know(key, None)
+        return seen or one.nbytes * len(parts) >= LEAST_BYTES
+
+    def _key(self, kind: Kind, one: torch.Tensor, parts: Tensors | None, root: int) -> tuple:
+        first, size = _first(parts), one.element_size()
+        offsets = tuple((part.data_ptr() - first) // size for part in parts or ())
+        return kind, code(one.dtype), one.numel(), root, offsets
+
+    def _know(self, key: tuple, bound: Any) -> None:
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        self._known[key] = bound
 
     def move(
         self,
@@ -69,15 +90,11 @@ class Listed:
             site: See `Calls.reduce`.
             timeout_s: See `Calls.reduce`.
         """
-        first = min(part.data_ptr() for part in parts) if parts else 0
-        size = one.element_size()
-        offsets = tuple((part.data_ptr() - first) // size for part in parts or ())
-        key = kind, code(one.dtype), one.numel(), root, offsets
-        bound = self._bound.get(key)
+        first, key = _first(parts), self._key(kind, one, parts, root)
+        bound = self._known.get(key)
         if bound is None:
-            if len(self._bound) >= _MAX_BOUND:
-                self._bound.clear()
-            bound = self._bound[key] = self._bind(kind, one, root, offsets)
+            bound = self._bind(kind, one, root, key[-1])
+            self._know(key, bound)
         ends = (first, one.data_ptr()) if kind == Kind.SCATTER else (one.data_ptr(), first)
         session = self._calls.session
         session.guard(session.engine.run, bound, *ends, site, timeout_s)
@@ -89,6 +106,10 @@ class Listed:
         if kind == Kind.SCATTER:
             spec = replace(spec, alternative=None)
         return session.bind(spec, np.array(offsets) if offsets else None)
+
+
+def _first(parts: Tensors | None) -> int:
+    return min((part.data_ptr() for part in parts or ()), default=0)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

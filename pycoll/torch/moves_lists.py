@@ -58,7 +58,7 @@ class ListMoves:
         x, own = source(given), f"tensor {self._rank} of the output list"
         check_list(parts, self._size, given, "the output list", output=True)
         check_same_size(given, "the input", parts[self._rank], f"{own}, this rank's")
-        boxes = self._boxes(parts, x)
+        boxes = self._boxes(Kind.ALL_GATHER, parts, x, 0)
         if boxes:
             return lambda: self._deal(Kind.ALL_GATHER, x, boxes, parts, 0, site, limit)
         sizes = [part.numel() for part in parts]
@@ -75,12 +75,12 @@ class ListMoves:
 
         return job
 
-    def _boxes(self, parts: Tensors, x: torch.Tensor) -> Tensors | None:
+    def _boxes(self, kind: Kind, parts: Tensors, x: torch.Tensor, root: int) -> Tensors | None:
         """Return what receives the blocks of a list, if they can be received one by one."""
         if not self._calls.listed.wants(x):
             return None
         boxes = [target(part) for part in parts]
-        return boxes if self._calls.listed.takes(boxes, x) else None
+        return boxes if self._calls.listed.takes(kind, boxes, x, root) else None
 
     def _deal(
         self, kind: Kind, x: torch.Tensor, boxes: Tensors, parts: Tensors, *args: Any
@@ -100,7 +100,7 @@ class ListMoves:
             if self._rank == root:
                 parts = single(outputs, "gather")
                 check_list(parts, self._size, x, "the output list", equal=True, output=True)
-                boxes = self._boxes(parts, x)
+                boxes = self._boxes(Kind.GATHER, parts, x, root)
                 flat = None if boxes else room(self._calls, x, count)
 
             def job() -> None:
@@ -127,8 +127,8 @@ class ListMoves:
             if self._rank == root:
                 parts = single(inputs, "scatter")
                 check_list(parts, self._size, output, "the input list", equal=True)
-                blocks = [source(part) for part in parts]
-                if not one_by_one or not self._calls.listed.takes(blocks, out):
+                blocks = [source(part).to(out.device) for part in parts]
+                if not one_by_one or not self._calls.listed.takes(Kind.SCATTER, blocks, out, root):
                     x = pack(self._calls, blocks)
                     blocks = list(x.chunk(self._size))
 

@@ -56,19 +56,35 @@ def test_a_signal_still_ends_it(jobs):
         assert jobs.all_gone(pids)
 
 
-def test_who_ends_before_the_failures_saves_nothing(jobs):
+def test_those_who_fail_because_of_another_have_not_gone_on(jobs):
     path = jobs.script(
         """
+        from pycoll.errors import PeerLeft
         if rank > 0:
             wait_for("done", [0])
-            time.sleep(0.3 * rank)
-            sys.exit(7)
+            raise PeerLeft("rank 0 left")
         mark("done")
         """
     )
     done = jobs.run("-n", 3, "--keep-going", path)
-    assert done.returncode == 7
-    assert last_line(done) == "pycoll run: rank 1 exited with code 7"
+    assert done.returncode == 1
+    assert "the others went on" not in done.stderr
+
+
+def test_a_rank_that_takes_its_time_to_end(jobs):
+    path = jobs.script(
+        """
+        import atexit
+        if rank == 1:
+            atexit.register(time.sleep, 1)
+            raise KeyError("early")
+        """
+    )
+    done = jobs.run("-n", 3, "--keep-going", path)
+    assert done.returncode == 0
+    assert last_line(done) == (
+        "pycoll run: rank 1 exited with code 1; the others went on to their end"
+    )
 
 
 def test_every_cause_is_shown(jobs):

@@ -158,3 +158,20 @@ def test_a_list_that_differs_between_ranks_is_an_error():
         return True
 
     assert run_group(2, body) == [True] * 2
+
+
+def test_many_different_lists():
+    """More than are remembered, each twice: the second time they are taken where they lie."""
+
+    def body(rank, n):
+        held, wrong = [], []
+        for turn in range(300):
+            got = [torch.zeros(50 + turn % 7) for _ in range(n)]
+            held.append((got, torch.zeros(1 + turn * 13 % 400)))
+            for again in range(2):
+                dist.all_gather(got, torch.full_like(got[0], rank + turn + again))
+                good = all(bool((t == r + turn + again).all()) for r, t in enumerate(got))
+                wrong += [] if good else [(turn, again)]
+        return wrong
+
+    assert run_group(3, body, timeout=60) == [[]] * 3
