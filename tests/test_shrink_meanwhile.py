@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from faults import KILLED, die, who
+from faults import KILLED, Event, die, who
 from pycoll.errors import (
     CollError,
     CollTimeout,
@@ -47,14 +47,16 @@ def test_a_rank_that_is_stuck_is_waited_for():
 
 def test_who_comes_too_late_and_who_gives_up(run):
     """Those who gave up can come again; the last to come finds them."""
+    event = Event()
 
     def rank(comm):
         comm.barrier()
         if comm.rank == 0:
-            time.sleep(0.5)
+            event.wait()
         elif comm.rank == 1:
             with pytest.raises(CollTimeout, match="rank 0"):
                 comm.shrink(timeout=0.1)
+            event.happens()
         return who(comm.shrink(timeout=10), comm.rank)
 
     assert run(3, rank) == [[0, 1, 2]] * 3
@@ -86,7 +88,7 @@ def test_a_rank_that_is_stopped_before_it_joins(monkeypatch):
             stop = functools.partial(os.kill, os.getpid(), signal.SIGSTOP)
             monkeypatch.setattr(shrinking, "member", lambda *_: stop())
         with pytest.raises(CollTimeout) as caught:
-            comm.shrink(timeout=0.5)
+            comm.shrink(timeout=1.5)
         text = f"rank 2 (process {pids[2]}) has neither joined those who are left nor ended"
         assert text in str(caught.value)
         if comm.rank == 0:
@@ -145,6 +147,7 @@ def test_an_interrupt_when_all_have_joined(monkeypatch):
 
 def test_another_thread_in_a_call(run):
     """That is refused before anything has happened."""
+    event = Event()
 
     def rank(comm):
         comm.barrier()
@@ -154,9 +157,10 @@ def test_another_thread_in_a_call(run):
             time.sleep(0.2)
             with pytest.raises(ConcurrentUseError, match="one communicator per thread"):
                 comm.shrink()
+            event.happens()
             thread.join()
         else:
-            time.sleep(0.5)
+            event.wait()
             comm.barrier()
         return who(comm, comm.rank)
 

@@ -17,7 +17,7 @@ _SOON_S = 1.0  # by when everybody knows of a rank that has closed its files
 _KEPT = ("shrink",)
 
 
-def shrink(parent: Session, timeout: float | None, kind: type[Session] = Session) -> Session:
+def shrink(parent: Session, timeout: float | None) -> Session:
     """Make a session of the ranks that are left; see `pycoll.Communicator.shrink`.
 
     Who they are is counted in the control memory (``csrc/survivors.h``), which works whatever has
@@ -35,7 +35,7 @@ def shrink(parent: Session, timeout: float | None, kind: type[Session] = Session
     try:
         parent.abort(f"rank {parent.rank} called shrink")  # who is in another call hears of it
         parent.guard(engine.drain)
-        progress = parent.kept.setdefault(_KEPT, Shrinking(parent, kind))
+        progress = parent.kept.setdefault(_KEPT, Shrinking(parent))
         child = progress.advance(parent, lambda: max(0.0, end - time.monotonic()))
         if parent.tuning is not None:
             child.use(parent.tuning)
@@ -56,9 +56,8 @@ def shrink(parent: Session, timeout: float | None, kind: type[Session] = Session
 class Shrinking:
     """How far one rank has come."""
 
-    def __init__(self, parent: Session, kind: type[Session]) -> None:
-        """Begin, for sessions of a class."""
-        self._kind = kind
+    def __init__(self, parent: Session) -> None:
+        """Begin."""
         self._votes = _C.Survivors(parent.control, parent.rank, parent.threads)
         self._offers: list[int] = []  # of all rounds: somebody may be about to open any of them
         self._fresh = False  # the last of them has not been in a round that was decided
@@ -108,7 +107,7 @@ class Shrinking:
         try:
             if not self._votes.offers(leader):
                 return None  # the descriptor may have been another one's by then
-            return member(parent, fd, self._group, self._kind, left())
+            return member(parent, fd, self._group, Session, left())
         except CollTimeout as error:
             raise CollTimeout(f"{error}; end what is stuck, and call shrink again") from None
         finally:

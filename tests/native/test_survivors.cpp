@@ -1,10 +1,12 @@
 // Counting who is left: all who are get the same answer, whoever goes, and whenever.
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <array>
 #include <csignal>
 #include <random>
 
+#include "process.h"
 #include "survivors.h"
 #include "world.h"
 
@@ -154,12 +156,36 @@ void who_is_in_a_call_is_not_gone() {
       "inside");
 }
 
+// Who has no descriptor left to look is not told that a process is over.
+void which_process_is_over() {
+  const int32_t pid = getpid();
+  const uint64_t born = process_stat(pid).starttime;
+  expect(born != 0 && !process_over(pid, born), "this process is over");
+  expect(process_over(pid, born + 1), "an older process of that number is not over");
+  rlimit before, none;
+  getrlimit(RLIMIT_NOFILE, &before);
+  none = before;
+  none.rlim_cur = 0;
+  setrlimit(RLIMIT_NOFILE, &none);
+  const bool over = process_over(pid, born);
+  setrlimit(RLIMIT_NOFILE, &before);
+  expect(!over, "over, as nothing can be opened");
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  siginfo_t ended;
+  waitid(P_PID, id_t(child), &ended, WEXITED | WNOWAIT);
+  expect(process_over(child, process_stat(child).starttime), "a zombie is not over");
+  waitpid(child, nullptr, 0);
+  expect(process_over(child, born), "a process that is gone is not over");
+}
+
 }  // namespace
 
 int main() {
   std::vector<Test> tests = {{"all get the same", all_get_the_same},
                              {"who is in a call is not gone", who_is_in_a_call_is_not_gone},
-                             {"the one who counts is stopped", the_one_who_counts_is_stopped}};
+                             {"the one who counts is stopped", the_one_who_counts_is_stopped},
+                             {"which process is over", which_process_is_over}};
   if (kModes.size() > 1) tests.push_back({"the one who counts dies", the_one_who_counts_dies});
   return main_of(tests);
 }
