@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fold.h"
+
 namespace pycoll {
 namespace {
 
@@ -26,7 +28,7 @@ constexpr WaitPolicy kBusy = {
     .spins = 50, .yield_us = 20'000, .first_slice_us = 50, .last_slice_us = 100};
 
 void copy_all(const std::vector<Detours::Copy>& copies) {
-  for (const Detours::Copy& c : copies) std::memcpy(c.to, c.from, c.nbytes);
+  for (const Detours::Copy& c : copies) copy(c.to, c.from, c.nbytes);
 }
 
 }  // namespace

@@ -40,8 +40,9 @@ inline constexpr int kMaxFoldSources = 4096;
 void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* dsts, int ndst,
           size_t count);
 
-// Copies nbytes, optionally with non-temporal stores.
-void copy(void* dst, const void* src, size_t nbytes, bool nontemporal);
+// Copies nbytes, optionally with non-temporal stores. Where the engine moves many bytes it does so
+// here: memcpy is slow for some places (fold.cpp).
+void copy(void* dst, const void* src, size_t nbytes, bool nontemporal = false);
 
 // Divides count elements in place by n (the closing step of avg where no single fold saw all
 // ranks).

@@ -6,6 +6,8 @@
 #include <new>
 #include <sstream>
 
+#include "fold.h"
+
 namespace pycoll {
 
 namespace {
@@ -115,7 +117,7 @@ void Mailboxes::push(Outgoing& message) {
     if (message.offered) {
       std::memcpy(part.data, &data, sizeof(data));
     } else {
-      if (part.nbytes > 0) std::memcpy(part.data, data, part.nbytes);
+      copy(part.data, data, part.nbytes);
       advance(message, part.nbytes);
     }
     out.sent.store(index + 1, std::memory_order_release);
@@ -223,9 +225,7 @@ std::optional<uint32_t> Mailboxes::collect(const Wanted& wanted) {
                 " sent ", found->nbytes, " bytes of ", type_name(found->type),
                 ". The message is kept: receive it into a fitting array");
   }
-  if (found->own != nullptr && wanted.nbytes > 0) {
-    std::memcpy(wanted.data, found->own.get(), wanted.nbytes);
-  }
+  if (found->own != nullptr) copy(wanted.data, found->own.get(), wanted.nbytes);
   const uint32_t sender = found->src;
   arrived_.erase(arrived_.begin() + (found - arrived_.data()));
   return sender;
@@ -269,7 +269,7 @@ void Mailboxes::take(uint32_t src, std::span<const Wanted> wanted) {
   if (part.state.load(std::memory_order_relaxed) != kHere) {
     read_offer(part, *message);
   } else {
-    if (part.nbytes > 0) std::memcpy(message->data + message->received, part.data, part.nbytes);
+    copy(message->data + message->received, part.data, part.nbytes);
     message->received += part.nbytes;
     if (message->received == message->nbytes) choose(in, *message);
   }
@@ -359,7 +359,7 @@ void Mailboxes::keep_copies() {
       lose(m.src, m.nbytes);
       break;
     }
-    if (m.received > 0) std::memcpy(m.own.get(), m.data, m.received);
+    copy(m.own.get(), m.data, m.received);
     m.data = m.own.get();
   }
   std::erase_if(arrived_, [](const Message& m) { return m.own == nullptr; });

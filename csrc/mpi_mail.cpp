@@ -5,6 +5,7 @@
 
 #include "erase_done.h"
 #include "fault.h"
+#include "fold.h"
 
 namespace pycoll {
 
@@ -42,7 +43,7 @@ std::vector<MpiRequest> MpiMail::post(const void* data, uint64_t nbytes, uint32_
   if (dst == link.rank()) {
     Message message{dst, tag, type, nbytes, false, true};
     message.own = std::make_unique<char[]>(std::max<uint64_t>(1, nbytes));
-    if (nbytes > 0) std::memcpy(message.own.get(), data, nbytes);
+    copy(message.own.get(), data, nbytes);
     arrived_.push_back(std::move(message));
     return parts;
   }
@@ -136,7 +137,7 @@ std::optional<uint32_t> MpiMail::collect(void* data, uint64_t nbytes, uint32_t t
   }
   if (!found->complete) return std::nullopt;
   if (found->bulk) engine_->poll();  // whoever gave up sending may have changed what was under way
-  if (nbytes > 0) std::memcpy(data, found->own.get(), nbytes);
+  copy(data, found->own.get(), nbytes);
   const uint32_t sender = found->src;
   arrived_.remove_if([&](const Message& m) { return &m == found; });
   return sender;

@@ -4,7 +4,6 @@
 // be shorter than that; a rank that receives into a scratch slot does not know which ones are, so
 // what is received is bounded by the full length, and what counts is what the destination has.
 #include <algorithm>
-#include <cstring>
 
 #include "fold.h"
 #include "mpi_task.h"
@@ -68,7 +67,7 @@ uint64_t MpiTask::gather(const Window& window, const Operand& operand, uint32_t 
     uint64_t length;
     const char* data = resolve(window, operand, first + k, length);
     if (length == 0) continue;
-    std::memcpy(to + k * pitch, data, length * call_.elem_bytes);
+    copy(to + k * pitch, data, length * call_.elem_bytes);
     end = k * pitch + length * call_.elem_bytes;
   }
   return end;
@@ -81,7 +80,7 @@ void MpiTask::scatter(const Window& window, const Operand& operand, uint32_t fir
     uint64_t length;
     char* data = resolve(window, operand, first + k, length);
     const uint64_t there = std::min(length * call_.elem_bytes, nbytes - k * pitch);
-    if (there > 0) std::memcpy(data, from + k * pitch, there);
+    copy(data, from + k * pitch, there);
   }
 }
 

@@ -338,6 +338,16 @@ void check_copy_and_scale() {
         }
       }
     }
+    for (size_t behind : {0, 1, 16, 31, 32, 63, 64, 4095}) {  // of the source, but for whole pages
+      for (size_t nbytes : {2047, 2048, 5001, 65537, 200000}) {
+        std::fill(to.begin(), to.end(), 0);
+        const size_t apart = static_cast<size_t>(to.data() - from.data()) % 4096;
+        const size_t at = (behind + 4096 + 5 - apart) % 4096 + 1;
+        pycoll::copy(to.data() + at, from.data() + 6, nbytes);
+        check(std::memcmp(to.data() + at, from.data() + 6, nbytes) == 0, "copy to another page");
+        check(to[at + nbytes] == 0 && to[at - 1] == 0, "copy wrote beside its destination");
+      }
+    }
     std::vector<double> doubles(100, 10.0);
     pycoll::scale(DType::kFloat64, doubles.data(), doubles.size(), 3);
     for (double value : doubles) check(value == 10.0 / 3, "scale of float64");
