@@ -35,7 +35,7 @@ class ByHand:
     def __init__(self, comm, library):
         self._library = ctypes.CDLL(library)
         self._library.staged_bytes.restype = ctypes.c_size_t
-        self._library.read_all_gather.restype = ctypes.c_bool
+        self._library.read_move.restype = ctypes.c_bool
         self._rank, self._turn = comm.rank, ctypes.c_uint64(0)
         self._map = shared_map(comm, self._library.staged_bytes())
         self._memory = np.frombuffer(self._map, np.uint8)
@@ -44,18 +44,23 @@ class ByHand:
     def call(self, name, *arguments):
         """Call a function; arrays are passed by their address, numbers as they are."""
         passed = [
-            ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else ctypes.c_size_t(a)
+            ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else ctypes.c_size_t(a or 0)
             for a in arguments
         ]
         memory = ctypes.c_void_p(self._memory.ctypes.data)
         turn = ctypes.byref(self._turn)
         return getattr(self._library, name)(memory, self._rank, turn, *passed)
 
-    def read(self, x, out, pid, there):
-        """Gather by letting the kernel copy; notes if it refuses."""
-        self.may_read = (
-            self.call("read_all_gather", x, out, out.nbytes, pid, there) and self.may_read
-        )
+    def move(self, moves, segment):
+        """Make the moves of a collective through cells, in segments of so many bytes."""
+        own_to, own_from, send, receive, nbytes = moves
+        self.call("staged_move", own_to, own_from, send, receive, nbytes, segment)
+
+    def read(self, moves, pid, there):
+        """Make them by letting the kernel copy; notes if it refuses."""
+        own_to, own_from, _, receive, nbytes = moves
+        done = self.call("read_move", own_to, own_from, receive, nbytes, pid, there)
+        self.may_read = done and self.may_read
 
 
 def arrays(slots, count, pages):
@@ -80,39 +85,77 @@ def all_reduce(comm, hand, slots, nbytes, pages):
     return ways
 
 
-def all_gather(comm, hand, slots, nbytes, pages):
-    """Return {name: functions, one for each slot}."""
-    xs, outs = arrays(slots, nbytes // 8, pages), arrays(slots, nbytes // 4, pages)
+def moves_of(name, rank, x, out):
+    """Return what a rank copies to itself, to and from, and what it sends and receives.
+
+    And the bytes of each of these. None: it does not.
+    """
+    if name == "broadcast":
+        return (None, None, x, None, x.nbytes) if rank == 0 else (None, None, None, x, x.nbytes)
+    blocks = out.reshape(2, -1)
+    mine, others = (x, x) if name == "all_gather" else x.reshape(2, -1)[[rank, 1 - rank]]
+    return blocks[rank], mine, others, blocks[1 - rank], blocks[0].nbytes
+
+
+def moved(name, comm, hand, slots, nbytes, pages):
+    """Return {name: functions, one for each slot} of a collective that only moves data."""
+    part = nbytes // 2 if name == "all_gather" else nbytes
+    xs = arrays(slots, part // 4, pages)
+    outs = xs if name == "broadcast" else arrays(slots, nbytes // 4, pages)
+    moves = [moves_of(name, comm.rank, x, out) for x, out in zip(xs, outs, strict=True)]
+    sent = [m[2].ctypes.data if m[2] is not None else 0 for m in moves]
+    pid, *there = comm.all_gather(np.array([[os.getpid(), *sent]]))[1 - comm.rank].tolist()
+    collective, staged = getattr(comm, name), select(name, nbytes, 2).name
     pairs = list(zip(xs, outs, strict=True))
-    others = comm.all_gather(np.array([[os.getpid(), *(x.ctypes.data for x in xs)]]))
-    pid, *there = others[1 - comm.rank].tolist()
-    ways = {"pycoll": [lambda x=x, out=out: comm.all_gather(x, out=out) for x, out in pairs]}
-    name = select("all_gather", nbytes, 2).name  # of whom names it, arrays go through cells
-    ways["cells"] = [
-        lambda x=x, out=out: comm.all_gather(x, out=out, algorithm=name) for x, out in pairs
+    ways = {"pycoll": [functools.partial(collective, x, out=out) for x, out in pairs]}
+    ways["cells"] = [  # of whom names an algorithm, arrays go through cells
+        functools.partial(collective, x, out=out, algorithm=staged) for x, out in pairs
     ]
     ways["read"] = [
-        lambda x=x, out=out, at=at: hand.read(x, out, pid, at)
-        for (x, out), at in zip(pairs, there, strict=True)
+        functools.partial(hand.read, m, pid, at) for m, at in zip(moves, there, strict=True)
     ]
+    for s in (s for s in SEGMENTS if s <= moves[0][-1]):
+        ways[f"staged {s}"] = [functools.partial(hand.move, m, s) for m in moves]
+    return ways
+
+
+def reduce(comm, hand, slots, nbytes, pages):
+    """Return {name: functions, one for each slot}."""
+    xs, outs = arrays(slots, nbytes // 4, pages), arrays(slots, nbytes // 4, pages)
+    pairs = [(x, out if comm.rank == 0 else None) for x, out in zip(xs, outs, strict=True)]
+    ways = {"pycoll": [functools.partial(comm.reduce, x, out=out) for x, out in pairs]}
     for s in (s for s in SEGMENTS if s <= nbytes):
         ways[f"staged {s}"] = [
-            lambda x=x, out=out, s=s: hand.call("staged_all_gather", x, out, nbytes, s)
-            for x, out in pairs
+            functools.partial(hand.call, "staged_reduce", x, out, nbytes, s) for x, out in pairs
         ]
     return ways
 
 
+COLLECTIVES = {
+    "all_reduce": all_reduce,
+    "reduce": reduce,
+    **{name: functools.partial(moved, name) for name in ("broadcast", "all_gather", "all_to_all")},
+}
+
+
 def verify(comm, hand):
     """Stop if what is done by hand is not right."""
+    count, results = SIZES[1] // 4, {}
     for s in SEGMENTS:
-        x = np.full(SIZES[1] // 4, comm.rank + 1, np.float32)
+        x = np.full(count, comm.rank + 1, np.float32)
         hand.call("staged_all_reduce", x, x.nbytes, s)
-        half = np.full(x.size // 2, comm.rank + 1, np.float32)
-        out = np.zeros(x.size, np.float32)
-        hand.call("staged_all_gather", half, out, out.nbytes, s)
-        if (x != 3).any() or (out.reshape(2, -1) != [[1], [2]]).any():
-            raise SystemExit(f"a collective by hand is wrong in segments of {s} bytes")
+        results["all_reduce"] = x, (3, 3)
+        x, out = np.full(count, comm.rank + 1, np.float32), np.full(count, 3, np.float32)
+        hand.call("staged_reduce", x, out, x.nbytes, s)
+        results["reduce"] = out, (3, 3)
+        for name, wanted in ("broadcast", (1, 1)), ("all_gather", (1, 2)), ("all_to_all", (1, 2)):
+            x = np.full(count // (1 + (name == "all_gather")), comm.rank + 1, np.float32)
+            out = x if name == "broadcast" else np.zeros(count, np.float32)
+            hand.move(moves_of(name, comm.rank, x, out), s)
+            results[name] = out, wanted
+        for name, (out, wanted) in results.items():
+            if (out.reshape(2, -1) != np.array(wanted)[:, None]).any():
+                raise SystemExit(f"{name} by hand is wrong in segments of {s} bytes")
 
 
 def measure(comm, ways, nbytes):
@@ -136,11 +179,11 @@ def measure(comm, ways, nbytes):
     }
 
 
-def row_of(comm, hand, make, slots, nbytes, pages):
+def row_of(comm, hand, name, slots, nbytes, pages):
     """Measure one row of a table."""
-    found = measure(comm, make(comm, hand, slots, nbytes, pages), nbytes)
+    found = measure(comm, COLLECTIVES[name](comm, hand, slots, nbytes, pages), nbytes)
     staged = [row for name, row in found.items() if name.startswith("staged")]
-    row = {"collective": make.__name__, "bytes": nbytes, "pages": pages}
+    row = {"collective": name, "bytes": nbytes, "pages": pages}
     row["arrays"] = "again" if slots == 1 else "in turn"
     row |= {"pycoll": found["pycoll"], "staged": min(staged, key=lambda f: f["x"])}
     row["touch"], row["cells"] = found.get("touch"), found.get("cells")
@@ -154,9 +197,9 @@ def main():
     with pycoll.init(timeout=60, tuning="off") as comm:
         hand = ByHand(comm, library)
         verify(comm, hand)
-        for make, pages, nbytes in itertools.product((all_reduce, all_gather), PAGES, SIZES):
+        for name, pages, nbytes in itertools.product(COLLECTIVES, PAGES, SIZES):
             for slots in (1, max(2, POOL_BYTES // nbytes)):
-                rows.append(row_of(comm, hand, make, slots, nbytes, pages))
+                rows.append(row_of(comm, hand, name, slots, nbytes, pages))
         if comm.rank == 0:
             Path(path).write_text(json.dumps(rows))
 

@@ -85,39 +85,65 @@ extern "C" void staged_all_reduce(void* memory, int rank, uint64_t* turn, char* 
   }
 }
 
-// Each rank copies its input in, and to its own place, and the peer's out of the cell.
-extern "C" void staged_all_gather(void* memory, int rank, uint64_t* turn, const char* in, char* out,
-                                  size_t nbytes, size_t segment) {
+// What a collective that only moves data does: `send` goes through the cells to the peer's
+// `receive`, and `own_from` to `own_to`, as many bytes; null: this rank does not. One piece goes in
+// while the peer copies the one before it out.
+extern "C" void staged_move(void* memory, int rank, uint64_t* turn, char* own_to,
+                            const char* own_from, const char* send, char* receive, size_t nbytes,
+                            size_t segment) {
   Pair pair(memory, rank, turn);
-  const size_t half = nbytes / 2, piece = std::min(segment, nbytes) / 2;
-  char* own = out + size_t(rank) * half;
-  char* others = out + size_t(1 - rank) * half;
-  for (size_t i = 0; i < half / piece + 1; ++i) {
+  const size_t piece = std::min(segment, nbytes);
+  for (size_t i = 0; i < nbytes / piece + 1; ++i) {
     pair.wait();
     const size_t now = i % 2;
-    if (i < half / piece) {
-      std::memcpy(pair.mine(0, now), in + i * piece, piece);
-      std::memcpy(own + i * piece, in + i * piece, piece);
+    if (i < nbytes / piece) {
+      if (send != nullptr) std::memcpy(pair.mine(0, now), send + i * piece, piece);
+      if (own_to != nullptr) std::memcpy(own_to + i * piece, own_from + i * piece, piece);
     }
-    if (i >= 1) std::memcpy(others + (i - 1) * piece, pair.peers(0, 1 - now), piece);
+    if (i >= 1 && receive != nullptr) {
+      std::memcpy(receive + (i - 1) * piece, pair.peers(0, 1 - now), piece);
+    }
     pair.step();
   }
 }
 
-// The kernel copies once, out of the peer's array (`there`, in process `pid`). Returns false if it
-// must not.
-extern "C" bool read_all_gather(void* memory, int rank, uint64_t* turn, const char* in, char* out,
-                                size_t nbytes, int pid, char* there) {
+// The same, but the kernel copies once, out of the peer's array (`there`, in process `pid`).
+// Returns false if it must not.
+extern "C" bool read_move(void* memory, int rank, uint64_t* turn, char* own_to,
+                          const char* own_from, char* receive, size_t nbytes, int pid,
+                          char* there) {
   Pair pair(memory, rank, turn);
-  const size_t half = nbytes / 2;
   pair.step();
   pair.wait();
-  const iovec to{out + size_t(1 - rank) * half, half}, from{there, half};
-  const bool done = process_vm_readv(pid, &to, 1, &from, 1, 0) == static_cast<ssize_t>(half);
-  std::memcpy(out + size_t(rank) * half, in, half);
+  bool done = true;
+  if (receive != nullptr) {
+    const iovec to{receive, nbytes}, from{there, nbytes};
+    done = process_vm_readv(pid, &to, 1, &from, 1, 0) == static_cast<ssize_t>(nbytes);
+  }
+  if (own_to != nullptr) std::memcpy(own_to, own_from, nbytes);
   pair.step();
   pair.wait();
   return done;
+}
+
+// Rank 1 copies its array in, piece by piece, and rank 0 folds each with its own into the result.
+extern "C" void staged_reduce(void* memory, int rank, uint64_t* turn, const char* x, char* out,
+                              size_t nbytes, size_t segment) {
+  Pair pair(memory, rank, turn);
+  const size_t piece = std::min(segment, nbytes);
+  for (size_t i = 0; i < nbytes / piece + 1; ++i) {
+    pair.wait();
+    const size_t now = i % 2;
+    if (i < nbytes / piece && rank == 1) std::memcpy(pair.mine(0, now), x + i * piece, piece);
+    if (i >= 1 && rank == 0) {
+      const size_t at = (i - 1) * piece;
+      const auto* own = reinterpret_cast<const float*>(x + at);
+      const auto* other = reinterpret_cast<const float*>(pair.peers(0, 1 - now));
+      auto* result = reinterpret_cast<float*>(out + at);
+      for (size_t k = 0; k < piece / sizeof(float); ++k) result[k] = own[k] + other[k];
+    }
+    pair.step();
+  }
 }
 
 // What every all-reduce in place does at least: each rank reads and writes the whole of its array.
