@@ -25,8 +25,9 @@ SEGMENTS = (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
 PAGES = {"huge": mmap.MADV_HUGEPAGE, "4 KiB": mmap.MADV_NOHUGEPAGE}
 POOL_BYTES = 96 << 20  # of arrays in turn
 BLOCK_BYTES = 32 << 20
-BATCH_BYTES = 16 << 20
-ROUNDS = 21
+BATCH_BYTES = 64 << 20
+ROUNDS = 15
+WARM = 4  # the first calls of a turn, one in so many, do not count
 
 
 class ByHand:
@@ -165,13 +166,14 @@ def measure(comm, ways, nbytes):
     def one(name):
         ways[name][next(turn) % len(ways[name])]()
 
-    calls = max(4, BATCH_BYTES // nbytes)
+    calls = max(8, BATCH_BYTES // nbytes)
     rounds = {name: [] for name in ways}
-    for _ in range(ROUNDS):
-        for name, found in rounds.items():
+    names = list(ways)
+    for k in range(ROUNDS):
+        for name in names[k % len(names) :] + names[: k % len(names)]:  # nobody is always after one
             call = functools.partial(one, name)
-            batches(comm, call, 1, 1)
-            found.append(float(batches(comm, call, calls, 1)[0]) * 1e6)
+            batches(comm, call, calls // WARM, 1)
+            rounds[name].append(float(batches(comm, call, calls, 1)[0]) * 1e6)
     ours = np.array(rounds["pycoll"])
     return {
         name: {"us": float(np.median(us)), "x": float(np.median(np.array(us) / ours))}
@@ -181,7 +183,8 @@ def measure(comm, ways, nbytes):
 
 def row_of(comm, hand, name, slots, nbytes, pages):
     """Measure one row of a table."""
-    found = measure(comm, COLLECTIVES[name](comm, hand, slots, nbytes, pages), nbytes)
+    with comm.dup() as own:  # what it has found out about the arrays of other rows does not count
+        found = measure(own, COLLECTIVES[name](own, hand, slots, nbytes, pages), nbytes)
     staged = [row for name, row in found.items() if name.startswith("staged")]
     row = {"collective": name, "bytes": nbytes, "pages": pages}
     row["arrays"] = "again" if slots == 1 else "in turn"
