@@ -38,7 +38,8 @@ constexpr size_t kMayBeString = 2 << 10;
 // Whether `dst` lies less than a cache line behind `src`, but for whole pages. There "rep movsb" of
 // AMD's Zen 3 takes 17 to 25 times as long (128 KiB: 48 to 85 us instead of 2.8), if it is less
 // than 32 bytes. It is common: large arrays begin 16 bytes into a page, where malloc puts them, and
-// cells at the beginning of one.
+// cells at the beginning of one. Intel's processors are left to memcpy: there a loop over vectors
+// would wait for its own stores, which look like those to the addresses it loads from.
 inline bool just_behind(const char* dst, const char* src) {
   constexpr uintptr_t kPage = 4096;
   const uintptr_t behind =
@@ -47,10 +48,10 @@ inline bool just_behind(const char* dst, const char* src) {
 }
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-const bool g_fast_string = has_fast_string();
+const bool g_fast_string = has_fast_string(), g_amd = is_amd();
 
 inline void copy_bytes(const FoldIsa& isa, char* dst, const char* src, size_t n) {
-  if (n >= kMayBeString && just_behind(dst, src)) {
+  if (n >= kMayBeString && g_amd && just_behind(dst, src)) {
     isa.kernels[kShapeSerial][static_cast<size_t>(DType::kUInt8)]
                [static_cast<size_t>(ReduceOp::kSum)]({&src, &dst, 1, 1, 0, 0, n, 0});
   } else if (n >= kStringFrom && g_fast_string) {

@@ -41,6 +41,16 @@ inline bool has_fast_string() {
 #endif
 }
 
+// Whether AMD has made this CPU.
+inline bool is_amd() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
 // The tables of kernels of one kind, one for each instruction set; a table has a `name`.
 // Thread-safe.
 template <typename Table>
