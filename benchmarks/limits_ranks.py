@@ -93,8 +93,8 @@ def moves_of(name, rank, x, out):
     """
     if name == "broadcast":
         return (None, None, x, None, x.nbytes) if rank == 0 else (None, None, None, x, x.nbytes)
-    blocks = out.reshape(2, -1)
-    mine, others = (x, x) if name == "all_gather" else x.reshape(2, -1)[[rank, 1 - rank]]
+    given, blocks = x.reshape(-1, out.size // 2), out.reshape(2, -1)
+    mine, others = (x, x) if name == "all_gather" else (given[rank], given[1 - rank])
     return blocks[rank], mine, others, blocks[1 - rank], blocks[0].nbytes
 
 
