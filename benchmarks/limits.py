@@ -4,7 +4,7 @@ What is compared, in the same two processes, in turn: pycoll, which takes ordina
 cells or has the kernel copy them, whichever is faster; pycoll through cells; the same by hand, in
 the segments that suit it best; one copy by the kernel, straight out of the other process, as both
 MPIs do with large messages; and, beside an all-reduce, one pass over the array, which each rank
-must make at least. Takes five minutes; writes results/limits.md and .json.
+must make at least. Takes four minutes; writes results/limits.md and .json.
 """
 
 import argparse
