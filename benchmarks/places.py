@@ -1,9 +1,9 @@
 """Time collectives of two ranks by where in a page their arrays begin: cache lines, or behind one.
 
 ``python benchmarks/places.py`` takes ten seconds. Large arrays of NumPy begin 16 bytes into a
-page, where malloc puts them; those of symmetric memory and of PyTorch on a cache line. It should make
-little difference. All places take turns; it prints a table of medians, and of each place how long it
-takes as a part of the time of the first one.
+page, where malloc puts them; those of symmetric memory and of PyTorch on a cache line. It should
+make little difference. All places take turns; it prints a table of medians, and of each place how
+long it takes as a part of the time of the first one.
 """
 
 import functools
