@@ -1,8 +1,10 @@
 #include "cross_memory.h"
 
+#include <algorithm>
 #include <cerrno>
 
 #include "control.h"
+#include "fold.h"
 
 #ifdef __linux__
 #include <sys/uio.h>
@@ -13,9 +15,10 @@ namespace {
 
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;  // of Fibonacci hashing
 
-}  // namespace
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kRoom = 64 << 10;  // stays in the L2 cache
 
-bool read_process(int32_t pid, void* to, const void* from, uint64_t nbytes) {
+bool read_at_once(int32_t pid, void* to, const void* from, uint64_t nbytes) {
 #ifdef __linux__
   char* target = static_cast<char*>(to);
   const char* source = static_cast<const char*>(from);
@@ -34,6 +37,25 @@ bool read_process(int32_t pid, void* to, const void* from, uint64_t nbytes) {
 #else
   return (void)pid, (void)to, (void)from, nbytes == 0;
 #endif
+}
+
+// By way of a room that begins where `from` does in its page.
+bool read_in_pieces(int32_t pid, char* to, const char* from, uint64_t nbytes) {
+  alignas(kPage) char rooms[kRoom + kPage];
+  char* const room = rooms + reinterpret_cast<uintptr_t>(from) % kPage;
+  for (uint64_t at = 0; at < nbytes; at += kRoom) {
+    const uint64_t n = std::min(kRoom, nbytes - at);
+    if (!read_at_once(pid, room, from + at, n)) return false;
+    copy(to + at, room, n);
+  }
+  return true;
+}
+
+}  // namespace
+
+bool read_process(int32_t pid, void* to, const void* from, uint64_t nbytes) {
+  if (nbytes < kPage || !slow_for_strings(to, from)) return read_at_once(pid, to, from, nbytes);
+  return read_in_pieces(pid, static_cast<char*>(to), static_cast<const char*>(from), nbytes);
 }
 
 PeerMemory::PeerMemory(std::shared_ptr<ControlSegment> control, uint32_t rank)

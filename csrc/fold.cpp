@@ -35,23 +35,15 @@ constexpr size_t kStringFrom = 64 << 10;
 // memcpy may choose it from about here on.
 constexpr size_t kMayBeString = 2 << 10;
 
-// Whether `dst` lies less than a cache line behind `src`, but for whole pages. There "rep movsb" of
-// AMD's Zen 3 takes 17 to 25 times as long (128 KiB: 48 to 85 us instead of 2.8), if it is less
-// than 32 bytes. It is common: large arrays begin 16 bytes into a page, where malloc puts them, and
-// cells at the beginning of one. Intel's processors are left to memcpy: there a loop over vectors
-// would wait for its own stores, which look like those to the addresses it loads from.
-inline bool just_behind(const char* dst, const char* src) {
-  constexpr uintptr_t kPage = 4096;
-  const uintptr_t behind =
-      (reinterpret_cast<uintptr_t>(dst) - reinterpret_cast<uintptr_t>(src)) % kPage;
-  return behind - 1 < kCacheLine - 1;
-}
+#if defined(__x86_64__)
+const bool g_fast_string = has_fast_string(), g_amd = is_amd();
+#else
+constexpr bool g_amd = false;
+#endif
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-const bool g_fast_string = has_fast_string(), g_amd = is_amd();
-
 inline void copy_bytes(const FoldIsa& isa, char* dst, const char* src, size_t n) {
-  if (n >= kMayBeString && g_amd && just_behind(dst, src)) {
+  if (n >= kMayBeString && slow_for_strings(dst, src)) {
     isa.kernels[kShapeSerial][static_cast<size_t>(DType::kUInt8)]
                [static_cast<size_t>(ReduceOp::kSum)]({&src, &dst, 1, 1, 0, 0, n, 0});
   } else if (n >= kStringFrom && g_fast_string) {
@@ -158,6 +150,17 @@ void copy(void* dst, const void* src, size_t nbytes, bool nontemporal) {
 void scale(DType dtype, void* data, size_t count, uint32_t n) {
   const void* src = data;
   fold({dtype, ReduceOp::kAvg, false, n, 0}, &src, 1, &data, 1, count);
+}
+
+// It is common: large arrays begin 16 bytes into a page, where malloc puts them, and cells at the
+// beginning of one. AMD's Zen 3 takes 17 to 25 times as long there (128 KiB: 48 to 85 us instead of
+// 2.8), if it is less than 32 bytes. Intel's processors are left to memcpy: there a loop over
+// vectors would wait for its own stores, which look like those to the addresses it loads from.
+bool slow_for_strings(const void* dst, const void* src) {
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t behind =
+      (reinterpret_cast<uintptr_t>(dst) - reinterpret_cast<uintptr_t>(src)) % kPage;
+  return g_amd && behind - 1 < kCacheLine - 1;
 }
 
 const char* fold_isa() { return g_isa.current().name; }

@@ -44,6 +44,10 @@ void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* 
 // here: memcpy is slow for some places (fold.cpp).
 void copy(void* dst, const void* src, size_t nbytes, bool nontemporal = false);
 
+// Whether `dst` lies less than a cache line behind `src`, but for whole pages, and this CPU's "rep
+// movsb", with which memcpy and the kernel copy, is slow there.
+bool slow_for_strings(const void* dst, const void* src);
+
 // Divides count elements in place by n (the closing step of avg where no single fold saw all
 // ranks).
 void scale(DType dtype, void* data, size_t count, uint32_t n);

@@ -252,10 +252,11 @@ void divide_integers(char* data, size_t nbytes, uint32_t scale_n) {
   }
 }
 
-// The average of integers: the wrapped sum of a block, divided while it is in the L1 cache.
+// The average of integers: the wrapped sum of a block, divided while it is in the L1 cache. Blocks
+// are small enough for memcpy to move them to other destinations by vectors (kMayBeString).
 template <typename T>
 void fold_integer_avg(const FoldArgs& args) {
-  for_each_block(args, 4096, [](const FoldArgs& part) {
+  for_each_block(args, 1024, [](const FoldArgs& part) {
     FoldArgs sum = part;
     sum.ndst = 1;
     fold_serial<ReduceOp::kSum, std::make_unsigned_t<T>>(sum);

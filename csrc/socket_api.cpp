@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "error.h"
+#include "fold.h"
 #include "mpi_link.h"
 
 namespace pycoll {
@@ -86,7 +87,7 @@ void SocketApi::irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle, 
   }
   first->taker = operation;
   if (!first->complete) return;
-  std::memcpy(operation->data, first->data.get(), std::min(nbytes, first->nbytes));
+  copy(operation->data, first->data.get(), std::min(nbytes, first->nbytes));
   operation->done = true;
   arrived.erase(first);
 }
@@ -244,7 +245,7 @@ void SocketApi::end_message(Peer& p) {
   message->complete = true;
   Operation* taker = message->taker;
   if (taker == nullptr) return;
-  std::memcpy(taker->data, message->data.get(), std::min(taker->nbytes, message->nbytes));
+  copy(taker->data, message->data.get(), std::min(taker->nbytes, message->nbytes));
   taker->done = true;
   p.arrived[p.frame.tag].pop_back();  // it is the newest; older ones were taken before
 }
