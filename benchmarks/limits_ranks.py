@@ -40,7 +40,11 @@ class ByHand:
         self._rank, self._turn = comm.rank, ctypes.c_uint64(0)
         self._map = shared_map(comm, self._library.staged_bytes())
         self._memory = np.frombuffer(self._map, np.uint8)
-        self.may_read = True
+        self._comm, self._refused = comm, np.zeros(1, np.int32)
+
+    def may_read(self):
+        """Tell whether the kernel has copied from process to process whenever it was asked to."""
+        return not self._comm.all_reduce(self._refused, op="max")[0]
 
     def call(self, name, *arguments):
         """Call a function; arrays are passed by their address, numbers as they are."""
@@ -60,8 +64,8 @@ class ByHand:
     def read(self, moves, pid, there):
         """Make them by letting the kernel copy; notes if it refuses."""
         own_to, own_from, _, receive, nbytes = moves
-        done = self.call("read_move", own_to, own_from, receive, nbytes, pid, there)
-        self.may_read = done and self.may_read
+        if not self.call("read_move", own_to, own_from, receive, nbytes, pid, there):
+            self._refused[0] = 1
 
 
 def arrays(slots, count, pages):
@@ -98,14 +102,20 @@ def moves_of(name, rank, x, out):
     return blocks[rank], mine, others, blocks[1 - rank], blocks[0].nbytes
 
 
+def places(comm, moves):
+    """Return of each set of moves in which process and where the other rank has what it sends."""
+    sent = [m[2].ctypes.data if m[2] is not None else 0 for m in moves]
+    pid, *there = comm.all_gather(np.array([[os.getpid(), *sent]]))[1 - comm.rank].tolist()
+    return [pid] * len(there), there
+
+
 def moved(name, comm, hand, slots, nbytes, pages):
     """Return {name: functions, one for each slot} of a collective that only moves data."""
     part = nbytes // 2 if name == "all_gather" else nbytes
     xs = arrays(slots, part // 4, pages)
     outs = xs if name == "broadcast" else arrays(slots, nbytes // 4, pages)
     moves = [moves_of(name, comm.rank, x, out) for x, out in zip(xs, outs, strict=True)]
-    sent = [m[2].ctypes.data if m[2] is not None else 0 for m in moves]
-    pid, *there = comm.all_gather(np.array([[os.getpid(), *sent]]))[1 - comm.rank].tolist()
+    pids, there = places(comm, moves)
     collective, staged = getattr(comm, name), select(name, nbytes, 2).name
     pairs = list(zip(xs, outs, strict=True))
     ways = {"pycoll": [functools.partial(collective, x, out=out) for x, out in pairs]}
@@ -113,7 +123,7 @@ def moved(name, comm, hand, slots, nbytes, pages):
         functools.partial(collective, x, out=out, algorithm=staged) for x, out in pairs
     ]
     ways["read"] = [
-        functools.partial(hand.read, m, pid, at) for m, at in zip(moves, there, strict=True)
+        functools.partial(hand.read, *call) for call in zip(moves, pids, there, strict=True)
     ]
     for s in (s for s in SEGMENTS if s <= moves[0][-1]):
         ways[f"staged {s}"] = [functools.partial(hand.move, m, s) for m in moves]
@@ -141,22 +151,31 @@ COLLECTIVES = {
 
 def verify(comm, hand):
     """Stop if what is done by hand is not right."""
-    count, results = SIZES[1] // 4, {}
+    count = SIZES[1] // 4
+
+    def check(what, out, wanted):
+        if (out.reshape(2, -1) != np.array(wanted)[:, None]).any():
+            raise SystemExit(f"{what} is wrong")
+
     for s in SEGMENTS:
         x = np.full(count, comm.rank + 1, np.float32)
         hand.call("staged_all_reduce", x, x.nbytes, s)
-        results["all_reduce"] = x, (3, 3)
-        x, out = np.full(count, comm.rank + 1, np.float32), np.full(count, 3, np.float32)
+        check(f"all_reduce by hand in segments of {s} bytes", x, (3, 3))
+        x, out = np.full(count, comm.rank + 1, np.float32), np.zeros(count, np.float32)
         hand.call("staged_reduce", x, out, x.nbytes, s)
-        results["reduce"] = out, (3, 3)
-        for name, wanted in ("broadcast", (1, 1)), ("all_gather", (1, 2)), ("all_to_all", (1, 2)):
+        check(f"reduce by hand in segments of {s} bytes", out, (3 * (comm.rank == 0),) * 2)
+    for name, wanted in ("broadcast", (1, 1)), ("all_gather", (1, 2)), ("all_to_all", (1, 2)):
+        for s in (*SEGMENTS, None):
             x = np.full(count // (1 + (name == "all_gather")), comm.rank + 1, np.float32)
             out = x if name == "broadcast" else np.zeros(count, np.float32)
-            hand.move(moves_of(name, comm.rank, x, out), s)
-            results[name] = out, wanted
-        for name, (out, wanted) in results.items():
-            if (out.reshape(2, -1) != np.array(wanted)[:, None]).any():
-                raise SystemExit(f"{name} by hand is wrong in segments of {s} bytes")
+            moves = moves_of(name, comm.rank, x, out)
+            if s is not None:
+                hand.move(moves, s)
+            else:
+                hand.read(moves, *(there[0] for there in places(comm, [moves])))
+                if not hand.may_read():
+                    continue
+            check(f"{name} by hand, {f'segments of {s} bytes' if s else 'read'},", out, wanted)
 
 
 def measure(comm, ways, nbytes):
@@ -168,9 +187,10 @@ def measure(comm, ways, nbytes):
 
     calls = max(8, BATCH_BYTES // nbytes)
     rounds = {name: [] for name in ways}
-    names = list(ways)
-    for k in range(ROUNDS):
-        for name in names[k % len(names) :] + names[: k % len(names)]:  # nobody is always after one
+    names, shuffle = list(ways), np.random.default_rng(0).shuffle  # the same on both ranks
+    for _ in range(ROUNDS):
+        shuffle(names)  # nobody is always after the same one
+        for name in names:
             call = functools.partial(one, name)
             batches(comm, call, calls // WARM, 1)
             rounds[name].append(float(batches(comm, call, calls, 1)[0]) * 1e6)
@@ -190,7 +210,7 @@ def row_of(comm, hand, name, slots, nbytes, pages):
     row["arrays"] = "again" if slots == 1 else "in turn"
     row |= {"pycoll": found["pycoll"], "staged": min(staged, key=lambda f: f["x"])}
     row["touch"], row["cells"] = found.get("touch"), found.get("cells")
-    row["read"] = found.get("read") if hand.may_read else None
+    row["read"] = found.get("read") if hand.may_read() else None
     return row
 
 

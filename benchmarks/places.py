@@ -1,83 +1,141 @@
-"""Time collectives of two ranks by where in a page their arrays begin: cache lines, or behind one.
+"""Time calls of two ranks by where in a page their arrays begin: cache lines, or behind one.
 
-``python benchmarks/places.py`` takes ten seconds. Large arrays of NumPy begin 16 bytes into a
-page, where malloc puts them; those of symmetric memory and of PyTorch on a cache line. It should
-make little difference. All places take turns; it prints a table of medians, and of each place how
-long it takes as a part of the time of the first one.
+``python benchmarks/places.py`` takes a quarter of a minute. Large arrays of NumPy begin 16 bytes
+into a page, where malloc puts them; those of symmetric memory and of PyTorch on a cache line. It
+should make little difference. All places take turns; a ratio is of two neighbouring turns, and the
+median counts. It prints a table and writes benchmarks/results/places.md and .json.
 """
 
+import argparse
+import contextlib
 import functools
 import json
+import mmap
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 
 import pycoll
 from pycoll.cli.bench_report import sized
+from pycoll.cli.machine import describe
 from pycoll.runtime.bootstrap import launched_by_us
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
 from overhead_ranks import batches
 
-PLACES = (0, 16, 32, 64, 2064)  # bytes into a page
-SIZES = (8 << 10, 64 << 10, 128 << 10, 512 << 10, 1 << 20)
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_to_all")
+# Bytes into a page, of the input and of the result.
+PLACES = {
+    "both at byte 0": (0, 0),
+    "16": (16, 16),
+    "64": (64, 64),
+    "2064": (2064, 2064),
+    "input at 0, result at 16": (0, 16),
+    "input at 0, result at 64": (0, 64),
+}
+SIZES = (8 << 10, 64 << 10, 128 << 10, 512 << 10, 1 << 20, 4 << 20)
+CALLS = {
+    "all_reduce": ("all_reduce", np.float32, "sum"),
+    "all_reduce of integers, avg": ("all_reduce", np.int32, "avg"),
+    "broadcast": ("broadcast", np.float32, None),
+    "all_gather": ("all_gather", np.float32, None),
+    "all_to_all": ("all_to_all", np.float32, None),
+    "message there and back": ("message", np.float32, None),
+}
 TURN_BYTES, ROUNDS = 16 << 20, 21
-PAGE = 4096
+PAGE = mmap.PAGESIZE
 
 
-def array(count, place):
-    """Return zeros that begin so many bytes into a page."""
-    raw = np.zeros(count * 4 + 2 * PAGE, np.uint8)
-    start = -raw.ctypes.data % PAGE + place
-    return raw[start : start + count * 4].view(np.float32)
+def array(nbytes, dtype, place):
+    """Return zeros that begin so many bytes into a page of 4 KiB."""
+    block = mmap.mmap(-1, nbytes + PAGE, mmap.MAP_PRIVATE)
+    block.madvise(mmap.MADV_NOHUGEPAGE)
+    raw = np.frombuffer(block, np.uint8)
+    raw[:] = 0
+    return raw[place : place + nbytes].view(dtype)
 
 
-def calls(comm, name, nbytes):
-    """Return for each place what to call."""
+def message(comm, x, out):
+    """Send x to the other rank, which sends its own back, into out."""
+    if comm.rank == 0:
+        comm.send(x, 1)
+        comm.recv(out, 1)
+    else:
+        comm.recv(out, 0)
+        comm.send(x, 0)
+
+
+def call_of(comm, name, dtype, op, nbytes, places):
+    """Return what to call."""
     part = nbytes // comm.world_size if name == "all_gather" else nbytes
-    pairs = [(array(part // 4, place), array(nbytes // 4, place)) for place in PLACES]
-    collective = getattr(comm, name)
-    return [functools.partial(collective, x, out=out) for x, out in pairs]
+    x, out = array(part, dtype, places[0]), array(nbytes, dtype, places[1])
+    if name == "message":
+        return functools.partial(message, comm, x, out)
+    return functools.partial(getattr(comm, name), x, out=out, **({"op": op} if op else {}))
 
 
 def rank():
-    """Measure; rank 0 prints a line of JSON for each collective and size."""
+    """Measure; rank 0 prints a line of JSON for each kind of call and size."""
     with pycoll.init(tuning="off") as comm:
-        for name in COLLECTIVES:
+        for title, call in CALLS.items():
             for nbytes in SIZES:
-                ways = calls(comm, name, nbytes)
-                count = min(200, TURN_BYTES // nbytes)
-                turns = [
-                    [float(batches(comm, w, count, 1)[0]) for w in ways] for _ in range(ROUNDS)
-                ]
+                with contextlib.ExitStack() as stack:
+                    ways = [  # arrays of one shape share what a communicator finds out about them
+                        call_of(stack.enter_context(comm.dup()), *call, nbytes, places)
+                        for places in PLACES.values()
+                    ]
+                    count = max(3, min(200, TURN_BYTES // nbytes))
+                    turns = [
+                        [float(batches(comm, way, count, 1)[0]) for way in ways]
+                        for _ in range(ROUNDS + 1)
+                    ]
                 if comm.rank == 0:
-                    print(json.dumps([name, nbytes, turns]), flush=True)
+                    row = {"call": title, "bytes": nbytes, "turns": turns[1:]}
+                    print(json.dumps(row), flush=True)
 
 
-def row(name, nbytes, turns):
+def line_of(row):
     """Return one line of the table."""
-    cells = [name, sized(nbytes)]
-    for way in zip(*turns, strict=True):
-        ratio = statistics.median(t / turn[0] for t, turn in zip(way, turns, strict=True))
-        cells.append(f"{1e6 * statistics.median(way):.1f} us ({ratio:.2f})")
+    cells = [row["call"], sized(row["bytes"])]
+    for way in zip(*row["turns"], strict=True):
+        ratios = [t / turn[0] for t, turn in zip(way, row["turns"], strict=True)]
+        cells.append(f"{1e6 * statistics.median(way):.1f} us ({statistics.median(ratios):.2f})")
     return f"| {' | '.join(cells)} |"
 
 
 def main():
-    """Start the ranks and print the table, or be one of them."""
+    """Start the ranks and write the table, or be one of them."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--name", default="places", help="of the files of results (places)")
+    args = parser.parse_args()
     if launched_by_us():
         rank()
         return
     command = [sys.executable, "-m", "pycoll", "run", "-n", "2", __file__]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    heads = " | ".join(f"byte {place}" for place in PLACES)
-    print(f"| collective | size | {heads} |", "|---" * (2 + len(PLACES)) + "|", sep="\n")
-    for line in done.stdout.splitlines():
-        print(row(*json.loads(line)))
+    rows, machine = [json.loads(line) for line in done.stdout.splitlines()], describe()
+    text = [
+        "# Where arrays begin",
+        "",
+        f"`python benchmarks/places.py`, {time.strftime('%Y-%m-%d')}, {machine['cores']} cores of "
+        f"{machine['cpu']}, Linux {machine['kernel']}, pycoll at {machine['commit']}. Two ranks, "
+        "ordinary arrays so many bytes into a page: medians, and how long that takes as a part of "
+        "the first column's time, the median over rounds in which all took turns.",
+        "",
+        f"| call | size | {' | '.join(PLACES)} |",
+        "|---" * (2 + len(PLACES)) + "|",
+        *map(line_of, rows),
+        "",
+    ]
+    print("\n".join(text))
+    stem = HERE / "results" / args.name
+    stem.with_suffix(".md").write_text("\n".join(text), encoding="utf-8")
+    document = {"machine": machine, "places": list(PLACES), "rows": rows}
+    stem.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
