@@ -17,7 +17,6 @@ OBJECTS = "build/cuda"
 HOST_SOURCES = ["csrc/plan.cpp", "csrc/bind.cpp", "csrc/types.cpp", *glob("csrc/cuda/*.cpp")]
 KERNELS = sorted(glob("csrc/cuda/kernels_*.cu"))
 SOURCES = [*KERNELS, "csrc/cuda/machine.cu", *sorted(HOST_SOURCES)]  # those that take longest first
-HEADERS = [*glob("csrc/*.h"), *glob("csrc/cuda/*.h"), *glob("csrc/cuda/*.inl"), __file__]
 
 # Nothing in the kernels depends on the architecture: one intermediate form, assembled for each, and
 # kept for those to come.
@@ -51,12 +50,34 @@ def release(nvcc):
 def compile_command(nvcc, source, obj, targets=TARGETS):
     """Return the command that compiles one source."""
     code = ",".join(targets)
-    return [nvcc, *FLAGS, "-gencode", f"arch=compute_80,code=[{code}]", "-c", source, "-o", obj]
+    listed = ["-MMD", "-MF", list_of(obj)]
+    target = ["-gencode", f"arch=compute_80,code=[{code}]"]
+    return [nvcc, *FLAGS, *listed, *target, "-c", source, "-o", obj]
+
+
+def list_of(obj):
+    """Return where a compiler lists the files that an object was made of, for ``make``."""
+    return os.path.splitext(obj)[0] + ".d"
+
+
+def made_of(obj):
+    """Return the files that an object was made of, or None if nobody knows."""
+    try:
+        with open(list_of(obj), encoding="utf-8") as file:
+            text = file.read().replace("\\\n", " ").split(": ", 1)[1]
+    except FileNotFoundError:
+        return None
+    return [path.replace("\\ ", " ") for path in re.split(r"(?<!\\)\s+", text.strip())]
 
 
 def is_stale(made, sources):
-    """Return whether a file is missing, or older than one of its sources."""
-    if not os.path.exists(made):
+    """Return whether a file is missing, or older than one of its sources, or one of them missing.
+
+    Args:
+        made: The file.
+        sources: What it was made of; None if nobody knows.
+    """
+    if sources is None or not all(map(os.path.exists, [made, *sources])):
         return True
     return os.stat(made).st_mtime < max(os.stat(path).st_mtime for path in sources)
 
@@ -93,12 +114,13 @@ def build(folder):
 
 def compile_and_link(nvcc, folder):
     """Compile what has changed, several sources at a time, and link."""
-    os.makedirs(OBJECTS, exist_ok=True)
+    for place in (OBJECTS, folder):
+        os.makedirs(place, exist_ok=True)
     objects = [os.path.join(OBJECTS, os.path.basename(source) + ".o") for source in SOURCES]
     stale = [
         compile_command(nvcc, source, obj)
         for source, obj in zip(SOURCES, objects, strict=True)
-        if is_stale(obj, [source, *HEADERS])
+        if is_stale(obj, made_of(obj)) or is_stale(obj, [__file__])
     ]
     jobs = int(os.environ.get("PYCOLL_BUILD_JOBS") or os.cpu_count() or 1)
     with ThreadPoolExecutor(jobs) as pool:

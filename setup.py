@@ -2,6 +2,7 @@
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
@@ -19,8 +20,8 @@ BUILD_TEMP = f"build/objects-{sys.implementation.cache_tag}"
 
 
 def is_stale(obj: str, src: str) -> bool:
-    """Return whether an object file is older than its source, a header, or this file."""
-    return os.stat(obj).st_mtime < max(os.stat(p).st_mtime for p in (src, __file__, *HEADERS))
+    """Return whether an object file is older than what it was made of, or this file."""
+    return build_cuda.is_stale(obj, build_cuda.made_of(obj)) or build_cuda.is_stale(obj, [__file__])
 
 
 extension = Pybind11Extension(
@@ -31,6 +32,7 @@ extension = Pybind11Extension(
     cxx_std=20,
     extra_compile_args=[
         "-O3",
+        "-MMD",
         "-fvisibility=hidden",
         "-ffp-contract=off",
         "-Wall",
@@ -45,11 +47,13 @@ class BuildExt(build_ext):
     """Builds the device library too, where there is a CUDA compiler."""
 
     def run(self):
-        """Build the extension, then the device library beside it."""
+        """Build the extension and the device library beside it, at the same time."""
         self.build_temp = BUILD_TEMP
-        super().run()
-        place = self.get_ext_fullpath("pycoll._C")
-        build_cuda.build(os.path.dirname(place))
+        folder = os.path.dirname(self.get_ext_fullpath("pycoll._C"))
+        with ThreadPoolExecutor(1) as aside:
+            library = aside.submit(build_cuda.build, folder)
+            super().run()
+        library.result()
 
 
 with ParallelCompile("PYCOLL_BUILD_JOBS", needs_recompile=is_stale):

@@ -21,27 +21,27 @@ esac
 
 build=tests/native/build/$mode
 mkdir -p "$build"
-cxx=(${CXX:-g++} -std=c++20 -Wall -Wextra -ffp-contract=off -pthread "${flags[@]}" -Icsrc -Itests/native)
-headers=(csrc/*.h csrc/*.inl tests/native/*.h tests/native/run.sh)
+cxx=(${CXX:-g++} -std=c++20 -MMD -Wall -Wextra -ffp-contract=off -pthread "${flags[@]}" -Icsrc -Itests/native)
 
-# Prints the files among its arguments that are newer than the first one, or all if that is missing.
+# Whether an object is missing, or older than what it was made of, as the compiler has listed it.
 stale() {
-  local made=$1
-  shift
-  if [[ ! -e $made ]]; then echo "$@"; else find "$@" -newer "$made"; fi
+  local object=$1 list=${1%.o}.d
+  [[ ! -e $object || ! -e $list ]] && return
+  # shellcheck disable=SC2046
+  [[ -n $(find $(sed -e 's/^[^:]*://' -e 's/\\$//' "$list") -newer "$object" 2>&1) ]]
 }
 
 compile() {
   local object=$build/$(basename "$1" .cpp).o made
   if [[ $mode == plain ]]; then
     for made in build/objects-*/"${1%.cpp}.o"; do
-      if [[ -e $made && -z $(stale "$made" "$1" csrc/*.h csrc/*.inl) ]]; then
-        cp -p "$made" "$object"
+      if [[ -e $made ]] && ! stale "$made"; then
+        cp -p "$made" "${made%.o}.d" "$build"
         return
       fi
     done
   fi
-  if [[ -n $(stale "$object" "$1" "${headers[@]}") ]]; then "${cxx[@]}" -c "$1" -o "$object"; fi
+  if stale "$object" || [[ tests/native/run.sh -nt $object ]]; then "${cxx[@]}" -c "$1" -o "$object"; fi
 }
 
 # The engine is everything that does not know Python.
