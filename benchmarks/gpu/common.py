@@ -13,7 +13,6 @@ from rows import Writer
 
 from pycoll.cuda import missing
 
-COPY_BYTES_PER_S = 4.3e12  # read and written, by a copy on one H200: what the bars refer to
 MIB = 1 << 20
 
 

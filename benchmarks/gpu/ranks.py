@@ -27,11 +27,12 @@ def bits(comm, cupy, writer):
             for kind in ("symmetric", "pool"):
                 x = np.random.default_rng(comm.rank).standard_normal(count).astype(np.float32)
                 want = comm.all_reduce(x, algorithm=name)
-                on_device = cupy.asarray(x)
-                if kind == "symmetric":
-                    on_device = comm.empty(count, np.float32, device="cuda")
+                on_device, out = cupy.asarray(x), None
+                if kind == "symmetric":  # both: only then is nothing staged, but in one_shot
+                    on_device, out = (comm.empty(count, np.float32, device="cuda") for _ in "xy")
                     on_device[...] = cupy.asarray(x)
-                work = comm.all_reduce(on_device, algorithm=name, async_op=True, timeout=20)
+                options = {"algorithm": name, "async_op": True, "timeout": 20}
+                work = comm.all_reduce(on_device, out=out, **options)
                 got = work.synchronize(25)
                 good = bool(comm.all_reduce(np.array([same_bits(got.get(), want)]), "and")[0])
                 if comm.rank == 0:

@@ -1,6 +1,7 @@
 """From the rows of all stages to results.json, report.md and traffic.png."""
 
 import json
+import math
 from collections import Counter
 
 from rows import read
@@ -103,8 +104,10 @@ def _met(row):
 
 def _large(rows):
     found = [r for r in rows if r["name"] == "all_reduce" and r["stage"] == "speed"]
+    copied = max((r["tb_s"] for r in rows if r["name"] == "cudaMemcpyAsync"), default=math.nan)
     lines = [
-        "Shares of what the traffic would take at 4.3 TB/s, bytes read and written. What a step of "
+        f"Shares of what the traffic would take at {copied:.2f} TB/s, bytes read and written, the "
+        "speed of the fastest copy. What a step of "
         "the ring or of halving-doubling touches about fits the L2 cache up to 64 MiB, so their "
         "bars are for 256 MiB.",
         "",
@@ -170,7 +173,7 @@ def draw(rows, path):
         axes.bar(at, [r["of_own_traffic"] for r in mine.values()], 0.22, label=name)
     axes.axhline(0.85, color="grey", linewidth=0.8, linestyle="--")
     axes.set_xticks(range(len(worlds)), [f"{n} ranks" for n in worlds])
-    axes.set_ylabel("share of own traffic at 4.3 TB/s")
+    axes.set_ylabel("share of own traffic at the speed of a copy")
     axes.set_title(f"all_reduce of virtual ranks, {most >> 20} MiB each, bytes read and written")
     axes.legend()
     figure.tight_layout()

@@ -23,6 +23,7 @@ if ! have_tools; then
     --find-links "${PYCOLL_WHEELS:-wheels}" pybind11 setuptools ||
     echo "pybind11 2.13 and setuptools 77 are needed to build: see PYCOLL_WHEELS" >&2
 fi
-# Load kernels when a library is loaded, not at the first launch, which may wait for a spinning one.
-export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONUNBUFFERED=1
+# pycoll loads its own kernels when a group is made; those of other libraries need not be there before
+# they are launched: what a load waits for ends by itself.
+export CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONUNBUFFERED=1
 exec "$PYTHON" benchmarks/gpu/suite.py "$OUT" "${@:2}"

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import datetime
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +16,22 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE)]
+sys.path[:0] = [str(HERE), str(ROOT)]
 
 import report
 from rows import Writer
 
+import build_cuda
+
 LIMIT_S = 525.0
 KILL_S = 5.0
 SKIPPED = 77  # exit status of a stage that cannot run here
+
+
+def sanitizer():
+    """Return the path of compute-sanitizer, which comes with nvcc, or its name."""
+    beside = os.path.join(os.path.dirname(build_cuda.find_nvcc() or ""), "compute-sanitizer")
+    return shutil.which("compute-sanitizer") or shutil.which(beside) or "compute-sanitizer"
 
 
 def stages(python):
@@ -30,8 +39,7 @@ def stages(python):
     jobs = str(os.cpu_count() or 1)
     build = [python, "setup.py", "-q", "build_ext", "--inplace"]
     ranks = [python, "-m", "pycoll", "run", "-n"]
-    check = ["compute-sanitizer", "--error-exitcode", "1", "--report-api-errors", "no"]
-    lazy = ["env", "CUDA_MODULE_LOADING=LAZY"]  # only kernels that run have to be instrumented
+    check = [sanitizer(), "--error-exitcode", "1", "--report-api-errors", "no"]
     return [
         ("build", ["env", f"PYCOLL_BUILD_JOBS={jobs}", "PYCOLL_CUDA=1", *build], 170.0),
         ("facts", [python, HERE / "facts.py"], 60.0),  # loads CUDA and CuPy for the first time
@@ -40,16 +48,21 @@ def stages(python):
         ("faults", [python, HERE / "faults.py"], 60.0),
         ("speed", [python, HERE / "speed.py"], 120.0),
         ("ipc2", [*ranks, "2", HERE / "ranks.py", "cuda"], 60.0),
-        ("torch2", [*ranks, "2", HERE / "torch_group.py"], 45.0),
+        ("torch2", [*ranks, "2", HERE / "torch_group.py"], 90.0),
         ("nccl2", [*ranks, "2", HERE / "ranks.py", "nccl"], 60.0),
         ("nccl4", [*ranks, "4", HERE / "ranks.py", "nccl"], 45.0),
-        ("memcheck", [*lazy, *check, python, HERE / "correct.py", "--few"], 60.0),
+        ("memcheck", [*check, python, HERE / "correct.py", "--few"], 60.0),
     ]
 
 
 def run_stage(command, limit, log):
-    """Run a command; return its exit status, or None if it had to be killed."""
-    with open(log, "wb") as out:
+    """Run a command; return its exit status, or None if it had to be killed.
+
+    What it says is appended to a file, so that few files have to be taken along.
+    """
+    with open(log, "ab") as out:
+        out.write(f"\n== {' '.join(map(str, command))}\n".encode())
+        out.flush()
         try:
             child = subprocess.Popen(
                 [str(part) for part in command],
@@ -75,8 +88,9 @@ def run_stage(command, limit, log):
 def run(folder, wanted, limit):
     """Run the wanted stages; return the names of those that did not succeed."""
     begin, failed = time.monotonic(), []
-    results = folder / "rows.jsonl"
-    results.unlink(missing_ok=True)
+    results, log = folder / "rows.jsonl", folder / "stages.log"
+    for file in (results, log):
+        file.unlink(missing_ok=True)
     os.environ["PYCOLL_GPU_ROWS"] = str(results.resolve())
     writer, told = Writer(results, "suite"), []
     when = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -92,7 +106,7 @@ def run(folder, wanted, limit):
             continue
         os.environ["PYCOLL_GPU_STAGE"] = name
         start = time.monotonic()
-        status = run_stage(command, min(seconds, left), folder / f"{name}.log")
+        status = run_stage(command, min(seconds, left), log)
         spent = round(time.monotonic() - start, 1)
         known = {0: "done", SKIPPED: "skipped", None: "killed: too slow"}
         words = known.get(status, f"exit status {status}")
@@ -101,7 +115,7 @@ def run(folder, wanted, limit):
         told = report.write(folder)  # now, as the next stage may take the machine with it
         if status not in (0, SKIPPED):
             failed.append(name)
-            print((folder / f"{name}.log").read_text(errors="replace")[-1500:], flush=True)
+            print(log.read_text(errors="replace").rpartition("\n== ")[2][-1500:], flush=True)
             if name == "build":
                 break
     for why in told:

@@ -19,7 +19,7 @@ except ImportError as error:
 import pycoll
 import pycoll.torch
 
-COUNTS = (1, 5003, 300_000)
+COUNTS = (1, 5003, 100_000)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
 LIMIT = timedelta(seconds=30)
 

@@ -64,6 +64,7 @@ def test_a_report_of_what_the_writer_wrote(gpu, tmp_path):
     report.write(tmp_path)
     text = (tmp_path / "report.md").read_text()
     for line in (
+        "would take at 4.20 TB/s",
         "a device, 132 multiprocessors, driver for CUDA 13.0, runtime 13.1",
         "| ipc2 | killed: too slow | 60.0 |",
         "| correct | the same bits as the engine on the CPU | 2 | 1 |",
