@@ -48,7 +48,7 @@ class Config:
     """
 
     timeout_s: float = 300.0
-    cell_bytes: int = 1 << 20
+    cell_bytes: int = 512 << 10
     heap_bytes: int = 16 << 30
     transport: str = "auto"
     tuning: str = field(default="auto", repr=False)

@@ -43,7 +43,7 @@ def init(
     Args:
         timeout: Seconds until a call, or this, raises `CollTimeout`: ``PYCOLL_TIMEOUT`` or 300.
         heap_bytes: Capacity of this rank's symmetric heap, 16 GiB by default; only arrays use it.
-        cell_bytes: Staging memory for one iteration of a rank, 1 MiB by default.
+        cell_bytes: Staging memory for one iteration of a rank, 512 KiB by default.
         transport: ``auto`` (shared memory on a host, MPI between hosts) or ``mpi`` (for all).
         device_transport: For arrays on CUDA devices: ``cuda``, ``nccl`` or ``auto``.
         device_heap_bytes: Capacity of this rank's symmetric device heap, 1 GiB by default.

@@ -282,12 +282,13 @@ def test_an_algorithm_must_name_what_it_computes():
         algorithm("broadcast", order="tree")
 
 
-def test_many_algorithms_do_not_pile_up():
+def test_many_algorithms_do_not_pile_up(monkeypatch):
+    monkeypatch.setattr(pycoll.runtime.plans, "_MAX_BINDINGS", 64)
     with pycoll.init() as comm:
         plans = comm._session._caller.plans
-        for i in range(1100):
+        for i in range(150):
             made = algorithm("all_reduce", f"number {i}", chunks=1)(
                 lambda rank, n: iter([fold(at(rank, ACC), to=at(rank, OUT))])
             )
             comm.all_reduce(np.ones(1), algorithm=made)
-        assert len(plans._plans) <= 1024
+        assert 0 < len(plans._plans) <= 64

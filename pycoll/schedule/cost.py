@@ -65,7 +65,7 @@ class Machine:
     gamma: float = 5.0e-12
     bus: float = 4.0e-12
     call: float = 5.0e-7
-    cell_bytes: int = 1 << 20
+    cell_bytes: int = 512 << 10
 
     def predict(self, schedule: Schedule, nbytes: int, direct: bool) -> float:
         """Predict the time of a call, in seconds; see `predict`."""

@@ -147,7 +147,7 @@ def test_adopt_refuses_other_memory(fds):
 
 
 def test_config_from_env():
-    assert Config.from_env({}) == Config(300.0, 1 << 20, 16 << 30)
+    assert Config.from_env({}) == Config(300.0, 512 << 10, 16 << 30)
     environ = {
         "PYCOLL_TIMEOUT": "2.5",
         "PYCOLL_CELL_BYTES": "64K",

@@ -1,0 +1,128 @@
+"""Time collectives of ordinary arrays by the size of the cells that stage them.
+
+``python benchmarks/cells.py`` takes a minute and a half. The same ranks have communicators with
+cells of every size, which take turns; a ratio is of the same round, and the median counts. It
+prints a table and writes benchmarks/results/cells.md and .json.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import pycoll
+from pycoll.cli.bench_report import sized
+from pycoll.cli.machine import describe
+from pycoll.config import Config
+from pycoll.runtime.bootstrap import launched_by_us
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from overhead_ranks import batches
+
+WORLDS = (2, 4, 8)
+CELLS = (128 << 10, 256 << 10, 512 << 10, 1 << 20)
+SIZES = (1 << 20, 4 << 20, 16 << 20)
+COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all")
+TURN_BYTES, ROUNDS, WARM = 32 << 20, 15, 8
+
+
+def call_of(comm, name, nbytes):
+    """Return what to call: a collective of float32 whose full vector has so many bytes."""
+    part = nbytes // comm.world_size
+    x = np.zeros((part if name == "all_gather" else nbytes) // 4, np.float32)
+    out = np.zeros((part if name == "reduce_scatter" else nbytes) // 4, np.float32)
+    if name in ("all_reduce", "broadcast"):
+        out = x
+    elif name == "reduce" and comm.rank > 0:
+        out = None
+    return lambda comm: getattr(comm, name)(x, out=out)
+
+
+def measure(comms, name, nbytes):
+    """Return the times of a call by rounds, with cells of every size."""
+    call = call_of(comms[0], name, nbytes)
+    count = max(2, min(40, TURN_BYTES // nbytes))
+    for comm in comms:
+        batches(comm, functools.partial(call, comm), WARM, 1)
+    rounds, shuffle = [], np.random.default_rng(0).permutation  # the same on all ranks
+    for _ in range(ROUNDS):
+        found = [0.0] * len(comms)
+        for i in shuffle(len(comms)):
+            found[i] = float(batches(comms[i], functools.partial(call, comms[i]), count, 1)[0])
+        rounds.append(found)
+    return rounds
+
+
+def rank():
+    """Measure; rank 0 prints a line of JSON for each collective and size."""
+    with pycoll.init(tuning="off") as comm:
+        session, config = comm._session, comm._session.config
+        for name in COLLECTIVES:
+            for nbytes in SIZES:
+                with contextlib.ExitStack() as stack:  # what one has found out is not the other's
+                    comms = []
+                    for cell in CELLS:
+                        session.config = dataclasses.replace(config, cell_bytes=cell)
+                        comms.append(stack.enter_context(comm.dup()))
+                    rounds = measure(comms, name, nbytes)
+                if comm.rank == 0:
+                    row = {"n": comm.world_size, "collective": name, "bytes": nbytes}
+                    print(json.dumps(row | {"rounds": rounds}), flush=True)
+
+
+def line_of(row):
+    """Return one line of the table."""
+    usual = CELLS.index(Config.cell_bytes)
+    cells = [row["collective"], str(row["n"]), sized(row["bytes"])]
+    for way in zip(*row["rounds"], strict=True):
+        ratio = statistics.median(t / r[usual] for t, r in zip(way, row["rounds"], strict=True))
+        cells.append(f"{1e6 * statistics.median(way):.0f} us ({ratio:.2f})")
+    return f"| {' | '.join(cells)} |"
+
+
+def main():
+    """Start the ranks and write the table, or be one of them."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--name", default="cells", help="of the files of results (cells)")
+    args = parser.parse_args()
+    if launched_by_us():
+        rank()
+        return
+    rows, machine = [], describe()
+    for n in WORLDS:
+        command = [sys.executable, "-m", "pycoll", "run", "-n", str(n), __file__]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        rows += [json.loads(line) for line in done.stdout.splitlines()]
+        print(f"{n} ranks are done", flush=True)
+    text = [
+        "# Cells of different sizes",
+        "",
+        f"`python benchmarks/cells.py`, {time.strftime('%Y-%m-%d')}, {machine['cores']} cores of "
+        f"{machine['cpu']}, Linux {machine['kernel']}, pycoll at {machine['commit']}. Ordinary "
+        "arrays of float32, the same again; medians, and how long that takes as a part of the "
+        f"time with cells of {sized(Config.cell_bytes)}, the default: the median over rounds in "
+        "which all sizes took turns.",
+        "",
+        f"| collective | ranks | size | {' | '.join(map(sized, CELLS))} |",
+        "|---" * (3 + len(CELLS)) + "|",
+        *map(line_of, rows),
+        "",
+    ]
+    print("\n".join(text))
+    stem = HERE / "results" / args.name
+    stem.with_suffix(".md").write_text("\n".join(text), encoding="utf-8")
+    document = {"machine": machine, "cells": CELLS, "rows": rows}
+    stem.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
