@@ -13,19 +13,17 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 import pycoll
 from pycoll.cli.bench_report import sized
-from pycoll.cli.machine import describe
 from pycoll.config import Config
 from pycoll.runtime.bootstrap import launched_by_us
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import pages
 from overhead_ranks import batches
 
 WORLDS = (2, 4, 8)
@@ -97,31 +95,22 @@ def main():
     if launched_by_us():
         rank()
         return
-    rows, machine = [], describe()
+    rows = []
     for n in WORLDS:
         command = [sys.executable, "-m", "pycoll", "run", "-n", str(n), __file__]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         rows += [json.loads(line) for line in done.stdout.splitlines()]
         print(f"{n} ranks are done", flush=True)
-    text = [
-        "# Cells of different sizes",
-        "",
-        f"`python benchmarks/cells.py`, {time.strftime('%Y-%m-%d')}, {machine['cores']} cores of "
-        f"{machine['cpu']}, Linux {machine['kernel']}, pycoll at {machine['commit']}. Ordinary "
-        "arrays of float32, the same again; medians, and how long that takes as a part of the "
-        f"time with cells of {sized(Config.cell_bytes)}, the default: the median over rounds in "
-        "which all sizes took turns.",
-        "",
-        f"| collective | ranks | size | {' | '.join(map(sized, CELLS))} |",
-        "|---" * (3 + len(CELLS)) + "|",
-        *map(line_of, rows),
-        "",
-    ]
-    print("\n".join(text))
-    stem = HERE / "results" / args.name
-    stem.with_suffix(".md").write_text("\n".join(text), encoding="utf-8")
-    document = {"machine": machine, "cells": CELLS, "rows": rows}
-    stem.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    about = (
+        "Ordinary arrays of float32, the same again; medians, and how long that takes as a part of "
+        f"the time with cells of {sized(Config.cell_bytes)}, the default: the median over rounds "
+        "in which all sizes took turns."
+    )
+    head = f"| collective | ranks | size | {' | '.join(map(sized, CELLS))} |"
+    table = [head, "|---" * (3 + len(CELLS)) + "|", *map(line_of, rows)]
+    pages.write(
+        args.name, "cells.py", "Cells of different sizes", about, table, cells=CELLS, rows=rows
+    )
 
 
 if __name__ == "__main__":

@@ -15,15 +15,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
+import pages
+
 from pycoll.cli.bench_report import sized
-from pycoll.cli.machine import describe
 
 MOVED = [("through cells", "cells"), ("staged by hand", "staged"), ("kernel copies", "read")]
 COLUMNS = {
@@ -88,33 +88,20 @@ def summary(rows):
     return [*lines, ""]
 
 
-def markdown(document):
-    """Return the whole report."""
-    machine, rows = document["machine"], document["rows"]
-    return "\n".join(
-        [
-            "# Ordinary arrays beside the least they cost",
-            "",
-            f"`python benchmarks/limits.py`, {document['date']}, {machine['cores']} cores of "
-            f"{machine['cpu']}, Linux {machine['kernel']}, pycoll at {machine['commit']}. Two "
-            "ranks, float32, medians. x: the time of that as a part of pycoll's, the median over "
-            "rounds that took all in turn; above 1, pycoll is faster.",
-            "",
-            *summary(rows),
-            *itertools.chain(*(section(rows, *item) for item in COLUMNS.items())),
-        ]
-    )
-
-
 def main():
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--name", default="limits", help="of the files that are written")
-    stem = HERE / "results" / parser.parse_args().name
-    document = {"date": time.strftime("%Y-%m-%d"), "machine": describe(), "rows": measure()}
-    stem.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(markdown(document))
-    print(markdown(document))
+    name, rows = parser.parse_args().name, measure()
+    about = (
+        "Two ranks, float32, medians. x: the time of that as a part of pycoll's, the median over "
+        "rounds that took all in turn; above 1, pycoll is faster."
+    )
+    sections = itertools.chain(*(section(rows, *item) for item in COLUMNS.items()))
+    lines = [*summary(rows), *sections]
+    pages.write(
+        name, "limits.py", "Ordinary arrays beside the least they cost", about, lines, rows=rows
+    )
 
 
 if __name__ == "__main__":

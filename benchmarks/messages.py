@@ -33,17 +33,22 @@ WAYS = {
 TURN_BYTES = 8 << 20  # that a turn sends each way, at least
 
 
+def there_and_back(comm, x, y):
+    """Send x to the other rank, which sends its own back, into y."""
+    if comm.rank == 0:
+        comm.send(x, 1)
+        comm.recv(y, 1)
+    else:
+        comm.recv(y, 0)
+        comm.send(x, 0)
+
+
 def round_trip(comm, x, y, count):
     """Return the seconds of a round trip, of several in a row."""
     comm.barrier()
     start = time.perf_counter()
     for _ in range(count):
-        if comm.rank == 0:
-            comm.send(x, 1)
-            comm.recv(y, 1)
-        else:
-            comm.recv(y, 0)
-            comm.send(x, 0)
+        there_and_back(comm, x, y)
     return (time.perf_counter() - start) / count
 
 

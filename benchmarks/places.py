@@ -14,18 +14,17 @@ import mmap
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 
 import pycoll
 from pycoll.cli.bench_report import sized
-from pycoll.cli.machine import describe
 from pycoll.runtime.bootstrap import launched_by_us
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import pages
+from messages import there_and_back
 from overhead_ranks import batches
 
 # Bytes into a page, of the input and of the result.
@@ -59,22 +58,12 @@ def array(nbytes, dtype, place):
     return raw[place : place + nbytes].view(dtype)
 
 
-def message(comm, x, out):
-    """Send x to the other rank, which sends its own back, into out."""
-    if comm.rank == 0:
-        comm.send(x, 1)
-        comm.recv(out, 1)
-    else:
-        comm.recv(out, 0)
-        comm.send(x, 0)
-
-
 def call_of(comm, name, dtype, op, nbytes, places):
     """Return what to call."""
     part = nbytes // comm.world_size if name == "all_gather" else nbytes
     x, out = array(part, dtype, places[0]), array(nbytes, dtype, places[1])
     if name == "message":
-        return functools.partial(message, comm, x, out)
+        return functools.partial(there_and_back, comm, x, out)
     return functools.partial(getattr(comm, name), x, out=out, **({"op": op} if op else {}))
 
 
@@ -117,25 +106,16 @@ def main():
         return
     command = [sys.executable, "-m", "pycoll", "run", "-n", "2", __file__]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    rows, machine = [json.loads(line) for line in done.stdout.splitlines()], describe()
-    text = [
-        "# Where arrays begin",
-        "",
-        f"`python benchmarks/places.py`, {time.strftime('%Y-%m-%d')}, {machine['cores']} cores of "
-        f"{machine['cpu']}, Linux {machine['kernel']}, pycoll at {machine['commit']}. Two ranks, "
-        "ordinary arrays so many bytes into a page: medians, and how long that takes as a part of "
-        "the first column's time, the median over rounds in which all took turns.",
-        "",
-        f"| call | size | {' | '.join(PLACES)} |",
-        "|---" * (2 + len(PLACES)) + "|",
-        *map(line_of, rows),
-        "",
-    ]
-    print("\n".join(text))
-    stem = HERE / "results" / args.name
-    stem.with_suffix(".md").write_text("\n".join(text), encoding="utf-8")
-    document = {"machine": machine, "places": list(PLACES), "rows": rows}
-    stem.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    about = (
+        "Two ranks, ordinary arrays so many bytes into a page: medians, and how long that takes as "
+        "a part of the first column's time, the median over rounds in which all took turns."
+    )
+    head = f"| call | size | {' | '.join(PLACES)} |"
+    table = [head, "|---" * (2 + len(PLACES)) + "|", *map(line_of, rows)]
+    pages.write(
+        args.name, "places.py", "Where arrays begin", about, table, places=list(PLACES), rows=rows
+    )
 
 
 if __name__ == "__main__":

@@ -154,13 +154,13 @@ void scale(DType dtype, void* data, size_t count, uint32_t n) {
 
 // It is common: large arrays begin 16 bytes into a page, where malloc puts them, and cells at the
 // beginning of one. AMD's Zen 3 takes 17 to 25 times as long there (128 KiB: 48 to 85 us instead of
-// 2.8), if it is less than 32 bytes. Intel's processors are left to memcpy: there a loop over
-// vectors would wait for its own stores, which look like those to the addresses it loads from.
+// 2.8). Intel's processors are left to memcpy: there a loop over vectors would wait for its own
+// stores, which look like those to the addresses it loads from.
 bool slow_for_strings(const void* dst, const void* src) {
-  constexpr uintptr_t kPage = 4096;
+  constexpr uintptr_t kPage = 4096, kSlow = 32;
   const uintptr_t behind =
       (reinterpret_cast<uintptr_t>(dst) - reinterpret_cast<uintptr_t>(src)) % kPage;
-  return g_amd && behind - 1 < kCacheLine - 1;
+  return g_amd && behind - 1 < kSlow - 1;
 }
 
 const char* fold_isa() { return g_isa.current().name; }

@@ -44,7 +44,7 @@ void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* 
 // here: memcpy is slow for some places (fold.cpp).
 void copy(void* dst, const void* src, size_t nbytes, bool nontemporal = false);
 
-// Whether `dst` lies less than a cache line behind `src`, but for whole pages, and this CPU's "rep
+// Whether `dst` lies less than 32 bytes behind `src`, but for whole pages, and this CPU's "rep
 // movsb", with which memcpy and the kernel copy, is slow there.
 bool slow_for_strings(const void* dst, const void* src);
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
+from pycoll.config import Config
 from pycoll.errors import ScheduleError
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.cost import Machine, Traffic, busbw_factor, cost, predict, staging, traffic
@@ -145,3 +146,7 @@ def test_traffic_tells_ranks_apart():
     assert moved.sent.tolist() == [3, 0, 0, 0]
     assert moved.received.tolist() == [0, 1, 1, 1]
     assert moved.waits.tolist() == [0, 1, 1, 1]
+
+
+def test_the_usual_machine_has_the_usual_cells():
+    assert Machine().cell_bytes == Config().cell_bytes
