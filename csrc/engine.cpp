@@ -61,8 +61,7 @@ void Engine::run_segments(const Job& job, const BoundCall& call) {
   out_ = static_cast<char*>(job.out);
   if (job.detours != nullptr) [[unlikely]]
     copy_all(job.detours->before);
-  // In place, what is stored has just been read.
-  stream_ = call.streams && (in_ != out_ || !call.reads);
+  begin_results(call);
   for (uint32_t segment = 0; segment < call.segments; ++segment) {
     begin_iteration(job, segment);
     interpret(*call.plan);
@@ -71,6 +70,7 @@ void Engine::run_segments(const Job& job, const BoundCall& call) {
   }
   if (job.detours != nullptr) [[unlikely]]
     copy_all(job.detours->after);
+  results_.end();
   block_->records[call_seq_ % kRecords].done.store(1, kRelaxed);
 }
 

@@ -13,7 +13,6 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cell_stores.h"
 #include "control.h"
 #include "copy_choice.h"
 #include "cross_memory.h"
@@ -22,6 +21,7 @@
 #include "heap.h"
 #include "life.h"
 #include "plan.h"
+#include "result_stores.h"
 #include "types.h"
 #include "use.h"
 
@@ -81,7 +81,7 @@ struct BoundCall : Binding {
   uint64_t in_bytes = 0;     // this rank's arrays must have at least these
   uint64_t out_bytes = 0;
   bool streams = false;          // the arrays of all ranks are 1.5 times the cache or more
-  bool reads = false;            // folds of this rank read its own arrays
+  bool rewrites = false;         // in place, this rank stores where it has just read
   bool tiny = false;             // the slots lie in the flag line; messages: each fits one packet
   std::vector<uint32_t> team{};  // messages: the ranks that take part; empty: all
   bool agree = false;  // messages: a rank may not depend on all others, so they agree first
@@ -255,9 +255,11 @@ class Engine {
 
   void fold_pieces(const Instr& instr, const Operand* operands);
   void fold_range(const Instr& instr, const Operand* operands, uint32_t k, uint32_t chunks);
+  void fold_resolved(const Instr& instr, const Operand* operands, uint64_t length);
   void copy_to_cell(void* cell, const void* src, uint64_t nbytes);
   void copy_across(const Instr& instr, const Operand& source, uint64_t nbytes);
   void read_peer(uint32_t peer, void* to, const void* from, uint64_t nbytes);
+  void begin_results(const BoundCall& call);
   char* resolve(const Operand& operand, uint32_t k, uint32_t chunks, uint64_t& length) const;
   bool contiguous(const Instr& instr, const Operand* operands) const;
   void scale_out();
@@ -275,11 +277,12 @@ class Engine {
   uint64_t descriptor_ = 0, count_ = 0;
   char *in_ = nullptr, *out_ = nullptr;
   bool stream_ = false;      // results are stored past the caches
+  ResultStores results_;     // finds out whether they should be
   uint64_t start_ = 0;       // first element of the segment within a chunk
   uint64_t reach_ = 0;       // elements of the largest chunk in this segment
   char* cells_ = nullptr;    // slot 0 of rank 0
   uint64_t cell_pitch_ = 0;  // bytes between the cells of ranks
-  CellStoresBySize cell_stores_;
+  StoreChoiceBySize cell_stores_;
   std::optional<CopyChoice> choice_;  // of the running call, if it has an alternative
   ToldTimes told_;                    // by this rank in it
   uint64_t met_since_ = 0;            // its first iteration

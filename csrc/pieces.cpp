@@ -55,17 +55,28 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
   for (uint32_t i = 0; i < instr.nsrc; ++i) srcs_[i] = resolve(operands[i], k, chunks, length);
   operands += instr.nsrc;
   for (uint32_t i = 0; i < instr.ndst; ++i) dsts_[i] = resolve(operands[i], k, chunks, length);
-  if (length == 0) return;
+  if (length > 0) fold_resolved(instr, operands, length);
+}
+
+// Folds what srcs_ and dsts_ tell; `operands`: of the latter.
+inline void Engine::fold_resolved(const Instr& instr, const Operand* operands, uint64_t length) {
+  const BoundCall& call = *call_;
   const bool complete = (instr.flags & kFoldComplete) != 0 && !call.scale_at_exit;
   const uint32_t scale_n = complete ? call.scale_n : 0;
+  const uint64_t nbytes = length * call.elem_bytes;
   const auto in_cell = [&](uint32_t i) {
     return operands[i].buffer == static_cast<uint16_t>(Buffer::kCell);
   };
-  if (instr.nsrc == 1 && scale_n == 0) {
-    const uint64_t nbytes = length * call.elem_bytes;
-    if (call.across) return copy_across(instr, operands[-1], nbytes);
+  const bool copies = instr.nsrc == 1 && scale_n == 0;
+  if (copies && call.across) return copy_across(instr, operands[-1], nbytes);
+  bool timed = false;
+  if (results_.timed()) [[unlikely]] {
+    for (uint32_t i = 0; i < instr.ndst; ++i) timed |= !in_cell(i);
+  }
+  const ResultStores::Clock clock(results_, timed);
+  if (copies) {
     for (uint32_t i = 0; i < instr.ndst; ++i) {
-      if (in_cell(i) && nbytes >= CellStoresBySize::kLeastBytes) {
+      if (in_cell(i) && nbytes >= StoreChoiceBySize::kLeastBytes) {
         copy_to_cell(dsts_[i], srcs_[0], nbytes);
       } else {
         copy(dsts_[i], srcs_[0], nbytes, stream_ && !in_cell(i));
@@ -73,9 +84,8 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
     }
     return;
   }
-  const uint64_t nbytes = length * call.elem_bytes;
-  const CellStores& stores = cell_stores_[nbytes];
-  const bool large = nbytes >= CellStoresBySize::kLeastBytes;
+  const StoreChoice& stores = cell_stores_[nbytes];
+  const bool large = nbytes >= StoreChoiceBySize::kLeastBytes;
   uint32_t past_caches = 0;
   for (uint32_t i = 0; i < std::min<uint32_t>(instr.ndst, 32); ++i) {
     const bool past = in_cell(i) ? large && stores.usually_past_caches() : stream_;
@@ -85,10 +95,23 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
   fold(spec, srcs_.get(), instr.nsrc, dsts_.get(), instr.ndst, length);
 }
 
+// Chooses how the call that begins stores its results, if it is large and does not store, in place,
+// what it has just read.
+void Engine::begin_results(const BoundCall& call) {
+  const bool fresh = in_ != out_ || !call.rewrites;
+  if (fresh && !call.streams && call.out_bytes >= ResultStores::kLeastBytes) {
+    stream_ = results_.begin(call.fingerprint + (call.across ? 1 : 0), call.out_bytes);
+  } else {
+    stream_ = fresh && call.streams;
+    results_.begin();
+  }
+}
+
 // A copy that srcs_ and dsts_ tell, out of the private memory of another rank if it is from there.
 void Engine::copy_across(const Instr& instr, const Operand& source, uint64_t nbytes) {
   const bool away = source.rank != rank_;
   if (away) read_peer(source.rank, dsts_[0], srcs_[0], nbytes);
+  const ResultStores::Clock clock(results_, results_.timed());
   for (uint32_t i = away; i < instr.ndst; ++i) {
     copy(dsts_[i], away ? dsts_[0] : srcs_[0], nbytes, stream_);
   }
@@ -116,7 +139,7 @@ void Engine::read_peer(uint32_t peer, void* to, const void* from, uint64_t nbyte
 }
 
 void Engine::copy_to_cell(void* cell, const void* src, uint64_t nbytes) {
-  CellStores& stores = cell_stores_[nbytes];
+  StoreChoice& stores = cell_stores_[nbytes];
   const uint64_t begin = stores.timed() ? now_ns() : 0;
   copy(cell, src, nbytes, stores.past_caches());
   const uint64_t end = stores.timed() ? now_ns() : 0;

@@ -293,6 +293,43 @@ void queues_and_two_engines() {
   }
 }
 
+// Large results are stored past the caches in the calls that try it, of which these are some.
+void large_results() {
+  for (const Mode mode : kModes) {
+    expect_all_fine(run(mode, {.n = 3},
+                        [](const Rank& me) {
+                          for (const Case& c : kCases) {
+                            Arrays arrays(me, 20'000, c.direct);
+                            const auto call = me.engine.bind(binding_of(c, me.n, me.rank, 19'999));
+                            for (uint64_t i = 0; i < 16; ++i) {
+                              const bool in_place = i % 3 == 0 && c.in_layout == c.out_layout;
+                              call_and_check(me, c, *call, arrays, i, in_place);
+                            }
+                          }
+                        }),
+                    name(mode));
+  }
+}
+
+void what_is_stored_again() {
+  const auto rewrites = [](const std::shared_ptr<const Plan>& plan, uint32_t rank) {
+    Geometry geometry;
+    geometry.world_size = 3;
+    Binding binding;
+    binding.plan = plan;
+    binding.dtype = DType::kInt64;
+    binding.elem_bytes = 8;
+    binding.count = binding.chunk = 1000;
+    return bind_call(binding, geometry, 0, rank, 8)->rewrites;
+  };
+  expect(rewrites(one_shot(3, 1), 1), "a sum in place goes where the rank has read");
+  expect(rewrites(two_shot_direct(3, 1), 1), "and so do those that it stores in others' arrays");
+  expect(rewrites(from_root(3, 0, 0, false), 0) == false, "the root's own array stays as it is");
+  expect(rewrites(from_root(3, 1, 0, false), 1) == false, "what is received was not read here");
+  expect(rewrites(collect_direct(3, 1), 1) == false, "blocks go to where others have not read");
+  expect(rewrites(collect(3, 1), 1), "this plan stores its own block again, out of its cell");
+}
+
 // Informational; nothing is asserted about time.
 void latencies() {
   for (const Mode mode : kModes) {
@@ -327,5 +364,7 @@ int main() {
                   {"avg", averages},
                   {"piece tables", tables},
                   {"queues, two engines", queues_and_two_engines},
+                  {"large results", large_results},
+                  {"what is stored again", what_is_stored_again},
                   {"latency", latencies}});
 }

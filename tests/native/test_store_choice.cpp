@@ -1,6 +1,6 @@
 // How a rank chooses its stores, on copies whose times are made up.
 #include "calls.h"
-#include "cell_stores.h"
+#include "store_choice.h"
 
 namespace {
 
@@ -12,7 +12,7 @@ constexpr uint64_t kNear = 50'000, kFar = 250'000, kPast = 60'000;
 
 // Makes `copies` copies that take so many ns with ordinary stores; returns how many went past the
 // caches.
-int copy(CellStores& stores, int copies, uint64_t ordinary_ns, uint64_t past_ns = kPast,
+int copy(StoreChoice& stores, int copies, uint64_t ordinary_ns, uint64_t past_ns = kPast,
          uint64_t nbytes = kBytes, uint64_t apart_ns = 0) {
   static uint64_t now = 0;
   int past = 0;
@@ -26,7 +26,7 @@ int copy(CellStores& stores, int copies, uint64_t ordinary_ns, uint64_t past_ns 
 }
 
 void near_peers() {
-  CellStores stores;
+  StoreChoice stores;
   expect(copy(stores, 60, kNear) == 12, "the other way is tried soon, while pages are cold");
   expect(copy(stores, 51'200 - 60, kNear) == 408, "then with four copies of 512");
   expect(!stores.usually_past_caches(), "peers are near");
@@ -35,7 +35,7 @@ void near_peers() {
 }
 
 void far_peers() {
-  CellStores stores;
+  StoreChoice stores;
   expect(copy(stores, 7, kFar) == 0, "ordinary stores are tried first");
   expect(copy(stores, 512 * 10, kFar) > 500 * 10, "peers are far");
   expect(stores.usually_past_caches(), "what nobody times follows");
@@ -43,7 +43,7 @@ void far_peers() {
 }
 
 void small_copies() {
-  CellStores stores;
+  StoreChoice stores;
   copy(stores, 1'024, 700, 110, 8 << 10);
   expect(!stores.usually_past_caches(), "memory is too far away for so few bytes");
   copy(stores, 1'024, 2'700, 170, 8 << 10);
@@ -52,14 +52,14 @@ void small_copies() {
 
 // The first copies find pages that nobody has touched: in relays all of them are of the first call.
 void cold_pages() {
-  CellStores stores;
+  StoreChoice stores;
   copy(stores, 16, 40 * kFar, 40 * kPast);
   copy(stores, 64, kFar);
   expect(stores.usually_past_caches(), "what cold pages cost is forgotten soon");
 }
 
 void peers_that_move() {
-  CellStores stores;
+  StoreChoice stores;
   for (int round = 0; round < 5; ++round) {
     copy(stores, 1'100, kNear);
     expect(!stores.usually_past_caches(), "they are near again");
@@ -69,15 +69,24 @@ void peers_that_move() {
 }
 
 void rare_copies() {
-  CellStores stores;
+  StoreChoice stores;
   copy(stores, 51'200, kNear);
   copy(stores, 64, kFar, kPast, kBytes, 2'000'000);
   expect(stores.usually_past_caches(), "what copies take is found out soon, however rare they are");
   expect(copy(stores, 51'200, kFar, kPast, kBytes, 1'000) > 50'500, "others are not tried more");
 }
 
+// Stores into results that the caches hold: past them is never faster, and costs the next reader.
+void hopeless_tries() {
+  StoreChoice stores;
+  expect(copy(stores, 340, kNear, 3 * kNear) == 12, "what is hopeless is soon tried seldom");
+  copy(stores, 51'200, kNear, 3 * kNear);
+  const int rare = copy(stores, 1'280, kNear, 3 * kNear, kBytes, 50'000'000);
+  expect(rare >= 32 && rare <= 48, "and not for every few calls that are rare");
+}
+
 void interrupts() {
-  CellStores stores;
+  StoreChoice stores;
   for (int i = 0; i < 10'000; ++i) {
     const uint64_t usual = stores.past_caches() ? kPast : kNear;
     stores.note(kBytes, i % 3 == 0 ? 40 * usual : usual, 0);
@@ -87,7 +96,7 @@ void interrupts() {
 
 // Of three peers one has the same core, as where four ranks have two.
 void near_and_far_peers() {
-  CellStores stores;
+  StoreChoice stores;
   int past = 0;
   for (int i = 0; i < 10'000; ++i) {
     past += stores.past_caches();
@@ -99,7 +108,7 @@ void near_and_far_peers() {
 
 // Copies after a try find the lines where the other way has left them, and so do the first tries.
 void lines_that_moved() {
-  CellStores stores;
+  StoreChoice stores;
   bool past = false;
   for (int i = 0, since = 0; i < 10'000; ++i) {
     since = stores.past_caches() == past ? since + 1 : 0;
@@ -111,7 +120,7 @@ void lines_that_moved() {
 }
 
 void sizes() {
-  CellStoresBySize stores;
+  StoreChoiceBySize stores;
   for (uint64_t nbytes = 4 << 10; nbytes < 64 << 10; nbytes *= 2) {
     expect(&stores[nbytes] == &stores[2 * nbytes - 1], "about the same size");
     expect((&stores[nbytes] == &stores[nbytes - 1]) == (nbytes == 4 << 10), "another size");
@@ -129,6 +138,7 @@ int main() {
                   {"cold pages", cold_pages},
                   {"peers that move", peers_that_move},
                   {"rare copies", rare_copies},
+                  {"hopeless tries", hopeless_tries},
                   {"interrupts", interrupts},
                   {"near and far peers", near_and_far_peers},
                   {"lines that moved", lines_that_moved},
