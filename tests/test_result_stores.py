@@ -27,7 +27,9 @@ def of_every_kind(collective, n):
         for i, memory in enumerate(memories)
     ]
     for memory in ("out", "symmetric", "symmetric_misaligned"):
-        cases += [make(collective, name, n, 2 * LARGE, memory=memory) for name in ("complex64", "int16")]
+        cases += [
+            make(collective, name, n, 2 * LARGE, memory=memory) for name in ("complex64", "int16")
+        ]
         if collective in REDUCING:
             cases.append(make(collective, "bfloat16", n, 2 * LARGE, op="avg", memory=memory))
             cases.append(make(collective, "int32", n, LARGE, op="avg", memory=memory))
