@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <fstream>
 #include <numeric>
-#include <set>
-#include <utility>
 
 #include "engine.h"
 #include "fold.h"
@@ -96,34 +94,6 @@ class Binder {
     if (call_.segment > 0) {
       call_.segments = uint32_t((call_.largest + call_.segment - 1) / call_.segment);
     }
-  }
-
-  // Whether this rank stores into chunks of somebody's OUT that it also reads there; in place, IN
-  // is the same array. A chunk that is copied to itself is not stored.
-  bool rewrites() const {
-    std::set<std::pair<uint16_t, uint32_t>> read;
-    const auto in_array = [](const Operand& o) { return o.buffer != uint16_t(Buffer::kCell); };
-    const auto all = [&](auto visit) {
-      for (const Instr& instr : plan_.code) {
-        if (Opcode(instr.op) != Opcode::kFold) continue;
-        const Operand* operands = plan_.operands.data() + instr.arg;
-        for (uint32_t k = 0; k < instr.count; ++k) visit(instr, operands, k);
-      }
-    };
-    all([&](const Instr& instr, const Operand* source, uint32_t k) {
-      for (uint32_t i = 0; i < instr.nsrc; ++i, ++source) {
-        if (in_array(*source)) read.emplace(source->rank, (source->chunk + k) % plan_.chunks);
-      }
-    });
-    bool found = false;
-    all([&](const Instr& instr, const Operand* source, uint32_t k) {
-      for (const Operand* o = source + instr.nsrc; o < source + instr.nsrc + instr.ndst; ++o) {
-        const bool itself = instr.nsrc == 1 && in_array(*source) && source->rank == o->rank &&
-                            source->chunk == o->chunk;
-        found |= in_array(*o) && !itself && read.contains({o->rank, (o->chunk + k) % plan_.chunks});
-      }
-    });
-    return found;
   }
 
   // What this rank's arrays have of the call; tables may leave gaps.
@@ -228,7 +198,6 @@ std::shared_ptr<BoundCall> bound(Binding binding, uint32_t world_size, uint32_t 
   Binder binder(*call, rank, max_operands);
   binder.check_numbers();
   binder.check_code();
-  call->rewrites = binder.rewrites();
   cut(binder);
   call->in_bytes = binder.array_bytes(call->in_layout, call->in_table);
   call->out_bytes = binder.array_bytes(call->out_layout, call->out_table);

@@ -81,7 +81,6 @@ struct BoundCall : Binding {
   uint64_t in_bytes = 0;     // this rank's arrays must have at least these
   uint64_t out_bytes = 0;
   bool streams = false;          // the arrays of all ranks are 1.5 times the cache or more
-  bool rewrites = false;         // in place, this rank stores where it has just read
   bool tiny = false;             // the slots lie in the flag line; messages: each fits one packet
   std::vector<uint32_t> team{};  // messages: the ranks that take part; empty: all
   bool agree = false;  // messages: a rank may not depend on all others, so they agree first
@@ -136,6 +135,8 @@ class Engine {
   uint64_t iteration() const { return iteration_.load(std::memory_order_relaxed); }
   const std::shared_ptr<Heap>& heap() const { return heap_; }
   uint32_t region() const { return regions_[rank_]; }
+  // Whether the last call has stored its results past the caches.
+  bool past_caches() const { return stream_; }
   ControlSegment& control() { return *control_; }
 
   // Checks plan and numbers; throws ScheduleError or ArgumentError. Any thread, any time.

@@ -11,6 +11,11 @@ namespace {
 
 constexpr uint64_t kDeathNs = 2'000'000'000;
 
+bool overlap(const void* a, uint64_t a_bytes, const void* b, uint64_t b_bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
+  return first < second + b_bytes && second < first + a_bytes;
+}
+
 }  // namespace
 
 // Address of chunks [k, k + chunks) of a piece; lowers `length` to the elements they have here.
@@ -69,9 +74,9 @@ inline void Engine::fold_resolved(const Instr& instr, const Operand* operands, u
   };
   const bool copies = instr.nsrc == 1 && scale_n == 0;
   if (copies && call.across) return copy_across(instr, operands[-1], nbytes);
-  bool timed = false;
+  uint64_t timed = 0;  // bytes
   if (results_.timed()) [[unlikely]] {
-    for (uint32_t i = 0; i < instr.ndst; ++i) timed |= !in_cell(i);
+    for (uint32_t i = 0; i < instr.ndst; ++i) timed += in_cell(i) ? 0 : nbytes;
   }
   const ResultStores::Clock clock(results_, timed);
   if (copies) {
@@ -95,14 +100,16 @@ inline void Engine::fold_resolved(const Instr& instr, const Operand* operands, u
   fold(spec, srcs_.get(), instr.nsrc, dsts_.get(), instr.ndst, length);
 }
 
-// Chooses how the call that begins stores its results, if it is large and does not store, in place,
-// what it has just read.
+// Chooses how the call that begins stores its results: in place not where it reads, and past the
+// caches not what is read again in the same call, unless all is larger than the caches anyway.
 void Engine::begin_results(const BoundCall& call) {
-  const bool fresh = in_ != out_ || !call.rewrites;
-  if (fresh && !call.streams && call.out_bytes >= ResultStores::kLeastBytes) {
-    stream_ = results_.begin(call.fingerprint + (call.across ? 1 : 0), call.out_bytes);
+  const bool in_place = overlap(in_, call.in_bytes, out_, call.out_bytes);
+  const bool fresh = !in_place || !call.plan->rewrites;
+  const bool again = call.plan->rereads || call.scale_at_exit;
+  stream_ = fresh && call.streams;
+  if (fresh && !again && !call.streams && call.out_bytes >= ResultStores::kLeastBytes) {
+    stream_ = results_.begin(call.fingerprint + (call.across ? 1 : 0));
   } else {
-    stream_ = fresh && call.streams;
     results_.begin();
   }
 }
@@ -111,7 +118,7 @@ void Engine::begin_results(const BoundCall& call) {
 void Engine::copy_across(const Instr& instr, const Operand& source, uint64_t nbytes) {
   const bool away = source.rank != rank_;
   if (away) read_peer(source.rank, dsts_[0], srcs_[0], nbytes);
-  const ResultStores::Clock clock(results_, results_.timed());
+  const ResultStores::Clock clock(results_, results_.timed() ? (instr.ndst - away) * nbytes : 0);
   for (uint32_t i = away; i < instr.ndst; ++i) {
     copy(dsts_[i], away ? dsts_[0] : srcs_[0], nbytes, stream_);
   }

@@ -68,10 +68,16 @@ struct Plan {
   uint32_t rounds = 0;    // rounds of the schedule
   bool direct = false;    // peers read and write the users' arrays in place
   bool messages = false;  // it sends and receives; otherwise it signals and waits
+  // Told by check(), of folds that store into arrays. A chunk copied to itself is not stored.
+  bool rewrites = false;  // in place, some go where this rank reads
+  bool rereads = false;   // ranks read OUT, so what they have stored, in the same call
 
   // Throws ScheduleError with the index of the bad instruction when an operand table index, rank,
   // buffer, chunk, slot or step is out of range, or a fold has no source or no destination.
-  void check() const;
+  void check();
+
+ private:
+  void look_at_stores();
 };
 
 }  // namespace pycoll

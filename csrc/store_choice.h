@@ -43,6 +43,8 @@ class StoreChoice {
   void note(uint64_t nbytes, uint64_t ns, uint64_t now) {
     if (timed()) note_time(nbytes, ns, now);
     if (++copies_ == try_ + kTries) {
+      rare_after_ = past_ != before_ ? kTimedEvery : std::min(2 * rare_after_, kRareAfter);
+      before_ = past_;
       tried_ = copies_;
       try_ += interval_;
       interval_ = std::min((hopeless_ ? 4 : 2) * interval_, kTryEvery);
@@ -52,20 +54,19 @@ class StoreChoice {
  private:
   static constexpr uint64_t kTimedEvery = 8, kTryEvery = 512, kFirstTry = 7, kSecondTry = 16;
   static constexpr uint64_t kTries = 4, kTimedTries = 2;  // in a row
-  // Where copies are so rare, as when large arrays are read across but for a few calls, the next
-  // try would be too far away. What is hopeless is tried once in so many even then.
-  static constexpr uint64_t kRareCopies = 64, kRareNs = 20'000'000, kHopelessEvery = 128;
+  // Where fewer than kRareCopies are made in kRareNs, as when large arrays are read across but for
+  // a few calls, the next try would be too far away. It comes then after eight copies, after twice
+  // as many if it has changed nothing, and so on.
+  static constexpr uint64_t kRareCopies = 64, kRareNs = 20'000'000, kRareAfter = 256;
   static constexpr double kFetchNs = 300, kFetchNsPerByte = 0.05;  // about: bytes of no cache
   static constexpr double kHopeless = 1.5;  // so much slower ways are tried more seldom at first
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
   bool tries() const { return copies_ >= try_; }
 
-  // Whether fewer than kRareCopies are made in kRareNs, since the last try.
   bool rare(uint64_t now) const {
     const uint64_t copies = copies_ - tried_, ns = now - tried_ns_;
-    if (hopeless_ && copies < kHopelessEvery) return false;
-    return ns > std::max(kRareNs, copies * (kRareNs / kRareCopies));
+    return copies >= rare_after_ && ns > std::max(kRareNs, copies * (kRareNs / kRareCopies));
   }
 
   void note_time(uint64_t nbytes, uint64_t ns, uint64_t now) {
@@ -80,6 +81,8 @@ class StoreChoice {
   }
 
   bool past_ = false, hopeless_ = false;
+  bool before_ = false;  // what was chosen before the last try
+  uint64_t rare_after_ = kTimedEvery;
   uint64_t copies_ = 0, tried_ = 0, tried_ns_ = 0;    // so many before the last try ended, and when
   uint64_t try_ = kFirstTry, interval_ = kSecondTry;  // the next try; soon at first: pages are cold
   std::array<RecentTimes<7>, 2> times_;  // ns a byte: of ordinary stores, past the caches

@@ -113,5 +113,5 @@ int main() {
   if (child == 0) _exit(0);
   int status = 1;
   waitpid(child, &status, 0);
-  return status;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
