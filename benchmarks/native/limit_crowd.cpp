@@ -1,0 +1,110 @@
+// The least that ranks do who share cores: barriers and sums by hand, in which a rank that has to
+// wait gives its core away, and nothing else. Driven by benchmarks/crowd.py, in the very processes
+// that also run pycoll.
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr size_t kHeader = 4096, kGap = 8192, kBlock = 1024;
+
+struct alignas(128) Flag {
+  std::atomic<uint64_t> value;
+};
+
+// Ranks that share `memory`: a header with their flags, then a place of `pitch` bytes for each.
+struct Crowd {
+  void* memory;
+  size_t rank, ranks, pitch;
+  uint64_t* turn;  // barriers so far, alike on all ranks
+
+  void meet() const {
+    Flag* flags = static_cast<Flag*>(memory);
+    const uint64_t now = ++*turn;
+    flags[rank].value.store(now, std::memory_order_seq_cst);
+    for (size_t peer = 0; peer < ranks; ++peer) {
+      while (flags[peer].value.load(std::memory_order_acquire) < now) sched_yield();
+    }
+  }
+  float* place(size_t of) const {
+    return reinterpret_cast<float*>(static_cast<char*>(memory) + kHeader + of * (pitch + kGap));
+  }
+};
+
+// The part of `count` elements that rank `of` folds.
+size_t begin_of(const Crowd& crowd, size_t count, size_t of) { return count * of / crowd.ranks; }
+
+// Adds up elements [at, at + kBlock) of all ranks, those of `rank` out of `own`.
+void add_up(const Crowd& crowd, const float* own, size_t at, size_t length, float* sum) {
+  for (size_t peer = 0; peer < crowd.ranks; ++peer) {
+    const float* from = (peer == crowd.rank ? own : crowd.place(peer)) + at;
+    if (peer == 0) {
+      std::memcpy(sum, from, length * sizeof(float));
+    } else {
+      for (size_t i = 0; i < length; ++i) sum[i] += from[i];
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+size_t crowd_bytes(size_t ranks, size_t pitch) { return kHeader + ranks * (pitch + kGap); }
+
+void crowd_barriers(Crowd crowd, size_t calls) {
+  for (size_t i = 0; i < calls; ++i) crowd.meet();
+}
+
+// All arrays lie in the places: each rank sums its part of all of them and stores it in all.
+void crowd_symmetric_sum(Crowd crowd, size_t count) {
+  alignas(64) float sum[kBlock];
+  const size_t end = begin_of(crowd, count, crowd.rank + 1);
+  crowd.meet();
+  for (size_t at = begin_of(crowd, count, crowd.rank); at < end; at += kBlock) {
+    const size_t length = std::min(kBlock, end - at);
+    add_up(crowd, crowd.place(crowd.rank), at, length, sum);
+    for (size_t peer = 0; peer < crowd.ranks; ++peer) {
+      std::memcpy(crowd.place(peer) + at, sum, length * sizeof(float));
+    }
+  }
+  crowd.meet();
+}
+
+// Arrays are private: segment by segment, each rank copies the others' parts into its place, sums
+// its own part of all, and copies what the others have summed out of theirs. Places hold two
+// segments.
+void crowd_staged_sum(Crowd crowd, float* x, size_t count, size_t segment) {
+  alignas(64) float sum[kBlock];
+  const size_t rank = crowd.rank;
+  for (size_t start = 0, i = 0; start < count; start += segment, ++i) {
+    const size_t length = std::min(segment, count - start);
+    float* own = x + start;
+    Crowd half = crowd;  // the half of each place that is free
+    half.memory = static_cast<char*>(crowd.memory) + i % 2 * (crowd.pitch / 2);
+    const size_t begin = begin_of(crowd, length, rank), end = begin_of(crowd, length, rank + 1);
+    std::memcpy(half.place(rank), own, begin * sizeof(float));
+    std::memcpy(half.place(rank) + end, own + end, (length - end) * sizeof(float));
+    crowd.meet();
+    for (size_t at = begin; at < end; at += kBlock) {
+      const size_t few = std::min(kBlock, end - at);
+      add_up(half, own, at, few, sum);
+      std::memcpy(own + at, sum, few * sizeof(float));
+      std::memcpy(half.place(rank) + at, sum, few * sizeof(float));
+    }
+    crowd.meet();
+    for (size_t peer = 0; peer < crowd.ranks; ++peer) {
+      const size_t from = begin_of(crowd, length, peer), to = begin_of(crowd, length, peer + 1);
+      if (peer != rank) {
+        std::memcpy(own + from, half.place(peer) + from, (to - from) * sizeof(float));
+      }
+    }
+  }
+}
+
+}  // extern "C"
