@@ -9,9 +9,7 @@ On another kind nothing can fail; ``--update`` writes its baseline, or writes it
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -22,21 +20,16 @@ BASELINE = HERE / "baseline.json"
 NOISE = 0.25
 TRIES = 4
 
+import beside
+
 from pycoll.cli.bench_report import sized
 from pycoll.cli.machine import describe
 
 
 def measure():
     """Return {"1048576 symmetric": ratio}."""
-    with tempfile.TemporaryDirectory() as folder:
-        library, out = Path(folder) / "limit.so", Path(folder) / "out.json"
-        flags = ["-O3", "-std=c++20", "-shared", "-fPIC", "-DLIMIT_AS_LIBRARY"]
-        source = HERE / "native" / "limit_all_reduce.cpp"
-        subprocess.run(["g++", *flags, source, "-o", library], check=True)
-        command = [sys.executable, "-m", "pycoll", "run", "-n", "2", "--timeout", "180"]
-        script = [HERE / "check_ranks.py", out, library]
-        subprocess.run([*map(str, command + script)], check=True, cwd=ROOT)
-        found = json.loads(out.read_text())
+    flag, source = "-DLIMIT_AS_LIBRARY", "limit_all_reduce.cpp"
+    found = beside.measure([2], "check_ranks.py", source, flag, timeout=180)[2]
     return {
         f"{nbytes} {memory}": row[memory]
         for nbytes, row in found.items()

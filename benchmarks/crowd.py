@@ -9,38 +9,18 @@ in the same processes. Takes two minutes; writes results/crowd.md and .json.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import beside
 import pages
 
 from pycoll.cli.bench_report import sized
 
 WORLDS = (2, 4, 8)
-
-
-def measure():
-    """Return {ranks: what crowd_ranks.py found}."""
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        library, out = Path(folder) / "crowd.so", Path(folder) / "out.json"
-        flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC"]
-        source = HERE / "native/limit_crowd.cpp"
-        subprocess.run(["g++", *flags, source, "-o", library], check=True)
-        for n in WORLDS:
-            command = [sys.executable, "-m", "pycoll", "run", "-n", str(n), "--timeout", "300"]
-            script = [HERE / "crowd_ranks.py", out, library]
-            subprocess.run([*map(str, command + script)], check=True, cwd=ROOT)
-            found[n] = json.loads(out.read_text())
-    return found
 
 
 def spread(values):
@@ -92,7 +72,8 @@ def main():
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--name", default="crowd", help="of the files that are written")
-    name, found = parser.parse_args().name, measure()
+    name = parser.parse_args().name
+    found = beside.measure(WORLDS, "crowd_ranks.py", "limit_crowd.cpp", "-march=native")
     about = (
         "Microseconds a call on the slowest rank: median of the rounds, and their middle half. "
         "Switches: how often rank 0 gives its core to another process in a call. x: the time by "

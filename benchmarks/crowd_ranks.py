@@ -39,14 +39,17 @@ class ByHand:
     def __init__(self, comm, library):
         self._library = ctypes.CDLL(library)
         self._library.crowd_bytes.restype = ctypes.c_size_t
-        nbytes = self._library.crowd_bytes(*map(ctypes.c_size_t, (comm.world_size, PITCH)))
-        self._memory = np.frombuffer(shared_map(comm, nbytes), np.uint8)
+        self._memory = np.frombuffer(shared_map(comm, self._end(comm.world_size)), np.uint8)
         turn = ctypes.pointer(ctypes.c_uint64(0))
         self._crowd = Crowd(self._memory.ctypes.data, comm.rank, comm.world_size, PITCH, turn)
 
+    def _end(self, ranks):
+        """Return where the places of so many ranks end, and the next one begins."""
+        return self._library.crowd_bytes(ctypes.c_size_t(ranks), ctypes.c_size_t(PITCH))
+
     def place(self, count):
         """Return the first elements of this rank's place."""
-        start = 4096 + self._crowd.rank * (PITCH + 8192)
+        start = self._end(self._crowd.rank)
         return self._memory[start : start + 4 * count].view(np.float32)
 
     def function(self, name, *arguments):

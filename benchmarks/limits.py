@@ -9,18 +9,16 @@ must make at least. Takes four minutes; writes results/limits.md and .json.
 
 import argparse
 import itertools
-import json
 import math
 import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
+import beside
 import pages
 
 from pycoll.cli.bench_report import sized
@@ -34,18 +32,6 @@ COLUMNS = {
     "all_to_all": MOVED,
 }
 BY_HAND = ("staged", "read")
-
-
-def measure():
-    """Return the rows that limits_ranks.py found."""
-    with tempfile.TemporaryDirectory() as folder:
-        library, out = Path(folder) / "limit.so", Path(folder) / "out.json"
-        flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC"]
-        subprocess.run(["g++", *flags, HERE / "native/limit_staged.cpp", "-o", library], check=True)
-        command = [sys.executable, "-m", "pycoll", "run", "-n", "2", "--timeout", "900"]
-        script = [HERE / "limits_ranks.py", out, library]
-        subprocess.run([*map(str, command + script)], check=True, cwd=ROOT)
-        return json.loads(out.read_text())
 
 
 def table(rows, collective, columns):
@@ -92,7 +78,8 @@ def main():
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--name", default="limits", help="of the files that are written")
-    name, rows = parser.parse_args().name, measure()
+    name = parser.parse_args().name
+    rows = beside.measure([2], "limits_ranks.py", "limit_staged.cpp", "-march=native")[2]
     about = (
         "Two ranks, float32, medians. x: the time of that as a part of pycoll's, the median over "
         "rounds that took all in turn; above 1, pycoll is faster."
