@@ -108,7 +108,7 @@ void Engine::begin_results(const BoundCall& call) {
   const bool again = call.plan->rereads || call.scale_at_exit;
   stream_ = fresh && call.streams;
   if (fresh && !again && !call.streams && call.out_bytes >= ResultStores::kLeastBytes) {
-    stream_ = results_.begin(call.fingerprint + (call.across ? 1 : 0));
+    stream_ = results_.begin(call.fingerprint + (call.across ? 1 : 0), out_);
   } else {
     results_.begin();
   }

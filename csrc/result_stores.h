@@ -14,8 +14,9 @@ namespace pycoll {
 // Chooses for each kind of call, by the time that its stores into results take: folds and copies,
 // not waits, nor what the kernel copies. Where the same few arrays come again, the caches have
 // their lines; where an array has not been touched for long, a line would be fetched from memory
-// only to be overwritten. Every rank chooses for itself: both ways leave the same bytes. Not
-// thread-safe.
+// only to be overwritten. So calls whose result lies where the last one of their kind did are
+// chosen for apart: who turns from many arrays to one need not find out anew. Every rank chooses
+// for itself: both ways leave the same bytes. Not thread-safe.
 class ResultStores {
  public:
   using Now = uint64_t (*)();
@@ -23,9 +24,9 @@ class ResultStores {
 
   explicit ResultStores(Now now = now_ns) : now_(now) {}
 
-  // Begins a call of the kind `key`; returns whether its result is to be stored past the caches.
-  bool begin(uint32_t key) {
-    choice_ = find(key);
+  // Begins a call of the kind `key`; returns whether `result` is to be stored past the caches.
+  bool begin(uint32_t key, const void* result) {
+    choice_ = find(key, result);
     timed_ = choice_ != nullptr && choice_->timed();
     nbytes_ = ns_ = 0;
     return choice_ != nullptr && choice_->past_caches();
@@ -64,13 +65,25 @@ class ResultStores {
  private:
   static constexpr size_t kMost = 1024;
 
-  // The choice for a kind; null without memory for it.
-  StoreChoice* find(uint32_t key) {
+  struct Kind {
+    const void* result = nullptr;  // of the last call
+    StoreChoice elsewhere, again;
+  };
+
+  // The choice for a call; null without memory for its kind.
+  StoreChoice* find(uint32_t key, const void* result) {
+    Kind* kind = find(key);
+    if (kind == nullptr) return nullptr;
+    const bool again = result == kind->result;
+    kind->result = result;
+    return again ? &kind->again : &kind->elsewhere;
+  }
+  Kind* find(uint32_t key) {
     if (latest_ != nullptr && key == key_) return latest_;
     latest_ = nullptr;
     try {
-      if (choices_.size() == kMost && !choices_.contains(key)) choices_.clear();
-      latest_ = &choices_[key];
+      if (kinds_.size() == kMost && !kinds_.contains(key)) kinds_.clear();
+      latest_ = &kinds_[key];
     } catch (const std::bad_alloc&) {
     }
     key_ = key;
@@ -78,8 +91,8 @@ class ResultStores {
   }
 
   Now now_;
-  std::unordered_map<uint32_t, StoreChoice> choices_;
-  StoreChoice* latest_ = nullptr;  // that of key_
+  std::unordered_map<uint32_t, Kind> kinds_;
+  Kind* latest_ = nullptr;  // that of key_
   uint32_t key_ = 0;
   StoreChoice* choice_ = nullptr;  // of the running call; null: nothing is to be chosen
   bool timed_ = false;
