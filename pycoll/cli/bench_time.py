@@ -141,8 +141,9 @@ def schedule_name(comm: Communicator, problem: Problem, setup: Setup) -> str:
         input_only=input_only and not messages,
         algorithm=setup.algorithm,
         messages=messages,
-        one_host=comm._session.one_host,
-        world=comm._session.world,
+        one_host=comm._session.plans.one_host,
+        crowded=comm._session.plans.crowded,
+        world=comm._session.plans.world,
     )
     by_default = setup.algorithm is None and choice.measured is None
     if by_default and comm._session.has_two_levels(choice):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 
 from pycoll.cli.run import MAX_RANKS
@@ -48,6 +49,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--tuning", metavar="T", help="measured times: auto (default), off, or the path of a table"
     )
     parser.add_argument(
+        "--cores",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="cores that the ranks may use together (all of this machine)",
+    )
+    parser.add_argument(
         "--hosts", metavar="N,N", help="ranks per host, which send messages, instead of -n"
     )
 
@@ -61,6 +68,8 @@ def main(args: argparse.Namespace) -> int:
     if not (min(ranks) >= 1 and sum(ranks) <= MAX_RANKS):
         given = f"--hosts is {args.hosts!r}" if args.hosts else f"-n is {args.n}"
         raise ArgumentError(f"{given}, expected 1 to {MAX_RANKS} ranks")
+    if args.cores < 1:
+        raise ArgumentError(f"--cores is {args.cores}, expected 1 or more")
     reduces = COLLECTIVES[args.collective].reduces
     if reduces and args.op in ("and", "or", "xor") and DType[args.dtype.upper()].is_float:
         raise ArgumentError(f"--op {args.op} is defined for integers; --dtype is {args.dtype}")
@@ -81,6 +90,7 @@ def main(args: argparse.Namespace) -> int:
         algorithm=args.algorithm,
         messages=args.hosts is not None,
         one_host=len(ranks) == 1,
+        crowded=not args.hosts and args.n > args.cores,
         machine=world.machine if world else Network(ranks_per_host=ranks) if args.hosts else None,
         world=world,
     )
@@ -134,7 +144,7 @@ def explanation(choice: Choice, world: World | None = None) -> str:
     return "\n".join(
         (
             f"{wish.collective}, {show_size(wish.nbytes)}{dtype} on {wish.n} ranks, "
-            f"{arrays}{order}",
+            f"{arrays}{order}{', more ranks than cores' if wish.crowded else ''}",
             "",
             f"  {choice.name}, {_way(choice.direct)}{params}: "
             f"{show_time(choice.predicted_s)} predicted",
@@ -221,7 +231,7 @@ def rules_as_rows() -> list[tuple[str, ...]]:
     return [
         (
             rule.collective,
-            "any" if rule.max_n == ANY_N else f"<= {rule.max_n}",
+            ("any" if rule.max_n == ANY_N else f"<= {rule.max_n}") + ", > cores" * rule.crowded,
             "any" if rule.max_bytes == ANY_SIZE else f"<= {show_size(rule.max_bytes)}",
             "symmetric" if rule.direct else "any, staged",
             " or ".join(rule.names),

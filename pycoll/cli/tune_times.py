@@ -118,7 +118,8 @@ class Bench:
             dtype,
             direct=symmetric,
             messages=self.messages,
-            one_host=self.comm._session.one_host,
+            one_host=self.comm._session.plans.one_host,
+            crowded=self.comm._session.plans.crowded,
         )
 
     def _usual(self, problem: Problem, order: str, symmetric: bool) -> Choice:
@@ -131,7 +132,8 @@ class Bench:
             dtype=dtype,
             direct=symmetric,
             messages=self.messages,
-            one_host=self.comm._session.one_host,
+            one_host=self.comm._session.plans.one_host,
+            crowded=self.comm._session.plans.crowded,
         )
 
     def _name(self, usual: Choice) -> str:
@@ -148,6 +150,7 @@ class Bench:
             algorithm=usual.algorithm,
             messages=self.messages,
             one_host=usual.wish.one_host,
+            crowded=usual.wish.crowded,
         )
         return usual.name if named.direct == usual.direct else f"{usual.name}, staged"
 

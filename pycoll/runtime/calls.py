@@ -231,6 +231,7 @@ class Caller:
             algorithm=request.algorithm,
             messages=self.plans.messages,
             one_host=self.plans.one_host,
+            crowded=self.plans.crowded,
             world=self.plans.world,
         )
 

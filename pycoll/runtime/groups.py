@@ -58,8 +58,8 @@ def split(
     """
     with parent.in_parts():
         child = _split(parent, color, key, kind)
-    if child is not None and parent.tuning is not None:
-        child.use(parent.tuning)
+    if child is not None:
+        child.use(parent.tuning, parent.cores)
     return child
 
 

@@ -53,8 +53,7 @@ class Card:
         except OSError as error:
             text = f"cannot tell which host this is ({error.filename}): {error.strerror}"
             raise TransportError(text) from error
-        cores = sum(1 << core for core in os.sched_getaffinity(0) if core < _MOST_CORES)
-        return cls(" ".join(parts), socket.gethostname()[:64], os.getpid(), cores)
+        return cls(" ".join(parts), socket.gethostname()[:64], os.getpid(), own_cores())
 
     def pack(self) -> bytes:
         """Return the card as bytes that `unpack` reads."""
@@ -100,6 +99,11 @@ def number(keys: Sequence[object]) -> tuple[int, ...]:
     """Replace equal keys by equal numbers, counted in order of appearance."""
     seen: dict[object, int] = {}
     return tuple(seen.setdefault(key, len(seen)) for key in keys)
+
+
+def own_cores() -> int:
+    """Return the cores that this process may use, one bit each, the first thousand at most."""
+    return sum(1 << core for core in os.sched_getaffinity(0) if core < _MOST_CORES)
 
 
 def fewest_cores(cards: Sequence[Card], hosts: Sequence[int]) -> int:

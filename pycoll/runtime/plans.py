@@ -44,8 +44,7 @@ def compile_plans(
 ) -> tuple[list[Plan], int]:
     """Compile the plans of some ranks.
 
-    Algorithms of the registry are proven there. Any other one is proven here, before it runs, and
-    the very plans that were proven are what runs.
+    Algorithms of the registry are proven there; of any other, the very plans proven here are run.
 
     Returns:
         The plans, and the number that stands for the algorithm.
@@ -137,6 +136,7 @@ class PlanCache:
         world_size: Its size.
         messages: Ranks send messages; otherwise they share memory.
         one_host: All ranks are on one host.
+        crowded: They share memory, and outnumber the cores that they may use.
         world: What was measured with ranks in these places, or None.
         single_copy: Calls may have alternatives that read private arrays.
     """
@@ -146,6 +146,7 @@ class PlanCache:
     world_size: int
     messages: bool = False
     one_host: bool = True
+    crowded: bool = False
     world: World | None = None
     single_copy: bool = False
     _calls: dict = field(default_factory=dict)
@@ -157,9 +158,9 @@ class PlanCache:
         """Name of the all-reduce that a barrier runs on no elements."""
         return "recursive_doubling" if self.messages else "one_shot"
 
-    def use(self, world: World | None) -> None:
-        """Let what was measured choose from now on."""
-        self.world = world
+    def use(self, world: World | None, crowded: bool) -> None:
+        """Let these choose from now on."""
+        self.world, self.crowded = world, crowded
         self._calls.clear()
 
     def known(self, key: tuple, make: Callable[[], _Bound]) -> _Bound:

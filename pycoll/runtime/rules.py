@@ -16,6 +16,7 @@ class Rule(NamedTuple):
             for inputs there whose results lie elsewhere, if it only reads what belongs to others.
         names: Algorithms, best first; the first that gives the wanted order is taken.
         why: What speaks for it.
+        crowded: It is only for ranks that share cores: more of them than cores.
     """
 
     collective: str
@@ -24,6 +25,7 @@ class Rule(NamedTuple):
     direct: bool
     names: tuple[str, ...]
     why: str
+    crowded: bool = False
 
 
 K = 1 << 10
@@ -35,6 +37,7 @@ _PULL = ("two_shot_pull", "two_shot_pull_rank")
 _SUMS = ("direct", "direct_rank")
 _FEW_SYNCS = "one synchronisation less outweighs the copies of so few bytes"
 _FEW_PEERS = "for so few bytes what counts is the number of peers that a rank waits for"
+_FEW_TURNS = "where ranks share cores, every synchronisation waits for each to get its turn on one"
 _IN_PLACE = "ranks work on each other's arrays: each byte is loaded and stored as rarely as can be"
 _SHARED = "many ranks fold at the same time, where otherwise the root would fold alone"
 _SHARED_COPIES = "root and receivers copy at the same time, each an equal part"
@@ -54,8 +57,11 @@ RULES = (
     Rule("all_reduce", 4, 4 * K, False, _ONE_SHOT, _FEW_SYNCS),
     Rule("all_reduce", 8, 2 * K, False, _ONE_SHOT, _FEW_SYNCS),
     Rule("all_reduce", 16, 1 * K, False, _ONE_SHOT, _FEW_SYNCS),
+    Rule("all_reduce", 16, 8 * K, False, _ONE_SHOT, _FEW_TURNS, crowded=True),
     Rule("all_reduce", ANY_N, 256, False, ("recursive_doubling", *_ONE_SHOT), _FEW_PEERS),
     Rule("all_reduce", 16, ANY_SIZE, True, _PUSH, _IN_PLACE),
+    Rule("all_reduce", 8, 32 * K, False, _ONE_SHOT, _FEW_TURNS, crowded=True),
+    Rule("all_reduce", 16, 16 * K, False, _ONE_SHOT, _FEW_TURNS, crowded=True),
     Rule("all_reduce", 4, 8 * K, False, _ONE_SHOT, _FEW_SYNCS),
     Rule("all_reduce", 2, ANY_SIZE, False, _PUSH, _FEW_COPIES),
     Rule("all_reduce", 16, ANY_SIZE, False, _PULL, _FEW_COPIES),

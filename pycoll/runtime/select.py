@@ -81,6 +81,7 @@ def select(
     machine: Machine | Network | None = None,
     messages: bool = False,
     one_host: bool = False,
+    crowded: bool = False,
     world: World | None = None,
 ) -> Choice:
     """Choose the algorithm of a call.
@@ -99,6 +100,7 @@ def select(
         machine: What predictions are made for; they do not decide.
         messages: Whether ranks send messages; otherwise they share memory.
         one_host: Whether all ranks are on one host; matters where they send messages.
+        crowded: Whether ranks that share memory outnumber the cores that they may use.
         world: What was measured in the places of these ranks; its lines come first.
 
     Raises:
@@ -106,7 +108,7 @@ def select(
     """
     wanted = _order(collective, order, named=algorithm is not None)
     aliased = not COLLECTIVES[collective].transposes  # the input of those is copied first
-    places = (direct, input_only, aliased, messages, one_host)
+    places = (direct, input_only, aliased, messages, one_host, crowded)
     wish = Wish(collective, nbytes, n, wanted, dtype, op, *places)
     machine = machine or (Network() if messages else Machine())
     if algorithm is None:

@@ -25,7 +25,7 @@ from pycoll.runtime.select import Choice
 from pycoll.runtime.sites import Sites
 from pycoll.runtime.tagged import TaggedMessages
 from pycoll.runtime.tuned import place
-from pycoll.runtime.tuning import Tuning, World
+from pycoll.runtime.tuning import Tuning
 from pycoll.runtime.work import Work
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
@@ -71,6 +71,7 @@ class Session(TaggedMessages, Refusals):
         self._open(rank, world_size, config, engine, boxes, caller)
 
     tuning: Tuning | None = None  # what measurement says about the choice of algorithms
+    cores = 1 << 16  # that the ranks of a host may use together, as far as is known
     control: _C.Control | None = None  # where the ranks share memory
     members: list[int] | None = None  # rank in the job of each rank of a group
     transport = "shared memory"
@@ -112,20 +113,19 @@ class Session(TaggedMessages, Refusals):
             raise CommClosed("this communicator has been closed")
         return self._engine
 
-    def use(self, tuning: Tuning) -> None:
-        """Let measured times choose algorithms from now on; the same ones on every rank."""
-        self.tuning = tuning
-        self._caller.plans.use(tuning.world(place(self)))
+    def use(self, tuning: Tuning | None, cores: int) -> None:
+        """Let measured times, and how many cores a host has, choose algorithms from now on.
+
+        Both are the same on every rank.
+        """
+        self.tuning, self.cores = tuning, cores
+        world = tuning.world(place(self)) if tuning is not None else None
+        self.plans.use(world, not self.plans.messages and self.world_size > cores)
 
     @property
-    def world(self) -> World | None:
-        """What was measured in the places of these ranks."""
-        return self._caller.plans.world
-
-    @property
-    def one_host(self) -> bool:
-        """Whether all ranks are on one host."""
-        return self._caller.plans.one_host
+    def plans(self) -> PlanCache:
+        """The plans of this communicator, and what their choice depends on."""
+        return self._caller.plans
 
     def has_two_levels(self, choice: Choice) -> bool:
         """Tell that calls do not go through hosts first."""

@@ -37,8 +37,7 @@ def shrink(parent: Session, timeout: float | None) -> Session:
         parent.guard(engine.drain)
         progress = parent.kept.setdefault(_KEPT, Shrinking(parent))
         child = progress.advance(parent, lambda: max(0.0, end - time.monotonic()))
-        if parent.tuning is not None:
-            child.use(parent.tuning)
+        child.use(parent.tuning, parent.cores)
         progress.close()
         del parent.kept[_KEPT]
         return child

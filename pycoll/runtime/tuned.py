@@ -12,19 +12,21 @@ import numpy as np
 from pycoll.config import Config, tuning_path
 from pycoll.errors import ArgumentError
 from pycoll.runtime.fingerprint import fingerprint
+from pycoll.runtime.hosts import own_cores
 from pycoll.runtime.tuning import Tuning
 from pycoll.types import Kind
 
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
 
+_MASK_BYTES = 128  # of the cores of a host
 _AGAIN = "measure again with `pycoll tune`"
 
 
 def agree(session: Session) -> Session:
-    """Give a new session the table of rank 0, if there is one; a collective of its ranks.
+    """Give a new session what chooses its algorithms; a collective of its ranks.
 
-    Only rank 0 looks for a file, as its own settings say; all others get what it has read, so the
+    That is the table of rank 0, if there is one, and how many cores the ranks of a host share. Only rank 0 looks for a file, as its own settings say; all others get what it has read, so the
     ranks cannot differ.
 
     Raises:
@@ -43,9 +45,16 @@ def agree(session: Session) -> Session:
     if problem:
         session.close()
         raise ArgumentError(problem)
-    if text:
-        session.use(Tuning.parse(text))
+    session.use(Tuning.parse(text) if text else None, _cores(session))
     return session
+
+
+def _cores(session: Session) -> int:
+    """Return how many cores the ranks of this host may use together."""
+    mask = np.frombuffer(own_cores().to_bytes(_MASK_BYTES, "little"), np.uint64).copy()
+    if session.world_size > 1 and not session.plans.messages:
+        session.call(Kind.ALL_REDUCE, mask, mask, "or", 0, None)
+    return int.from_bytes(mask.tobytes(), "little").bit_count()
 
 
 def _told(session: Session, text: str) -> str:

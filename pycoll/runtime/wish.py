@@ -34,6 +34,7 @@ class Wish:
         in_place: A direct plan has to work when input and output are the same memory.
         messages: Ranks send messages; otherwise they share memory.
         one_host: All ranks are on one host; matters where they send messages.
+        crowded: Ranks that share memory outnumber the cores that they may use.
     """
 
     collective: str
@@ -47,6 +48,7 @@ class Wish:
     in_place: bool = True
     messages: bool = False
     one_host: bool = False
+    crowded: bool = False
 
     def obstacle(self, algorithm: Algorithm) -> str:
         """Say why an algorithm cannot serve; empty if it can."""
@@ -75,6 +77,7 @@ class Wish:
             and self.n <= rule.max_n
             and self.nbytes <= rule.max_bytes
             and (self.direct or self.input_only or not rule.direct)
+            and (self.crowded or not rule.crowded)
         )
 
 

@@ -19,7 +19,7 @@ from pycoll.config import Config
 from pycoll.errors import CollTimeout, PeerLost
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.groups import open_control
-from pycoll.runtime.hosts import Card, candidates
+from pycoll.runtime.hosts import Card, candidates, fewest_cores
 from pycoll.runtime.memory import Memory
 from pycoll.runtime.reports import raising
 from pycoll.runtime.roll_call import make_everywhere
@@ -70,7 +70,7 @@ def join(
         if len(set(places)) > 1:
             return join_hosts(meeting.exchange, cards, places, rank, config, store)
         return make_everywhere(
-            lambda: _open(members[0], rank, size, config),
+            lambda: _open(members[0], rank, size, config, fewest_cores(cards, places)),
             lambda text: meeting.exchange("joined", text),
         )
     finally:
@@ -78,12 +78,14 @@ def join(
             os.close(fd)
 
 
-def _open(leader: dict, rank: int, size: int, config: Config) -> GroupSession:
+def _open(leader: dict, rank: int, size: int, config: Config, cores: int) -> GroupSession:
     fds = [adopt(leader["pid"], fd) for fd in leader["fds"]]
     try:
         control = open_control(fds[0], size, config)
         heap = raising(_C.Heap, fds[1], size, config.heap_bytes)
-        return GroupSession(control, Memory(heap, rank), rank, size, config)
+        session = GroupSession(control, Memory(heap, rank), rank, size, config)
+        session.use(None, cores)
+        return session
     finally:
         for fd in fds:
             os.close(fd)

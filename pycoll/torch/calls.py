@@ -246,7 +246,8 @@ class Calls:
         collective = kind.name.lower()
         operation = ReduceOp.SUM if op is None else op
         size, wanted = self.session.world_size, {"dtype": dtype, "op": operation, "direct": mapped}
-        choice = select(collective, count * itemsize, size, **wanted, messages=not self.direct)
+        wanted |= {"messages": not self.direct, "crowded": self.session.plans.crowded}
+        choice = select(collective, count * itemsize, size, **wanted)
         params = dict(choice.params)
         if "root" in choice.algorithm.params:
             params["root"] = root

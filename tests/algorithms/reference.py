@@ -76,6 +76,11 @@ class Outcome:
     lines: int = 0
 
 
+def per_rank(value, n):
+    """Return what an expression of a fold is on each rank."""
+    return [value] * n if np.ndim(value) == 0 else value.tolist()
+
+
 class Machine:
     """Executes one schedule; see `run`."""
 
@@ -124,19 +129,16 @@ class Machine:
         """Yield the folds of a round chunk by chunk: key, sources, destinations, tree."""
         n = self.n
         for line, fold in enumerate(folds):
-            count = np.broadcast_to(fold.count, n) * np.broadcast_to(fold.where, n)
-            active = np.flatnonzero(count).tolist()
-            count = count.tolist()
+            count = per_rank(fold.count, n)
+            active = per_rank(fold.where, n)
             columns = [
-                (
-                    np.broadcast_to(p.rank, n).tolist(),
-                    p.buffer,
-                    np.broadcast_to(p.chunk, n).tolist(),
-                )
+                (per_rank(p.rank, n), p.buffer, per_rank(p.chunk, n))
                 for p in (*fold.srcs, *fold.dsts)
             ]
             nsrc = len(fold.srcs)
-            for owner in active:
+            for owner in range(n):
+                if not active[owner]:
+                    continue
                 for ranks, _, _ in columns:
                     if not -2 * n <= ranks[owner] < 2 * n:
                         raise Wrong(f"rank {ranks[owner]} is out of range")

@@ -60,6 +60,15 @@ def test_a_named_algorithm(capsys):
     assert "ring, staged, k = " in lines[2]
 
 
+def test_ranks_that_share_cores(capsys):
+    call = ("all_reduce", "--bytes", "8K", "-n", "8", "--cores")
+    crowded, not_crowded = explained(capsys, *call, "7"), explained(capsys, *call, "8")
+    assert "more ranks than cores" in crowded[0]
+    assert "one_shot, staged" in crowded[2]
+    assert "more ranks" not in not_crowded[0]
+    assert "two_shot_pull, staged" in not_crowded[2]
+
+
 def test_without_a_collective_the_table_is_printed(capsys):
     assert len(explained(capsys)) == 1 + len(RULES)
 
@@ -70,6 +79,7 @@ def test_without_a_collective_the_table_is_printed(capsys):
         (["all_reduce", "-n", "0"], "-n is 0"),
         (["all_reduce", "-n", "5000"], "-n is 5000, expected 1 to 4096 ranks"),
         (["all_reduce", "--hosts", "0,2"], "--hosts is '0,2', expected 1 to 4096 ranks"),
+        (["all_reduce", "--cores", "0"], "--cores is 0, expected 1 or more"),
         (["all_reduce", "--op", "and"], "--op and is defined for integers; --dtype is float32"),
         (["all_gather", "--order", "tree"], "reduces nothing"),
         (["all_gather", "--op", "sum"], "--op sum is for reductions; all_gather reduces nothing"),

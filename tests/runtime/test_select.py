@@ -41,7 +41,7 @@ def test_the_table_names_what_exists(table):
 def test_no_line_of_the_table_is_dead(table):
     def covers(a, b):
         wider = a.max_n >= b.max_n and a.max_bytes >= b.max_bytes and b.direct >= a.direct
-        return a.collective == b.collective and wider
+        return a.collective == b.collective and wider and b.crowded >= a.crowded
 
     dead = [b for i, b in enumerate(table) for a in table[:i] if covers(a, b)]
     assert dead == []
@@ -121,6 +121,19 @@ def test_what_all_reduce_takes_on_two_ranks():
     assert taken(8 << 10, direct=True) == taken(1 << 30, direct=True) == ("two_shot_push", True)
     assert taken(8, order="rank") == ("one_shot_rank", False)
     assert taken(1 << 20, order="rank", direct=True) == ("two_shot_push_rank", True)
+
+
+def test_where_ranks_share_cores_all_reduce_saves_synchronisations():
+    def taken(nbytes, n, **options):
+        return select("all_reduce", nbytes, n, dtype=DType.FLOAT32, **options).name
+
+    for n, most in ((3, 32), (8, 32), (9, 16), (16, 16)):
+        assert taken(most << 10, n, crowded=True) == "one_shot"
+        assert taken((most << 10) + 4, n, crowded=True) == taken((most << 10) + 4, n)
+        assert taken(most << 10, n, crowded=True, order="rank") == "one_shot_rank"
+        assert taken(most << 10, n) == taken(most << 10, n, direct=True).replace("push", "pull")
+        assert taken(8 << 10, n, crowded=True, direct=True) == "one_shot"
+        assert taken((8 << 10) + 4, n, crowded=True, direct=True) == "two_shot_push"
 
 
 def test_two_ranks_that_send_messages_exchange_whole_vectors_unless_folding_them_costs_more():
