@@ -61,6 +61,13 @@ def to_device(cupy, x):
     )
 
 
+def nonsense(cupy, like):
+    """Return an array for a result on the device, of bytes that nothing leaves behind by chance."""
+    return to_device(
+        cupy, np.full(like.nbytes, 0xFF, np.uint8).view(like.dtype).reshape(like.shape)
+    )
+
+
 def same_bits(got, want):
     """Whether two arrays have the same bytes."""
     got, want = np.asarray(got), np.asarray(want)

@@ -2,7 +2,7 @@
 
 import sys
 
-from common import data, dtypes, open_stage, same_bits, to_device
+from common import data, dtypes, nonsense, open_stage, same_bits, to_device
 
 import pycoll
 from pycoll.algorithms import ALGORITHMS
@@ -44,9 +44,10 @@ def check(writer, cupy, n, dtype, entries):
         for i, entry in enumerate(entries):
             facts = {"n": n, "dtype": dtype.name, "algorithm": f"{entry.collective}/{entry.name}"}
             xs = [to_device(cupy, x) for x in parts_of(entry, n, dtype)]
+            outs = [None if w[i] is None else nonsense(cupy, w[i]) for w in wanted]
             try:
                 got = getattr(ranks, entry.collective)(
-                    xs, algorithm=entry, timeout=5, **options_of(entry, n)
+                    xs, out=outs, algorithm=entry, timeout=5, **options_of(entry, n)
                 )
                 ranks.synchronize(10)
                 wrong = [

@@ -9,7 +9,7 @@ import os
 import sys
 
 import numpy as np
-from common import MIB, open_stage, same_bits, skip
+from common import MIB, nonsense, open_stage, same_bits, skip
 
 import pycoll
 from pycoll.cuda.links import wait_for
@@ -27,10 +27,10 @@ def bits(comm, cupy, writer):
             for kind in ("symmetric", "pool"):
                 x = np.random.default_rng(comm.rank).standard_normal(count).astype(np.float32)
                 want = comm.all_reduce(x, algorithm=name)
-                on_device, out = cupy.asarray(x), None
+                on_device, out = cupy.asarray(x), nonsense(cupy, x)
                 if kind == "symmetric":  # both: only then is nothing staged, but in one_shot
                     on_device, out = (comm.empty(count, np.float32, device="cuda") for _ in "xy")
-                    on_device[...] = cupy.asarray(x)
+                    on_device[...], out[...] = cupy.asarray(x), nonsense(cupy, x)
                 options = {"algorithm": name, "async_op": True, "timeout": 20}
                 work = comm.all_reduce(on_device, out=out, **options)
                 got = work.synchronize(25)
@@ -47,6 +47,7 @@ def native(comm, cupy, writer):
         x = cupy.ones(size // 4, cupy.float32)
         out = cupy.empty_like(x)
         for name in ("native", "ring", "two_shot_pull"):
+            out.fill(0)
             if by_sockets:
                 comm.all_reduce(x, out=out, algorithm=name, async_op=True).synchronize(30)
             spent = None if by_sockets else median_seconds(comm, cupy, x, out, name)

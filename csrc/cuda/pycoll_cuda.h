@@ -215,8 +215,8 @@ typedef struct {
 
 // Reads the record of a rank (peer group: own rank only) from host memory; never waits. kind is
 // NO_ERROR while it has not given up. When one rank gives up, every other one that still waits
-// follows, and says for whom it waited: of all records that with the largest difference of expected
-// and seen names who is missing.
+// follows, and says for whom it waited: a record whose peer does not wait itself names who is
+// missing.
 PYCOLL_CUDA_API int pycoll_cuda_group_error(PycollCudaGroup* group, int rank,
                                             PycollCudaError* error);
 

@@ -135,7 +135,8 @@ def duplicate(v: ArrayView, make: Callable[..., Any], stream: int) -> ArrayView:
         if v.array.flags.c_contiguous:  # of any type, also those that CuPy does not know
             library().copy(copy.data.ptr, v.pointer, v.array.nbytes, stream)
         else:
-            copy[...] = module.asarray(v.source)
+            source = v.source.contiguous() if hasattr(v.source, "contiguous") else v.source
+            copy[...] = module.asarray(source)
     return _from_interface(copy, "x", stream)._replace(dtype=v.dtype, name=v.name, source=v.source)
 
 

@@ -80,7 +80,8 @@ class Launch:
 
     def __call__(self, limit: float = TIMEOUT_S, **options: Any) -> Any:
         """Launch it once and return the results; ``options`` are those of `VirtualRanks.launch`."""
-        limit, stream = check_timeout(limit), options.pop("stream", self._stream)
+        limit = check_timeout(limit)
+        stream = stream_of(options.pop("stream")) if "stream" in options else self._stream
         if self._launched and not self._repeatable:
             raise ArgumentError("an input is not contiguous; such a call can be launched once")
         for copy in (c for p in self._prepared for c in p.gathers if self._launched):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -126,10 +127,21 @@ def kernel_failure(error: KernelError) -> CollError | None:
     )
 
 
-def lag(error: KernelError) -> int:
-    """Return how far the peer of a record was behind: a difference of positions, modulo 2**32."""
-    waited = error.kind in (library.TIMEOUT, library.FOLLOWED)
-    return (error.expected - error.seen) % 2**32 if waited else -1
+def most_telling(records: Sequence[KernelError]) -> KernelError:
+    """Choose the record to show, of one for each rank: a mismatch, or of who waits for the culprit.
+
+    Who waits for a rank that waits itself may be as far from going on as who waits for the one that
+    is missing. Of several, that whose peer is furthest behind, modulo 2**32.
+    """
+    for record in records:
+        if record.kind == library.MISMATCH:
+            return record
+    waits = {e.rank: e for e in records if e.kind in (library.TIMEOUT, library.FOLLOWED)}
+    waits = {rank: e for rank, e in waits.items() if e.peer != rank}
+    if not waits:
+        failed = [e for e in records if e.kind != library.NO_ERROR]
+        return min(failed, key=lambda e: e.kind, default=records[0])
+    return max(waits.values(), key=lambda e: (e.peer not in waits, (e.expected - e.seen) % 2**32))
 
 
 def _position(value: int) -> str:

@@ -6,6 +6,7 @@ Messages are bytes; only NCCL's own collectives need to know element types.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, Protocol
@@ -281,7 +282,9 @@ def _cupy_nccl() -> Any:
 
 def _imported(name: str, product: str) -> Any:
     try:
-        return importlib.import_module(name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # CuPy's, where there is no NCCL; that is seen below
+            return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as error:
         raise unavailable(
             f"{product} cannot be imported: {error}", "pip install 'pycoll[cuda13]'"

@@ -43,7 +43,7 @@ class DeviceSide:
         self._number_of = lru_cache(maxsize=64)(number_of)
         self._pending: deque[tuple[Any, Prepared]] = deque()
         self._captured: list[Prepared] = []
-        self._last: tuple[int, Any] | None = None  # stream and end of the newest launch
+        self._last: Any = None  # end of the newest launch
         self._background: Any = None  # stream of calls with async_op
         self.failure: CollError | None = None
 
@@ -125,15 +125,15 @@ class DeviceSide:
                 self._background = self._cupy.cuda.Stream(non_blocking=True)
             stream = self._background.ptr
             arrays.order(stream, handle)
-        if self._last is not None and self._last[0] != stream and not capturing:
-            self._cupy.cuda.runtime.streamWaitEvent(stream, self._last[1].ptr)
+        if self._last is not None and not capturing:  # on whatever stream: handles come again
+            self._cupy.cuda.runtime.streamWaitEvent(stream, self._last.ptr)
         self.link.launch(prepared.spec, prepared.in_ptr, prepared.out_ptr, stream, limit)
         for detour in prepared.scatters:
             detour.scatter(stream)
         event = self._cupy.cuda.Event(disable_timing=True)
         self._cupy.cuda.runtime.eventRecord(event.ptr, stream)
         if not capturing:
-            self._last = stream, event
+            self._last = event
             self._sweep()
             self._pending.append((event, prepared))
         elif prepared.gathers or prepared.scatters:
@@ -189,7 +189,7 @@ class DeviceSide:
         """Wait for everything that was launched and free what the device side has."""
         if self._last is not None and self.failure is None:
             try:
-                self.link.wait(self._last[1], self._session.config.timeout_s)
+                self.link.wait(self._last, self._session.config.timeout_s)
             except CollTimeout:
                 self.link.abort()
         self._pending.clear()

@@ -14,7 +14,7 @@ from typing import Any
 from pycoll.cuda import arrays
 from pycoll.cuda.launch import TIMEOUT_S, Launch, check_apart, kind_of, root_only
 from pycoll.cuda.library import BEST, MAX_RANKS, CallInfo, KernelError, library, pointers
-from pycoll.cuda.links import kernel_failure, lag, wait_for
+from pycoll.cuda.links import kernel_failure, most_telling, wait_for
 from pycoll.cuda.preparing import AnyMemory, DeviceCaller, DevicePlans
 from pycoll.cuda.transport import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, CommClosed
@@ -54,7 +54,7 @@ class VirtualRanks:
         self._calls = CallCache(self._group, n, range(n))
         self._pending: deque[tuple[Any, list[Prepared]]] = deque()
         self._captured: list[Prepared] = []
-        self._last: tuple[int, Any] | None = None
+        self._last: Any = None  # end of the newest launch
         self._cells: list[int] = []
 
     def all_reduce(self, xs: Any, op: str = "sum", **options: Any) -> Any:
@@ -208,8 +208,8 @@ class VirtualRanks:
         spec = prepared[0].spec
         self._connect(spec)
         call = self._calls.find(spec, pin=capturing)
-        if self._last is not None and self._last[0] != stream and not capturing:
-            runtime.streamWaitEvent(stream, self._last[1].ptr)
+        if self._last is not None and not capturing:  # on whatever stream: handles come again
+            runtime.streamWaitEvent(stream, self._last.ptr)
         ins = pointers(p.in_ptr for p in prepared)
         outs = pointers(p.out_ptr for p in prepared)
         form = blocks, threads, method
@@ -220,7 +220,7 @@ class VirtualRanks:
         with self._cupy.cuda.Device(self.device):
             event = self._cupy.cuda.Event(disable_timing=True)
         runtime.eventRecord(event.ptr, stream)
-        self._last = stream, event
+        self._last = event
         while self._pending and self._pending[0][0].done:
             self._pending.popleft()
         self._pending.append((event, list(prepared)))
@@ -260,14 +260,12 @@ class VirtualRanks:
         records = [KernelError() for _ in range(self.world_size)]
         for rank, record in enumerate(records):
             library().call("group_error", self._group, rank, byref(record))
-        records.sort(key=lag, reverse=True)  # whoever waits for the rank that is furthest behind
-        found = [e for e in map(kernel_failure, records) if e is not None]
-        return found[0] if found else CollError("the kernel was aborted")
+        return kernel_failure(most_telling(records)) or CollError("the kernel was aborted")
 
     def synchronize(self, timeout: float = 300.0) -> None:
         """Wait on the host for everything that was launched, and raise what went wrong."""
         if self._last is not None:
-            wait_for(self._last[1], timeout, "the kernel")
+            wait_for(self._last, timeout, "the kernel")
         self.check()
 
     def abort(self) -> None:

@@ -26,8 +26,9 @@ _AGAIN = "measure again with `pycoll tune`"
 def agree(session: Session) -> Session:
     """Give a new session what chooses its algorithms; a collective of its ranks.
 
-    That is the table of rank 0, if there is one, and how many cores the ranks of a host share. Only rank 0 looks for a file, as its own settings say; all others get what it has read, so the
-    ranks cannot differ.
+    That is the table of rank 0, if there is one, and how many cores the ranks of a host share. Only
+    rank 0 looks for a file, as its own settings say; all others get what it has read, so the ranks
+    cannot differ.
 
     Raises:
         ArgumentError: On every rank, if rank 0 was told to use a table that cannot be used.

@@ -1,6 +1,7 @@
 """``pycoll run --keep-going``: a job that ends with its last rank, not with the first failure."""
 
 import signal
+from pathlib import Path
 
 
 def last_line(done):
@@ -51,6 +52,7 @@ def test_the_time_limit_still_ends_it(jobs):
 
 def test_a_signal_still_ends_it(jobs):
     with jobs.started(jobs.script(ONE_FAILS), 3, "--keep-going") as (job, pids):
+        jobs.until(lambda: not Path(f"/proc/{pids[0]}").exists())  # the job has seen it fail
         job.send_signal(signal.SIGTERM)
         assert job.wait(10) == 128 + signal.SIGTERM
         assert jobs.all_gone(pids)

@@ -27,7 +27,8 @@ def test_virtual_ranks(device, n, entry):
     want = oracle.reduce(parts, "sum", "rank" if chosen.order == "rank" else "tree")
     with pycoll.virtual_ranks(n) as ranks:
         xs = [device.asarray(part) for part in parts]
-        for got in ranks.all_reduce(xs, algorithm=name, timeout=10):
+        outs = [device.full_like(x, 99) for x in xs]
+        for got in ranks.all_reduce(xs, out=outs, algorithm=name, timeout=10):
             assert oracle.differences(got.get(), want) == ""
         ranks.synchronize(20)
 

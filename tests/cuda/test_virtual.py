@@ -145,6 +145,20 @@ def test_a_rank_that_does_not_come_is_named(host_kernels):
         assert ranks.all_reduce(xs)[2].get().tolist() == [3.0] * 8
 
 
+@pytest.mark.parametrize(
+    "name", ["ring", "halving_doubling", "two_shot_push", "recursive_doubling"]
+)
+@pytest.mark.parametrize("n", [3, 4, 8])
+def test_a_rank_that_others_wait_for_across_others_is_named(host_kernels, n, name):
+    with pycoll.virtual_ranks(n) as ranks:
+        xs = [DeviceArray(np.ones(64)) for _ in range(n)]
+        for gone in range(n):
+            ranks.bind("all_reduce", xs, algorithm=name)(0.1, absent=1 << gone)
+            with pytest.raises(CollTimeout, match=f"for rank {gone} at step"):
+                ranks.synchronize()
+            ranks.reset()
+
+
 def test_outputs_of_ranks_lie_apart(host_kernels):
     whole = DeviceArray(np.ones(30, np.float32))
     with pycoll.virtual_ranks(2) as ranks:
