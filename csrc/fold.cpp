@@ -64,7 +64,9 @@ inline size_t bytes_to_alignment(const void* p, size_t itemsize) {
   return bytes % itemsize == 0 ? bytes : 0;
 }
 
-inline bool is_set(uint32_t bits, int d) { return d < 32 && (bits >> d & 1) != 0; }
+inline bool is_set(uint32_t bits, int d) {
+  return bits == kAll || (d < 32 && (bits >> d & 1) != 0);
+}
 
 // Copies one source to all destinations; with several, block by block, so that each block is
 // fetched once.
@@ -141,10 +143,14 @@ void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* 
 }
 
 void copy(void* dst, const void* src, size_t nbytes, bool nontemporal) {
+  copy_to_all(&dst, 1, src, nbytes, nontemporal);
+}
+
+void copy_to_all(void* const* dsts, int ndst, const void* src, size_t nbytes, bool nontemporal) {
   const auto* from = static_cast<const char*>(src);
-  auto* to = static_cast<char*>(dst);
-  copy_to_all(g_isa.current(), {&from, &to, 1, 1, 0, 0, nbytes, 0},
-              nontemporal && nbytes >= kNontemporalFrom);
+  copy_to_all(g_isa.current(),
+              {&from, reinterpret_cast<char* const*>(dsts), 1, ndst, 0, 0, nbytes, 0},
+              nontemporal && nbytes >= kNontemporalFrom ? kAll : 0);
 }
 
 void scale(DType dtype, void* data, size_t count, uint32_t n) {

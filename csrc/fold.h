@@ -30,8 +30,10 @@ struct FoldSpec {
   ReduceOp op;
   bool tree;
   uint32_t scale_n;      // 0: none
-  uint32_t nontemporal;  // hint, bit d: destination d will not be read again soon
+  uint32_t nontemporal;  // hint, bit d: destination d will not be read again soon; kAll: none will
 };
+
+inline constexpr uint32_t kAll = ~uint32_t{0};  // also those that have no bit
 
 inline constexpr int kMaxFoldSources = 4096;
 
@@ -43,6 +45,9 @@ void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* 
 // Copies nbytes, optionally with non-temporal stores. Where the engine moves many bytes it does so
 // here: memcpy is slow for some places (fold.cpp).
 void copy(void* dst, const void* src, size_t nbytes, bool nontemporal = false);
+
+// Copies nbytes to several places, block by block, so that each block is fetched once.
+void copy_to_all(void* const* dsts, int ndst, const void* src, size_t nbytes, bool nontemporal);
 
 // Whether `dst` lies less than 32 bytes behind `src`, but for whole pages, and this CPU's "rep
 // movsb", with which memcpy and the kernel copy, is slow there.

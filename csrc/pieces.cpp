@@ -74,27 +74,28 @@ inline void Engine::fold_resolved(const Instr& instr, const Operand* operands, u
   };
   const bool copies = instr.nsrc == 1 && scale_n == 0;
   if (copies && call.across) return copy_across(instr, operands[-1], nbytes);
-  uint64_t timed = 0;  // bytes
-  if (results_.timed()) [[unlikely]] {
-    for (uint32_t i = 0; i < instr.ndst; ++i) timed += in_cell(i) ? 0 : nbytes;
-  }
+  uint32_t cells = 0;
+  for (uint32_t i = 0; i < instr.ndst; ++i) cells += in_cell(i);
+  const uint64_t timed = results_.timed() ? (instr.ndst - cells) * nbytes : 0;
   const ResultStores::Clock clock(results_, timed);
-  if (copies) {
+  const bool large = nbytes >= StoreChoiceBySize::kLeastBytes;
+  if (copies && (cells == 0 || !large)) {
+    return copy_to_all(dsts_.get(), instr.ndst, srcs_[0], nbytes, stream_ && cells == 0);
+  }
+  if (copies) {  // to cells, which is timed each by itself
     for (uint32_t i = 0; i < instr.ndst; ++i) {
-      if (in_cell(i) && nbytes >= StoreChoiceBySize::kLeastBytes) {
+      if (in_cell(i)) {
         copy_to_cell(dsts_[i], srcs_[0], nbytes);
       } else {
-        copy(dsts_[i], srcs_[0], nbytes, stream_ && !in_cell(i));
+        copy(dsts_[i], srcs_[0], nbytes, stream_);
       }
     }
     return;
   }
-  const StoreChoice& stores = cell_stores_[nbytes];
-  const bool large = nbytes >= StoreChoiceBySize::kLeastBytes;
-  uint32_t past_caches = 0;
-  for (uint32_t i = 0; i < std::min<uint32_t>(instr.ndst, 32); ++i) {
-    const bool past = in_cell(i) ? large && stores.usually_past_caches() : stream_;
-    past_caches |= uint32_t{past} << i;
+  const bool past_to_cells = cells > 0 && large && cell_stores_[nbytes].usually_past_caches();
+  uint32_t past_caches = stream_ && cells == 0 ? kAll : 0;
+  for (uint32_t i = 0; cells > 0 && i < std::min<uint32_t>(instr.ndst, 32); ++i) {
+    past_caches |= uint32_t{in_cell(i) ? past_to_cells : stream_} << i;
   }
   const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n, past_caches};
   fold(spec, srcs_.get(), instr.nsrc, dsts_.get(), instr.ndst, length);

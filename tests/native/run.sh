@@ -47,10 +47,9 @@ compile() {
 # The engine is everything that does not know Python.
 mapfile -t engine < <(grep -L -E 'pybind11|Python\.h|fastcall\.h|dlpack\.h' csrc/*.cpp)
 tests=(tests/native/test_*.cpp)
-jobs=0
 for source in "${engine[@]}" "${tests[@]}"; do
+  while (( $(jobs -pr | wc -l) >= 2 )); do wait -n; done
   compile "$source" &
-  if (( ++jobs % 2 == 0 )); then wait -n; fi
 done
 wait
 objects=()
