@@ -139,12 +139,14 @@ def explanation(choice: Choice, world: World | None = None) -> str:
     arrays = "a symmetric input, private results" if wish.input_only else f"{memory} arrays"
     order = f", order {choice.order}" if choice.order else ""
     dtype = f" of {wish.dtype.name.lower()}" if wish.dtype is not None else ""
+    matters = any(rule.crowded for rule in RULES if rule.collective == wish.collective)
+    crowd = ", more ranks than cores" if wish.crowded and matters else ""
     params = "".join(f", {k} = {v}" for k, v in choice.params.items())
     head = ("", "algorithm", "rounds", "per rank", "order", "memory", "predicted", "measured", "")
     return "\n".join(
         (
             f"{wish.collective}, {show_size(wish.nbytes)}{dtype} on {wish.n} ranks, "
-            f"{arrays}{order}{', more ranks than cores' if wish.crowded else ''}",
+            f"{arrays}{order}{crowd}",
             "",
             f"  {choice.name}, {_way(choice.direct)}{params}: "
             f"{show_time(choice.predicted_s)} predicted",

@@ -135,8 +135,7 @@ def duplicate(v: ArrayView, make: Callable[..., Any], stream: int) -> ArrayView:
         if v.array.flags.c_contiguous:  # of any type, also those that CuPy does not know
             library().copy(copy.data.ptr, v.pointer, v.array.nbytes, stream)
         else:
-            source = v.source.contiguous() if hasattr(v.source, "contiguous") else v.source
-            copy[...] = module.asarray(source)
+            copy[...] = module.asarray(v.source)
     return _from_interface(copy, "x", stream)._replace(dtype=v.dtype, name=v.name, source=v.source)
 
 

@@ -128,20 +128,22 @@ def kernel_failure(error: KernelError) -> CollError | None:
 
 
 def most_telling(records: Sequence[KernelError]) -> KernelError:
-    """Choose the record to show, of one for each rank: a mismatch, or of who waits for the culprit.
+    """Choose the record to show, of one for each rank: of a mismatch, or who waits for the culprit.
 
     Who waits for a rank that waits itself may be as far from going on as who waits for the one that
-    is missing. Of several, that whose peer is furthest behind, modulo 2**32.
+    is missing, which has no record. Of several, that whose peer is furthest behind, modulo 2**32.
     """
-    for record in records:
-        if record.kind == library.MISMATCH:
-            return record
-    waits = {e.rank: e for e in records if e.kind in (library.TIMEOUT, library.FOLLOWED)}
-    waits = {rank: e for rank, e in waits.items() if e.peer != rank}
-    if not waits:
-        failed = [e for e in records if e.kind != library.NO_ERROR]
-        return min(failed, key=lambda e: e.kind, default=records[0])
-    return max(waits.values(), key=lambda e: (e.peer not in waits, (e.expected - e.seen) % 2**32))
+    failed = {e.rank: e for e in records if e.kind != library.NO_ERROR}
+    for kind in (library.MISMATCH, library.ABORTED):
+        for record in failed.values():
+            if record.kind == kind:
+                return record
+    waits = {rank: e for rank, e in failed.items() if e.peer != rank}
+    return max(
+        waits.values(),
+        key=lambda e: (e.peer not in failed, e.peer not in waits, (e.expected - e.seen) % 2**32),
+        default=records[0],
+    )
 
 
 def _position(value: int) -> str:

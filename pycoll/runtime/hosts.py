@@ -106,12 +106,17 @@ def own_cores() -> int:
     return sum(1 << core for core in os.sched_getaffinity(0) if core < _MOST_CORES)
 
 
+def number_of_cores(mask: int) -> int:
+    """Count the bits of `own_cores`; where all of them are beyond the first thousand, many."""
+    return mask.bit_count() or _MOST_CORES
+
+
 def fewest_cores(cards: Sequence[Card], hosts: Sequence[int]) -> int:
     """Return how many cores the ranks of a host may use together, where these are fewest."""
     masks: dict[int, int] = {}
     for card, host in zip(cards, hosts, strict=True):
         masks[host] = masks.get(host, 0) | card.cores
-    return max(1, min(mask.bit_count() for mask in masks.values()))
+    return min(map(number_of_cores, masks.values()))
 
 
 def candidates(cards: Sequence[Card], pretended: Sequence[int] | None = None) -> tuple[int, ...]:

@@ -114,9 +114,9 @@ class Session(TaggedMessages, Refusals):
         return self._engine
 
     def use(self, tuning: Tuning | None, cores: int) -> None:
-        """Let measured times, and how many cores a host has, choose algorithms from now on.
+        """Let measured times, and how many cores this host has, choose algorithms from now on.
 
-        Both are the same on every rank.
+        Both are the same on every rank that shares its memory, the former on every rank.
         """
         self.tuning, self.cores = tuning, cores
         world = tuning.world(place(self)) if tuning is not None else None

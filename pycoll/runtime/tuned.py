@@ -12,7 +12,8 @@ import numpy as np
 from pycoll.config import Config, tuning_path
 from pycoll.errors import ArgumentError
 from pycoll.runtime.fingerprint import fingerprint
-from pycoll.runtime.hosts import own_cores
+from pycoll.runtime.hosts import fewest_cores, number_of_cores, own_cores
+from pycoll.runtime.prepared import Request
 from pycoll.runtime.tuning import Tuning
 from pycoll.types import Kind
 
@@ -51,27 +52,34 @@ def agree(session: Session) -> Session:
 
 
 def _cores(session: Session) -> int:
-    """Return how many cores the ranks of this host may use together."""
+    """Return how many cores the ranks of this host may use together, the same on each of them."""
+    if session.plans.messages:
+        job = session.job
+        here = job.hosts[session.members[session.rank]]
+        mates = [card for card, host in zip(job.cards, job.hosts, strict=True) if host == here]
+        return fewest_cores(mates, [here] * len(mates))
     mask = np.frombuffer(own_cores().to_bytes(_MASK_BYTES, "little"), np.uint64).copy()
-    if session.world_size > 1 and not session.plans.messages:
-        session.call(Kind.ALL_REDUCE, mask, mask, "or", 0, None)
-    return int.from_bytes(mask.tobytes(), "little").bit_count()
+    if session.world_size > 1:
+        _run(session, Kind.ALL_REDUCE, mask, "or")
+    return number_of_cores(int.from_bytes(mask.tobytes(), "little"))
+
+
+def _run(session: Session, kind: Kind, array: np.ndarray, op: str = "sum") -> None:
+    """Run a call that nobody remembers: it was chosen without what is agreed on here."""
+    prepared = session.prepare(Request(kind, op, 0, None), array, array)
+    session.start(prepared, session.config.timeout_s, False)
 
 
 def _told(session: Session, text: str) -> str:
     """Return the text of rank 0."""
     data = np.frombuffer(text.encode(), np.uint8).copy()
     size = np.array([data.size])
-    _broadcast(session, size)
+    _run(session, Kind.BROADCAST, size)
     if not size[0]:
         return ""
     data = data if session.rank == 0 else np.empty(size[0], np.uint8)
-    _broadcast(session, data)
+    _run(session, Kind.BROADCAST, data)
     return data.tobytes().decode()
-
-
-def _broadcast(session: Session, array: np.ndarray) -> None:
-    session.call(Kind.BROADCAST, array, array, "sum", 0, None)
 
 
 def load(session: Session) -> str:

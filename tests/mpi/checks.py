@@ -74,7 +74,7 @@ def tune(comm):
     world = measure(comm, ["all_reduce", "gather"], 20.0, 256)
     table = Tuning(fingerprint(), (world,))
     comm._session.use(Tuning.parse(table.to_json()), 4)
-    wrong = [] if comm._session.world == world else ["it is not used"]
+    wrong = [] if comm._session.plans.world == world else ["it is not used"]
     wrong += [] if comm.check().selection == table.digest else ["another table is used"]
     wrong += [] if isinstance(world.machine, Network) else [repr(world.machine)]
     wrong += [] if 0 < world.machine.far_alpha < 1 else ["far_alpha"]

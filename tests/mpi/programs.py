@@ -236,6 +236,20 @@ def small_size(members, me):
 
 
 @program
+def cores(comm):
+    """Bind every rank to a core of its own, and use a group of one host; return what it knows."""
+    allowed, place = os.sched_getaffinity(0), comm.rank % 2
+    os.sched_setaffinity(0, [sorted(allowed)[place % len(allowed)]])
+    try:
+        again = on_hosts([0, 0, 1])
+        host = again.split(0 if comm.rank < 2 else 1)
+        total = host.all_reduce(np.ones(4096, np.float32))
+        return [host._session.cores, host._session.plans.crowded, float(total[-1])]
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@program
 def plans(comm):
     x = np.arange(6000.0) + comm.rank
     plan = comm.plan("all_reduce", x, "max")

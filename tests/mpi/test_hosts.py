@@ -1,5 +1,7 @@
 """Several hosts: results, bits and failures do not depend on where ranks are."""
 
+import os
+
 import pytest
 
 CHECKS = ["collectives", "roots", "types", "orders", "variants"]
@@ -41,6 +43,13 @@ def test_one_rank_and_ranks_that_cannot_share(mpi):
     assert mpi(1, "transport", "collectives") == {"transport": ["Session"], "collectives": [[]]}
     found = mpi(2, "transport", "collectives", hosts=[0, 1])
     assert found == {"transport": ["MpiSession"] * 2, "collectives": [[], []]}
+
+
+def test_a_group_on_one_host_knows_the_cores_of_all_its_ranks(mpi):
+    """The same number on every rank, or they would not choose the same algorithm."""
+    cores = min(2, len(os.sched_getaffinity(0)))
+    found = mpi(3, "cores", **LIMIT)["cores"]
+    assert found == [[cores, cores < 2, 2.0]] * 2 + [[1, False, 1.0]]
 
 
 def test_one_communicator_is_wrapped_again_and_again(mpi):

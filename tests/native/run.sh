@@ -51,7 +51,7 @@ for source in "${engine[@]}" "${tests[@]}"; do
   while (( $(jobs -pr | wc -l) >= 2 )); do wait -n; done
   compile "$source" &
 done
-wait
+for job in $(jobs -p); do wait "$job"; done
 objects=()
 for source in "${engine[@]}"; do objects+=("$build/$(basename "$source" .cpp).o"); done
 failed=0
