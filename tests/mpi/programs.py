@@ -107,11 +107,11 @@ def segments(comm):
     n, me = comm.world_size, comm.rank
     wrong = []
     kept = message_limits._SEGMENT_BYTES
-    for order, message_limits._SEGMENT_BYTES in (("tree", 256 << 10), ("rank", 1 << 20)):
+    for order, message_limits._SEGMENT_BYTES in (("tree", 64 << 10), ("rank", 256 << 10)):
         cases = [
             make(collective, "float32", n, size, order=order, memory=memory)
             for collective in REDUCING
-            for size in (600_001, 600_001 * n + 3)
+            for size in (200_001, 200_001 * n + 3)
             for memory in ("out", "in_place" if me % 2 else "out")
         ]
         for case in cases:
