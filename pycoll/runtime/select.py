@@ -114,11 +114,7 @@ def select(
     if algorithm is None:
         return _by_measurement(wish, machine, world) or _by_table(wish, machine)
     chosen = _named(collective, algorithm)
-    if order is None:
-        wish = replace(wish, order=chosen.order)
-        if wish.obstacle(replace(chosen, worlds=lambda n: True)):
-            wish = replace(wish, order="any")
-    return _by_name(wish, chosen, machine)
+    return _by_name(_in_its_order(wish, chosen) if order is None else wish, chosen, machine)
 
 
 def _order(collective: str, order: str | None, named: bool) -> str:
@@ -134,6 +130,14 @@ def _order(collective: str, order: str | None, named: bool) -> str:
             raise ArgumentError(f"order={order!r} is for reductions; {collective} reduces nothing")
         return ""
     return order or ("any" if named else "tree")
+
+
+def _in_its_order(wish: Wish, algorithm: Algorithm) -> Wish:
+    """Ask for the order that an algorithm gives, where it can give it."""
+    wish = replace(wish, order=algorithm.order)
+    if wish.obstacle(replace(algorithm, worlds=lambda n: True)):
+        return replace(wish, order="any")
+    return wish
 
 
 def _by_measurement(wish: Wish, machine: Machine | Network, world: World | None) -> Choice | None:
