@@ -1,6 +1,8 @@
 """Collectives you can read, prove and trust, at the speed of the hardware.
 
-The names below are the stable interface; see `Communicator` for the collectives.
+The names below are the interface; see `Communicator` for the collectives. Public, too, are
+`pycoll.parallel`, `pycoll.torch`, `pycoll.testing` and, to write algorithms, `pycoll.schedule.ir`.
+Until 1.0 a minor version may change them.
 """
 
 from __future__ import annotations

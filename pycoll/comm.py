@@ -106,8 +106,9 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
             op: ``sum``, ``prod``, ``min``, ``max``, ``avg``; for integers ``and``, ``or``, ``xor``.
                 Sums of integers wrap; their ``avg`` is the wrapped sum divided, towards zero.
             out: Array of the shape of ``x``.
-            order: ``tree`` (the in-order balanced tree; the default), ``rank`` (the serial loop
-                over ranks) or ``any`` (whatever is fastest).
+            order: ``tree`` (the in-order balanced tree), ``rank`` (the serial loop over ranks) or
+                ``any`` (whatever is fastest). By default ``tree``, or with ``algorithm`` the order
+                of that.
             algorithm: See the class.
             timeout: See the class.
             async_op: See the class.
@@ -127,7 +128,10 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
         order: str | None = None,
         **options: Unpack[CallOptions],
     ) -> Any:
-        """Combine all arrays; rank r gets block r: ``[n * k, ...]`` -> ``[k, ...]``."""
+        """Combine all arrays; rank r gets block r: ``[n * k, ...]`` -> ``[k, ...]``.
+
+        ``op`` and ``order`` are those of `all_reduce`.
+        """
 
     @collective(Kind.REDUCE)
     def reduce(
@@ -140,7 +144,10 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
         order: str | None = None,
         **options: Unpack[CallOptions],
     ) -> Any:
-        """Combine the arrays of all ranks on the root; the other ranks get None."""
+        """Combine the arrays of all ranks on the root; the other ranks get None.
+
+        ``op`` and ``order`` are those of `all_reduce`.
+        """
 
     @collective(Kind.ALL_GATHER)
     def all_gather(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
@@ -150,7 +157,10 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
     ) -> Any:
-        """Give every rank the root's array; on other ranks ``x`` only tells shape and dtype."""
+        """Return the root's array on every rank.
+
+        On other ranks ``x`` only tells shape and dtype, and is not changed unless ``out`` is ``x``.
+        """
 
     @collective(Kind.GATHER)
     def gather(
@@ -169,7 +179,10 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
 
     @collective(Kind.ALL_TO_ALL)
     def all_to_all(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
-        """Send block j to rank j; block i of the result came from rank i: ``[n * k, ...]``."""
+        """Send block j to rank j; block i of the result came from rank i.
+
+        ``[n * k, ...]`` -> ``[n * k, ...]``, n blocks of k rows.
+        """
 
     @collective(Kind.BARRIER)
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:

@@ -18,7 +18,8 @@ class SymmetricMemory:
     """The methods of `pycoll.Communicator` that make arrays in symmetric memory.
 
     None of them is a collective: every rank allocates as it likes. A collective works on its
-    arrays in place when all ranks pass symmetric memory; `docs/memory.md` tells the rest.
+    arrays in place when all ranks pass symmetric memory. To a large call either all ranks pass it
+    or none, or it is a `MismatchError` on all; `docs/memory.md` tells the rest.
     """
 
     _session: Session
@@ -74,7 +75,8 @@ class SymmetricMemory:
 
         No other thread may write to it meanwhile. After a ``fork`` parent and child share the
         array. A NumPy array moves back by itself before its memory is freed; of any other kind a
-        reference is kept until `unregister`, or until the communicator is collected.
+        reference is kept until `unregister`, or until all communicators that share the memory are
+        gone.
 
         Args:
             x: A C-contiguous, writable CPU array of at least a page.

@@ -31,14 +31,14 @@ def code_of(path):
 @pytest.mark.parametrize("n", [1, 3])
 def test_all_reduce(n):
     total = n * (n + 1) // 2
-    shown = [f"{n} ranks: {total}, {n}", *(str(n * k) for k in range(4))]
+    shown = [f"{n} ranks: {total}, {total * (n - 1)}", *(str(n * k) for k in range(4))]
     output = run_ranks(n, EXAMPLES / "all_reduce.py")
     assert [output.count(text) >= 1 for text in shown] == [True] * len(shown)
 
 
 def test_the_readme_shows_the_example_and_an_algorithm():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    example, algorithm, *_ = re.findall(r"```python\n(.*?)```", readme, re.S)
+    example, _, algorithm, *_ = re.findall(r"```python\n(.*?)```", readme, re.S)
     assert example == code_of(EXAMPLES / "all_reduce.py")
     source = (ROOT / "pycoll" / "algorithms" / "ring.py").read_text(encoding="utf-8")
     head, body = algorithm.split("\n    ", 1)

@@ -221,20 +221,20 @@ def markdown(document):
 
 
 def draw(document, path):
-    """Draw how many times as fast as the best peer, a panel for each collective and n."""
+    """Draw how many times as fast as the best peer: a panel for arrays again and in turn."""
     from matplotlib.figure import Figure
 
     table = by_case(row for row in document["cells"] if row["dtype"] == "float32")
-    panels = sorted({case[:2] for case in table}, key=lambda p: (p[1], p[0]))
+    panels = list(dict.fromkeys(case[:4] for case in table))
     if not panels:
         return
-    columns = min(4, len(panels))
+    columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(max(7.5, 3.6 * columns), 2.9 * rows + 1.3), dpi=130, facecolor="white")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    for ax, (collective, n) in zip(axes, panels, strict=False):
+    for ax, panel in zip(axes, panels, strict=False):
         ax.axhspan(1e-3, 1, color="#f6d5d5", lw=0)
-        for case in (case for case in table if case[:2] == (collective, n)):
+        for case in (case for case in table if case[:4] == panel):
             for ours in OURS:
                 found = {s: ratio(cells, ours) for s, cells in sorted(table[case].items())}
                 points = [(s, v) for s, v in found.items() if v is not None]
@@ -242,7 +242,9 @@ def draw(document, path):
                 style = {"ls": "--" if case[4] else "-", "color": COLOURS[ours], "label": label}
                 if points:
                     ax.plot(*zip(*points, strict=True), **style)
-        ax.set_title(f"{collective}, {n} ranks", fontsize=9, loc="left")
+        collective, n, _, in_place = panel
+        how = "in place, " if in_place and collective == "all_gather" else ""
+        ax.set_title(f"{collective}, {how}{n} ranks", fontsize=9, loc="left")
         ax.grid(color="#e3e7ec", lw=0.6)
         ax.tick_params(labelsize=7)
     for ax in axes[len(panels) :]:

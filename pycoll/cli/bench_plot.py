@@ -29,7 +29,7 @@ def check_available(path: str) -> None:
         from matplotlib.backend_bases import FigureCanvasBase
         from matplotlib.figure import Figure
     except ImportError:
-        raise ArgumentError("--plot needs matplotlib: pip install 'pycoll[cli]'") from None
+        raise ArgumentError("--plot needs matplotlib: pip install matplotlib") from None
     formats = sorted(FigureCanvasBase.get_supported_filetypes())
     if Path(path).suffix[1:].lower() not in formats:
         raise ArgumentError(f"--plot {path!r}: its suffix has to be one of {', '.join(formats)}")

@@ -22,11 +22,11 @@ from pycoll.runtime.bootstrap import make_memfd
 
 # Optional packages: module, extra that brings it, what it is for.
 _EXTRAS = (
-    ("rich", "cli", "tables and live progress"),
-    ("matplotlib", "cli", "pictures of schedules and plots"),
-    ("mpi4py", "mpi", "ranks under an MPI launcher, and several hosts"),
-    ("ml_dtypes", "parallel", "bfloat16 in NumPy"),
-    ("pytest", "dev", "the tests"),
+    ("rich", "tables and live progress"),
+    ("matplotlib", "pictures of schedules and plots"),
+    ("mpi4py", "ranks under an MPI launcher, and several hosts"),
+    ("ml_dtypes", "bfloat16 in NumPy"),
+    ("pytest", "the tests"),
 )
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
@@ -156,11 +156,11 @@ def _futex() -> Check:
 
 
 def _optional() -> Iterator[Check]:
-    for module, extra, purpose in _EXTRAS:
+    for module, purpose in _EXTRAS:
         if importlib.util.find_spec(module) is not None:
             yield Check(module, f"for {purpose}")
         else:
-            fix = f"for {purpose}: pip install 'pycoll[{extra}]'"
+            fix = f"for {purpose}: pip install {module}"
             yield Check(module, f"for {purpose}", fix, required=False)
     for part in parts():
         yield Check(*part, required=False)

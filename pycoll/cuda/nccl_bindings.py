@@ -224,7 +224,7 @@ def find_binding() -> type[Nccl4py] | type[Cupy]:
         else:
             return binding
     raise unavailable(
-        f"no binding of NCCL can be used ({'; '.join(reasons)})", "pip install 'pycoll[cuda13]'"
+        f"no binding of NCCL can be used ({'; '.join(reasons)})", "pip install 'nccl4py[cu13]'"
     )
 
 
@@ -270,22 +270,22 @@ def _checked(function: Callable, *args: Any) -> Any:
 
 
 def _nccl4py() -> tuple[Any, Any]:
-    return _imported("nccl.core", "nccl4py"), _imported("nccl.bindings.nccl", "nccl4py")
+    names, fix = ("nccl.core", "nccl.bindings.nccl"), "pip install 'nccl4py[cu13]'"
+    core, raw = (_imported(name, "nccl4py", fix) for name in names)
+    return core, raw
 
 
 def _cupy_nccl() -> Any:
-    module = _imported("cupy.cuda.nccl", "CuPy")
+    module = _imported("cupy.cuda.nccl", "CuPy", "pip install cupy-cuda13x")
     if not module.available:
         raise unavailable("CuPy finds no NCCL library", "pip install nvidia-nccl-cu13")
     return module
 
 
-def _imported(name: str, product: str) -> Any:
+def _imported(name: str, product: str, fix: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # CuPy's, where there is no NCCL; that is seen below
             return importlib.import_module(name)
     except (ImportError, OSError, RuntimeError) as error:
-        raise unavailable(
-            f"{product} cannot be imported: {error}", "pip install 'pycoll[cuda13]'"
-        ) from error
+        raise unavailable(f"{product} cannot be imported: {error}", fix) from error

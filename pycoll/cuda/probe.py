@@ -35,7 +35,7 @@ def cupy() -> Any:
         module = importlib.import_module("cupy")
     except ImportError as error:
         raise unavailable(
-            f"CuPy cannot be imported ({error})", "pip install 'pycoll[cuda13]'"
+            f"CuPy cannot be imported ({error})", "pip install cupy-cuda13x"
         ) from error
     if not module.cuda.is_available():
         raise unavailable(

@@ -89,7 +89,7 @@ def load() -> Any:
     except ImportError as error:
         raise TransportError(
             f"this process was started by an MPI launcher, but mpi4py cannot be imported: {error}. "
-            "Install it with: pip install 'pycoll[mpi]'"
+            "Install it with: pip install mpi4py"
         ) from error
     except RuntimeError as error:
         raise TransportError(f"mpi4py cannot load an MPI library: {error}") from error

@@ -77,7 +77,7 @@ def picture(schedule: Schedule) -> Figure:
         from matplotlib.figure import Figure
     except ImportError:
         raise ArgumentError(
-            "drawing needs matplotlib, which is not installed: pip install pycoll[cli]"
+            "drawing needs matplotlib, which is not installed: pip install matplotlib"
         ) from None
     figure = Figure(facecolor=_PAPER)
     FigureCanvasAgg(figure)

@@ -21,9 +21,9 @@ def test_what_cannot_be_imported_is_named_with_its_cure(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", None)
     monkeypatch.setitem(sys.modules, "nccl.core", None)
     said = {part.name: part for part in parts()}
-    for name in ("CuPy", "NCCL"):
+    for name, fix in (("CuPy", "cupy-cuda13x"), ("NCCL", "'nccl4py[cu13]'")):
         assert "cannot be imported" in said[name].found
-        assert said[name].fix == "pip install 'pycoll[cuda13]'"
+        assert said[name].fix == f"pip install {fix}"
 
 
 def test_the_doctor_reports_it(capsys):
