@@ -1,7 +1,7 @@
 """See pycoll at work in under a minute: proof, training, the same bits, speed, a picture.
 
-``make demo``; or ``python examples/demo.py`` where there are pycoll, scikit-learn, threadpoolctl and
-matplotlib.
+``make demo``; or ``python examples/demo.py`` where there are pycoll, scikit-learn, threadpoolctl
+and matplotlib.
 """
 
 import argparse

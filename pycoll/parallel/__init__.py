@@ -1,6 +1,6 @@
 """Parallel training on top of the communicator; see docs/parallel.md."""
 
-from pycoll.parallel.data_parallel import DataParallel, StepReport
+from pycoll.parallel.data_parallel import DataParallel
 from pycoll.parallel.estimate import Estimate, estimate
 from pycoll.parallel.hooks import Compress, Hook
 from pycoll.parallel.layer import Layer, Loss, Model, ParameterSpec, Sequential
@@ -11,6 +11,7 @@ from pycoll.parallel.options import Options
 from pycoll.parallel.placement import PRESETS, Placed, Placement, Preset
 from pycoll.parallel.powersgd import PowerSGD
 from pycoll.parallel.precision import RECIPES, LossScale, Precision
+from pycoll.parallel.report import StepReport
 from pycoll.parallel.sparse import TopK
 
 __all__ = [

@@ -149,8 +149,9 @@ def check_values(
     """Compare the values of parameters with the ranks that must have the same; a collective.
 
     Raises:
-        MismatchError: On every rank of a group that differs, naming parameter and ranks.
+        MismatchError: On every rank of the mesh, naming parameter and ranks.
     """
+    told = ""
     for channel, chosen in (
         (groups.data, list(parameters)),
         (groups.tensor, [p for p in parameters if p.spec.tensor_axis is None]),
@@ -162,14 +163,16 @@ def check_values(
         table = table.reshape(channel.world_size, len(chosen), -1)
         for i, parameter in enumerate(chosen):
             seen = [bytes(row) for row in table[:, i]]
-            if len(set(seen)) > 1:
+            if len(set(seen)) > 1 and not told:
                 usual = max(seen, key=seen.count)
                 odd = [rank for rank, digest in enumerate(seen) if digest != usual]
-                raise MismatchError(
+                told = (
                     f"parameter {parameter.name} differs at the start: {_ranks(odd)} of the "
                     f"{channel.name} group of {channel.world_size} not as the others; "
                     f"{_advice(parameter)}"
                 )
+    if found := next((text for text in gather_texts(told, groups.world) if text), ""):
+        raise MismatchError(told or found)
 
 
 def _advice(parameter: Parameter) -> str:

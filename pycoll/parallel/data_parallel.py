@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from pycoll.parallel.options import Options
 from pycoll.parallel.passes import Passes, Sample
 from pycoll.parallel.placement import PRESETS
 from pycoll.parallel.precision import dtype_of
+from pycoll.parallel.report import StepReport
 from pycoll.parallel.restore import restore
 from pycoll.parallel.samples import most_micro_batches
 from pycoll.parallel.units import (
@@ -42,33 +43,6 @@ from pycoll.parallel.units import (
     make_units,
     unit_parameters,
 )
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What a step did.
-
-    Attributes:
-        loss: Mean loss over all samples of all ranks.
-        samples: Number of samples of all ranks.
-        grad_norm: Norm of the mean gradient, before clipping; the same on every mesh.
-        skipped: Whether parameters were left alone because a gradient was not finite.
-        loss_scale: Factor that the loss had.
-        bytes: Bytes that this rank sent, by purpose.
-        waits: Seconds that this rank waited for communication, by purpose.
-        peak_bytes: Largest memory of parameters, gradients, states and buffers during the step.
-        seconds: Time of the step.
-    """
-
-    loss: float
-    samples: int
-    grad_norm: float
-    skipped: bool
-    loss_scale: float
-    bytes: dict[str, int] = field(default_factory=dict)
-    waits: dict[str, float] = field(default_factory=dict)
-    peak_bytes: int = 0
-    seconds: float = 0.0
 
 
 class DataParallel:
@@ -111,6 +85,7 @@ class DataParallel:
         self.options = options = replace(options or Options(), **changes)
         self.mesh, self.ledger, self.steps = mesh, Ledger(), 0
         self.loss_scale, self._scaled = options.scaling
+        self._hook_scale = self.loss_scale.value  # of what the hook has not sent
         units = make_units(model)
         owned = unit_parameters(units)
         self.parameters = [parameter for group in owned for parameter in group]
@@ -167,14 +142,15 @@ class DataParallel:
         total, samples, problems = self._accumulate(micro_batches, lr)
         scale = self.loss_scale.value
         divisor = max(1, samples) * scale
-        forgiving = self._scaled or self.options.nonfinite == "skip"
+        routine = self._scaled and not self.loss_scale.exhausted
+        forgiving = routine or self.options.nonfinite == "skip"
         facts = self.options.step_facts(lr=lr, steps=self.steps, loss_scale=self.loss_scale)
         norm, overflow = agree(self.buckets, self.groups, problems, forgiving, facts)
         norm /= divisor
         if not overflow:
+            self._hook.settle()
             self._update(lr, 1.0 / divisor, norm)
         self.loss_scale = self.loss_scale.after(overflow)
-        self._hook.rescale(self.loss_scale.value / scale)
         for bucket in self.buckets:
             bucket.gradients.result = None
         return StepReport(
@@ -197,6 +173,7 @@ class DataParallel:
         """
         for bucket in self.buckets:
             bucket.gradients.reset()
+        self._begin_hook()
         self._passes.prepare()
         refused = refusal("lr", lr, "[0, inf)")
         plan = turns(most_micro_batches(micro_batches, self.groups, refused), self.options.order)
@@ -215,6 +192,11 @@ class DataParallel:
                 problems += self._graph_problems(j)
         both = self.groups.data.all_reduce(totals.take(), "count", self.options.order).wait()
         return float(both[0]), int(both[1]), problems
+
+    def _begin_hook(self) -> None:
+        """Give what the hook has not sent the scale of the next gradients."""
+        self._hook.begin(self.loss_scale.value / self._hook_scale)
+        self._hook_scale = self.loss_scale.value
 
     def _graph_problems(self, j: int) -> list[str]:
         """Tell whether a micro-batch gave gradients of other parameters than the first."""
@@ -268,6 +250,7 @@ class DataParallel:
         Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank.
         """
         scale = (self.loss_scale.value, self.loss_scale.good_steps)
+        self._begin_hook()
         found = state.gather_states(self.buckets, self.groups)
         return {"steps": self.steps, "loss_scale": scale, "hook": self._hook.state(), **found}
 
@@ -279,6 +262,7 @@ class DataParallel:
         """
         scale, hook = self.loss_scale, self._hook
         self.steps, self.loss_scale = restore(self.buckets, self.groups, scale, hook, saved)
+        self._hook_scale = self.loss_scale.value
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the engine's communicators; not a collective.

@@ -69,8 +69,15 @@ class Hook:
 
         return Then(pending, finish)
 
-    def rescale(self, factor: float) -> None:
-        """Hear that gradients will be `factor` times as large, as the loss scale has changed."""
+    def begin(self, factor: float) -> None:
+        """Hear that a step begins; what an earlier one has left without `settle` was not taken.
+
+        Args:
+            factor: How many times as large gradients are as in the last step, by the loss scale.
+        """
+
+    def settle(self) -> None:
+        """Hear that the step has been taken, on every rank."""
 
     def state(self) -> dict[str, Any]:
         """Return the arrays that have to be in a checkpoint, by name."""
@@ -80,37 +87,67 @@ class Hook:
         """Take the arrays of a checkpoint."""
 
 
-def unsent(owner: Hook, errors: dict[str, Any], key: str, data: Any, channel: Channel) -> Any:
-    """Return what a hook has not sent of a bucket yet; zeros at first.
+class Kept:
+    """Arrays that a hook keeps from step to step, by name: changes count once a step is taken.
 
-    Raises:
-        ArgumentError: If it is that of another bucket, from a checkpoint of another run.
+    Only then do ranks agree that it is: one that found an infinity in its part of a layer, and one
+    that has another part, would otherwise go on with different ones.
+
+    Attributes:
+        arrays: Those of the last step that was taken.
     """
-    if key not in errors:
-        errors[key] = channel.ledger.track(np.zeros_like(data), "hook")
-    error = errors[key]
-    if (error.shape, error.dtype) != (data.shape, data.dtype):
-        raise ArgumentError(
-            f"{type(owner).__name__} was given {error.dtype}{list(error.shape)} as what is unsent "
-            f'of the bucket of {key}, which is {data.dtype}{list(data.shape)}; a saved "hook" '
-            "fits the same mesh, bucket_bytes and precision only: drop it"
-        )
-    return error
 
+    def __init__(self) -> None:
+        self.arrays: dict[str, Any] = {}
+        self._next: dict[str, Any] = {}
 
-def rescale_unsent(errors: dict[str, Any], factor: float) -> None:
-    """Multiply what has not been sent; what becomes too large for its type stays the largest.
+    def get(self, name: str) -> Any:
+        """Return what this step, or the last one taken, has made of an array; None at first."""
+        return self._next.get(name, self.arrays.get(name))
 
-    An infinity would stay for ever: every later step would be skipped. From the largest number it
-    falls with the loss scale.
-    """
-    if factor == 1:
-        return
-    for error in errors.values():
-        limit = np.finfo(error.dtype).max
-        with np.errstate(over="ignore"):
-            error *= error.dtype.type(factor)
-        np.clip(error, -limit, limit, out=error)
+    def put(self, name: str, array: Any) -> None:
+        """Keep an array if the step is taken."""
+        self._next[name] = array
+
+    def drop(self) -> None:
+        """Forget what this step has made."""
+        self._next.clear()
+
+    def settle(self) -> None:
+        """Keep what this step has made."""
+        self.arrays |= self._next
+        self._next.clear()
+
+    def unsent(self, owner: Hook, key: str, data: Any) -> Any:
+        """Return what a hook has not sent of a bucket yet, not to be changed; zeros at first.
+
+        Raises:
+            ArgumentError: If it is that of another bucket, from a checkpoint of another run.
+        """
+        error = self.get(key)
+        if error is None:
+            return np.zeros_like(data)
+        if (error.shape, error.dtype) != (data.shape, data.dtype):
+            raise ArgumentError(
+                f"{type(owner).__name__} was given {error.dtype}{list(error.shape)} as what is "
+                f"unsent of the bucket of {key}, which is {data.dtype}{list(data.shape)}; a saved "
+                '"hook" fits the same mesh, bucket_bytes and precision only: drop it'
+            )
+        return error
+
+    def rescale(self, factor: float) -> None:
+        """Multiply all arrays; what becomes too large for its type stays the largest.
+
+        An infinity would stay for ever: every later step would be skipped. From the largest number
+        it falls with the loss scale.
+        """
+        if factor == 1:
+            return
+        for array in self.arrays.values():
+            limit = np.finfo(array.dtype).max
+            with np.errstate(over="ignore"):
+                array *= array.dtype.type(factor)
+            np.clip(array, -limit, limit, out=array)
 
 
 class Then(Pending):

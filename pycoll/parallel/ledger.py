@@ -42,15 +42,22 @@ class Ledger:
         self.wire: Counter[tuple[str, str]] = Counter()
         self.calls: Counter[tuple[str, str, str]] = Counter()
         self.waits: Counter[str] = Counter()
+        self._tracked: set[int] = set()
 
     def track(self, array: Any, kind: str) -> Any:
-        """Count an array under a kind until it is collected; return it."""
-        nbytes = array.nbytes
-        self.live[kind] += nbytes
-        weakref.finalize(array, self.live.subtract, {kind: nbytes}).atexit = False
+        """Count an array under a kind until it is collected, once; return it."""
+        if id(array) in self._tracked:  # a layer may give the same one in every step
+            return array
+        self._tracked.add(id(array))
+        self.live[kind] += array.nbytes
+        weakref.finalize(array, self._forget, id(array), kind, array.nbytes).atexit = False
         if self.total > self.peak:
             self.peak, self.peak_by_kind = self.total, Counter(self.live)
         return array
+
+    def _forget(self, array: int, kind: str, nbytes: int) -> None:
+        self._tracked.discard(array)
+        self.live[kind] -= nbytes
 
     @property
     def total(self) -> int:

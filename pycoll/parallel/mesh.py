@@ -6,8 +6,10 @@ import math
 from collections.abc import Mapping
 from types import TracebackType
 
+import numpy as np
+
 from pycoll.comm import Communicator
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, MismatchError
 
 
 class Mesh:
@@ -31,9 +33,10 @@ class Mesh:
 
         Raises:
             ArgumentError: If the sizes do not multiply to the world size.
+            MismatchError: On every rank, if they have different axes.
         """
         self.world = comm
-        self.axes = _sizes(comm.world_size, axes)
+        self.axes = _agreed(comm, axes)
         self._groups: dict[tuple[str, ...], Communicator] = {}
         for name in self.axes:
             self._groups[(name,)] = self._split((name,))
@@ -108,6 +111,29 @@ class Mesh:
             return
         for comm in self._groups.values():
             comm.__exit__(kind, error, trace)
+
+
+def _agreed(comm: Communicator, axes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of the axes, the same on all ranks; a collective.
+
+    Raises:
+        ArgumentError: If they do not fit.
+        MismatchError: On every rank, if other ranks have other ones, or some that do not fit.
+    """
+    sizes, refused = {}, None
+    try:
+        sizes = _sizes(comm.world_size, axes)
+        text = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
+    except ArgumentError as error:  # the others wait for this rank
+        refused, text = error, f"none: {error}"
+    lines = bytes(comm.all_gather_v(np.frombuffer(f"{text}\n".encode(), np.uint8))).decode()
+    if refused is not None:
+        raise refused
+    seen = lines.splitlines()
+    if len(set(seen)) > 1:
+        told = "; ".join(f"rank {rank} has {other}" for rank, other in enumerate(seen))
+        raise MismatchError(f"ranks make different meshes: {told}; give all of them the same axes")
+    return sizes
 
 
 def _sizes(world_size: int, axes: Mapping[str, int]) -> dict[str, int]:

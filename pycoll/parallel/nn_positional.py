@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.arrays import Array, Out, as_mask, namespace, put
+from pycoll.parallel.arrays import Array, Out, as_mask, cast, namespace, put, widen
 from pycoll.parallel.layer import ParameterSpec
 from pycoll.parallel.random import Cursor, Key, keep_mask, normal_init
 
@@ -83,7 +83,7 @@ class Position:
         place = (out or {}).get("weight")
         fresh = place is None
         gradient = namespace(dy).zeros_like(params["weight"]) if fresh else put(0, place)
-        gradient[saved, :] = namespace(dy).sum(dy, axis=0)
+        gradient[saved, :] = cast(namespace(dy).sum(widen(dy), axis=0), dy.dtype)
         return {"weight": gradient}
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from pycoll import kernels
-from pycoll.parallel.hooks import Hook, Then, rescale_unsent, unsent
+from pycoll.errors import ArgumentError
+from pycoll.parallel.hooks import Hook, Kept, Then
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.limits import check_number
 from pycoll.parallel.units import Entry, Layout
@@ -34,8 +35,7 @@ class PowerSGD(Hook):
         """Choose the rank of the approximations."""
         check_number("rank", rank, "[1, inf)", whole=True)
         self.rank = rank
-        self._errors: dict[str, Any] = {}
-        self._bases: dict[str, Any] = {}
+        self._errors, self._bases = Kept(), Kept()
 
     def _matrices(self, layout: Layout) -> tuple[list[Entry], list[Entry]]:
         """Divide the entries into those that are compressed and the others."""
@@ -50,17 +50,17 @@ class PowerSGD(Hook):
 
     def _basis(self, entry: Entry, columns: int, dtype: Any) -> Any:
         name = entry.parameter.name
-        if name not in self._bases:  # the same on every rank
+        basis = self._bases.get(name)
+        if basis is None:  # the same on every rank
             rng = np.random.default_rng(zlib.crc32(name.encode()))
-            self._bases[name] = rng.standard_normal((columns, self.rank)).astype(dtype)
-        return self._bases[name]
+            basis = rng.standard_normal((columns, self.rank)).astype(dtype)
+        return basis
 
     def all_reduce(
         self, key: str, data: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
-        error = unsent(self, self._errors, key, data, channel)
-        whole = error + data
+        whole = channel.ledger.track(self._errors.unsent(self, key, data) + data, "hook")
         small, plain = self._matrices(layout)
         parts = []
         for entry in small:
@@ -74,13 +74,13 @@ class PowerSGD(Hook):
             if kernels.count_nonfinite(total):  # on every rank: the step will not be taken
                 data[: layout.count] = np.nan
                 return data
-            whole, found = error + data, _unpack(total, shapes)
+            found = _unpack(total, shapes)
             for entry, values in zip(plain, found[len(small) :], strict=True):
                 data[entry.start : entry.stop] = values
                 whole[entry.start : entry.stop] = 0
             self._second(small, found, whole, data, channel, order)
-            if not kernels.count_nonfinite(data) and not kernels.count_nonfinite(whole):
-                error[...] = whole
+            if not kernels.count_nonfinite(whole):
+                self._errors.put(key, whole)
             return data
 
         return Then(first, finish)
@@ -99,42 +99,83 @@ class PowerSGD(Hook):
         """Form Q over all ranks, the approximation, and what this rank's gradient lacks of it."""
         if not small:
             return
-        left = [np.linalg.qr(p)[0] for p in sums[: len(small)]]
+        left = [_orthonormal(p) for p in sums[: len(small)]]
         own = [_matrix(error, e).T @ p for e, p in zip(small, left, strict=True)]
         vector, shapes = _pack(own, channel, data.dtype)
         total = _unpack(channel.all_reduce(vector, "gradient", order).wait(), shapes)
         for entry, p, mine, q in zip(small, left, own, total, strict=True):
-            _matrix(data, entry)[...] = p @ q.T
+            _multiply(p, q, _matrix(data, entry))
             _matrix(error, entry)[...] -= p @ mine.T
-            if not kernels.count_nonfinite(data[entry.start : entry.stop]):
-                self._bases[entry.parameter.name] = _scaled(q)
+            self._bases.put(entry.parameter.name, _scaled(q))
 
-    def rescale(self, factor: float) -> None:
-        """Give what is unsent the scale of the next gradients; see `Hook.rescale`."""
-        rescale_unsent(self._errors, factor)
+    def begin(self, factor: float) -> None:
+        """Give what is unsent the scale of the next gradients; see `Hook.begin`."""
+        self._errors.drop()
+        self._bases.drop()
+        self._errors.rescale(factor)
+
+    def settle(self) -> None:
+        """Keep what the step has made; see `Hook.settle`."""
+        self._errors.settle()
+        self._bases.settle()
 
     def state(self) -> dict[str, Any]:
         """Return what has not been sent yet by bucket, and where the iterations stand."""
         return {
-            **{f"error {key}": error.copy() for key, error in self._errors.items()},
-            **{f"basis {name}": basis.copy() for name, basis in self._bases.items()},
+            **{f"error {key}": error.copy() for key, error in self._errors.arrays.items()},
+            **{f"basis {name}": basis.copy() for name, basis in self._bases.arrays.items()},
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take what `state` gave on this rank."""
-        for table, prefix in ((self._errors, "error "), (self._bases, "basis ")):
-            table.clear()
-            table.update(
-                {
-                    key.removeprefix(prefix): np.array(x)
-                    for key, x in state.items()
-                    if key.startswith(prefix)
-                }
-            )
+        """Take what `state` gave on this rank.
+
+        Raises:
+            ArgumentError: If it is that of another hook, or another rank of approximations.
+        """
+        tables: dict[str, dict[str, Any]] = {"error": {}, "basis": {}}
+        for key, x in state.items():
+            kind, _, name = key.partition(" ")
+            array = np.array(x)
+            if kind not in tables or (kind == "basis" and array.shape[1:] != (self.rank,)):
+                raise ArgumentError(f"{key} {list(array.shape)} is not of PowerSGD({self.rank})")
+            tables[kind][name] = array
+        self._errors.arrays, self._bases.arrays = tables["error"], tables["basis"]
 
 
 def _matrix(flat: Any, entry: Entry) -> Any:
     return flat[entry.start : entry.stop].reshape(entry.parameter.spec.shape[0], -1)
+
+
+def _orthonormal(matrix: Any) -> Any:
+    """Return orthonormal columns that span those of a tall matrix, by Householder's reflections.
+
+    Ranks form it of the same numbers and have to get the same bits. What LAPACK gives depends on
+    the processor and on the number of threads; sums by NumPy do not.
+    """
+    rest, reflections = matrix.astype(np.float64), []
+    for j in range(rest.shape[1]):
+        v = rest[j:, j].copy()
+        v[0] += np.copysign(np.sqrt(np.sum(v * v)), v[0])
+        size = np.sum(v * v)
+        if size > 0:  # else the column is zero, and stays
+            reflections.append((j, v, 2 / size))
+            _reflect(rest, *reflections[-1])
+    found = np.eye(*rest.shape)
+    for reflection in reversed(reflections):
+        _reflect(found, *reflection)
+    return found.astype(matrix.dtype)
+
+
+def _reflect(matrix: Any, j: int, v: Any, factor: float) -> None:
+    for column in matrix[j:].T:
+        column -= factor * np.sum(v * column) * v
+
+
+def _multiply(p: Any, q: Any, out: Any) -> None:
+    """Form ``p @ q.T`` with the same bits on every rank, whatever its BLAS; see `_orthonormal`."""
+    np.multiply(p[:, :1], q[:, 0], out=out)
+    for i in range(1, p.shape[1]):
+        out += p[:, i : i + 1] * q[:, i]
 
 
 def _scaled(basis: Any) -> Any:

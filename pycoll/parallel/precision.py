@@ -107,7 +107,9 @@ class LossScale:
     """Scale of the loss, so that small gradients do not vanish in float16.
 
     The scale falls when a gradient overflows, and the step is skipped on every rank; it rises after
-    `interval` steps without. All values should be powers of two, so that scaling is exact.
+    `interval` steps without. Where it cannot fall any more, an overflow is an error like one
+    without a scale: below, gradients would vanish unseen. All values should be powers of two, so
+    that scaling is exact.
 
     Source: Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.2.
 
@@ -117,6 +119,7 @@ class LossScale:
         backoff: Factor after an overflow.
         interval: Good steps before the scale grows.
         good_steps: Good steps since the last change.
+        minimum: The scale does not fall below this, or below where it begins if that is lower.
     """
 
     value: float = 2.0**15
@@ -124,6 +127,7 @@ class LossScale:
     backoff: float = 0.5
     interval: int = 2000
     good_steps: int = 0
+    minimum: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what is no scale.
@@ -131,12 +135,20 @@ class LossScale:
         Raises:
             ArgumentError: Naming the setting and what is accepted.
         """
-        check_numbers(self, value="(0, inf)", growth="[1, inf)", backoff="(0, 1]")
-        check_numbers(self, interval="[1, inf)", good_steps="[0, inf)")
+        # Kernels multiply by its inverse in float32.
+        check_numbers(self, value="[1e-37, inf)", growth="[1, inf)", backoff="(0, 1]")
+        check_numbers(self, interval="[1, inf)", good_steps="[0, inf)", minimum="(0, inf)")
+        object.__setattr__(self, "minimum", min(self.minimum, self.value))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it should fall after an overflow, and cannot."""
+        return self.value * self.backoff < self.minimum
 
     def after(self, overflow: bool) -> LossScale:
-        """Return the scale for the next step; one that cannot be written as a number stays."""
+        """Return the scale for the next step; one that cannot fall or grow stays."""
         if not overflow and self.good_steps + 1 < self.interval:
             return replace(self, good_steps=self.good_steps + 1)
         value = self.value * (self.backoff if overflow else self.growth)
-        return replace(self, value=value if 0 < value < math.inf else self.value, good_steps=0)
+        fits = not (overflow and self.exhausted) and value < math.inf
+        return replace(self, value=value if fits else self.value, good_steps=0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.hooks import Hook, Then, rescale_unsent, unsent
+from pycoll.parallel.hooks import Hook, Kept, Then
 from pycoll.parallel.ledger import Channel, Pending
 from pycoll.parallel.units import Layout
 
@@ -33,14 +33,13 @@ class TopK(Hook):
         if not 0 < ratio <= 1:
             raise ArgumentError(f"ratio={ratio!r}; accepted are numbers above 0 and at most 1")
         self.ratio = ratio
-        self._errors: dict[str, Any] = {}
+        self._errors = Kept()
 
     def all_reduce(
         self, key: str, data: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
-        error = unsent(self, self._errors, key, data, channel)
-        whole = error + data
+        whole = channel.ledger.track(self._errors.unsent(self, key, data) + data, "hook")
         where = self._largest(np.abs(whole[: layout.count]), layout)
         k = where.size
         row = np.concatenate([where, whole[where].view(np.int32)])
@@ -48,11 +47,9 @@ class TopK(Hook):
         pending = channel.all_gather(row, out, "gradient")
 
         def finish(rows: Any) -> Any:
-            table = rows.reshape(channel.world_size, row.size)
-            if np.isfinite(table[:, k:].view(data.dtype)).all():
-                np.add(error, data, out=error)  # else the step is not taken, on any rank
-                error[where] = 0
-            return self._add(table, k, data)
+            whole[where] = 0
+            self._errors.put(key, whole)
+            return self._add(rows.reshape(channel.world_size, row.size), k, data)
 
         return Then(pending, finish)
 
@@ -85,14 +82,25 @@ class TopK(Hook):
             data[row[:k]] += row[k:].view(data.dtype)
         return data
 
-    def rescale(self, factor: float) -> None:
-        """Give what is unsent the scale of the next gradients; see `Hook.rescale`."""
-        rescale_unsent(self._errors, factor)
+    def begin(self, factor: float) -> None:
+        """Give what is unsent the scale of the next gradients; see `Hook.begin`."""
+        self._errors.drop()
+        self._errors.rescale(factor)
+
+    def settle(self) -> None:
+        """Keep what was not sent; see `Hook.settle`."""
+        self._errors.settle()
 
     def state(self) -> dict[str, Any]:
         """Return what has not been sent yet, by bucket."""
-        return {key: error.copy() for key, error in self._errors.items()}
+        return {f"unsent {key}": error.copy() for key, error in self._errors.arrays.items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take what `state` gave on this rank."""
-        self._errors = {key: np.array(error) for key, error in state.items()}
+        """Take what `state` gave on this rank.
+
+        Raises:
+            ArgumentError: If it is that of another hook.
+        """
+        if other := [key for key in state if not key.startswith("unsent ")]:
+            raise ArgumentError(f"{', '.join(other)}: not a state of TopK")
+        self._errors.arrays = {k.removeprefix("unsent "): np.array(x) for k, x in state.items()}

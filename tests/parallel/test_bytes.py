@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parallel.models import CrossEntropy, batches, mlp
-from pycoll.parallel import AdamW, DataParallel, Mesh, Sequential, estimate
+from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, Sequential, estimate
 from pycoll.parallel.nn import Linear
 from pycoll.parallel.random import Key
 from pycoll.testing import run_processes, run_threads
@@ -185,3 +185,12 @@ def test_the_page_tells_the_bytes_of_the_agreement():
     page = (Path(__file__).resolve().parents[2] / "docs" / "parallel.md").read_text("utf-8")
     norm = estimate(10, "fp32", {"dp": 2}, zero=0).wire["norm"]
     assert f"2 (W - 1) / W x {norm} for the norm" in page
+
+
+def test_an_array_that_a_layer_gives_again_and_again_counts_once():
+    ledger, array = Ledger(), np.zeros(10)
+    for _ in range(3):
+        assert ledger.track(array, "layer gradient") is array
+    assert ledger.total == ledger.peak == 80
+    del array
+    assert ledger.total == 0

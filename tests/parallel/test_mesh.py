@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from pycoll.errors import ArgumentError
-from pycoll.parallel import Mesh
+from parallel.models import CrossEntropy
+from pycoll.errors import ArgumentError, MismatchError
+from pycoll.parallel import DataParallel, Mesh, ParameterSpec, Sequential
 from pycoll.testing import run_processes, run_threads
 
 
@@ -55,6 +56,28 @@ def test_sizes_that_do_not_fit(axes, text):
     assert all(text in message for message in run_threads(4, rank))
 
 
+@pytest.mark.parametrize(
+    "pair", [({"dp": 4}, {"dp": 2, "tp": 2}), ({"dp": 2, "tp": 2}, {"tp": 2, "dp": 2})]
+)
+def test_different_meshes(pair):
+    def rank(comm):
+        with pytest.raises(MismatchError, match=r"different meshes: rank 0 has dp=.*; rank 3 has"):
+            Mesh(comm, **pair[comm.rank >= 2])
+        return comm.all_reduce(np.ones(1))[0]
+
+    assert run_threads(4, rank) == [4] * 4
+
+
+def test_axes_that_do_not_fit_on_one_rank():
+    def rank(comm):
+        kind = ArgumentError if comm.rank == 1 else MismatchError
+        with pytest.raises(kind, match="dp=3 does not hold 2 ranks"):
+            Mesh(comm, dp=2 + comm.rank)
+        return comm.all_reduce(np.ones(1))[0]
+
+    assert run_threads(2, rank) == [2, 2]
+
+
 def test_unknown_axes_and_closing():
     def rank(comm):
         mesh = Mesh(comm, dp=2)
@@ -65,3 +88,24 @@ def test_unknown_axes_and_closing():
         return int(comm.all_reduce(np.ones(1, np.int64))[0])
 
     assert run_processes(2, rank) == [2, 2]
+
+
+def test_parameters_that_differ_in_one_column_of_a_mesh():
+    class Split:
+        def __init__(self, value):
+            self.value = value
+
+        def parameters(self):
+            return {"weight": ParameterSpec((2, 2), init=self.init, tensor_axis=0)}
+
+        def init(self, shape):
+            return np.full(shape, self.value)
+
+    def rank(comm):
+        mesh = Mesh(comm, dp=2, tp=2)
+        model = Sequential([("a", Split(float(comm.rank == 2)))])
+        with pytest.raises(MismatchError, match=r"parameter a.weight differs at the start: rank"):
+            DataParallel(model, CrossEntropy(), mesh)
+        return comm.all_reduce(np.ones(1))[0]
+
+    assert run_threads(4, rank) == [4] * 4

@@ -192,6 +192,14 @@ def test_large_activations_in_half_precision():
     np.testing.assert_array_equal(GELU().backward_input({}, saved, np.ones_like(x)), x > 0)
 
 
+def test_positions_add_up_samples_in_float32():
+    layer = Position(3, 2, KEY, dtype="float16")
+    dy = np.ones((1024, 3, 2), np.float16)
+    dy[1::2] = 2.0**-11  # too little to change a sum of float16
+    gradient = layer.backward_weight({"weight": np.zeros((3, 2), np.float16)}, slice(0, 3), dy)
+    np.testing.assert_array_equal(gradient["weight"], np.float16(512 + 512 / 2**11))
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_batch_without_samples(name):
     layer, shape = LAYERS[name]

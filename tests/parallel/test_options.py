@@ -145,7 +145,7 @@ def test_infinite_bound_only_measures():
         (lambda: Options(wrap=None), "wrap=None; expected a function"),
         (lambda: Options(prefetch=-1), r"prefetch=-1; accepted are integers in \[0, inf\)"),
         (lambda: Options(prefetch=1.5), "prefetch=1.5"),
-        (lambda: LossScale(0), r"value=0; accepted are numbers in \(0, inf\)"),
+        (lambda: LossScale(0), r"value=0; accepted are numbers in \[1e-37, inf\)"),
         (lambda: LossScale(NAN), "value=nan"),
         (lambda: LossScale(growth=0.5), "growth=0.5"),
         (lambda: LossScale(backoff=2.0), "backoff=2.0"),
@@ -242,5 +242,9 @@ def test_a_loss_scale_stays_a_number_for_ever():
     scale = LossScale(2.0**1023, interval=1)
     assert scale.after(False).value == 2.0**1023
     assert LossScale(2.0**1000, interval=1).after(False).value == 2.0**1001
-    scale = LossScale(2.0**-1074)
-    assert scale.after(True).value == 2.0**-1074
+    scale = LossScale(4.0)
+    assert [scale.after(True).value, scale.after(True).after(True).value] == [2.0, 1.0]
+    lowest = scale.after(True).after(True)
+    assert lowest.exhausted
+    assert lowest.after(True).value == 1.0
+    assert not LossScale(2.0**-4, backoff=1.0).exhausted  # constant
