@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,11 +13,20 @@ import torch
 from pycoll.errors import ArgumentError
 from pycoll.parallel import data_parallel
 from pycoll.parallel.bucket import Bucket
+from pycoll.parallel.checks import gather_texts, told_by
 from pycoll.parallel.data_parallel import StepReport
-from pycoll.parallel.layer import ParameterSpec, Sequential
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.options import Options
+from pycoll.parallel.samples import most_micro_batches
 from pycoll.parallel.units import Unit
+from pycoll.torch.module_parameters import (
+    Places,
+    chain_of,
+    full_name,
+    part_of,
+    precision_of,
+    trainable,
+)
 
 LossFn = Callable[[Any, Any], tuple[torch.Tensor, int]]
 
@@ -52,7 +60,8 @@ class DataParallel(data_parallel.DataParallel):
         """Take over a module; a collective.
 
         Args:
-            module: Its trainable parameters are all float32, or all float64.
+            module: Its trainable parameters are all float32, or all float64. Those of a
+                `LayerModule` whose layer is split over ``mesh.tp`` are parts.
             loss: Returns the sum of the losses of a micro-batch, and the number of samples.
             mesh: The ranks.
             options: As for `pycoll.parallel.DataParallel`, without stage 3; the precision follows
@@ -60,116 +69,57 @@ class DataParallel(data_parallel.DataParallel):
             changes: Options by name.
 
         Raises:
-            ArgumentError: For stage 3, parameters of other types or on other devices.
+            ArgumentError: For stage 3, parameters of other types or on other devices, and layers
+                that are split on a mesh without ``tp``.
+            MismatchError: If ranks have different modules, settings or values, or layers are split
+                over other ranks than those of ``tp``.
         """
         if changes.get("zero", options.zero if options else 0) == 3:
             raise ArgumentError("zero=3 needs layers that parameters are handed to; use 0, 1 or 2")
-        changes["precision"] = _precision(module)
+        changes["precision"] = precision_of(module)
         both: Any = (module, loss)  # for `_make_passes`
         super().__init__(chain_of(module), both, mesh, options, **changes)
 
     def step(self, micro_batches: Sequence[Any], lr: float | None = None) -> StepReport:
-        """Train on one batch; see `pycoll.parallel.DataParallel.step`."""
+        """Train on one batch; see `pycoll.parallel.DataParallel.step`.
+
+        Raises:
+            ArgumentError: Also on every rank, if a parameter of any was frozen when the engine was
+                made and no longer is, or has another type, size or device.
+        """
+        if problem := self._passes.problem():  # the others hear of it in their first collective
+            most_micro_batches(micro_batches, self.groups, problem)
         report = super().step(micro_batches, lr)
         self.settle()  # whoever reads the module's parameters does not ask
         return report
 
     def gather(self) -> dict[str, np.ndarray]:
         """Return all parameters; see `pycoll.parallel.DataParallel.gather`."""
-        self._passes.prepare()
+        self._take_back("parameters were not gathered")
         return super().gather()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what continues the training; see `pycoll.parallel.DataParallel.state_dict`."""
-        self._passes.prepare()
+        self._take_back("there is no state to save")
         return super().state_dict()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take what `state_dict` gave; see `pycoll.parallel.DataParallel.load_state_dict`."""
-        self._passes.prepare()
+        self._take_back("the saved state was not loaded")
         super().load_state_dict(saved)
+
+    def _take_back(self, otherwise: str) -> None:
+        """Move parameters into the buckets again; a collective.
+
+        Raises:
+            ArgumentError: On every rank, if a parameter of any cannot be: `otherwise`, and which.
+        """
+        if told := told_by(gather_texts(self._passes.problem(), self.groups.world)):
+            raise ArgumentError(f"{otherwise}: {told}")
+        self._passes.prepare()
 
     def _make_passes(self, model: Any, loss: Any, units: Sequence[Unit]) -> Any:
         return _Autograd(*loss, self.buckets)
-
-
-class _Holder:
-    """The parameters of one submodule, as a layer that is never run."""
-
-    def __init__(self, values: dict[str, np.ndarray]) -> None:
-        self._values = values
-
-    def parameters(self) -> dict[str, ParameterSpec]:
-        return {
-            name: ParameterSpec(value.shape, str(value.dtype), init=lambda _, v=value: v)
-            for name, value in self._values.items()
-        }
-
-
-def trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters to train by name; one that is used twice has its first name."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
-def full_name(name: str) -> str:
-    """Return the name of a parameter in `chain_of`: ``"layer.name"`` even without a layer.
-
-    A layer that is itself called "module" goes one deeper, so that no two names are the same.
-    """
-    outer, dot, _ = name.partition(".")
-    return name if dot and outer != "module" else f"module.{name}"
-
-
-def move_back(name: str, p: torch.Tensor, part: np.ndarray) -> None:
-    """Make a parameter a view of its part of a bucket again, with the values that it has.
-
-    It lies elsewhere after ``p.data = ...`` or ``module.to(memory_format=...)``.
-
-    Args:
-        name: What to call it.
-        p: The parameter.
-        part: Its elements in the bucket.
-
-    Raises:
-        ArgumentError: If it has another type, size or device than its part.
-    """
-    if p.data_ptr() == part.ctypes.data and p.is_contiguous():
-        return
-    view = torch.from_numpy(part)
-    if p.dtype != view.dtype or p.numel() != view.numel() or not p.is_cpu:
-        raise ArgumentError(
-            f"parameter {name} is now {p.dtype} with {p.numel()} elements on {p.device}, expected "
-            f"{view.dtype}, {view.numel()} and cpu, as at the start"
-        )
-    view = view.view(p.shape)
-    view.copy_(p.detach())
-    p.data = view
-
-
-def _precision(module: torch.nn.Module) -> str:
-    known = {torch.float32: "fp32", torch.float64: "fp64"}
-    kinds = {p.dtype for p in trainable(module).values()}
-    if len(kinds) != 1 or not kinds <= known.keys():
-        found = ", ".join(sorted(map(str, kinds))) or "none"
-        raise ArgumentError(f"parameters are {found}; accepted: all float32, or all float64")
-    for name, p in trainable(module).items():
-        if p.device.type != "cpu":
-            raise ArgumentError(f"parameter {name} is on {p.device}; accepted: cpu")
-    return known[kinds.pop()]
-
-
-def chain_of(module: torch.nn.Module) -> Sequential:
-    """Return the parameters of a module, by submodule, as layers that are never run.
-
-    Raises:
-        ArgumentError: If they are of several types, or on another device than the CPU.
-    """
-    _precision(module)
-    groups: dict[str, dict[str, np.ndarray]] = defaultdict(dict)
-    for name, p in trainable(module).items():
-        owner, _, local = full_name(name).rpartition(".")
-        groups[owner][local] = p.detach().numpy().copy()
-    return Sequential([(owner, _Holder(values)) for owner, values in groups.items()])
 
 
 def _notify(owner: Any, name: str, p: torch.Tensor) -> None:
@@ -188,34 +138,28 @@ class _Autograd:
         self._next = 0
         named = {full_name(name): p for name, p in trainable(module).items()}
         self._parameters = tuple(named.values())
-        self._frozen = {k: p for k, p in module.named_parameters() if not p.requires_grad}
-        self._parts: list[tuple[str, torch.Tensor, np.ndarray]] = []
         self._inside = False  # whether the backward pass of a micro-batch runs
         places = {
             entry.parameter.name: (bucket, entry)
             for bucket in buckets
             for entry in bucket.layout.entries
         }
+        parts = []
         for full, p in named.items():
             bucket, entry = places[full]
             view = bucket.view(bucket.parameter.data, entry)
-            p.data = torch.from_numpy(view)
-            self._parts.append((full, p, view.reshape(-1)))
+            parts.append(part_of(full, p, view.reshape(-1)))
             p.register_post_accumulate_grad_hook(partial(_notify, weakref.ref(self), full))
+        frozen = {k: p for k, p in module.named_parameters() if not p.requires_grad}
+        self._places = Places("engine", frozen, parts)
+
+    def problem(self) -> str:
+        """Tell what this rank cannot take a step with; see `Places`."""
+        return self._places.problem()
 
     def prepare(self) -> None:
-        """See that parameters are views of the buckets: the user may have moved them.
-
-        Raises:
-            ArgumentError: If one was frozen at the start, and no longer is: it has no bucket.
-        """
-        if moved := [name for name, p in self._frozen.items() if p.requires_grad]:
-            raise ArgumentError(
-                f"parameters {', '.join(moved)} were frozen when the engine was made; make a "
-                "new one"
-            )
-        for part in self._parts:
-            move_back(*part)
+        """See that parameters are views of the buckets: the user may have moved them."""
+        self._places.move_back()
 
     def run(self, sample: Any, scale: float) -> tuple[float, int, Any]:
         """Run the module forward; see `pycoll.parallel.passes.Passes.run`."""

@@ -34,6 +34,11 @@ class LayerModule(torch.nn.Module):
         y = down(torch.nn.functional.gelu(up(x)))
 
     There is no second derivative: a backward pass with ``create_graph=True`` raises RuntimeError.
+
+    Attributes:
+        layer: The layer.
+        comm: The tensor-parallel ranks, if given.
+        specs: What the layer says of each parameter.
     """
 
     def __init__(self, layer: Layer, comm: Communicator | None = None) -> None:
@@ -45,11 +50,19 @@ class LayerModule(torch.nn.Module):
                 gradients of parameters that all ranks have.
 
         Raises:
-            ArgumentError: If `comm` is needed and missing.
+            ArgumentError: If `comm` is needed and missing, or a parameter is tied to that of
+                another layer.
         """
         super().__init__()
-        self.layer, self.comm, self._specs = layer, comm, layer.parameters()
-        partial = [name for name, spec in self._specs.items() if spec.sequence]
+        self.layer, self.comm, self.specs = layer, comm, layer.parameters()
+        for name, spec in self.specs.items():
+            if spec.tied_to:
+                raise ArgumentError(
+                    f"parameter {name} is tied to {spec.tied_to}, which a module of its own cannot "
+                    "see: make the layer without tied_to (GPT with tied=False), and share the "
+                    f"parameter by hand: module.{name} = model.{spec.tied_to}"
+                )
+        partial = [name for name, spec in self.specs.items() if spec.sequence]
         if partial and comm is None:
             raise ArgumentError(f"gradients of {', '.join(partial)} are partial: pass comm")
         for name, value in initial(layer).items():
@@ -73,16 +86,16 @@ class LayerModule(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer."""
-        return _Apply.apply(self, x, *(self.get_parameter(name) for name in self._specs))
+        return _Apply.apply(self, x, *(self.get_parameter(name) for name in self.specs))
 
     def gradients(self, saved: Any, params: dict, dy: torch.Tensor) -> Sequence[Any]:
         """Return the gradients of the input and of the parameters, in order."""
         dx = self.layer.backward_input(params, saved, dy)
         found = self.layer.backward_weight(params, saved, dy)
-        for name, spec in self._specs.items():
+        for name, spec in self.specs.items():
             if spec.sequence and self.comm is not None and self.comm.world_size > 1:
                 found[name] = self.comm.all_reduce(found[name])
-        return dx, *(found.get(name) for name in self._specs)
+        return dx, *(found.get(name) for name in self.specs)
 
 
 def _cursors(layer: Any) -> Iterator[Cursor]:

@@ -14,7 +14,7 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.ledger import Channel
 from pycoll.parallel.placement import own_block
 from pycoll.parallel.units import Layout
-from pycoll.torch.data_parallel import move_back
+from pycoll.torch.module_parameters import Part, part_of
 
 State = dict[str, Any]
 """What an optimizer keeps of one parameter: ``{"step": tensor(3.), "exp_avg": ...}``."""
@@ -26,7 +26,7 @@ class Flat:
 
     Attributes:
         layout: Which parameter lies where.
-        params: The parameters, in the order of the layout.
+        parts: The parameters and their elements of `parameter`, in the order of the layout.
         parameter: All elements of the parameters.
         gradient: All elements of this rank's gradients.
         shard: This rank's block of `parameter`.
@@ -34,11 +34,16 @@ class Flat:
     """
 
     layout: Layout
-    params: list[torch.Tensor]
+    parts: list[Part]
     parameter: np.ndarray
     gradient: np.ndarray
     shard: torch.Tensor
     shard_gradient: np.ndarray
+
+    @property
+    def params(self) -> list[torch.Tensor]:
+        """The parameters, in the order of the layout."""
+        return [p for _, p, _ in self.parts]
 
     def point(self, keep: bool) -> None:
         """Make gradients views of the bucket: copy what lies elsewhere; what is missing is 0."""
@@ -51,11 +56,6 @@ class Flat:
                 continue
             part[...] = 0 if grad is None else grad.numpy().reshape(-1)
             p.grad = view
-
-    def move_back(self) -> None:
-        """Take parameters that were given other memory (``p.data = ...``) into the bucket again."""
-        for p, entry in zip(self.params, self.layout.entries, strict=True):
-            move_back(entry.parameter.name, p, self.parameter[entry.start : entry.stop])
 
     def gather(self, state: Mapping[str, Any], channel: Channel) -> list[State]:
         """Return the states of the parameters from those of all ranks' blocks; a collective."""
@@ -120,14 +120,15 @@ def make_flat(
         channel.empty(layout.padded, dtype, what) for what in ("parameter", "gradient")
     )
     parameter[...] = gradient[...] = 0
-    owned = [params[entry.parameter.name] for entry in layout.entries]
-    for p, entry in zip(owned, layout.entries, strict=True):
-        parameter[entry.start : entry.stop] = p.detach().numpy().reshape(-1)
-        p.data = torch.from_numpy(parameter[entry.start : entry.stop]).view(p.shape)
+    parts = []
+    for entry in layout.entries:
+        name, elements = entry.parameter.name, parameter[entry.start : entry.stop]
+        elements[...] = params[name].detach().numpy().reshape(-1)
+        parts.append(part_of(name, params[name], elements))
     channel.comm.broadcast(parameter, out=parameter)
     shard = torch.from_numpy(own_block(parameter, rank, n))
     reduced = channel.empty(layout.padded // n, dtype, "gradient")
-    flat = Flat(layout, owned, parameter, gradient, shard, reduced)
+    flat = Flat(layout, parts, parameter, gradient, shard, reduced)
     flat.point(keep=False)
     return flat
 

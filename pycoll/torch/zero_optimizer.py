@@ -12,35 +12,16 @@ import torch
 from pycoll import kernels
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
-from pycoll.parallel.checks import check_unanimous, vote
+from pycoll.parallel.checks import check_unanimous, gather_texts, told_by, vote
 from pycoll.parallel.layer import Model
 from pycoll.parallel.ledger import Channel, Ledger
 from pycoll.parallel.limits import check_number
 from pycoll.parallel.placement import Placed, Placement
 from pycoll.parallel.units import bucket_elements, make_layouts, make_units, unit_parameters
-from pycoll.torch.data_parallel import chain_of, full_name, trainable
 from pycoll.torch.loss_scale import expect_scaler, tell, unscale
+from pycoll.torch.module_parameters import Places, chain_of, full_name, trainable
 from pycoll.torch.zero_buckets import Flat, divided_names, make_flat
-
-_PLAIN = (type(None), bool, int, float, complex, str, tuple, np.generic, torch.Tensor)
-
-
-def _settings(optimizer: torch.optim.Optimizer) -> str:
-    """Return what has to be the same on all ranks, as text: learning rates and the like."""
-    groups = [
-        ", ".join(f"{k}={v}" for k, v in sorted(group.items()) if _is_plain(k, v))
-        for group in optimizer.param_groups
-    ]
-    return "; ".join(groups)
-
-
-def _is_plain(name: str, value: Any) -> bool:
-    """Tell what reads alike on all ranks from objects whose text is their address."""
-    return name != "params" and isinstance(value, _PLAIN)
-
-
-def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in group.items() if k not in ("params", "param_names")}
+from pycoll.torch.zero_groups import check_groups, hand_settings, hyperparameters, settings_text
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -64,7 +45,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     `param_groups` has the module's parameters, whose settings hold from the next step on. `state`
     is empty: `state_dict` gathers it. Before `step` gradients are those of this rank: clip them
     with `clip_norm`, not ``clip_grad_norm_``. A parameter without gradient has the gradient zero:
-    weight decay and momentum go on.
+    weight decay and momentum go on. Layers that are split over tensor-parallel ranks are refused;
+    `pycoll.torch.data_parallel.DataParallel` trains them.
 
     Attributes:
         inner: The optimizer of this rank's blocks. Do not step it: alone it has no gradients.
@@ -88,7 +70,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     ) -> None:
         """Take over the parameters of a module; a collective.
 
-        All ranks get the parameters of rank 0.
+        All ranks get the parameters of rank 0, once they have compared which those are.
 
         Args:
             kind: Class of the optimizer, which steps this rank's blocks.
@@ -102,22 +84,27 @@ class ZeroOptimizer(torch.optim.Optimizer):
             settings: Further arguments of `kind`.
 
         Raises:
-            ArgumentError: For parameters of several types or on other devices, and groups that
-                have not all of them, or others.
+            ArgumentError: For parameters of several types or on other devices, groups that have
+                not all of them, or others, and parameters that are split over tensor-parallel
+                ranks.
+            MismatchError: On every rank, if they have other parameters, groups or settings;
+                nothing has been moved.
         """
         if clip_norm is not None:
             check_number("clip_norm", clip_norm, "(0, inf]")
-        model = chain_of(module)
-        params = {full_name(name): p for name, p in trainable(module).items()}
         given = [{"params": list(module.parameters())}] if groups is None else groups
         super().__init__([dict(g) if isinstance(g, dict) else g for g in given], {})
-        self._frozen = self._check_groups(module)
         self.ledger, self._order, self._clip = Ledger(), order, clip_norm
+        facts = [f"bucket_bytes={bucket_bytes}", f"order={order}", f"clip_norm={clip_norm}"]
+        frozen = check_groups(self.param_groups, module, facts, Channel(comm, "dp", self.ledger))
+        model = chain_of(module)
+        params = {full_name(name): p for name, p in trainable(module).items()}
         self._channel = Channel(comm.dup(), "dp", self.ledger)
         self._flats: list[Flat] = []
         self.inner = kind(self._make_blocks(model, params, bucket_bytes), **settings)
+        self._places = Places("optimizer", frozen, [x for flat in self._flats for x in flat.parts])
         self.defaults, self.grad_norm = self.inner.defaults, 0.0
-        self._take_settings()
+        hand_settings(self.inner, self)
         expect_scaler()
 
     def _make_blocks(
@@ -131,27 +118,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
             parts = [[x for x in unit if params[x.name] in own] for unit in owned]
             layouts = make_layouts(parts, n, bucket_elements(1, bucket_bytes, dtype.itemsize))
             flats = [make_flat(layout, params, dtype, self._channel) for layout in layouts]
-            groups.append({**_hyperparameters(group), "params": [flat.shard for flat in flats]})
+            groups.append({**hyperparameters(group), "params": [flat.shard for flat in flats]})
             self._flats += flats
         return groups
-
-    def _check_groups(self, module: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """Check that groups have what is to be trained; return the parameters that are frozen."""
-        names = {p: name for name, p in module.named_parameters()}
-        grouped = {p: None for group in self.param_groups for p in group["params"]}
-        if missing := [name for name, p in trainable(module).items() if p not in grouped]:
-            raise ArgumentError(f"parameters {', '.join(missing)} are in no group")
-        if foreign := sum(p not in names for p in grouped):
-            raise ArgumentError(f"{foreign} parameters in groups are not of the module")
-        return {names[p]: p for p in grouped if not p.requires_grad}
-
-    def _hand_settings(self) -> None:
-        for mine, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
-            theirs.update(_hyperparameters(mine))
-
-    def _take_settings(self) -> None:
-        for mine, theirs in zip(self.param_groups, self.inner.param_groups, strict=True):
-            mine.update(_hyperparameters(theirs))
 
     @torch.optim.Optimizer.profile_hook_step  # not by the first rank: ranks may be threads
     def step(
@@ -169,25 +138,22 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
         Raises:
             ArgumentError: On every rank, if the gradient is not finite and there is no scaler; no
-                parameter has changed. Also if a parameter has another type than at the start, or
-                was frozen then.
+                parameter has changed. Also if a parameter of any has another type than at the
+                start, or was frozen then.
             MismatchError: On every rank, if their optimizers have different settings; likewise.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if moved := [name for name, p in self._frozen.items() if p.requires_grad]:
-            raise ArgumentError(
-                f"parameters {', '.join(moved)} were frozen when the optimizer was made; make a "
-                "new one"
-            )
-        for flat in self._flats:
-            flat.move_back()
-            flat.point(keep=True)
-        gradients = [flat.gradient for flat in self._flats]
-        scaled, found = unscale(self, grad_scaler, gradients)
-        odd = self._average(found)
+        problem, scaled, found = self._places.problem(), False, False
+        if not problem:  # else the others hear of it from `_average`
+            self._places.move_back()
+            for flat in self._flats:
+                flat.point(keep=True)
+            gradients = [flat.gradient for flat in self._flats]
+            scaled, found = unscale(self, grad_scaler, gradients)
+        odd = self._average(found, problem)
         tell(self, grad_scaler, odd > 0)
         if not odd:
             self._advance()
@@ -197,8 +163,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     step.hooked = True  # as `torch.optim.Optimizer` marks what it has wrapped
 
-    def _average(self, found: bool) -> int:
-        """Average gradients and clip them; return how many are not finite, the same everywhere."""
+    def _average(self, found: bool, problem: str) -> int:
+        """Average gradients and clip them.
+
+        Args:
+            found: Whether this rank's scaler has found an infinity.
+            problem: What this rank cannot take the step with, in words.
+
+        Returns:
+            How many gradients are not finite, the same everywhere.
+
+        Raises:
+            ArgumentError: On every rank, if any has a problem.
+            MismatchError: On every rank, if they have different settings.
+        """
         n = self._channel.world_size
         pending = [
             Placed(flat.gradient, Placement.PARTIAL, self._channel, "gradient").to(
@@ -210,10 +188,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
         for flat, work in zip(self._flats, pending, strict=True):
             work.wait()
             odd += kernels.add_squares(flat.shard_gradient, limbs)
-        settings = _settings(self)
-        vector = np.concatenate([limbs, vote(settings), [odd]])
+        settings = settings_text(self.param_groups)
+        vector = np.concatenate([limbs, vote(settings), [odd, bool(problem)]])
         self._channel.all_reduce(vector, "norm").wait()
-        limbs, votes, odd = vector[: limbs.size], vector[limbs.size : -1], int(vector[-1])
+        limbs, votes, odd = vector[: limbs.size], vector[limbs.size : -2], int(vector[-2])
+        if vector[-1]:
+            told = told_by(gather_texts(problem, self._channel))
+            raise ArgumentError(f"the step was not taken: {told}")
         check_unanimous(votes, settings, self._channel)
         norm = float("nan") if odd else float(np.sqrt(kernels.exact_sum(limbs))) / n
         scale = 1 / n if self._clip is None or not norm > self._clip else self._clip / norm / n
@@ -224,12 +205,12 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _advance(self) -> None:
         """Step this rank's blocks, and hand them out."""
-        self._hand_settings()
+        hand_settings(self, self.inner)
         for flat in self._flats:
             flat.shard.grad = torch.from_numpy(flat.shard_gradient)
         self.inner.step()
         self.inner.zero_grad(set_to_none=True)
-        self._take_settings()
+        hand_settings(self.inner, self)
         handed = [
             Placed(flat.shard.numpy(), Placement.SHARD, self._channel, "parameter").to(
                 Placement.REPLICATE, "parameter", out=flat.parameter
@@ -292,7 +273,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self.param_groups = before
             raise
         self.inner.state = defaultdict(dict, {p: state for p, state in blocks.items() if state})
-        self._hand_settings()
+        hand_settings(self, self.inner)
 
     def close(self) -> None:
         """Close the communicator; not a collective."""

@@ -30,7 +30,7 @@ def test_a_parameter_that_was_frozen_is_not_left_out_without_a_word():
         engine = DataParallel(module, squares, Mesh(comm, dp=-1))
         engine.step(batch(comm.rank))
         module[0].weight.requires_grad_(True)
-        with pytest.raises(ArgumentError, match=r"0\.weight were frozen when the engine was"):
+        with pytest.raises(ArgumentError, match=r"0\.weight, frozen when the engine was"):
             engine.step(batch(comm.rank))
 
     run_threads(2, rank)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
 from layer_checks import part  # noqa: E402
 from pycoll.errors import ArgumentError  # noqa: E402
 from pycoll.parallel import tensor  # noqa: E402
-from pycoll.parallel.nn import LayerNorm, Linear  # noqa: E402
+from pycoll.parallel.nn import Embedding, LayerNorm, Linear  # noqa: E402
 from pycoll.parallel.nn_transformer import Block, TransformerConfig  # noqa: E402
 from pycoll.parallel.random import Key  # noqa: E402
 from pycoll.parallel.tensor_linear import ColumnParallelLinear, RowParallelLinear  # noqa: E402
@@ -122,6 +122,21 @@ def test_names_of_a_block_and_partial_gradients():
             close(module.get_parameter(name).grad, torch.tensor(want))
 
     run_threads(2, rank)
+
+
+def test_a_tied_parameter_is_refused_and_shared_by_hand():
+    """A module has its own parameters; two of one name would be trained apart."""
+    tied = Linear(H, V, KEY.fold("head"), bias=False, tied_to="embedding.weight", **DOUBLE)
+    with pytest.raises(ArgumentError, match=r"weight is tied to embedding\.weight, .*by hand: mod"):
+        LayerModule(tied)
+    embedding = LayerModule(Embedding(V, H, KEY.fold("embedding"), **DOUBLE))
+    head = LayerModule(Linear(H, V, KEY.fold("head"), bias=False, **DOUBLE))
+    head.weight = embedding.weight
+    tokens = torch.from_numpy(TOKENS)
+    table = embedding.weight.detach().clone().requires_grad_()
+    head(embedding(tokens)).square().sum().backward()
+    FUNCTIONAL.linear(FUNCTIONAL.embedding(tokens, table), table).square().sum().backward()
+    close(embedding.weight.grad, table.grad)
 
 
 def test_partial_gradients_need_the_ranks():

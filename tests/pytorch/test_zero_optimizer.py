@@ -150,7 +150,7 @@ def test_parameters_of_another_type_are_refused():
         net = make()
         optimizer = ZeroOptimizer(torch.optim.SGD, net, comm, lr=0.1)
         net.float()
-        with pytest.raises(ArgumentError, match=r"parameter .* is now torch.float32"):
+        with pytest.raises(ArgumentError, match=r"parameter .* of type torch.float32"):
             optimizer.step()
         return True
 
