@@ -47,11 +47,6 @@ KINDS = {
         lambda c: c.all_reduce(np.ones(4, np.uint8), "max"),
         lambda c: c.all_reduce(np.ones(4, bool), "max"),
     ),
-    "parts that differ in size": (
-        "dtype",
-        lambda c: c.reduce_scatter_v(np.ones(2 * c.world_size), [2] * c.world_size),
-        lambda c: c.reduce_scatter_v(np.ones(2 * c.world_size, "c16"), [2] * c.world_size),
-    ),
     "fields of a record": (
         "dtype",
         lambda c: c.all_gather(np.zeros(4, RECORDS[0])),

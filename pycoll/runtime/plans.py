@@ -193,15 +193,10 @@ class PlanCache:
         return found
 
     def _plan(self, spec: CallSpec) -> tuple[_C.Plan, bool, int, dict[str, int], int]:
-        key = (
-            spec.collective,
-            spec.algorithm,
-            spec.params,
-            spec.direct,
-            spec.input_only,
-            spec.apart,
-        )
-        if key not in self._plans:
+        where = spec.direct, spec.input_only, spec.apart
+        key = spec.collective, spec.algorithm, spec.params, *where
+        found = self._plans.get(key)  # kept at hand: all may be forgotten meanwhile
+        if found is None:
             (plan,), number = compile_plans(spec, self.world_size, [self.rank], self.messages)
             compiled = raising(
                 _C.Plan,
@@ -218,7 +213,7 @@ class PlanCache:
             limits = message_limits(plan.schedule, self.one_host)
             found = compiled, plan.scales_in_fold, plan.schedule.chunks, limits, number
             self._plans[key] = found
-        return self._plans[key]
+        return found
 
     def _make(self, spec: CallSpec, extents: _Places) -> _C.BoundCall:
         promise = COLLECTIVES[spec.collective]

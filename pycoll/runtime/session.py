@@ -267,11 +267,9 @@ class Session(TaggedMessages, Refusals):
         """See `pycoll.Communicator.reduce_scatter_v`."""
         return vcalls.reduce_scatter(self, x, counts, op, order, out, timeout)
 
-    def all_to_all_v(
-        self, x: Any, counts: Any, out: Any, timeout: float | None, expected: Any = None
-    ) -> Any:
-        """See `pycoll.Communicator.all_to_all_v`, and `vcalls.all_to_all` for ``expected``."""
-        return vcalls.all_to_all(self, x, counts, out, timeout, expected)
+    def all_to_all_v(self, x: Any, counts: Any, out: Any, timeout: float | None) -> Any:
+        """See `pycoll.Communicator.all_to_all_v`."""
+        return vcalls.all_to_all(self, x, counts, out, timeout)
 
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""

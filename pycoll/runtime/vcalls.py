@@ -2,7 +2,7 @@
 
 The sizes are exchanged first, with an all-gather of a few integers: some must be equal on all
 ranks, the others are not known elsewhere. Then every rank has the same table of offsets and lengths
-and runs an ordinary plan over it.
+and runs an ordinary plan over it. Types are compared with the sizes, also of what comes as bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pycoll.runtime.extents import Extents
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.reports import blame
 from pycoll.runtime.specs import table_spec
-from pycoll.types import Kind
+from pycoll.types import Kind, type_name
 
 if TYPE_CHECKING:
     from pycoll.runtime.session import Session
@@ -51,9 +51,12 @@ def _prefix(lengths: np.ndarray) -> np.ndarray:
     return np.cumsum(lengths, axis=-1) - lengths
 
 
-def _rows(x: Any) -> tuple[ArrayView, int, int, tuple[int, ...]]:
-    """Return a view, the number of rows, elements per row, and the shape of a row."""
-    given = view(x, "x")
+def _rows(x: Any, told: str | None = None) -> tuple[ArrayView, int, int, tuple[int, ...]]:
+    """Return a view, the number of rows, elements per row, and the shape of a row.
+
+    ``told`` is the name of the type that the caller has, if it is not that of the array.
+    """
+    given = view(x, "x") if told is None else view(x, "x")._replace(name=told)
     shape = given.array.shape
     if not shape:
         raise ArgumentError("x is 0-dimensional; a v-variant divides its first dimension")
@@ -77,18 +80,22 @@ def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray
 
 
 def _exchange(
-    session: Session, kind: Kind, width: int, values: Sequence[int], limit: float
+    session: Session, kind: Kind, told: int, width: int, values: Sequence[int], limit: float
 ) -> np.ndarray:
-    """All-gather a few sizes of each rank, ``[world_size, values]``; rows must be equally long."""
-    table = exchange(session, kind, np.array([width, *values], np.uint64), limit)
-    if (table[:, 0] != width).any():
-        _differ(session, kind, "row", [f"rows of {w} elements" for w in table[:, 0]], limit)
-    return table[:, 1:]
+    """All-gather a few sizes of each rank, ``[world_size, values]``; all have rows of one form."""
+    table = exchange(session, kind, np.array([told, width, *values], np.uint64), limit)
+    if (table[:, 0] != told).any():
+        _differ(session, kind, "dtype", [type_name(int(code)) for code in table[:, 0]], limit)
+    if (table[:, 1] != width).any():
+        _differ(session, kind, "row", [f"rows of {w} elements" for w in table[:, 1]], limit)
+    return table[:, 2:]
 
 
-def _agree(session: Session, kind: Kind, width: int, counts: np.ndarray, limit: float) -> None:
+def _agree(
+    session: Session, kind: Kind, told: int, width: int, counts: np.ndarray, limit: float
+) -> None:
     """Check that all ranks were given the same counts."""
-    table = _exchange(session, kind, width, counts.tolist(), limit)
+    table = _exchange(session, kind, told, width, counts.tolist(), limit)
     if (table != counts).any():
         _differ(session, kind, "counts", [f"counts={row}" for row in table.tolist()], limit)
 
@@ -184,17 +191,36 @@ def _run(
     return session.start(session.refusing(prepare), limit, False)
 
 
+def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
+    if expected is not None and rows != list(expected):
+        raise ArgumentError(f"the ranks send {rows} rows to this one, which expects {expected}")
+
+
 @_in_parts
-def gather(session: Session, kind: Kind, x: Any, root: int, out: Any, timeout: float | None) -> Any:
-    """Concatenate blocks of different sizes, on every rank or on the root."""
+def gather(
+    session: Session,
+    kind: Kind,
+    x: Any,
+    root: int,
+    out: Any,
+    timeout: float | None,
+    expected: Sequence[int] | None = None,
+    told: str | None = None,
+) -> Any:
+    """Concatenate blocks of different sizes, on every rank or on the root.
+
+    ``expected`` are the rows that this rank expects of each, if it has been told; for ``told`` see
+    `_rows`.
+    """
     rank = session.rank
     name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
     request, limit = _asked(session, Request(kind, root=root), timeout)
     root = request.root
-    given, rows, width, tail = session.refusing(lambda: _rows(x))
+    given, rows, width, tail = session.refusing(lambda: _rows(x, told))
     has_out = kind == Kind.ALL_GATHER_V or rank == root
     session.refusing(lambda: _no_output(out, root, has_out))
-    lengths = _exchange(session, kind, width, [rows], limit)[:, 0]
+    lengths = _exchange(session, kind, given.told, width, [rows], limit)[:, 0]
+    session.refusing(lambda: _check_expected(lengths.tolist(), expected))
     result, target = None, None
     if has_out:
         shape = (int(lengths.sum()), *tail)
@@ -214,7 +240,7 @@ def scatter(
     expected = rows if rank == request.root else None
     table = session.refusing(lambda: _check_counts(counts, n, expected))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
-    _agree(session, request.kind, width, table, limit)
+    _agree(session, request.kind, given.told, width, table, limit)
     blocks = table * np.uint64(width), _scattered
     return _run(session, (request, "direct"), given, target, blocks, result, limit)
 
@@ -228,27 +254,23 @@ def reduce_scatter(
     order: str | None,
     out: Any,
     timeout: float | None,
+    told: str | None = None,
 ) -> Any:
-    """Combine arrays and hand out blocks of different sizes."""
+    """Combine arrays and hand out blocks of different sizes; for ``told`` see `_rows`."""
     n, rank = session.world_size, session.rank
     wanted = "tree" if order is None else order
     request = Request(Kind.REDUCE_SCATTER_V, op, order=wanted)
     request, limit = _asked(session, request, timeout)
     name = "direct_rank" if wanted == "rank" else "direct"
-    given, rows, width, tail = session.refusing(lambda: _rows(x))
+    given, rows, width, tail = session.refusing(lambda: _rows(x, told))
     table = session.refusing(lambda: _check_counts(counts, n, rows))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
     source = session.refusing(lambda: as_reducible(_overlap(given, target), op, "x"))
     target = session.refusing(lambda: as_reducible(target, op, "out"))
-    _agree(session, request.kind, width, table, limit)
+    _agree(session, request.kind, given.told, width, table, limit)
     scale = source.array.size // max(1, given.array.size)
     blocks = table * np.uint64(width * max(1, scale)), _scattered
     return _run(session, (request, name), source, target, blocks, result, limit)
-
-
-def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
-    if expected is not None and rows != list(expected):
-        raise ArgumentError(f"the ranks send {rows} rows to this one, which expects {expected}")
 
 
 @_in_parts
@@ -259,16 +281,17 @@ def all_to_all(
     out: Any,
     timeout: float | None,
     expected: Sequence[int] | None = None,
+    told: str | None = None,
 ) -> Any:
     """Exchange blocks of different sizes between all pairs of ranks.
 
-    ``expected`` are the rows that this rank expects of each, if it has been told.
+    For ``expected`` and ``told`` see `gather`.
     """
     n, rank = session.world_size, session.rank
     request, limit = _asked(session, Request(Kind.ALL_TO_ALL_V), timeout)
-    given, rows, width, tail = session.refusing(lambda: _rows(x))
+    given, rows, width, tail = session.refusing(lambda: _rows(x, told))
     row = session.refusing(lambda: _check_counts(counts, n, rows))
-    sent = _exchange(session, request.kind, width, row.tolist(), limit)
+    sent = _exchange(session, request.kind, given.told, width, row.tolist(), limit)
     session.refusing(lambda: _check_expected(sent[:, rank].tolist(), expected))
     result, target = session.refusing(
         lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -21,17 +22,27 @@ class Background:
 
     One thread at a time has the turn and runs calls. It hands on the turn before it completes a
     future, because callbacks may wait for calls that come later.
+
+    An interrupt may come between any two lines on a thread that waits: Python looks for signals
+    there. So a call is in the queue until it has ended, and the steps that follow it may be
+    repeated; whatever an interrupt has left out, they do.
     """
 
-    def __init__(self, name: str) -> None:
-        """Name the threads; they are started when they are needed."""
-        self._name = name
-        self._jobs: deque[tuple[Callable[[], Any], PendingWork]] = deque()
+    def __init__(
+        self, name: str, interrupted: Callable[[BaseException], None] | None = None
+    ) -> None:
+        """Name the threads; they are started when they are needed.
+
+        Args:
+            name: Name of the threads.
+            interrupted: Told of the interrupt of a call, of which the peers may not have heard.
+        """
+        self._name, self._interrupted = name, interrupted
+        self._jobs: deque[tuple[Callable[[], Any], PendingWork]] = deque()  # the first may run
         self._bells: queue.SimpleQueue[bool] = queue.SimpleQueue()  # one for each job; False: stop
-        self._lock = threading.Lock()  # of the fields below
-        self._turn = threading.Lock()
+        self._lock = threading.RLock()  # of the fields below; a signal handler may come in it
+        self._turn = threading.RLock()  # to release it is refused to a thread that has it not
         self._runner = 0  # the thread that has the turn
-        self._submitted = self._finished = 0
         self._idle = 0  # threads that have the turn or wait for it
         self._threads: list[threading.Thread] = []
         self._stopped = False
@@ -40,7 +51,7 @@ class Background:
     @property
     def busy(self) -> bool:
         """Whether a call is queued or running."""
-        return self._submitted != self._finished
+        return bool(self._jobs)
 
     def submit(
         self, job: Callable[[], Any], tensors: Tensors, fence: Fence | None = None
@@ -57,16 +68,13 @@ class Background:
             ForkedError: In a child of the process.
             ConcurrentUseError: In a signal handler that has interrupted one of these calls.
         """
-        self._refuse_nested()
-        if os.getpid() != self._pid:
-            raise ForkedError("this process group belongs to the parent process")
+        self._refuse()
         work = PendingWork(tensors, self, fence)
         with self._lock:
             if self._stopped:
                 raise CommClosed("this process group has been destroyed")
             if self._idle == 0:
                 self._start()
-            self._submitted += 1
             self._jobs.append((job, work))
             self._bells.put(True)
         return work
@@ -77,17 +85,27 @@ class Background:
         This spares whoever waits anyway the waking of a thread.
 
         Raises:
+            ForkedError: In a child of the process.
             ConcurrentUseError: In a signal handler that has interrupted such a call.
         """
-        self._refuse_nested()
+        self._refuse()
         self._take_turns(self._tell_helped, work)
 
-    def _refuse_nested(self) -> None:
+    def _refuse(self) -> None:
         if self._runner == threading.get_ident():
             raise ConcurrentUseError("a signal handler used a process group inside a call of it")
+        if self.forked:
+            raise ForkedError("this process group belongs to the parent process")
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process: what threads there held is held for ever here."""
+        return os.getpid() != self._pid
 
     def stop(self) -> None:
-        """Finish what is queued and end the threads."""
+        """Finish what is queued and end the threads; do nothing in a child of the process."""
+        if self.forked:
+            return
         with self._lock:
             self._stopped = True
             threads, self._threads = self._threads, []
@@ -97,10 +115,10 @@ class Background:
                 thread.join()
 
     def _start(self) -> None:
-        self._idle += 1
         thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._idle += 1
+        self._threads.append(thread)
 
     def _serve(self) -> None:
         going = True
@@ -123,50 +141,84 @@ class Background:
             patient: Whether to wait for the turn.
         """
         try:
-            while (last is None or not last.ended) and self._turn.acquire(patient):
-                self._runner = threading.get_ident()
-                try:
-                    done = self._run_next()
-                finally:
-                    self._runner = 0
-                    self._turn.release()
-                if done is None:
-                    return
-                tell(done)
-        finally:
-            if self._jobs and not self._turn.locked():
-                self._bells.put(True)  # who came while this thread had the turn has gone again
+            try:
+                self._run_all(tell, last, patient)
+            finally:
+                self._leave()
+        except BaseException:  # an interrupt, maybe of that
+            self._leave()
+            raise
 
-    def _run_next(self) -> PendingWork | None:
-        """Run the first call of the queue, for the thread that has the turn."""
-        if not self._jobs:
-            return None
-        job, work = self._jobs.popleft()
-        error = None
+    def _leave(self) -> None:
+        """Hand on the turn if this thread has it, and the calls that are left; may be repeated."""
+        self._hand_on()
+        if self._jobs and not self._runner:
+            self._bells.put(True)  # who came while this thread had the turn has gone again
+
+    def _hand_on(self) -> None:
+        if self._runner == threading.get_ident():
+            self._runner = 0
+        with contextlib.suppress(RuntimeError):  # this thread has it not
+            self._turn.release()
+
+    def _run_all(
+        self, tell: Callable[[PendingWork], None], last: PendingWork | None, patient: bool
+    ) -> None:
+        while (last is None or not last.ended) and self._turn.acquire(patient):
+            self._runner = threading.get_ident()
+            if not self._jobs:
+                return
+            error = self._run_first(tell)
+            if last is not None and error is not None and not isinstance(error, Exception):
+                raise error  # the interrupt of this thread, which waits
+
+    def _run_first(self, tell: Callable[[PendingWork], None]) -> BaseException | None:
+        """Run the first call of the queue and return its error, for the thread with the turn."""
+        job, work = self._jobs[0]
+        error: BaseException | None = None
         try:
-            job()
-        except BaseException as caught:
-            error = caught
-        self._finished += 1
+            try:
+                if not work.ended:  # else two interrupts have kept it in the queue
+                    job()
+            except BaseException as caught:
+                error = caught
+            self._conclude(work, error, tell)
+        except BaseException as interrupt:
+            self._conclude(work, error or interrupt, tell)
+            raise
+        return error
+
+    def _conclude(
+        self, work: PendingWork, error: BaseException | None, tell: Callable[[PendingWork], None]
+    ) -> None:
+        """Say that the first call has ended, and hand on the turn; may be repeated."""
         work.end(error)
-        return work
+        error = work.exception()
+        if self._runner == threading.get_ident():
+            if error is not None and not isinstance(error, Exception) and self._interrupted:
+                self._interrupted(error)
+            if self._jobs and self._jobs[0][1] is work:
+                self._jobs.popleft()
+            self._hand_on()
+        tell(work)
 
     def _tell(self, work: PendingWork) -> None:
         """Complete the future of a call on a thread of this object, which callbacks may block."""
-        if work.promised:
-            with self._lock:
-                self._idle -= 1
-                if self._idle == 0 and not self._stopped:
+        if not work.promised:
+            return
+        with self._lock:
+            self._idle -= 1
+            if self._idle == 0 and not self._stopped:
+                with contextlib.suppress(RuntimeError):  # no more threads: who waits runs calls
                     self._start()
+        try:
             work.tell()
+        finally:
             with self._lock:
                 self._idle += 1
 
     @staticmethod
     def _tell_helped(work: PendingWork) -> None:
-        """Complete the future of a call on a thread that waits; pass its interrupts on."""
+        """Complete the future of a call on a thread that waits."""
         if work.promised:
             work.tell()
-        error = work.exception()
-        if error is not None and not isinstance(error, Exception):
-            raise error

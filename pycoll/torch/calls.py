@@ -139,11 +139,10 @@ class Calls:
             self.session.refusing(again)
 
     def _apart(self, x: torch.Tensor, out: torch.Tensor | None, site: int) -> torch.Tensor:
-        try:
-            return apart(x, out, self.session.memory if self.symmetric else None)
-        except MemoryError as error:  # of the heap
-            self.refuse(error, site)
-            raise
+        """Return the input in memory of its own; tell the peers if there is none."""
+        self.session.place = site
+        memory = self.session.memory if self.symmetric else None
+        return self.session.refusing(lambda: apart(x, out, memory))
 
     def _is_own_block(self, kind: Kind, x: torch.Tensor, out: torch.Tensor | None) -> bool:
         """Whether the input of an all_gather lies where its output is to be."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
@@ -20,7 +20,9 @@ from pycoll.torch.background import Background
 from pycoll.torch.calls import Calls, HostCalls
 from pycoll.torch.devices import DeviceCalls, kinds
 from pycoll.torch.errors import as_torch
+from pycoll.torch.lifetimes import keep_in_flight
 from pycoll.torch.profiling import recorded
+from pycoll.torch.symmetric_tensors import SymmetricTensors
 from pycoll.torch.work import DoneWork, PendingWork, Tensors
 
 Job = Callable[[], Any]
@@ -33,7 +35,13 @@ class _StandIn(c10d.Backend):
     getBackendName = name
 
 
-class Core(dist.ProcessGroup):
+def _interrupted(session: Session, error: BaseException) -> None:
+    """Tell all ranks of an interrupt: a peer may take the next call of this rank for its part."""
+    with contextlib.suppress(CollError):  # which they know, if it came inside the engine
+        session.abort(f"rank {session.rank} was interrupted ({type(error).__name__})")
+
+
+class Core(SymmetricTensors, dist.ProcessGroup):
     """A process group without operations: what c10d asks of any group, and `_start`."""
 
     def __init__(self, session: Session, store: dist.Store, name: str) -> None:
@@ -46,8 +54,10 @@ class Core(dist.ProcessGroup):
         self._timeout_s = session.config.timeout_s
         self._lock = threading.RLock()  # one thread at a time in the engine, which refuses itself
         self._devices = DeviceCalls(session)
-        self._background = Background(f"pycoll-{name}")
+        ended_by = functools.partial(_interrupted, session)  # keeps no group in a cycle
+        self._background = Background(f"pycoll-{name}", ended_by)
         self._closed = False
+        self._open_symmetric()
         self._stand_in()
 
     def _stand_in(self) -> None:
@@ -69,7 +79,20 @@ class Core(dist.ProcessGroup):
             what: Name of the operation, for messages.
             prepare: Checks the arguments; returns the call and the tensors of its result.
             opts: PyTorch's options of the call.
+
+        An interrupt ends the group.
         """
+        try:
+            return self._begin(what, prepare, opts)
+        except Exception:
+            raise
+        except BaseException as error:
+            _interrupted(self._session, error)
+            raise
+
+    def _begin(self, what: str, prepare: Callable[[], tuple[Job, Tensors]], opts: Any) -> dist.Work:
+        if self._leaving:
+            self._move_back()
         try:
             job, tensors = prepare()
         except CollError as error:
@@ -81,7 +104,7 @@ class Core(dist.ProcessGroup):
             self._refuse(what, refusal := ArgumentError(text))
             raise self._error(refusal, what) from error
         if getattr(opts, "asyncOp", True):
-            return self._submit(what, job, tensors)
+            return keep_in_flight(self._submit(what, job, tensors), tensors)
         self._now(what, job, tensors)
         return DoneWork(tensors)
 
@@ -224,57 +247,6 @@ class Core(dist.ProcessGroup):
         if self._background.busy:
             self._background.submit(lambda: None, []).wait()
 
-    # ---- symmetric memory
-
-    def supports_tensor_alloc(self, device: Any) -> bool:
-        """Tell FSDP2 that `allocate_tensor` works, which its buffers can come from."""
-        return self._calls.direct and torch.device(device).type == "cpu"
-
-    def allocate_tensor(
-        self, size: int | Sequence[int], *, dtype: torch.dtype, device: Any = "cpu"
-    ) -> torch.Tensor:
-        """Make a tensor whose memory all ranks of this host can reach.
-
-        Collectives of this group move it with fewer copies, if every rank passes such tensors.
-
-        Raises:
-            MemoryError: If the machine or the heap has no room for it.
-        """
-        shape = (size,) if isinstance(size, int) else tuple(size)
-        nbytes = math.prod(shape) * dtype.itemsize
-        if not self._calls.direct or nbytes == 0:
-            return torch.empty(shape, dtype=dtype)
-        self._calls.symmetric = True
-        block = self._session.memory.empty(nbytes, np.uint8)
-        return torch.from_numpy(block).view(dtype).view(shape)
-
-    def register_tensor(self, tensor: torch.Tensor) -> None:
-        """Move an existing tensor into symmetric memory, where it lies; see docs/memory.md.
-
-        Raises:
-            DistBackendError: If its memory cannot be moved.
-        """
-        self._registering("register", tensor)
-
-    def deregister_tensor(self, tensor: torch.Tensor) -> None:
-        """Move a registered tensor back."""
-        self._registering("unregister", tensor)
-
-    def _registering(self, how: str, tensor: torch.Tensor) -> None:
-        if not self._calls.direct:
-            return  # messages between hosts need no such thing
-        if how == "unregister":
-            self._wait_for_pending_works()  # they may use it
-        try:
-            if not tensor.is_contiguous():
-                raise ArgumentError("the tensor is not contiguous; only one stretch can be moved")
-            flat = tensor.detach().view(-1).view(torch.uint8)
-            with self._lock:
-                getattr(self._session.memory, how)(flat)
-        except CollError as error:
-            raise self._error(error, f"{how}_tensor") from error
-        self._calls.symmetric = True
-
     def get_group_store(self) -> dist.Store:
         """Return the store of the group."""
         return self._store
@@ -289,7 +261,11 @@ class Core(dist.ProcessGroup):
         """Finish what runs in the background and leave the group; harmless if repeated."""
         if not self._closed:
             self._closed = True
+            if self._background.forked:  # the locks may be those of threads of the parent
+                self._session.close()
+                return
             self._background.stop()
+            self._move_back()
             with self._lock:  # another thread may be inside a call
                 self._session.close()
 

@@ -130,7 +130,7 @@ class DeviceCalls:
         session, given = self._session, out if x is None else x
         session.place = site
         if x is not None and kind not in _IN_PLACE:
-            x = apart(x, out, None)
+            x = session.refusing(lambda: apart(x, out, None))
         flat = (None if t is None else t.view(-1) for t in (x, out))
         with cuda.device(given.device):
             stream = cuda.current_stream().cuda_stream
@@ -157,6 +157,6 @@ def on_host(x: torch.Tensor, out: torch.Tensor) -> Iterator[tuple[torch.Tensor, 
     if out.is_cpu:
         yield x.cpu(), out
         return
-    box = torch.empty(out.shape, dtype=out.dtype)
+    box = torch.empty(out.shape, dtype=out.dtype, device="cpu")
     yield x.cpu(), box
     out.copy_(box)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -30,8 +31,8 @@ class Listed:
     """
 
     def __init__(self, calls: Calls) -> None:
-        """Serve a group with its other calls."""
-        self._calls = calls
+        """Serve a group with its other calls, which have this object."""
+        self._calls: Calls = weakref.proxy(calls)  # a cycle would keep a group that has ended
         self._known: dict[tuple, Any] = {}  # None: such a list came once
 
     def wants(self, one: torch.Tensor) -> bool:

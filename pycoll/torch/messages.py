@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from pycoll import _C
-from pycoll.errors import ArgumentError, CollError
+from pycoll.errors import ArgumentError, CollError, ForkedError
 from pycoll.torch.arguments import single
+from pycoll.torch.errors import BackendTimeout
 from pycoll.torch.tensors import code, source, store, target
-from pycoll.torch.work import DoneWork, Tensors, Work, devices_of
+from pycoll.torch.work import DoneWork, Tensors, Work, devices_of, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +36,10 @@ class MessageWork(Work):
         super().__init__()
         self._group, self._what, self._ticket = group, what, ticket
         self._box, self._tensors = box, tensors
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # to release it is refused to a thread that has it not
         self._ended = False
         self._error: BaseException | None = None
+        self._late: BaseException | None = None  # why the future has failed, if the message has not
         self._source = -1
         self._future: torch.futures.Future | None = None
 
@@ -46,13 +50,28 @@ class MessageWork(Work):
             BackendTimeout: If it has not come by then.
             DistBackendError: If it cannot come any more, or has another size or type.
         """
-        limit = 0.0 if timeout is None else timeout.total_seconds()
-        with self._lock:
-            if not self._ended:
-                self._finish(limit if limit > 0 else self._group._timeout_s)
+        if not self._ended:
+            if self._group._background.forked:
+                error = ForkedError("this message belongs to the parent process")
+                raise self._group._error(error, self._what)
+            self._wait(seconds(timeout) or min(self._group._timeout_s, threading.TIMEOUT_MAX))
         if self._error is not None:
             raise self._error
         return True
+
+    def _wait(self, limit: float) -> None:
+        until = time.monotonic() + limit
+        try:
+            if not self._lock.acquire(timeout=limit):
+                raise BackendTimeout(
+                    f"{self._what} on rank {self._group._rank}: the message has not come within "
+                    f"{limit:.3g} s; it is still under way, and another thread waits for it"
+                )
+            if not self._ended:
+                self._finish(max(0.0, until - time.monotonic()))
+        finally:  # an interrupt may come as soon as the lock has been taken
+            with contextlib.suppress(RuntimeError):  # it was not
+                self._lock.release()
 
     def _finish(self, limit: float) -> None:
         try:
@@ -109,15 +128,19 @@ class MessageWork(Work):
         """Return a future of the tensor, completed by a thread of its own."""
         if self._future is None:
             promise = torch.futures.Future(devices=devices_of(self._tensors))
-            self._future = promise.then(lambda _: self.result())
+            future = promise.then(self._deliver)
             threading.Thread(target=self._complete, args=(promise,), daemon=True).start()
+            self._future = future
         return self._future
+
+    def _failure(self) -> BaseException | None:
+        return self._late or self._error
 
     def _complete(self, promise: torch.futures.Future) -> None:
         try:
             self.wait()
-        except BaseException as error:
-            self._error, self._ended = error, True
+        except BaseException as error:  # after a timeout the message is still under way
+            self._late = error
         promise.set_result(None)
 
 
@@ -176,7 +199,9 @@ class Messages:
         if what == "send":
             return source(tensor).cpu(), self._postbox.send
         box = target(tensor)
-        return box if box.is_cpu else torch.empty(box.shape, dtype=box.dtype), self._postbox.recv
+        if not box.is_cpu:
+            box = torch.empty(box.shape, dtype=box.dtype, device="cpu")
+        return box, self._postbox.recv
 
     def _abandon(self, *works: MessageWork) -> None:
         """Keep the memory of messages that are given up while they may be being sent."""

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import ArgumentError
+from pycoll.runtime import vcalls
 from pycoll.torch.arguments import (
     block_bytes,
     check_share,
@@ -17,10 +18,11 @@ from pycoll.torch.arguments import (
     root_of,
     single,
 )
+from pycoll.torch.contributions import unwritten
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
 from pycoll.torch.lists import as_bytes
-from pycoll.torch.tensors import check_output, source, store, target
+from pycoll.torch.tensors import check_output, name_of, source, store, target
 from pycoll.torch.work import Tensors
 from pycoll.types import Kind
 
@@ -80,13 +82,15 @@ class Moves:
 
     def _gather_flat(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
         limit, site = self._limit(opts), self._calls.sites.here()
-        calls = []
-        for output, given in pairs(outputs, inputs):
-            check_share(given, output, self._size, ("the input", "the output"))
-            calls.append((source(given), target(output), output))
+        given, boxes = [], []
+        for output, x in pairs(outputs, inputs):
+            check_share(x, output, self._size, ("the input", "the output"))
+            given.append(source(x))
+            boxes.append(target(output))
+        given = unwritten(self._calls, given, [[output] for output in outputs])
 
         def job() -> None:
-            for x, out, output in calls:
+            for x, out, output in zip(given, boxes, outputs, strict=True):
                 self._move(Kind.ALL_GATHER, x, out, out.numel(), 0, site, limit)
                 store(out, output)
 
@@ -129,7 +133,8 @@ class Moves:
         self, x: torch.Tensor, sent: list[int], out: torch.Tensor, received: list[int], limit: float
     ) -> None:
         with on_host(x, out) as (a, b):
-            self._session.all_to_all_v(as_bytes(a), sent, as_bytes(b), limit, received)
+            flat, told = as_bytes(a), name_of(x.dtype)
+            vcalls.all_to_all(self._session, flat, sent, as_bytes(b), limit, received, told)
 
     def _check_blocks(
         self, x: torch.Tensor, out: torch.Tensor, sent: list[int], received: list[int]

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from pycoll.runtime import vcalls
 from pycoll.torch.arguments import (
     check_count,
     check_list,
@@ -16,10 +17,11 @@ from pycoll.torch.arguments import (
     root_of,
     single,
 )
+from pycoll.torch.contributions import unwritten
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
 from pycoll.torch.lists import as_bytes, deal, pack, room
-from pycoll.torch.tensors import source, store, target
+from pycoll.torch.tensors import name_of, source, store, target
 from pycoll.torch.work import Tensors
 from pycoll.types import Kind
 
@@ -36,7 +38,7 @@ class ListMoves:
 
         def prepare() -> tuple[Job, Tensors]:
             parts, given = single(outputs, "all_gather"), single(inputs, "all_gather")
-            return self._gather_list(parts, given, opts), parts
+            return self._gather_list(parts, self._own_block(parts, given), opts), parts
 
         return self._start("all_gather", prepare, opts)
 
@@ -48,32 +50,44 @@ class ListMoves:
 
         def prepare() -> tuple[Job, Tensors]:
             lists = columns(outputs, inputs, self._size)
-            jobs = [self._gather_list(parts, x, opts) for parts, x in lists]
+            rows = [parts for parts, _ in lists]
+            blocks = unwritten(self._calls, [self._own_block(*pair) for pair in lists], rows)
+            jobs = [self._gather_list(*pair, opts) for pair in zip(rows, blocks, strict=True)]
             return lambda: [job() for job in jobs], [t for row in outputs for t in row]
 
         return self._start("all_gather_coalesced", prepare, opts)
 
-    def _gather_list(self, parts: Tensors, given: torch.Tensor, opts: Any) -> Job:
-        limit, site = self._limit(opts), self._calls.sites.here()
+    def _own_block(self, parts: Tensors, given: torch.Tensor) -> torch.Tensor:
+        """Return the input of an all_gather in contiguous memory, and check that it fits."""
         x, own = source(given), f"tensor {self._rank} of the output list"
         check_list(parts, self._size, given, "the output list", output=True)
         check_same_size(given, "the input", parts[self._rank], f"{own}, this rank's")
+        return x
+
+    def _gather_list(self, parts: Tensors, x: torch.Tensor, opts: Any) -> Job:
+        limit, site = self._limit(opts), self._calls.sites.here()
         boxes = self._boxes(Kind.ALL_GATHER, parts, x, 0)
         if boxes:
             return lambda: self._deal(Kind.ALL_GATHER, x, boxes, parts, 0, site, limit)
         sizes = [part.numel() for part in parts]
-        flat = room(self._calls, given, sum(sizes))
+        flat = room(self._calls, x, sum(sizes))
 
         def job() -> None:
             if len(set(sizes)) == 1:
                 self._move(Kind.ALL_GATHER, x, flat, flat.numel(), 0, site, limit)
             else:
                 self._session.place = site
-                with on_host(x, flat) as (a, b):
-                    self._session.all_gather_v(as_bytes(a), as_bytes(b), limit)
+                self._gather_uneven(x, flat, [part.nbytes for part in parts], limit)
             deal(flat, parts)
 
         return job
+
+    def _gather_uneven(
+        self, x: torch.Tensor, flat: torch.Tensor, sizes: list[int], limit: float
+    ) -> None:
+        with on_host(x, flat) as (a, b):
+            given = self._session, Kind.ALL_GATHER_V, as_bytes(a), 0, as_bytes(b), limit
+            vcalls.gather(*given, expected=sizes, told=name_of(x.dtype))
 
     def _boxes(self, kind: Kind, parts: Tensors, x: torch.Tensor, root: int) -> Tensors | None:
         """Return what receives the blocks of a list, if they can be received one by one."""

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from pycoll import _C
-from pycoll.errors import ArgumentError
+from pycoll.runtime import vcalls
 from pycoll.torch.arguments import (
     check_list,
     check_same_size,
@@ -19,6 +19,7 @@ from pycoll.torch.arguments import (
     single,
     some,
 )
+from pycoll.torch.contributions import contribution, unwritten
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
 from pycoll.torch.lists import pack
@@ -26,9 +27,9 @@ from pycoll.torch.profiling import profiling
 from pycoll.torch.sparse import coalesced, is_sparse, summed
 from pycoll.torch.tensors import (
     DTYPES,
-    Reduction,
     as_reducible,
     check_output,
+    name_of,
     reduction,
     source,
     store,
@@ -40,42 +41,12 @@ from pycoll.types import Kind, ReduceOp
 _SUM = dist.ReduceOp.SUM
 _STRIDED = torch.strided
 _MAX_HOT = 1024
-_PAGE = 4096  # bytes at address 0 where nothing can lie
 
 
-def _contribution(x: torch.Tensor, how: Reduction) -> torch.Tensor:
-    as_reducible(x, how.op)  # raises here rather than after other tensors were sent
-    return x if how.factor is None else _scaled(x, how.factor)
-
-
-def _scaled(x: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
-    """Multiply by the factor of a PREMUL_SUM; the result has the type of the elements.
-
-    Raises:
-        ArgumentError: If the factor is not a number of that type.
-    """
-    number = factor.item() if isinstance(factor, torch.Tensor) else factor
-    if isinstance(number, complex):
-        fits = x.is_complex()
-    elif x.is_floating_point() or x.is_complex():
-        fits = True
-    else:
-        low, high = _limits(x.dtype)
-        fits = low <= number <= high and number == int(number)
-        number = type(low)(number) if fits else number
-    if not fits:
-        raise ArgumentError(
-            f"the factor {number} of PREMUL_SUM is not a number of type {x.dtype}; expected one "
-            "that is: multiply the result, or reduce a tensor of another type"
-        )
-    return x * number
-
-
-def _limits(dtype: torch.dtype) -> tuple[int, int]:
-    if dtype is torch.bool:
-        return False, True
-    limits = torch.iinfo(dtype)
-    return limits.min, limits.max
+def _is_there(view: torch.Tensor, held: int) -> bool:
+    """Whether a view lies in the memory of its storage, of so many bytes, if there is any."""
+    before = view.storage_offset() * view.element_size()
+    return before + view.nbytes <= held and view.data_ptr() != before
 
 
 class Reductions:
@@ -94,13 +65,16 @@ class Reductions:
             or opts.asyncOp
             or opts.reduceOp != _SUM
             or tensor.layout is not _STRIDED
+            or tensor.is_nested
             or not tensor.is_contiguous()
             or (count == 1 and tensor.is_neg())  # the sign is not in the memory
             or not tensor.is_cpu
             or self._background.busy
             or self._calls.symmetric
             or profiling()
-            or (address := tensor.data_ptr()) < _PAGE  # memory that was freed
+            or (held := tensor.untyped_storage().nbytes()) < tensor.nbytes  # some was freed
+            or (tensor.storage_offset() and not _is_there(tensor, held))
+            or not (address := tensor.data_ptr())
         ):
             return self._allreduce_slow(tensors, opts)
         site, limit = self._calls.sites.here(), self._limit(opts)
@@ -114,25 +88,26 @@ class Reductions:
 
     def _allreduce_slow(self, tensors: Tensors, opts: Any) -> dist.Work:
         def prepare() -> tuple[Job, Tensors]:
-            sparse = is_sparse(single(tensors, "all_reduce"))
-            how = self._all_reduce_sparse if sparse else self._all_reduce
-            return how(tensors, opts), tensors
+            tensor = single(tensors, "all_reduce")
+            how = self._all_reduce_sparse if is_sparse(tensor) else self._all_reduce
+            job, plain = how(tensors, opts), opts.reduceOp == _SUM and tensor.is_cpu
 
-        work = self._start("all_reduce", prepare, opts)
-        tensor = tensors[0]
-        known = DTYPES.get(tensor.dtype)
-        if (
-            known is not None
-            and self._calls.direct
-            and tensor.is_cpu
-            and opts.reduceOp == _SUM
-            and len(self._hot) < _MAX_HOT
-        ):
-            count = tensor.numel()
-            self._hot[tensor.dtype, count] = self._calls.bind(
+            def whole() -> None:
+                job()
+                if plain and self._calls.direct:
+                    self._remember(tensor.dtype, tensor.numel())
+
+            return whole, tensors
+
+        return self._start("all_reduce", prepare, opts)
+
+    def _remember(self, dtype: torch.dtype, count: int) -> None:
+        """Let the next sum like this one go straight to the engine; for who holds the lock."""
+        known = DTYPES.get(dtype)
+        if known is not None and len(self._hot) < _MAX_HOT:
+            self._hot[dtype, count] = self._calls.bind(
                 Kind.ALL_REDUCE, int(known), known.itemsize, count, ReduceOp.SUM, 0, known
             )
-        return work
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine several tensors in place, one after the other."""
@@ -148,7 +123,8 @@ class Reductions:
         boxes = [source(tensor, "the tensor") for tensor in tensors]
         for tensor in tensors:
             check_output(tensor, "the tensor")
-        inputs = [_contribution(box, how) for box in boxes]
+        inputs = [contribution(self._calls, box, how) for box in boxes]
+        inputs = unwritten(self._calls, inputs, [[tensor] for tensor in tensors])
 
         def job() -> None:
             for x, box, tensor in zip(inputs, boxes, tensors, strict=True):
@@ -182,7 +158,7 @@ class Reductions:
             box = source(tensor, "the tensor")
             if self._rank == root:
                 check_output(tensor, "the tensor")
-            x = _contribution(box, how)
+            x = contribution(self._calls, box, how)
 
             def job() -> None:
                 out = box if self._rank == root else None
@@ -206,7 +182,7 @@ class Reductions:
             check_list(parts, self._size, output, "the input list")
             own = f"tensor {self._rank} of the input list, this rank's"
             check_same_size(output, "the output", parts[self._rank], own)
-            x = _contribution(pack(self._calls, parts), how)
+            x = contribution(self._calls, pack(self._calls, parts), how)
             out = target(output)
             counts = [part.numel() for part in parts]
 
@@ -248,13 +224,15 @@ class Reductions:
 
     def _scatter_sums(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
         how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
-        calls = []
-        for output, given in pairs(outputs, inputs):
-            check_share(output, given, self._size, ("the output", "the input"))
-            calls.append((_contribution(source(given), how), target(output), output))
+        given, boxes = [], []
+        for output, x in pairs(outputs, inputs):
+            check_share(output, x, self._size, ("the output", "the input"))
+            given.append(contribution(self._calls, source(x), how))
+            boxes.append(target(output))
+        given = unwritten(self._calls, given, [[output] for output in outputs])
 
         def job() -> None:
-            for x, out, output in calls:
+            for x, out, output in zip(given, boxes, outputs, strict=True):
                 self._combine(Kind.REDUCE_SCATTER, x, out, how.op, 0, site, limit)
                 store(out, output)
 
@@ -278,11 +256,13 @@ class Reductions:
         with on_host(x, out) as (given, box):
             flat, _, operation = as_reducible(given, op)
             scale = flat.numel() // max(1, x.numel())
-            self._session.reduce_scatter_v(
+            vcalls.reduce_scatter(
+                self._session,
                 flat.reshape(-1),
                 [scale * count for count in counts],
                 operation.name.lower(),
                 None,
                 as_reducible(box.reshape(-1), op)[0].reshape(-1),
                 limit,
+                name_of(x.dtype),
             )

@@ -15,10 +15,11 @@ def use_symmetric_memory(module: torch.nn.Module) -> torch.nn.Module:
     """Let a wrapped module keep in symmetric memory what its ranks exchange.
 
     Of a `DistributedDataParallel` these are the gradient buckets: they are moved there, where they
-    lie, when they are first reduced, and moved back when the module is collected. Of a module that
-    ``fully_shard`` was called on they are the buffers for parameters and gradients, which then come
-    from the process group. All ranks must do the same. Means of gradients are rounded once more or
-    less where the number of ranks is no power of two; otherwise results do not change.
+    lie, when they are first reduced, and moved back by the first call of the group after the module
+    was collected. Of a module that ``fully_shard`` was called on they are the buffers for
+    parameters and gradients, which then come from the process group. All ranks must do the same.
+    Means of gradients are rounded once more or less where the number of ranks is no power of two;
+    otherwise results do not change.
 
     Args:
         module: The module; DDP without another communication hook.
@@ -76,9 +77,9 @@ class Buckets:
             self._known[index] = bucket
 
     def release(self) -> None:
-        """Move all of them back."""
+        """Let all of them be moved back, by a call that comes later: this may be a finalizer."""
         while self._known:
-            self.group.deregister_tensor(self._known.popitem()[1])
+            self.group.deregister_later(self._known.popitem()[1])
 
 
 # DDP looks at the annotations, so this file has no postponed ones.

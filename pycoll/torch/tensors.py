@@ -98,14 +98,20 @@ def _own(tensor: torch.Tensor, what: str) -> torch.Tensor:
             f"{what} has {tensor.nbytes} bytes whose memory has been freed (its storage was "
             f"resized to {held}); resize it before the call"
         )
-    if tensor.numel() and tensor.data_ptr() == 0:
+    before = tensor.storage_offset() * tensor.element_size()
+    if tensor.numel() and tensor.data_ptr() == before:  # it counts from 0
         raise ArgumentError(f"{what} is {kind_of(tensor)} without memory of its own")
     return tensor
 
 
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of an element type, which is NumPy's where it has one for it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def code(dtype: torch.dtype) -> int:
     """Return the number that stands for an element type in a call descriptor."""
-    return type_code(str(dtype).removeprefix("torch."))
+    return type_code(name_of(dtype))
 
 
 def source(tensor: torch.Tensor, what: str = "the input") -> torch.Tensor:
@@ -186,10 +192,16 @@ def apart(x: torch.Tensor, out: torch.Tensor | None, memory: Memory | None) -> t
     a, b = x.data_ptr(), out.data_ptr()
     if a + x.nbytes <= b or b + out.nbytes <= a:
         return x
+    return beside(x, memory).copy_(x)
+
+
+def beside(x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
+    """Return room for a contiguous tensor like another, symmetric if that is; see `apart`."""
+    a = x.data_ptr()
     if memory is None or not (memory.heap.contains(a, x.nbytes) or memory.locate(a, x.nbytes)):
-        return x.clone()
+        return torch.empty_like(x)
     block = torch.from_numpy(memory.empty(x.nbytes, np.uint8))
-    return block.view(x.dtype).view(x.shape).copy_(x)
+    return block.view(x.dtype).view(x.shape)
 
 
 def as_reducible(tensor: torch.Tensor, op: ReduceOp) -> tuple[torch.Tensor, DType, ReduceOp]:

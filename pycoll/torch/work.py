@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -24,19 +25,40 @@ def devices_of(tensors: Tensors) -> list[torch.device]:
     return sorted({t.device for t in tensors if not t.is_cpu}, key=str)
 
 
+def seconds(timeout: timedelta | None) -> float | None:
+    """Return the longest time that ``wait`` was told to take, which locks can; None if it was not.
+
+    PyTorch says 0 for no timeout.
+    """
+    limit = 0.0 if timeout is None else timeout.total_seconds()
+    return min(limit, threading.TIMEOUT_MAX) if limit > 0 else None
+
+
 class Work(dist.Work):
     """What all works of the backend have."""
+
+    _tensors: Tensors
 
     def get_future_result(self) -> torch.futures.Future:
         """Return a future of how the call ends, the number of a `WorkResult`; it never fails."""
         return self.get_future().then(lambda _: int(self._verdict()))
 
+    def _failure(self) -> BaseException | None:
+        """Return the error that the future gives."""
+        return self.exception()
+
     def _verdict(self) -> c10d.WorkResult:
-        error = self.exception()
+        error = self._failure()
         if error is None:
             return c10d.WorkResult.SUCCESS
         late = isinstance(error, TimeoutError)
         return c10d.WorkResult.TIMEOUT if late else c10d.WorkResult.COMM_ERROR
+
+    def _deliver(self, promise: torch.futures.Future) -> Tensors:
+        error = self._failure()
+        if error is not None:
+            raise error
+        return self._tensors
 
 
 class DoneWork(Work):
@@ -85,9 +107,8 @@ class PendingWork(Work):
         """Make a call that has not ended; the tensors are its result, maybe on a device."""
         super().__init__()
         self._tensors, self._background, self._fence = tensors, background, fence
-        self._running = threading.Lock()  # held until the call has ended
-        self._running.acquire()
-        self._guard = threading.Lock()  # of the fields below
+        self._over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # has something once it has ended
+        self._guard = threading.RLock()  # of the fields below
         self.ended = False  # on the host
         self.promised = False  # whether there was a future, for `tell` to complete, when it ended
         self._error: BaseException | None = None
@@ -95,14 +116,17 @@ class PendingWork(Work):
         self._future: torch.futures.Future | None = None
 
     def end(self, error: BaseException | None) -> None:
-        """Say that the call has ended; for whoever runs it, once."""
+        """Say that the call has ended, for whoever runs it; if it is repeated, the first counts."""
         with self._guard:
-            self._error, self.ended = error, True
-            self.promised = self._promise is not None
-        self._running.release()
+            if not self.ended:
+                self._error, self.promised = error, self._promise is not None
+                self.ended = True
+        self._over.put(True)
 
     def tell(self) -> None:
-        """Complete the future, which may run callbacks of the user."""
+        """Complete the future, unless it is complete; this may run callbacks of the user."""
+        if self._promise.done():
+            return
         if self._fence is None or self._error is not None:
             self._promise.set_result(None)
         else:
@@ -119,12 +143,17 @@ class PendingWork(Work):
             DistBackendError: If it failed.
         """
         if not self.ended:
-            limit = -1.0 if timeout is None else timeout.total_seconds()
-            if limit <= 0:  # which may take as long as the calls may
+            limit = seconds(timeout)
+            if limit is None:  # which may take as long as the calls may
                 self._background.help(self)
-            if not self._running.acquire(timeout=limit if limit > 0 else -1):
-                raise BackendTimeout(f"the call has not ended within {limit:.3g} s; it still runs")
-            self._running.release()
+            try:
+                self._over.get(timeout=limit)
+            except queue.Empty:
+                late = f"the call has not ended within {limit:.3g} s; it still runs"
+                raise BackendTimeout(late) from None
+            finally:
+                if self.ended:
+                    self._over.put(True)  # for the next who waits
         if self._error is not None:
             raise self._error
         if self._fence is not None:
@@ -165,8 +194,3 @@ class PendingWork(Work):
         if ended:
             self.tell()
         return self._future
-
-    def _deliver(self, promise: torch.futures.Future) -> Tensors:
-        if self._error is not None:
-            raise self._error
-        return self._tensors

@@ -1,6 +1,9 @@
 """Tensors in symmetric memory: the same results, and memory that is given back."""
 
 import gc
+import time
+import weakref
+from collections import deque
 
 import pytest
 
@@ -11,6 +14,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import pycoll.torch  # noqa: E402
+from pycoll.torch.symmetric import Buckets  # noqa: E402
 from torch_clients.models import mlp, train  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
@@ -83,6 +87,29 @@ def test_some_ranks_only():
     run_group(2, body)
 
 
+def test_sums_beside_premultiplied_ones():
+    """The multiple of a tensor is in symmetric memory, too; a sum has the factor 1."""
+
+    def body(rank, n):
+        group, count = dist.group.WORLD, 99_999
+        x = group.allocate_tensor(count, dtype=torch.float32).fill_(1)
+        y = group.allocate_tensor(count // n, dtype=torch.float32)
+        z = torch.ones(count)
+        group.register_tensor(z)
+        op = dist._make_nccl_premul_sum(2.0) if rank == 1 else dist.ReduceOp.SUM
+        dist.reduce_scatter_tensor(y, x, op)
+        dist.all_reduce(x, op)
+        dist.all_reduce(z, op)
+        dist.reduce(x, 1, op)
+        total = n + 1.0
+        wanted = total * total if rank == 1 else total
+        found = [bool((t == w).all()) for t, w in ((x, wanted), (y, total), (z, total))]
+        group.deregister_tensor(z)
+        return found
+
+    assert run_group(3, body) == [[True] * 3] * 3
+
+
 def ddp(rank, n, symmetric):
     model = DistributedDataParallel(mlp(256), bucket_cap_mb=0.1)
     if symmetric:
@@ -92,6 +119,7 @@ def ddp(rank, n, symmetric):
     registered = len(memory._registered)
     del model
     gc.collect()
+    dist.barrier()  # any call moves back what has been collected
     assert not memory._registered
     return numbers, bool(registered), bool(calls._direct)
 
@@ -128,6 +156,54 @@ def test_what_is_refused():
             pycoll.torch.use_symmetric_memory(DistributedDataParallel(mlp()))
 
     run_group(2, body, backend="gloo")
+
+
+@pytest.mark.parametrize("inside", ["a call", "the queue"])
+def test_buckets_that_are_collected_inside_of_a_call(inside):
+    """The collector may run anywhere, so it only notes them."""
+
+    def body(rank, n):
+        group = dist.group.WORLD
+        buckets = Buckets(group)
+        for i in range(3):
+            buckets.take(i, torch.ones(100_000))
+        holder = type("Holder", (), {})()
+        holder.me = holder  # a cycle, as a module has
+        weakref.finalize(holder, buckets.release).atexit = False
+        del holder, buckets
+        calls, jobs = group._calls, group._background._jobs
+        real = calls.barrier
+        if inside == "a call":
+            calls.barrier = lambda *args: (gc.collect(), real(*args))
+        else:
+            group._background._jobs = type("Jobs", (deque,), {"append": collecting})(jobs)
+        dist.barrier(async_op=True).wait()
+        assert group._session.memory._registered
+        dist.barrier()
+        assert not group._session.memory._registered
+
+    def collecting(jobs, job):
+        gc.collect()
+        deque.append(jobs, job)
+
+    run_group(2, body)
+
+
+def test_a_tensor_is_registered_behind_the_calls_on_it():
+    def body(rank, n):
+        group, x = dist.group.WORLD, torch.ones(100_000)
+        other = torch.ones(100_000)
+        group.register_tensor(other)  # symmetric memory is in use
+        if rank == 0:
+            group._background.submit(lambda: time.sleep(0.3), [])
+        work = dist.all_reduce(x, async_op=True)
+        if rank == 1:
+            time.sleep(0.1)
+        group.register_tensor(x)
+        work.wait()
+        assert (x == n).all()
+
+    run_group(2, body)
 
 
 def test_a_registered_tensor_that_gets_other_memory():

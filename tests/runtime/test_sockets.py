@@ -25,9 +25,9 @@ def meet(n, fn):
     def run(rank):
         def exchange(topic, value):
             rows[rank] = value
-            barrier.wait(10)
+            barrier.wait(30)
             found = list(rows)
-            barrier.wait(10)
+            barrier.wait(30)
             return found
 
         try:
@@ -40,7 +40,7 @@ def meet(n, fn):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     for result in results:
         if isinstance(result, BaseException):
             raise result

@@ -1,0 +1,97 @@
+"""Coalesced calls that read what they write: every input is read as it was before the call."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+
+from pycoll.torch.contributions import unwritten  # noqa: E402
+from worlds_torch import run_group  # noqa: E402
+
+
+class Calls:
+    """Stands for those of a group without tensors in symmetric memory."""
+
+    symmetric = False
+
+
+def plain(count, value=0.0):
+    return torch.full((count,), value)
+
+
+def symmetric(count, value=0.0):
+    return dist.group.WORLD.allocate_tensor(count, dtype=torch.float32).fill_(value)
+
+
+def sums(make):
+    """Return tensors that come twice, in whole and in part, after they have been summed."""
+    x, y, strided = make(4, 1.0), make(6, 1.0), make(8, 1.0).view(4, 2).t()
+    options = dist.AllreduceCoalescedOptions()
+    group = dist.group.WORLD
+    for tensors in ([x, x, x], [y[:4], y[2:]], [strided, strided], [y, strided, y]):
+        group.allreduce_coalesced(tensors, options).wait()
+    return x.tolist() + y.tolist() + strided.flatten().tolist()
+
+
+def gathers(make, rank, n):
+    group = dist.group.WORLD
+    a, b, c = make(2, rank + 1.0), make(2 * n, -1.0), make(2 * n * n)
+    group.allgather_into_tensor_coalesced([b, c], [a, b]).wait()
+    wide, d = make(8 * n, -1.0), make(4 * n)  # the first output is strided
+    column = wide.view(2 * n, 4)[:, 1]
+    group.allgather_into_tensor_coalesced([column, d], [a, wide[4:8]]).wait()
+    return b.tolist(), c.tolist(), d.tolist()
+
+
+def lists(make, rank, n):
+    group = dist.group.WORLD
+    a, b = make(2, rank + 1.0), make(2, -1.0 - rank)
+    rows = [[b if r == 0 else make(2), make(2)] for r in range(n)]
+    group.allgather_coalesced(rows, [a, b]).wait()
+    return [[t[0].item() for t in row] for row in rows]
+
+
+def scattered(make, rank, n):
+    group = dist.group.WORLD
+    whole, out = make(2 * n, 1.0), make(2)
+    group.reduce_scatter_tensor_coalesced([whole[:2], out], [make(2 * n, 3.0), whole]).wait()
+    return whole.tolist(), out.tolist()
+
+
+@pytest.mark.parametrize("make", [plain, symmetric])
+def test_inputs_are_read_before_outputs_are_written(make):
+    def body(rank, n):
+        assert sums(make)[:4] == [2.0] * 4
+        b, c, d = gathers(make, rank, n)
+        assert b == [1.0, 1.0, 2.0, 2.0]
+        assert c == [-1.0] * 8
+        assert d == [-1.0] * 8
+        assert lists(make, rank, n) == [[1.0, -1.0], [2.0, -2.0]]
+        assert scattered(make, rank, n) == ([6.0, 6.0, 1.0, 1.0], [2.0, 2.0])
+
+    run_group(2, body)
+
+
+def test_sums_of_tensors_that_come_twice():
+    """Like gloo's, which reads all of them first."""
+
+    def body(rank, n):
+        return sums(plain)
+
+    assert run_group(2, body) == run_group(2, body, backend="gloo")
+
+
+def test_only_what_is_overwritten_is_copied():
+    flat = torch.zeros(12)
+    a, b, c = flat[:4], flat[4:8], flat[8:]
+    apart = unwritten(Calls, [a, b, c], [[a], [b], [c]])
+    assert all(x is y for x, y in zip(apart, (a, b, c), strict=True))
+    first, second, third = unwritten(Calls, [a, b, c], [[c], [a, b[2:]], []])
+    assert first is a
+    assert second is b  # its own call may write there
+    assert third is not c
+    later, again = unwritten(Calls, [a, flat[2:10]], [[flat[::3]], [b]])
+    assert later is a
+    assert again.data_ptr() != flat[2:].data_ptr()
+    empty = flat[:0]
+    assert unwritten(Calls, [a, empty], [[a], [empty]])[1] is empty

@@ -1,0 +1,110 @@
+"""Sums that were made before go straight to the engine; what is odd about a tensor still counts."""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+
+from worlds_torch import run_group  # noqa: E402
+
+COUNT = 10_000
+
+
+def warm(count=COUNT):
+    for _ in range(2):
+        dist.all_reduce(torch.ones(count))
+
+
+def usable(n):
+    x = torch.ones(COUNT)
+    dist.all_reduce(x)
+    return bool((x == n).all())
+
+
+@pytest.mark.parametrize("left", [0, COUNT - 1, 55_000, 59_999])
+@pytest.mark.parametrize("first", [0, 50_000])
+def test_storage_that_was_made_smaller(first, left):
+    """A view of it is then a pointer to anything."""
+
+    def body(rank, n):
+        warm()
+        whole = torch.ones(100_000)
+        x = whole[first : first + COUNT]
+        whole.untyped_storage().resize_(4 * left)
+        if left < first + COUNT:
+            with pytest.raises(ValueError, match=r"40000 bytes(.|\n)*has been freed"):
+                dist.all_reduce(x)
+        else:
+            dist.all_reduce(x)
+        return usable(n)
+
+    assert run_group(2, body) == [True] * 2
+
+
+def test_views_of_a_tensor_without_memory():
+    def body(rank, n):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        warm()
+        warnings.simplefilter("ignore")  # that it has no address
+        with FakeTensorMode():
+            x = torch.ones(100_000)[50_000 : 50_000 + COUNT]
+            calls = dist.all_reduce, lambda x: dist.all_reduce(x, dist.ReduceOp.MAX)
+            for call in calls:
+                with pytest.raises(dist.DistBackendError, match="FakeTensor without"):
+                    call(x)
+        return usable(n)
+
+    assert run_group(2, body) == [True] * 2
+
+
+def test_nested_tensors():
+    def body(rank, n):
+        warm(6)
+        warnings.simplefilter("ignore")  # they are on their way in
+        sizes = (2, 4) if rank == 0 else (3, 3)
+        nested = torch.nested.nested_tensor([torch.ones(k) for k in sizes])
+        with pytest.raises(ValueError, match="nested"):
+            dist.all_reduce(nested)
+        assert [t.sum().item() for t in nested.unbind()] == list(map(float, sizes))
+        return usable(n)
+
+    assert run_group(2, body) == [True] * 2
+
+
+def test_sums_are_bound_by_who_holds_the_lock():
+    """A thread of the group may be binding another call."""
+
+    def body(rank, n):
+        group, held = dist.group.WORLD, []
+        bind = group._calls.bind
+
+        def watched(*args):
+            held.append(group._lock._is_owned())
+            return bind(*args)
+
+        group._calls.bind = watched
+        works = [dist.all_reduce(torch.ones(k), async_op=True) for k in range(1, 20)]
+        assert all(work.wait() for work in works)
+        warm()
+        known = {count for _, count in group._hot}
+        return bool(held) and all(held), {*range(1, 20), COUNT} <= known
+
+    assert run_group(2, body) == [(True, True)] * 2
+
+
+class Forgetful(dict):
+    """Forgets at once, as a table does that another thread finds full."""
+
+    def __setitem__(self, key, value):
+        """Forget it."""
+
+
+def test_plans_that_another_thread_forgets():
+    def body(rank, n):
+        dist.group.WORLD._session.plans._plans = Forgetful()
+        return usable(n)
+
+    assert run_group(2, body) == [True] * 2

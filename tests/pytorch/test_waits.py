@@ -1,0 +1,212 @@
+"""Limits of waits, and whoever else may wait for a call: `wait_tensor`, a future, a child."""
+
+import gc
+import os
+import signal
+import threading
+import time
+import weakref
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import torch.distributed as dist  # noqa: E402
+import torch.distributed._functional_collectives as functional  # noqa: E402
+from torch._C._distributed_c10d import WorkResult  # noqa: E402
+
+import pycoll.torch  # noqa: E402
+from pycoll.errors import ForkedError  # noqa: E402
+from pycoll.torch.background import Background  # noqa: E402
+from worlds_torch import run_group  # noqa: E402
+
+
+def test_the_longest_limit():
+    def body(rank, n):
+        hold = threading.Event()
+        dist.group.WORLD._background.submit(hold.wait, [])
+        x = torch.ones(3)
+        work = dist.all_reduce(x, async_op=True)
+        threading.Timer(0.1, hold.set).start()
+        assert work.wait(timedelta.max)
+        receive = dist.irecv(torch.empty(3), 1 - rank)
+        dist.send(x, 1 - rank)
+        assert receive.wait(timedelta.max)
+
+    run_group(2, body)
+
+
+def test_a_limit_beside_a_future():
+    def body(rank, n):
+        x = torch.zeros(3)
+        if rank == 0:
+            work = dist.irecv(x, 1)
+            future = work.get_future()
+            time.sleep(0.1)
+            start = time.monotonic()
+            with pytest.raises(pycoll.torch.BackendTimeout, match="still under way"):
+                work.wait(timedelta(seconds=0.2))
+            assert not work.is_completed()
+            assert time.monotonic() - start < 5
+        dist.barrier()
+        if rank == 1:
+            dist.send(x + 1, 0)
+        else:
+            assert (future.wait()[0] == 1).all()
+            assert work.wait()
+
+    run_group(2, body)
+
+
+def test_a_message_that_comes_after_its_future_has_failed():
+    def body(rank, n):
+        x = torch.zeros(3)
+        if rank == 0:
+            work = dist.irecv(x, 1)
+            dist.group.WORLD._timeout_s = 0.2
+            with pytest.raises(RuntimeError, match="BackendTimeout"):
+                work.get_future().wait()
+            assert work.get_future_result().wait() == int(WorkResult.TIMEOUT)
+            assert not work.is_completed()
+        dist.group.WORLD._timeout_s = 15.0
+        dist.barrier()
+        if rank == 1:
+            dist.send(x + 1, 0)
+        else:
+            assert work.wait()
+            assert (x == 1).all()
+
+    run_group(2, body)
+
+
+@pytest.mark.skipif(
+    not hasattr(functional, "allow_inflight_collective_as_graph_input_ctx"),
+    reason="this PyTorch has no such inputs",
+)
+def test_a_call_in_flight_as_an_input_of_a_graph():
+    def body(rank, n):
+        x = torch.ones(4)
+        if rank == 1:
+            time.sleep(0.3)
+        with functional.allow_inflight_collective_as_graph_input_ctx():
+            work = dist.all_reduce(x, async_op=True)
+            y = torch.ops._c10d_functional.wait_tensor(x)
+        assert y.tolist() == [n] * 4
+        work.wait()
+
+    run_group(2, body)
+
+
+def in_child(function):
+    """Run a function in a forked child that has five seconds; return what became of it."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(5)
+        try:
+            function()
+        except BaseException:
+            os._exit(3)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_child_leaves_while_a_thread_of_the_parent_is_in_a_call():
+    def body(rank, n):
+        x = torch.ones(3)
+        pending = []
+
+        def waits_for_call():
+            with pytest.raises(ForkedError):
+                pending[0].wait()
+
+        def waits_for_message():
+            with pytest.raises(dist.DistBackendError, match="ForkedError"):
+                pending[1].wait(timedelta(seconds=1))
+
+        if rank == 0:
+            pending.append(dist.all_reduce(x, async_op=True))
+            pending.append(dist.irecv(torch.empty(3), 1))
+            pending[1].get_future()
+            time.sleep(0.2)  # both threads wait
+            assert in_child(waits_for_call) == 0
+            assert in_child(waits_for_message) == 0
+            assert in_child(dist.destroy_process_group) == 0
+        else:
+            time.sleep(1.0)
+            dist.send(x, 0)
+            dist.all_reduce(x)
+        for work in pending:
+            work.wait()
+        dist.all_reduce(x)
+
+    run_group(2, body)
+
+
+def test_a_thread_that_cannot_be_started(monkeypatch):
+    """A future is completed all the same, and the next call tries again."""
+    background, real = Background("test"), threading.Thread.start
+
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="new thread"):
+        background.submit(lambda: None, [])
+    assert not background.busy
+    monkeypatch.setattr(threading.Thread, "start", real)
+    hold = threading.Event()
+    future = background.submit(hold.wait, []).get_future()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    hold.set()
+    until = time.monotonic() + 5
+    while not future.done():
+        assert time.monotonic() < until, "the future was not completed"
+        time.sleep(0.001)
+    monkeypatch.setattr(threading.Thread, "start", real)
+    background.submit(lambda: None, []).wait()
+    background.stop()
+
+
+def test_a_destroyed_group_ends_without_the_collector():
+    """Its memory is mapped for as long as its session is there."""
+
+    def body(rank, n):
+        gc.disable()
+        group = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(3), group=group)
+        dist.all_reduce(torch.ones(3), group=group, async_op=True).wait()
+        session = weakref.ref(group._session)
+        dist.destroy_process_group(group)
+        del group
+        assert session() is None
+        gc.enable()
+
+    run_group(2, body)
+
+
+def test_hidden_tensors_do_not_follow_the_default_device():
+    def body(rank, n):
+        torch.set_default_device("meta")
+        empty = dist.group.WORLD.allocate_tensor(0, dtype=torch.float32)
+        assert empty.device.type == "cpu"
+
+    run_group(2, body)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
+def test_memory_that_cannot_be_had_is_an_error_on_every_rank(kind, monkeypatch):
+    def body(rank, n):
+        def none(*_):
+            raise kind("cannot allocate memory")
+
+        whole = torch.zeros(n)
+        if rank == 0:
+            monkeypatch.setattr("pycoll.torch.calls.apart", none)
+        expected = kind if rank == 0 else dist.DistBackendError
+        with pytest.raises(expected, match="cannot allocate memory"):
+            dist.all_gather_into_tensor(whole, torch.ones(1))
+        monkeypatch.undo()
+        dist.all_gather_into_tensor(whole, torch.ones(1))
+        assert (whole == 1).all()
+
+    run_group(2, body)
