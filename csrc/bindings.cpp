@@ -20,17 +20,6 @@ namespace {
 using Release = py::call_guard<Unlocked>;
 using Table = py::array_t<uint64_t, py::array::c_style | py::array::forcecast>;
 
-// EngineError(kind, text); MemoryError and pending Python exceptions stay what they are.
-void translate(const Error& error) {
-  if (std::strcmp(error.kind(), "Interrupted") == 0 && PyErr_Occurred() != nullptr) return;
-  if (std::strcmp(error.kind(), "MemoryError") == 0) {
-    PyErr_SetString(PyExc_MemoryError, error.what());
-    return;
-  }
-  const py::object type = py::module_::import("pycoll._C").attr("EngineError");
-  PyErr_SetObject(type.ptr(), py::make_tuple(error.kind(), error.what()).ptr());
-}
-
 template <typename T>
 void unpack(const py::bytes& bytes, std::vector<T>& out) {
   const std::string_view view = bytes;
@@ -118,6 +107,16 @@ py::object report(Engine& engine) {
 
 }  // namespace
 
+void raise_in_python(const Error& error) {
+  if (std::strcmp(error.kind(), "Interrupted") == 0 && PyErr_Occurred() != nullptr) return;
+  if (std::strcmp(error.kind(), "MemoryError") == 0) {
+    PyErr_SetString(PyExc_MemoryError, error.what());
+    return;
+  }
+  const py::object type = py::module_::import("pycoll._C").attr("EngineError");
+  PyErr_SetObject(type.ptr(), py::make_tuple(error.kind(), error.what()).ptr());
+}
+
 bool check_signals(void*) {
   if (interpreter_is_ending()) return false;
   py::gil_scoped_acquire gil;
@@ -161,7 +160,7 @@ PYBIND11_MODULE(_C, m) {
     try {
       if (p) std::rethrow_exception(p);
     } catch (const Error& error) {
-      translate(error);
+      raise_in_python(error);
     }
   });
   m.def("fold_isa", &fold_isa);
@@ -243,6 +242,7 @@ PYBIND11_MODULE(_C, m) {
           "check_peers", [](Engine& e) { e.check(kNoRank, Pulse::kYield); }, Release())
       .def("report", &report)
       .def_property_readonly("iteration", &Engine::iteration);
+  bind_address_call(m);
   add_fastcall(m);
   add_method(m);
   bind_mail(m);

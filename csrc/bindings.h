@@ -16,6 +16,17 @@ bool check_signals(void* context);
 // layout_out, descriptor, scale_n, scale_at_exit, extents.
 Binding make_binding(std::shared_ptr<Plan> plan, const pybind11::kwargs& numbers);
 
+// Sets what Python code gets for an error of the engine: EngineError(kind, text); MemoryError and
+// pending Python exceptions stay what they are.
+void raise_in_python(const Error& error);
+
+// Adds the type `AddressCall`; address_call.cpp.
+//
+//   call = AddressCall(engine, bound); call(x, out, site, timeout_s)
+//
+// is `engine.run(bound, x, out, site, timeout_s)`, and does not keep the engine.
+void bind_address_call(pybind11::module_& m);
+
 void bind_arrays(pybind11::module_& m);  // bindings_arrays.cpp
 void bind_memory(pybind11::module_& m);  // bindings_memory.cpp
 void bind_optim(pybind11::module_& m);   // bindings_optim.cpp

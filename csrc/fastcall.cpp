@@ -8,6 +8,7 @@
 #include "engine.h"
 #include "gil.h"
 #include "python_frame.h"
+#include "short_calls.h"
 #include "two_level.h"
 
 namespace py = pybind11;
@@ -15,7 +16,6 @@ namespace pycoll {
 namespace {
 
 constexpr size_t kSlots = 256;  // of each table, direct-mapped
-constexpr uint64_t kShortBytes = 16 << 10;
 constexpr intptr_t kApart = std::numeric_limits<intptr_t>::min();
 
 // What must be the same for a remembered call to serve again. Objects are compared by identity.
@@ -167,24 +167,6 @@ PyObject* submit(State& state, const Entry& entry, Arrays& arrays, uint32_t site
   return state.queued()(ticket, x, result).release().ptr();
 }
 
-// Whether an engine does all of it at once, and soon.
-bool is_short(const State& state, const BoundCall* call) {
-  return state.engine != nullptr && call->in_bytes + call->out_bytes <= kShortBytes &&
-         state.engine->prompt();
-}
-
-// Works without Python's lock; returns the error that ends it, if any.
-template <typename Unlock, typename Work>
-std::optional<Error> error_of(const Work& work) {
-  const Unlock unlock;
-  try {
-    work();
-  } catch (const Error& error) {
-    return error;
-  }
-  return {};
-}
-
 PyObject* run(State& state, const Entry& entry, Arrays& arrays, uint32_t site, double limit_s) {
   const std::shared_ptr<const BoundCall> call = entry.call;
   const std::shared_ptr<const StagedCall> staged = entry.staged;
@@ -201,8 +183,7 @@ PyObject* run(State& state, const Entry& entry, Arrays& arrays, uint32_t site, d
       mpi->run(*call, in, out, site, limit_s);
     }
   };
-  const std::optional<Error> error =
-      is_short(state, call.get()) ? error_of<UnlockedInWaits>(work) : error_of<Unlocked>(work);
+  const std::optional<Error> error = error_of_call(engine.get(), call.get(), work);
   if (!error.has_value()) return result.release().ptr();
   fail(state, error->kind(), error->what(), x.ptr(), result);
   return nullptr;

@@ -23,7 +23,7 @@ from pycoll.torch.errors import as_torch
 from pycoll.torch.lifetimes import keep_in_flight
 from pycoll.torch.profiling import recorded
 from pycoll.torch.symmetric_tensors import SymmetricTensors
-from pycoll.torch.work import DoneWork, PendingWork, Tensors
+from pycoll.torch.work import PendingWork, Tensors, done
 
 Job = Callable[[], Any]
 
@@ -106,7 +106,7 @@ class Core(SymmetricTensors, dist.ProcessGroup):
         if getattr(opts, "asyncOp", True):
             return keep_in_flight(self._submit(what, job, tensors), tensors)
         self._now(what, job, tensors)
-        return DoneWork(tensors)
+        return done(tensors)
 
     def _submit(self, what: str, job: Job, tensors: Tensors) -> PendingWork:
         try:

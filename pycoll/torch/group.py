@@ -35,7 +35,7 @@ class ProcessGroupPycoll(Reductions, Moves, ListMoves, Messages, Core):
     def __init__(self, session: Session, store: dist.Store, name: str) -> None:
         """Wrap a session; see `create`."""
         super().__init__(session, store, name)
-        self._hot: dict[tuple[torch.dtype, int], _C.BoundCall] = {}
+        self._hot: dict[tuple[torch.dtype, int], _C.AddressCall] = {}
         self._open_messages()
 
     def shutdown(self) -> None:

@@ -16,7 +16,7 @@ from pycoll.errors import ArgumentError, CollError, ForkedError
 from pycoll.torch.arguments import single
 from pycoll.torch.errors import BackendTimeout
 from pycoll.torch.tensors import code, source, store, target
-from pycoll.torch.work import DoneWork, Tensors, Work, devices_of, seconds
+from pycoll.torch.work import Tensors, Work, devices_of, done, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,7 +169,7 @@ class Messages:
         except CollError as error:
             raise self._error(error, what) from error
         if ticket == 0:  # sent
-            return DoneWork(tensors)
+            return done(tensors)
         work = MessageWork(self, what, ticket, box, tensors)
         self._under_way.add(work)
         return work

@@ -35,7 +35,7 @@ from pycoll.torch.tensors import (
     store,
     target,
 )
-from pycoll.torch.work import DoneWork, Tensors
+from pycoll.torch.work import Tensors, done
 from pycoll.types import Kind, ReduceOp
 
 _SUM = dist.ReduceOp.SUM
@@ -59,11 +59,11 @@ class Reductions:
             return self._allreduce_slow(tensors, opts)
         tensor = tensors[0]
         count = tensor.numel()
-        bound = self._hot.get((tensor.dtype, count))
+        call = self._hot.get((tensor.dtype, count))
         if (
-            bound is None
+            call is None
             or opts.asyncOp
-            or opts.reduceOp != _SUM
+            or not (opts.reduceOp == _SUM)  # "!=" takes longer
             or tensor.layout is not _STRIDED
             or tensor.is_nested
             or not tensor.is_contiguous()
@@ -80,11 +80,11 @@ class Reductions:
         site, limit = self._calls.sites.here(), self._limit(opts)
         try:
             with self._lock:
-                self._session.engine.run(bound, address, address, site, limit)
+                call(address, address, site, limit)
         except _C.EngineError as failure:
             error = self._session.error(*failure.args)
             raise self._error(error, "all_reduce") from error
-        return DoneWork(tensors)
+        return done(tensors)
 
     def _allreduce_slow(self, tensors: Tensors, opts: Any) -> dist.Work:
         def prepare() -> tuple[Job, Tensors]:
@@ -105,9 +105,9 @@ class Reductions:
         """Let the next sum like this one go straight to the engine; for who holds the lock."""
         known = DTYPES.get(dtype)
         if known is not None and len(self._hot) < _MAX_HOT:
-            self._hot[dtype, count] = self._calls.bind(
-                Kind.ALL_REDUCE, int(known), known.itemsize, count, ReduceOp.SUM, 0, known
-            )
+            call = Kind.ALL_REDUCE, int(known), known.itemsize, count, ReduceOp.SUM, 0, known
+            bound = self._calls.bind(*call)
+            self._hot[dtype, count] = _C.AddressCall(self._session.engine, bound)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine several tensors in place, one after the other."""

@@ -61,13 +61,15 @@ class Work(dist.Work):
         return self._tensors
 
 
-class DoneWork(Work):
-    """A call that ended before it returned."""
+def done(tensors: Tensors) -> DoneWork:
+    """Return the work of a call that has ended, with its result."""
+    work = DoneWork()  # a constructor in Python would take as long again
+    work._tensors = tensors
+    return work
 
-    def __init__(self, tensors: Tensors) -> None:
-        """Keep the result."""
-        super().__init__()
-        self._tensors = tensors
+
+class DoneWork(Work):
+    """A call that ended before it returned; see `done`."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return at once."""
