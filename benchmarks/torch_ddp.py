@@ -35,6 +35,7 @@ SLICE_S = 0.005  # of one contestant's turn
 STEPS = 3  # training steps of a turn
 SIZES = [8, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 64 << 20]
 GATHERED = [64 << 10, 1 << 20, 16 << 20]
+RULE = "|---|---|---|---|---|---|"
 WIDTHS = (512, 2048, 2048, 2048, 2048, 2048, 2048, 512)  # 23 million parameters
 
 
@@ -207,18 +208,22 @@ def step_row(make, groups, idle, rounds):
     return found
 
 
-def measure(rank, path, rounds, out):
+def measure(rank, path, rounds, step_rounds, out):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
     groups = [dist.group.WORLD, dist.new_group(backend="pycoll")]
-    operations, steps = [], []
+    operations = []
     for make, nbytes in OPERATIONS:
         gloo, ours = duel([make(group, nbytes) for group in groups], rounds)
         operations.append(row(make.__name__, nbytes, gloo, ours))
-    for make in (ddp_step, fsdp_step):
-        steps.append(step_row(make, groups, dist.new_group(backend="fake"), max(3, rounds // 4)))
+    idle = dist.new_group(backend="fake")
+    alone = [dist.new_group([r], backend="pycoll") for r in range(RANKS)][rank]
+    floor = duel([all_reduce(group, 8) for group in (idle, alone)], rounds)
+    floor = [statistics.median(times) * 1e6 for times in floor]
+    steps = [step_row(make, groups, idle, step_rounds) for make in (ddp_step, fsdp_step)]
     if rank == 0:
-        out.write_text(json.dumps({"operations": operations, "steps": steps}))
+        found = {"operations": operations, "floor_us": floor, "steps": steps}
+        out.write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
@@ -235,30 +240,28 @@ def milliseconds(quartiles):
 
 
 def table(result):
-    lines = ["| operation | size | gloo | pycoll | times faster | the quickest slices |"]
-    lines += ["|---|---|---|---|---|---|"]
+    lines = ["| operation | size | gloo | pycoll | times faster | the quickest slices |", RULE]
     lines += [
         f"| {r['operation']} | {size(r['nbytes'])} | {r['gloo_us']:.1f} us | "
         f"{r['pycoll_us']:.1f} us | {r['ratio']:.1f} | {r['gloo_best_us']:.1f} us / "
         f"{r['pycoll_best_us']:.1f} us = {r['gloo_best_us'] / r['pycoll_best_us']:.1f} |"
         for r in result["operations"]
     ]
-    lines += ["", "| training step | gloo | pycoll | symmetric | no messages | no wrapper |"]
-    lines += ["|---|---|---|---|---|---|"]
+    nothing, alone = result["floor_us"]
+    lines += ["", f"`all_reduce` of 8 B, and nobody to wait for: {alone:.1f} us, of which"]
+    lines[-1] += f" {nothing:.1f} us with a backend of PyTorch's that does nothing."
+    lines += ["", "| training step | gloo | pycoll | symmetric | no messages | no wrapper |", RULE]
     names = ("gloo", "pycoll", "symmetric", "silent", "plain")
     for r in result["steps"]:
         times = " | ".join(f"{r[f'{name}_us'] / 1e3:.1f} ms" for name in names)
         lines.append(f"| {r['operation']}, {size(r['nbytes'])} of parameters | {times} |")
     lines += ["", "| communication of a step | gloo | pycoll | times faster | symmetric | faster |"]
     lines[-1] += " one pass | at most |"
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    lines += [RULE + "---|---|"]
     for r in result["steps"]:
         gloo = r["gloo_extra_us"][1]
         cells = [milliseconds(r["gloo_extra_us"])]
-        for name in (*names[1:3], "pass"):
-            if f"{name}_extra_us" not in r:
-                cells += ["", ""]
-                continue
+        for name in (n for n in (*names[1:3], "pass") if f"{n}_extra_us" in r):
             own = r[f"{name}_extra_us"][1]
             lost = own < 0.02 * r["silent_us"]  # less than that is lost in the noise
             cells += [milliseconds(r[f"{name}_extra_us"]), "-" if lost else f"{gloo / own:.1f}"]
@@ -269,16 +272,18 @@ def table(result):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=61)
+    parser.add_argument("--rounds", type=int, default=61, help="of the operations")
+    parser.add_argument("--steps", type=int, help="rounds of the training steps; a fourth of those")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    steps = args.steps or max(3, args.rounds // 4)
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         store = str(Path(folder) / "store")
-        torch.multiprocessing.spawn(measure, (store, args.rounds, found), nprocs=RANKS)
+        torch.multiprocessing.spawn(measure, (store, args.rounds, steps, found), nprocs=RANKS)
         result = json.loads(found.read_text())
     facts = describe() | {"torch": torch.__version__, "load": os.getloadavg()[1]}
-    command = f"python benchmarks/torch_ddp.py --rounds {args.rounds}"
+    command = f"python benchmarks/torch_ddp.py --rounds {args.rounds} --steps {steps}"
     head = (
         f"`{command}`, {time.strftime('%Y-%m-%d')}, {facts['cores']} cores of {facts['cpu']}, "
         f"PyTorch {facts['torch']}, pycoll {facts['pycoll']} at {facts['commit']}. Two ranks, one "

@@ -39,8 +39,9 @@ This file is generated: `pycoll show --table > docs/algorithms.md`.
 _SELECTION = """\
 ## What the selector takes
 
-The first line that fits a call and gives its reduction order decides, on every rank alike. `pycoll
-explain all_reduce --bytes 1M -n 8` explains one call. *Symmetric* arrays are those of `comm.empty`.
+The first line that fits a call and gives its reduction order decides, on every rank alike; times
+that `pycoll tune` has measured go before. `pycoll explain all_reduce --bytes 1M -n 8` explains one
+call. *Symmetric* arrays are those of `comm.empty`.
 """
 
 
