@@ -56,6 +56,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     if (given.size() != 2) throw py::type_error("AddressCall takes engine and bound call");
     const auto engine = given[0].cast<std::shared_ptr<Engine>>();
     const auto bound = given[1].cast<std::shared_ptr<BoundCall>>();
+    if (engine == nullptr || bound == nullptr) throw py::type_error("AddressCall takes no None");
     auto* self = reinterpret_cast<AddressCall*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
     self->vectorcall = call;

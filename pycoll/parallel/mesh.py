@@ -125,11 +125,11 @@ def _agreed(comm: Communicator, axes: Mapping[str, int]) -> dict[str, int]:
         sizes = _sizes(comm.world_size, axes)
         text = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
     except ArgumentError as error:  # the others wait for this rank
-        refused, text = error, f"none: {error}"
+        refused, text = error, f"none: {' '.join(str(error).split())}"
     lines = bytes(comm.all_gather_v(np.frombuffer(f"{text}\n".encode(), np.uint8))).decode()
     if refused is not None:
         raise refused
-    seen = lines.splitlines()
+    seen = lines.rstrip("\n").split("\n")
     if len(set(seen)) > 1:
         told = "; ".join(f"rank {rank} has {other}" for rank, other in enumerate(seen))
         raise MismatchError(f"ranks make different meshes: {told}; give all of them the same axes")

@@ -154,7 +154,7 @@ def _orthonormal(matrix: Any) -> Any:
     """
     rest, reflections = matrix.astype(np.float64), []
     for j in range(rest.shape[1]):
-        v = rest[j:, j].copy()
+        v = _scaled(rest[j:, j])
         v[0] += np.copysign(np.sqrt(np.sum(v * v)), v[0])
         size = np.sum(v * v)
         if size > 0:  # else the column is zero, and stays

@@ -137,7 +137,7 @@ class LossScale:
         """
         # Kernels multiply by its inverse in float32.
         check_numbers(self, value="[1e-37, inf)", growth="[1, inf)", backoff="(0, 1]")
-        check_numbers(self, interval="[1, inf)", good_steps="[0, inf)", minimum="(0, inf)")
+        check_numbers(self, interval="[1, inf)", good_steps="[0, inf)", minimum="[1e-37, inf)")
         object.__setattr__(self, "minimum", min(self.minimum, self.value))
 
     @property

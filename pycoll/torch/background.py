@@ -92,7 +92,7 @@ class Background:
         self._take_turns(self._tell_helped, work)
 
     def _refuse(self) -> None:
-        if self._runner == threading.get_ident():
+        if self._runner == threading.get_ident() or self._turn._is_owned():
             raise ConcurrentUseError("a signal handler used a process group inside a call of it")
         if self.forked:
             raise ForkedError("this process group belongs to the parent process")
@@ -211,11 +211,9 @@ class Background:
             if self._idle == 0 and not self._stopped:
                 with contextlib.suppress(RuntimeError):  # no more threads: who waits runs calls
                     self._start()
-        try:
-            work.tell()
-        finally:
-            with self._lock:
-                self._idle += 1
+        work.tell()  # what it raises ends this thread
+        with self._lock:
+            self._idle += 1
 
     @staticmethod
     def _tell_helped(work: PendingWork) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -35,10 +36,12 @@ class _StandIn(c10d.Backend):
     getBackendName = name
 
 
-def _interrupted(session: Session, error: BaseException) -> None:
+def _interrupted(owner: weakref.ref[Session], error: BaseException) -> None:
     """Tell all ranks of an interrupt: a peer may take the next call of this rank for its part."""
-    with contextlib.suppress(CollError):  # which they know, if it came inside the engine
-        session.abort(f"rank {session.rank} was interrupted ({type(error).__name__})")
+    session = owner()
+    with contextlib.suppress(Exception):  # they know of it, if it came inside the engine
+        if session is not None:
+            session.abort(f"rank {session.rank} was interrupted ({type(error).__name__})")
 
 
 class Core(SymmetricTensors, dist.ProcessGroup):
@@ -54,8 +57,9 @@ class Core(SymmetricTensors, dist.ProcessGroup):
         self._timeout_s = session.config.timeout_s
         self._lock = threading.RLock()  # one thread at a time in the engine, which refuses itself
         self._devices = DeviceCalls(session)
-        ended_by = functools.partial(_interrupted, session)  # keeps no group in a cycle
-        self._background = Background(f"pycoll-{name}", ended_by)
+        # Its threads do not keep a session that is dropped.
+        self._ended_by = functools.partial(_interrupted, weakref.ref(session))
+        self._background = Background(f"pycoll-{name}", self._ended_by)
         self._closed = False
         self._open_symmetric()
         self._stand_in()
@@ -87,11 +91,11 @@ class Core(SymmetricTensors, dist.ProcessGroup):
         except Exception:
             raise
         except BaseException as error:
-            _interrupted(self._session, error)
+            self._ended_by(error)
             raise
 
     def _begin(self, what: str, prepare: Callable[[], tuple[Job, Tensors]], opts: Any) -> dist.Work:
-        if self._leaving:
+        if self._leaving and not self._background.busy:  # else it would wait for earlier calls
             self._move_back()
         try:
             job, tensors = prepare()

@@ -78,7 +78,8 @@ class MessageWork(Work):
             self._source = self._group._postbox.wait(self._ticket, limit)
         except _C.EngineError as failure:
             error = self._group._error(self._group._session.error(*failure.args), self._what)
-            if isinstance(error, TimeoutError):
+            late = isinstance(error, TimeoutError) or failure.args[0] == "ConcurrentUseError"
+            if late:
                 raise error from None  # the message is still under way
             self._error = error
             if self._what == "send":
