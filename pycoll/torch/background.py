@@ -124,7 +124,8 @@ class Background:
         going = True
         while going:
             going = self._bells.get()
-            self._take_turns(self._tell, patient=not going)
+            if not going or not self._runner:  # who runs calls rings again for those that are left
+                self._take_turns(self._tell, patient=not going)
         self._bells.put(False)  # for the next thread
 
     def _take_turns(
@@ -158,7 +159,7 @@ class Background:
     def _hand_on(self) -> None:
         if self._runner == threading.get_ident():
             self._runner = 0
-        with contextlib.suppress(RuntimeError):  # this thread has it not
+        if self._turn._is_owned():
             self._turn.release()
 
     def _run_all(

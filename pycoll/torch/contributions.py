@@ -70,6 +70,8 @@ def unwritten(calls: Calls, inputs: Tensors, outputs: list[Tensors]) -> Tensors:
         inputs: Those of its calls, in their order, contiguous.
         outputs: What each of these calls writes to.
     """
+    if len(inputs) < 2:
+        return inputs
     spans = [(*_span(x), len(inputs), i) for i, x in enumerate(inputs)]
     spans += [(*_span(out), i, -1) for i, parts in enumerate(outputs) for out in parts]
     result, memory = list(inputs), _memory(calls)

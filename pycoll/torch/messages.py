@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from datetime import timedelta
@@ -60,18 +59,26 @@ class MessageWork(Work):
         return True
 
     def _wait(self, limit: float) -> None:
-        until = time.monotonic() + limit
         try:
-            if not self._lock.acquire(timeout=limit):
-                raise BackendTimeout(
-                    f"{self._what} on rank {self._group._rank}: the message has not come within "
-                    f"{limit:.3g} s; it is still under way, and another thread waits for it"
-                )
+            if not self._lock.acquire(False):
+                limit = self._wait_for_lock(limit)
             if not self._ended:
-                self._finish(max(0.0, until - time.monotonic()))
+                self._finish(limit)
         finally:  # an interrupt may come as soon as the lock has been taken
-            with contextlib.suppress(RuntimeError):  # it was not
+            try:
                 self._lock.release()
+            except RuntimeError:  # it was not
+                pass
+
+    def _wait_for_lock(self, limit: float) -> float:
+        """Wait for a thread that waits for the message; return the seconds that are left."""
+        until = time.monotonic() + limit
+        if not self._lock.acquire(timeout=limit):
+            raise BackendTimeout(
+                f"{self._what} on rank {self._group._rank}: the message has not come within "
+                f"{limit:.3g} s; it is still under way, and another thread waits for it"
+            )
+        return max(0.0, until - time.monotonic())
 
     def _finish(self, limit: float) -> None:
         try:

@@ -104,7 +104,7 @@ class Reductions:
     def _remember(self, dtype: torch.dtype, count: int) -> None:
         """Let the next sum like this one go straight to the engine; for who holds the lock."""
         known = DTYPES.get(dtype)
-        if known is not None and len(self._hot) < _MAX_HOT:
+        if known is not None and (dtype, count) not in self._hot and len(self._hot) < _MAX_HOT:
             call = Kind.ALL_REDUCE, int(known), known.itemsize, count, ReduceOp.SUM, 0, known
             bound = self._calls.bind(*call)
             self._hot[dtype, count] = _C.AddressCall(self._session.engine, bound)
