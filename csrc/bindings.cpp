@@ -175,8 +175,6 @@ PYBIND11_MODULE(_C, m) {
       py::init(&make_plan), "code"_a, "operands"_a, "world_size"_a, "rank"_a, "chunks"_a, "slots"_a,
       "rounds"_a, "direct"_a, "messages"_a = false);
   py::class_<BoundCall, std::shared_ptr<BoundCall>>(m, "BoundCall")
-      .def_readonly("segments", &BoundCall::segments)
-      .def_readonly("tiny", &BoundCall::tiny)
       .def_property_readonly("direct", [](const BoundCall& call) { return call.plan->direct; })
       .def_property_readonly("descriptor", [](const BoundCall& c) { return c.descriptor; })
       .def_property_readonly("count", [](const BoundCall& c) { return c.count; });
