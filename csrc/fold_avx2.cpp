@@ -63,6 +63,25 @@ inline Vec<uint32_t, 8> load_widened<8>(const char* p) {
   return (Vec<uint32_t, 8>)_mm256_cvtepu16_epi32(load_raw<__m128i>(p));
 }
 
+// In 16-bit lanes: 11 instructions for 15. Half a place is added to all; a carry that leaves
+// nothing below it came of a tie, which goes to the even neighbour. A NaN is told from its upper
+// half: the lower one is zero where sources are bfloat16, so that nothing is carried into the
+// upper.
+template <>
+inline Vec<uint32_t, 8> pack_bfloats<8>(Vec<float, 8> low, Vec<float, 8> high) {
+  constexpr int kOdd = 0xaa;
+  const __m256i half_place = _mm256_set1_epi32(0x8000);
+  const __m256i l = _mm256_add_epi32(_mm256_castps_si256(low), half_place);
+  const __m256i h = _mm256_add_epi32(_mm256_castps_si256(high), half_place);
+  const __m256i upper = _mm256_blend_epi16(_mm256_srli_epi32(l, 16), h, kOdd);
+  const __m256i below = _mm256_blend_epi16(l, _mm256_slli_epi32(h, 16), kOdd);
+  const __m256i even = _mm256_set1_epi16(static_cast<short>(0xfffe));
+  const __m256i rounded = _mm256_and_si256(upper, _mm256_adds_epu16(below, even));
+  const __m256i magnitude = _mm256_and_si256(rounded, _mm256_set1_epi16(0x7fff));
+  const __m256i nan = _mm256_cmpgt_epi16(magnitude, _mm256_set1_epi16(0x7f80));
+  return (Vec<uint32_t, 8>)_mm256_blendv_epi8(rounded, _mm256_set1_epi16(0x7fc0), nan);
+}
+
 inline void stream_vector(char* dst, const char* src) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(dst), load_raw<__m256i>(src));
 }

@@ -2,10 +2,10 @@
 //
 // A translation unit opens `namespace pycoll::<isa> { namespace {`, defines
 //   constexpr int kWidth     bytes of a full vector register,
-// includes this file under its target options, specialises load_half, pack_half, load_widened and
-// stream_vector where the instruction set has better, and calls make_isa. Everything here has
-// internal linkage, and of std only types and compile-time values are used: no function compiled
-// for a wide instruction set can stand in for one of another translation unit.
+// includes this file under its target options, specialises load_half, pack_half, load_widened,
+// pack_bfloats and stream_vector where the instruction set has better, and calls make_isa.
+// Everything here has internal linkage, and of std only types and compile-time values are used: no
+// function compiled for a wide instruction set can stand in for one of another translation unit.
 //
 // Vectors are GCC vector extensions; a "vector" of one lane is the plain scalar, so the same code
 // is the main loop and the tail. No expression here multiplies and adds floats, so no compiler

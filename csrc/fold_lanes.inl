@@ -112,6 +112,12 @@ PYCOLL_INLINE Vec<uint32_t, N> round_bfloat(Vec<float, N> v) {
   return v != v ? U{} + 0x7fc00000u : rounded;
 }
 
+// Rounds two vectors to the lower and the upper halves of 32-bit words.
+template <int N>
+PYCOLL_INLINE Vec<uint32_t, N> pack_bfloats(Vec<float, N> low, Vec<float, N> high) {
+  return (round_bfloat<N>(low) >> 16) | (round_bfloat<N>(high) & 0xffff0000u);
+}
+
 // ---- lanes -----------------------------------------------------------------------------------
 
 // How N lanes of accumulators are read as In and written as Out.
@@ -162,9 +168,7 @@ struct Lanes<BFloat, BFloat, N> {
     return {__builtin_bit_cast(F, U(bits << 16)), __builtin_bit_cast(F, U(bits & 0xffff0000u))};
   }
 
-  static PYCOLL_INLINE U pack(const V& v) {
-    return (round_bfloat<N>(v.low) >> 16) | (round_bfloat<N>(v.high) & 0xffff0000u);
-  }
+  static PYCOLL_INLINE U pack(const V& v) { return pack_bfloats<N>(v.low, v.high); }
 };
 
 // ---- operations ------------------------------------------------------------------------------

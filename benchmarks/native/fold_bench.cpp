@@ -4,7 +4,7 @@
 // destination written once.
 //
 //   g++ -O3 -std=c++20 -ffp-contract=off -Icsrc benchmarks/native/fold_bench.cpp csrc/fold*.cpp
-//       -o /tmp/fold_bench && /tmp/fold_bench [isa]
+//       csrc/types.cpp -o /tmp/fold_bench && /tmp/fold_bench [isa]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
