@@ -102,15 +102,15 @@ inline void Engine::fold_resolved(const Instr& instr, const Operand* operands, u
 }
 
 // Chooses how the call that begins stores its results: in place not where it reads, and past the
-// caches not what is read again in the same call, unless all is larger than the caches anyway.
+// caches what is read again in the same call only if all is larger than the caches anyway.
 void Engine::begin_results(const BoundCall& call) {
   const bool in_place = overlap(in_, call.in_bytes, out_, call.out_bytes);
   const bool fresh = !in_place || !call.plan->rewrites;
   const bool again = call.plan->rereads || call.scale_at_exit;
-  stream_ = fresh && call.streams;
-  if (fresh && !again && !call.streams && call.out_bytes >= ResultStores::kLeastBytes) {
-    stream_ = results_.begin(call.fingerprint + (call.across ? 1 : 0), out_);
+  if (fresh && !again && call.out_bytes >= ResultStores::kLeastBytes) {
+    stream_ = results_.begin(call.fingerprint + (call.across ? 1 : 0), out_, !call.streams);
   } else {
+    stream_ = fresh && call.streams;
     results_.begin();
   }
 }

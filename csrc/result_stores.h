@@ -25,8 +25,9 @@ class ResultStores {
   explicit ResultStores(Now now = now_ns) : now_(now) {}
 
   // Begins a call of the kind `key`; returns whether `result` is to be stored past the caches.
-  bool begin(uint32_t key, const void* result) {
-    choice_ = find(key, result);
+  // `kept`: caches have room for the arrays of this kind.
+  bool begin(uint32_t key, const void* result, bool kept = true) {
+    choice_ = find(key, result, kept);
     timed_ = choice_ != nullptr && choice_->timed();
     nbytes_ = ns_ = 0;
     return choice_ != nullptr && choice_->past_caches();
@@ -66,24 +67,25 @@ class ResultStores {
   static constexpr size_t kMost = 1024;
 
   struct Kind {
+    explicit Kind(bool kept) : elsewhere(kept), again(kept) {}
     const void* result = nullptr;  // of the last call
     StoreChoice elsewhere, again;
   };
 
   // The choice for a call; null without memory for its kind.
-  StoreChoice* find(uint32_t key, const void* result) {
-    Kind* kind = find(key);
+  StoreChoice* find(uint32_t key, const void* result, bool kept) {
+    Kind* kind = find(key, kept);
     if (kind == nullptr) return nullptr;
     const bool again = result == kind->result;
     kind->result = result;
     return again ? &kind->again : &kind->elsewhere;
   }
-  Kind* find(uint32_t key) {
+  Kind* find(uint32_t key, bool kept) {
     if (latest_ != nullptr && key == key_) return latest_;
     latest_ = nullptr;
     try {
       if (kinds_.size() == kMost && !kinds_.contains(key)) kinds_.clear();
-      latest_ = &kinds_[key];
+      latest_ = &kinds_.try_emplace(key, kept).first->second;
     } catch (const std::bad_alloc&) {
     }
     key_ = key;

@@ -22,10 +22,13 @@ namespace pycoll {
 // Nobody tells a rank how far its peers are, or what caches still hold, and that changes. So it
 // times its own stores of one kind and about one size: now and then some are made in the other way,
 // and the faster way counts. Some of the lines may be near and some far, so the median of the times
-// does. Past the caches must save more than it takes to fetch the bytes from memory. Not
-// thread-safe.
+// does. Past the caches must save more than it takes to fetch the bytes from memory, unless that is
+// where the bytes would be anyway. Not thread-safe.
 class StoreChoice {
  public:
+  // `kept`: caches have room for the bytes.
+  explicit StoreChoice(bool kept = true) : kept_(kept), past_(!kept), before_(!kept) {}
+
   // Whether the next copy (or call, or whatever is timed as one) goes past the caches.
   bool past_caches() const { return past_ != tries(); }
 
@@ -74,14 +77,14 @@ class StoreChoice {
     if (tries()) tried_ns_ = now;
     if (!tries() && tried_ > 0 && rare(now)) try_ = copies_ + 1;
     if (tries() && copies_ + 1 < try_ + kTries) return;
-    const double fetch = kFetchNs / static_cast<double>(nbytes) + kFetchNsPerByte;
+    const double fetch = kept_ ? kFetchNs / static_cast<double>(nbytes) + kFetchNsPerByte : 0;
     const double past = times_[1].median_or(kUnknown), ordinary = times_[0].median_or(kUnknown);
     past_ = past + fetch < ordinary;
     hopeless_ = std::max(past, ordinary) > kHopeless * std::min(past, ordinary);
   }
 
-  bool past_ = false, hopeless_ = false;
-  bool before_ = false;  // what was chosen before the last try
+  bool kept_, past_, hopeless_ = false;
+  bool before_;  // what was chosen before the last try
   uint64_t rare_after_ = kTimedEvery;
   uint64_t copies_ = 0, tried_ = 0, tried_ns_ = 0;    // so many before the last try ended, and when
   uint64_t try_ = kFirstTry, interval_ = kSecondTry;  // the next try; soon at first: pages are cold

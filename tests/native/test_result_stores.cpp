@@ -57,6 +57,15 @@ void again_is_apart() {
   expect(call(stores, 1, 8, 20, 500, Results::kAgain) == 1, "and so does the one");
 }
 
+void larger_than_the_caches() {
+  ResultStores stores = made_up();
+  const char array = 0;
+  expect(stores.begin(7, &array, false), "past the caches at first");
+  stores.end();
+  expect(!stores.begin(9, &array), "smaller ones are not");
+  stores.end();
+}
+
 void nothing_to_choose() {
   ResultStores stores = made_up();
   call(stores, 1, 100, 500, 20);
@@ -94,6 +103,7 @@ void many_kinds() {
 int main() {
   return main_of({{"kinds are apart", kinds_are_apart},
                   {"again is apart", again_is_apart},
+                  {"larger than the caches", larger_than_the_caches},
                   {"nothing to choose", nothing_to_choose},
                   {"calls that do not count", calls_that_do_not_count},
                   {"many kinds", many_kinds}});

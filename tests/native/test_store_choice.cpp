@@ -42,6 +42,15 @@ void far_peers() {
   expect(copy(stores, 1'024, kFar) == 1'016, "ordinary stores are tried again");
 }
 
+void larger_than_the_caches() {
+  StoreChoice stores(false);
+  expect(copy(stores, 7, kNear) == 7, "past the caches at first");
+  copy(stores, 512, kNear);
+  expect(!stores.usually_past_caches(), "ordinary stores are faster");
+  copy(stores, 1'024, kPast + 1);
+  expect(stores.usually_past_caches(), "nothing has to be fetched again");
+}
+
 void small_copies() {
   StoreChoice stores;
   copy(stores, 1'024, 700, 110, 8 << 10);
@@ -139,6 +148,7 @@ void sizes() {
 int main() {
   return main_of({{"near peers", near_peers},
                   {"far peers", far_peers},
+                  {"larger than the caches", larger_than_the_caches},
                   {"small copies", small_copies},
                   {"cold pages", cold_pages},
                   {"peers that move", peers_that_move},
