@@ -1,7 +1,7 @@
 // What one instruction set offers to optim.cpp: a table of kernels, filled by optim_kernels.inl.
 #pragma once
 
-#include "optim.h"
+#include "optim_types.h"
 
 namespace pycoll {
 
@@ -18,14 +18,11 @@ using ExtractKernel = int (*)(const void* data, size_t count, double* rest, doub
 inline constexpr size_t kExtractCount = 512;
 inline constexpr int kExtractPasses = 3;
 
-// Pairs of gradient type and copy type: 3 * (f32, f16, bf16) + (none, f16, bf16), then float64.
-inline constexpr int kOptimPairs = 10;
-
 struct OptimIsa {
   const char* name;
   OptimKernel steps[kOptimKindCount][kOptimPairs];
-  UnscaleKernel unscale[4];  // f32, f16, bf16, f64
-  ExtractKernel extract[2];  // f32, f64
+  UnscaleKernel unscale[kOptimFloats];  // f32, f16, bf16, f64
+  ExtractKernel extract[2];             // f32, f64
 };
 
 extern const OptimIsa kOptimBase;

@@ -16,32 +16,23 @@ inline Vec<T, N> square_root(Vec<T, N> v) {
   }
 }
 
+#define PYCOLL_FORMULA PYCOLL_INLINE
+#include "optim_formulas.inl"
+
 // N elements from element i on.
 template <OptimKind K, typename T, typename G, typename C, int N>
-PYCOLL_INLINE void step_lanes(const OptimArgs& a, size_t i) {
+PYCOLL_INLINE void step_lanes(const OptimArgs& a, const OptimScalars<T>& scalars, size_t i) {
   using V = Vec<T, N>;
   char* const param = static_cast<char*>(a.param) + i * sizeof(T);
   char* const first = static_cast<char*>(a.slots[0]) + i * sizeof(T);
   char* const second = static_cast<char*>(a.slots[1]) + i * sizeof(T);
   const V grad = Lanes<G, T, N>::load(static_cast<const char*>(a.grad) + i * sizeof(G));
-  V g = grad * T(a.scale);
-  V p = load_raw<V>(param);
-  if constexpr (K == OptimKind::kAdamw) {
-    p = p * T(a.keep);
-    const V m = load_raw<V>(first) * T(a.beta1) + g * T(1 - a.beta1);
-    const V v = load_raw<V>(second) * T(a.beta2) + (g * g) * T(1 - a.beta2);
-    store_raw(first, m);
-    store_raw(second, v);
-    p = p - T(a.rate) * (m / (square_root<T, N>(v) * T(a.root) + T(a.eps)));
-  } else {
-    g = g + p * T(a.decay);
-    if constexpr (K != OptimKind::kSgd) {
-      const V b = load_raw<V>(first) * T(a.beta1) + g;
-      store_raw(first, b);
-      g = K == OptimKind::kNesterov ? V(g + b * T(a.beta1)) : b;
-    }
-    p = p - T(a.rate) * g;
-  }
+  V p = load_raw<V>(param), m{}, v{};
+  if constexpr (K != OptimKind::kSgd) m = load_raw<V>(first);
+  if constexpr (K == OptimKind::kAdamw) v = load_raw<V>(second);
+  step_values<K, N>(scalars, grad, p, m, v);
+  if constexpr (K != OptimKind::kSgd) store_raw(first, m);
+  if constexpr (K == OptimKind::kAdamw) store_raw(second, v);
   store_raw(param, p);
   if constexpr (!std::is_same_v<C, NoCopy>) {
     store_raw(static_cast<char*>(a.copy) + i * sizeof(C), Lanes<T, C, N>::pack(p));
@@ -52,9 +43,10 @@ template <OptimKind K, typename T, typename G, typename C>
 void step(const OptimArgs& args) {
   constexpr int kLanes = kWidth / sizeof(T);
   const OptimArgs a = args;  // in registers: stores through char* do not alias it
+  const OptimScalars<T> scalars = round_scalars<T>(args);
   size_t i = 0;
-  for (; i + kLanes <= a.count; i += kLanes) step_lanes<K, T, G, C, kLanes>(a, i);
-  for (; i < a.count; ++i) step_lanes<K, T, G, C, 1>(a, i);
+  for (; i + kLanes <= a.count; i += kLanes) step_lanes<K, T, G, C, kLanes>(a, scalars, i);
+  for (; i < a.count; ++i) step_lanes<K, T, G, C, 1>(a, scalars, i);
 }
 
 // A value is finite if its difference with itself is 0, and not a NaN.

@@ -40,7 +40,7 @@ def arguments():
     add("--batch", type=int, default=16, help="windows of text in a step, over all ranks (16)")
     add("--micro-batches", type=int, default=1, help="parts that each rank's share is cut into (1)")
     add("--dtype", default="float32", choices=PRECISION, help="type of the parameters")
-    add("--array", default="numpy", choices=("numpy", "torch"), help="library that computes")
+    add("--array", default="numpy", choices=("numpy", "torch", "cupy"), help="library")
     add("--order", default="tree", choices=("tree", "rank", "any"), help="order of sums over ranks")
     add("--sequence-parallel", action="store_true", help="divide the sequence over tp as well")
     add("--dropout", type=float, default=0.0)
@@ -131,6 +131,7 @@ class Trainer:
             precision=PRECISION[args.dtype],
             clip_norm=1.0,
             wrap=wrapper(args.array),
+            device="cuda" if args.array == "cupy" else "cpu",
         )
         self.data_ranks = mesh.size("replica") * mesh.size("dp")
         self.data_rank = mesh.coordinate("replica") * mesh.size("dp") + mesh.coordinate("dp")
@@ -183,8 +184,8 @@ class Trainer:
 
 
 def wrapper(library):
-    """Return what makes an array of a library of a NumPy array, sharing its memory."""
-    if library == "numpy":
+    """Return what makes an array of a library of one of the engine, sharing its memory."""
+    if library != "torch":
         return lambda array: array
     import torch
 

@@ -48,9 +48,15 @@ class SymmetricMemory:
             return self._session.device_side().empty(shape, dtype, device)
         return self._session.memory.empty(shape, dtype)
 
-    def zeros(self, shape: int | Sequence[int], dtype: Any = np.float32) -> np.ndarray:
+    def zeros(
+        self, shape: int | Sequence[int], dtype: Any = np.float32, *, device: str | None = None
+    ) -> Any:
         """Allocate an array of zeros in symmetric memory; otherwise like `empty`."""
-        return self._session.memory.empty(shape, dtype, zero=True)
+        if device in (None, "cpu"):
+            return self._session.memory.empty(shape, dtype, zero=True)
+        x = self.empty(shape, dtype, device=device)
+        x.fill(0)
+        return x
 
     def empty_like(self, x: Any) -> np.ndarray:
         """Allocate an array of the shape and dtype of an array; otherwise like `empty`."""

@@ -22,11 +22,20 @@ _ENTRY = re.compile(
     r"Used (?P<registers>\d+) registers",
     re.DOTALL,
 )
+_STEPS = ["adamw", "sgd", "momentum", "nesterov"]
 _KERNEL = re.compile(r"::(\w+)<.*?(Folder|Copier)<pycoll::cuda::DevicePolicy(.*?)>")
+_PASS = re.compile(
+    r"::(step|unscale|nonfinite|squares)<(?:\(pycoll::OptimKind\)(\d), )?([\w:, ]+)>\("
+)
 
 
 def title(symbol):
     """Return "interpret float sum" for the demangled name of a kernel."""
+    passes = _PASS.search(symbol)
+    if passes:
+        kind, step, types = passes.groups()
+        words = [kind, *([_STEPS[int(step)]] if step else []), types.replace("pycoll::cuda::", "")]
+        return " ".join(words).replace(",", "")
     found = _KERNEL.search(symbol)
     if not found:
         return "empty"

@@ -21,7 +21,7 @@ ALLOWED = {
     "grouping": WORDS | {"runtime"},
     "comm": WORDS
     | {"schedule", "algorithms", "runtime", "cuda", "memory", "ragged", "grouping", "_C"},
-    "kernels": WORDS | {"_C"},
+    "kernels": WORDS | {"runtime", "cuda", "_C"},
     "parallel": WORDS | {"comm", "kernels", "pycoll"},
     "torch": WORDS
     | {"schedule", "algorithms", "runtime", "cuda", "comm", "kernels", "parallel", "_C", "pycoll"},

@@ -8,6 +8,8 @@ from rows import read
 
 _TITLES = {
     "bits": "the same bits as the engine on the CPU",
+    "steps": "optimizer steps and checks, the same bits as on the CPU",
+    "training": "data-parallel training, the same bits as of one process",
     "graph": "CUDA graphs, replayed",
     "absent": "a rank does not come: an error, then as new after a reset",
     "abort": "abort while ranks wait",
@@ -33,7 +35,9 @@ def write(folder):
             failures.append(f"{part.__name__.strip('_')}: {type(error).__name__}: {error}")
             return ""
 
-    parts = [attempt(part, rows) for part in (_head, _stages, _correct, _small, _large, _others)]
+    parts = [
+        attempt(part, rows) for part in (_head, _stages, _correct, _small, _large, _passes, _others)
+    ]
     attempt(draw, rows, folder / "traffic.png")
     rows += [{"stage": "suite", "name": "report", "ok": False, "error": why} for why in failures]
     parts += [f"**A part of this report could not be made:** `{why}`" for why in failures]
@@ -122,6 +126,17 @@ def _large(rows):
             f"{r['registers']}{' (spills)' if r['spilled'] else ''} |"
         )
     return "\n".join(lines) if found else ""
+
+
+def _passes(rows):
+    lines = ["| pass over vectors | bytes | time | speed | of a copy |", "|---|---|---|---|---|"]
+    for r in (r for r in rows if r["name"] == "pass"):
+        speed = f"{r['nbytes'] / r['seconds'] / 1e9:.0f} GB/s"
+        lines.append(
+            f"| {r['kernel']} | {r['nbytes'] >> 20} MiB | {r['seconds'] * 1e6:.0f} us | {speed} | "
+            f"{r['share']:.0%} |"
+        )
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _others(rows):

@@ -4,6 +4,8 @@
 #include <string>
 
 #include "cuda/group.h"
+#include "cuda/optim_launch.h"
+#include "exact_sum.h"
 
 using namespace pycoll;        // NOLINT: the functions of the C interface live outside
 using namespace pycoll::cuda;  // NOLINT
@@ -79,7 +81,8 @@ void launch_fold(int dtype, int op, int tree, uint32_t scale_n, const void* cons
   uint64_t blocks = (launch.nbytes + kBytesPerBlock - 1) / kBytesPerBlock;
   if (blocks > kMostBlocks) blocks = kMostBlocks;
   launch.slice = slice_of(launch.nbytes, 1, static_cast<uint32_t>(blocks));
-  machine::launch(-1, kernels.fold, static_cast<int>(blocks), kMaxThreads, &launch, false, stream);
+  machine::launch(-1, kernels.fold, static_cast<int>(blocks), kMaxThreads, &launch, sizeof(launch),
+                  false, stream);
 }
 
 }  // namespace
@@ -146,6 +149,28 @@ int pycoll_cuda_fold(int dtype, int op, int tree, uint32_t scale_n, const void* 
     check_fold(dtype, op, nsrc, ndst, srcs, dsts);
     launch_fold(dtype, op, tree, scale_n, srcs, nsrc, dsts, ndst, count, stream);
   });
+}
+
+int pycoll_cuda_optim_step(const PycollCudaStep* step, void* stream) {
+  return guarded([&] { launch_step(*step, stream); });
+}
+int pycoll_cuda_optim_unscale(int dtype, const void* in, void* out, uint64_t count, double scale,
+                              uint64_t* odd, void* stream) {
+  return guarded([&] { launch_unscale(dtype, in, out, count, scale, odd, stream); });
+}
+int pycoll_cuda_optim_nonfinite(int dtype, const void* data, uint64_t count, uint64_t* odd,
+                                void* stream) {
+  return guarded([&] { launch_nonfinite(dtype, data, count, odd, stream); });
+}
+int pycoll_cuda_optim_add_squares(int dtype, const void* data, uint64_t count, uint64_t* tally,
+                                  void* stream) {
+  return guarded([&] { launch_squares(dtype, data, count, tally, stream); });
+}
+int pycoll_cuda_add_limbs(int64_t* limbs, const uint64_t* tally) {
+  static_assert(PYCOLL_CUDA_LIMBS == kExactLimbs);
+  for (int i = 0; i < kExactLimbs; ++i) limbs[i] += static_cast<int64_t>(tally[i]);
+  propagate_carries(limbs, kExactLimbs, 1);
+  return PYCOLL_CUDA_OK;
 }
 
 int pycoll_cuda_group_virtual(int device, int world_size, int max_blocks, PycollCudaGroup** group) {
@@ -217,7 +242,7 @@ int pycoll_cuda_launch(PycollCudaCall* call, const void* const* in, void* const*
 }
 int pycoll_cuda_launch_empty(int nblocks, int nthreads, void* stream) {
   return guarded(
-      [&] { machine::launch(-1, kEmptyKernel, nblocks, nthreads, nullptr, true, stream); });
+      [&] { machine::launch(-1, kEmptyKernel, nblocks, nthreads, nullptr, 0, true, stream); });
 }
 
 }  // extern "C"

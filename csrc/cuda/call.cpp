@@ -204,5 +204,5 @@ void PycollCudaCall::launch(const void* const* in, void* const* out, int nblocks
     }
   }
   machine::launch(group_.device(), kernel(method), blocks * static_cast<int>(group_.ranks()),
-                  threads, &launch, true, stream);
+                  threads, &launch, sizeof(launch), true, stream);
 }

@@ -3,10 +3,12 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "cuda/kernels.h"
 #include "cuda/machine.h"
+#include "cuda/optim_launch.h"
 
 namespace pycoll::cuda::machine {
 namespace {
@@ -69,6 +71,10 @@ void for_each_kernel(Visit visit) {
   }
   for (const void* kernel : {kMoveKernels.interpret, kMoveKernels.fold, kEmptyKernel}) {
     visit(kernel);
+  }
+  for (const auto& row : kOptimKernels.steps) std::for_each_n(row, kOptimPairs, visit);
+  for (const auto& row : {kOptimKernels.unscale, kOptimKernels.nonfinite, kOptimKernels.squares}) {
+    std::for_each_n(row, kOptimFloats, visit);
   }
 }
 
@@ -272,7 +278,7 @@ KernelInfo kernel_info(int device, const void* kernel, int threads) {
 }
 
 void launch(int device, const void* kernel, int blocks, int threads, const void* parameter,
-            bool cooperative, void* stream) {
+            size_t /*nbytes*/, bool cooperative, void* stream) {
   const OnDevice on(device);
   void* parameters[] = {const_cast<void*>(parameter)};
   const dim3 grid(static_cast<unsigned>(blocks)), block(static_cast<unsigned>(threads));
@@ -281,7 +287,7 @@ void launch(int device, const void* kernel, int blocks, int threads, const void*
     check(cudaLaunchCooperativeKernel(kernel, grid, block, all, 0, stream_of(stream)),
           "launching ranks");
   } else {
-    check(cudaLaunchKernel(kernel, grid, block, all, 0, stream_of(stream)), "launching a fold");
+    check(cudaLaunchKernel(kernel, grid, block, all, 0, stream_of(stream)), "launching a kernel");
   }
 }
 

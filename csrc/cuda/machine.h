@@ -51,9 +51,9 @@ struct KernelInfo {
 };
 KernelInfo kernel_info(int device, const void* kernel, int threads);
 
-// Launches a kernel with one parameter. Cooperative: all blocks at once, or TooLarge.
-// device < 0: the current one.
+// Launches a kernel with one parameter of `nbytes`, which is copied. Cooperative: all blocks at
+// once, or TooLarge. device < 0: the current one.
 void launch(int device, const void* kernel, int blocks, int threads, const void* parameter,
-            bool cooperative, void* stream);
+            size_t nbytes, bool cooperative, void* stream);
 
 }  // namespace pycoll::cuda::machine

@@ -12,6 +12,7 @@
 //   void store_release(uint32_t*, uint32_t), store_relaxed(uint32_t*, uint32_t)
 //   uint32_t add(uint32_t*, uint32_t)              acquires and releases; returns the old value
 //   bool claim(uint32_t*)                          0 -> 1; true for the one who did it
+//   void count(uint64_t*, uint64_t)                adds, relaxed, for threads of one device
 //   Raw<B> load<B>(const char*), void store<B>(char*, Raw<B>)   B bytes, aligned to B; plain
 //   uint64_t clock_ns(), void backoff(uint32_t spins)
 //   float half_to_float(uint16_t), uint16_t float_to_half(float)   exact; to nearest even
@@ -119,6 +120,9 @@ class DevicePolicy {
     uint32_t old;
     asm volatile("atom.acq_rel.sys.cas.b32 %0, [%1], 0, 1;" : "=r"(old) : "l"(p) : "memory");
     return old == 0;
+  }
+  PYCOLL_DEVICE void count(uint64_t* p, uint64_t value) const {
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(value) : "memory");
   }
 
   // Plain accesses: never through the read-only path, which acquires do not refresh.

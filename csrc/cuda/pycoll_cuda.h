@@ -147,6 +147,56 @@ PYCOLL_CUDA_API int pycoll_cuda_fold(int dtype, int op, int tree, uint32_t scale
                                      const void* const* srcs, int nsrc, void* const* dsts, int ndst,
                                      uint64_t count, void* stream);
 
+// ---- optimizers --------------------------------------------------------------------------------
+
+// Fused passes over flat vectors on the current device: the contract of csrc/optim.h, with the same
+// bits (but for those inside a NaN of float16, float32 or float64). Types are float16, bfloat16,
+// float32 and float64, numbered as above. Pointers are multiples of the itemsize; 16-byte vectors
+// are used where all vectors of a pass are aligned alike. Ordinary launches on `stream`; may be
+// captured, with the scalars of that time.
+
+// A step. `state` is the type of param and slots; with float64 all types are that.
+typedef struct {
+  int32_t kind;  // OptimKind of csrc/optim.h
+  int32_t state;
+  int32_t grad_type;
+  int32_t copy_type;  // of `copy`: float16 or bfloat16
+  void* param;
+  const void* grad;
+  void* slots[2];  // as the kind has them, else null
+  void* copy;      // takes the new parameter, rounded; null: nothing does
+  uint64_t count;  // elements of every vector
+  double scale;    // what follows is explained at OptimArgs of csrc/optim.h
+  double keep;
+  double rate;
+  double beta1;
+  double beta2;
+  double root;
+  double eps;
+  double decay;
+} PycollCudaStep;
+
+PYCOLL_CUDA_API int pycoll_cuda_optim_step(const PycollCudaStep* step, void* stream);
+
+// out = in * scale in float32 (float64 for float64). The number of results that are not finite is
+// added to *odd, in device memory; out may be identical to in.
+PYCOLL_CUDA_API int pycoll_cuda_optim_unscale(int dtype, const void* in, void* out, uint64_t count,
+                                              double scale, uint64_t* odd, void* stream);
+
+// Adds the number of infinities and NaNs to *odd, in device memory.
+PYCOLL_CUDA_API int pycoll_cuda_optim_nonfinite(int dtype, const void* data, uint64_t count,
+                                                uint64_t* odd, void* stream);
+
+// Adds the square of each finite element to tally[0 .. LIMBS), an accumulator of csrc/optim.h whose
+// carries are not propagated, and the number of those that are not finite to tally[LIMBS]. In
+// device memory; a limb has room for 2^20 calls.
+#define PYCOLL_CUDA_LIMBS 70
+PYCOLL_CUDA_API int pycoll_cuda_optim_add_squares(int dtype, const void* data, uint64_t count,
+                                                  uint64_t* tally, void* stream);
+
+// On the host: adds tally[0 .. LIMBS), copied there, to an accumulator, and propagates carries.
+PYCOLL_CUDA_API int pycoll_cuda_add_limbs(int64_t* limbs, const uint64_t* tally);
+
 // ---- groups ------------------------------------------------------------------------------------
 
 typedef struct PycollCudaGroup PycollCudaGroup;

@@ -12,6 +12,7 @@ from ctypes import (
     byref,
     c_char,
     c_char_p,
+    c_double,
     c_int,
     c_int32,
     c_size_t,
@@ -124,6 +125,20 @@ class CallInfo(ctypes.Structure):
     ]
 
 
+class Step(ctypes.Structure):
+    """``PycollCudaStep``: an optimizer step."""
+
+    _fields_ = [
+        *((name, c_int32) for name in "kind state grad_type copy_type".split()),
+        ("param", c_void_p),
+        ("grad", c_void_p),
+        ("slots", c_void_p * 2),
+        ("copy", c_void_p),
+        ("count", c_uint64),
+        *((name, c_double) for name in "scale keep rate beta1 beta2 root eps decay".split()),
+    ]
+
+
 _PP = POINTER(c_void_p)
 # Arguments of every function that returns a status; the name stands behind "pycoll_cuda_".
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -141,6 +156,11 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ipc_open": (c_int, POINTER(Ipc), _PP, _PP),
     "ipc_close": (c_int, c_void_p),
     "fold": (c_int, c_int, c_int, c_uint32, _PP, c_int, _PP, c_int, c_uint64, c_void_p),
+    "optim_step": (POINTER(Step), c_void_p),
+    "optim_unscale": (c_int, c_void_p, c_void_p, c_uint64, c_double, c_void_p, c_void_p),
+    "optim_nonfinite": (c_int, c_void_p, c_uint64, c_void_p, c_void_p),
+    "optim_add_squares": (c_int, c_void_p, c_uint64, c_void_p, c_void_p),
+    "add_limbs": (c_void_p, c_void_p),
     "group_virtual": (c_int, c_int, c_int, _PP),
     "group_peer": (c_int, c_int, c_int, c_int, c_uint64, _PP),
     "group_control": (c_void_p, _PP),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycoll import kernels
+from pycoll.parallel.arrays import as_array, zeros
 from pycoll.parallel.gradients import Gradients
 from pycoll.parallel.groups import Groups
 from pycoll.parallel.hooks import Hook
@@ -69,7 +70,7 @@ class Bucket:
         self.size = size
 
         def state() -> Any:
-            return groups.ledger.track(np.zeros(size, wide), "optimizer")
+            return groups.ledger.track(zeros(size, wide, data), "optimizer")
 
         self.slots = {name: state() for name in settings.optimizer.slots}
         self.master = state() if precision.master else None
@@ -91,7 +92,8 @@ class Bucket:
         data[...] = 0
         for start, stop, entry in self.layout.runs(first, first + data.shape[0]):
             flat = np.asarray(values[entry.parameter.name]).reshape(-1)
-            data[start - first : stop - first] = flat[start - entry.start : stop - entry.start]
+            part = flat[start - entry.start : stop - entry.start]
+            data[start - first : stop - first] = as_array(part, data)
 
     @property
     def scattered(self) -> bool:

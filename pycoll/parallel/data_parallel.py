@@ -90,7 +90,7 @@ class DataParallel:
         owned = unit_parameters(units)
         self.parameters = [parameter for group in owned for parameter in group]
         check_mesh(self.parameters, mesh)
-        self.groups = Groups(mesh, self.ledger)
+        self.groups = Groups(mesh, self.ledger, options.device)
         check_structure(self.parameters, [f"mesh={mesh.axes}", *options.facts()], self.groups.world)
         check_parts(units, self.groups)
         precision, preset = options.recipe, PRESETS[options.zero]

@@ -38,15 +38,15 @@ class Groups:
         ledger: Where their bytes are counted.
     """
 
-    def __init__(self, mesh: Mesh, ledger: Ledger) -> None:
-        """Make the channels; a collective.
+    def __init__(self, mesh: Mesh, ledger: Ledger, device: str = "cpu") -> None:
+        """Make the channels, whose arrays are on a device; a collective.
 
         Raises:
             ArgumentError: If the mesh has an axis that means nothing here.
         """
         for axis, size in mesh.axes.items():
             check_axis(axis, size)
-        self.mesh, self.ledger = mesh, ledger
+        self.mesh, self.ledger, self._device = mesh, ledger, device
         self._owned: list[Communicator] = []
         self.shards = self._duplicate("dp", mesh.group("dp"))
         self.replica = self._duplicate("replica", mesh.group("replica"))
@@ -56,7 +56,7 @@ class Groups:
 
     def _duplicate(self, name: str, comm: Communicator) -> Channel:
         self._owned.append(comm.dup())
-        return Channel(self._owned[-1], name, self.ledger)
+        return Channel(self._owned[-1], name, self.ledger, self._device)
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the channels; with an error, tell the ranks that wait; not a collective."""

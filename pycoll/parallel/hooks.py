@@ -25,9 +25,11 @@ class Hook:
 
     Attributes:
         stages: ZeRO stages that it is for.
+        devices: Where the gradients may be.
     """
 
     stages: tuple[int, ...] = (0, 1, 2, 3)
+    devices: tuple[str, ...] = ("cpu", "cuda")
 
     def all_reduce(
         self, key: str, data: Any, layout: Layout, channel: Channel, order: str

@@ -109,10 +109,16 @@ class Channel:
     """A group of ranks, with every call counted in a ledger.
 
     Nothing is sent in a group of one rank.
+
+    Attributes:
+        comm: The ranks.
+        name: What their bytes are counted under.
+        ledger: Where they are counted.
+        device: Where arrays are made, ``"cpu"`` or ``"cuda"``.
     """
 
-    def __init__(self, comm: Communicator, name: str, ledger: Ledger) -> None:
-        self.comm, self.name, self.ledger = comm, name, ledger
+    def __init__(self, comm: Communicator, name: str, ledger: Ledger, device: str = "cpu") -> None:
+        self.comm, self.name, self.ledger, self.device = comm, name, ledger, device
 
     @property
     def rank(self) -> int:
@@ -129,7 +135,7 @@ class Channel:
 
         What comes and goes within a step is made of blocks that the pool has kept.
         """
-        return self.ledger.track(self.comm.empty(count, dtype), kind)
+        return self.ledger.track(self.comm.empty(count, dtype, device=self.device), kind)
 
     def all_reduce(self, x: Any, purpose: str, order: str | None = None) -> Pending:
         """Start to add `x` over the ranks, in place."""

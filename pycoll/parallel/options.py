@@ -19,6 +19,7 @@ _ACCEPTED = {
     "start": ("check", "broadcast", "trust"),
     "nonfinite": ("error", "skip"),
     "unused": ("zero", "error"),
+    "device": ("cpu", "cuda"),
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "optimizer": (
@@ -32,7 +33,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 # What has to be the same on every rank. `fused` and `wrap` change no result.
 _COMPARED = (
     *("zero", "order", "bucket_bytes", "optimizer", "clip_norm", "loss_scale"),
-    *("hook", "prefetch", "start", "nonfinite", "unused"),
+    *("hook", "prefetch", "start", "nonfinite", "unused", "device"),
 )
 
 
@@ -65,8 +66,10 @@ class Options:
         unused: What a parameter without a gradient means: ``"zero"``, or ``"error"`` if it had one
             in the first micro-batch, or the other way round (a changed graph).
         fused: Use fused kernels; otherwise the same formulas in array operations.
-        wrap: Makes of a NumPy array what the layers want, sharing memory; for instance
+        wrap: Makes of an array of the engine what the layers want, sharing memory; for instance
             ``torch.from_numpy``.
+        device: Where parameters, gradients and states are: ``"cpu"``, in NumPy arrays, or
+            ``"cuda"``, in CuPy arrays on the current device of each rank.
     """
 
     zero: int = 0
@@ -83,6 +86,7 @@ class Options:
     unused: str = "zero"
     fused: bool = True
     wrap: Callable[[Any], Any] = _as_it_is
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be used.
@@ -113,6 +117,10 @@ class Options:
         if hook is not None and type(hook) is not Hook and dtype_of(kind).itemsize < 4:
             name = type(hook).__name__
             raise ArgumentError(f"{name} compresses float32; precision has {kind} gradients")
+        if hook is not None and self.device not in hook.devices:
+            raise ArgumentError(
+                f"{type(hook).__name__} is for device={', '.join(hook.devices)}, not {self.device}"
+            )
 
     @property
     def recipe(self) -> Precision:

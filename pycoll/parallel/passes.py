@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ArgumentError
+from pycoll.parallel.arrays import brought
 from pycoll.parallel.bucket import Bucket
 from pycoll.parallel.gradients import Gradients
 from pycoll.parallel.layer import Loss
@@ -107,7 +108,7 @@ class Passes:
         """
         order = range(len(self._units))
         saved: list[Any] = []
-        x = None if sample is None else cast(sample[0], self._compute or self._input_type())
+        x = None if sample is None else self._input(sample[0])
         for at, index in enumerate(order):
             params = self._acquire(order, at)
             if sample is not None:
@@ -118,17 +119,26 @@ class Passes:
         self._start(order[::-1], 0)  # of the backward pass, beside the loss
         if sample is None:
             return 0.0, 0, (None, saved)
-        total, count, kept = self._loss.forward(x, sample[1])
+        total, count, kept = self._loss.forward(x, self._on_device(sample[1]))
         return float(total), int(count), (self._loss.backward(kept, scale), saved)
 
-    def _input_type(self) -> str:
-        return str(self._buckets[0].parameter.data.dtype) if self._buckets else ""
+    def _input(self, x: Any) -> Any:
+        """Return what the first layer gets: real numbers in its type, on its device."""
+        kind = str(self._buckets[0].parameter.data.dtype) if self._buckets else ""
+        return self._on_device(cast(x, self._compute or kind))
+
+    def _on_device(self, x: Any) -> Any:
+        """Return an array of NumPy on the device of the parameters, anything else as it is."""
+        data = self._buckets[0].parameter.data if self._buckets else x
+        if not isinstance(x, np.ndarray) or isinstance(data, np.ndarray):
+            return x
+        return self._wrap(brought(x, data))
 
     def predict(self, x: Any) -> Any:
         """Run the layers forward and return the output of the last."""
         self.prepare()
         order = range(len(self._units))
-        x = cast(x, self._compute or self._input_type())
+        x = self._input(x)
         for at, index in enumerate(order):
             x, _ = self._units[index].layer.forward(self._acquire(order, at), x)
             self._release(order, at)
@@ -171,15 +181,16 @@ class Passes:
         return self._checked(unit, gradients, placed), placed
 
     def _checked(self, unit: Unit, gradients: dict[str, Any], placed: set[str]) -> dict[str, Any]:
-        """Return the gradients that are not in their buckets, as NumPy arrays that are counted."""
+        """Return the gradients that are not in their buckets, as arrays like these, counted."""
         unknown = sorted(set(gradients) - set(unit.names))
         if unknown:
             raise ArgumentError(
                 f"layer {unit.name} gave gradients of {', '.join(unknown)}, which are not among "
                 f"its parameters: {', '.join(unit.names) or 'none'}"
             )
+        like = self._buckets[0].parameter.data if gradients else None
         return {
-            local: self._ledger.track(np.asarray(gradient), "layer gradient")
+            local: self._ledger.track(brought(gradient, like), "layer gradient")
             for local, gradient in gradients.items()
             if local not in placed
         }

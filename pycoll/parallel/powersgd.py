@@ -30,6 +30,7 @@ class PowerSGD(Hook):
     """
 
     stages = (0, 1, 2)
+    devices = ("cpu",)
 
     def __init__(self, rank: int = 4) -> None:
         """Choose the rank of the approximations."""

@@ -27,6 +27,7 @@ class TopK(Hook):
     """
 
     stages = (0, 1, 2)
+    devices = ("cpu",)
 
     def __init__(self, ratio: float) -> None:
         """Choose the part of the elements to send, in (0, 1]."""

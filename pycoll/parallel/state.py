@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ArgumentError
+from pycoll.parallel.arrays import as_numpy
 from pycoll.parallel.bucket import Bucket
 from pycoll.parallel.checks import check_values
 from pycoll.parallel.groups import Groups
@@ -46,7 +47,7 @@ def _first_value(parameter: Parameter) -> np.ndarray:
     spec = parameter.spec
     if spec.init is None:
         return np.zeros(spec.shape, spec.dtype)
-    value = np.asarray(spec.init(spec.shape))
+    value = as_numpy(spec.init(spec.shape))
     if value.shape != tuple(spec.shape):
         raise ArgumentError(
             f"parameter {parameter.name} has shape {spec.shape}, its initial value {value.shape}"
@@ -89,12 +90,12 @@ def _join(vector: Any, bucket: Bucket, groups: Groups) -> Any:
     """Return the full vector of which this rank steps a part."""
     if vector.shape[0] == bucket.layout.padded:
         return vector
-    return groups.shards.gather_rows(vector, "state").reshape(-1)
+    return groups.shards.gather_rows(as_numpy(vector), "state").reshape(-1)
 
 
 def _whole(flat: Any, entry: Entry, groups: Groups) -> np.ndarray:
     """Copy one parameter out of a flat vector, joined over tp."""
-    spec, part = entry.parameter.spec, flat[entry.start : entry.stop]
+    spec, part = entry.parameter.spec, as_numpy(flat[entry.start : entry.stop])
     if spec.tensor_axis is None:
         return part.reshape(spec.shape).copy()
     rows = groups.tensor.gather_rows(np.ascontiguousarray(part), "state")

@@ -76,6 +76,8 @@ class DataParallel(data_parallel.DataParallel):
         """
         if changes.get("zero", options.zero if options else 0) == 3:
             raise ArgumentError("zero=3 needs layers that parameters are handed to; use 0, 1 or 2")
+        if changes.get("device", options.device if options else "cpu") != "cpu":
+            raise ArgumentError("modules are trained on CPUs; device='cuda' is for layers")
         changes["precision"] = precision_of(module)
         both: Any = (module, loss)  # for `_make_passes`
         super().__init__(chain_of(module), both, mesh, options, **changes)

@@ -7,10 +7,22 @@ from pathlib import Path
 import pytest
 
 from cuda import host_cupy
-from pycoll.cuda import arrays, heap, launch, missing, nccl, opening, peers, transport, virtual
+from pycoll.cuda import (
+    arrays,
+    heap,
+    launch,
+    missing,
+    nccl,
+    opening,
+    optim,
+    peers,
+    transport,
+    virtual,
+)
 from pycoll.cuda.library import Library
 
 BUILD = Path(__file__).with_name("host") / "build.sh"
+GPU = BUILD.parents[3] / "benchmarks/gpu"
 FORM = 2, 32  # blocks of a rank, threads of a block: few, as they are threads of this process
 
 
@@ -40,12 +52,16 @@ class HostLibrary(Library):
             self.launches.append((stream, rest[1]))
         elif name == "launch_empty":
             host_cupy.TAPE.run(super().call, name, *FORM, None)
-        elif name == "fold":
-            super().call(name, *arguments[:-1], None)
+        elif name == "fold" or name.startswith("optim_"):
+            host_cupy.TAPE.run(super().call, name, *arguments[:-1], None)
         else:
             super().call(name, *arguments)
             if name == "free":
                 self.owned.remove(arguments[0])
+
+    def misaligned(self):
+        """Return how many accesses a device would have refused so far."""
+        return self._dll.pycoll_host_misaligned()
 
     def copy(self, dst, src, nbytes, stream):
         super().copy(dst, src, nbytes, None)
@@ -63,12 +79,28 @@ def host_library_path():
 
 @pytest.fixture
 def host_kernels(monkeypatch, host_library_path):
-    """Put that library and host memory in the place of a device and CuPy; return the library."""
+    """Put that library and host memory in the place of a device and CuPy; yield the library."""
     host = HostLibrary(host_library_path)
-    for module in (arrays, heap, launch, nccl, opening, peers, transport, virtual):
+    for module in (arrays, heap, launch, nccl, opening, optim, peers, transport, virtual):
         monkeypatch.setattr(module, "library", lambda: host)
     monkeypatch.setitem(sys.modules, "cupy", host_cupy.cupy_module())
-    return host
+    before = host.misaligned()
+    yield host
+    assert host.misaligned() == before, "vectors were loaded or stored from where they do not begin"
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Import a module of the suite as it imports itself."""
+    monkeypatch.syspath_prepend(str(GPU))
+
+    def load(name):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        module = __import__(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return load
 
 
 @pytest.fixture

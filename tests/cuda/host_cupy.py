@@ -7,11 +7,23 @@ import types
 import numpy as np
 
 
-class DeviceArray:
-    """As much of ``cupy.ndarray`` as pycoll uses."""
+class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """As much of ``cupy.ndarray`` as pycoll uses; like that, nothing makes a NumPy array of it."""
 
     def __init__(self, values):
-        self._values = values
+        self._values = np.asarray(values)
+
+    def __array__(self, *args, **options):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed; use .get()")
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **options):
+        into = {} if out is None else {"out": tuple(map(_values_of, out))}
+        with np.errstate(all="ignore"):  # a device does not warn
+            found = getattr(ufunc, method)(*map(_values_of, inputs), **into, **options)
+        return _on_device(found) if out is None else out[0]
+
+    def __array_namespace__(self, api_version=None):
+        return NAMESPACE
 
     @property
     def __cuda_array_interface__(self):
@@ -19,30 +31,33 @@ class DeviceArray:
         return {**facts, "version": 3, "stream": None}
 
     shape = property(lambda self: self._values.shape)
+    strides = property(lambda self: self._values.strides)
     dtype = property(lambda self: self._values.dtype)
+    ndim = property(lambda self: self._values.ndim)
+    size = property(lambda self: self._values.size)
     nbytes = property(lambda self: self._values.nbytes)
+    device = property(lambda self: Device())
+    T = property(lambda self: DeviceArray(self._values.T))
     data = property(lambda self: types.SimpleNamespace(ptr=self._values.ctypes.data))
 
     def __len__(self):
         return len(self._values)
 
     def __getitem__(self, key):
-        return DeviceArray(self._values[key])
+        return DeviceArray(self._values[_values_of(key)])
 
     def __setitem__(self, key, other):
-        self._values[key] = getattr(other, "_values", other)
-
-    def __eq__(self, other):
-        return DeviceArray(self._values == other)
-
-    def __ne__(self, other):
-        return DeviceArray(self._values != other)
+        with np.errstate(all="ignore"):
+            self._values[_values_of(key)] = _values_of(other)
 
     def __bool__(self):
         return bool(self._values)
 
     def __int__(self):
         return int(self._values)
+
+    def __float__(self):
+        return float(self._values)
 
     __hash__ = None
 
@@ -61,14 +76,71 @@ class DeviceArray:
     def any(self):
         return DeviceArray(self._values.any())
 
-    def sum(self, axis):
+    def sum(self, axis=None):
         return DeviceArray(self._values.sum(axis))
+
+    def reshape(self, *shape):
+        return DeviceArray(self._values.reshape(*shape))
+
+    def astype(self, dtype, copy=True):
+        with np.errstate(all="ignore"):
+            return DeviceArray(self._values.astype(dtype, copy=copy))
+
+    def copy(self):
+        return DeviceArray(self._values.copy())
 
     def get(self):
         return self._values.copy()
 
 
 DeviceArray.__module__ = "cupy"
+
+
+def _values_of(x):
+    """Return what lies behind arrays, also in a tuple; refuse arrays of NumPy, as CuPy does."""
+    if isinstance(x, np.ndarray) and x.ndim:
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+    if isinstance(x, (tuple, list)):
+        return type(x)(map(_values_of, x))
+    return getattr(x, "_values", x)
+
+
+def _on_device(x):
+    if isinstance(x, tuple):
+        return tuple(map(_on_device, x))
+    return DeviceArray(x) if isinstance(x, (np.ndarray, np.generic)) else x
+
+
+class Function:
+    """A function of NumPy for arrays on the device."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def __call__(self, *args, device=None, **options):
+        named = {name: _values_of(value) for name, value in options.items()}
+        with np.errstate(all="ignore"):
+            return _on_device(self._function(*map(_values_of, args), **named))
+
+    def __getattr__(self, name):
+        return Function(getattr(self._function, name))
+
+
+class Namespace:
+    """The functions of NumPy for arrays on the device, which `asarray` brings there."""
+
+    def __getattr__(self, name):
+        found = getattr(np, name)
+        return found if isinstance(found, type) or not callable(found) else Function(found)
+
+    @staticmethod
+    def asarray(x, dtype=None, device=None):
+        if isinstance(x, DeviceArray):
+            return x if dtype is None else x.astype(dtype, copy=False)
+        return DeviceArray(np.array(x, dtype))
+
+
+NAMESPACE = Namespace()
 
 
 class Tape:
@@ -155,13 +227,15 @@ class Device:
     __exit__ = Stream.__exit__
 
 
-def ndarray(shape, dtype, memory):
-    """Make an array over memory that somebody else owns."""
-    pointer, nbytes, owner = memory
-    raw = (ctypes.c_uint8 * nbytes).from_address(pointer)
-    raw._owner = owner
-    count = int(np.prod(shape))
-    return DeviceArray(np.frombuffer(raw, dtype, count).reshape(shape))
+class ndarray:
+    """Makes an array over memory that somebody else owns."""
+
+    def __new__(cls, shape, dtype, memory):
+        pointer, nbytes, owner = memory
+        raw = (ctypes.c_uint8 * nbytes).from_address(pointer)
+        raw._owner = owner
+        count = int(np.prod(shape))
+        return DeviceArray(np.frombuffer(raw, dtype, count).reshape(shape))
 
 
 def cupy_module():

@@ -4,6 +4,7 @@ With "broken" a rank does not wait for what its peers do, which the sanitizer mu
 """
 
 import sys
+from ctypes import c_uint64, c_void_p
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from device_library import Library, World, plans_of, spec_of
 from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.plan import ENTERED, Opcode
+from pycoll.types import DType
 
 
 def run(library, entry, n, peers, direct, broken):
@@ -32,6 +34,14 @@ def run(library, entry, n, peers, direct, broken):
             assert all(np.all(out == n * (n + 1) / 2) for out in outs), entry.name
 
 
+def add_squares(library):
+    """Lanes add their columns together, and their sums to those of other blocks."""
+    x, tally = np.ones(20_000, np.float64), np.zeros(71, np.uint64)
+    at = [c_void_p(array.ctypes.data) for array in (x, tally)]
+    library.optim_add_squares(DType.FLOAT64, at[0], c_uint64(x.size), at[1], None)
+    assert tally[36] == x.size  # of 70 limbs, that of the units
+
+
 def main():
     library = Library(sys.argv[1])
     library.schedule(-1)
@@ -43,6 +53,7 @@ def main():
     ]
     for i, entry in enumerate(chosen if not broken else [chosen[0]]):
         run(library, entry, 3, i % 2 == 0, i % 3 > 0 or broken, broken)
+    add_squares(library)
     sys.stdout.write("done\n")
 
 

@@ -17,6 +17,7 @@ STRUCTS = {
     "PycollCudaIpc": real.Ipc,
     "PycollCudaError": real.KernelError,
     "PycollCudaCallSpec": real.Spec,
+    "PycollCudaStep": real.Step,
     "PycollCudaCallInfo": real.CallInfo,
 }
 
@@ -53,7 +54,9 @@ def test_functions_are_those_of_the_header():
             size = (
                 8
                 if is_pointer
-                else {"int": 4, "uint32_t": 4, "size_t": 8, "uint64_t": 8}[declared.split()[0]]
+                else {"int": 4, "uint32_t": 4, "size_t": 8, "uint64_t": 8, "double": 8}[
+                    declared.split()[0]
+                ]
             )
             assert ctypes.sizeof(given) == size, (name, declared)
     defined = dict(re.findall(r"#define PYCOLL_CUDA_(\w+) (\d+)", text))

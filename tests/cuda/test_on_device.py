@@ -7,6 +7,7 @@ import pytest
 
 import oracle
 import pycoll
+from pycoll import kernels
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cuda import arrays
 from pycoll.errors import CollTimeout
@@ -61,6 +62,40 @@ def test_a_rank_that_does_not_come(device):
         ranks.reset()
         assert bool((ranks.all_reduce(xs)[0] == 3).all())
         ranks.synchronize(10)
+
+
+def test_optimizer_steps_have_the_bits_of_the_host(device):
+    rng = np.random.default_rng(0)
+    grad = rng.standard_normal(10007).astype(np.float16)
+    values = [grad, *(abs(rng.standard_normal(10007)).astype(np.float32) for _ in range(3))]
+    moved = [device.asarray(x) for x in values]
+    for g, param, first, second in (values, moved):
+        kernels.sgd(param[1:], g[1:], first[1:], rate=0.01, beta=0.9, decay=0.1, nesterov=True)
+        scalars = {"rate": 0.01, "beta1": 0.9, "beta2": 0.99, "root": 1.1, "eps": 1e-8}
+        kernels.adamw(param, g, first, second, keep=0.99, scale=1 / 3, **scalars)
+    for x, y in zip(values, moved, strict=True):
+        assert oracle.differences(y.get(), x) == ""
+
+
+def test_checks_and_sums_of_squares_are_those_of_the_host(device):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(100_003) * np.exp2(rng.uniform(-50, 50, 100_003))
+    for dtype in (np.float32, np.float64):
+        host = x.astype(dtype)
+        host[::1000] = np.inf
+        moved, limbs = device.asarray(host), [kernels.new_exact_sum() for _ in range(2)]
+        for start in (0, 1):
+            counts = [
+                (
+                    kernels.count_nonfinite(v),
+                    kernels.unscale(v, v, 0.5),
+                    kernels.add_squares(v, total),
+                )
+                for v, total in ((host[start:], limbs[0]), (moved[start:], limbs[1]))
+            ]
+            assert counts[0] == counts[1]
+        assert oracle.differences(moved.get(), host) == ""
+        np.testing.assert_array_equal(*limbs)
 
 
 def test_a_communicator_of_one_rank(device):

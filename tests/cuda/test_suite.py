@@ -18,20 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 GPU = ROOT / "benchmarks/gpu"
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """Import a module of the suite as it imports itself."""
-    monkeypatch.syspath_prepend(str(GPU))
-
-    def load(name):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        module = __import__(name)
-        monkeypatch.setitem(sys.modules, name, module)
-        return module
-
-    return load
-
-
 def record(writer, stage):
     """Write the rows that stages write, with figures made up for this test."""
     suite, bits, speed = (writer(name) for name in ("suite", "correct", stage))
@@ -189,6 +175,23 @@ def test_the_stage_that_compares_bits(stage):
     written = stage("correct", True, WORLDS=(2,), BLOCK=350)
     assert len(written) > 35
     assert [row for row in written if not row["ok"]] == []
+
+
+def test_the_stage_of_optimizer_steps(stage, gpu, tmp_path):
+    """Its times mean nothing here; the report takes them all the same."""
+    written = stage("steps", MIB=1 << 10, SIZES=(1, 300))
+    checked = [row for row in written if row["name"] == "steps"]
+    assert len(checked) == 3 * 3 * 3 + 4
+    assert [row for row in checked if not row["ok"]] == []
+    passes = [row for row in written if row["name"] == "pass"]
+    assert len(passes) == 3 * 3 + 3 * 3
+    sizes = {row["kernel"]: row["nbytes"] // (64 << 10) for row in passes}
+    assert sizes["adamw float32"] == sizes["adamw bfloat16"] == 28
+    assert sizes["unscale float16"] == 6
+    gpu("report").write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| steps | optimizer steps and checks, the same bits as on the CPU | 31 | 0 |" in text
+    assert "| adamw bfloat16 | 1 MiB |" in text
 
 
 def test_the_stage_of_graphs(stage):

@@ -76,7 +76,7 @@ def ring():
         (ring, f"{__name__}.ring"),
         (partial(max, 1, key=abs), "partial(builtins.max, [1], {'key': builtins.abs})"),
         (AdamW(3e-4), "AdamW(betas=(0.9, 0.999), eps=1e-08, lr=0.0003, weight_decay=0.01)"),
-        (TopK(0.1), "TopK(ratio=0.1, stages=(0, 1, 2))"),
+        (TopK(0.1), "TopK(devices=('cpu',), ratio=0.1, stages=(0, 1, 2))"),
         (Plain(b=1, a=[Plain(c=2)], _own=3), "Plain(a=[Plain(c=2, kind='plain')], b=1, kind='p"),
         (Slotted(0.5), "Slotted(lr=0.5)"),
         (Schedule(1, Slotted(2)), "Schedule(inner=Slotted(lr=2), lr=1)"),

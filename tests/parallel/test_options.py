@@ -76,10 +76,15 @@ def engine(comm, **options):
         ("optimizer", Descent(0.1), Descent(0.2), "Descent(lr=0.1, slots=('seen',))"),
         ("optimizer", Descent(rates=np.ones(3)), Descent(rates=np.zeros(3)), "Descent(lr=0.1, "),
         ("hook", None, Compress("float16"), "None"),
-        ("hook", Compress("float16"), Compress("bfloat16"), "Compress(dtype=float16"),
-        ("hook", TopK(0.1), TopK(0.2), "TopK(ratio=0.1"),
-        ("hook", PowerSGD(1), PowerSGD(2), "PowerSGD(rank=1"),
-        ("hook", Doubling(2), Doubling(3), "Doubling(factor=2"),
+        (
+            "hook",
+            Compress("float16"),
+            Compress("bfloat16"),
+            "Compress(devices=('cpu', 'cuda'), dtype=f",
+        ),
+        ("hook", TopK(0.1), TopK(0.2), "TopK(devices=('cpu',), ratio=0.1"),
+        ("hook", PowerSGD(1), PowerSGD(2), "PowerSGD(devices=('cpu',), rank=1"),
+        ("hook", Doubling(2), Doubling(3), "Doubling(devices=('cpu', 'cuda'), factor=2"),
     ],
 )
 def test_every_setting_that_matters_is_compared(name, first, second, told):

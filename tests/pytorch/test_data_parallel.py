@@ -139,6 +139,7 @@ def test_predictions_and_state():
     ("make", "options", "text"),
     [
         (net, {"zero": 3}, "zero=3 needs layers"),
+        (net, {"device": "cuda"}, "modules are trained on CPUs"),
         (lambda: net(torch.bfloat16), {}, "parameters are torch.bfloat16"),
         (torch.nn.ReLU, {}, "parameters are none"),
     ],

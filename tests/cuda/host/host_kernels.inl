@@ -9,10 +9,12 @@ namespace {
 
 using Policy = host::HostPolicy;
 
-// Every fold is there; of interpreters, which take long to compile, one for each kind of element.
+// Every fold is there; of interpreters, which take long to compile, one for each kind of element,
+// and the largest float, which a loss over a divided vocabulary needs.
 template <typename T, ReduceOp kOp>
 inline constexpr bool kHasInterpreter =
     kOp == ReduceOp::kSum || (kOp == ReduceOp::kMax && std::is_same_v<T, int32_t>) ||
+    (kOp == ReduceOp::kMax && std::is_same_v<T, float>) ||
     (kOp == ReduceOp::kProd && std::is_same_v<T, BFloat>);
 
 template <typename W>

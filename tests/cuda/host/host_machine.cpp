@@ -22,8 +22,7 @@ namespace pycoll::cuda {
 namespace host {
 namespace {
 
-constexpr int kThreadsPerLane = 32;  // a lane stands for a warp
-constexpr int kResident = 64;        // blocks that fit
+constexpr int kResident = 64;  // blocks that fit
 
 struct Kernel {
   HostKernel function;
@@ -175,13 +174,10 @@ KernelInfo kernel_info(int, const void*, int) {
   return {0, 0, static_cast<int>(sizeof(Shared)), kResident};
 }
 
-void launch(int, const void* kernel, int blocks, int threads, const void* parameter,
+void launch(int, const void* kernel, int blocks, int threads, const void* parameter, size_t nbytes,
             bool cooperative, void* stream) {
   COLL_CHECK(!cooperative || blocks <= kResident, "TooLarge", blocks, " blocks; ", kResident,
              " fit at once");
-  const size_t nbytes = parameter == nullptr ? 0
-                        : cooperative        ? sizeof(Launch)
-                                             : sizeof(FoldLaunch);
   const auto* bytes = static_cast<const char*>(parameter);
   Kernel launched{reinterpret_cast<HostKernel>(const_cast<void*>(kernel)), blocks,
                   std::max(1, threads / kThreadsPerLane), std::vector<char>(bytes, bytes + nbytes)};
@@ -200,3 +196,4 @@ void launch(int, const void* kernel, int blocks, int threads, const void* parame
 
 void pycoll_host_schedule(int64_t seed) { pycoll::cuda::host::g_seed.store(seed); }
 uint64_t pycoll_host_turns() { return pycoll::cuda::host::g_turns.load(); }
+uint64_t pycoll_host_misaligned() { return pycoll::cuda::host::g_misaligned.load(); }

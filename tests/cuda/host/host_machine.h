@@ -12,4 +12,7 @@ __attribute__((visibility("default"))) void pycoll_host_schedule(int64_t seed);
 
 // Accesses that have been made under schedulers so far.
 __attribute__((visibility("default"))) uint64_t pycoll_host_turns(void);
+
+// Loads and stores so far that a device would have refused, as they were not aligned.
+__attribute__((visibility("default"))) uint64_t pycoll_host_misaligned(void);
 }

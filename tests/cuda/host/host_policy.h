@@ -9,7 +9,9 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cuda/kernels.h"
 #include "cuda/layout.h"
+#include "optim.h"
 #include "types.h"
 
 namespace pycoll::cuda::host {
@@ -18,6 +20,9 @@ namespace conversions {  // the CPU engine's own
 #include "fold_lanes.inl"
 #undef PYCOLL_INLINE
 }  // namespace conversions
+
+// Loads and stores so far that were not aligned to their size: a device refuses them.
+inline std::atomic<uint64_t> g_misaligned{0};
 
 // Decides which lane runs. Null members of a policy: lanes are threads.
 class Scheduler {
@@ -29,11 +34,15 @@ class Scheduler {
   virtual uint64_t clock_ns() = 0;
 };
 
+inline constexpr int kThreadsPerLane = 32;  // a lane stands for a warp
+inline constexpr int kMostLanes = kMaxThreads / kThreadsPerLane;
+
 // What the lanes of a block share.
 struct Block {
   explicit Block(uint32_t lanes) : lanes(lanes) {}
   const uint32_t lanes;
   Shared shared{};
+  int64_t columns[kMostLanes * kExactLimbs];  // of exact sums of squares
   std::atomic<uint32_t> arrived{0}, generation{0}, votes[2] = {0, 0};
 };
 
@@ -45,6 +54,7 @@ class HostPolicy {
   uint32_t tid() const { return lane_; }
   uint32_t threads() const { return block_.lanes; }
   Shared& shared() const { return block_.shared; }
+  int64_t* columns() const { return block_.columns; }
   void barrier() const { (void)arrive(false); }
   bool any(bool mine) const { return arrive(mine); }
 
@@ -68,10 +78,15 @@ class HostPolicy {
     uint32_t expected = 0;
     return __atomic_compare_exchange_n(p, &expected, 1u, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   }
+  void count(uint64_t* p, uint64_t value) const {
+    turn(Turn::kWork);
+    __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
+  }
 
   template <int kBytes>
   Raw<kBytes> load(const char* p) const {
     turn(Turn::kWork);
+    check_aligned(p, kBytes);
     Raw<kBytes> raw;
     std::memcpy(&raw, p, kBytes);
     return raw;
@@ -79,6 +94,7 @@ class HostPolicy {
   template <int kBytes>
   void store(char* p, const Raw<kBytes>& raw) const {
     turn(Turn::kWork);
+    check_aligned(p, kBytes);
     std::memcpy(p, &raw, kBytes);
   }
 
@@ -104,6 +120,10 @@ class HostPolicy {
     } else if (turn == Turn::kIdle) {
       sched_yield();
     }
+  }
+
+  static void check_aligned(const void* p, uintptr_t nbytes) {
+    if (reinterpret_cast<uintptr_t>(p) % nbytes != 0) g_misaligned.fetch_add(1);
   }
 
   // A barrier that counts votes. The last lane to come clears the votes of the barrier before,

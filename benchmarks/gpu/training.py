@@ -1,0 +1,71 @@
+"""Processes that share the device train one model, and each trains it alone: the same bits.
+
+Started by ``pycoll run``. Beside it stands the engine on the CPU, whose layers round differently.
+"""
+
+import numpy as np
+from common import MIB, open_stage, same_bits
+
+import pycoll
+from pycoll.parallel import AdamW, DataParallel, Mesh, Sequential
+from pycoll.parallel.nn import Linear
+from pycoll.parallel.nn_loss import CrossEntropy
+from pycoll.parallel.nn_pointwise import ReLU
+from pycoll.parallel.random import Key
+
+STEPS, FEATURES, CLASSES, ROWS = 3, 24, 5, 64
+CLOSE = 1e-4
+
+
+def layers():
+    """Return a classifier."""
+    key = Key(0)
+    return Sequential(
+        [
+            ("a", Linear(FEATURES, 129, key.fold("a"))),
+            ("b", ReLU()),
+            ("c", Linear(129, CLASSES, key.fold("c"))),
+        ]
+    )
+
+
+def batch(step, part):
+    """Return inputs and targets of a part of a batch."""
+    rng = np.random.default_rng([step, part])
+    x = rng.standard_normal((ROWS, FEATURES), np.float32)
+    return x, x[:, :CLASSES].argmax(axis=1)
+
+
+def train(comm, parts, **options):
+    """Train on some parts of each batch; return the parameters and the losses."""
+    settings = {"optimizer": AdamW(lr=1e-2), "clip_norm": 1.0, **options}
+    with Mesh(comm, dp=-1) as mesh, DataParallel(layers(), CrossEntropy(), mesh, **settings) as run:
+        losses = [run.step([batch(step, p) for p in parts]).loss for step in range(STEPS)]
+        return run.gather(), losses
+
+
+def compare(comm, writer, zero):
+    """Compare a run of all ranks with one of this rank and one on the CPU."""
+    n, options = comm.world_size, {"zero": zero, "bucket_bytes": 8 << 10}
+    found, losses = train(comm, [comm.rank], device="cuda", **options)
+    cpu, _ = train(comm, [comm.rank], **options)
+    far = max(float(abs(found[name] - value).max()) for name, value in cpu.items())
+    good = losses[-1] < losses[0] and far < CLOSE
+    if zero < 2 and n & (n - 1) == 0:  # one order of sums for all ways to divide the micro-batches
+        with comm.split(comm.rank) as own:
+            alone, told = train(own, range(n), device="cuda", **options)
+        good &= told == losses and all(same_bits(found[k], v) for k, v in alone.items())
+    good = bool(comm.all_reduce(np.array([good]), "and")[0])
+    if comm.rank == 0:
+        writer.row("training", good, n=n, zero=zero, loss=losses[-1], from_cpu=far)
+
+
+def main():
+    writer, _ = open_stage()
+    with pycoll.init(device_heap_bytes=16 * MIB, timeout=60) as comm:
+        for zero in range(4):
+            compare(comm, writer, zero)
+
+
+if __name__ == "__main__":
+    main()
