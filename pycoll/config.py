@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pycoll.errors import ArgumentError
 
@@ -100,18 +100,17 @@ class Config:
             ArgumentError: A variable has a value that cannot be used.
         """
         environ = environment() if environ is None else environ
-        return cls(
-            timeout_s=_read(environ, "PYCOLL_TIMEOUT", float, cls.timeout_s),
-            cell_bytes=_read(environ, "PYCOLL_CELL_BYTES", parse_bytes, cls.cell_bytes),
-            heap_bytes=_read(environ, "PYCOLL_HEAP_BYTES", parse_bytes, cls.heap_bytes),
-            transport=_read(environ, "PYCOLL_TRANSPORT", str, cls.transport),
-            tuning=_read(environ, "PYCOLL_TUNING", str, cls.tuning),
-            single_copy=_read(environ, "PYCOLL_SINGLE_COPY", str, cls.single_copy),
-            device_transport=_read(environ, "PYCOLL_DEVICE_TRANSPORT", str, cls.device_transport),
-            device_heap_bytes=_read(
-                environ, "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes, cls.device_heap_bytes
-            ),
-        )
+        found: dict[str, Any] = {}
+        for name, variable, parse in _VARIABLES:
+            value = _read(environ, variable, parse, getattr(cls, name))
+            try:
+                cls(**{name: value})
+            except ArgumentError as error:
+                raise ArgumentError(
+                    f"{variable}={environ.get(variable)!r} in the environment: {error}"
+                ) from None
+            found[name] = value
+        return cls(**found)
 
 
 @dataclass(frozen=True)
@@ -189,6 +188,19 @@ def parse_bytes(text: str) -> int:
         raise ArgumentError(f"{text!r} is not a number of bytes, expected for example 4096 or 64K")
     digits, suffix = match.groups(default="")
     return int(digits) << _SHIFTS[suffix]
+
+
+# Field of `Config`, variable that sets it, and how its text is read.
+_VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+    ("timeout_s", "PYCOLL_TIMEOUT", float),
+    ("cell_bytes", "PYCOLL_CELL_BYTES", parse_bytes),
+    ("heap_bytes", "PYCOLL_HEAP_BYTES", parse_bytes),
+    ("transport", "PYCOLL_TRANSPORT", str),
+    ("tuning", "PYCOLL_TUNING", str),
+    ("single_copy", "PYCOLL_SINGLE_COPY", str),
+    ("device_transport", "PYCOLL_DEVICE_TRANSPORT", str),
+    ("device_heap_bytes", "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes),
+)
 
 
 def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], default: _T) -> _T:

@@ -57,13 +57,25 @@ def test_training_ends_with_the_same_bits_on_any_number_of_ranks(tmp_path):
 
 def test_sharded_training_ends_with_the_same_bits():
     pytest.importorskip("sklearn")
-    runs = [(1, 0), (2, 1), (4, 0)]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (promised,) = re.findall(r"digits_zero.py --zero (\d) +# the same bits", readme)
+    runs = [(1, 0), (2, 1), (4, promised)]
     last = [
         run_ranks(n, EXAMPLES / "digits_zero.py", "--zero", zero, "--steps", 30).splitlines()[-1]
         for n, zero in runs
     ]
     assert last[0].startswith("params sha256=")
     assert last == [last[0]] * 3
+
+
+def test_ranks_that_do_not_divide_the_micro_batches():
+    pytest.importorskip("sklearn")
+    command = [sys.executable, "-m", "pycoll", "run", "-n", "3", EXAMPLES / "digits_zero.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    told = "digits_zero: 8 micro-batches do not divide among 3 ranks; take 1, 2, 4 or 8\n"
+    assert done.stderr.startswith(told)
+    assert "Traceback" not in done.stderr
 
 
 def test_overlap():

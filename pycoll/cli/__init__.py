@@ -8,6 +8,7 @@ chosen is imported.
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import io
@@ -87,6 +88,10 @@ def _no_command(argv: list[str]) -> int:
     subparsers = parser.add_subparsers(metavar="command", dest="command")
     for name, summary in COMMANDS.items():
         subparsers.add_parser(name, help=summary)
+    if argv and not argv[0].startswith("-"):
+        close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        parser.error(f"there is no command {argv[0]!r}{hint} known: {', '.join(COMMANDS)}")
     args = parser.parse_args(argv)
     if args.version:
         print(f"pycoll {installed_version()}")

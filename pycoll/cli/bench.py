@@ -13,7 +13,7 @@ from pycoll.cli.bench_time import Row, Setup, measure
 from pycoll.cli.files import check_writable
 from pycoll.cli.machine import describe
 from pycoll.cli.own import HELP, is_own, lookup
-from pycoll.cli.sizes import in_memory
+from pycoll.cli.sizes import in_memory, one_of
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS
 from pycoll.errors import ArgumentError, ScheduleError
@@ -58,7 +58,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Measure a collective over a range of sizes. Results are checked, element by "
         "element; the exit status is 1 if any was wrong. Sizes are those of the full vector.",
     )
-    parser.add_argument("collective", choices=NAMES, metavar="collective", help=", ".join(NAMES))
+    parser.add_argument(
+        "collective", type=one_of(NAMES), metavar="collective", help=", ".join(NAMES)
+    )
     parser.add_argument(
         "-n", type=int, metavar="N", help="start N ranks; leave it out under `pycoll run`"
     )
@@ -89,8 +91,7 @@ def main(args: argparse.Namespace) -> int:
         if path:
             check_writable(option, path)
     if args.n is not None:
-        module = ["pycoll", "bench", *arguments_of(args, ALL_FLAGS)]
-        return run.main_of_module(args.n, module)
+        return run.main_of_pycoll(args.n, ["bench", *arguments_of(args, ALL_FLAGS)])
     import pycoll
 
     with pycoll.init(timeout=args.timeout, transport=args.transport) as comm:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.cli.bench_report import sized
 from pycoll.cli.bench_time import Row
-from pycoll.cli.files import put
+from pycoll.cli.files import check_drawing, put
 from pycoll.errors import ArgumentError
 from pycoll.schedule.draw import saved
 
@@ -23,13 +23,12 @@ def check_available(path: str) -> None:
     """Refuse early what can only fail at the end.
 
     Raises:
-        ArgumentError: matplotlib is not installed, or cannot write such a file.
+        ArgumentError: matplotlib cannot be loaded, or cannot write such a file.
     """
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ArgumentError("--plot needs matplotlib: pip install matplotlib") from None
+    check_drawing("--plot")
+    from matplotlib.backend_bases import FigureCanvasBase
+    from matplotlib.figure import Figure
+
     formats = sorted(FigureCanvasBase.get_supported_filetypes())
     if Path(path).suffix[1:].lower() not in formats:
         raise ArgumentError(f"--plot {path!r}: its suffix has to be one of {', '.join(formats)}")

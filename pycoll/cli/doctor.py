@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import importlib
 import importlib.util
 import os
 import platform
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -31,6 +34,7 @@ _EXTRAS = (
 _PACKAGE = Path(__file__).resolve().parents[1]
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}
 _FUTEX_WAKE = 1
+_IMPORT_S = 30  # for the optional packages together
 
 
 @dataclass(frozen=True)
@@ -156,21 +160,49 @@ def _futex() -> Check:
 
 
 def _optional() -> Iterator[Check]:
-    for module, purpose in _EXTRAS:
-        if importlib.util.find_spec(module) is not None:
-            yield Check(module, f"for {purpose}")
-        else:
-            fix = f"for {purpose}: pip install {module}"
-            yield Check(module, f"for {purpose}", fix, required=False)
+    yield from _extras()
     for part in parts():
         yield Check(*part, required=False)
     yield _tuning()
 
 
+def _extras() -> list[Check]:
+    """Import the optional packages, each in a process of its own: one may crash, or take for ever.
+
+    They are looked for where this process looks, not in the current directory too.
+    """
+    code = "import sys; sys.path[:] = sys.argv[2:]; __import__(sys.argv[1])"
+    with contextlib.ExitStack() as stack:
+        tried = {}
+        for module, _ in _EXTRAS:
+            if importlib.util.find_spec(module) is not None:
+                command = [sys.executable, "-c", code, module, *sys.path]
+                quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+                process = subprocess.Popen(command, stderr=subprocess.PIPE, **quiet)
+                tried[module] = stack.enter_context(process)
+                stack.callback(process.kill)
+        until = time.monotonic() + _IMPORT_S
+        return [_extra(module, purpose, tried.get(module), until) for module, purpose in _EXTRAS]
+
+
+def _extra(module: str, purpose: str, tried: subprocess.Popen | None, until: float) -> Check:
+    told, fix = f"for {purpose}", f"for {purpose}: pip install {module}"
+    if tried is None:
+        return Check(module, told, fix, required=False)
+    try:
+        _, text = tried.communicate(timeout=max(0.1, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return Check(module, f"{told}; importing it takes more than {_IMPORT_S} s", fix, False)
+    if tried.returncode == 0:
+        return Check(module, told)
+    last = (text.decode(errors="replace").splitlines() or [f"status {tried.returncode}"])[-1]
+    return Check(module, f"cannot be imported: {last}", f"{told}: it is there, but broken", False)
+
+
 def _tuning() -> Check:
     """Look at the table of measured times that `pycoll.init` would use."""
     path, fix = tuning_path(), "to let measured times choose algorithms: pycoll tune"
-    if not path.exists():
+    if not os.path.exists(path):  # nor can it, where the name is too long
         return Check("tuning", "nothing was measured here", fix, required=False)
     try:
         from pycoll.runtime.tuned import describe, read

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from pycoll.cli.run import MAX_RANKS
-from pycoll.cli.sizes import show_size, show_time, size, table
+from pycoll.cli.sizes import one_of, show_size, show_time, size, table
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls import DIRECT_KINDS, reached
@@ -29,7 +29,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Tell which algorithm a call uses and why; without a collective, "
         "print the table that decides.",
     )
-    parser.add_argument("collective", nargs="?", choices=sorted(COLLECTIVES))
+    known = sorted(COLLECTIVES)
+    parser.add_argument(
+        "collective", nargs="?", type=one_of(known), metavar="collective", help=", ".join(known)
+    )
     parser.add_argument(
         "--bytes", type=size, default=1 << 20, help="size of the full vector: 8, 1K, 1M (default)"
     )
@@ -107,9 +110,13 @@ def _hosts(text: str) -> tuple[int, ...]:
 def _world(wanted: str | None, ranks: tuple[int, ...], messages: bool) -> World | None:
     """Return what was measured with ranks in these places, or None."""
     config = Config.from_env()
-    path = table_path(config if wanted is None else replace(config, tuning=wanted))
-    asked = (wanted or config.tuning) != "auto"
-    if path is None or not (asked or path.exists()):
+    config = config if wanted is None else replace(config, tuning=wanted)
+    try:
+        path = table_path(config)
+    except RuntimeError as error:  # ~name, and nobody has this name
+        raise ArgumentError(f"tuning {config.tuning!r} cannot be used: {error}") from None
+    asked = config.tuning != "auto"
+    if path is None or not (asked or os.path.exists(path)):
         return None
     try:
         _, tuning = read(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import tempfile
 from pathlib import Path
@@ -16,19 +17,23 @@ def check_writable(option: str, path: str | Path) -> None:
     Raises:
         ArgumentError: If it is a directory, or where it shall be is none or is closed to us.
     """
-    file = Path(path)
+    try:
+        problem = _problem(Path(path)) if str(path) else "a directory"
+    except OSError as error:  # a name that is too long, a folder that is closed to us
+        problem = error.strerror or str(error)
+    if problem:
+        raise ArgumentError(f"{option} {str(path)!r}: {problem}")
+
+
+def _problem(file: Path) -> str:
     folder = file.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    problem = ""
-    if file.is_dir() or not str(path):
-        problem = "a directory"
-    elif not folder.is_dir():
-        problem = f"{folder} is no directory"
-    elif not _is_writable(file, folder):
-        problem = "it cannot be written"
-    if problem:
-        raise ArgumentError(f"{option} {str(path)!r}: {problem}")
+    if file.is_dir():
+        return "a directory"
+    if not folder.is_dir():
+        return f"{folder} is no directory"
+    return "" if _is_writable(file, folder) else "it cannot be written"
 
 
 def _is_writable(file: Path, folder: Path) -> bool:
@@ -39,6 +44,22 @@ def _is_writable(file: Path, folder: Path) -> bool:
             return True
     except OSError:
         return False
+
+
+def check_drawing(option: str) -> None:
+    """Refuse to draw where matplotlib cannot be loaded.
+
+    Raises:
+        ArgumentError: It is not installed, or does not take what MPLBACKEND or a file of its
+            settings says.
+    """
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ModuleNotFoundError:
+        raise ArgumentError(f"{option} needs matplotlib: pip install matplotlib") from None
+    except Exception as error:  # whatever it makes of its settings
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArgumentError(f"{option}: matplotlib cannot be loaded: {told}") from None
 
 
 def put(path: str | Path, content: str | bytes) -> None:

@@ -24,6 +24,7 @@ GRACE_S = 2.0  # after the first failure, in which the other ranks can report th
 KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
 SWEEP_S = 1.0  # in which processes that the ranks have left behind can end by themselves
 TIMEOUT_STATUS = 124
+TELL_AGAIN_S = 0.1  # after the peers of a rank that has ended could not be told
 LONGEST_SLEEP_S = 86400.0  # the kernel's own limit is 24 days
 
 _RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
@@ -59,11 +60,13 @@ class Job:
         self._streams: list[TaggedStream] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
+        self._control = make_memfd("control")
+        self._untold: list[int] = []  # ranks that have ended, maybe before they joined
         self._report = make_memfd("report")  # lines of JSON, see rank_main.first_cause
         fcntl.fcntl(self._report, fcntl.F_SETFL, os.O_APPEND)
 
     def start(self, command: list[str], tagged: bool) -> None:
-        """Start all ranks; from then on only they hold the shared memory.
+        """Start all ranks.
 
         A signal, the time limit or a failed rank ends it early; then `watch` ends those started.
 
@@ -74,11 +77,12 @@ class Job:
         Raises:
             ArgumentError: The system refuses to start so many processes.
         """
-        control, heap = make_memfd("control"), make_memfd("heap")
+        heap = make_memfd("heap")
         self._starting = True
         try:
             for rank in range(self._world_size):
-                self._spawn(Launch(rank, self._world_size, control, heap), command, tagged)
+                place = Launch(rank, self._world_size, self._control, heap)
+                self._spawn(place, command, tagged)
                 self._attend(0.0)
                 if self._ending:
                     break
@@ -88,8 +92,7 @@ class Job:
             ) from error
         finally:
             self._starting = False
-            os.close(control)
-            os.close(heap)
+            os.close(heap)  # from now on only the ranks hold its memory
 
     def _spawn(self, launch: Launch, command: list[str], tagged: bool) -> None:
         numbers = (launch.rank, os.getpid(), self._report, int(self._keep_going))
@@ -127,10 +130,12 @@ class Job:
                 self._collect()  # SIGCHLD is among the signals
             elif not key.data.pump():
                 self._selector.unregister(key.data)
+        self._tell_ends()
         self._send_due()
 
     def _patience(self) -> float:
         times = [self._expires] if self._expires is not None else []
+        times += [time.monotonic() + TELL_AGAIN_S] if self._untold else []
         times += [when for when, _ in self._plan[:1]]
         return min(max(0.0, min(times, default=math.inf) - time.monotonic()), LONGEST_SLEEP_S)
 
@@ -153,10 +158,25 @@ class Job:
             status = self._ranks[rank].poll()
             if status is not None:
                 self._running.remove(rank)
+                if rank not in self._stopped:
+                    self._untold.append(rank)
                 if status != 0 and rank not in self._stopped:
                     self._failed.append(rank)
         if self._failed and not (self._keep_going or self._plan or self._stopped):
             self._end_after(GRACE_S)
+
+    def _tell_ends(self) -> None:
+        """Let those who wait for a rank know that it has ended, if it has not joined them."""
+        if not self._running or not self._untold:
+            return
+        untold, self._untold = self._untold, []
+        with contextlib.suppress(ImportError):  # without the engine no rank waits for another
+            from pycoll.runtime.absence import tell_end
+
+            for rank in untold:
+                process = self._ranks[rank]
+                if not tell_end(self._control, rank, process.pid, end_of(process.returncode)):
+                    self._untold.append(rank)
 
     def _end_after(self, delay_s: float) -> None:
         term = time.monotonic() + delay_s
@@ -196,6 +216,7 @@ class Job:
             left = [pid for pid in left if _signal_group(pid, 0)]
         for pid in left:
             _signal_group(pid, signal.SIGKILL)
+        os.close(self._control)
         self._selector.close()
         for stream in self._streams:
             stream.close()
@@ -231,9 +252,12 @@ class Job:
         return status if status > 0 else 128 - status
 
     def _fate(self, rank: int) -> str:
-        status = self._ranks[rank].returncode
-        what = f"exited with code {status}" if status > 0 else f"was killed by {_name(-status)}"
-        return f"rank {rank} {what}"
+        return f"rank {rank} {end_of(self._ranks[rank].returncode)}"
+
+
+def end_of(status: int) -> str:
+    """Return how a process ended, from its status as `subprocess` has it."""
+    return f"exited with code {status}" if status >= 0 else f"was killed by {_name(-status)}"
 
 
 def _signal_group(pid: int, number: int) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from pathlib import Path
+from types import ModuleType
 
 from pycoll.algorithms import find
 from pycoll.errors import ArgumentError
@@ -31,14 +34,7 @@ def lookup(text: str) -> Algorithm:
 
 
 def _of_file(path: str, name: str) -> Algorithm:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise ArgumentError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # whatever the file does
-        raise ArgumentError(f"{path}: {type(error).__name__}: {error}") from error
+    module = _loaded(path)
     found = {key: value for key, value in vars(module).items() if isinstance(value, Algorithm)}
     if name in found:
         return found[name]
@@ -46,3 +42,28 @@ def _of_file(path: str, name: str) -> Algorithm:
         return next(iter(found.values()))
     which = f"no algorithm {name!r}" if name or not found else "several algorithms"
     raise ArgumentError(f"{path} has {which}; there are: {', '.join(found) or 'none'}")
+
+
+def _loaded(path: str) -> ModuleType:
+    """Run a file as an import would, once: it finds its neighbours, and others find it by name.
+
+    A name that another module has is left to that one; then the file goes by its path.
+    """
+    place = os.path.realpath(path)
+    folder, name = os.path.dirname(place), Path(place).stem
+    if getattr(sys.modules.get(name), "__file__", place) != place:
+        name = place.replace(".", "_")  # a dot would make it a part of a package
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, place)
+    if spec is None or spec.loader is None:
+        raise ArgumentError(f"{path} is no Python file")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # whatever the file does
+        del sys.modules[name]
+        raise ArgumentError(f"{path}: {type(error).__name__}: {error}") from error
+    return module

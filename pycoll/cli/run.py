@@ -15,6 +15,7 @@ from pycoll.config import Config
 from pycoll.errors import ArgumentError
 
 _HELP = "start the ranks of a job on this host"
+_RANK_PYCOLL = str(Path(__file__).with_name("rank_pycoll.py"))
 MAX_RANKS = 4096  # kMaxWorldSize of csrc/control.h: more than that no communicator takes
 
 
@@ -76,10 +77,10 @@ def main(args: argparse.Namespace) -> int:
     return job.conclude()
 
 
-def main_of_module(n: int, module: list[str]) -> int:
-    """Run a module with n ranks, as ``pycoll run -n N -m module`` does."""
-    usual = {"timeout": None, "tag_output": False, "keep_going": False, "script": []}
-    return main(argparse.Namespace(n=n, module=module, **usual))
+def main_of_pycoll(n: int, words: list[str]) -> int:
+    """Run a command of pycoll with n ranks, whatever the current directory has of that name."""
+    usual = {"timeout": None, "tag_output": False, "keep_going": False, "module": None}
+    return main(argparse.Namespace(n=n, script=[_RANK_PYCOLL, *words], **usual))
 
 
 def _command(args: argparse.Namespace) -> list[str]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cli.explain import rules_as_rows
-from pycoll.cli.files import put
+from pycoll.cli.files import check_drawing, put
 from pycoll.cli.own import HELP, is_own, lookup
 from pycoll.cli.run import MAX_RANKS
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.runtime.rules import RULES
 from pycoll.runtime.select import of_collective
 from pycoll.schedule.collectives import COLLECTIVES
-from pycoll.schedule.compile import peer_plan
+from pycoll.schedule.compile import peer_plan, peer_plans
 from pycoll.schedule.draw import drawn
 from pycoll.schedule.formula import evaluate, stated
 from pycoll.schedule.ir import Algorithm, Schedule
+from pycoll.schedule.plan import Plan
 from pycoll.schedule.promise import Promise
 from pycoll.schedule.transfers import as_text
 
@@ -82,8 +84,9 @@ def main(args: argparse.Namespace) -> int:
     if args.plan is not None:
         if not 0 <= args.plan < args.n:
             raise ArgumentError(f"--plan is {args.plan}, expected a rank, 0 to {args.n - 1}")
-        print(peer_plan(schedule, args.plan, direct=not args.staged).listing())
+        print(_plan(args, schedule).listing())
     if args.output is not None:
+        check_drawing("--output")
         put(args.output, drawn(schedule, str(args.output)))
         print(f"drew {schedule} to {args.output}")
     if args.text or (args.plan is None and args.output is None):
@@ -107,11 +110,23 @@ def _schedule(args: argparse.Namespace) -> Schedule:
     return schedule
 
 
+def _plan(args: argparse.Namespace, schedule: Schedule) -> Plan:
+    """Compile the program that would run.
+
+    An algorithm of a file may be written for all ranks only, as with `numpy.roll`, which for one
+    rank alone is something else: its calls run what is compiled for all.
+    """
+    if is_own(args.algorithm):
+        return peer_plans(schedule, direct=not args.staged)[args.plan]
+    return peer_plan(schedule, args.plan, direct=not args.staged)
+
+
 def _parameter(text: str) -> tuple[str, int]:
     name, _, value = text.partition("=")
-    if not name or not value.lstrip("-").isdigit():
-        raise ArgumentError(f"--param is {text!r}, expected a name and a number, such as root=1")
-    return name, int(value)
+    with contextlib.suppress(ValueError):
+        if name:
+            return name, int(value)
+    raise ArgumentError(f"--param is {text!r}, expected a name and a number, such as root=1")
 
 
 def _known(collective: str) -> str:

@@ -1,15 +1,27 @@
-"""Sizes, times and tables, as the command line reads and prints them."""
+"""Names, sizes, times and tables, as the command line reads and prints them."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from pycoll.algorithms import closest
 from pycoll.config import parse_bytes
 from pycoll.errors import ArgumentError
 
 _ADDRESSES = 1 << 47  # bytes that a process can address
+
+
+def one_of(known: Sequence[str]) -> Callable[[str], str]:
+    """Return the type of an option that is one of some names; of others it tells the closest."""
+
+    def name(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"there is no {text!r}{closest(text, list(known))}")
+        return text
+
+    return name
 
 
 def in_memory(text: str) -> int:

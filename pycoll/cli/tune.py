@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         ArgumentError: An argument cannot be used.
     """
-    names = _names(args.only)
+    names = names_of(args.only)
     if not 1 <= args.budget <= _MOST_S:
         raise ArgumentError(f"--budget is {args.budget}, expected seconds from 1 to {_MOST_S:.0f}")
     if args.max < SIZES[0]:
@@ -86,6 +86,8 @@ def main(args: argparse.Namespace) -> int:
         return _measure(args, names)
     path = args.output or tuning_path()
     counts = _counts(args.n)
+    if args.transport == "mpi":
+        raise ArgumentError("--transport mpi is for ranks that mpiexec has started, without -n")
     for n in counts:
         status = _start(args, path, n, args.budget / len(counts))
         if status:
@@ -93,13 +95,18 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _names(only: str | None) -> list[str]:
+def names_of(only: str | None) -> list[str]:
+    """Return the collectives to measure, each once: two series of one would be taken for one.
+
+    Raises:
+        ArgumentError: There is no such collective.
+    """
     names = list(COLLECTIVES) if only is None else only.split(",")
     unknown = [name for name in names if name not in COLLECTIVES]
     if unknown:
         known = ", ".join(COLLECTIVES)
         raise ArgumentError(f"--only {', '.join(unknown)} is not known; accepted: {known}")
-    return names
+    return list(dict.fromkeys(names))
 
 
 def _counts(text: str | None) -> list[int]:
@@ -108,7 +115,10 @@ def _counts(text: str | None) -> list[int]:
     parts = text.split(",")
     if not all(part.isdecimal() and int(part) > 1 for part in parts):
         raise ArgumentError(f"-n is {text!r}, expected numbers of ranks above 1, such as 2,4")
-    return sorted({int(part) for part in parts})
+    counts = sorted({int(part) for part in parts})
+    if counts[-1] > run.MAX_RANKS:
+        raise ArgumentError(f"-n is {text!r}, expected at most {run.MAX_RANKS} ranks")
+    return counts
 
 
 def _start(args: argparse.Namespace, path: Path, n: int, budget: float) -> int:
@@ -117,8 +127,7 @@ def _start(args: argparse.Namespace, path: Path, n: int, budget: float) -> int:
         part = Path(folder) / "part.json"
         words = ["--part", str(part), "--budget", str(budget), "--max", str(args.max)]
         words += ["--only", args.only] if args.only else []
-        module = ["pycoll", "tune", *words]
-        status = run.main_of_module(n, module)
+        status = run.main_of_pycoll(n, ["tune", *words])
         if status == 0:
             save(path, Tuning.parse(part.read_text(encoding="utf-8")).worlds[0])
     return status

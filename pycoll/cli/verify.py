@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from pycoll.algorithms import ALGORITHMS, closest
 from pycoll.cli.files import check_writable, put
 from pycoll.cli.own import HELP, is_own, lookup
 from pycoll.cli.run import MAX_RANKS
+from pycoll.cli.spread import Task, spread
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
@@ -23,7 +21,6 @@ from pycoll.schedule.verify import Proof, prove
 
 ALL_ROOTS = 8  # worlds up to this size are proven for every root
 MUTANT_WORLDS = "2..5,8"
-Task = tuple[str, int]  # name for `lookup`, world size
 
 
 def add_parser(subparsers: Any) -> None:
@@ -51,6 +48,9 @@ def main(args: argparse.Namespace) -> int:
     chosen = _choose(args)
     worlds = parse_worlds(args.worlds or (MUTANT_WORLDS if args.mutate else "1..64"))
     tasks = [(name, n) for n in reversed(worlds) for name in chosen if lookup(name).works_for(n)]
+    if not tasks:
+        sizes = ", ".join(map(str, worlds)) if len(worlds) < 9 else f"{worlds[0]}..{worlds[-1]}"
+        raise ScheduleError(f"{', '.join(chosen)}: not defined for these numbers of ranks: {sizes}")
     return (_mutate if args.mutate else _prove)(args, tasks)
 
 
@@ -142,7 +142,7 @@ def _prove(args: argparse.Namespace, tasks: list[Task]) -> int:
     started = time.perf_counter()
     facts: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in tasks}
     errors = []
-    for task, found, error in _spread(_portable, tasks, args.jobs, "proven"):
+    for task, found, error in spread(_portable, tasks, args.jobs, "proven"):
         facts[task[0]] += found
         errors += [error] if error else []
     print(_table([_row(found) for found in facts.values() if found]))
@@ -231,7 +231,7 @@ class _Mutating:
 def _mutate(args: argparse.Namespace, tasks: list[Task]) -> int:
     total, killed, reasons = Counter(), Counter(), Counter()
     holes = []
-    for (name, n), verdicts in _spread(_Mutating(args.count), tasks, args.jobs, "mutated"):
+    for (name, n), verdicts in spread(_Mutating(args.count), tasks, args.jobs, "mutated"):
         for verdict in verdicts:
             total[verdict.operator] += 1
             killed[verdict.operator] += bool(verdict.error)
@@ -253,17 +253,3 @@ def _mutate(args: argparse.Namespace, tasks: list[Task]) -> int:
         found = {"total": total, "rejected": killed, "right": rows, "unexplained": holes}
         put(args.json, json.dumps(found, indent=1))
     return 1 if holes else 0
-
-
-def _spread(work: Callable, tasks: list[Task], jobs: int, verb: str) -> Iterator[Any]:
-    """Do the work in some processes, and show how far it is on a terminal."""
-    live = sys.stderr.isatty()
-    forking = multiprocessing.get_context("fork")  # also from Python 3.14 on: nothing stays behind
-    with forking.Pool(min(jobs, max(1, len(tasks)))) as pool:
-        for i, result in enumerate(pool.imap_unordered(work, tasks), 1):
-            if live:
-                title = "{}, n={}".format(*result[0])
-                print(f"\r{i}/{len(tasks)} {verb}  {title:48.48}", end="", file=sys.stderr)
-            yield result
-    if live:
-        print("\r" + " " * 78 + "\r", end="", file=sys.stderr)

@@ -77,10 +77,15 @@ def _candidate(choice: Choice, algorithm: Algorithm, times: dict[str, float]) ->
     if measured and best:
         verdict = _compared(measured / best, "measured")
     else:
-        verdict = _compared(seconds / choice.predicted_s, "predicted")
+        verdict = _compared(_ratio(seconds, choice.predicted_s), "predicted")
     verdict = "chosen" if chosen else obstacle or verdict
     volume = spent.rounds, spent.per_rank, algorithm.order, direct
     return Candidate(algorithm.name, *volume, seconds, measured, verdict)
+
+
+def _ratio(seconds: float, best: float) -> float:
+    """Divide times; a machine whose synchronisation was too short to measure predicts 0."""
+    return seconds / best if best else math.inf if seconds else 1.0
 
 
 def _compared(ratio: float, how: str) -> str:

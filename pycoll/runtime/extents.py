@@ -50,8 +50,15 @@ def blocks_apart(
     inside = np.tile(low, n)  # of the block
     full = inside + np.repeat(offsets, share)
 
+    holder = np.repeat(np.arange(n), share)  # by chunk, where arrays have one block each
+
     def rows(row: np.ndarray) -> np.ndarray:
         return np.tile(row.astype(np.uint64), (n, 1))
 
-    starts = [rows(inside if of == OWN else full) for of in (promise.in_layout, promise.out_layout)]
-    return Extents(starts[0], rows(length), starts[1], rows(length))
+    def places(of: str) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and lengths; of chunks that a rank does not hold there is nothing."""
+        if of != OWN:
+            return rows(full), rows(length)
+        return rows(inside), rows(length) * (holder == np.arange(n)[:, None])
+
+    return Extents(*places(promise.in_layout), *places(promise.out_layout))

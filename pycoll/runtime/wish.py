@@ -61,6 +61,8 @@ class Wish:
         rounds_once = self.dtype is not None and self.dtype.rounds_once
         if rounds_once and self.op not in _EXACT and not folds_at_once(algorithm, self.n):
             return f"rounds {self.dtype.name.lower()} at every hop, not once"
+        if rounds_once and self.op == ReduceOp.AVG and not divides_at_once(algorithm, self.n):
+            return f"rounds {self.dtype.name.lower()} before it divides by the number of ranks"
         return ""
 
     def may_be_direct(self, algorithm: Algorithm) -> bool:
@@ -81,12 +83,20 @@ class Wish:
         )
 
 
+@functools.lru_cache(1024)
 def folds_at_once(algorithm: Algorithm, n: int) -> bool:
     """Whether every reduction of a result happens in one fold of the contributions of all ranks."""
     if n <= 2:
         return True
-    folds = (f for group in algorithm.schedule(n).rounds(0) for f in group)
-    return all(len(f.srcs) in (1, n) for f in folds)
+    schedule = algorithm.schedule(n)
+    folds = (f for group in schedule.rounds(schedule.all_ranks()) for f in group)
+    return all(len(f.srcs) in (1, n) for f in folds if f.happens)
+
+
+@functools.lru_cache(1024)
+def divides_at_once(algorithm: Algorithm, n: int) -> bool:
+    """Whether a mean is divided in the fold that sums it, before it is rounded."""
+    return algorithm.schedule(n).reduces_at_once
 
 
 @functools.lru_cache(1024)

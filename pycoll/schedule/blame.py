@@ -28,10 +28,20 @@ def asking(title: object, function: Callable[..., Any]) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if isinstance(error, CollError) and not isinstance(error, ScheduleError):
             raise  # of calls that the function made
-        text = (
-            str(error) if isinstance(error, ScheduleError) else f"{type(error).__name__}: {error}"
-        )
+        text = str(error)
+        if not isinstance(error, ScheduleError):
+            text = f"{type(error).__name__}: {error}{_about_vectors(text)}"
         raise ScheduleError(f"{title}: {_line(function, error)}{text}") from error
+
+
+def _about_vectors(text: str) -> str:
+    """Explain what NumPy says where an author has taken the ranks for one."""
+    if not any(part in text for part in ("truth value of an array", "only integer scalar arrays")):
+        return ""
+    return (
+        "; `rank` stands for all ranks at once, as an array: choose with fold(..., "
+        "where=rank == 0), and look up with np.array([...])[rank]"
+    )
 
 
 def _line(function: Callable[..., Any], error: BaseException) -> str:

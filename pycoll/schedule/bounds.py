@@ -52,7 +52,7 @@ class Joined:
         known = np.isin(self.code["op"], [*Opcode])
         if not np.all(known):
             self.fail(int(np.flatnonzero(~known)[0]), "is an unknown instruction")
-        named = (self.code["op"] != Opcode.SIGNAL) & (self.code["op"] != Opcode.WAIT)
+        named = (self.code["op"] != Opcode.SIGNAL.value) & (self.code["op"] != Opcode.WAIT.value)
         end = self.code["arg"].astype(np.int64) + self.arity
         self.reject(named & (end > sizes[self.rank]), "names operands that do not exist")
         self.code["arg"] += np.where(named, (np.cumsum(sizes) - sizes)[self.rank], 0).astype("u4")
@@ -62,8 +62,8 @@ class Joined:
         """``[instructions]`` number of operands."""
         op = self.code["op"]
         fold = self.code["nsrc"].astype(np.int64) + self.code["ndst"]
-        move = (op == Opcode.SEND) | (op == Opcode.RECV)
-        return np.where(op == Opcode.FOLD, fold, np.where(move, 1, 0))
+        move = (op == Opcode.SEND.value) | (op == Opcode.RECV.value)
+        return np.where(op == Opcode.FOLD.value, fold, np.where(move, 1, 0))
 
     def fail(self, i: int, text: str) -> None:
         """Raise an error about an instruction."""
@@ -84,19 +84,21 @@ def check_bounds(joined: Joined, promise: Promise) -> None:
         ScheduleError: Naming rank, round and piece.
     """
     code, first = joined.code, joined.plans[0]
-    fold, wait = code["op"] == Opcode.FOLD, code["op"] == Opcode.WAIT
+    fold, wait = code["op"] == Opcode.FOLD.value, code["op"] == Opcode.WAIT.value
     joined.reject(
         fold & ((code["nsrc"] == 0) | (code["ndst"] == 0)), "lacks sources or destinations"
     )
     joined.reject((joined.arity > 0) & (code["count"] == 0), "covers no chunk")
     if first.messages:
-        joined.reject(code["op"] == Opcode.SIGNAL, "has no place among messages")
+        joined.reject(code["op"] == Opcode.SIGNAL.value, "has no place among messages")
         joined.reject(wait & (code["peer"] != ALL), "waits for one peer only")
-        moves = (code["op"] == Opcode.SEND) | (code["op"] == Opcode.RECV)
+        moves = (code["op"] == Opcode.SEND.value) | (code["op"] == Opcode.RECV.value)
         joined.reject(moves & (code["peer"] >= promise.n), "names a rank that does not exist")
         joined.reject(moves & (code["peer"] == joined.rank), "goes to its own rank")
     else:
-        joined.reject(~fold & ~wait & (code["op"] != Opcode.SIGNAL), "needs a message transport")
+        joined.reject(
+            ~fold & ~wait & (code["op"] != Opcode.SIGNAL.value), "needs a message transport"
+        )
         joined.reject(wait & (code["peer"] >= promise.n), "names a rank that does not exist")
         joined.reject(wait & (code["peer"] == joined.rank), "waits for its own rank")
         step = code["arg"]
@@ -109,14 +111,14 @@ def check_bounds(joined: Joined, promise: Promise) -> None:
 def _check_done(joined: Joined) -> None:
     """Check that each direct plan ends its work with DONE; only waits follow."""
     op, n = joined.code["op"], len(joined.plans)
-    done = np.flatnonzero((op == Opcode.SIGNAL) & (joined.code["arg"] == DONE))
+    done = np.flatnonzero((op == Opcode.SIGNAL.value) & (joined.code["arg"] == DONE))
     missing = np.setdiff1d(np.arange(n), joined.rank[done])
     if len(missing):
         raise ScheduleError(f"{joined.title}: rank {missing[0]} never publishes that it is done")
     last = np.zeros(n, np.int64)
     np.maximum.at(last, joined.rank[done], done)
     after = np.arange(len(op)) > last[joined.rank]
-    joined.reject(after & (op != Opcode.WAIT), "comes after the rank said that it is done")
+    joined.reject(after & (op != Opcode.WAIT.value), "comes after the rank said that it is done")
 
 
 def _check_operands(joined: Joined, promise: Promise) -> None:
@@ -127,21 +129,23 @@ def _check_operands(joined: Joined, promise: Promise) -> None:
     rank, buffer = piece["rank"].astype(np.int64), piece["buffer"]
     low = piece["chunk"].astype(np.int64)
     high = low + code["count"][instr]
-    writes = (code["op"][instr] == Opcode.FOLD) & (place >= code["nsrc"][instr])
-    writes |= code["op"][instr] == Opcode.RECV
-    slot = buffer == PlanBuffer.CELL
+    writes = (code["op"][instr] == Opcode.FOLD.value) & (place >= code["nsrc"][instr])
+    writes |= code["op"][instr] == Opcode.RECV.value
+    slot = buffer == PlanBuffer.CELL.value
     inside = np.where(slot, high <= slots[rank % promise.n], high <= promise.chunks) & (
         rank < promise.n
     )
     i, c, top = rank % promise.n, low % promise.chunks, (high - 1) % promise.chunks
-    held = np.where(buffer == PlanBuffer.IN, promise.in_held[i, c], promise.out_held[i, c])
-    held &= np.where(buffer == PlanBuffer.IN, promise.in_held[i, top], promise.out_held[i, top])
+    held = np.where(buffer == PlanBuffer.IN.value, promise.in_held[i, c], promise.out_held[i, c])
+    held &= np.where(
+        buffer == PlanBuffer.IN.value, promise.in_held[i, top], promise.out_held[i, top]
+    )
     private = plan.messages | (~slot & (not plan.direct))
     for bad, text in (
-        (buffer > PlanBuffer.CELL, "which is no buffer"),
+        (buffer > PlanBuffer.CELL.value, "which is no buffer"),
         (~inside, f"outside {slots.max()} slots, {promise.chunks} chunks or {promise.n} ranks"),
         (inside & ~slot & ~held, "which the rank does not hold"),
-        (writes & (buffer == PlanBuffer.IN), "but inputs are never written"),
+        (writes & (buffer == PlanBuffer.IN.value), "but inputs are never written"),
         (private & (rank != joined.rank[instr]), "which belongs to another rank"),
     ):
         if np.any(bad):
@@ -157,7 +161,9 @@ def check_contacts(joined: Joined) -> None:
     Then a call that disagrees with its neighbours' is noticed, whoever is the odd one out.
     """
     code, n = joined.code, len(joined.plans)
-    contact = joined.code["op"] == (Opcode.WAIT if not joined.plans[0].messages else Opcode.RECV)
+    contact = joined.code["op"] == (
+        Opcode.WAIT.value if not joined.plans[0].messages else Opcode.RECV.value
+    )
     a, b = joined.rank[contact], code["peer"][contact].astype(np.int64)
     group = np.arange(n)
     while True:

@@ -25,7 +25,9 @@ from pycoll.schedule.plan import (
     step_of,
 )
 from pycoll.schedule.stage import stage
-from pycoll.schedule.table import FoldTable, build_table, partners
+from pycoll.schedule.table import FoldTable, build_table, partners, unique_rows
+
+_IN, _OUT, _CELL = (place.value for place in PlanBuffer)  # for NumPy
 
 
 def peer_plan(schedule: Schedule, rank: int, *, direct: bool, in_place: bool = False) -> Plan:
@@ -63,7 +65,7 @@ def _lower(
 ) -> list[Plan]:
     complete = complete_folds(table)
     if direct:
-        buffer = np.where(table.buffer == Buffer.TMP, PlanBuffer.CELL, table.buffer)
+        buffer = np.where(table.buffer == Buffer.TMP.value, _CELL, table.buffer)
         table, slots = replace(table, buffer=buffer), schedule.slots
     else:
         before = len(table.owner)
@@ -78,7 +80,7 @@ def _lower(
 def complete_folds(table: FoldTable) -> np.ndarray:
     """Tell which unit folds combine the inputs of all ranks at once."""
     unit = table.unit
-    source = ~table.is_write & (table.buffer == Buffer.IN)
+    source = ~table.is_write & (table.buffer == Buffer.IN.value)
     seen = np.unique(unit[source] * table.n + table.rank[source]) // table.n
     return (np.bincount(seen, minlength=len(table.owner)) == table.n) & (table.nsrc == table.n)
 
@@ -103,7 +105,7 @@ def derive(
     if direct:
         waits = np.concatenate([waits, _contacts(table)])
     waits = _prune(waits, table.n)
-    return waits, np.unique(waits[:, 2:], axis=0)
+    return waits, unique_rows(waits[:, 2:])
 
 
 def _stored_onto_itself(table: FoldTable) -> np.ndarray:
@@ -114,7 +116,7 @@ def _stored_onto_itself(table: FoldTable) -> np.ndarray:
     unit = table.unit
     source = table.first[unit]
     same = (table.rank == table.rank[source]) & (table.chunk == table.chunk[source])
-    same &= (table.buffer != PlanBuffer.CELL) & (table.buffer[source] != PlanBuffer.CELL)
+    same &= (table.buffer != _CELL) & (table.buffer[source] != _CELL)
     return same & table.is_write & (table.nsrc[unit] == 1)
 
 
@@ -142,14 +144,14 @@ def _dependences(table: FoldTable, direct: bool, aliased: bool, title: str) -> n
 
 def _accesses(table: FoldTable, direct: bool, aliased: bool) -> tuple[np.ndarray, ...]:
     """List every access to shared memory, with those of entry and exit for direct plans."""
-    buffer = np.where(aliased & (table.buffer == PlanBuffer.IN), PlanBuffer.OUT, table.buffer)
+    buffer = np.where(aliased & (table.buffer == _IN), _OUT, table.buffer)
     span = int(table.chunk.max(initial=0)) + 1
     cell = (table.rank * 3 + buffer) * span + table.chunk
     unit = table.unit
     made = ~_stored_onto_itself(table) if aliased else np.ones(len(cell), bool)
     columns = [a[made] for a in (cell, table.line[unit], table.owner[unit], unit, table.is_write)]
     if direct:
-        remote = (table.rank != table.owner[unit]) & (buffer != PlanBuffer.CELL)
+        remote = (table.rank != table.owner[unit]) & (buffer != _CELL)
         user, where = np.unique(cell[remote], return_index=True)
         holder = table.rank[remote][where]
         for line in (-1, table.lines):
@@ -165,9 +167,9 @@ def _contacts(table: FoldTable) -> np.ndarray:
     Others may have told that rank's progress already, but where its arrays lie it tells itself.
     """
     user = table.owner[table.unit]
-    away = (table.rank != user) & (table.buffer != PlanBuffer.CELL)
+    away = (table.rank != user) & (table.buffer != _CELL)
     columns = [user[away], table.line[table.unit][away], table.rank[away]]
-    return np.unique(np.stack([*columns, np.full(int(away.sum()), -1)], axis=1), axis=0)
+    return unique_rows(np.stack([*columns, np.full(int(away.sum()), -1)], axis=1))
 
 
 def _check_conflicts(
@@ -247,14 +249,13 @@ def _emit(
     head = order[starts]
     lines, first = table.lines, table.first
     rounds = np.concatenate([[0], table.line_round, [max(0, int(table.line_round.max(initial=0)))]])
-    everyone = np.arange(schedule.n)
-    entered = np.stack([everyone, np.full(schedule.n, -1)], axis=1)
-    signals = np.unique(np.concatenate([signals, entered]), axis=0)
+    entered = np.stack([np.arange(schedule.n), np.full(schedule.n, -1)], axis=1)
+    signals = unique_rows(np.concatenate([signals, entered]))
     parts = []
     for op, rank, line in (
-        (Opcode.WAIT, waits[:, 0], waits[:, 1]),
-        (Opcode.FOLD, table.owner[head], table.line[head]),
-        (Opcode.SIGNAL, signals[:, 0], signals[:, 1]),
+        (Opcode.WAIT.value, waits[:, 0], waits[:, 1]),
+        (Opcode.FOLD.value, table.owner[head], table.line[head]),
+        (Opcode.SIGNAL.value, signals[:, 0], signals[:, 1]),
     ):
         part = np.zeros(len(rank), INSTR)
         part["op"], part["round"] = op, rounds[line + 1]
@@ -282,17 +283,16 @@ def _finish(code: np.ndarray, line: np.ndarray, lines: int) -> np.ndarray:
     """Publish DONE after the last access to peers' arrays, instead of the last line's signal."""
     last = int(np.searchsorted(line, lines))
     done = np.zeros(1, INSTR)
-    done["op"], done["arg"] = Opcode.SIGNAL, DONE
-    done["round"] = code["round"][last - 1]
+    done["op"], done["arg"], done["round"] = Opcode.SIGNAL.value, DONE, code["round"][last - 1]
     previous = code[last - 1]
-    replaced = previous["op"] == Opcode.SIGNAL and previous["arg"] > step_of(-1)
+    replaced = previous["op"] == Opcode.SIGNAL.value and previous["arg"] > step_of(-1)
     return np.concatenate([code[: last - 1] if replaced else code[:last], done, code[last:]])
 
 
 def _pack(code: np.ndarray, operands: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Keep only the operands that this code uses, in order."""
     code = code.copy()
-    folds = np.flatnonzero(code["op"] == Opcode.FOLD)
+    folds = np.flatnonzero(code["op"] == Opcode.FOLD.value)
     arity = code["nsrc"][folds].astype(np.int64) + code["ndst"][folds]
     offset = np.cumsum(arity) - arity
     index = np.repeat(code["arg"][folds].astype(np.int64) - offset, arity) + np.arange(arity.sum())

@@ -200,14 +200,15 @@ def staging(schedule: Schedule) -> Staging:
     for folds in schedule.rounds(schedule.all_ranks()):
         now: list[np.ndarray] = []
         for f in folds:
+            owner, offset = _owners(f, n)
             for i, piece in enumerate((*f.srcs, *f.dsts)):
                 if piece.buffer == Buffer.TMP:
                     continue
-                cell, own = _cells(f, piece, n, chunks)
+                cell, own = _cells(piece, owner, offset, n, chunks)
                 if i >= len(f.srcs):
                     now.append(cell)
                     by_others[cell[~own]] = True
-                    own_stores += np.bincount(cell[own], minlength=n * chunks)
+                    np.add.at(own_stores, cell[own], 1)  # few of many: no array of them all
                     continue
                 acc_in = (piece.buffer == Buffer.ACC) & ~written[cell]
                 from_in = acc_in | (piece.buffer == Buffer.IN)
@@ -219,12 +220,18 @@ def staging(schedule: Schedule) -> Staging:
     return Staging(*(a.reshape(n, chunks).sum(axis=1) for a in (read_in, by_others, twice)))
 
 
-def _cells(f: Fold, piece: Piece, n: int, chunks: int) -> tuple[np.ndarray, np.ndarray]:
-    """List the cells (rank * chunks + chunk) of a piece, and which of them are their reader's."""
+def _owners(f: Fold, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """List who folds each chunk of a fold, and the chunk's place in it."""
     count = active(f, n)
     owner = np.repeat(np.arange(n), count)
-    offset = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-    rank, chunk = (np.broadcast_to(v, (n,))[owner] for v in (piece.rank, piece.chunk))
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+
+
+def _cells(
+    piece: Piece, owner: np.ndarray, offset: np.ndarray, n: int, chunks: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """List the cells (rank * chunks + chunk) of a piece, and which of them are their reader's."""
+    rank, chunk = (v if np.size(v) == 1 else v[owner] for v in (piece.rank, piece.chunk))
     rank = rank % n
     return rank * chunks + (chunk + offset) % chunks, rank == owner
 

@@ -271,8 +271,7 @@ class Schedule:
             inputs = (Buffer.IN, Buffer.IN if number else Buffer.ACC)
             for f in folds:
                 whole = len(f.srcs) == self.n and all(p.buffer in inputs for p in f.srcs)
-                partial = len(f.srcs) > 1 and not whole
-                if partial and np.any(np.asarray(f.where, bool) & (np.asarray(f.count) > 0)):
+                if len(f.srcs) > 1 and not whole and f.happens:
                     return False
         return True
 

@@ -18,7 +18,7 @@ import numpy as np
 from pycoll.schedule.ir import Schedule
 from pycoll.schedule.places import Runs, place, runs_of
 from pycoll.schedule.plan import ALL, INSTR, OPERAND, Opcode, Plan
-from pycoll.schedule.table import FoldTable, build_table, partners
+from pycoll.schedule.table import FoldTable, build_table, partners, unique_rows
 
 _FIRST, _FOLDS, _SECOND = 0, 2, 3  # phases; the WAIT behind one stands at the number after it
 
@@ -134,8 +134,8 @@ def _folds(runs: Runs) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 def _waits(moves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """One WAIT behind the messages of each rank, round and phase."""
-    where = np.stack([moves["rank"], moves["round"], moves["phase"]])
-    rank, round_, phase = np.unique(where, axis=1)
+    where = np.stack([moves["rank"], moves["round"], moves["phase"]], axis=1)
+    rank, round_, phase = unique_rows(where).T
     size = len(rank)
     fixed = {"op": int(Opcode.WAIT), "peer": ALL, "key": 0, "count": 0}
     columns = {name: np.full(size, value) for name, value in fixed.items()}
@@ -176,7 +176,7 @@ def _emit(
     for r in ranks:
         low, high = np.searchsorted(rank, [r, r + 1])
         own = code[low:high].copy()
-        own["arg"] = np.where(own["op"] == Opcode.WAIT, 0, first[low:high] - first[low])
+        own["arg"] = np.where(own["op"] == Opcode.WAIT.value, 0, first[low:high] - first[low])
         pieces = operands[first[low] : first[high]]
         plans.append(Plan(schedule, r, own, pieces, int(runs.slots[r]), False, messages=True))
     return plans

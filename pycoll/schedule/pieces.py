@@ -51,6 +51,11 @@ class Fold:
     where: Vector
     tree: bool
 
+    @property
+    def happens(self) -> bool:
+        """Whether any of the ranks does it, for any chunk."""
+        return bool(np.any(np.asarray(self.where, bool) & (np.asarray(self.count) > 0)))
+
 
 def at(rank: Vector, buffer: Buffer, chunk: Vector = 0) -> Piece:
     """Name a piece: chunk ``chunk`` of ``buffer`` on ``rank``.
@@ -107,9 +112,12 @@ def fold(
         tree: Combine along the in-order balanced tree instead of left to right.
 
     Raises:
-        ScheduleError: If there are no pieces, or the numbers are no integers.
+        ScheduleError: If there are no pieces, or the numbers are no integers, or `tree` is no
+            truth value.
     """
     sources, targets = _pieces("the sources", srcs), _pieces("the destinations", to)
     _check_integer("fold(): count", count)
     _check_integer("fold(): where", where)
+    if not isinstance(tree, bool | np.bool_):
+        raise ScheduleError(f"fold(): tree is {tree!r}, expected True or False, for all ranks")
     return Fold(sources, targets, count, where, tree)

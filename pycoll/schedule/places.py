@@ -61,7 +61,8 @@ def runs_of(table: FoldTable) -> Runs:
     run, place = spans(arity)
     operand = table.first[head][run] + place
     line = table.line[head]
-    buffer = np.where(table.buffer == Buffer.TMP, PlanBuffer.CELL, table.buffer)[operand]
+    scratch = table.buffer == Buffer.TMP.value
+    buffer = np.where(scratch, PlanBuffer.CELL.value, table.buffer)[operand]
     chunk = table.chunk[operand]
     return Runs(
         owner=table.owner[head],
@@ -94,7 +95,7 @@ def place(schedule: Schedule, runs: Runs, apart: bool) -> Runs:
     needs[result[holds_result]] = True
     needs[_received_at_home(runs, home, apart)] = False
     slot, slots = _allocate(schedule, runs, needs)
-    buffer = np.where(needs, PlanBuffer.CELL, runs.buffer)
+    buffer = np.where(needs, PlanBuffer.CELL.value, runs.buffer)
     chunk = np.where(needs, slot, runs.chunk)
     held = np.where(kept, start, np.where(home >= 0, home, np.where(copy, start, result)))
     target = np.where(remote & ~needs, held[runs.run], np.arange(len(runs.run)))
@@ -111,7 +112,7 @@ def _received_at_home(runs: Runs, home: np.ndarray, apart: bool) -> np.ndarray:
     at = home[runs.run]
     same = (runs.buffer == runs.buffer[at]) & (runs.chunk == runs.chunk[at])
     taken = runs.first_of(runs.source & ~runs.remote & same) >= 0
-    free = apart | (runs.buffer[home] == PlanBuffer.CELL)
+    free = apart | (runs.buffer[home] == PlanBuffer.CELL.value)
     return first[(runs.nsrc > 1) & (home >= 0) & (first >= 0) & free & ~taken]
 
 

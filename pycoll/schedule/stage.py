@@ -57,7 +57,7 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
     slots = SlotMap(schedule)
     remote = table.rank != table.owner[table.unit]
     write = table.is_write
-    is_in, is_out = table.buffer == Buffer.IN, table.buffer == Buffer.OUT
+    is_in, is_out = table.buffer == Buffer.IN.value, table.buffer == Buffer.OUT.value
     shape = (schedule.n, max(1, schedule.chunks))
 
     def mark(selected: np.ndarray) -> np.ndarray:
@@ -76,7 +76,7 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
     place = np.where(is_in, slots.slot(Buffer.IN, table.rank, table.chunk), 0)
     place = np.where(is_out, slots.slot(Buffer.OUT, table.rank, table.chunk), place)
     new_chunk = np.where(staged, place, table.chunk)
-    new_buffer = np.where(staged | ~user, PlanBuffer.CELL, table.buffer)
+    new_buffer = np.where(staged | ~user, PlanBuffer.CELL.value, table.buffer)
     inner = _store_twice(table, new_buffer, new_chunk, twice, place)
     before = _copies(read_in, Buffer.IN, slots, line=-1)
     after = _copies(written_out, Buffer.OUT, slots, line=table.lines)
@@ -90,7 +90,7 @@ def _store_twice(
     unit = table.unit
     extra = np.flatnonzero(twice)
     order = np.argsort(np.concatenate([unit, unit[extra]]), kind="stable")
-    cell = np.full(len(extra), PlanBuffer.CELL)
+    cell = np.full(len(extra), PlanBuffer.CELL.value)
     return {
         "owner": table.owner,
         "line": table.line,
@@ -117,7 +117,7 @@ def _copies(marks: np.ndarray, buffer: Buffer, slots: SlotMap, line: int) -> dic
         "nsrc": ones,
         "ndst": ones,
         "rank": np.repeat(rank, 2),
-        "buffer": np.tile([int(src), int(dst)], len(rank)),
+        "buffer": np.full((len(rank), 2), [int(src), int(dst)]).ravel(),
         "chunk": np.stack([src_chunk, dst_chunk], axis=1).ravel(),
     }
 

@@ -3,6 +3,9 @@
 A `FoldTable` lists *unit folds*: folds of a single chunk. Unit fold i is executed by ``owner[i]``
 at line ``line[i]`` and uses the operands ``first[i] .. first[i] + nsrc[i] + ndst[i]``, sources
 before destinations. Everything the compiler does is then arithmetic on whole columns.
+
+NumPy is given the values of enumerations, never their members, and no rows to make unique: it would
+call Python code then, and swallow an exception raised there, which may be that of a signal.
 """
 
 from __future__ import annotations
@@ -62,6 +65,14 @@ def spans(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     span = np.repeat(np.arange(len(lengths)), lengths)
     starts = np.cumsum(lengths) - lengths
     return span, np.arange(len(span)) - starts[span]
+
+
+def unique_rows(rows: np.ndarray) -> np.ndarray:
+    """Return the rows that differ, sorted."""
+    rows = rows[np.lexsort(rows.T[::-1])]
+    differs = np.ones(len(rows), bool)
+    differs[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+    return rows[differs]
 
 
 def partners(schedule: Schedule, rank: int) -> np.ndarray:
@@ -167,7 +178,7 @@ def _collect(
         for piece in (*f.srcs, *f.dsts):
             piece_rank[row] = whole(piece.rank)
             piece_chunk[row] = whole(piece.chunk)
-            piece_buffer[row] = piece.buffer
+            piece_buffer[row] = int(piece.buffer)
             row += 1
     most = max(1, schedule.chunks, schedule.slots)
     for odd in (counts.min(initial=0), counts.max(initial=0)):
@@ -192,7 +203,7 @@ def _near(
     The rank is ``focus``, in column ``column``; the result has the shape ``[lines, ranks]``.
     """
     rank, chunk, buffer = pieces
-    scratch = buffer == Buffer.TMP
+    scratch = buffer == Buffer.TMP.value
     line = np.repeat(np.arange(len(nops)), nops)
     chunks = max(1, schedule.chunks)
     rank = 2 * (rank % schedule.n) + scratch[:, None]
@@ -233,7 +244,7 @@ def _expand(
     where = column[op_fold]
     buffer = piece_buffer[piece]
     chunk = piece_chunk[piece, where] + offset[unit]
-    scratch = buffer == Buffer.TMP
+    scratch = buffer == Buffer.TMP.value
     return {
         "fold": fold,
         "rank": piece_rank[piece, where] % schedule.n,
@@ -243,7 +254,7 @@ def _expand(
 
 
 def _check(schedule: Schedule, table: FoldTable) -> None:
-    bad = (table.buffer == Buffer.TMP) & ((table.chunk < 0) | (table.chunk >= schedule.slots))
+    bad = (table.buffer == Buffer.TMP.value) & ((table.chunk < 0) | (table.chunk >= schedule.slots))
     if np.any(bad):
         i = int(np.flatnonzero(bad)[0])
         unit = int(table.unit[i])
@@ -256,7 +267,7 @@ def _check(schedule: Schedule, table: FoldTable) -> None:
 
 def _resolve_acc(table: FoldTable, schedule: Schedule) -> FoldTable:
     """Replace ACC by IN or OUT: IN until the round after the piece was first written."""
-    acc = table.buffer == Buffer.ACC
+    acc = table.buffer == Buffer.ACC.value
     if not np.any(acc):
         return table
     write = table.is_write
@@ -264,10 +275,12 @@ def _resolve_acc(table: FoldTable, schedule: Schedule) -> FoldTable:
     cell = table.rank * max(1, schedule.chunks) + table.chunk
     never = np.iinfo(np.int64).max
     first_write = np.full(schedule.n * max(1, schedule.chunks), never, np.int64)
-    target = write & (acc | (table.buffer == Buffer.OUT))
+    target = write & (acc | (table.buffer == Buffer.OUT.value))
     np.minimum.at(first_write, cell[target], round_[target])
-    user = table.buffer != Buffer.TMP
+    user = table.buffer != Buffer.TMP.value
     written = np.zeros(len(cell), bool)
     written[user] = first_write[cell[user]] < round_[user]
-    table.buffer = np.where(acc, np.where(write | written, Buffer.OUT, Buffer.IN), table.buffer)
+    table.buffer = np.where(
+        acc, np.where(write | written, Buffer.OUT.value, Buffer.IN.value), table.buffer
+    )
     return table

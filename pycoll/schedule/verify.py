@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,12 +55,26 @@ class Proof:
     seconds: float
 
 
+@contextmanager
+def _hinting() -> Iterator[None]:
+    """Tell the author of what cannot work in place what to say."""
+    try:
+        yield
+    except ScheduleError as error:
+        raise ScheduleError(
+            f"{error}; here IN and OUT are one memory: an algorithm that cannot work so says "
+            "in_place=False"
+        ) from error
+
+
 def modes(schedule: Schedule) -> Iterator[tuple[str, bool, list[Plan]]]:
     """Yield each way of lowering: its name, whether IN and OUT may be one memory, its plans."""
     in_place, staged = schedule.algorithm.in_place, schedule.algorithm.in_place_staged
     yield "direct", False, peer_plans(schedule, direct=True)
     if in_place:
-        yield "direct, in place", True, peer_plans(schedule, direct=True, in_place=True)
+        with _hinting():
+            plans = peer_plans(schedule, direct=True, in_place=True)
+        yield "direct, in place", True, plans
     yield "staged", staged, peer_plans(schedule, direct=False)
     yield "messages", staged, message_plans(schedule)
     if COLLECTIVES[schedule.collective].reduces:
@@ -82,7 +97,8 @@ def proven(schedule: Schedule) -> tuple[Proof, dict[str, list[Plan]]]:
     expressions = Expressions(Promise.of(schedule))
     for mode, aliased, made in modes(schedule):
         plans[mode] = made
-        outcomes[mode] = verify(made, mode=mode, in_place=aliased, known=expressions)
+        with _hinting() if aliased else nullcontext():
+            outcomes[mode] = verify(made, mode=mode, in_place=aliased, known=expressions)
     outcome = outcomes["direct"]
     for mode, other in outcomes.items():
         if other != outcome:

@@ -238,6 +238,17 @@ def test_ranks_get_the_arguments_of_the_command(arguments):
     assert parse(*again) == args
 
 
+def test_what_lies_in_the_current_directory_is_not_taken(jobs):
+    (jobs.folder / "pycoll").mkdir()
+    for name in ("pycoll/__init__", "random", "types"):
+        (jobs.folder / f"{name}.py").write_text("raise SystemExit('the wrong one')")
+    start = "import sys; sys.path.pop(0); from pycoll.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["all_reduce", "-n", "2", "--max", "64", "--iters", "3", "--short"]
+    done = jobs.python("-c", start, "bench", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Out of bounds values : 0 OK" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

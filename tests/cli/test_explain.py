@@ -7,8 +7,11 @@ import pytest
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cli import main
 from pycoll.cli.sizes import show_size, show_time, size, table
+from pycoll.runtime.fingerprint import fingerprint
 from pycoll.runtime.rules import RULES
 from pycoll.runtime.select import select
+from pycoll.runtime.tuning import Tuning, World
+from pycoll.schedule.cost import Machine
 
 
 def explained(capsys, *args):
@@ -77,6 +80,7 @@ def test_without_a_collective_the_table_is_printed(capsys):
     ("args", "told"),
     [
         (["all_reduce", "-n", "0"], "-n is 0"),
+        (["all_reduce", "--tuning", "~nosuch/x"], "tuning '~nosuch/x' cannot be used: "),
         (["all_reduce", "-n", "5000"], "-n is 5000, expected 1 to 4096 ranks"),
         (["all_reduce", "--hosts", "0,2"], "--hosts is '0,2', expected 1 to 4096 ranks"),
         (["all_reduce", "--cores", "0"], "--cores is 0, expected 1 or more"),
@@ -93,13 +97,38 @@ def test_wrong_arguments(capsys, args, told):
 
 @pytest.mark.parametrize(
     "args",
-    [["all_reduce", "--bytes", "many"], ["all_reduce", "--bytes", "9" * 21], ["allreduce"]],
+    [["all_reduce", "--bytes", "many"], ["all_reduce", "--bytes", "9" * 21], ["sum"]],
 )
 def test_wrong_syntax(capsys, args):
     with pytest.raises(SystemExit) as caught:
         main(["explain", *args])
     assert caught.value.code == 2
     assert args[-1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["explain", "bench"])
+def test_a_name_that_is_nearly_one(capsys, command):
+    with pytest.raises(SystemExit):
+        main([command, "allreduce"])
+    told = "there is no 'allreduce'; did you mean 'all_reduce'? known: "
+    assert told in capsys.readouterr().err
+
+
+def test_a_machine_that_takes_no_time(capsys, tmp_path):
+    machine = Machine(alpha=0.0, sigma=0.0, call=0.0)
+    path = tmp_path / "table.json"
+    made = World("shared memory", (2,), machine, (), (), "now")
+    path.write_text(Tuning(fingerprint(), (made,)).to_json())
+    lines = explained(capsys, "all_reduce", "--bytes", "0", "--tuning", str(path))
+    assert any(line.endswith("predicted to take as long") for line in lines)
+
+
+@pytest.mark.parametrize("command", ["explain all_reduce", "doctor"])
+def test_a_folder_that_cannot_be(capsys, monkeypatch, command):
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/" + "a" * 300)
+    monkeypatch.setenv("PYCOLL_TUNING", "auto")
+    assert main(command.split()) == 0
+    assert "nothing was measured here" in capsys.readouterr().out
 
 
 def test_sizes():

@@ -105,6 +105,9 @@ def test_an_unknown_command_is_refused(capsys):
         cli.main(["solve"])
     assert end.value.code == 2
     assert "'solve'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["rum"])
+    assert "there is no command 'rum'; did you mean 'run'? known: " in capsys.readouterr().err
 
 
 def test_no_command_shows_the_help(capsys):
@@ -118,6 +121,28 @@ def test_doctor_finds_all_that_is_needed(capsys):
     assert "engine        folds with" in out
     assert "memfd         works" in out
     assert "futex         works" in out
+
+
+def test_doctor_tells_packages_that_are_broken(tmp_path):
+    (tmp_path / "rich.py").write_text("raise ValueError('of another age')")
+    (tmp_path / "pytest.py").write_text("import os; os._exit(3)")
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "pycoll", "doctor"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "absent  rich          cannot be imported: ValueError: of another age\n" in done.stdout
+    assert "absent  pytest        cannot be imported: status 3\n" in done.stdout
+    assert "ok      matplotlib    for pictures" in done.stdout
+
+
+@pytest.mark.parametrize("words", ["show ring -n 4 -o", "bench all_reduce -n 2 --max 64 --plot"])
+def test_a_backend_that_matplotlib_does_not_know(tmp_path, words):
+    command = [sys.executable, "-m", "pycoll", *words.split(), str(tmp_path / "x.png")]
+    environ = os.environ | {"MPLBACKEND": "foo"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "matplotlib cannot be loaded: Key backend: 'foo' is not a valid" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from pycoll.cli import main
+from pycoll.cli.own import lookup
+from pycoll.schedule.compile import peer_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,3 +81,61 @@ def test_it_is_measured(jobs):
     assert done.returncode == 0, done.stderr
     assert "mine, staged" in done.stdout
     assert "Out of bounds values : 0 OK" in done.stdout
+
+
+AS_PYTHON = """
+from __future__ import annotations
+import pickle
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from beside import RANKS
+
+@dataclass
+class Shape:
+    rows: int
+
+assert pickle.loads(pickle.dumps(Shape(RANKS))) == Shape(2)
+with Path(__file__).with_name("log").open("a") as log:
+    log.write("loaded\\n")
+"""
+
+
+def test_the_file_is_loaded_as_python_would_and_once(tmp_path, jobs):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "beside.py").write_text("RANKS = 2")
+    for name in ("mine.py", "json.py"):  # one of these names is taken
+        log = tmp_path / "folder" / "log"
+        log.write_text("")
+        (tmp_path / "folder" / name).write_text(AS_PYTHON + MINE)
+        done = jobs.python("-m", "pycoll", "verify", f"folder/{name}", "-n", "1..9")
+        assert "9 of 9 proven" in done.stdout, done.stderr
+        assert log.read_text() == "loaded\n"
+
+
+ROLLED = """
+import numpy as np
+from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
+
+@algorithm("all_gather", "rolled")
+def rolled(rank, n):
+    yield fold(at(rank, IN, rank), to=at(rank, OUT, rank))
+    left = np.roll(rank, 1)
+    for step in range(n - 1):
+        yield fold(at(left, OUT, rank - step - 1), to=at(rank, OUT, rank - step - 1))
+"""
+
+
+@pytest.mark.parametrize("staged", [[], ["--staged"]])
+def test_the_program_that_is_shown_is_the_one_that_runs(file, capsys, staged):
+    file.write_text(ROLLED)
+    assert main(["show", str(file), "-n", "4", "--plan", "2", *staged]) == 0
+    schedule = lookup(str(file)).schedule(4)
+    assert capsys.readouterr().out == peer_plans(schedule, direct=not staged)[2].listing() + "\n"
+
+
+def test_one_that_fits_no_world(file, capsys):
+    file.write_text(MINE.replace("chunks=1", "chunks=1, worlds=lambda n: n == 6"))
+    assert main(["verify", f"{file}:mine", "-n", "4"]) == 2
+    assert f"{file}:mine: not defined for these numbers of ranks: 4" in capsys.readouterr().err

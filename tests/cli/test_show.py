@@ -57,6 +57,8 @@ def test_parameters(capsys):
         (["ring", "-o", "/dev/full/x.png"], "cannot write '/dev/full/x.png'"),
         (["ring", "--plan", "8"], "0 to 7"),
         (["ring", "--param", "k"], "root=1"),
+        (["ring", "--param", "root=--5"], "--param is 'root=--5', expected a name and a number"),
+        (["ring", "--param", "root=²"], "--param is 'root=²', expected a name and a number"),
         (["ring", "--param", "k=8"], "unknown parameter 'k'"),
         (["ring", "-n", "40", "-o", "x.png"], "at most 32"),
         (["ring", "-n", "4", "-o", "x"], "its suffix tells the format"),

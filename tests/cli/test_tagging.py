@@ -1,6 +1,12 @@
 """Output with the number of the rank before each line."""
 
+import io
+import os
 import signal
+
+import pytest
+
+from pycoll.cli.tagging import TaggedStream
 
 
 def test_tagged_lines_are_whole(jobs):
@@ -40,3 +46,61 @@ def test_a_reader_that_leaves_ends_the_job(jobs):
         job.stdout.close()
         assert job.wait(jobs.deadline_s) == 128 + signal.SIGPIPE
         assert jobs.all_gone(pids)
+
+
+def tagged(*texts):
+    """Return what becomes of texts that are read one after the other."""
+    reading, writing = os.pipe()
+    sink = io.BytesIO()
+    stream = TaggedStream(7, os.fdopen(reading, "rb"), sink)
+    for text in texts:
+        os.write(writing, text)
+        assert stream.pump()
+    os.close(writing)
+    stream.close()
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("texts", "lines"),
+    [
+        ([b"10%\r20%\r30%\n"], [b"10%", b"20%", b"30%"]),
+        ([b"\r10%", b"\r20%", b"\r    \r", b"done\n"], [b"10%", b"20%", b"done"]),
+        ([b"a\r\nb\r", b"\nc\n"], [b"a", b"b", b"c"]),
+        ([b"\n\n  \nx"], [b"", b"", b"  ", b"x"]),
+        ([], []),
+    ],
+)
+def test_carriage_returns_end_lines(texts, lines):
+    assert tagged(*texts) == b"".join(b"[7] " + line + b"\n" for line in lines)
+
+
+@pytest.mark.parametrize("text", ["Name: ", "10%\\r20%\\r"])
+def test_an_unfinished_line_is_passed_on(jobs, text):
+    path = jobs.script(
+        f"""
+        print("{text}", end="", flush=True)
+        mark("up")
+        time.sleep(1000)
+        """
+    )
+    with jobs.started(path, 1, "--tag-output") as (job, _):
+        first = job.stdout.readline()
+        assert first == ("[0] Name: \n" if text == "Name: " else "[0] 10%\n")
+        job.send_signal(signal.SIGTERM)
+        job.wait(jobs.deadline_s)
+
+
+def test_a_line_that_never_ends_is_passed_on_in_large_pieces():
+    reading, writing = os.pipe()
+    sink = io.BytesIO()
+    stream = TaggedStream(0, os.fdopen(reading, "rb"), sink)
+    piece = b"x" * 4096
+    for _ in range(1000):
+        os.write(writing, piece)
+        stream.pump()
+    assert sink.tell() > 0  # it does not wait for an end that may never come
+    os.close(writing)
+    stream.close()
+    assert sink.getvalue().replace(b"[0] ", b"").replace(b"\n", b"") == piece * 1000
+    assert sink.getvalue().count(b"\n") <= 64

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from pycoll.algorithms import ALGORITHMS
-from pycoll.cli import main
-from pycoll.cli.tune import save
+from pycoll.cli import main, run
+from pycoll.cli.tune import names_of, save
 from pycoll.cli.tune_machine import slope
 from pycoll.runtime.fingerprint import fingerprint
 from pycoll.runtime.tuning import Time, Tuning, World
@@ -161,11 +161,19 @@ def test_worlds_are_added_and_replaced(tmp_path, capsys):
         (["--budget", "0"], "--budget is 0.0"),
         (["--only", "reduce,barrier"], "--only barrier is not known"),
         (["--max", "1"], "--max is 1"),
+        (["-n", "2,5000"], "-n is '2,5000', expected at most 4096 ranks"),
+        (["-n", "2", "--transport", "mpi"], "--transport mpi is for ranks that mpiexec has"),
+        (["--output", "a" * 300], "aaa': File name too long"),
     ],
 )
-def test_wrong_arguments(capsys, args, told):
+def test_wrong_arguments(capsys, monkeypatch, args, told):
+    monkeypatch.setattr(run, "main", lambda job: pytest.fail("ranks were started"))
     assert main(["tune", *args]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_collective_is_measured_once():
+    assert names_of("reduce,all_reduce,reduce") == ["reduce", "all_reduce"]
 
 
 def test_slopes_do_not_follow_one_odd_point():

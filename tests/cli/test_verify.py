@@ -1,5 +1,13 @@
 """``pycoll verify``: which world sizes are meant."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from pycoll.cli import main
@@ -44,6 +52,9 @@ def test_proofs_are_written_where_they_can_be(capsys, tmp_path):
         (["ring", "-n", "4097"], "-n 4097: expected at most 4096 ranks"),
         (["ring", "-n", "1..99999999999"], "expected at most 4096 ranks"),
         (["ring", "-n", "2", "--mutate", "--count", "-1"], "--count is -1, expected at least 1"),
+        (["hierarchical", "-n", "7"], "all_reduce/hierarchical: not defined for these numbers of"),
+        (["hierarchical", "-n", "5,7", "--mutate"], "numbers of ranks: 5, 7"),
+        (["ring", "-n", "2", "--json", "a" * 300], "aaa': File name too long"),
         (["ring", "-n", "2", "--json", "/dev/full/x"], "--json '/dev/full/x': /dev/full is no"),
     ],
     ids=str,
@@ -53,3 +64,51 @@ def test_what_cannot_be_is_refused_before_the_work(capsys, args, told):
     shown = capsys.readouterr()
     assert told in shown.err
     assert not shown.out
+
+
+def command(*words):
+    return [sys.executable, "-m", "pycoll", "verify", *words]
+
+
+@pytest.mark.parametrize("end", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_worker_that_is_killed_ends_the_command(tmp_path, end):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import os, signal\n"
+        "from pycoll.schedule.ir import IN, OUT, algorithm, at, fold\n"
+        "@algorithm('all_reduce', chunks=1, in_place=False)\n"
+        "def mine(rank, n):\n"
+        f"    if n == 3: {end}\n"
+        "    yield fold([at(peer, IN) for peer in range(n)], to=at(rank, OUT))\n"
+    )
+    words = command(str(path), "-n", "2..5", "--jobs", "1")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    told = f"was killed or ended itself; at work were: {path}, n=3. Was memory short?"
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGKILL", -9)])
+def test_workers_end_quietly_with_the_command(number, status):
+    words = command("--all", "-n", "64..512", "--jobs", "3")
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            workers = []
+            while len(workers) < 3 and process.poll() is None:
+                time.sleep(0.05)
+                workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+                workers = workers.split()
+            time.sleep(0.5)  # until they work
+            if number == "SIGINT":  # as a terminal does
+                os.killpg(process.pid, signal.SIGINT)
+            else:
+                process.kill()
+            assert process.wait(30) == status
+            assert process.stderr.read() == ""  # it ends when the last of them has ended
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert len(workers) == 3
