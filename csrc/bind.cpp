@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <fstream>
 #include <numeric>
+#include <utility>
 
 #include "engine.h"
 #include "fold.h"
@@ -10,7 +11,9 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kLine = 64;
+constexpr uint64_t kPage = 4096;
 constexpr uint64_t kMostElements = uint64_t{1} << 48;
+constexpr uint64_t kWideBytes = 1024;  // of an element
 constexpr uint64_t kUsualCacheBytes = 32 << 20;
 constexpr uint64_t kScratchBytes = 16 << 20;  // of one segment of messages
 
@@ -58,6 +61,23 @@ class Binder {
     }
   }
 
+  // Makes bytes the elements, if they are wide and only moved: a cell need not hold a whole one.
+  // Nothing but the call itself decides, since all ranks, and its alternative, must do the same.
+  void count_bytes() {
+    const auto computes = [](const Instr& i) {
+      return Opcode(i.op) == Opcode::kFold && i.nsrc > 1;
+    };
+    if (call_.elem_bytes < kWideBytes) return;
+    if (std::any_of(plan_.code.begin(), plan_.code.end(), computes)) return;
+    const uint64_t width = std::exchange(call_.elem_bytes, 1);
+    for (uint64_t* elements : {&call_.count, &call_.chunk}) *elements *= width;
+    for (PieceTable* table : {&call_.in_table, &call_.out_table}) {
+      for (auto* column : {&table->offset, &table->length}) {
+        for (auto& elements : *column) elements *= width;
+      }
+    }
+  }
+
   // Segments of at most so many bytes of a chunk, and of all slots together; see MpiTask.
   void cut_messages(const MessageLimits& limits) {
     call_.largest = std::max(largest(call_.in_layout, call_.in_table),
@@ -87,8 +107,11 @@ class Binder {
     call_.tiny = !plan_.direct && plan_.slots * chunk_bytes <= kPayloadBytes;
     if (call_.tiny || plan_.slots == 0) return;
     const uint64_t room = cell_bytes / plan_.slots / kLine * kLine;  // bytes a slot can have
-    COLL_CHECK(room >= call_.elem_bytes, "ScheduleError", "a plan with ", plan_.slots,
-               " slots needs cells of more than ", cell_bytes, " bytes; make the cells larger");
+    COLL_CHECK(room >= call_.elem_bytes, "ArgumentError", "the algorithm needs ", plan_.slots,
+               " slots of ", call_.elem_bytes, " bytes at least, in whole lines of ", kLine,
+               ", and a cell has ", cell_bytes,
+               ": call init(cell_bytes=", slots_bytes(call_.elem_bytes),
+               ") or set PYCOLL_CELL_BYTES, or choose another algorithm");
     call_.segment = std::min(room / call_.elem_bytes, call_.largest);
     call_.stride = (call_.segment * call_.elem_bytes + kLine - 1) / kLine * kLine;
     if (call_.segment > 0) {
@@ -117,6 +140,12 @@ class Binder {
   }
 
  private:
+  // Bytes of a cell whose slots hold so many bytes each, as a setting.
+  uint64_t slots_bytes(uint64_t nbytes) const {
+    const uint64_t need = plan_.slots * ((nbytes + kLine - 1) / kLine * kLine);
+    return (need + kPage - 1) / kPage * kPage;
+  }
+
   bool both_tables() const {
     return call_.in_layout == Layout::kTable && call_.out_layout == Layout::kTable;
   }
@@ -198,6 +227,7 @@ std::shared_ptr<BoundCall> bound(Binding binding, uint32_t world_size, uint32_t 
   Binder binder(*call, rank, max_operands);
   binder.check_numbers();
   binder.check_code();
+  if (!messages) binder.count_bytes();
   cut(binder);
   call->in_bytes = binder.array_bytes(call->in_layout, call->in_table);
   call->out_bytes = binder.array_bytes(call->out_layout, call->out_table);

@@ -188,10 +188,12 @@ PYBIND11_MODULE(_C, m) {
            }),
            "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2,
            "timeout_s"_a = Patience{}.timeout_s)
-      .def("decline", py::overload_cast<uint32_t, std::string_view>(&ControlSegment::decline))
+      .def("decline",
+           [](ControlSegment& c, uint32_t rank, std::string_view text) { c.decline(rank, text); })
       .def_static("decline_at",
-                  py::overload_cast<int, uint32_t, std::string_view>(&ControlSegment::decline),
-                  Release())
+                  py::overload_cast<int, uint32_t, std::string_view, double, int32_t>(
+                      &ControlSegment::decline),
+                  "fd"_a, "rank"_a, "text"_a, "timeout_s"_a, "pid"_a, Release())
       .def("deserted", &ControlSegment::deserted);
   py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
       .def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a)
@@ -244,4 +246,5 @@ PYBIND11_MODULE(_C, m) {
   add_fastcall(m);
   add_method(m);
   bind_mail(m);
+  bind_queue(m);
 }

@@ -32,6 +32,7 @@ void bind_memory(pybind11::module_& m);  // bindings_memory.cpp
 void bind_optim(pybind11::module_& m);   // bindings_optim.cpp
 void bind_mail(pybind11::module_& m);    // bindings_mail.cpp
 void bind_mpi(pybind11::module_& m);     // bindings_mpi.cpp
+void bind_queue(pybind11::module_& m);   // bindings_queue.cpp
 void bind_survivors(pybind11::module_& m);
 
 }  // namespace pycoll

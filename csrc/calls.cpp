@@ -7,6 +7,7 @@ namespace pycoll {
 namespace {
 
 constexpr uint32_t kMinOperands = 64;
+constexpr char kNotHere[] = "this call belongs to the parent process";
 
 }  // namespace
 
@@ -150,6 +151,7 @@ void Engine::run_queued(Keeper::Work work) {
     wait(ticket);
   } catch (...) {
     keeper_->wait(ticket, [](Pulse) { return false; });
+    forget(ticket);
     throw;
   }
 }
@@ -157,7 +159,7 @@ void Engine::run_queued(Keeper::Work work) {
 bool Engine::done(Ticket ticket) const { return keeper_ != nullptr && keeper_->done(ticket); }
 
 void Engine::wait(Ticket ticket, double timeout_s) {
-  COLL_CHECK(fork_guard_.at_home(), "ForkedError", "this call belongs to the parent process");
+  COLL_CHECK(fork_guard_.at_home(), "ForkedError", kNotHere);
   COLL_CHECK(keeper_ != nullptr, "CommClosed", "no call was submitted");
   const uint64_t deadline = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
   if (timeout_s < 0) keeper_->help(ticket);  // which may take as long as the calls may
@@ -167,7 +169,16 @@ void Engine::wait(Ticket ticket, double timeout_s) {
   });
   COLL_CHECK(finished, "CollTimeout", "the call has not finished within ", timeout_s,
              " s; it still runs and can be waited for again");
-  if (const std::exception_ptr error = keeper_->take_error(ticket)) std::rethrow_exception(error);
+  if (const std::exception_ptr failure = error(ticket)) std::rethrow_exception(failure);
+}
+
+std::exception_ptr Engine::error(Ticket ticket) const {
+  if (!fork_guard_.at_home()) return std::make_exception_ptr(Error("ForkedError", kNotHere));
+  return keeper_ != nullptr ? keeper_->error(ticket) : nullptr;
+}
+
+void Engine::forget(Ticket ticket) {
+  if (fork_guard_.at_home() && keeper_ != nullptr) keeper_->forget(ticket);
 }
 
 void Engine::check_signals(Pulse pulse) {

@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31474553'4C4F4350;  // "PCOLSEG1"
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kLayoutNs = 2'000'000'000;  // far longer than a rank takes to lay it out
+constexpr uint64_t kAbsent = 0x31454E4F'474C4F50;  // "POLGONE1"
 
 struct Header {
   std::atomic<uint64_t> magic;  // stored last
@@ -33,6 +33,14 @@ struct Header {
   std::atomic<uint32_t> attached;
 };
 static_assert(sizeof(Header) <= kPage);
+
+// The whole file, in place of a segment, where a rank has declined before anybody laid one out.
+struct Absence {
+  uint64_t magic;  // kAbsent
+  uint32_t rank;
+  char text[kTextBytes];
+};
+static_assert(sizeof(Absence) < kPage);  // shorter than any segment
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -132,6 +140,38 @@ uint64_t file_bytes(int fd) {
   return static_cast<uint64_t>(status.st_size);
 }
 
+bool read_absence(int fd, Absence& absence) {
+  return file_bytes(fd) == sizeof(absence) &&
+         pread(fd, &absence, sizeof(absence), 0) == sizeof(absence) && absence.magic == kAbsent;
+}
+
+// Whether nobody can lay out a segment any more; leaves the note if there is none. The lock is
+// held, so a file without the magic is what a creator that was killed has left.
+bool leave_absence(int fd, uint32_t rank, std::string_view text) {
+  Absence absence{};
+  if (is_made(fd)) return false;
+  if (read_absence(fd, absence)) return true;
+  if (ftruncate(fd, 0) != 0) return false;
+  absence.rank = rank;
+  store_text(absence.text, kTextBytes, text);
+  absence.magic = kAbsent;
+  if (pwrite(fd, &absence, sizeof(absence), 0) != sizeof(absence)) {  // a limit may cut it short
+    return ftruncate(fd, 0) != 0;
+  }
+  seal_size(fd);
+  return true;
+}
+
+bool life_untaken(pthread_mutex_t* life) {
+#if defined(__GLIBC__)
+  return __atomic_load_n(&life->__data.__lock, __ATOMIC_ACQUIRE) == 0;
+#else
+  const bool untaken = pthread_mutex_trylock(life) == 0;
+  if (untaken) pthread_mutex_unlock(life);
+  return untaken;
+#endif
+}
+
 }  // namespace
 
 void seal_size(int fd) { fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL); }
@@ -153,6 +193,9 @@ std::shared_ptr<ControlSegment> ControlSegment::open(int fd, const Geometry& geo
   std::shared_ptr<ControlSegment> segment(new ControlSegment);
   FileLock lock(fd, patience);
   const uint64_t want = Parts(g).end, have = file_bytes(fd);
+  Absence absence;
+  COLL_CHECK(!read_absence(fd, absence), "PeerLeft", "rank ", absence.rank,
+             " cannot join this communicator: ", absence.text);
   if (have == 0) {
     COLL_CHECK((fcntl(fd, F_GET_SEALS) & F_SEAL_GROW) == 0, "PeerLeft",
                "another rank cannot join this communicator; its own error tells why");
@@ -238,11 +281,11 @@ ControlSegment::~ControlSegment() {
   if (base_ != nullptr) munmap(base_, bytes_);
 }
 
-void ControlSegment::claim(uint32_t rank) {
+void ControlSegment::claim(uint32_t rank, int32_t pid) {
   COLL_CHECK(rank < geometry_.world_size, "TransportError", "rank ", rank, " is not in a world of ",
              geometry_.world_size);
   RankBlock& own = block(rank);
-  const int32_t pid = getpid();
+  if (pid == 0) pid = getpid();
   uint32_t free_slot = 0;
   COLL_CHECK(own.claimed.compare_exchange_strong(free_slot, 1), "TransportError", "rank ", rank,
              " of this communicator is taken by process ", own.pid.load(), "; this is process ",
@@ -254,26 +297,40 @@ void ControlSegment::claim(uint32_t rank) {
   reinterpret_cast<Header*>(base_)->attached.fetch_add(1);
 }
 
-void ControlSegment::decline(uint32_t rank, std::string_view text) {
-  claim(rank);
+void ControlSegment::decline(uint32_t rank, std::string_view text, int32_t pid) {
+  claim(rank, pid);
   store_text(block(rank).leave_text, kTextBytes, text);
   block(rank).phase.store(uint32_t(Phase::kLeft), std::memory_order_release);
 }
 
-void ControlSegment::decline(int fd, uint32_t rank, std::string_view text) {
-  fcntl(fd, F_ADD_SEALS, F_SEAL_GROW);  // fails if the file has been sealed for good: it is made
-  const uint64_t deadline = now_ns() + kLayoutNs;
-  const auto given_up = [&](Pulse) { return file_bytes(fd) == 0 || now_ns() >= deadline; };
-  if (given_up(Pulse::kOnce) ||
-      !wait_until(kPatient, Bell{}, [&] { return is_made(fd); }, given_up)) {
-    return;
+void ControlSegment::decline(int fd, uint32_t rank, std::string_view text, double timeout_s,
+                             int32_t pid) {
+  try {
+    const FileLock lock(fd, {timeout_s});
+    if (leave_absence(fd, rank, text)) return;
+  } catch (const Error& error) {
+    if (std::strcmp(error.kind(), "TransportError") != 0) throw;
+    // Without /proc there is no lock, and so no note, just the seal.
   }
+  fcntl(fd, F_ADD_SEALS, F_SEAL_GROW);  // fails if the file has been sealed for good: it is made
+  const uint64_t deadline = now_ns() + static_cast<uint64_t>(timeout_s * 1e9);
+  const auto given_up = [&](Pulse) { return file_bytes(fd) < kPage || now_ns() >= deadline; };
+  if (!wait_until(kPatient, Bell{}, [&] { return is_made(fd); }, given_up)) return;
   alignas(Header) unsigned char page[sizeof(Header)];
   const auto* header = reinterpret_cast<const Header*>(page);
   if (pread(fd, page, sizeof(page), 0) != sizeof(page) || header->abi != kAbiVersion) return;
   ControlSegment segment;
   segment.map(fd, header->geometry);
-  segment.decline(rank, text);
+  segment.decline(rank, text, pid);
+}
+
+bool ControlSegment::died_joining(uint32_t rank) {
+  RankBlock& own = block(rank);
+  const auto runs = [&] { return Phase(own.phase.load(std::memory_order_acquire)) == Phase::kRun; };
+  return runs() && life_untaken(&own.life) &&
+         process_over(own.pid.load(std::memory_order_relaxed),
+                      own.starttime.load(std::memory_order_relaxed)) &&
+         runs();  // who closes lets go of the lock after it has said so
 }
 
 uint32_t ControlSegment::attached() const {

@@ -186,12 +186,15 @@ class ControlSegment {
   // Maps `fd` (a memfd; kept open by the caller or not, as it likes). The first process to come
   // sizes, allocates, seals and initialises it; the others check that they were given the same
   // geometry. Throws TransportError: no memory, another geometry or ABI, no /proc; CollTimeout: who
-  // lays it out takes longer than that; PeerLeft: another rank cannot open it.
+  // lays it out takes longer than that; PeerLeft: another rank cannot join.
   static std::shared_ptr<ControlSegment> open(int fd, const Geometry& geometry,
                                               const Patience& patience = {});
-  // For a process that cannot: declines, see below, if the segment has been laid out, whatever its
-  // geometry; otherwise nobody can lay it out any more.
-  static void decline(int fd, uint32_t rank, std::string_view text);
+  // For a process that cannot, or on behalf of one that is over: declines, see below, if the
+  // segment has been laid out, whatever its geometry; otherwise nobody can lay it out any more, and
+  // who tries is told. Throws CollTimeout: somebody lays it out right now, and takes longer than
+  // that; TransportError: the rank has taken its slot before. `pid` is the process of the rank; 0
+  // is the calling one.
+  static void decline(int fd, uint32_t rank, std::string_view text, double timeout_s, int32_t pid);
   ~ControlSegment();
   ControlSegment(const ControlSegment&) = delete;
   ControlSegment& operator=(const ControlSegment&) = delete;
@@ -199,10 +202,14 @@ class ControlSegment {
   // Bytes of a segment of that geometry.
   static uint64_t bytes(const Geometry& geometry);
 
-  // Takes the slot of `rank` for the calling process. Throws TransportError if it is taken.
-  void claim(uint32_t rank);
+  // Takes the slot of `rank` for a process, 0 is the calling one. Throws TransportError if it is
+  // taken.
+  void claim(uint32_t rank, int32_t pid = 0);
   // The same for a process that cannot join: its peers raise PeerLeft with the text.
-  void decline(uint32_t rank, std::string_view text);
+  void decline(uint32_t rank, std::string_view text, int32_t pid = 0);
+  // Whether the process that took the slot was over before its keeper held the life lock, which
+  // therefore does not tell of it.
+  bool died_joining(uint32_t rank);
 
   const Geometry& geometry() const { return geometry_; }
   uint64_t cookie() const { return cookie_; }  // random, alike on all ranks

@@ -166,9 +166,13 @@ class Engine {
                 double timeout_s = kDefaultTimeout,
                 std::shared_ptr<const Detours> detours = nullptr);
   bool done(Ticket ticket) const;
-  // Waits for a submitted call and throws its error (once per ticket). CollTimeout after timeout_s
-  // (< 0: no limit but that of the call itself); the call then still runs.
+  // Waits for a submitted call and throws its error. CollTimeout after timeout_s (< 0: no limit but
+  // that of the call itself); the call then still runs.
   void wait(Ticket ticket, double timeout_s = kDefaultTimeout);
+  // The error of a call that is done, null if it has none. It is kept until it is forgotten. In a
+  // child made by fork it is ForkedError.
+  std::exception_ptr error(Ticket ticket) const;
+  void forget(Ticket ticket);
 
   // Takes part in the next call by telling that this rank refused its arguments: consumes one
   // iteration on every rank. Waits until every rank has entered the call before.
@@ -257,6 +261,7 @@ class Engine {
   void fold_pieces(const Instr& instr, const Operand* operands);
   void fold_range(const Instr& instr, const Operand* operands, uint32_t k, uint32_t chunks);
   void fold_resolved(const Instr& instr, const Operand* operands, uint64_t length);
+  void fold_piece(const Instr& instr, const Operand* operands, uint64_t length);
   void copy_to_cell(void* cell, const void* src, uint64_t nbytes);
   void copy_across(const Instr& instr, const Operand& source, uint64_t nbytes);
   void read_peer(uint32_t peer, void* to, const void* from, uint64_t nbytes);

@@ -50,6 +50,7 @@ struct State {
   std::shared_ptr<TwoLevelEngine> two;  // likewise
   std::shared_ptr<Heap> heap;
   py::object slow, site, fail, queued, misused;  // weak references to bound methods
+  py::object in_flight, flight;  // what keeps the arrays of queued calls, and the type for one
   std::array<Entry, kSlots> entries;
   std::array<Site, kSlots> sites;
 };
@@ -149,22 +150,45 @@ bool complete(const State& state, PyObject* const* args, const Key& key,
   }
 }
 
-// Puts the call in the engine's queue; Python makes a `Work` of its ticket.
+// What keeps the arrays of a call that is about to be queued. It is made without Python code, where
+// an interrupt could be raised.
+py::object take_off(const State& state, const Arrays& arrays) {
+  static PyObject* const keep = PyUnicode_InternFromString("keep");
+  static PyObject* const result = PyUnicode_InternFromString("result");
+  static PyObject* const append = PyUnicode_InternFromString("append");
+  py::object flight = state.flight();
+  py::setattr(flight, keep, arrays.x);
+  py::setattr(flight, result, arrays.result);
+  const auto appended = py::reinterpret_steal<py::object>(
+      PyObject_CallMethodOneArg(state.in_flight.ptr(), append, flight.ptr()));
+  if (!appended) throw py::error_already_set();
+  return flight;
+}
+
+// Puts the call in the engine's queue; Python makes a `Work` of it. An interrupt is raised by the
+// first Python code that runs after this began: then the call is queued, and its arrays are kept.
 PyObject* submit(State& state, const Entry& entry, Arrays& arrays, uint32_t site, double limit_s) {
   const std::shared_ptr<const BoundCall> call = entry.call;
   const std::shared_ptr<Engine> engine = state.engine;  // another thread may close it meanwhile
   const std::shared_ptr<MpiEngine> mpi = state.mpi;
+  static PyObject* const place = PyUnicode_InternFromString("ticket");
   const auto& [in, out, x, result] = arrays;
+  const py::object flight = take_off(state, arrays);
   uint64_t ticket = 0;
   try {
     const Unlocked unlocked;
     ticket = engine != nullptr ? engine->submit(call, in.data, out.data, site, limit_s)
                                : mpi->submit(call, in.data, out.data, site, limit_s);
   } catch (const Error& error) {
+    flight.attr("ended") = true;
     fail(state, error.kind(), error.what(), x.ptr(), result);
     return nullptr;
+  } catch (...) {
+    flight.attr("ended") = true;
+    throw;
   }
-  return state.queued()(ticket, x, result).release().ptr();
+  py::setattr(flight, place, py::int_(ticket));
+  return state.queued()(flight).release().ptr();
 }
 
 PyObject* run(State& state, const Entry& entry, Arrays& arrays, uint32_t site, double limit_s) {
@@ -267,7 +291,7 @@ PyObject* forget(PyObject* self, PyObject*) {
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
-    if (given.size() != 7) throw py::type_error("Fastcall takes engine, heap and five hooks");
+    if (given.size() != 9) throw py::type_error("Fastcall takes 9 arguments");
     auto state = std::make_unique<State>();
     if (py::isinstance<TwoLevelEngine>(given[0])) {
       state->two = given[0].cast<std::shared_ptr<TwoLevelEngine>>();
@@ -282,6 +306,8 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     state->fail = given[4];
     state->queued = given[5];
     state->misused = given[6];
+    state->in_flight = given[7];
+    state->flight = given[8];
     auto* self = reinterpret_cast<Fastcall*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
     self->state = state.release();
@@ -294,6 +320,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   const State* state = reinterpret_cast<Fastcall*>(self)->state;
   if (state == nullptr) return 0;
+  Py_VISIT(state->in_flight.ptr());
   for (const Entry& entry : state->entries) {
     for (const py::object& object : entry.kept) Py_VISIT(object.ptr());
   }

@@ -23,7 +23,7 @@ inline constexpr Py_ssize_t kArgs = 10;
 // Adds the type `Fastcall`, one object of which belongs to every communicator. Its engine is an
 // Engine with a Heap, or an MpiEngine or a TwoLevelEngine with None.
 //
-//   fast = Fastcall(engine, heap, slow, site, fail, queued, misused)
+//   fast = Fastcall(engine, heap, slow, site, fail, queued, misused, in_flight, flight)
 //   fast.remember(bound_or_staged_call, kind, x, out, op, root, order, algorithm, result)
 //   fast.forget()
 //
@@ -32,8 +32,12 @@ inline constexpr Py_ssize_t kArgs = 10;
 // goes straight to the engine. Any other call goes to `slow`, with all kArgs arguments. `result` is
 // an array like the one to allocate for the result, or None. `slow` and what follows it are weak
 // references to bound methods: site() returns the id of the call site (asked once per place in the
-// program), fail(kind, text) raises the exception for an engine error, queued(ticket, x, result)
+// program), fail(kind, text) raises the exception for an engine error, queued(kept)
 // returns what a call with async_op returns, misused(text) raises TypeError and lets peers know.
+//
+// `kept` is an object of the type `flight`, which takes no arguments, with the attributes `keep`
+// and `result`, the arrays of the call, and `ticket`. It is in `in_flight`, a deque, before the
+// call is in the queue of the engine; it is marked `ended` if the engine does not take the call.
 void add_fastcall(pybind11::module_& m);
 
 // Runs one call through a Fastcall object. Throws pybind11 exceptions or returns null with a Python

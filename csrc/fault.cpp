@@ -149,7 +149,7 @@ void Faults::fill(uint32_t rank, uint64_t iteration, RankReport& entry) {
   RankBlock& block = control_->block(rank);
   const ProcessStat stat = process_stat(block.pid.load(kRelaxed));
   entry.phase = block.phase.load(std::memory_order_acquire);
-  entry.alive = threads_ || !life_lost(&block.life);
+  entry.alive = threads_ || !(life_lost(&block.life) || control_->died_joining(rank));
   entry.state = stat.starttime == block.starttime.load(kRelaxed) ? stat.state : '?';
   entry.pid = block.pid.load(kRelaxed);
   const CallRecord* record = nullptr;  // the newest call that began no later than this iteration
@@ -195,7 +195,8 @@ void Faults::check_peers(uint64_t iteration) {
     RankBlock& block = control_->block(peer);
     const Phase phase = Phase(block.phase.load(std::memory_order_acquire));
     if (phase == Phase::kLeft) raise(Cause::kLeft, peer, iteration, block.leave_text);
-    if (!threads_ && phase != Phase::kClosed && life_lost(&block.life)) {
+    if (threads_ || phase == Phase::kClosed) continue;
+    if (life_lost(&block.life) || control_->died_joining(peer)) {
       raise(Cause::kLost, peer, iteration);
     }
   }

@@ -161,13 +161,15 @@ bool Keeper::wait(Ticket ticket, const std::function<bool(Pulse)>& give_up) {
   return wait_until(policy_, {&done_word_, &done_sleepers_}, [&] { return done(ticket); }, give_up);
 }
 
-std::exception_ptr Keeper::take_error(Ticket ticket) {
+std::exception_ptr Keeper::error(Ticket ticket) {
   std::lock_guard lock(mutex_);
   const auto it = errors_.find(ticket);
-  if (it == errors_.end()) return nullptr;
-  std::exception_ptr error = it->second;
-  errors_.erase(it);
-  return error;
+  return it == errors_.end() ? nullptr : it->second;
+}
+
+void Keeper::forget(Ticket ticket) {
+  std::lock_guard lock(mutex_);
+  errors_.erase(ticket);
 }
 
 void Keeper::stop() {

@@ -39,7 +39,7 @@ class Keeper {
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
 
-  // Queues work; an exception it throws is kept for wait(). Tickets count up from 1. This, help()
+  // Queues work; an exception it throws is kept for error(). Tickets count up from 1. This, help()
   // and wait() throw ConcurrentUseError inside of a wait of the same thread: in a signal handler.
   Ticket submit(Work work);
 
@@ -59,8 +59,10 @@ class Keeper {
   // Of the work submitted last; 0 before any.
   Ticket last() const { return submitted_.load(std::memory_order_relaxed); }
 
-  // The exception that the work of a finished ticket threw, once; null if none.
-  std::exception_ptr take_error(Ticket ticket);
+  // The exception that the work of a finished ticket threw, for everybody who asks until somebody
+  // says that nobody will; null if none.
+  std::exception_ptr error(Ticket ticket);
+  void forget(Ticket ticket);
 
   // Finishes what is queued, releases the life lock and joins. Idempotent.
   void stop();

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <mutex>
+
 #include "error.h"
 
 namespace pycoll {
@@ -25,16 +27,20 @@ void* open_library(const std::string& module) {
 
 }  // namespace
 
-// Without MPI_THREAD_MULTIPLE only one thread may be inside MPI at a time.
+// Without MPI_THREAD_MULTIPLE only one thread of a process may be inside MPI at a time, whichever
+// communicator it is there for: so all objects share one mutex, as they share the library.
 struct MpiApi::Lock {
-  explicit Lock(MpiApi& api) : mutex(api.facts_.multiple ? nullptr : &api.mutex_) {
+  explicit Lock(MpiApi& api) : mutex(api.facts_.multiple ? nullptr : &inside) {
     if (mutex != nullptr) mutex->lock();
   }
   ~Lock() {
     if (mutex != nullptr) mutex->unlock();
   }
+  static std::mutex inside;
   std::mutex* mutex;
 };
+
+std::mutex MpiApi::Lock::inside;
 
 template <typename F>
 void MpiApi::find(void* library, const char* name, F& function) {

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 
 namespace pycoll {
@@ -65,7 +64,6 @@ class MpiApi {
   void find(void* library, const char* name, F& function);
 
   MpiFacts facts_;
-  std::mutex mutex_;
   int (*isend_)(const void*, int, MpiHandle, int, int, MpiHandle, void*) = nullptr;
   int (*irecv_)(void*, int, MpiHandle, int, int, MpiHandle, void*) = nullptr;
   int (*test_)(void*, int*, void*) = nullptr;

@@ -9,6 +9,7 @@ namespace pycoll {
 
 namespace {
 
+constexpr char kNotHere[] = "this call belongs to the parent process";
 constexpr uint64_t kFlushNs = 1'000'000'000;
 constexpr uint64_t kFarewellNs = 100'000'000;
 constexpr uint64_t kAwayNs = 10'000'000;
@@ -94,6 +95,7 @@ void MpiEngine::begin(const Job& job, bool signals) {
     for (uint32_t i = 0; i < rounds && !failed_; ++i) look_for_notices(ranks);
   }
   if (failed_) raise_failure();
+  if (seq_ <= stale_until_) link_.drop_before(seq_);
   job_ = job;
   if (job_.timeout_s < 0) job_.timeout_s = options_.timeout_s;
   deadline_ns_ = 0;
@@ -128,6 +130,7 @@ void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t s
       await_keeper(ticket, kDefaultTimeout);
     } catch (...) {  // the call, and its arrays, are the caller's again only when it is over
       keeper_->wait(ticket, [](Pulse) { return false; });
+      forget(ticket);
       throw;
     }
     return;
@@ -159,6 +162,7 @@ void MpiEngine::step_queue() {
   try {
     check_mpi();
     attempt([&] {
+      const std::lock_guard lock(mutex_);  // other threads may be in messages of users
       if (current_ == nullptr) {
         begin(job, true);
         current_ = make_task(job, seq_, 0);
@@ -189,6 +193,7 @@ bool MpiEngine::pump(Ticket until, double timeout_s) {
       [&](Pulse pulse) {
         if (current_ == nullptr) return now_ns() >= limit;
         try {
+          const std::lock_guard lock(mutex_);
           check_call(*current_, pulse);
         } catch (const Error& error) {
           // Who is interrupted hears it here; to whoever waits for that call it is an abort.
@@ -219,19 +224,28 @@ void MpiEngine::await_keeper(Ticket ticket, double timeout_s) {
   });
   COLL_CHECK(finished, "CollTimeout", "the call has not finished within ", timeout_s,
              " s; it still runs and can be waited for again");
-  if (const std::exception_ptr error = keeper_->take_error(ticket)) std::rethrow_exception(error);
+  if (const std::exception_ptr failure = error(ticket)) std::rethrow_exception(failure);
 }
 
 void MpiEngine::wait(Ticket ticket, double timeout_s) {
-  COLL_CHECK(fork_guard_.at_home(), "ForkedError", "this call belongs to the parent process");
+  COLL_CHECK(fork_guard_.at_home(), "ForkedError", kNotHere);
   if (keeper_ != nullptr) return await_keeper(ticket, timeout_s);
   COLL_CHECK(pump(ticket, timeout_s), "CollTimeout", "the call has not finished within ", timeout_s,
              " s; it still runs and can be waited for again");
+  if (const std::exception_ptr failure = error(ticket)) std::rethrow_exception(failure);
+}
+
+std::exception_ptr MpiEngine::error(Ticket ticket) const {
+  if (!fork_guard_.at_home()) return std::make_exception_ptr(Error("ForkedError", kNotHere));
+  if (keeper_ != nullptr) return keeper_->error(ticket);
   const auto found = errors_.find(ticket);
-  if (found == errors_.end()) return;
-  const std::exception_ptr error = found->second;
-  errors_.erase(found);
-  std::rethrow_exception(error);
+  return found == errors_.end() ? nullptr : found->second;
+}
+
+void MpiEngine::forget(Ticket ticket) {
+  if (!fork_guard_.at_home()) return;
+  if (keeper_ != nullptr) return keeper_->forget(ticket);
+  errors_.erase(ticket);
 }
 
 void MpiEngine::settle() {
@@ -275,7 +289,7 @@ void MpiEngine::leave(std::string_view text) {
   Notice notice = own_record(Notice::kLeft);
   store_text(notice.text, sizeof(notice.text), text);
   tell_all(notice);
-  flush(kFlushNs);
+  flush(kFlushNs, true);
   if (failed_) return;
   records_[rank_] = notice;  // calls in the queue end, too
   report_ = {Cause::kLeft, rank_, rank_, seq_, notice.text, records_};
@@ -298,13 +312,14 @@ void MpiEngine::close() {
   const std::lock_guard lock(mutex_);
   if (!left_ && !failed_ && speaks) {
     tell_all(own_record(Notice::kClosed));
-    flush(kFlushNs);
+    flush(kFlushNs, true);
     const uint64_t until = now_ns() + kFarewellNs;  // MPI complains of what nobody has received
     try {
       wait_until(
           policy_, Bell{},
           [&] {
             look_for_notices(kLooks);
+            if (stale_until_ > 0) link_.drop_before(seq_);
             return others_gone();
           },
           [&](Pulse) { return now_ns() >= until; });
@@ -318,12 +333,12 @@ bool MpiEngine::others_gone() const {
   return std::count(gone_.begin(), gone_.end(), true) + 1 >= int64_t{world_size_};
 }
 
-// Gives what has been sent the time to leave.
-void MpiEngine::flush(uint64_t patience_ns) {
+// Gives notices the time to leave, and to messages of users if this rank goes. Packets of calls
+// have left when the calls ended, or nobody wants them.
+void MpiEngine::flush(uint64_t patience_ns, bool mail) {
   const uint64_t until = now_ns() + patience_ns;
   wait_until(
-      policy_, Bell{}, [&] { return link_.flushed(true); },
-      [&](Pulse) { return now_ns() >= until; });
+      policy_, Bell{}, [&] { return link_.told(mail); }, [&](Pulse) { return now_ns() >= until; });
 }
 
 }  // namespace pycoll

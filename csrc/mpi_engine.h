@@ -101,6 +101,9 @@ class MpiEngine {
   void give_up();
   bool done(Ticket ticket);
   void wait(Ticket ticket, double timeout_s = kDefaultTimeout);
+  // See Engine.
+  std::exception_ptr error(Ticket ticket) const;
+  void forget(Ticket ticket);
   void refuse(std::string_view text, uint32_t site = 0);
   // Lets one call of the others pass, in which this rank has no part.
   void skip();
@@ -175,7 +178,7 @@ class MpiEngine {
   [[noreturn]] void raise_failure();
   [[noreturn]] void rejected();
   void check_signals(Pulse pulse);
-  void flush(uint64_t patience_ns);
+  void flush(uint64_t patience_ns, bool mail = false);
   bool others_gone() const;
   bool pump(Ticket until, double timeout_s);
 
@@ -214,6 +217,7 @@ class MpiEngine {
   };
   std::map<uint64_t, Refused> refused_;              // by call
   uint64_t last_refusal_ = 0;                        // latest call that somebody has refused
+  uint64_t stale_until_ = 0;                         // call that still looks for stale packets
   std::vector<Notice> asks_;                         // of calls that this rank has not left
   std::vector<uint32_t> asked_;                      // peers, in this call
   std::vector<bool> gone_;                           // has closed or left

@@ -13,6 +13,10 @@ constexpr uint32_t kLooksInYield = 2;             // of ranks, for notices
 constexpr uint64_t kAskNs = 20'000'000;           // a wait this long is worth a question
 constexpr uint64_t kClosedGraceNs = 200'000'000;  // what a peer sent before it closed may be late
 
+// Packets of a call that is refused come until their senders have heard of it: so many calls behind
+// it look for them when they begin.
+constexpr uint64_t kCallsWithStale = 3;
+
 // Whether every rank should say what it was doing before anybody raises.
 bool needs_words(Cause cause) { return cause == Cause::kMismatch || cause == Cause::kTimeout; }
 
@@ -199,6 +203,7 @@ const char* MpiEngine::name_known(const std::string& name) {
 void MpiEngine::rejected() {
   const Refused refused = refused_[seq_];
   end();
+  stale_until_ = seq_ + kCallsWithStale;
   throw_error("PeerRejected", "rank ", refused.origin,
               " refused its arguments for this call: ", refused.text);
 }
@@ -216,6 +221,7 @@ void MpiEngine::refuse(std::string_view text, uint32_t site) {
   tell_all(notice);
   flush(kGraceNs);
   end();
+  stale_until_ = seq_ + kCallsWithStale;
 }
 
 void MpiEngine::abort(std::string_view text) {

@@ -43,7 +43,12 @@ MpiLink::~MpiLink() {
   } catch (const Error&) {
     open.resize(1);  // MPI no longer answers; keep the memory it may write to
   }
+  const bool answers = fork_guard_.at_home() && !api_->ended();
   for (Parcel& p : parcels_) {
+    try {
+      if (answers && left(p)) continue;
+    } catch (const Error&) {  // likewise
+    }
     if (p.busy) p.buffer.release();  // nobody takes it any more, but MPI may still look at it
   }
   if (open.empty()) return;
@@ -68,16 +73,28 @@ void MpiLink::withdraw(std::vector<MpiRequest>& receives) {
 }
 
 MpiLink::Parcel& MpiLink::parcel(uint64_t capacity) {
-  for (Parcel& p : parcels_) {
-    if (p.busy && api_->test(p.request)) p.busy = false;
-    if (!p.busy && p.capacity >= capacity) {
+  // Some may wait long for their receivers: these are asked only if no other is free.
+  for (const bool ask : {false, true}) {
+    for (Parcel& p : parcels_) {
+      if (p.capacity < capacity || (ask ? !left(p) : p.busy)) continue;
       open_ = static_cast<size_t>(&p - parcels_.data());
       return p;
     }
   }
   open_ = parcels_.size();
-  parcels_.push_back({std::make_unique<char[]>(capacity), capacity, 0, false});
+  parcels_.push_back({.buffer = std::make_unique<char[]>(capacity), .capacity = capacity});
   return parcels_.back();
+}
+
+// Whether a parcel has left its buffer, or never will.
+bool MpiLink::left(Parcel& parcel) {
+  try {
+    if (parcel.busy && api_->test(parcel.request)) parcel.busy = false;
+  } catch (const Error&) {
+    parcel.busy = false;
+    if (parcel.lane != Lane::kControl) throw;  // the dead need no notice
+  }
+  return !parcel.busy;
 }
 
 char* MpiLink::open_packet() { return parcel(kBuffer).buffer.get() + sizeof(Head); }
@@ -87,8 +104,9 @@ void MpiLink::send_packet(Lane lane, uint32_t peer, const Head& head) {
   std::memcpy(p.buffer.get(), &head, sizeof(head));
   api_->isend(p.buffer.get(), sizeof(head) + head.nbytes, members_[peer],
               tag(static_cast<int>(lane)), comm_, p.request);
+  p.lane = lane;
+  p.seq = head.seq;
   p.busy = !api_->test(p.request);
-  p.notice = false;
 }
 
 const Head* MpiLink::poll(Inbox& inbox, uint32_t peer, Lane lane) {
@@ -123,18 +141,41 @@ void MpiLink::drop(const Head* head) {
   }
 }
 
-bool MpiLink::flushed(bool notices) {
+template <typename F>
+bool MpiLink::all_left(F&& matters) {
   bool all = true;
   for (Parcel& p : parcels_) {
-    try {
-      if (p.busy && api_->test(p.request)) p.busy = false;
-    } catch (const Error&) {
-      p.busy = false;
-      if (!p.notice) throw;  // the dead need no notice
-    }
-    all = all && (!p.busy || (p.notice && !notices));
+    if (p.busy && matters(p) && !left(p)) all = false;
   }
   return all;
+}
+
+bool MpiLink::flushed(uint64_t seq) {
+  return all_left([&](const Parcel& p) {
+    return p.seq == seq && (p.lane == Lane::kPacket || p.lane == Lane::kAgree);
+  });
+}
+
+bool MpiLink::told(bool mail) {
+  return all_left(
+      [&](const Parcel& p) { return p.lane == Lane::kControl || (mail && p.lane == Lane::kMail); });
+}
+
+void MpiLink::drop_before(uint64_t seq) {
+  for (const Lane lane : {Lane::kPacket, Lane::kAgree}) {
+    std::vector<Inbox>& inboxes = lane == Lane::kAgree ? agreements_ : packets_;
+    for (uint32_t peer = 0; peer < world_size(); ++peer) {
+      if (peer == rank_) continue;
+      Inbox& inbox = inboxes[peer];
+      for (;;) {  // a receive is not posted for nothing: it takes a buffer
+        const int wanted = tag(static_cast<int>(lane));
+        if (!inbox.posted && !api_->probe(members_[peer], wanted, comm_)) break;
+        const Head* found = poll(inbox, peer, lane);
+        if (found == nullptr || found->seq >= seq) break;
+        inbox.posted = false;
+      }
+    }
+  }
 }
 
 void MpiLink::isend(const void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req) {
@@ -150,7 +191,8 @@ void MpiLink::send_notice(uint32_t peer, const void* data, uint64_t nbytes) {
   std::memcpy(p.buffer.get(), data, nbytes);
   api_->isend(p.buffer.get(), nbytes, members_[peer], tag(static_cast<int>(Lane::kControl)), comm_,
               p.request);
-  p.busy = p.notice = true;
+  p.lane = Lane::kControl;
+  p.busy = true;
 }
 
 int32_t MpiLink::find_dead() {

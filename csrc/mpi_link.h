@@ -68,9 +68,17 @@ class MpiLink {
   // Lets go of what packet() or packet_of_any() returned.
   void drop(const Head* head);
 
-  // Whether all packets sent have left our buffers; notices too, if asked. A notice may wait for a
-  // rank that is not inside MPI, so a call must not.
-  bool flushed(bool notices);
+  // Whether the packets of a call have left our buffers: then the call may end, and peers get them
+  // even if this rank does not come back to MPI for long. What else has been sent may wait for
+  // somebody to receive it, which MPI shows where it is large: packets of a call that a rank has
+  // refused, and messages of users. A notice may wait for a rank that is not inside MPI. A call
+  // must wait for none of these; they are in buffers of our own, and do no harm there.
+  bool flushed(uint64_t seq);
+  // Whether all notices have left, and, if asked, all messages of users.
+  bool told(bool mail);
+  // Drops what has arrived of calls before this one, which somebody has refused. A rank that takes
+  // packets only later keeps the buffers of those who sent them until then.
+  void drop_before(uint64_t seq);
 
   void isend(const void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req);
   void irecv(void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req);
@@ -100,11 +108,16 @@ class MpiLink {
     std::unique_ptr<char[]> buffer;
     uint64_t capacity = 0;
     MpiRequest request = 0;
-    bool busy = false, notice = false;
+    Lane lane = Lane::kControl;
+    uint64_t seq = 0;  // of the call that a packet belongs to
+    bool busy = false;
   };
   const Head* poll(Inbox& inbox, uint32_t peer, Lane lane);
   int tag(int lane) const { return static_cast<int>(context_) * kLanes + lane; }
   Parcel& parcel(uint64_t capacity);
+  bool left(Parcel& parcel);
+  template <typename F>
+  bool all_left(F&& matters);
 
   std::shared_ptr<MpiApi> api_;
   MpiHandle comm_;

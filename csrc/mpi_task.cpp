@@ -113,7 +113,7 @@ bool MpiTask::advance() {
       }
     }
   }
-  if (busy || !agreed_ || !link_.flushed(false)) return false;
+  if (busy || !agreed_ || !link_.flushed(seq_)) return false;
   if (!scaled_ && call_.scale_at_exit && out_ != nullptr) scale_out();
   scaled_ = true;
   return true;

@@ -51,16 +51,18 @@ void Engine::run_call(const Job& job, const BoundCall& call) {
 
 // Leaves a direct call that has failed. Peers may be reading and writing our arrays, which belong
 // to the caller again when we return: those who are in the call get the time to notice and to
-// leave. After a refusal all have left; see quiesce.
+// leave. Who does not, because it is stopped, may go on with what it was doing at any time: what
+// our arrays lie in is not used for others. After a refusal all have left; see quiesce.
 void Engine::part() {
   const uint64_t call = block_->inside.exchange(0, std::memory_order_seq_cst);
   const bool entered = published_ && step_ >= kEntered;
   if (iteration() == call && !entered) return;  // nobody has been told where our arrays are
   if (!faults_.pending()) return;
   const uint64_t end = now_ns() + kPartNs;
+  bool alone = true;
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
     const auto& inside = control_->block(peer).inside;
-    wait_until(
+    alone &= wait_until(
         kPatient, control_->bell(peer, 0),
         [&] {
           return inside.load(std::memory_order_seq_cst) != call ||
@@ -68,6 +70,7 @@ void Engine::part() {
         },
         [&](Pulse) { return now_ns() >= end; });
   }
+  if (!alone && heap_ != nullptr) heap_->distrust();
 }
 
 }  // namespace pycoll

@@ -10,6 +10,9 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kDeathNs = 2'000'000'000;
+// After so many bytes a rank looks whether the call has failed: peers whose arrays it works on wait
+// for it to leave.
+constexpr uint64_t kPieceBytes = 8 << 20;
 
 bool overlap(const void* a, uint64_t a_bytes, const void* b, uint64_t b_bytes) {
   const auto first = reinterpret_cast<uintptr_t>(a), second = reinterpret_cast<uintptr_t>(b);
@@ -65,6 +68,18 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
 
 // Folds what srcs_ and dsts_ tell; `operands`: of the latter.
 inline void Engine::fold_resolved(const Instr& instr, const Operand* operands, uint64_t length) {
+  const uint64_t most = std::max<uint64_t>(1, kPieceBytes / call_->elem_bytes);
+  for (; length > most; length -= most) {
+    fold_piece(instr, operands, most);
+    if (faults_.pending()) aborted();
+    const uint64_t step = most * call_->elem_bytes;
+    for (uint32_t i = 0; i < instr.nsrc; ++i) srcs_[i] = static_cast<const char*>(srcs_[i]) + step;
+    for (uint32_t i = 0; i < instr.ndst; ++i) dsts_[i] = static_cast<char*>(dsts_[i]) + step;
+  }
+  fold_piece(instr, operands, length);
+}
+
+inline void Engine::fold_piece(const Instr& instr, const Operand* operands, uint64_t length) {
   const BoundCall& call = *call_;
   const bool complete = (instr.flags & kFoldComplete) != 0 && !call.scale_at_exit;
   const uint32_t scale_n = complete ? call.scale_n : 0;

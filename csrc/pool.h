@@ -17,8 +17,8 @@ namespace pycoll {
 // heap is full. Too many is more than kKeptBytes at first; whenever pages have to be taken of a
 // class that some were given back of, it is that much more, up to twice the most that was ever in
 // use: a program that goes through several sizes in turn needs the blocks of all of them again.
-// A block for which a whole class does not fit any more has the pages that were asked for.
-// Thread-safe.
+// A block for which a whole class does not fit any more has the pages that were asked for. One that
+// the heap distrusts stays taken when it is freed. Thread-safe.
 class Pool {
  public:
   static constexpr uint64_t kKeptBytes = 64 << 20;
@@ -53,7 +53,11 @@ class Pool {
   Heap& heap_;
   const uint32_t region_;
   std::mutex mutex_;
-  std::unordered_map<const void*, uint64_t> used_;         // block -> size of its class
+  struct Used {
+    uint64_t size;   // of its class
+    uint64_t trust;  // see Heap
+  };
+  std::unordered_map<const void*, Used> used_;             // by block
   std::unordered_map<uint64_t, std::vector<char*>> free_;  // size of the class -> blocks
   std::deque<std::pair<uint64_t, char*>> oldest_;          // large free blocks, in order
   char* slab_ = nullptr;

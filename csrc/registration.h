@@ -57,6 +57,7 @@ class Registration {
 
   std::shared_ptr<Heap> heap_;
   uint64_t offset_;                     // of the pages in the heap
+  uint64_t trust_;                      // of the heap, when they were taken
   char *data_, *first_, *last_, *end_;  // array, whole pages, end of the array
   char* mirror_;
 };

@@ -26,6 +26,9 @@ constexpr uint64_t kReadBytes = 1 << 20;         // at a time
 constexpr uint64_t kFarewellNs = 1'000'000'000;  // for what is queued when it ends
 constexpr uint64_t kAnswerNs = 200'000'000;      // for the goodbyes of others
 
+// Tag of the notices of the communicator to which a tag belongs.
+int notices_of(int tag) { return tag - tag % kLanes + static_cast<int>(Lane::kControl); }
+
 }  // namespace
 
 SocketApi::SocketApi(std::vector<int> sockets, std::vector<std::string> names)
@@ -101,8 +104,9 @@ bool SocketApi::test(MpiRequest& req) {
     req = 0;
     return true;
   }
-  const Peer& p = peer(operation->peer);
+  Peer& p = peer(operation->peer);
   if (p.lost && !p.said_goodbye && operation->receives && !notice_waits(p, operation->tag)) {
+    p.told.insert(notices_of(operation->tag));
     throw_error("PeerLost", p.name, " died: its connection has ended");
   }
   return false;
@@ -112,7 +116,9 @@ bool SocketApi::probe(int src, int tag, MpiHandle) {
   const std::lock_guard lock(mutex_);
   const Peer& p = peer(src);
   const auto found = p.arrived.find(tag);
-  return found != p.arrived.end() && !found->second.empty();
+  if (found != p.arrived.end() && !found->second.empty()) return true;
+  COLL_CHECK(!p.told.contains(tag), "PeerLost", p.name, " died: its connection has ended");
+  return false;
 }
 
 void SocketApi::cancel(MpiRequest& req) {
@@ -125,7 +131,7 @@ void SocketApi::cancel(MpiRequest& req) {
 
 // Whether one waits that is for the communicator of this tag: others are read by others, or never.
 bool SocketApi::notice_waits(const Peer& p, int tag) const {
-  const auto found = p.arrived.find(tag - tag % kLanes + static_cast<int>(Lane::kControl));
+  const auto found = p.arrived.find(notices_of(tag));
   return found != p.arrived.end() && !found->second.empty();
 }
 

@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -27,7 +28,8 @@ class SocketApi : public MpiApi {
   ~SocketApi() override { close(); }
 
   // What is sent to a rank that has died is dropped. test() of a receive from it throws PeerLost,
-  // unless a notice of that rank waits to be read, which says better what happened.
+  // unless a notice of that rank waits to be read, which says better what happened. Afterwards so
+  // does probe() for notices of the same communicator, so that it can be found out who has died.
   void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
              MpiRequest& req) override;
   void irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle comm,
@@ -79,6 +81,7 @@ class SocketApi : public MpiApi {
     Message* message = nullptr;      // nobody's yet
     std::unordered_map<int, std::deque<Operation*>> posted;
     std::unordered_map<int, std::deque<Message>> arrived;
+    std::set<int> told;  // tags of notices of the communicators that know of the loss
   };
 
   Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }

@@ -38,7 +38,8 @@ bool Survivors::gone(uint32_t rank) const {
       if (block.inside.load(kAcquire) == 0) return true;
       [[fallthrough]];
     default:
-      return !threads_ && life_lost(&block.life) &&
+      if (threads_ || control_->died_joining(rank)) return !threads_;
+      return life_lost(&block.life) &&
              process_over(block.pid.load(std::memory_order_relaxed),
                           block.starttime.load(std::memory_order_relaxed));
   }

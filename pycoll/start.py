@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll import _C
 from pycoll.comm import Communicator
-from pycoll.config import Config
+from pycoll.config import Config, Launch, environment
 from pycoll.errors import ArgumentError, CollError, in_words
 from pycoll.runtime import mpi
+from pycoll.runtime.absence import decline
 from pycoll.runtime.bootstrap import discover, launched_by_us
 from pycoll.runtime.groups import open_control
 from pycoll.runtime.memory import Memory
@@ -68,11 +69,30 @@ def init(
     comm = None if launched_by_us() else mpi.world()
     if comm is not None:
         return Communicator(agree(mpi.connect(comm, config)))
-    if isinstance(config, ArgumentError):
-        raise config
-    if config.transport == "mpi" and launched_by_us():
-        raise ArgumentError("transport='mpi': start the ranks with mpiexec, not with `pycoll run`")
-    return Communicator(agree(_join_host(config)))
+    return Communicator(agree(_join_host(_usable(config))))
+
+
+def _usable(config: Config | ArgumentError) -> Config:
+    """Return the settings, if ranks that share a host can use them; otherwise all ranks hear it."""
+    if isinstance(config, Config):
+        if config.transport != "mpi" or not launched_by_us():
+            return config
+        text = "transport='mpi': start the ranks with mpiexec, not with `pycoll run`"
+        config = ArgumentError(text)
+    _give_up_place(config)
+    raise config
+
+
+def _give_up_place(error: ArgumentError) -> None:
+    """Tell the peers, if there are any, that this process cannot join them, and why."""
+    with contextlib.suppress(CollError):  # without a place there is nobody to tell
+        launch = Launch.from_env(environment())
+        if launch is None or launch.world_size == 1:
+            return
+        launch = discover()
+        decline(launch, error)
+        os.close(launch.control_fd)
+        os.close(launch.heap_fd)
 
 
 def _join_host(config: Config) -> Session:
@@ -83,8 +103,7 @@ def _join_host(config: Config) -> Session:
         try:
             control = open_control(launch.control_fd, n, config)
         except CollError as error:
-            with contextlib.suppress(CollError):
-                raising(_C.Control.decline_at, launch.control_fd, launch.rank, in_words(error))
+            decline(launch, error)
             raise
         try:
             heap = raising(_C.Heap, launch.heap_fd, n, config.heap_bytes)

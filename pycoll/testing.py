@@ -30,10 +30,13 @@ from dataclasses import replace
 from typing import IO, Any, NamedTuple
 
 from pycoll import _C
+from pycoll.cli.job import end_of
 from pycoll.cli.rank_main import die_with
 from pycoll.comm import Communicator
 from pycoll.config import Config
+from pycoll.errors import ArgumentError
 from pycoll.runtime import mpi
+from pycoll.runtime.absence import tell_end
 from pycoll.runtime.bootstrap import make_memfd
 from pycoll.runtime.groups import open_control
 from pycoll.runtime.memory import Memory
@@ -79,11 +82,12 @@ def run_processes(
         One result for each rank, in rank order.
 
     Raises:
+        ArgumentError: If `n` is not at least 1.
         RankFailed: With the traceback of the rank that failed first, or, after `timeout`, with
             what each rank was doing.
     """
     __tracebackhide__ = True  # pytest shows the traceback of the rank instead
-    config = config or Config(timeout_s=timeout / 2, heap_bytes=_HEAP_BYTES)
+    config = _settings(n, timeout, config)
     children: list[_Child] = []
     with _memory() as (control_fd, heap_fd):
 
@@ -97,7 +101,7 @@ def run_processes(
                 children.append(_Child(rank, join, fn, args))
             until = time.monotonic() + timeout
             while time.monotonic() < until and any(child.outcome is None for child in children):
-                if any([child.has_failed(may_die) for child in children]):  # all are asked
+                if any([c.has_failed(may_die, control_fd) for c in children]):  # all are asked
                     until = min(until, time.monotonic() + GRACE_S)
                 time.sleep(_POLL_S)
             stuck = {child.rank: child.dump() for child in children if child.outcome is None}
@@ -119,7 +123,7 @@ def run_threads(
     A thread cannot be killed: one that is stuck outside of pycoll outlives the deadline.
     """
     __tracebackhide__ = True  # pytest shows the traceback of the rank instead
-    config = config or Config(timeout_s=timeout / 2, heap_bytes=_HEAP_BYTES)
+    config = _settings(n, timeout, config)
     outcomes: list[_Outcome | None] = [None] * n
     with _memory() as (control_fd, heap_fd):
         control = open_control(control_fd, n, config)
@@ -168,6 +172,7 @@ class _Child:
 
     def __init__(self, rank: int, join: Callable, fn: Callable, args: Sequence[Any]) -> None:
         self.rank, self.outcome = rank, None
+        self._ended, self._told = "", False  # how, and whether the others know
         self._result: IO[bytes] = tempfile.TemporaryFile()
         self._dump: IO[bytes] = tempfile.TemporaryFile()
         sys.stdout.flush()
@@ -197,17 +202,23 @@ class _Child:
             sys.stderr.flush()
             os._exit(status)  # never back into the test
 
-    def has_failed(self, may_die: Collection[int]) -> bool:
-        """Take the result if there is one; tell whether it is a failure."""
+    def has_failed(self, may_die: Collection[int], control_fd: int) -> bool:
+        """Take the result if there is one; tell whether it is a failure.
+
+        Once it has ended without having joined the others, they are told.
+        """
         if self.outcome is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 code = os.waitstatus_to_exitcode(status)
+                self._ended = end_of(code)
                 self._result.seek(0)
                 record = self._result.read()
                 end = _Outcome(error=f"died with exit code {code}", when=time.monotonic())
                 kept = _Outcome(code) if self.rank in may_die else end
                 self.outcome = pickle.loads(record) if record else kept
+        if self._ended and not self._told:
+            self._told = tell_end(control_fd, self.rank, self._pid, self._ended)
         return self.outcome is not None and bool(self.outcome.error)
 
     def dump(self) -> str:
@@ -226,6 +237,12 @@ class _Child:
             os.killpg(self._pid, signal.SIGKILL)
         self._result.close()
         self._dump.close()
+
+
+def _settings(n: int, timeout: float, config: Config | None) -> Config:
+    if n < 1:
+        raise ArgumentError(f"n is {n!r}, expected at least 1 rank")
+    return config or Config(timeout_s=timeout / 2, heap_bytes=_HEAP_BYTES)
 
 
 @contextlib.contextmanager

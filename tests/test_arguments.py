@@ -40,7 +40,10 @@ BAD = {
     "op for dates": (lambda c: c.all_reduce(np.zeros(4, "M8[s]")), r"dtype datetime64\[s\]"),
     "objects": (lambda c: c.all_gather(np.array([None])), r"x has dtype object.*Python objects"),
     "mask": (lambda c: c.all_reduce(np.ma.ones(4)), r"x is a masked array.*x.filled\(value\)"),
-    "byte order": (lambda c: c.all_reduce(I.astype(">i4")), r"'>i4'.*astype\('[<=]i4'\)"),
+    "byte order": (
+        lambda c: c.all_reduce(I.astype(">i4")),
+        r"'>i4'.*x\.astype\(x\.dtype\.newbyteorder\('='\)\)",
+    ),
     "list": (lambda c: c.all_reduce([1, 2]), r"x is a list; accepted are NumPy arrays"),
     "nothing": (lambda c: c.broadcast(None), r"x is a NoneType"),
     "number": (lambda c: c.all_gather(3), r"x is an int"),
@@ -98,8 +101,21 @@ BAD = {
     "root above": (lambda c: c.reduce(F, root=2), r"root=2.*accepted: 0 to 1"),
     "root that is true": (lambda c: c.gather(F, root=True), r"root=True"),
     "root in between": (lambda c: c.scatter(F, root=0.5), r"root=0.5"),
+    "root in an array": (lambda c: c.broadcast(F, root=np.array(0)), r"root=array\(0\)"),
     "root that is text": (lambda c: c.broadcast(F, root="0"), r"root='0'"),
     "order": (lambda c: c.all_reduce(F, order="fast"), r"order='fast'.*accepted: any, tree, rank"),
+    "order in an array": (
+        lambda c: c.all_reduce(F, order=np.array(["tree"])),
+        r"order=array\(\['tree'\]",
+    ),
+    "elements without bytes": (
+        lambda c: c.broadcast(np.empty(4, np.dtype([]))),
+        r"x has dtype \[\], whose elements have no bytes",
+    ),
+    "foreign byte order in a record": (
+        lambda c: c.broadcast(np.empty(4, ">i4,<f4")),
+        r"x\.astype\(x\.dtype\.newbyteorder\('='\)\)",
+    ),
     "order that is no text": (lambda c: c.all_reduce(F, order=["tree"]), r"order=\['tree'\]"),
     "algorithm": (lambda c: c.all_reduce(F, algorithm="rings"), r"'rings'.*(known|accepted).*ring"),
     "algorithm that is no name": (

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -109,3 +111,40 @@ def test_many_registrations_do_not_read_all_mappings():
             assert (comm.all_reduce(x, out=x) == i % 251).all()
             comm.unregister(x)
             assert memory.locate(start, NBYTES) is None
+
+
+def test_views_of_a_registered_array_in_any_direction():
+    """They are symmetric memory, too; the first element of one may be its last in memory."""
+
+    def rank(comm):
+        x = np.arange(1 << 16, dtype=np.float64)
+        comm.register(x)
+        out = comm.empty(x.size, x.dtype)
+        comm.all_reduce(x[::-1] if comm.rank else x, out=out)
+        assert (out == x + x[::-1]).all()
+        comm.all_reduce(x[::-1], out=out)
+        return (out == 2 * x[::-1]).all()
+
+    assert run_processes(2, rank) == [True] * 2
+
+
+def test_an_array_that_a_call_of_another_thread_uses_stays_where_it_is():
+    def rank(comm):
+        x = np.ones(1 << 16)
+        comm.register(x)
+        if comm.rank == 1:
+            comm.recv(np.empty(1), 0)
+            return comm.all_reduce(x, out=x).max()
+        thread = threading.Thread(target=lambda: comm.all_reduce(x, out=x))
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not comm._session.memory._used:  # until the call has begun
+            assert time.monotonic() < deadline
+        with pytest.raises(ArgumentError, match="in use by a call of another thread"):
+            comm.unregister(x)
+        comm.send(np.ones(1), 1)
+        thread.join()
+        comm.unregister(x)
+        return x.max()
+
+    assert run_processes(2, rank) == [2, 2]

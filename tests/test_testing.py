@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pycoll.config import Config
+from pycoll.errors import ArgumentError
 from pycoll.testing import RankFailed, run_processes, run_threads
 
 
@@ -124,3 +125,9 @@ def test_children_of_ranks_are_killed_too():
     while not has_ended(pid):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_no_ranks_at_all(run, n):
+    with pytest.raises(ArgumentError, match=f"n is {n}, expected at least 1 rank"):
+        run(n, lambda comm: None)

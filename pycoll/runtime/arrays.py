@@ -126,8 +126,10 @@ def view(x: Any, what: str) -> ArrayView:
     if not array.dtype.isnative:
         raise ArgumentError(
             f"{what} has dtype {array.dtype.str!r} in foreign byte order; "
-            f"convert it with x.astype({array.dtype.newbyteorder('=').str!r})"
+            f"convert it with {what}.astype({what}.dtype.newbyteorder('='))"
         )
+    if array.dtype.itemsize == 0:
+        raise ArgumentError(f"{what} has dtype {array.dtype}, whose elements have no bytes")
     return ArrayView(array, *_named(array.dtype), x)
 
 

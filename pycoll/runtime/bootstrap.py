@@ -132,8 +132,8 @@ def _refuse_second_join(environ: Mapping[str, str]) -> None:
     pid, _, world_size = environ.get(_JOINED, "").partition(" ")
     if pid == str(os.getpid()):
         raise TransportError(
-            f"this process has already joined its job of {world_size} ranks; keep the "
-            "communicator of the first call, or make more of it with dup() or split()"
+            f"this process has already joined its job of {world_size} ranks, or been refused: it "
+            "can try once; keep the communicator, or make more of it with dup() or split()"
         )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pycoll import _C
 from pycoll.config import FOREVER_S
 from pycoll.errors import ArgumentError
@@ -127,11 +129,13 @@ class Caller:
             names = ", ".join(o.name.lower() for o in ReduceOp)
             raise ArgumentError(f"op={request.op!r} is not known; accepted: {names}") from None
         root, n = request.root, self.plans.world_size
-        if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < n:
+        # An array could be changed behind a call that is remembered by its arguments.
+        if type(root) is bool or not isinstance(root, int | np.integer) or not 0 <= root < n:
             raise ArgumentError(f"root={root!r} is not a rank; accepted: 0 to {n - 1}")
-        if request.order is not None and request.order not in _ORDERS:
+        order = request.order
+        if order is not None and not (isinstance(order, str) and order in _ORDERS):
             names = ", ".join(_ORDERS)
-            raise ArgumentError(f"order={request.order!r} is not known; accepted: {names}")
+            raise ArgumentError(f"order={order!r} is not known; accepted: {names}")
         return op, int(root)
 
     def _shapes(self, kind: Kind, x: Any, out: Any, has_in: bool) -> tuple[ArrayView, Shape, int]:
@@ -186,7 +190,7 @@ class Caller:
             source = self._set_apart(source)
         in_ptr = source.pointer if source is not None else 0
         out_ptr = target.pointer if target is not None else 0
-        keep = (source and source.source, source and source.array, target and target.source)
+        keep = source and (source.source, source.array), target and (target.source, target.array)
         plain = source is None or not source.apart
         prepared = Prepared(binding, in_ptr, out_ptr, result, keep, plain, spec=spec)
         prepared.two_levels = request.algorithm is None and choice.measured is None

@@ -14,69 +14,11 @@ import numpy as np
 from pycoll import _C
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, view
+from pycoll.runtime.mirrors import Detour, Mirror
 from pycoll.runtime.reports import raising
 
 _MOST_AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32  # of a NumPy array
-Copy = tuple[int, int, int]  # to, from, bytes
 _Registered = tuple[int, _C.Registration, Any]  # past the last byte; what keeps the memory
-
-
-class Mirror(NamedTuple):
-    """Where the engine finds a registered array, or a part of one.
-
-    Attributes:
-        registration: The whole array.
-        pointer: Address in the caller's memory.
-        nbytes: Size of the part.
-        address: Address of the same part in the heap.
-    """
-
-    registration: _C.Registration
-    pointer: int
-    nbytes: int
-    address: int
-
-    def gather(self) -> None:
-        """Bring the heap up to date."""
-        self.registration.gather(self.pointer, self.nbytes)
-
-    def scatter(self) -> None:
-        """Bring the caller's memory up to date."""
-        self.registration.scatter(self.pointer, self.nbytes)
-
-    def copies_in(self) -> list[Copy]:
-        """Return the copies that bring the heap up to date."""
-        edges = self.registration.edges(self.pointer, self.nbytes)
-        return [(mirror, user, nbytes) for user, mirror, nbytes in edges]
-
-    def copies_out(self) -> list[Copy]:
-        """Return the copies that bring the caller's memory up to date."""
-        return self.registration.edges(self.pointer, self.nbytes)
-
-
-class Detour(NamedTuple):
-    """Symmetric memory in which an array is made that lies elsewhere.
-
-    Attributes:
-        made: The array in symmetric memory.
-        wanted: Where it belongs.
-    """
-
-    made: np.ndarray
-    wanted: np.ndarray
-
-    @property
-    def address(self) -> int:
-        """Where the engine writes."""
-        return self.made.ctypes.data
-
-    def copies_in(self) -> list[Copy]:
-        """Return none: what is there is overwritten."""
-        return []
-
-    def copies_out(self) -> list[Copy]:
-        """Return the copy that puts the result where it belongs."""
-        return [(self.wanted.ctypes.data, self.made.ctypes.data, self.made.nbytes)]
 
 
 class _Loan(NamedTuple):
@@ -98,6 +40,7 @@ class Memory:
         self.region = region
         self._registered: dict[int, _Registered] = {}  # by first byte
         self._lent: list[_Loan] = []
+        self._used: list[_C.Registration] = []  # by calls that are running
 
     def __del__(self) -> None:
         """Move back what is registered still: its memory outlives the last communicator."""
@@ -158,6 +101,8 @@ class Memory:
         _, moved, keep = found
         if any(loan.registration is moved and loan.lasts() for loan in self._lent):
             raise ArgumentError("x is in use by a call in the background; wait for it first")
+        if any(used is moved for used in self._used):
+            raise ArgumentError("x is in use by a call of another thread; wait for it first")
         raising(moved.release)  # if there is no memory for that, x stays as it is
         if isinstance(keep, weakref.finalize):
             keep.detach()
@@ -168,6 +113,17 @@ class Memory:
         if isinstance(mirror, Mirror):
             self._lent = [loan for loan in self._lent if loan.lasts()]
             self._lent.append(_Loan(mirror.registration, weakref.ref(engine), ticket))
+
+    @contextmanager
+    def using(self, mirrors: Sequence[Mirror | Detour]) -> Iterator[None]:
+        """Keep registered arrays where they are while a call runs."""
+        used = [mirror.registration for mirror in mirrors if isinstance(mirror, Mirror)]
+        self._used += used
+        try:
+            yield
+        finally:
+            for registration in used:
+                self._used.remove(registration)
 
     def _end(self, start: int) -> None:
         """Move an array back just before its memory is freed."""
@@ -189,7 +145,7 @@ class Memory:
 
     def mirror(self, v: ArrayView) -> Mirror | None:
         """Return where an array lies in the heap if it is a part of a registered one."""
-        return self.locate(v.pointer, v.array.nbytes)
+        return self.locate(*_stretch(v))
 
     def locate(self, start: int, nbytes: int) -> Mirror | None:
         """Return where a stretch of memory lies in the heap if it is a part of a registered one."""
@@ -220,11 +176,22 @@ class Memory:
 
     def has(self, v: ArrayView) -> bool:
         """Whether an array lies in the heap as it was made there."""
-        return self.heap.contains(v.pointer, v.array.nbytes)
+        return self.heap.contains(*_stretch(v))
 
     def holds(self, v: ArrayView) -> bool:
         """Whether peers can reach all of an array."""
-        return self.heap.contains(v.pointer, v.array.nbytes) or self.mirror(v) is not None
+        return self.has(v) or self.mirror(v) is not None
+
+
+def _stretch(v: ArrayView) -> tuple[int, int]:
+    """Return the first byte of an array, and how many there are to the last one."""
+    if v.array.flags.c_contiguous or not v.array.size:
+        return v.pointer, v.array.nbytes
+    first, last = 0, v.array.itemsize
+    for step, extent in zip(v.array.strides, v.array.shape, strict=True):
+        first += min(0, step) * (extent - 1)
+        last += max(0, step) * (extent - 1)
+    return v.pointer + first, last - first
 
 
 def _has_left(keep: Any, start: int) -> bool:

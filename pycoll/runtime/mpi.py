@@ -23,14 +23,14 @@ from pycoll.runtime.memory import Memory
 from pycoll.runtime.mpi_jobs import duplicate, find_job, free, jobs_of, library
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.runtime.reports import raising
-from pycoll.runtime.roll_call import await_everybody, make_everywhere
+from pycoll.runtime.roll_call import RollCall, make_everywhere
 from pycoll.runtime.session import Session
 from pycoll.runtime.topology import Topology
 from pycoll.runtime.two_level import NodeSession, TwoLevelSession
 
 # Variables with the number of processes that MPI launchers start.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE")
-_SLURM = ("SLURM_NTASKS", "SLURM_PROCID")
+_SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")  # of srun; a batch script has others
 _HINT = "start it with the mpiexec of the MPI that mpi4py uses; `pycoll doctor` names it"
 
 
@@ -123,24 +123,30 @@ def connect(
         raise TransportError("this MPI may be used by the main thread only; call init there")
     limit = config.timeout_s if isinstance(config, Config) else Config.timeout_s
     try:
-        await_everybody(MPI, comm, limit)
-        return _connect(MPI, comm, config, hosts)
+        RollCall(MPI, comm, limit, begun=False).await_everybody()
+        return _connect(MPI, comm, config, limit, hosts)
     except MPI.Exception as error:
         raise TransportError(f"start-up over {library(MPI)} failed: {error}") from error
 
 
 def _connect(
-    MPI: Any, comm: Any, config: Config | ArgumentError, hosts: Sequence[int] | None
+    MPI: Any,
+    comm: Any,
+    config: Config | ArgumentError,
+    limit: float,
+    hosts: Sequence[int] | None,
 ) -> Session:
     """Make the session by way of a communicator of our own."""
     jobs = jobs_of(MPI, comm)
-    own = next((job.comm for job in jobs.values()), None) or duplicate(MPI, comm)
+    own = next((job.comm for job in jobs.values()), None) or duplicate(MPI, comm, limit)
+    roll = RollCall(MPI, own, limit)
     try:
-        session = _join(MPI, comm, own, config, hosts)
+        session = _join(MPI, comm, own, _exchange(MPI, own, roll), config, hosts)
     except MPI.Exception:
         raise
-    except BaseException:  # on every rank
-        free(own, jobs)
+    except BaseException:  # on every rank, unless they have lost each other
+        if not roll.broken:
+            free(own, jobs)
         raise
     free(own, jobs)
     return session
@@ -150,10 +156,10 @@ def _join(
     MPI: Any,
     comm: Any,
     own: Any,
+    exchange: Exchange,
     config: Config | ArgumentError,
     hosts: Sequence[int] | None,
 ) -> Session:
-    exchange = _exchange(MPI, own)
     tell = lambda text: _texts(exchange(text.encode()[:CARD_BYTES]))  # noqa: E731
     card = make_everywhere(Card.own, tell, undo=None)
     cards = [Card.unpack(row) for row in exchange(card.pack())]
@@ -168,9 +174,9 @@ def _join(
     job, context = None, 0
     try:
         if not shared.single:
-            job = find_job(MPI, comm, own, cards, shared.hosts, tell)
-            context = max(int(row.rstrip(b"\0")) for row in exchange(b"%d" % job.next_context))
-            job.next_context = context + 1
+            job = find_job(MPI, comm, own, cards, shared.hosts, tell, config.timeout_s)
+            largest = lambda number: max(map(int, tell(f"{number}")))  # noqa: E731
+            context = job.new_context(largest, comm.rank == 0)
         return make_everywhere(lambda: _make(job, context, comm.rank, cards, shared, config), tell)
     finally:  # the memory is open everywhere before anybody gives a descriptor back
         shared.close()
@@ -212,13 +218,13 @@ def open_node(topology: Topology, shared: Shared, config: Config) -> NodeSession
             os.close(fd)
 
 
-def _exchange(MPI: Any, comm: Any) -> Exchange:
+def _exchange(MPI: Any, comm: Any, roll: RollCall) -> Exchange:
     def exchange(card: bytes) -> list[bytes]:
         if len(card) > CARD_BYTES:
             raise TransportError(f"{len(card)} bytes of start-up data, at most {CARD_BYTES}")
         mine = np.frombuffer(card.ljust(CARD_BYTES, b"\0"), np.uint8)
         table = np.empty((comm.size, CARD_BYTES), np.uint8)
-        comm.Allgather([mine, MPI.BYTE], [table, MPI.BYTE])
+        roll.finish(comm.Iallgather([mine, MPI.BYTE], [table, MPI.BYTE]), mine, table)
         return [row.tobytes() for row in table]
 
     return exchange

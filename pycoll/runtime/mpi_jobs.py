@@ -16,7 +16,7 @@ from pycoll import _C
 from pycoll.runtime.hosts import Card
 from pycoll.runtime.mpi_session import MpiJob
 from pycoll.runtime.reports import raising
-from pycoll.runtime.roll_call import make_everywhere
+from pycoll.runtime.roll_call import RollCall, make_everywhere
 
 Jobs = dict[tuple[int, ...], MpiJob]
 
@@ -33,9 +33,10 @@ def _key(MPI: Any) -> int:
     return MPI.Comm.Create_keyval()
 
 
-def duplicate(MPI: Any, comm: Any) -> Any:
-    """Return a communicator of our own; a collective."""
-    made = comm.Dup()
+def duplicate(MPI: Any, comm: Any, timeout_s: float) -> Any:
+    """Return a communicator of our own; a collective. Raises CollTimeout."""
+    made, request = comm.Idup()
+    RollCall(MPI, comm, timeout_s).finish(request, made)
     made.Set_errhandler(MPI.ERRORS_RETURN)
     return made
 
@@ -53,6 +54,7 @@ def find_job(
     cards: list[Card],
     hosts: tuple[int, ...],
     tell: Callable[[str], list[str]],
+    timeout_s: float,
 ) -> MpiJob:
     """Return the job of ranks that lie like this; a new one if there is none. A collective.
 
@@ -63,13 +65,14 @@ def find_job(
         cards: What each of its ranks has said about itself.
         hosts: Number of the host of each rank.
         tell: Gathers a text of every rank.
+        timeout_s: Longest time to wait for the others.
 
     Raises:
         BaseException: On every rank, if one of them has no memory for it.
     """
     jobs = jobs_of(MPI, comm)
     if hosts not in jobs:
-        way = duplicate(MPI, comm) if jobs else own
+        way = duplicate(MPI, comm, timeout_s) if jobs else own
         try:
             made = make_everywhere(lambda: make_job(MPI, way, cards, hosts), tell, undo=None)
         except MPI.Exception:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import CollError
+from pycoll.runtime.background import Flight
 from pycoll.runtime.calls import Caller
 from pycoll.runtime.hosts import Card
 from pycoll.runtime.memory import PlainMemory
@@ -18,6 +22,9 @@ from pycoll.runtime.prepared import Prepared
 from pycoll.runtime.reports import describe, raising
 from pycoll.runtime.session import Session
 from pycoll.types import Kind
+
+_T = TypeVar("_T")
+_MOST_AHEAD = 16
 
 
 @dataclass
@@ -31,9 +38,10 @@ class MpiJob:
         cards: What each of its ranks has said about itself.
         hosts: Number of the host of each rank.
         library: Name and version of the MPI library.
-        next_context: Number of the next communicator; every rank keeps its own count, and a new
-            communicator takes the largest of its members.
+        next_context: Number of the next communicator; every rank keeps its own count: see
+            `new_context`.
         threads: Any thread may call MPI at any time.
+        counting: Held while the count is changed.
     """
 
     api: _C.MpiApi
@@ -44,6 +52,30 @@ class MpiJob:
     library: str
     next_context: int = 1
     threads: bool = True
+    counting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def new_context(self, most: Callable[[int], int], leads: bool) -> int:
+        """Agree on the number of a new communicator with its other ranks.
+
+        Threads may do so for several communicators at once, on each rank in another order, so no
+        lock can be held while ranks talk to each other. They wish for the largest of their counts;
+        where another communicator has taken that meanwhile on any rank, all of them try again. Of
+        communicators that try at the same time the one with the largest number succeeds.
+
+        Args:
+            most: Returns the largest of the numbers that the ranks give it; a collective of them.
+            leads: True on one of the ranks.
+        """
+        ahead = 0
+        while True:
+            context = most(self.next_context + ahead)
+            with self.counting:
+                taken = context < self.next_context
+                self.next_context = max(self.next_context, context + 1)
+            if not most(int(taken)):
+                return context
+            # Those who have met should not wish for the same once more.
+            ahead = os.urandom(1)[0] % _MOST_AHEAD if leads else 0
 
 
 class MpiSession(Session):
@@ -100,12 +132,10 @@ class MpiSession(Session):
                 _C.never_free(prepared)  # nobody can tell the transport to stop
             raise
 
-    def sweep(self) -> None:
-        """Let go of the arrays of background calls that have ended, unless they have failed."""
-        if self._in_flight and self.engine.failed:
-            _C.never_free(tuple(self._in_flight))
-            self._in_flight.clear()
-        super().sweep()
+    def _let_go(self, flight: Flight) -> None:
+        if self._engine is None or self._engine.failed:  # MPI may still look at its arrays
+            _C.never_free((flight.keep, flight.result))
+        super()._let_go(flight)
 
     def abandon(self, memory: Any) -> None:
         """Keep the memory of a message if it was given up while it was being sent."""
@@ -131,15 +161,40 @@ class MpiSession(Session):
 
     def new_context(self) -> int:
         """Agree on the number of a new communicator of some of these ranks."""
-        row = np.array([[self.job.next_context]], np.int64)
-        context = int(self.call(Kind.ALL_GATHER, row, None, "sum", 0, None).max())
-        self.job.next_context = context + 1
-        return context
+
+        def most(number: int) -> int:
+            row = np.array([[number]], np.int64)
+            return int(self.call(Kind.ALL_GATHER, row, None, "sum", 0, None).max())
+
+        return self.job.new_context(most, self.rank == 0)
+
+    def on_all(self, make: Callable[[], _T]) -> _T:
+        """Make what every rank needs for a new communicator; what one cannot make, none keeps.
+
+        Args:
+            make: Returns a session, or None.
+
+        Raises:
+            PeerRejected: If another rank cannot; what ``make`` raises if this one cannot.
+        """
+        made: Any = None
+        try:
+            made = self.refusing(make)
+            self.call(Kind.BARRIER, None, None, "sum", 0, None)
+        except BaseException:
+            if made is not None:
+                made.close()
+            raise
+        return made
 
     def make_group(self, group: list[int] | None) -> Session | None:
         """Make the session of a part of the ranks; see `pycoll.runtime.groups.split`."""
         context = self.new_context()
-        if group is None:
-            return None
-        members = [self.members[r] for r in group]
-        return MpiSession(self.job, members, group.index(self.rank), context, replace(self.config))
+
+        def make() -> Session | None:
+            if group is None:
+                return None
+            members, rank = [self.members[r] for r in group], group.index(self.rank)
+            return MpiSession(self.job, members, rank, context, replace(self.config))
+
+        return self.on_all(make)

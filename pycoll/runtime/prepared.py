@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pycoll import _C
-from pycoll.runtime.memory import Detour, Mirror
+from pycoll.runtime.mirrors import Detour, Mirror
 from pycoll.runtime.plans import CallSpec
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind

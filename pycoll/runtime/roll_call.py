@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pycoll.errors import CollTimeout, TransportError, in_words
+from pycoll import _C
+from pycoll.errors import CollError, CollTimeout, TransportError, in_words
 
 _BUSY_S, _POLL_S = 0.01, 0.001
 _ANSWER_S = 0.5  # for the names of those who have come
+_TAG = 30_007  # every MPI has it, users hardly take it, and calls have no such lane (mpi_link.h)
+_NOTE = b"pycoll: this rank has waited for others at start-up for too long, and has given up"
 
 _S = TypeVar("_S")
 
@@ -36,7 +39,12 @@ def make_everywhere(
         made = make()
     except BaseException as error:  # an interrupt, too: the others wait
         failure = error
-    said = exchange("" if failure is None else in_words(failure))
+    try:
+        said = exchange("" if failure is None else in_words(failure))
+    except CollError:
+        if failure is None:
+            raise
+        raise failure from None  # it says more than that others did not come to hear of it
     if failure is not None:
         raise failure
     if any(said):
@@ -47,58 +55,93 @@ def make_everywhere(
     return made
 
 
-def await_everybody(MPI: Any, comm: Any, timeout_s: float) -> None:
-    """Return when every rank of an mpi4py communicator has called this; a collective.
+class RollCall:
+    """Waits for all ranks of an mpi4py communicator, at every step of start-up.
 
     A rank that has waited for too long tells all others. They give up too, and tell: so all know
-    who has come, and one that comes later hears that it is too late. Nothing is sent otherwise.
+    who has come, and one that comes later hears that it is too late. Nothing is sent otherwise, and
+    of the messages on the communicator only those that look like such a note are received.
 
-    Args:
-        MPI: The module ``mpi4py.MPI``.
-        comm: An intra-communicator of the user. Messages on it have the greatest tag.
-        timeout_s: How long to wait for the last rank, in seconds.
-
-    Raises:
-        CollTimeout: On every rank that has come, with the numbers of those that have not.
+    Attributes:
+        broken: Whether ranks may no longer be at the same step.
     """
-    tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # only there in some MPIs
 
-    def given_up() -> bool:
-        return comm.Iprobe(MPI.ANY_SOURCE, tag)
+    def __init__(self, MPI: Any, comm: Any, timeout_s: float, begun: bool = True) -> None:
+        """Prepare.
 
-    # Who passes the first barrier knows that everybody came, but not that nobody has given up.
-    if not all(_wait(comm.Ibarrier(), given_up, timeout_s) for _ in range(2)):
-        here = _call_roll(MPI, comm, tag)
-        absent = [r for r in range(comm.size) if r not in here]
-        raise CollTimeout(_told(comm.rank, absent, timeout_s))
+        Args:
+            MPI: The module ``mpi4py.MPI``.
+            comm: An intra-communicator.
+            timeout_s: How long to wait for the last rank at every step, in seconds.
+            begun: Whether all ranks have come to start-up.
+        """
+        self._MPI, self._comm, self._timeout_s, self._begun = MPI, comm, timeout_s, begun
+        self.broken = False
+
+    def await_everybody(self) -> None:
+        """Return when every rank has called this; a collective.
+
+        Raises:
+            CollTimeout: On every rank that has come, with the numbers of those that have not.
+        """
+        # Who passes the first knows that everybody came, but not that nobody has given up.
+        for _ in range(2):
+            self.finish(self._comm.Ibarrier())
+
+    def finish(self, request: Any, *used: Any) -> None:
+        """Return when a nonblocking collective of all ranks is done.
+
+        Args:
+            request: What to wait for.
+            used: What MPI may still write to when it is not done in time.
+
+        Raises:
+            CollTimeout: With the numbers of the ranks that have not come to it.
+        """
+        self.broken = True
+        try:
+            if not self._wait(request):
+                here = self._call_roll()
+                absent = [r for r in range(self._comm.size) if r not in here]
+                told = _told(self._comm.rank, absent, self._timeout_s, self._begun)
+                raise CollTimeout(told)
+        except BaseException:  # an interrupt, too
+            _C.never_free((request, used))
+            raise
+        self.broken = False
+
+    def _wait(self, request: Any) -> bool:
+        start = time.monotonic()
+        while not request.Test():
+            waited = time.monotonic() - start
+            if waited > self._timeout_s or self._note() is not None:
+                return False
+            time.sleep(0 if waited < _BUSY_S else _POLL_S)
+        return True
+
+    def _note(self) -> int | None:
+        """Return who else has given up, if that has come; it can be received then."""
+        status = self._MPI.Status()
+        if not self._comm.Iprobe(self._MPI.ANY_SOURCE, _TAG, status):
+            return None
+        return status.source if status.Get_count(self._MPI.BYTE) == len(_NOTE) else None
+
+    def _call_roll(self) -> set[int]:
+        """Return which ranks have come."""
+        comm, byte = self._comm, self._MPI.BYTE
+        for peer in range(comm.size):
+            if peer != comm.rank:
+                comm.Isend([_NOTE, byte], peer, _TAG).Free()
+        here, end = {comm.rank}, time.monotonic() + _ANSWER_S
+        while time.monotonic() < end and len(here) < comm.size:
+            while (peer := self._note()) is not None:
+                comm.Recv([bytearray(len(_NOTE)), byte], peer, _TAG)
+                here.add(peer)
+            time.sleep(_POLL_S)
+        return here
 
 
-def _wait(request: Any, given_up: Callable[[], bool], timeout_s: float) -> bool:
-    start = time.monotonic()
-    while not request.Test():
-        waited = time.monotonic() - start
-        if waited > timeout_s or given_up():
-            return False
-        time.sleep(0 if waited < _BUSY_S else _POLL_S)
-    return True
-
-
-def _call_roll(MPI: Any, comm: Any, tag: int) -> set[int]:
-    """Return which ranks have come."""
-    nothing = [None, 0, MPI.BYTE]
-    for peer in range(comm.size):
-        if peer != comm.rank:
-            comm.Isend(nothing, peer, tag).Free()
-    here, end, status = {comm.rank}, time.monotonic() + _ANSWER_S, MPI.Status()
-    while time.monotonic() < end and len(here) < comm.size:
-        while comm.Iprobe(MPI.ANY_SOURCE, tag, status):
-            comm.Recv(nothing, status.source, tag)
-            here.add(status.source)
-        time.sleep(_POLL_S)
-    return here
-
-
-def _told(rank: int, absent: list[int], timeout_s: float) -> str:
+def _told(rank: int, absent: list[int], timeout_s: float, begun: bool) -> str:
     if not absent:
         return (
             f"start-up: the ranks have come more than {timeout_s:g} s after each other; a longer "
@@ -106,6 +149,11 @@ def _told(rank: int, absent: list[int], timeout_s: float) -> str:
         )
     names = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))}"
     have = "has" if len(absent) == 1 else "have"
+    if begun:
+        return (
+            f"start-up: {names} {have} come to it, but not gone on within {timeout_s:g} s: "
+            f"stopped, dead or busy. Rank {rank} has given up"
+        )
     return (
         f"start-up: {names} {have} not called pycoll.init or pycoll.from_mpi on this communicator "
         f"within {timeout_s:g} s; all of its ranks must. Rank {rank} has given up"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import weakref
-from collections import deque
+from contextlib import nullcontext
 from typing import Any
 
 from pycoll import _C, algorithms
@@ -13,6 +13,7 @@ from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollError, CommClosed, in_words, sendable
 from pycoll.runtime import vcalls
 from pycoll.runtime.arrays import on_device
+from pycoll.runtime.background import Background, Flight
 from pycoll.runtime.calls import Caller, check_timeout
 from pycoll.runtime.endings import Hook, leave_at_exit
 from pycoll.runtime.extents import Extents
@@ -35,7 +36,7 @@ def _no_devices(session: Session) -> Any:
     raise ArgumentError("arrays on a device are for communicators; these ranks take CPU arrays")
 
 
-class Session(TaggedMessages, Refusals):
+class Session(TaggedMessages, Refusals, Background):
     """Everything one rank needs to take part in one communicator."""
 
     def __init__(
@@ -84,13 +85,13 @@ class Session(TaggedMessages, Refusals):
         self, rank: int, world_size: int, config: Config, engine: Any, boxes: Any, caller: Caller
     ) -> None:
         self.rank, self.world_size, self.config = rank, world_size, config
-        self._in_flight: deque[tuple[int, Any]] = deque()  # even if nobody keeps the `Work`
+        self._open_queue()
         self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
         runner = self._runner()
         self.sites = Sites(runner.site, self.internal)
         hooks = map(Hook, (self.call, self.site, self._fail, self._queued, self.misused))
-        self.fast = _C.Fastcall(runner, self.memory.heap, *hooks)
+        self.fast = _C.Fastcall(runner, self.memory.heap, *hooks, self._in_flight, Flight)
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -166,27 +167,13 @@ class Session(TaggedMessages, Refusals):
 
     def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""
-        run = self.engine.submit if async_op else self.engine.run
         arrays = prepared.in_ptr, prepared.out_ptr
         site, around = self.refusing(lambda: (self.site(), prepared.detours()))
-        ticket = self.guard(run, prepared.binding, *arrays, site, limit, *around)
-        if not async_op:
-            return prepared.result
-        for mirror in prepared.gathers:
-            self.memory.lend(mirror, self.engine, ticket)
-        return self._queued(ticket, prepared, prepared.result)
-
-    def _queued(self, ticket: int, keep: Any, result: Any) -> Work:
-        """Return the work of a call in the engine's queue.
-
-        Args:
-            ticket: Its place there.
-            keep: What has to stay alive until it is done, besides the result.
-            result: What the call gives.
-        """
-        self.sweep()
-        self._in_flight.append((ticket, (keep, result)))
-        return Work(self, ticket, keep, result)
+        if async_op:
+            return self._enqueue(prepared, *arrays, site, limit, *around)
+        with self.memory.using(prepared.gathers) if prepared.gathers else nullcontext():
+            self.guard(self.engine.run, prepared.binding, *arrays, site, limit, *around)
+        return prepared.result
 
     def device_side(self, *given: Any) -> Any:
         """Return this rank's side of calls on arrays of a CUDA device, making it the first time."""
@@ -195,11 +182,6 @@ class Session(TaggedMessages, Refusals):
         if self.device is None:
             self.device = self.open_device(self)
         return self.device
-
-    def sweep(self) -> None:
-        """Let go of the arrays of background calls that have ended."""
-        while self._in_flight and self.engine.done(self._in_flight[0][0]):
-            self._in_flight.popleft()
 
     def bind(self, spec: CallSpec, extents: Extents | None = None) -> _C.BoundCall:
         """Bind the plan of a call; of a v-variant with its extents."""
@@ -289,10 +271,10 @@ class Session(TaggedMessages, Refusals):
             if self.device is not None:
                 self.device.close()
             self.guard(self._engine.close)
+            self._empty_queue()
             if self.device is not None:
                 self.device.free()
             self.fast.forget()
             self._caller = self._engine = self._mailboxes = self.control = self.sites = None
             atexit.unregister(self._at_exit)
-            self._in_flight.clear()
             self.kept.clear()

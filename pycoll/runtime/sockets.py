@@ -1,57 +1,60 @@
 """Connections between all ranks of several hosts: one TCP connection for each pair.
 
 Every rank listens on a port and tells the others through a store which addresses it has. It dials
-the ranks before it and is dialled by those after it, so nobody waits in a circle. Who dials shows a
-word that was drawn at random, so that strangers, and wrong hosts with the same private address, are
-turned away.
+the ranks before it and is dialled by those after it. Who dials shows a word that was drawn at
+random, so that strangers, and wrong hosts with the same private address, are turned away.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
 import socket
 import struct
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from pycoll import _C
 from pycoll.config import environment
-from pycoll.errors import TransportError
+from pycoll.errors import TransportError, in_words
+from pycoll.runtime.introductions import Introductions, Place, Spare, too_few_files
+from pycoll.runtime.reports import raising
 
 Exchange = Callable[[str, Any], list[Any]]  # gives every rank what all ranks say on a topic
+Sockets = list[socket.socket | None]  # by rank; None for this one
 
 _INTERFACES = ("PYCOLL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915
-_HELLO = struct.Struct("!16sI")  # the word of who is dialled, the rank that dials
-_DIAL_S = 3.0  # for one address
-_PAUSE_S = 0.1
-_WELCOME = b"\x06"
+_OWN_FILES = 2  # of `open_api`
 
 
-class Place(NamedTuple):
-    """How a rank can be reached.
+class Board(Protocol):
+    """Where a rank that fails tells the others, as the stores of PyTorch; they look at it."""
 
-    Attributes:
-        port: Port on which it listens.
-        addresses: Its addresses; the likeliest first.
-        word: Drawn at random, as hexadecimal digits.
-    """
+    def set(self, key: str, value: str) -> object:
+        """Write."""
 
-    port: int
-    addresses: list[str]
-    word: str
+    def check(self, keys: list[str]) -> bool:
+        """Whether all have been written."""
+
+    def get(self, key: str) -> bytes:
+        """Read what has been written."""
 
 
 def connect(
-    exchange: Exchange, rank: int, names: Sequence[str], towards: str, timeout_s: float
-) -> _C.SocketApi:
-    """Connect all ranks with each other; a collective.
+    exchange: Exchange,
+    rank: int,
+    names: Sequence[str],
+    towards: str,
+    timeout_s: float,
+    board: Board | None = None,
+) -> Sockets:
+    """Connect all ranks with each other, or none; a collective.
 
     Args:
         exchange: Gathers values from all ranks.
@@ -59,30 +62,76 @@ def connect(
         names: What messages call each rank.
         towards: Host of the store: the way there is likely the way to the others. Or "".
         timeout_s: Longest time to wait for the others.
+        board: Without it, others may notice a rank that fails only when their time is over.
+
+    Returns:
+        Connected sockets, for `open_api`.
 
     Raises:
-        TransportError: If a rank cannot be reached, with the addresses that were tried.
+        TransportError: If a rank cannot be reached, or may not open a file for each other rank.
     """
-    until = time.monotonic() + timeout_s
-    sockets: list[socket.socket | None] = [None] * len(names)
-    with _listen(len(names)) as server:
-        own = Place(server.getsockname()[1], addresses(towards), secrets.token_hex(16))
+    with contextlib.ExitStack() as held:
+        own, server, spare = _prepare(len(names), towards, held)
         places = [Place(*entry) for entry in exchange("sockets", own)]
+        if own.trouble:
+            raise TransportError(own.trouble)
+        if told := [
+            f"rank {r} cannot join: {p.trouble}" for r, p in enumerate(places) if p.trouble
+        ]:
+            raise TransportError("; ".join(told))
+        key = f"pycoll-sockets-{places[0].word}"  # of this try
+        calls = Introductions(server, places, rank, names)
+        held.callback(calls.close)
+
+        def given_up() -> str:
+            return board.get(key).decode() if board is not None and board.check([key]) else ""
+
         try:
-            for peer in range(rank):
-                sockets[peer] = _dial(places[peer], rank, names[peer], until)
-            while missing := [r for r in range(rank + 1, len(names)) if sockets[r] is None]:
-                peer, found = _answer(server, bytes.fromhex(own.word), names, missing, until)
-                if peer in missing:
-                    sockets[peer] = found
-        except BaseException:
-            for found in filter(None, sockets):
+            calls.run(timeout_s, spare, given_up)
+        except BaseException as error:  # an interrupt, too
+            for found in calls.found.values():
                 found.close()
+            with contextlib.suppress(Exception):  # the store may be what has failed
+                if board is not None and not given_up():
+                    board.set(key, f"{names[rank]} cannot join: {in_words(error)}")
             raise
+    return [calls.found.get(r) for r in range(len(names))]
+
+
+def _prepare(
+    n: int, towards: str, held: contextlib.ExitStack
+) -> tuple[Place, socket.socket | None, Spare]:
+    """Listen, and keep descriptors for n - 1 connections; what fails is for the others to hear."""
+    spare = Spare()
+    held.callback(spare.fill, 0)
+    try:
+        spare.fill(n + _OWN_FILES)
+        spare.give()  # for one after the other
+        where = addresses(towards)
+        server = held.enter_context(_listen(n))
+    except TransportError as error:
+        return Place(0, [], "", str(error)), None, spare
+    except OSError as error:
+        few = error.errno in (errno.EMFILE, errno.ENFILE)
+        text = too_few_files(error) if few else f"cannot listen: {error}"
+        return Place(0, [], "", text), None, spare
+    return Place(server.getsockname()[1], where, secrets.token_hex(16)), server, spare
+
+
+def open_api(sockets: Sockets, names: Sequence[str]) -> _C.SocketApi:
+    """Make what sends messages through connected sockets, which are its own from now on.
+
+    Raises:
+        TransportError: If the system has no means left for it.
+    """
     for found in filter(None, sockets):
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    api = _C.SocketApi([-1 if s is None else s.detach() for s in sockets], list(names))
+    fds = [-1 if s is None else s.detach() for s in sockets]
+    try:
+        api = raising(_C.SocketApi, fds, list(names))
+    except RuntimeError as error:  # of the C++ library: no thread
+        raise TransportError(f"cannot serve connections: {error}") from error
     _forget_in_children(api)
     return api
 
@@ -136,55 +185,6 @@ def _listen(backlog: int) -> socket.socket:
                 ("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
             )
     return socket.create_server(("", 0), backlog=backlog)
-
-
-def _dial(place: Place, rank: int, name: str, until: float) -> socket.socket:
-    hello = _HELLO.pack(bytes.fromhex(place.word), rank)
-    while True:
-        tried = []
-        for address in place.addresses:
-            try:
-                found = socket.create_connection((address, place.port), timeout=_DIAL_S)
-            except OSError as error:
-                tried.append(f"{address}: {error}")
-                continue
-            try:
-                found.sendall(hello)
-                found.settimeout(max(_DIAL_S, until - time.monotonic()))  # it may be dialling too
-                if found.recv(1) == _WELCOME:
-                    return found
-                tried.append(f"{address}: another process listens there")
-            except OSError as error:
-                tried.append(f"{address}: {error}")
-            found.close()
-        if time.monotonic() >= until:
-            raise TransportError(
-                f"rank {rank} cannot reach {name} on port {place.port}: {'; '.join(tried)}. Name "
-                f"the network interface to use in {_INTERFACES[0]} on every host"
-            )
-        time.sleep(_PAUSE_S)
-
-
-def _answer(
-    server: socket.socket, word: bytes, names: Sequence[str], missing: list[int], until: float
-) -> tuple[int, socket.socket | None]:
-    """Take one call; return who calls, or -1 for strangers."""
-    server.settimeout(max(_PAUSE_S, until - time.monotonic()))
-    try:
-        found, _ = server.accept()
-    except TimeoutError:
-        who = ", ".join(names[r] for r in missing)
-        raise TransportError(f"no connection from {who} has come") from None
-    with contextlib.suppress(OSError):
-        found.settimeout(_DIAL_S)
-        data = found.recv(_HELLO.size, socket.MSG_WAITALL)
-        if len(data) == _HELLO.size:
-            said, peer = _HELLO.unpack(data)
-            if secrets.compare_digest(said, word) and peer in missing:
-                found.sendall(_WELCOME)
-                return peer, found
-    found.close()
-    return -1, None
 
 
 def _forget_in_children(api: _C.SocketApi) -> None:

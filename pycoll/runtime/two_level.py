@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import Any
@@ -222,13 +223,38 @@ class TwoLevelSession(MpiSession):
         on_host, of_all = found.all(axis=0)
         if on_host:
             color = None if group is None else min(group)
-            return split(self.node, color, 0 if group is None else group.index(self.rank))
+            key = 0 if group is None else group.index(self.rank)
+            return self._inside(lambda: split(self.node, color, key))
         if not of_all:
             return super().make_group(group)
-        node = split(self.node, 0, 0, NodeSession)
-        context = self.new_context()
-        job, members = self.job, self.members
-        return TwoLevelSession(job, members, self.rank, context, self.config, node, self.topology)
+        node = self._inside(lambda: split(self.node, 0, 0, NodeSession))
+        try:
+            context = self.new_context()
+            place = self.job, self.members, self.rank, context, self.config
+            return self.on_all(lambda: TwoLevelSession(*place, node, self.topology))
+        except BaseException:
+            node.close()
+            raise
+
+    def _inside(self, make: Callable[[], Session | None]) -> Any:
+        """Make a group of ranks of this host; if that fails on any host, no rank gets one."""
+        made = error = None
+        try:
+            made = make()
+        except Exception as found:
+            if isinstance(found, CollError) and self.node.engine.report() is not None:
+                raise self._failed(found, None) from None
+            error = found
+
+        def outcome() -> Session | None:
+            if error is None or isinstance(error, PeerRejected):
+                return made  # the rank that cannot tells all others why
+            raise error
+
+        made = self.on_all(outcome)
+        if error is not None:
+            raise error
+        return made
 
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""

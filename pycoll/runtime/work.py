@@ -7,27 +7,37 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pycoll.errors import ArgumentError, CollError, CollTimeout
+from pycoll import _C
+from pycoll.errors import ArgumentError, CollTimeout
 from pycoll.runtime.arrays import view
 
 if TYPE_CHECKING:
+    from pycoll.runtime.background import Flight
     from pycoll.runtime.session import Session
 
 
 class Work:
     """A call that runs in the background; its arrays are kept alive until it is done."""
 
-    def __init__(self, session: Session, ticket: int, keep: Any, result: Any) -> None:
+    def __init__(self, session: Session, flight: Flight) -> None:
         """Hold on to a call in the engine's queue; see `Session`."""
-        self._session, self._ticket = session, ticket
-        self._keep, self._result = keep, result
+        self._session, self._flight = session, flight
         self._engine = session.engine  # outlives a close, which finishes the queue
-        self._finished = False
-        self._error: CollError | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied."""
+        raise TypeError(
+            "a Work stands for one call of this process; it cannot be copied or pickled"
+        )
 
     def done(self) -> bool:
         """Tell whether the call has ended, without waiting."""
-        return self._finished or self._engine.done(self._ticket)
+        if self._flight.ended:
+            return True
+        if not self._engine.done(self._flight.ticket):
+            return False
+        self._session.sweep()  # what the call has kept, such as the buffer of `out`, is free again
+        return True
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the call to end.
@@ -43,19 +53,24 @@ class Work:
             CollTimeout: If it is not done in time; the call goes on and may be waited for again.
             CollError: What the blocking call would have raised.
         """
-        if not self._finished:
-            limit = -1.0 if timeout is None else check_patience(timeout)
-            try:
-                self._session.guard(self._engine.wait, self._ticket, limit)
-            except CollError as error:
-                if isinstance(error, CollTimeout) and self._engine.report() is None:
-                    raise  # only this wait is over
-                self._error = error
-            self._finished = True
+        flight = self._flight
+        if not flight.ended:
+            self._await(flight, -1.0 if timeout is None else check_patience(timeout))
             self._session.sweep()
-        if self._error is not None:
-            raise self._error
-        return self._result
+        if flight.error is not None:
+            raise flight.error
+        return flight.result
+
+    def _await(self, flight: Flight, limit: float) -> None:
+        describe = self._session.error
+        try:
+            self._engine.wait(flight.ticket, limit)
+            flight.ended = True  # if it has failed, another thread has noted that
+        except _C.EngineError as error:
+            if flight.land(self._engine, describe):
+                return
+            kind, text = error.args  # only this wait is over
+            raise CollTimeout(text) if kind == "CollTimeout" else describe(kind, text) from None
 
 
 def check_patience(timeout: float) -> float:
@@ -78,6 +93,10 @@ class BoundPlan:
         pattern = view(like, "like")
         self._shape, self._name, self._told = pattern.array.shape, pattern.name, pattern.told
         self._dtype = like.dtype if type(like) is np.ndarray else None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied."""
+        raise TypeError("a plan belongs to its communicator; it cannot be copied or pickled")
 
     def __call__(
         self, x: Any, *, out: Any = None, timeout: float | None = None, async_op: bool = False

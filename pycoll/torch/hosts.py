@@ -75,14 +75,18 @@ def join_hosts(
         return [bytes.fromhex(row) for row in exchange(next(topics), data.hex())]
 
     shared = share(exchange_bytes, rank, places, [card.pid for card in cards])
+    names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
     try:
-        job = _mpi_job(exchange, cards, shared.hosts) or _socket_job(
-            exchange, cards, shared.hosts, rank, store, config
-        )
-        place = job, list(range(len(cards))), rank, 0, config
+        over_mpi = _mpi_job(exchange, cards, shared.hosts)
+        ends: sockets.Sockets = []
+        if over_mpi is None:
+            towards, limit = _host_of(store), config.timeout_s
+            ends = sockets.connect(exchange, rank, names, towards, limit, store)
         topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
 
         def make() -> MpiSession:
+            job = over_mpi or _socket_job(ends, names, cards, shared.hosts)
+            place = job, list(range(len(cards))), rank, 0, config
             if topology.useful:
                 return HostsGroup(*place, mpi.open_node(topology, shared, config), topology)
             return MessageGroup(*place)
@@ -92,20 +96,16 @@ def join_hosts(
         shared.close()
 
 
-def _socket_job(
-    exchange: Exchange,
-    cards: list[Card],
-    hosts: tuple[int, ...],
-    rank: int,
-    store: dist.Store,
-    config: Config,
-) -> MpiJob:
+def _host_of(store: dist.Store) -> str:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    towards = getattr(store, "host", "")
-    names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
-    api = sockets.connect(exchange, rank, names, towards, config.timeout_s)
-    return MpiJob(api, None, 0, cards, hosts, "TCP")
+    return getattr(store, "host", "")
+
+
+def _socket_job(
+    ends: sockets.Sockets, names: list[str], cards: list[Card], hosts: tuple[int, ...]
+) -> MpiJob:
+    return MpiJob(sockets.open_api(ends, names), None, 0, cards, hosts, "TCP")
 
 
 def _mpi_job(exchange: Exchange, cards: list[Card], hosts: tuple[int, ...]) -> MpiJob | None:

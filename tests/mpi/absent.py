@@ -1,4 +1,7 @@
-"""``python absent.py FOLDER``: rank 1 comes to `pycoll.init` when the others have given up."""
+"""``python absent.py FOLDER STEP``: rank 1 comes to a step when the others have given up.
+
+STEP is ``init``, or ``card``, which is in the middle of it.
+"""
 
 import json
 import os
@@ -13,11 +16,15 @@ mpi4py.rc.finalize = False  # the barrier of those who gave up is pending for ev
 from mpi4py import MPI  # noqa: E402
 
 import pycoll  # noqa: E402
+from pycoll.runtime import mpi  # noqa: E402
 
 folder, world = Path(sys.argv[1]), MPI.COMM_WORLD
 start = time.monotonic()
-if world.rank == 1:
+card = mpi.Card.own
+if world.rank == 1 and sys.argv[2] == "init":
     time.sleep(4)
+elif world.rank == 1:
+    mpi.Card.own = lambda: (time.sleep(4), card())[1]
 try:
     pycoll.init(timeout=1.5)
     found = ["nothing", "was raised"]

@@ -13,7 +13,9 @@ from pathlib import Path
 import checks
 import failures
 import later
+import making
 import numpy as np
+import unreceived
 import wrapping
 
 import oracle
@@ -26,7 +28,8 @@ from pycoll.testing import on_hosts
 
 PROGRAMS = {
     function.__name__: function
-    for function in (*failures.ALL, *checks.ALL, *later.ALL, *wrapping.ALL)
+    for module in (failures, checks, later, making, unreceived, wrapping)
+    for function in module.ALL
 }
 
 

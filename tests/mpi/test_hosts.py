@@ -57,6 +57,12 @@ def test_one_communicator_is_wrapped_again_and_again(mpi):
     assert mpi(2, "wrapped_again") == {"wrapped_again": [[[], 1]] * 2}
 
 
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_messages_of_the_user_are_not_touched(mpi, transport):
+    found = mpi(3, "own_messages", PYCOLL_TRANSPORT=transport)
+    assert found == {"own_messages": [[3.0, True]] * 3}
+
+
 def test_one_rank_cannot_join(mpi):
     found = mpi(3, "one_cannot_join", timeout=60, PYCOLL_TRANSPORT="mpi")["one_cannot_join"]
     why = "MemoryError: none left"

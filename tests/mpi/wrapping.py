@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import time
 
 import numpy as np
 
@@ -124,4 +125,31 @@ def one_has_no_descriptors(comm):
     return [*said, again == free]
 
 
-ALL = (wrapped, wrapped_again, one_cannot_join, one_has_no_way, one_has_no_descriptors)
+def own_messages(comm):
+    """Messages of the user are under way on the communicator, with tags that are special."""
+    from mpi4py import MPI  # not before: init must do without
+
+    world, (rank, n) = MPI.COMM_WORLD.Dup(), (comm.rank, comm.world_size)
+    left, right = (rank - 1) % n, (rank + 1) % n
+    tags = [world.Get_attr(MPI.TAG_UB) or MPI.COMM_WORLD.Get_attr(MPI.TAG_UB), 30_007, 0]
+    nothing = [None, 0, MPI.BYTE]
+    sent = [world.isend(f"hello from {rank}", right, tag) for tag in tags]
+    sent += [world.Isend(nothing, right, tag) for tag in tags]
+    time.sleep(0.2 * rank)
+    with pycoll.from_mpi(world, timeout=10) as made:
+        total = float(made.all_reduce(np.ones(1))[0])
+    got = [world.recv(source=left, tag=tag) for tag in tags]
+    for tag in tags:
+        world.Recv(nothing, left, tag)
+    MPI.Request.Waitall(sent)
+    return [total, got == [f"hello from {left}"] * 3]
+
+
+ALL = (
+    wrapped,
+    wrapped_again,
+    one_cannot_join,
+    one_has_no_way,
+    one_has_no_descriptors,
+    own_messages,
+)

@@ -79,10 +79,13 @@ void errors() {
     const auto good = keeper.submit([](bool) {});
     if (help) keeper.help(good);
     keeper.wait(good, kNeverGiveUp);
-    const std::exception_ptr error = keeper.take_error(bad);
-    expect(error != nullptr, "the error is kept");
-    expect_kind("TestError", [&] { std::rethrow_exception(error); }, "the error of the item");
-    expect(keeper.take_error(bad) == nullptr && keeper.take_error(good) == nullptr, "once");
+    for (int i = 0; i < 2; ++i) {
+      const std::exception_ptr error = keeper.error(bad);
+      expect(error != nullptr, "the error is kept");
+      expect_kind("TestError", [&] { std::rethrow_exception(error); }, "the error of the item");
+    }
+    keeper.forget(bad);
+    expect(keeper.error(bad) == nullptr && keeper.error(good) == nullptr, "it is forgotten");
   }
 }
 

@@ -1,6 +1,7 @@
 """Process groups on several hosts: shared memory inside, TCP or MPI between."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,10 @@ import mpirun  # noqa: E402
 import pycoll.torch  # noqa: E402
 import worlds_torch  # noqa: E402
 from faults import BOUND_S, Event  # noqa: E402
+from pycoll.errors import TransportError  # noqa: E402
+from pycoll.runtime import sockets  # noqa: E402
+from pycoll.runtime.introductions import Introductions  # noqa: E402
+from pycoll.testing import run_processes  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 with warnings.catch_warnings():
@@ -28,6 +34,29 @@ from torch_hosts_program import every_operation  # noqa: E402
 
 LAYOUTS = {"1,1": 2, "1,2": 3, "2,2": 4}
 PROGRAM = Path(__file__).resolve().parents[1] / "torch_hosts_program.py"
+
+
+def fails(*given):
+    raise TransportError("nothing is left")
+
+
+@pytest.mark.parametrize("part", [(sockets, "open_api"), (Introductions, "run")])
+def test_a_rank_that_cannot_be_connected(monkeypatch, tmp_path, part):
+    """The others hear of it from the store, long before their time is over."""
+
+    def rank(comm):
+        worlds_torch.take_host(comm.rank)
+        if comm.rank == 1:
+            monkeypatch.setattr(*part, fails)
+        store, limit = dist.FileStore(str(tmp_path / "store"), 3), timedelta(seconds=100)
+        place = {"store": store, "rank": comm.rank, "world_size": 3, "timeout": limit}
+        with pytest.raises(dist.DistBackendError) as told:
+            dist.init_process_group("pycoll", **place)
+        return str(told.value)
+
+    for number, text in enumerate(run_processes(3, rank, timeout=30)):
+        assert "nothing is left" in text
+        assert number == 1 or re.search(r"rank 1.* cannot join", text)
 
 
 def numbers(layout):

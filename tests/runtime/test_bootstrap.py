@@ -168,10 +168,11 @@ def test_config_from_env():
         ("PYCOLL_HEAP_BYTES", "0"),
         ("PYCOLL_HEAP_BYTES", "lots"),
         ("PYCOLL_HEAP_BYTES", "99999999T"),
+        ("PYCOLL_DEVICE_HEAP_BYTES", "5"),
     ],
 )
 def test_a_malformed_variable_is_refused(name, value):
-    with pytest.raises(ArgumentError, match=r"expected"):
+    with pytest.raises(ArgumentError, match=f"^{name}='{value}' in the environment.* expected"):
         Config.from_env({name: value})
 
 

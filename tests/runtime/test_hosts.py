@@ -138,7 +138,8 @@ def test_columns():
         ({}, 0),
         ({"PMI_SIZE": "4", "PMI_RANK": "1"}, 4),
         ({"OMPI_COMM_WORLD_SIZE": "3"}, 3),
-        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, 2),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, 2),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, 0),  # a batch script runs once
         ({"SLURM_NTASKS": "2"}, 0),
     ],
 )

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from connections import connect, meet, names
 from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import TransportError
@@ -16,39 +17,6 @@ from pycoll.runtime import sockets
 from pycoll.runtime.hosts import Card
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
 from pycoll.types import Kind
-
-
-def meet(n, fn):
-    """Run ``fn(rank, exchange)`` on n threads; return the results, or raise what one raised."""
-    rows, barrier, results = [None] * n, threading.Barrier(n), [None] * n
-
-    def run(rank):
-        def exchange(topic, value):
-            rows[rank] = value
-            barrier.wait(30)
-            found = list(rows)
-            barrier.wait(30)
-            return found
-
-        try:
-            results[rank] = fn(rank, exchange)
-        except BaseException as error:
-            results[rank] = error
-            barrier.abort()
-
-    threads = [threading.Thread(target=run, args=(r,)) for r in range(n)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
-
-
-def names(n):
-    return [f"rank {r}" for r in range(n)]
 
 
 def test_addresses(monkeypatch):
@@ -63,7 +31,7 @@ def test_addresses(monkeypatch):
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_calls_and_messages(n):
     def body(rank, exchange):
-        api = sockets.connect(exchange, rank, names(n), "", 10)
+        api = connect(exchange, rank, n)
         job = MpiJob(api, None, 0, [Card.own()] * n, tuple(range(n)), "TCP")
         session = MpiSession(job, list(range(n)), rank, 0, Config(timeout_s=10))
         for count in (1, 100, 10_000, 1_000_000):
@@ -98,7 +66,7 @@ def test_strangers_are_turned_away(monkeypatch):
                         knock.sendall(hello)
             return places
 
-        sockets.connect(knocking, rank, names(2), "", 10).close()
+        connect(knocking, rank, 2).close()
         return True
 
     assert meet(2, body) == [True, True]
@@ -120,7 +88,7 @@ def test_what_comes_after_the_mail_of_a_rank_has_gone():
     nbytes = 256 << 20  # it is under way for longer than the receiver waits
 
     def body(rank, exchange):
-        api = sockets.connect(exchange, rank, names(2), "", 10)
+        api = connect(exchange, rank, 2)
         engines = [_C.MpiEngine(api, 0, [0, 1], rank, c, 10.0, 2) for c in (1, 2)]
         mail = [_C.MpiMail(engine) for engine in engines]
         data = np.full(nbytes, 7, np.uint8) if rank == 0 else np.zeros(4, np.uint8)
@@ -145,7 +113,7 @@ def test_what_comes_after_the_mail_of_a_rank_has_gone():
 
 def test_two_threads_receive_at_once():
     def body(rank, exchange):
-        api = sockets.connect(exchange, rank, names(2), "", 10)
+        api = connect(exchange, rank, 2)
         engine = _C.MpiEngine(api, 0, [0, 1], rank, 1, 10.0, 2)
         mail, x = _C.MpiMail(engine), np.zeros(4, np.uint8)
         if rank == 0:
@@ -172,7 +140,7 @@ def test_two_threads_wait_for_one_message():
     """One of them would look at what the other one has forgotten."""
 
     def body(rank, exchange):
-        api = sockets.connect(exchange, rank, names(2), "", 10)
+        api = connect(exchange, rank, 2)
         box = _C.MailPostbox(_C.MpiEngine(api, 0, [0, 1], rank, 1, 10.0, 2))
         x, senders = np.zeros(4, np.uint8), []
         if rank == 0:
@@ -198,7 +166,7 @@ def test_forked_children_drop_a_postbox_that_a_thread_uses():
     """The thread may have its lock at that moment; in the child nobody gives that back."""
 
     def body(rank, exchange):
-        api = sockets.connect(exchange, rank, names(2), "", 10)
+        api = connect(exchange, rank, 2)
         box = _C.MailPostbox(_C.MpiEngine(api, 0, [0, 1], rank, 1, 10.0, 2))
         x, over = np.zeros(4, np.uint8), threading.Event()
         ticket = box.recv(x.ctypes.data, 4, 1, 1 - rank, 0)

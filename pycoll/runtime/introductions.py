@@ -1,0 +1,293 @@
+"""Ranks that call each other over TCP, all at once, until every pair is connected.
+
+Who dials says the word that the other one has drawn, and its own rank; who is dialled welcomes it;
+who dialled then confirms that it keeps this connection, for it may have tried others. A rank that
+has all its connections says so on each, and goes on when all others have said so. So what keeps one
+rank from being connected is an error on all of them, and whoever calls without knowing the word
+costs nobody any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
+
+from pycoll.errors import TransportError
+
+_HELLO = struct.Struct("!16sI")  # the word of who is dialled, the rank that dials
+_WELCOME, _CONFIRMED, _READY = b"pycoll\x06\n", b"\x06", b"\x07"
+_CALL_S = 3.0  # until two who have just been connected have agreed
+_PAUSE_S = 0.1
+_MOST_STRANGERS = 64  # at a time
+_NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
+
+Steps = Generator[int, None, None]  # of an agreement; they say which event they wait for
+
+
+class Place(NamedTuple):
+    """How a rank can be reached.
+
+    Attributes:
+        port: Port on which it listens.
+        addresses: Its addresses; the likeliest first.
+        word: Drawn at random, as hexadecimal digits.
+        trouble: Why it cannot be reached; empty if it can.
+    """
+
+    port: int
+    addresses: list[str]
+    word: str
+    trouble: str = ""
+
+
+class Spare:
+    """Descriptors kept free for connections, so that a rank finds out early that it lacks some."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    def fill(self, count: int) -> None:
+        """Hold as many as this."""
+        while len(self._held) < count:
+            self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        while len(self._held) > max(0, count):
+            os.close(self._held.pop())
+
+    def give(self) -> None:
+        """Let go of one, for whoever opens something now."""
+        self.fill(len(self._held) - 1)
+
+
+def too_few_files(error: OSError) -> str:
+    """Say what to do where no descriptor is left."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        f"connections to all other ranks need one open file each: {error.strerror}; raise the "
+        f"limit of open files (ulimit -n), which is {limit}"
+    )
+
+
+class _Call:
+    """A connection about which both ends have not agreed yet.
+
+    Attributes:
+        line: Its socket.
+        until: When to give it up.
+        peer: Who is dialled, or has said the word; -1 for a stranger.
+        address: Which one is dialled; empty on the other end.
+    """
+
+    def __init__(
+        self, line: socket.socket, until: float, peer: int = -1, address: str = ""
+    ) -> None:
+        self.line, self.until, self.peer, self.address = line, until, peer, address
+        self.steps: Steps
+        line.setblocking(False)
+
+    def read(self, nbytes: int) -> Generator[int, None, bytes]:
+        data = b""
+        while len(data) < nbytes:
+            yield selectors.EVENT_READ
+            with contextlib.suppress(BlockingIOError):
+                part = self.line.recv(nbytes - len(data))
+                if not part:
+                    raise ConnectionError("another process listens there, or it hung up")
+                data += part
+        return data
+
+
+class Introductions:
+    """The calls of one rank.
+
+    Attributes:
+        found: The connection to each rank that is agreed on.
+    """
+
+    def __init__(
+        self, server: socket.socket, places: Sequence[Place], rank: int, names: Sequence[str]
+    ) -> None:
+        self._server, self._places, self._rank, self._names = server, places, rank, names
+        self.found: dict[int, socket.socket] = {}
+        self._ready: set[int] = set()
+        self._told = False
+        self._calls: dict[socket.socket, _Call] = {}
+        self._turns = {peer: (0.0, 0) for peer in range(rank)}  # when to dial which address
+        self._tried: dict[int, dict[str, str]] = {peer: {} for peer in range(rank)}
+        self._selector = selectors.PollSelector()  # has no descriptor of its own
+        self._selector.register(server, selectors.EVENT_READ)
+        server.setblocking(False)
+
+    def run(self, limit_s: float, spare: Spare, given_up: Callable[[], str]) -> None:
+        """Call and answer until all ranks are ready.
+
+        Args:
+            limit_s: For how long.
+            spare: Descriptors for it. Two more than there are connections are left in the end.
+            given_up: Says why another rank has given up; empty if none has.
+
+        Raises:
+            TransportError: If a rank cannot be reached, with the addresses that were tried.
+        """
+        others = len(self._places) - 1
+        until, next_look = time.monotonic() + limit_s, 0.0
+        while len(self._ready) < others:
+            now = time.monotonic()
+            if now >= until:
+                raise TransportError(self._who_is_missing())
+            if now >= next_look:
+                next_look = now + _PAUSE_S
+                if why := given_up():
+                    raise TransportError(why)
+            for call in [c for c in self._calls.values() if now >= c.until]:
+                self._drop(call, "no answer")
+            with contextlib.suppress(OSError):
+                spare.fill(others + 2 - len(self.found) - len(self._calls))
+            for peer in [p for p, (when, _) in self._turns.items() if now >= when]:
+                self._dial(peer, now, limit_s, spare)
+            for key, _ in self._selector.select(max(0, min(_PAUSE_S, until - now))):
+                if key.fileobj is self._server:
+                    self._take(now, spare)
+                else:
+                    self._go_on(key.data)
+            self._tell()
+
+    def close(self) -> None:
+        """Hang up on everybody with whom nothing is agreed."""
+        for call in [*self._calls.values()]:
+            self._drop(call, "")
+        self._selector.close()
+
+    def _dial(self, peer: int, now: float, limit_s: float, spare: Spare) -> None:
+        place, (_, index) = self._places[peer], self._turns.pop(peer)
+        address = place.addresses[index % len(place.addresses)]
+        patience = min(_CALL_S, limit_s / (2 * len(place.addresses)))
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        spare.give()
+        try:
+            line = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            if error.errno in _NO_MORE_FILES:
+                raise TransportError(too_few_files(error)) from error
+            self._next_address(peer, address, str(error))
+            return
+        call = self._calls[line] = _Call(line, now + patience, peer, address)
+        call.steps = self._introduce(call)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                line.connect((address, place.port))
+        except OSError as error:  # there may be no such address here
+            self._drop(call, error.strerror or str(error))
+        else:
+            self._go_on(call)
+
+    def _next_address(self, peer: int, address: str, why: str) -> None:
+        self._tried[peer][address] = why
+        addresses = self._places[peer].addresses
+        index = addresses.index(address) + 1
+        pause = _PAUSE_S if index == len(addresses) else 0.0
+        self._turns[peer] = time.monotonic() + pause, index
+
+    def _take(self, now: float, spare: Spare) -> None:
+        """Take a call, in place of the oldest of a stranger if there are too many."""
+        spare.give()
+        strangers = [c for c in self._calls.values() if c.peer < 0]
+        try:
+            line, _ = self._server.accept()
+        except OSError as error:
+            if error.errno in _NO_MORE_FILES:
+                if not strangers:
+                    raise TransportError(too_few_files(error)) from error
+                self._drop(strangers[0], "")
+            return  # who called has hung up already, or is taken next time
+        if len(strangers) >= _MOST_STRANGERS + len(self._places):
+            self._drop(strangers[0], "")
+        call = self._calls[line] = _Call(line, now + _CALL_S)
+        call.steps = self._answer(call)
+        self._go_on(call)
+
+    def _go_on(self, call: _Call) -> None:
+        """Take the next step with somebody."""
+        try:
+            event = next(call.steps)
+        except StopIteration:
+            self._selector.unregister(call.line)
+        except OSError as error:
+            self._drop(call, error.strerror or str(error))
+        else:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(call.line)
+            self._selector.register(call.line, event, call)
+
+    def _drop(self, call: _Call, why: str) -> None:
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(call.line)
+        del self._calls[call.line]
+        call.line.close()
+        if call.address:
+            self._next_address(call.peer, call.address, why)
+
+    def _introduce(self, call: _Call) -> Steps:
+        yield selectors.EVENT_WRITE
+        if failed := call.line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(failed, os.strerror(failed))
+        word = bytes.fromhex(self._places[call.peer].word)
+        call.line.send(_HELLO.pack(word, self._rank))
+        if (yield from call.read(len(_WELCOME))) != _WELCOME:
+            raise ConnectionError("another process listens there")
+        call.line.send(_CONFIRMED)
+        yield from self._agreed(call)
+
+    def _answer(self, call: _Call) -> Steps:
+        word, peer = _HELLO.unpack((yield from call.read(_HELLO.size)))
+        known = secrets.compare_digest(word, bytes.fromhex(self._places[self._rank].word))
+        if not known or not self._rank < peer < len(self._places):
+            raise ConnectionError("a stranger")
+        call.peer = peer
+        call.line.send(_WELCOME)
+        yield from call.read(len(_CONFIRMED))
+        yield from self._agreed(call)
+
+    def _agreed(self, call: _Call) -> Steps:
+        if call.peer in self.found:
+            raise ConnectionError("two connections")
+        del self._calls[call.line]
+        self.found[call.peer] = call.line
+        try:
+            yield from call.read(len(_READY))
+        except OSError:
+            raise TransportError(f"{self._names[call.peer]} has given up or died") from None
+        self._ready.add(call.peer)
+
+    def _tell(self) -> None:
+        """Say that this rank has all its connections."""
+        if self._told or len(self.found) < len(self._places) - 1:
+            return
+        self._told = True
+        for peer, line in self.found.items():
+            try:
+                line.send(_READY)
+            except OSError:
+                raise TransportError(f"{self._names[peer]} has given up or died") from None
+
+    def _who_is_missing(self) -> str:
+        for peer in range(self._rank):
+            if peer not in self.found:
+                tried = "; ".join(f"{a}: {why}" for a, why in self._tried[peer].items())
+                return (
+                    f"rank {self._rank} cannot reach {self._names[peer]} on port "
+                    f"{self._places[peer].port}: {tried or 'no answer'}. Name the "
+                    "network interface to use in PYCOLL_SOCKET_IFNAME on every host"
+                )
+        ranks = [r for r in range(len(self._places)) if r != self._rank and r not in self._ready]
+        if unseen := ", ".join(self._names[r] for r in ranks if r not in self.found):
+            return f"no connection from {unseen} has come"
+        return f"{', '.join(self._names[r] for r in ranks)} cannot reach all other ranks"

@@ -1,0 +1,42 @@
+"""Ranks as threads that are connected over TCP."""
+
+import threading
+
+from pycoll.runtime import sockets
+
+
+def meet(n, fn):
+    """Run ``fn(rank, exchange)`` on n threads; return the results, or raise what one raised."""
+    rows, barrier, results = [None] * n, threading.Barrier(n), [None] * n
+
+    def run(rank):
+        def exchange(topic, value):
+            rows[rank] = value
+            barrier.wait(30)
+            found = list(rows)
+            barrier.wait(30)
+            return found
+
+        try:
+            results[rank] = fn(rank, exchange)
+        except BaseException as error:
+            results[rank] = error
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(r,)) for r in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+def names(n):
+    return [f"rank {r}" for r in range(n)]
+
+
+def connect(exchange, rank, n):
+    return sockets.open_api(sockets.connect(exchange, rank, names(n), "", 10), names(n))

@@ -1,0 +1,194 @@
+"""Ranks that call each other: strangers, addresses that lead nowhere, and ranks that fail."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from connections import connect, meet, names
+from pycoll.errors import TransportError
+from pycoll.runtime import sockets
+from pycoll.runtime.introductions import Introductions
+
+
+def outcomes(n, limit_s, words=None, board=None):
+    """Connect n ranks; return what each raised, or "". ``words``: what a rank says of itself."""
+
+    def body(rank, exchange):
+        def saying(topic, own):
+            return exchange(topic, words(rank, own) if words else own)
+
+        try:
+            found = sockets.connect(saying, rank, names(n), "", limit_s, board)
+        except (TransportError, KeyboardInterrupt) as error:
+            return f"{type(error).__name__}: {error}"
+        for connection in filter(None, found):
+            connection.close()
+        return ""
+
+    return meet(n, body)
+
+
+def test_strangers_who_say_nothing(monkeypatch):
+    """They cost those who wait behind them no time."""
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
+    idle = []
+
+    def body(rank, exchange):
+        def knocking(topic, own):
+            places = exchange(topic, own)
+            if rank == 1:
+                way = ("127.0.0.1", places[0].port)
+                idle.extend(socket.create_connection(way) for _ in range(5))
+            return places
+
+        connect(knocking, rank, 2).close()
+        return True
+
+    assert meet(2, body) == [True, True]
+    for connection in idle:
+        connection.close()
+
+
+def test_a_stranger_who_knocks_again_and_again(monkeypatch):
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
+    over, knocking = threading.Event(), []
+
+    def knock(port):
+        while not over.wait(0.03):
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), 1).close()
+
+    def alone(topic, own):
+        knocking.append(threading.Thread(target=knock, args=(own.port,)))
+        knocking[0].start()
+        return [own, sockets.Place(1, ["127.0.0.1"], "00" * 16)]
+
+    threading.Timer(10, over.set).start()
+    with pytest.raises(TransportError, match="no connection from rank 1"):
+        sockets.connect(alone, 0, names(2), "", 0.5)
+    assert not over.is_set()
+    over.set()
+    knocking[0].join()
+
+
+def test_an_address_where_somebody_says_nothing(monkeypatch):
+    """It costs a part of the time, and the next address is tried."""
+    monkeypatch.setattr(
+        sockets, "_listen", lambda n: socket.create_server(("127.0.0.1", 0), backlog=n)
+    )
+    silent = []
+
+    def words(rank, own):
+        if rank == 0:
+            silent.append(socket.create_server(("127.0.0.2", own.port)))
+        return own._replace(addresses=["127.0.0.2", "127.0.0.1"])
+
+    assert outcomes(2, 4, words) == ["", ""]
+    assert outcomes(
+        2, 4, lambda r, own: own._replace(addresses=["fe80::1%none0", "127.0.0.1"])
+    ) == [
+        "",
+        "",
+    ]
+    silent[0].close()
+
+
+def test_all_ranks_are_connected_or_none(monkeypatch):
+    """Rank 2 cannot reach rank 1; rank 0 has its connections."""
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
+    first, second, third = outcomes(
+        3, 1, lambda r, own: own._replace(port=own.port if r != 1 else 1)
+    )
+    assert "cannot reach all other ranks" in first or "has given up" in first
+    assert "no connection from rank 2" in second or "has given up" in second
+    assert "cannot reach rank 1 on port 1" in third or "has given up" in third
+
+
+class Board(dict):
+    """Where ranks tell each other, as in a store of PyTorch."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+
+def test_a_rank_that_fails_tells_the_others(monkeypatch):
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
+    run = Introductions.run
+
+    def interrupted(self, *given):
+        if self._rank == 0:
+            raise KeyboardInterrupt
+        run(self, *given)
+
+    monkeypatch.setattr(Introductions, "run", interrupted)
+    first, *others = outcomes(3, 50, board=Board())
+    assert first == "KeyboardInterrupt: "
+    assert others == ["TransportError: rank 0 cannot join: KeyboardInterrupt"] * 2
+
+
+def exchange_by_files(folder, rank, n):
+    """Return an exchange between processes."""
+
+    def exchange(topic, value):
+        (folder / f"new{rank}").write_text(json.dumps(value))
+        (folder / f"new{rank}").rename(folder / f"{topic}{rank}")
+        paths = [folder / f"{topic}{r}" for r in range(n)]
+        while not all(path.exists() for path in paths):
+            time.sleep(0.01)
+        return [json.loads(path.read_text()) for path in paths]
+
+    return exchange
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 3, 4, 5])
+def test_too_few_descriptors(monkeypatch, tmp_path, left):
+    """Rank 0 may open so many files: it needs one to listen, two for others and two for itself."""
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
+    children = []
+    for rank in range(3):
+        children.append(os.fork())
+        if children[-1] == 0:
+            signal.alarm(20)
+            text = joined_with_few(tmp_path, rank, 3, left if rank == 0 else 100)
+            (tmp_path / f"said{rank}").write_text(text)
+            os._exit(0)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0] * 3
+    first, *others = [(tmp_path / f"said{rank}").read_text() for rank in range(3)]
+    if left == 5:
+        assert (first, *others) == ("", "", "")
+    else:
+        assert "ulimit -n" in first
+        assert "Too many open files" in first
+        assert others == [f"rank 0 cannot join: {first}"] * 2
+
+
+def joined_with_few(folder, rank, n, left):
+    exchange = exchange_by_files(folder, rank, n)
+
+    def unlimited(topic, value):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        found = exchange(topic, value)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, most))
+        return found
+
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, most))
+    try:
+        sockets.open_api(sockets.connect(unlimited, rank, names(n), "", 10), names(n)).close()
+    except TransportError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    return ""

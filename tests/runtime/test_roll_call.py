@@ -1,0 +1,29 @@
+"""What is made on every rank or on none."""
+
+import pytest
+
+from pycoll.errors import CollTimeout, TransportError
+from pycoll.runtime.roll_call import make_everywhere
+
+
+def fails():
+    raise MemoryError("none left")
+
+
+def nobody_comes(text):
+    raise CollTimeout("rank 1 has not come")
+
+
+@pytest.mark.parametrize("exchange", [lambda text: [text, ""], nobody_comes])
+def test_what_failed_here_is_raised_here(exchange):
+    with pytest.raises(MemoryError, match="none left"):
+        make_everywhere(fails, exchange)
+
+
+def test_what_failed_elsewhere_undoes_it_here():
+    undone = []
+    with pytest.raises(TransportError, match="rank 1 cannot join: MemoryError: none left"):
+        make_everywhere(lambda: 5, lambda text: [text, "MemoryError: none left"], undone.append)
+    assert undone == [5]
+    with pytest.raises(CollTimeout, match="rank 1 has not come"):
+        make_everywhere(lambda: 5, nobody_comes)
