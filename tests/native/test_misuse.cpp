@@ -113,7 +113,7 @@ void bad_plans() {
           [](const Rank& me) {
             const auto plan = Builder(1, 0, 4, 4).fold({in(0, 0)}, {cell(0, 0)}, 4).done();
             expect_kind(
-                "ScheduleError", [&] { me.engine.bind(sum_of(plan, 100)); }, "cell too small");
+                "ArgumentError", [&] { me.engine.bind(sum_of(plan, 100)); }, "cell too small");
             Binding binding = sum_of(one_shot(1, 0), 100);
             binding.chunk = 99;
             expect_kind("ScheduleError", [&] { me.engine.bind(binding); }, "chunks too small");
