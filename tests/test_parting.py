@@ -63,6 +63,7 @@ def test_nobody_writes_into_arrays_of_a_rank_that_has_left():
         group.barrier()
         if comm.rank == 1:
             interrupt_soon()
+        caught = ""
         try:
             group.broadcast(x, out=out, algorithm=push)
         except (KeyboardInterrupt, Revoked) as error:
@@ -72,10 +73,9 @@ def test_nobody_writes_into_arrays_of_a_rank_that_has_left():
         comm.barrier()
         return caught, bool((out[TAIL] == 99).all())
 
-    assert run_processes(2, rank, timeout=60, config=CONFIG) == [
-        ("Revoked", True),
-        ("KeyboardInterrupt", True),
-    ]
+    first, second = run_processes(2, rank, timeout=60, config=CONFIG)
+    assert first in (("Revoked", True), ("", True))  # it may just have stored everything
+    assert second == ("KeyboardInterrupt", True)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

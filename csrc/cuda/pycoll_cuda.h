@@ -51,7 +51,7 @@ extern "C" {
 typedef enum {
   PYCOLL_CUDA_OK = 0,
   PYCOLL_CUDA_UNAVAILABLE = 1,  // no driver, no device, or a driver too old for this library
-  PYCOLL_CUDA_ARGUMENT = 2,     // an argument is out of range; the text says which
+  PYCOLL_CUDA_ARGUMENT = 2,     // an argument is out of range, or cells too small; the text tells
   PYCOLL_CUDA_SCHEDULE = 3,     // a plan is malformed or does not fit its group
   PYCOLL_CUDA_TOO_LARGE = 4,    // the blocks do not fit on the device at once; nothing was launched
   PYCOLL_CUDA_RUNTIME = 5,      // the CUDA runtime failed; the text has its name for the error
