@@ -13,7 +13,7 @@ from pycoll.errors import CollTimeout, PeerLost, Revoked
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
 from pycoll.testing import run_processes
 
-COUNT = 64 << 20  # elements: it takes long enough to be interrupted
+COUNT = 96 << 20  # elements: it takes long enough to be interrupted
 TAIL = slice(-1000, None)  # what comes last
 CONFIG = Config(timeout_s=30, heap_bytes=1 << 30)
 
@@ -27,7 +27,7 @@ def push(rank, n, root):
 def interrupt_soon():
     """Interrupt this process while it is in its next call."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(0.01, lambda: signal.raise_signal(signal.SIGINT)).start()
+    threading.Timer(0.005, lambda: signal.raise_signal(signal.SIGINT)).start()
 
 
 @pytest.mark.parametrize("memory", ["private", "symmetric"])
