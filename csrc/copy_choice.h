@@ -57,19 +57,33 @@ class CopyChoice {
   enum Way : bool { kStaged = false, kRead = true };
   static constexpr uint64_t kPair = 2, kFirst = 8, kTimedEvery = 4, kProbe = 3;
   static constexpr uint64_t kOften = 128, kSeldom = 1024;  // calls between probes, at most
-  static constexpr float kHopeless = 1.5F;
+  static constexpr uint64_t kPatience = 16;  // calls before an early probe; twice as many each time
+  static constexpr float kHopeless = 1.5F, kMoved = 1.4F;
 
   // Whether the next call tries the other way: three calls in a row, for the first ones find the
   // caches as the other way has left them.
   bool probes() const { return calls_ >= probe_; }
 
-  // Probes are soon at first, when arrays are cold, and seldom where they show nothing new.
+  // Probes are soon at first, when arrays are cold, and seldom where they show nothing new. One comes
+  // early where the faster way no longer takes what it took: these may be other arrays.
   void plan_probes() {
-    if (calls_ < probe_ + kProbe) return;
     const auto [less, more] = std::minmax(worst_.read, worst_.staged);
-    const bool hopeless = more > kHopeless * less;
-    interval_ = hopeless ? std::min(8 * interval_, kSeldom) : std::min(2 * interval_, kOften);
-    probe_ = calls_ + interval_;
+    if (calls_ == probe_ + kProbe) {
+      const bool hopeless = more > kHopeless * less;
+      interval_ = hopeless ? std::min(8 * interval_, kSeldom) : std::min(2 * interval_, kOften);
+      patience_ = early_ ? std::min(2 * patience_, kOften) : kPatience;
+      early_ = false;
+      settled_ = less;
+      probe_ = calls_ + interval_;
+      may_be_early_ = calls_ + patience_;
+    } else if (!probes() && calls_ >= may_be_early_ && has_moved(less)) {
+      early_ = true;
+      probe_ = calls_;
+    }
+  }
+
+  bool has_moved(float ns) const {
+    return std::max(ns, settled_) > kMoved * std::min(ns, settled_);
   }
 
   bool wanted() const {
@@ -80,7 +94,10 @@ class CopyChoice {
 
   bool reads_ = false;
   uint64_t calls_ = 0, interval_ = kFirst / 2;
-  uint64_t probe_ = kFirst - kProbe;  // number of the last or next probe
+  uint64_t probe_ = kFirst - kProbe;  // number of the running or next probe
+  uint64_t patience_ = kPatience, may_be_early_ = kFirst;
+  bool early_ = false;  // the running probe
+  float settled_ = 0;   // what the faster way took at the end of the last one
   std::array<RecentTimes<4>, 2> times_;
   ToldTimes worst_;  // of all ranks, as told in the running call
 };

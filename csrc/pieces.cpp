@@ -123,7 +123,8 @@ void Engine::begin_results(const BoundCall& call) {
   const bool fresh = !in_place || !call.plan->rewrites;
   const bool again = call.plan->rereads || call.scale_at_exit;
   if (fresh && !again && call.out_bytes >= ResultStores::kLeastBytes) {
-    stream_ = results_.begin(call.fingerprint + (call.across ? 1 : 0), out_, !call.streams);
+    const uint32_t kind = call.fingerprint + (call.across ? 1 : 0) + (in_place ? 2 : 0);
+    stream_ = results_.begin(kind, out_, !call.streams);
   } else {
     stream_ = fresh && call.streams;
     results_.begin();

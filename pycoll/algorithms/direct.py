@@ -13,7 +13,7 @@ from typing import Any
 from pycoll.algorithms.copies import keep
 from pycoll.schedule.ir import IN, OUT, TMP, Algorithm, algorithm, at, fold
 
-BLOCKS = 8
+BLOCKS = 2
 """Blocks of a vector that one rank lays out while others fetch those before."""
 
 
@@ -167,7 +167,7 @@ def broadcast_relay(rank, n, root):
 
     For vectors that the others cannot read where they lie: both copies go on at the same time.
 
-    Cost: 8 rounds; m bytes per rank, (n - 1) * m at the root.
+    Cost: 2 rounds; m bytes per rank, (n - 1) * m at the root.
     Source: Träff and Ripke, "Optimal broadcast for fully connected processor-node networks", JPDC
     68(7), 2008 (pipelining by blocks).
     """

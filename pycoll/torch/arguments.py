@@ -116,6 +116,11 @@ def check_same_size(tensor: torch.Tensor, what: str, other: torch.Tensor, which:
         )
 
 
+def is_share(share: torch.Tensor, whole: torch.Tensor, n: int) -> bool:
+    """Whether a tensor has room for `n` blocks as large as another one, of its type."""
+    return whole.numel() == n * share.numel() and whole.dtype is share.dtype
+
+
 def check_share(share: torch.Tensor, whole: torch.Tensor, n: int, told: tuple[str, str]) -> None:
     """Refuse a tensor that does not have room for `n` blocks as large as another one.
 
@@ -128,7 +133,7 @@ def check_share(share: torch.Tensor, whole: torch.Tensor, n: int, told: tuple[st
     Raises:
         ArgumentError: Also if they differ in type.
     """
-    if whole.numel() != n * share.numel() or whole.dtype != share.dtype:
+    if not is_share(share, whole, n):
         raise ArgumentError(
             f"{told[1]} has {whole.numel()} elements of {whole.dtype}, {told[0]} "
             f"{share.numel()} of {share.dtype}; expected {n} times as many of the same type"
@@ -187,6 +192,16 @@ def block_bytes(tensor: torch.Tensor, splits: list[int], n: int, what: str) -> l
         )
     row = math.prod(tensor.shape[1:]) * tensor.element_size()
     return [row * split for split in splits]
+
+
+def are_blocks(output: torch.Tensor, x: torch.Tensor, n: int) -> bool:
+    """Whether two tensors have `n` equal blocks of rows each, and as many elements of one type."""
+    return (
+        output.numel() == x.numel()
+        and output.dtype is x.dtype
+        and bool(output.dim() and x.dim())
+        and not (output.shape[0] % n or x.shape[0] % n)
+    )
 
 
 def check_memory(

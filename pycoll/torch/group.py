@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from pycoll import _C
 from pycoll.errors import CollError
 from pycoll.runtime.session import Session
 from pycoll.torch.bootstrap import join
 from pycoll.torch.compiling import run_as_it_is
 from pycoll.torch.core import Core
 from pycoll.torch.errors import as_torch
+from pycoll.torch.hot import Hot
 from pycoll.torch.messages import Messages, MessageWork
 from pycoll.torch.moves import Moves
 from pycoll.torch.moves_lists import ListMoves
@@ -21,7 +20,7 @@ from pycoll.torch.reductions import Reductions
 from pycoll.torch.work import DoneWork, PendingWork
 
 
-class ProcessGroupPycoll(Reductions, Moves, ListMoves, Messages, Core):
+class ProcessGroupPycoll(Reductions, Moves, ListMoves, Messages, Hot, Core):
     """A group of ranks that exchange tensors of CPUs or of CUDA devices through pycoll.
 
     Made by ``torch.distributed.init_process_group("pycoll")`` and ``new_group``. Synchronous calls
@@ -35,7 +34,7 @@ class ProcessGroupPycoll(Reductions, Moves, ListMoves, Messages, Core):
     def __init__(self, session: Session, store: dist.Store, name: str) -> None:
         """Wrap a session; see `create`."""
         super().__init__(session, store, name)
-        self._hot: dict[tuple[torch.dtype, int], _C.AddressCall] = {}
+        self._open_hot()
         self._open_messages()
 
     def shutdown(self) -> None:

@@ -12,8 +12,10 @@ from torch._C import _distributed_c10d as c10d
 from pycoll.errors import ArgumentError
 from pycoll.runtime import vcalls
 from pycoll.torch.arguments import (
+    are_blocks,
     block_bytes,
     check_share,
+    is_share,
     pairs,
     root_of,
     single,
@@ -38,6 +40,13 @@ class Moves:
     def broadcast(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Give every rank the root's tensor."""
         opts = c10d.BroadcastOptions() if opts is None else opts
+        key = None
+        if len(tensors) == 1:
+            key = Kind.BROADCAST, tensors[0].dtype, tensors[0].numel(), None, opts.rootRank
+            given = tensors[0] if self._rank == opts.rootRank else None
+            work = self._again(key, given, tensors[0], opts)
+            if work is not None:
+                return work
 
         def prepare() -> tuple[Job, Tensors]:
             limit, site = self._limit(opts), self._calls.sites.here()
@@ -52,7 +61,7 @@ class Moves:
                 if x is None:
                     store(box, tensor)
 
-            return job, tensors
+            return self._kept(job, key, tensor), tensors
 
         return self._start("broadcast", prepare, opts)
 
@@ -61,9 +70,17 @@ class Moves:
     ) -> dist.Work:
         """Give every rank the tensors of all, one behind the other."""
         opts = c10d.AllgatherOptions() if opts is None else opts
-        return self._start(
-            "all_gather", lambda: (self._gather_flat([output], [input], opts), [output]), opts
-        )
+        key = None
+        if is_share(input, output, self._size):
+            key = Kind.ALL_GATHER, output.dtype, output.numel(), None, 0
+            work = self._again(key, input, output, opts)
+            if work is not None:
+                return work
+
+        def prepare() -> tuple[Job, Tensors]:
+            return self._kept(self._gather_flat([output], [input], opts), key, output), [output]
+
+        return self._start("all_gather", prepare, opts)
 
     _allgather_base = all_gather_single
 
@@ -106,6 +123,12 @@ class Moves:
     ) -> dist.Work:
         """Send block j to rank j; the blocks are equal, or as long along dim 0 as told."""
         opts = c10d.AllToAllOptions() if opts is None else opts
+        key = None
+        if not output_splits and not input_splits and are_blocks(output, input, self._size):
+            key = Kind.ALL_TO_ALL, input.dtype, input.numel(), None, 0
+            work = self._again(key, input, output, opts)
+            if work is not None:
+                return work
 
         def prepare() -> tuple[Job, Tensors]:
             limit, site = self._limit(opts), self._calls.sites.here()
@@ -123,7 +146,7 @@ class Moves:
                     self._exchange(x, sent, out, received, limit)
                 store(out, output)
 
-            return job, [output]
+            return self._kept(job, key, input), [output]
 
         return self._start("all_to_all", prepare, opts)
 

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from pycoll import _C
 from pycoll.runtime import vcalls
 from pycoll.torch.arguments import (
     check_list,
     check_same_size,
     check_share,
+    is_share,
     pairs,
     root_of,
     single,
@@ -22,11 +22,10 @@ from pycoll.torch.arguments import (
 from pycoll.torch.contributions import contribution, unwritten
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
+from pycoll.torch.hot import usual
 from pycoll.torch.lists import pack
-from pycoll.torch.profiling import profiling
 from pycoll.torch.sparse import coalesced, is_sparse, summed
 from pycoll.torch.tensors import (
-    DTYPES,
     as_reducible,
     check_output,
     name_of,
@@ -35,18 +34,8 @@ from pycoll.torch.tensors import (
     store,
     target,
 )
-from pycoll.torch.work import Tensors, done
+from pycoll.torch.work import Tensors
 from pycoll.types import Kind, ReduceOp
-
-_SUM = dist.ReduceOp.SUM
-_STRIDED = torch.strided
-_MAX_HOT = 1024
-
-
-def _is_there(view: torch.Tensor, held: int) -> bool:
-    """Whether a view lies in the memory of its storage, of so many bytes, if there is any."""
-    before = view.storage_offset() * view.element_size()
-    return before + view.nbytes <= held and view.data_ptr() != before
 
 
 class Reductions:
@@ -55,59 +44,21 @@ class Reductions:
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine a tensor in place; every rank gets the result."""
         opts = c10d.AllreduceOptions() if opts is None else opts
-        if len(tensors) != 1:
-            return self._allreduce_slow(tensors, opts)
-        tensor = tensors[0]
-        count = tensor.numel()
-        call = self._hot.get((tensor.dtype, count))
-        if (
-            call is None
-            or opts.asyncOp
-            or not (opts.reduceOp == _SUM)  # "!=" takes longer
-            or tensor.layout is not _STRIDED
-            or tensor.is_nested
-            or not tensor.is_contiguous()
-            or (count == 1 and tensor.is_neg())  # the sign is not in the memory
-            or not tensor.is_cpu
-            or self._background.busy
-            or self._calls.symmetric
-            or profiling()
-            or (held := tensor.untyped_storage().nbytes()) < tensor.nbytes  # some was freed
-            or (tensor.storage_offset() and not _is_there(tensor, held))
-            or not (address := tensor.data_ptr())
-        ):
-            return self._allreduce_slow(tensors, opts)
-        site, limit = self._calls.sites.here(), self._limit(opts)
-        try:
-            with self._lock:
-                call(address, address, site, limit)
-        except _C.EngineError as failure:
-            error = self._session.error(*failure.args)
-            raise self._error(error, "all_reduce") from error
-        return done(tensors)
+        key = None
+        if len(tensors) == 1 and (op := usual(opts.reduceOp)) is not None:
+            tensor = tensors[0]
+            key = Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), op, 0
+            work = self._again(key, tensor, tensor, opts)
+            if work is not None:
+                return work
 
-    def _allreduce_slow(self, tensors: Tensors, opts: Any) -> dist.Work:
         def prepare() -> tuple[Job, Tensors]:
             tensor = single(tensors, "all_reduce")
-            how = self._all_reduce_sparse if is_sparse(tensor) else self._all_reduce
-            job, plain = how(tensors, opts), opts.reduceOp == _SUM and tensor.is_cpu
-
-            def whole() -> None:
-                job()
-                if plain and self._calls.direct:
-                    self._remember(tensor.dtype, tensor.numel())
-
-            return whole, tensors
+            if is_sparse(tensor):
+                return self._all_reduce_sparse(tensors, opts), tensors
+            return self._kept(self._all_reduce(tensors, opts), key, tensor), tensors
 
         return self._start("all_reduce", prepare, opts)
-
-    def _remember(self, dtype: torch.dtype, count: int) -> None:
-        """Let the next sum like this one go straight to the engine; for who holds the lock."""
-        known = DTYPES.get(dtype)
-        if known is not None and (dtype, count) not in self._hot and len(self._hot) < _MAX_HOT:
-            call = Kind.ALL_REDUCE, int(known), known.itemsize, count, ReduceOp.SUM, 0, known
-            bound = self._calls.bind(*call)
-            self._hot[dtype, count] = _C.AddressCall(self._session.engine, bound)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine several tensors in place, one after the other."""
@@ -203,9 +154,18 @@ class Reductions:
     ) -> dist.Work:
         """Combine a tensor of all ranks; rank r gets its r-th block."""
         opts = c10d.ReduceScatterOptions() if opts is None else opts
-        return self._start(
-            "reduce_scatter", lambda: (self._scatter_sums([output], [input], opts), [output]), opts
-        )
+        key = None
+        if (op := usual(opts.reduceOp)) is not None and is_share(output, input, self._size):
+            key = Kind.REDUCE_SCATTER, input.dtype, input.numel(), op, 0
+            work = self._again(key, input, output, opts)
+            if work is not None:
+                return work
+
+        def prepare() -> tuple[Job, Tensors]:
+            job = self._scatter_sums([output], [input], opts)
+            return self._kept(job, key, input), [output]
+
+        return self._start("reduce_scatter", prepare, opts)
 
     _reduce_scatter_base = reduce_scatter_single
 

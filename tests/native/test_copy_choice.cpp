@@ -79,6 +79,26 @@ void times_that_change() {
   }
 }
 
+// The other way is hopeless for those that came first, and would not be tried for a thousand calls.
+void other_arrays_of_the_same_shape() {
+  std::vector<Rank> ranks(2, Rank{{}, true, 800'000, 1'300'000});
+  reads_of(ranks, 3'000);
+  for (Rank& rank : ranks) rank.staged_ns = 400'000, rank.read_ns = 300'000;
+  reads_of(ranks, 40);
+  expect(reads_of(ranks, 100) > 90, "it is noticed when what is chosen takes another time");
+}
+
+void times_that_never_stay() {
+  std::vector<Rank> ranks(2, Rank{{}, true, 100'000, 900'000});
+  reads_of(ranks, 1'000);
+  int reads = 0;
+  for (int i = 0; i < 4'000; ++i) {
+    for (Rank& rank : ranks) rank.staged_ns = i / 50 % 2 == 0 ? 100'000 : 200'000;
+    reads += call(ranks);
+  }
+  expect(reads < 200, "that is no reason to go on trying what is slow: ", reads);
+}
+
 void interrupts() {
   std::vector<Rank> ranks(2, Rank{{}, true, 50'000, 20'000});
   reads_of(ranks, 128);
@@ -145,6 +165,8 @@ int main() {
                   {"the busiest rank decides", the_busiest_rank_decides},
                   {"one rank cannot", one_rank_cannot},
                   {"times that change", times_that_change},
+                  {"other arrays of the same shape", other_arrays_of_the_same_shape},
+                  {"times that never stay", times_that_never_stay},
                   {"interrupts", interrupts},
                   {"who waits for work has not waited for a rank to come",
                    who_waits_for_work_has_not_waited_for_a_rank_to_come}});
