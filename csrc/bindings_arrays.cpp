@@ -15,7 +15,8 @@ py::tuple dlpack(const py::object& capsule) {
   py::capsule owner(new std::shared_ptr<void>(t.owner),
                     [](void* p) { delete static_cast<std::shared_ptr<void>*>(p); });
   return py::make_tuple(t.kind, t.bits, reinterpret_cast<uintptr_t>(t.data),
-                        py::tuple(py::cast(t.shape)), py::tuple(py::cast(t.strides)), owner);
+                        py::tuple(py::cast(t.shape)), py::tuple(py::cast(t.strides)), owner,
+                        t.writable);
 }
 
 py::array array_at(uintptr_t pointer, const std::vector<py::ssize_t>& shape,

@@ -52,6 +52,7 @@ struct Exchange {
 };
 
 constexpr uint32_t kMajor = 1;
+constexpr uint64_t kReadOnly = 1, kCopied = 2;  // flags
 constexpr char kExchange[] = "dlpack_exchange_api";
 constexpr int kCpu = 1, kPageLocked = 3;
 
@@ -102,8 +103,12 @@ OpenedTensor open_dlpack(PyObject* capsule) {
              "__dlpack__ did not return a fresh DLPack capsule");
   auto* managed =
       static_cast<ManagedVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+  COLL_CHECK(managed->major == kMajor, "ArgumentError", "DLPack ", managed->major,
+             " is not known, only ", kMajor);
   PyCapsule_SetName(capsule, "used_dltensor_versioned");
-  return describe(managed->tensor, own(managed));
+  OpenedTensor out = describe(managed->tensor, own(managed));
+  out.writable = (managed->flags & (kReadOnly | kCopied)) == 0;
+  return out;
 }
 
 std::optional<SeenTensor> see_tensor(PyObject* object) {

@@ -18,6 +18,7 @@ struct OpenedTensor {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;  // in elements
   std::shared_ptr<void> owner;   // keeps the memory alive
+  bool writable = true;          // as far as the capsule tells
 };
 
 // Takes the tensor out of a capsule named "dltensor" or "dltensor_versioned" and marks the capsule

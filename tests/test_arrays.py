@@ -35,6 +35,13 @@ class Exporter:
         return Exporter(np.empty(shape, self.values.dtype))
 
 
+class EarlyExporter(Exporter):
+    """From before DLPack 1.0: its capsules do not tell whether memory may be written to."""
+
+    def __dlpack__(self, *, stream=None):
+        return self.values.__dlpack__(stream=stream)
+
+
 # Makes an array of four 16-bit integers, and reads it back.
 KINDS = {
     "ndarray": (np.array, np.asarray),
@@ -43,9 +50,25 @@ KINDS = {
     "ctypes": (lambda v: (ctypes.c_int16 * len(v))(*v.tolist()), np.ctypeslib.as_array),
     "array interface": (lambda v: Interface(np.array(v)), lambda x: x._keep),
     "dlpack": (lambda v: Exporter(np.array(v)), lambda x: x.values),
+    "early dlpack": (lambda v: EarlyExporter(np.array(v)), lambda x: x.values),
     "subclass": (lambda v: np.array(v).view(np.recarray), np.asarray),
 }
 VALUES = np.array([1, -2, 300, 4], np.int16)
+
+
+def test_memory_that_dlpack_calls_read_only(run):
+    """As that of libraries whose arrays never change."""
+
+    def rank(comm):
+        values = VALUES.copy()
+        values.flags.writeable = False
+        x = Exporter(values)
+        total = comm.all_reduce(x)
+        with pytest.raises(ArgumentError, match="out is read-only"):
+            comm.all_reduce(VALUES, out=x)
+        return total.values.tolist(), values.tolist()
+
+    assert run(2, rank) == [((2 * VALUES).tolist(), VALUES.tolist())] * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -21,6 +21,7 @@ _NUMPY_TYPES = {
     for name in "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 }
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_DLPACK_VERSION = (1, 1)
 _DLPACK_BFLOAT16 = 4
 _DLPACK_CPU = (1, 3)  # plain and page-locked host memory
 _DLPACK_CUDA = (2, 13)  # device memory, managed memory
@@ -177,11 +178,11 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
     if hasattr(x, "is_neg") and x.is_neg():  # PyTorch would show the elements without their sign
         raise ArgumentError(f"{what} has its negative bit set; pass {what}.resolve_neg()")
     try:
-        capsule = x.__dlpack__(**options)
+        capsule = _capsule(x, options)
     except (BufferError, RuntimeError, TypeError) as error:
         raise ArgumentError(f"{what} cannot be shared through DLPack: {error}") from error
     try:
-        kind, bits, pointer, shape, strides, owner = _C.open_dlpack(capsule)
+        kind, bits, pointer, shape, strides, owner, writable = _C.open_dlpack(capsule)
     except _C.EngineError as error:
         raise ArgumentError(f"{what} cannot be shared through DLPack: {error.args[-1]}") from None
     if kind == _DLPACK_BFLOAT16:
@@ -195,7 +196,17 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
         raise ArgumentError(f"{what} is {kind_of(x)} whose memory has been freed")
     strides_bytes = tuple(s * dtype.itemsize for s in strides)
     array = _C.array_at(pointer, shape, strides_bytes, dtype, owner)
+    if not writable:
+        array.flags.writeable = False
     return ArrayView(array, known, name, x)
+
+
+def _capsule(x: Any, options: dict[str, Any]) -> Any:
+    """Return a DLPack capsule, one that tells whether memory may be written to if there is one."""
+    try:
+        return x.__dlpack__(max_version=_DLPACK_VERSION, **options)
+    except TypeError:  # a library from before DLPack 1.0
+        return x.__dlpack__(**options)
 
 
 def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
