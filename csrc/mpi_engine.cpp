@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 namespace pycoll {
 
@@ -118,6 +119,15 @@ void MpiEngine::end() {
   std::erase_if(asks_, [&](const Notice& ask) { return ask.seq < seq_; });
 }
 
+template <typename F>
+MpiEngine::Ticket MpiEngine::give_to_keeper(F&& work) {
+  try {
+    return keeper_->submit(std::forward<F>(work));
+  } catch (const std::bad_alloc&) {
+    out_of_memory();
+  }
+}
+
 void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t site,
                     double timeout_s) {
   check_usable();
@@ -125,7 +135,7 @@ void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t s
   const Job job{&call, in, out, site, timeout_s};
   if (keeper_ != nullptr && !keeper_->idle()) {
     const Keeper::Ticket ticket =
-        keeper_->submit([this, job](bool helped) { execute(job, helped); });
+        give_to_keeper([this, job](bool helped) { execute(job, helped); });
     try {
       await_keeper(ticket, kDefaultTimeout);
     } catch (...) {  // the call, and its arrays, are the caller's again only when it is over
@@ -145,13 +155,30 @@ MpiEngine::Ticket MpiEngine::submit(std::shared_ptr<const BoundCall> call, const
   const Use use(user_, rank_);
   const Job job{call.get(), in, out, site, timeout_s};
   if (api_->facts().multiple) {
-    if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr, options_.crowd);
-    return keeper_->submit(
+    if (keeper_ == nullptr) make_keeper();
+    return give_to_keeper(
         [this, job, call = std::move(call)](bool helped) { execute(job, helped); });
   }
-  queue_.push_back({job, std::move(call)});
+  try {
+    queue_.push_back({job, std::move(call)});
+  } catch (const std::bad_alloc&) {
+    out_of_memory();
+  }
+  const Ticket ticket = ++submitted_;
   step_queue();
-  return ++submitted_;
+  return ticket;
+}
+
+// Where there can be no thread, the call is made nowhere: whoever waits for it has to hear that.
+void MpiEngine::make_keeper() {
+  try {
+    keeper_ = std::make_unique<Keeper>(nullptr, options_.crowd);
+  } catch (const std::bad_alloc&) {
+    out_of_memory();
+  } catch (const Error& error) {
+    spread(error.kind(), "rank " + std::to_string(rank_) + ": " + error.what());
+    throw;
+  }
 }
 
 // Does what can be done for the oldest queued call.
@@ -171,7 +198,7 @@ void MpiEngine::step_queue() {
       if (over) look_back(*job.call);
     });
     if (over) end();
-  } catch (const Error&) {
+  } catch (...) {
     over = true;
     errors_[finished_ + 1] = std::current_exception();
   }

@@ -125,6 +125,10 @@ class MpiEngine {
   // False in a child made by fork, where only closing and destruction do no harm.
   bool at_home() const { return fork_guard_.at_home(); }
 
+  // Ends the communicator on every rank, because this one has no memory for its part of a call:
+  // its peers wait for that part, and would take this rank's next call for it. Throws MemoryError.
+  [[noreturn]] void out_of_memory();
+
   // For tagged messages: see Engine::check. The caller holds no lock.
   bool check(int32_t peer, Pulse pulse);
   MpiLink& link() { return link_; }
@@ -161,6 +165,9 @@ class MpiEngine {
   void end();
   void attempt(const std::function<void()>& part);
   std::string name_dead(const std::string& text);
+  template <typename F>
+  Ticket give_to_keeper(F&& work);
+  void make_keeper();
   void step_queue();
   void await_keeper(Ticket ticket, double timeout_s);
   void settle();

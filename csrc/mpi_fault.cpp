@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <new>
 
 #include "fault.h"
 #include "mpi_engine.h"
@@ -245,6 +246,22 @@ void MpiEngine::fail_quietly(Cause cause, std::string_view text) {
   flush(kGraceNs / 10);
 }
 
+void MpiEngine::out_of_memory() {
+  const std::lock_guard lock(mutex_);
+  try {
+    const std::string who = "rank " + std::to_string(rank_);
+    const bool speaks = fork_guard_.at_home() && !closed_ && !failed_;
+    if (speaks) fail_quietly(Cause::kAbort, who + " has no memory for its part of a call");
+  } catch (const std::exception&) {  // nor for a notice: its peers wait until their time is over
+    failure_kind_ = kind_of(Cause::kAbort);
+    failure_text_ = "no memory";
+    failed_ = true;
+  }
+  in_call_ = false;
+  throw_error("MemoryError", "rank ", rank_,
+              " has no memory for its part of a call; its communicator is aborted");
+}
+
 void MpiEngine::spread(const std::string& name, const std::string& text) {
   const std::lock_guard lock(mutex_);
   if (failed_ || closed_) return;
@@ -313,13 +330,16 @@ std::string MpiEngine::name_dead(const std::string& text) {
   return "rank " + std::to_string(dead) + " has died (" + text + ")";
 }
 
-// Runs a part of a call. What MPI itself complains of ends the communicator on every rank.
+// Runs a part of a call. What MPI itself complains of ends the communicator on every rank, and so
+// does a lack of memory.
 void MpiEngine::attempt(const std::function<void()>& part) {
   try {
     part();
   } catch (const Disagreement& found) {
     const std::lock_guard lock(mutex_);
     fail(Cause::kMismatch, found.peer);
+  } catch (const std::bad_alloc&) {
+    out_of_memory();
   } catch (const Error& error) {
     {
       const std::lock_guard lock(mutex_);

@@ -199,6 +199,8 @@ void MpiTask::post_one(Window& window, int lane, const Instr& instr, uint32_t fi
                        uint32_t chunks) {
   const Operand& operand = call_.plan->operands[instr.arg];
   Transfer transfer{&instr, first, chunks, call_.tiny};
+  // Room first: what has been posted must not be forgotten for lack of it.
+  if (window.open.size() == window.open.capacity()) window.open.reserve(2 * window.open.size() + 1);
   const uint64_t full = chunks * window.reach * call_.elem_bytes;
   if (Opcode(instr.op) == Opcode::kRecv) {
     if (!transfer.packet) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
 
 namespace pycoll {
 namespace {
@@ -30,19 +31,23 @@ uint32_t TwoLevelEngine::site(std::string_view text) {
 void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint32_t site,
                          double timeout_s) {
   const Use use(user_, flat_->link().rank());
-  if (scratch_bytes_ < call.scratch_bytes && !flat_->failed()) {  // MPI may still look at it
-    scratch_ = std::make_unique_for_overwrite<char[]>(call.scratch_bytes);
-    scratch_bytes_ = call.scratch_bytes;
-  }
   const uint32_t here = site < node_sites_.size() ? node_sites_[site] : 0;
   const double limit_s = timeout_s < 0 ? flat_->timeout_s() : timeout_s;
   inside_ = counted_ = false;
   try {
+    if (scratch_bytes_ < call.scratch_bytes && !flat_->failed()) {  // MPI may still look at it
+      scratch_ = std::make_unique_for_overwrite<char[]>(call.scratch_bytes);
+      scratch_bytes_ = call.scratch_bytes;
+    }
     run_slices(call, {{const_cast<void*>(in), out, scratch_.get()}, here, site, limit_s});
   } catch (const Error& error) {
     flat_->give_up();  // the failure may be one inside the host
     if (std::string_view(error.kind()) == "PeerRejected") rejected(call, error.what());
     throw;
+  } catch (const std::bad_alloc&) {
+    flat_->give_up();
+    inside_ = false;  // the other hosts hear of it here, and this one from whoever catches it
+    flat_->out_of_memory();
   }
 }
 

@@ -151,8 +151,10 @@ class MpiSession(Session):
         if in_flight and engine.failed:
             _C.never_free(in_flight)
 
-    def error(self, kind: str, text: str) -> CollError:
+    def error(self, kind: str, text: str) -> CollError | MemoryError:
         """Make the exception for a failure of the engine."""
+        if kind == "MemoryError":  # this rank's own; the others get `Revoked`
+            return MemoryError(text)
         report = self._engine.report() if self._engine else None
         for rank in report["ranks"] if report else ():
             card = self.job.cards[self.members[rank["rank"]]]

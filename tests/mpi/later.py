@@ -15,7 +15,7 @@ def caught(call):
     """Return the name of the error that a call raises, and its text."""
     try:
         call()
-    except (pycoll.CollError, KeyboardInterrupt) as error:
+    except (pycoll.CollError, MemoryError, KeyboardInterrupt) as error:
         return type(error).__name__, str(error)
     return "nothing", ""
 

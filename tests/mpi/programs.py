@@ -15,6 +15,7 @@ import failures
 import later
 import making
 import numpy as np
+import shortages
 import unreceived
 import wrapping
 
@@ -28,7 +29,7 @@ from pycoll.testing import on_hosts
 
 PROGRAMS = {
     function.__name__: function
-    for module in (failures, checks, later, making, unreceived, wrapping)
+    for module in (failures, checks, later, making, shortages, unreceived, wrapping)
     for function in module.ALL
 }
 
