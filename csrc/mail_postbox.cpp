@@ -60,6 +60,7 @@ void MailPostbox::progress() {
 }
 
 bool MailPostbox::done(Ticket ticket) {
+  if (!engine_->at_home()) return false;  // messages are the parent's; so may be the mutex
   const std::lock_guard lock(engine_->mutex());
   progress();
   const auto found = items_.find(ticket);
@@ -67,6 +68,8 @@ bool MailPostbox::done(Ticket ticket) {
 }
 
 uint32_t MailPostbox::wait(Ticket ticket, double timeout_s) {
+  COLL_CHECK(engine_->at_home(), "ForkedError", "message ", ticket,
+             " belongs to the parent process");
   const uint64_t deadline = deadline_after(timeout_s);
   Item* item = nullptr;
   {

@@ -238,7 +238,8 @@ bool MpiEngine::pump(Ticket until, double timeout_s) {
 
 bool MpiEngine::done(Ticket ticket) {
   if (keeper_ != nullptr) return keeper_->done(ticket);
-  if (finished_ < ticket && user_.load() == 0) step_queue();
+  // What has come for a call is its own process's, not that of a child made by fork.
+  if (finished_ < ticket && fork_guard_.at_home() && user_.load() == 0) step_queue();
   return finished_ >= ticket;
 }
 

@@ -90,6 +90,37 @@ def forks_under_way(comm):
     return wrong if (total == n).all() else [*wrong, "the sum"]
 
 
+def forks_asking(comm):
+    """Ask in a child for a call, or close or drop its communicator: the parent gets its messages."""
+    n, wrong = comm.world_size, []
+    for way in ("done", "close", "drop"):
+        for size in (100, 500_000):
+            twin, x = comm.dup(), np.ones(size)
+            twin.all_reduce(x)
+            comm.barrier()
+            if comm.rank == 0:
+                work = twin.all_reduce(x, async_op=True)
+                time.sleep(0.2)  # what the others send has come meanwhile
+                child = os.fork()
+                if not child:
+                    signal.alarm(20)
+                    if way == "done":
+                        caught(work.done)
+                    elif way == "close":
+                        caught(twin.close)
+                    twin = work = None
+                    gc.collect()
+                    os._exit(0)
+                wrong += [] if os.waitpid(child, 0)[1] == 0 else [f"{way}: the end of the child"]
+            else:
+                work = twin.all_reduce(x, async_op=True, timeout=15)
+            name, text = caught(work.wait)
+            sound = name == "nothing" and (work.wait() == n).all()
+            wrong += [] if sound else [f"{way}, {size}: {name} {text}"]
+            twin.close()
+    return wrong
+
+
 def checks_behind(comm):
     """Check the communicator while calls are in the background."""
     wrong = []
@@ -247,6 +278,7 @@ WHEREVER = (
     refused_behind,
     forks,
     forks_under_way,
+    forks_asking,
     checks_behind,
     works,
     late,

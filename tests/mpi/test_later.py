@@ -10,6 +10,7 @@ WHEREVER = [
     "refused_behind",
     "forks",
     "forks_under_way",
+    "forks_asking",
     "checks_behind",
     "works",
     "late",

@@ -323,15 +323,22 @@ void trains_disagree(const Host& me) {
 // In a child made by fork nothing works, and nothing that is done there harms the parent.
 void in_a_child(const Host& me) {
   MpiMail mail(me.engine);
+  MailPostbox box(me.engine);
   Ints x(10, 1), y(10);
+  int64_t word = 0, sent = 7 + me.rank;
+  const auto message = box.recv(&word, 8, 1, int32_t(1 - me.rank), 3);
   const auto call = call_of(me, sum_at_once, 10);
   me.engine->wait(me.engine->submit(call, x.data(), y.data()));
+  box.send(&sent, 8, 1, 1 - me.rank, 3);
+  usleep(50000);  // what the other rank has sent has come
   const pid_t pid = fork();
   if (pid == 0) {
+    const bool parents =
+        !box.done(message) && kind_thrown([&] { box.wait(message, 5); }) == "ForkedError";
     me.api->forget();
     const auto run = [&] { me.engine->run(*call, x.data(), y.data()); };
     const bool fine =
-        kind_thrown(run) == "ForkedError" && me.engine->report().cause == Cause::kNone;
+        parents && kind_thrown(run) == "ForkedError" && me.engine->report().cause == Cause::kNone;
     me.engine->close();
     me.engine->leave("late");
     me.api->close();
@@ -340,6 +347,8 @@ void in_a_child(const Host& me) {
   int status = 0;
   waitpid(pid, &status, 0);
   expect(status == 0, "the child ended with ", status);
+  box.wait(message, 10);
+  expect(word == int64_t(8 - me.rank), "the message has gone to the child");
   sum_ones(me, kLarge, sum_in_ring);
 }
 
