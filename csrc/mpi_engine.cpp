@@ -160,6 +160,7 @@ MpiEngine::Ticket MpiEngine::submit(std::shared_ptr<const BoundCall> call, const
         [this, job, call = std::move(call)](bool helped) { execute(job, helped); });
   }
   try {
+    const std::lock_guard lock(mutex_);
     queue_.push_back({job, std::move(call)});
   } catch (const std::bad_alloc&) {
     out_of_memory();
@@ -181,15 +182,16 @@ void MpiEngine::make_keeper() {
   }
 }
 
-// Does what can be done for the oldest queued call.
+// Does what can be done for the oldest queued call. Several threads may wait for calls: while one
+// of them is here, the others are not, nor in messages of users.
 void MpiEngine::step_queue() {
+  const std::lock_guard lock(mutex_);
   if (queue_.empty()) return;
   const Job& job = queue_.front().job;
   bool over = false;
   try {
     check_mpi();
     attempt([&] {
-      const std::lock_guard lock(mutex_);  // other threads may be in messages of users
       if (current_ == nullptr) {
         begin(job, true);
         current_ = make_task(job, seq_, 0);
@@ -197,15 +199,42 @@ void MpiEngine::step_queue() {
       over = current_->advance();
       if (over) look_back(*job.call);
     });
-    if (over) end();
   } catch (...) {
-    over = true;
-    errors_[finished_ + 1] = std::current_exception();
+    return leave_queue(std::current_exception());
   }
   if (!over) return;
+  end();
+  leave_queue(nullptr);
+}
+
+// The oldest call of the queue has ended, with this error or with none.
+void MpiEngine::leave_queue(std::exception_ptr error) {
+  if (error != nullptr) {
+    const std::lock_guard lock(errors_mutex_);
+    errors_[finished_ + 1] = std::move(error);
+  }
   current_.reset();
   queue_.pop_front();
   ++finished_;
+}
+
+// Looks whether the call that is under way can still end.
+void MpiEngine::check_queue(Pulse pulse) {
+  const std::lock_guard lock(mutex_);
+  if (current_ == nullptr) return;
+  const Ticket ticket = finished_ + 1;
+  try {
+    attempt([&] { check_call(*current_, pulse); });
+  } catch (const Error& error) {
+    // Who is interrupted hears it here; to whoever waits for that call it is an abort. The signal
+    // handler may have asked whether the call is done, and so have brought it to its end.
+    const bool interrupted = std::strcmp(error.kind(), "Interrupted") == 0;
+    if (finished_ < ticket) {
+      leave_queue(interrupted ? std::make_exception_ptr(Error("Revoked", error.what()))
+                              : std::current_exception());
+    }
+    if (interrupted) throw;
+  }
 }
 
 // Runs queued calls up to this ticket; false if it takes longer than timeout_s.
@@ -218,20 +247,7 @@ bool MpiEngine::pump(Ticket until, double timeout_s) {
         return finished_ >= until;
       },
       [&](Pulse pulse) {
-        if (current_ == nullptr) return now_ns() >= limit;
-        try {
-          const std::lock_guard lock(mutex_);
-          check_call(*current_, pulse);
-        } catch (const Error& error) {
-          // Who is interrupted hears it here; to whoever waits for that call it is an abort.
-          const bool interrupted = std::strcmp(error.kind(), "Interrupted") == 0;
-          errors_[++finished_] = interrupted
-                                     ? std::make_exception_ptr(Error("Revoked", error.what()))
-                                     : std::current_exception();
-          current_.reset();
-          queue_.pop_front();
-          if (interrupted) throw;
-        }
+        check_queue(pulse);
         return now_ns() >= limit;
       });
 }
@@ -266,6 +282,7 @@ void MpiEngine::wait(Ticket ticket, double timeout_s) {
 std::exception_ptr MpiEngine::error(Ticket ticket) const {
   if (!fork_guard_.at_home()) return std::make_exception_ptr(Error("ForkedError", kNotHere));
   if (keeper_ != nullptr) return keeper_->error(ticket);
+  const std::lock_guard lock(errors_mutex_);
   const auto found = errors_.find(ticket);
   return found == errors_.end() ? nullptr : found->second;
 }
@@ -273,6 +290,7 @@ std::exception_ptr MpiEngine::error(Ticket ticket) const {
 void MpiEngine::forget(Ticket ticket) {
   if (!fork_guard_.at_home()) return;
   if (keeper_ != nullptr) return keeper_->forget(ticket);
+  const std::lock_guard lock(errors_mutex_);
   errors_.erase(ticket);
 }
 

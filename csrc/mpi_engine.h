@@ -84,6 +84,7 @@ class MpiEngine {
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
            double timeout_s = kDefaultTimeout);
   // With MPI_THREAD_MULTIPLE it proceeds on a thread; otherwise inside done(), wait() and calls.
+  // Any thread may wait for it.
   Ticket submit(std::shared_ptr<const BoundCall> call, const void* in, void* out, uint32_t site = 0,
                 double timeout_s = kDefaultTimeout);
   // A train: at most kTrain calls of one thread that are under way at once, and move inside
@@ -169,6 +170,8 @@ class MpiEngine {
   Ticket give_to_keeper(F&& work);
   void make_keeper();
   void step_queue();
+  void leave_queue(std::exception_ptr error);
+  void check_queue(Pulse pulse);
   void await_keeper(Ticket ticket, double timeout_s);
   void settle();
   void fail_quietly(Cause cause, std::string_view text);
@@ -195,7 +198,8 @@ class MpiEngine {
   WaitPolicy policy_;
   uint32_t rank_, world_size_;
   ForkGuard fork_guard_;
-  // Of the link and of what notices change, when calls run on a thread and messages elsewhere.
+  // Of the link and of what notices change, when calls run on a thread and messages elsewhere, or
+  // several threads wait for calls in the queue.
   mutable std::recursive_mutex mutex_;
   User user_{0};  // the thread that is inside
 
@@ -239,9 +243,12 @@ class MpiEngine {
   std::vector<std::string> site_texts_;
   mutable std::mutex site_mutex_;
   std::unique_ptr<Keeper> keeper_;    // with MPI_THREAD_MULTIPLE
-  std::deque<Queued> queue_;          // without
+  std::deque<Queued> queue_;          // without; mutex_ is of this, too
   std::unique_ptr<MpiTask> current_;  // of the oldest in queue_
-  Ticket submitted_ = 0, finished_ = 0;
+  std::atomic<Ticket> submitted_{0}, finished_{0};
+  // Never held while waiting: who asks for an error may hold Python's lock, for which a thread that
+  // holds mutex_ may wait in a signal handler.
+  mutable std::mutex errors_mutex_;
   std::map<Ticket, std::exception_ptr> errors_;
   std::atomic<bool> closed_{false}, left_{false};
 };

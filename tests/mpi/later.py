@@ -91,7 +91,7 @@ def forks_under_way(comm):
 
 
 def forks_asking(comm):
-    """Ask in a child for a call, or close or drop its communicator: the parent gets its messages."""
+    """Ask in a child for a call, or close or drop its communicator: the parent gets all of it."""
     n, wrong = comm.world_size, []
     for way in ("done", "close", "drop"):
         for size in (100, 500_000):

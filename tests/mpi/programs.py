@@ -17,6 +17,7 @@ import making
 import numpy as np
 import shortages
 import unreceived
+import waiters
 import wrapping
 
 import oracle
@@ -29,7 +30,7 @@ from pycoll.testing import on_hosts
 
 PROGRAMS = {
     function.__name__: function
-    for module in (failures, checks, later, making, shortages, unreceived, wrapping)
+    for module in (failures, checks, later, making, shortages, unreceived, waiters, wrapping)
     for function in module.ALL
 }
 
