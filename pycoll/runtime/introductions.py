@@ -156,7 +156,7 @@ class Introductions:
             for key, _ in self._selector.select(max(0, min(_PAUSE_S, until - now))):
                 if key.fileobj is self._server:
                     self._take(now, spare)
-                else:
+                elif key.data.line.fileno() >= 0:  # it was not dropped for one who came just now
                     self._go_on(key.data)
             self._tell()
 

@@ -1,6 +1,7 @@
 """Ranks that call each other: strangers, addresses that lead nowhere, and ranks that fail."""
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -13,7 +14,7 @@ import pytest
 
 from connections import connect, meet, names
 from pycoll.errors import TransportError
-from pycoll.runtime import sockets
+from pycoll.runtime import introductions, sockets
 from pycoll.runtime.introductions import Introductions
 
 
@@ -76,6 +77,45 @@ def test_a_stranger_who_knocks_again_and_again(monkeypatch):
     assert not over.is_set()
     over.set()
     knocking[0].join()
+
+
+class Server(socket.socket):
+    """Listens, but has no descriptor for a call when it is told so."""
+
+    full = False
+
+    def accept(self):
+        if self.full:
+            self.full = False
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_stranger_who_hangs_up_when_another_takes_its_place(monkeypatch, full):
+    """There are as many as there may be. The oldest is dropped, and is heard in the same moment."""
+    monkeypatch.setattr(introductions, "_CALL_S", 20.0)
+    server, held, looks = Server(), [], iter(range(100))
+    server.bind(("127.0.0.1", 0))
+    server.listen(128)
+    places = [sockets.Place(1, ["127.0.0.1"], "00" * 16)] * 2
+
+    def meanwhile():  # who has given up is asked between two looks at all connections
+        look = next(looks)
+        count = introductions._MOST_STRANGERS + len(places) if look == 0 else int(look == 5)
+        held.extend(socket.create_connection(server.getsockname()) for _ in range(count))
+        if look == 5:
+            server.full = full
+            held.pop(0).close()
+        return ""
+
+    rank_0 = Introductions(server, places, 0, names(2))
+    with pytest.raises(TransportError, match="no connection from rank 1"):
+        rank_0.run(1.5, introductions.Spare(), meanwhile)
+    assert next(looks) > 5
+    rank_0.close()
+    for line in (*held, server):
+        line.close()
 
 
 def test_an_address_where_somebody_says_nothing(monkeypatch):
