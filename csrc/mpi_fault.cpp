@@ -334,10 +334,12 @@ std::string MpiEngine::name_dead(const std::string& text) {
 // does a lack of memory.
 void MpiEngine::attempt(const std::function<void()>& part) {
   try {
-    part();
-  } catch (const Disagreement& found) {
-    const std::lock_guard lock(mutex_);
-    fail(Cause::kMismatch, found.peer);
+    try {
+      part();
+    } catch (const Disagreement& found) {
+      const std::lock_guard lock(mutex_);
+      fail(Cause::kMismatch, found.peer);  // MPI may fail meanwhile
+    }
   } catch (const std::bad_alloc&) {
     out_of_memory();
   } catch (const Error& error) {

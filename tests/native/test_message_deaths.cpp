@@ -185,6 +185,27 @@ void mail_left_behind() {
   }
 }
 
+// The transport fails while ranks tell each other what they were doing.
+void failures_in_a_mismatch() {
+  for (int after = 0; after < 12; ++after) {
+    run_all(
+        {.n = 2, .timeout_s = 10, .multiple = false},
+        [=](const Host& me) {
+          sum_ones(me);
+          if (me.rank == 1) me.one_thread->fail_after(after);
+          std::string first, second;
+          const auto differs = [&] {
+            sum_ones(me, 100 + me.rank, sum_at_once, MpiEngine::kDefaultTimeout, 2 + me.rank);
+          };
+          const std::string kind = kind_thrown(differs, &first);
+          const bool known = kind == "MismatchError" || kind == "TransportError";
+          expect(known, "after ", after, ": ", kind, ": ", first);
+          expect_kind(kind.c_str(), differs, "the next call");
+        },
+        "fails in a mismatch");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -195,5 +216,6 @@ int main() {
                   {"halts", halts},
                   {"small arrays are free", small_arrays_are_free},
                   {"mail gives up", mail_gives_up},
-                  {"mail left behind", mail_left_behind}});
+                  {"mail left behind", mail_left_behind},
+                  {"failures in a mismatch", failures_in_a_mismatch}});
 }
