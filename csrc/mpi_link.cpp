@@ -72,11 +72,19 @@ void MpiLink::withdraw(std::vector<MpiRequest>& receives) {
       [&](Pulse) { return now_ns() >= until; });
 }
 
-MpiLink::Parcel& MpiLink::parcel(uint64_t capacity) {
+MpiLink::Parcel& MpiLink::parcel(uint64_t capacity, bool notice) {
+  const auto free = [&](Parcel& p) {
+    try {
+      return left(p);
+    } catch (const Error&) {  // what was for the dead must not keep a notice from the living
+      if (!notice) throw;
+      return true;
+    }
+  };
   // Some may wait long for their receivers: these are asked only if no other is free.
   for (const bool ask : {false, true}) {
     for (Parcel& p : parcels_) {
-      if (p.capacity < capacity || (ask ? !left(p) : p.busy)) continue;
+      if (p.capacity < capacity || (ask ? !free(p) : p.busy)) continue;
       open_ = static_cast<size_t>(&p - parcels_.data());
       return p;
     }
@@ -187,7 +195,7 @@ void MpiLink::irecv(void* data, uint64_t nbytes, uint32_t peer, int lane, MpiReq
 }
 
 void MpiLink::send_notice(uint32_t peer, const void* data, uint64_t nbytes) {
-  Parcel& p = parcel(kNoticeBytes);
+  Parcel& p = parcel(kNoticeBytes, true);
   std::memcpy(p.buffer.get(), data, nbytes);
   api_->isend(p.buffer.get(), nbytes, members_[peer], tag(static_cast<int>(Lane::kControl)), comm_,
               p.request);

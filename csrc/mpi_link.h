@@ -114,7 +114,7 @@ class MpiLink {
   };
   const Head* poll(Inbox& inbox, uint32_t peer, Lane lane);
   int tag(int lane) const { return static_cast<int>(context_) * kLanes + lane; }
-  Parcel& parcel(uint64_t capacity);
+  Parcel& parcel(uint64_t capacity, bool notice = false);
   bool left(Parcel& parcel);
   template <typename F>
   bool all_left(F&& matters);

@@ -1,5 +1,7 @@
 // Connections that end or halt at any point of what the engine over messages does: the right error,
 // soon, and no memory touched that its caller has got back.
+#include <algorithm>
+
 #include "given_up.h"
 #include "mail_postbox.h"
 #include "relay.h"
@@ -185,6 +187,46 @@ void mail_left_behind() {
   }
 }
 
+// Sends to rank 2 never leave, and are lost when it dies.
+class Mortal : public OneThread {
+ public:
+  using OneThread::OneThread;
+  void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
+             MpiRequest& req) override {
+    OneThread::isend(data, nbytes, dst, tag, comm, req);
+    if (dst == 2) lost_.push_back(req);
+  }
+  bool test(MpiRequest& req) override {
+    if (std::find(lost_.begin(), lost_.end(), req) == lost_.end()) return OneThread::test(req);
+    if (dead_) throw_error("PeerLost", "rank 2 is dead");
+    return false;
+  }
+  void die() { dead_ = true; }
+
+ private:
+  std::vector<MpiRequest> lost_;
+  bool dead_ = false;
+};
+
+// What was on its way to the dead keeps no notice from those who live.
+void notice_beside_a_death(const Host& me) {
+  const auto api = std::make_shared<Mortal>(me.api);
+  const auto engine = make_engine(api, {.n = 3, .timeout_s = 5}, me.rank, 1);
+  if (me.rank == 0) {
+    MpiMail mail(engine);
+    const char byte = 0;
+    mail.send(&byte, 1, 1, 2, 0, 5);
+    api->die();
+    engine->abort("enough");
+  }
+  if (me.rank == 1) {
+    const Host there{engine, me.api, nullptr, me.rank, 3, me.kept};
+    expect_kind("Revoked", [&] { sum_ones(there); }, "a call of the living");
+  }
+  sum_ones(me);  // nobody leaves before
+  engine->leave("over");
+}
+
 // The transport fails while ranks tell each other what they were doing.
 void failures_in_a_mismatch() {
   for (int after = 0; after < 12; ++after) {
@@ -217,5 +259,7 @@ int main() {
                   {"small arrays are free", small_arrays_are_free},
                   {"mail gives up", mail_gives_up},
                   {"mail left behind", mail_left_behind},
-                  {"failures in a mismatch", failures_in_a_mismatch}});
+                  {"failures in a mismatch", failures_in_a_mismatch},
+                  {"a notice beside a death",
+                   [] { run_all({.n = 3}, notice_beside_a_death, "three ranks"); }}});
 }
