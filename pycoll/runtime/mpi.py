@@ -224,7 +224,8 @@ def _exchange(MPI: Any, comm: Any, roll: RollCall) -> Exchange:
             raise TransportError(f"{len(card)} bytes of start-up data, at most {CARD_BYTES}")
         mine = np.frombuffer(card.ljust(CARD_BYTES, b"\0"), np.uint8)
         table = np.empty((comm.size, CARD_BYTES), np.uint8)
-        roll.finish(comm.Iallgather([mine, MPI.BYTE], [table, MPI.BYTE]), mine, table)
+        pieces = [mine, MPI.BYTE], [table, MPI.BYTE]
+        roll.finish(lambda: comm.Iallgather(*pieces), mine, table)
         return [row.tobytes() for row in table]
 
     return exchange

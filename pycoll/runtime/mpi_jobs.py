@@ -36,7 +36,7 @@ def _key(MPI: Any) -> int:
 def duplicate(MPI: Any, comm: Any, timeout_s: float) -> Any:
     """Return a communicator of our own; a collective. Raises CollTimeout."""
     made, request = comm.Idup()
-    RollCall(MPI, comm, timeout_s).finish(request, made)
+    RollCall(MPI, comm, timeout_s).finish(lambda: request, made)
     made.Set_errhandler(MPI.ERRORS_RETURN)
     return made
 

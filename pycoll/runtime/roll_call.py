@@ -86,20 +86,21 @@ class RollCall:
         """
         # Who passes the first knows that everybody came, but not that nobody has given up.
         for _ in range(2):
-            self.finish(self._comm.Ibarrier())
+            self.finish(self._comm.Ibarrier)
 
-    def finish(self, request: Any, *used: Any) -> None:
+    def finish(self, begin: Callable[[], Any], *used: Any) -> None:
         """Return when a nonblocking collective of all ranks is done.
 
         Args:
-            request: What to wait for.
+            begin: Begins it, and returns what to wait for.
             used: What MPI may still write to when it is not done in time.
 
         Raises:
             CollTimeout: With the numbers of the ranks that have not come to it.
         """
-        self.broken = True
+        self.broken, request = True, None
         try:
+            request = begin()  # an interrupt may come before anybody knows what to wait for
             if not self._wait(request):
                 here = self._call_roll()
                 absent = [r for r in range(self._comm.size) if r not in here]

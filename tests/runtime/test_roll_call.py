@@ -1,9 +1,12 @@
 """What is made on every rank or on none."""
 
+import gc
+import weakref
+
 import pytest
 
 from pycoll.errors import CollTimeout, TransportError
-from pycoll.runtime.roll_call import make_everywhere
+from pycoll.runtime.roll_call import RollCall, make_everywhere
 
 
 def fails():
@@ -27,3 +30,22 @@ def test_what_failed_elsewhere_undoes_it_here():
     assert undone == [5]
     with pytest.raises(CollTimeout, match="rank 1 has not come"):
         make_everywhere(lambda: 5, nobody_comes)
+
+
+def test_an_interrupt_as_a_collective_begins():
+    """MPI may still write to what it was given."""
+
+    class Memory:
+        pass
+
+    def begin():
+        raise KeyboardInterrupt
+
+    memory, roll = Memory(), RollCall(None, None, 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        roll.finish(begin, memory)
+    kept = weakref.ref(memory)
+    del memory
+    gc.collect()
+    assert kept() is not None
+    assert roll.broken
