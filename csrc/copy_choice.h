@@ -64,8 +64,8 @@ class CopyChoice {
   // caches as the other way has left them.
   bool probes() const { return calls_ >= probe_; }
 
-  // Probes are soon at first, when arrays are cold, and seldom where they show nothing new. One comes
-  // early where the faster way no longer takes what it took: these may be other arrays.
+  // Probes are soon at first, when arrays are cold, and seldom where they show nothing new. One
+  // comes early where the faster way no longer takes what it took: these may be other arrays.
   void plan_probes() {
     const auto [less, more] = std::minmax(worst_.read, worst_.staged);
     if (calls_ == probe_ + kProbe) {
