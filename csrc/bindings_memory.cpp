@@ -158,12 +158,12 @@ void bind_memory(py::module_& m) {
         return py::make_tuple(h.pool(region).used_bytes(), h.pool(region).kept_bytes());
       });
   py::class_<Registration>(m, "Registration")
-      .def(py::init(
-               [](std::shared_ptr<Heap> heap, uint32_t region, uintptr_t data, uint64_t nbytes) {
-                 return std::make_unique<Registration>(std::move(heap), region,
-                                                       reinterpret_cast<char*>(data), nbytes);
-               }),
-           "heap"_a, "region"_a, "data"_a, "nbytes"_a)
+      .def(py::init<std::shared_ptr<Heap>>(), "heap"_a)
+      .def("move_in",
+           [](Registration& r, uint32_t region, uintptr_t data, uint64_t nbytes) {
+             r.move_in(region, reinterpret_cast<char*>(data), nbytes);
+           })
+      .def_property_readonly("is_in", &Registration::is_in)
       .def("release", &Registration::release)
       .def("forget", &Registration::forget)
       .def("gather", [](const Registration& r, uintptr_t data,

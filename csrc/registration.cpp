@@ -79,12 +79,11 @@ void check_private(const char* first, const char* last) {
 
 }  // namespace
 
-Registration::Registration(std::shared_ptr<Heap> heap, uint32_t region, char* data, uint64_t nbytes)
-    : heap_(std::move(heap)),
-      data_(data),
-      first_(page_below(data + kPage - 1)),
-      last_(page_below(data + nbytes)),
-      end_(data + nbytes) {
+void Registration::move_in(uint32_t region, char* data, uint64_t nbytes) {
+  data_ = data;
+  first_ = page_below(data + kPage - 1);
+  last_ = page_below(data + nbytes);
+  end_ = data + nbytes;
   COLL_CHECK(sysconf(_SC_PAGESIZE) == long{kPage}, "ArgumentError", "only pages of ", kPage,
              " bytes can be moved, and this system has larger ones; copy the array to one from "
              "Communicator.empty");
@@ -94,14 +93,15 @@ Registration::Registration(std::shared_ptr<Heap> heap, uint32_t region, char* da
   heap_->add_alias(data, nbytes);
   try {
     check_private(first_, last_);
-    move_in(region);
+    take_pages(region);
   } catch (...) {
     heap_->drop_alias(data);
     throw;
   }
+  in_ = true;
 }
 
-void Registration::move_in(uint32_t region) {
+void Registration::take_pages(uint32_t region) {
   const uint64_t head = data_ == first_ ? 0 : kPage, tail = end_ == last_ ? 0 : kPage;
   const auto inner = static_cast<uint64_t>(last_ - first_);
   char* pages = heap_->pool(region).pages(head + inner + tail);
@@ -125,9 +125,14 @@ void Registration::scatter(char* data, uint64_t nbytes) const {
   edges(data, nbytes, [](char* user, char* mirror, size_t n) { std::memcpy(user, mirror, n); });
 }
 
-void Registration::forget() { heap_->drop_alias(data_); }
+void Registration::forget() {
+  if (!in_) return;
+  in_ = false;
+  heap_->drop_alias(data_);
+}
 
 void Registration::release() {
+  if (!in_) return;
   const auto inner = static_cast<size_t>(last_ - first_);
   void* own = mmap(nullptr, inner, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   COLL_CHECK(own != MAP_FAILED, "MemoryError", "cannot get ", inner,
@@ -135,6 +140,7 @@ void Registration::release() {
   std::memcpy(own, first_, inner);
   COLL_CHECK(mremap(own, inner, inner, MREMAP_MAYMOVE | MREMAP_FIXED, first_) != MAP_FAILED,
              "TransportError", "cannot move an array back: ", std::strerror(errno));
+  in_ = false;
   if (!heap_->is_owner()) return;  // a child made by fork: the block is its parent's
   heap_->drop_alias(data_);
   if (heap_->trust() == trust_) heap_->free(offset_);

@@ -19,13 +19,21 @@ namespace pycoll {
 //   mirror   head | whole pages | tail
 class Registration {
  public:
-  // Nobody may write to the array meanwhile. Throws ArgumentError when the memory is not private
-  // and writable, or when there is no whole page in it; MemoryError when the heap is full.
-  Registration(std::shared_ptr<Heap> heap, uint32_t region, char* data, uint64_t nbytes);
+  // Of no array yet.
+  explicit Registration(std::shared_ptr<Heap> heap) : heap_(std::move(heap)) {}
   // Leaves the pages as they are if release() was not called: they may be in use.
   ~Registration() = default;
   Registration(const Registration&) = delete;
   Registration& operator=(const Registration&) = delete;
+
+  // Moves an array into a region; once only. Nobody may write to the array meanwhile. Throws
+  // ArgumentError when the memory is not private and writable, or when there is no whole page in
+  // it; MemoryError when the heap is full.
+  void move_in(uint32_t region, char* data, uint64_t nbytes);
+
+  // Whether the array has been moved in, and neither released nor forgotten since. Only then there
+  // is something to release: whoever was interrupted may do so once more.
+  bool is_in() const { return in_; }
 
   // Where the engine finds the array.
   char* mirror() const { return mirror_; }
@@ -53,13 +61,15 @@ class Registration {
   void forget();
 
  private:
-  void move_in(uint32_t region);
+  void take_pages(uint32_t region);
 
   std::shared_ptr<Heap> heap_;
-  uint64_t offset_;                     // of the pages in the heap
-  uint64_t trust_;                      // of the heap, when they were taken
-  char *data_, *first_, *last_, *end_;  // array, whole pages, end of the array
-  char* mirror_;
+  bool in_ = false;
+  uint64_t offset_ = 0;  // of the pages in the heap
+  uint64_t trust_ = 0;   // of the heap, when they were taken
+  // The array, its whole pages, and its end.
+  char *data_ = nullptr, *first_ = nullptr, *last_ = nullptr, *end_ = nullptr;
+  char* mirror_ = nullptr;
 };
 
 }  // namespace pycoll

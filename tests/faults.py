@@ -1,12 +1,16 @@
 """What tests of failures share: ways of waiting, and how soon an error has to come."""
 
+import contextlib
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import pycoll
 from cases import shared_float
 
 BOUND_S = 1.0
@@ -61,6 +65,63 @@ def expect(comm, error, wait, event, match=None):
     with pytest.raises(error):
         comm.barrier()
     return type(caught.value).__name__, str(caught.value)
+
+
+@contextlib.contextmanager
+def interrupted(event, name):
+    """Within it, Ctrl-C comes when a function of this name is entered ("call") or left."""
+
+    def profile(frame, what, _):
+        if what == event and frame.f_code.co_name == name:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    with profiling(profile):
+        yield
+
+
+@contextlib.contextmanager
+def profiling(profile):
+    """Let a function see what happens in this thread."""
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+class InterruptAt:
+    """Runs functions in which Ctrl-C comes at one point of pycoll's code in Python.
+
+    A point is where a function is entered or left, or one in C comes back: there Python looks for
+    signals.
+    """
+
+    _FILES = (str(Path(pycoll.__file__).parent), contextlib.__file__)
+
+    def __init__(self, number):
+        """Choose the point; none before 0."""
+        self._left = number
+        self.where = None  # it has come there
+
+    def run(self, function):
+        """Run a function; return what it returns, or None if it was interrupted."""
+        try:
+            with profiling(self._profile):
+                return function()
+        except KeyboardInterrupt:
+            return None
+
+    def _profile(self, frame, what, function):
+        code = frame.f_code
+        if what == "c_call" or not code.co_filename.startswith(self._FILES):
+            return
+        if self._left == 0:
+            sys.setprofile(None)
+            name = getattr(function, "__name__", "") if what == "c_return" else ""
+            self.where = f"{code.co_filename}:{frame.f_lineno} {code.co_name} {what} {name}"
+            raise KeyboardInterrupt
+        self._left -= 1
 
 
 def die():

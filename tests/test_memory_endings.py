@@ -1,5 +1,6 @@
 """Registered arrays whose process forks, or whose communicator ends: whose pages they are then."""
 
+import contextlib
 import gc
 import os
 import threading
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import pycoll
+from faults import InterruptAt
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
 from pycoll.testing import run_processes
@@ -148,3 +150,45 @@ def test_an_array_that_a_call_of_another_thread_uses_stays_where_it_is():
         return x.max()
 
     assert run_processes(2, rank) == [2, 2]
+
+
+@pytest.mark.parametrize("way", ["register", "unregister", "dropped"])
+def test_an_interrupt_at_any_point_of_moving_an_array(way):
+    """It stays where it is or goes back, whole, and nothing else in the heap is touched."""
+
+    def moved(comm, number):
+        x = np.full(NBYTES, 7, np.uint8)
+        page = x.ctypes.data + 4096
+        interrupt = InterruptAt(number)
+        if way == "register":
+            interrupt.run(lambda: comm.register(x))
+        else:
+            comm.register(x)
+            interrupt.run(lambda: comm.unregister(x))
+        other = comm.empty(NBYTES, np.uint8)
+        other[:] = 9
+        if way == "dropped":
+            del x
+        else:
+            assert (comm.all_reduce(x) == 7).all()
+            with contextlib.suppress(ArgumentError):  # if it is not registered
+                comm.unregister(x)
+            assert mode_at(page) == "rw-p"
+            comm.register(x)
+            assert mode_at(page) == "rw-s"
+            comm.unregister(x)
+            assert mode_at(page) == "rw-p"
+            assert (x == 7).all()
+        assert (other == 9).all(), interrupt.where
+        assert not comm._session.memory._registered, interrupt.where
+        return interrupt.where
+
+    def rank(comm):
+        used = comm._session.memory.heap.usage(0)[0]
+        number = 0
+        while moved(comm, number):
+            number += 1
+        assert comm._session.memory.heap.usage(0)[0] == used
+        return number > 20
+
+    assert run_processes(1, rank, config=SMALL) == [True]

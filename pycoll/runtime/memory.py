@@ -76,20 +76,27 @@ class Memory:
         """See `pycoll.Communicator.register`."""
         given = view(x, "x")
         array, start = given.array, given.pointer
-        self._last_in(start, start + array.nbytes)
+        _, found = self._last_in(start, start + array.nbytes)
+        if found is not None:
+            raise ArgumentError("the array, or a part of it, is registered already")
         if not array.flags.c_contiguous:
             raise ArgumentError("x is not C-contiguous; only one stretch of memory can be moved")
         if not array.flags.writeable:
             raise ArgumentError("x is read-only; its memory cannot be moved")
         if self.heap.contains(start, array.nbytes):
             raise ArgumentError("x lies in symmetric memory already")
-        moved = raising(_C.Registration, self.heap, self.region, start, array.nbytes)
+        moved = _C.Registration(self.heap)
         owner = _owner(array) if isinstance(x, np.ndarray) else None
         keep: Any = x, array  # the view keeps what could be resized, a bytearray, where it is
         if owner is not None:  # nobody else can free the memory, so it need not be kept alive
             keep = weakref.finalize(owner, self._end, start)
             keep.atexit = False
-        self._registered[start] = (start + array.nbytes, moved, keep)
+        self._registered[start] = (start + array.nbytes, moved, keep)  # before it is moved, too
+        try:
+            raising(moved.move_in, self.region, start, array.nbytes)
+        except BaseException:  # an interrupt comes when it has been moved
+            self._move_back(start)
+            raise
 
     def unregister(self, x: Any) -> None:
         """See `pycoll.Communicator.unregister`."""
@@ -98,15 +105,12 @@ class Memory:
         found = self._registered.get(start)
         if found is None or found[0] != start + given.array.nbytes:
             raise ArgumentError("x is not registered, or is a part of what is")
-        _, moved, keep = found
+        moved = found[1]
         if any(loan.registration is moved and loan.lasts() for loan in self._lent):
             raise ArgumentError("x is in use by a call in the background; wait for it first")
         if any(used is moved for used in self._used):
             raise ArgumentError("x is in use by a call of another thread; wait for it first")
-        raising(moved.release)  # if there is no memory for that, x stays as it is
-        if isinstance(keep, weakref.finalize):
-            keep.detach()
-        del self._registered[start]
+        self._move_back(start)
 
     def lend(self, mirror: Mirror | Detour, engine: _C.Engine, ticket: int) -> None:
         """Note that a call in the queue of an engine uses a registered array."""
@@ -125,14 +129,28 @@ class Memory:
             for registration in used:
                 self._used.remove(registration)
 
+    def _move_back(self, start: int) -> None:
+        """Make an array's memory its own again; where there is none for that, it stays in."""
+        _, moved, keep = self._registered[start]
+        try:
+            raising(moved.release)
+        finally:  # an interrupt comes when it has been released
+            if not moved.is_in:
+                if isinstance(keep, weakref.finalize):
+                    keep.detach()
+                self._registered.pop(start, None)
+
     def _end(self, start: int) -> None:
         """Move an array back just before its memory is freed."""
+        found = self._registered.get(start)
+        if found is None:  # an interrupted `register` or `unregister` has left its finalizer behind
+            return
         try:
-            raising(self._registered[start][1].release)
+            raising(found[1].release)
         except BaseException:
             self._forget(start)
             raise
-        del self._registered[start]
+        self._registered.pop(start, None)
 
     def _forget(self, start: int) -> None:
         """Drop what is known of memory that its owner has given back: it is others' now.

@@ -1,9 +1,7 @@
 """What calls in the background need stays until they have ended, whatever happens to the caller."""
 
-import contextlib
 import gc
 import mmap
-import sys
 import threading
 import time
 import weakref
@@ -11,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
+from faults import interrupted
 from pycoll import _C
 from pycoll.errors import CommClosed, PeerRejected, Revoked
 from pycoll.testing import run_processes
@@ -20,22 +19,6 @@ BUFFERS = {
     "bytearray": (lambda: bytearray(NBYTES), lambda buffer: buffer.clear()),
     "mmap": (lambda: mmap.mmap(-1, NBYTES), lambda buffer: buffer.close()),
 }
-
-
-@contextlib.contextmanager
-def interrupted(event, name):
-    """Within it, Ctrl-C comes when a function of this name is entered ("call") or left."""
-
-    def profile(frame, what, _):
-        if what == event and frame.f_code.co_name == name:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    sys.setprofile(profile)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
