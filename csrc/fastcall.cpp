@@ -49,7 +49,8 @@ struct State {
   std::shared_ptr<MpiEngine> mpi;       // instead of `engine`
   std::shared_ptr<TwoLevelEngine> two;  // likewise
   std::shared_ptr<Heap> heap;
-  py::object slow, site, fail, queued, misused;  // weak references to bound methods
+  // Weak references to bound methods.
+  py::object slow, site, fail, queued, misused, interrupted;
   py::object in_flight, flight;  // what keeps the arrays of queued calls, and the type for one
   std::array<Entry, kSlots> entries;
   std::array<Site, kSlots> sites;
@@ -89,6 +90,25 @@ bool make_key(const State& state, PyObject* const* args, Key& key, Arrays& array
   return true;
 }
 
+// Calls what a hook gives, in place of the engine's part of a call or before it. Peers hear of an
+// interrupt there: they would take the next call of this rank for this one.
+[[gnu::noinline]] py::object in_python(State& state, const py::object& hook,
+                                       PyObject* const* args = nullptr, size_t nargs = 0) {
+  try {
+    PyObject* const result = PyObject_Vectorcall(hook().ptr(), args, nargs, nullptr);
+    if (result != nullptr) return py::reinterpret_steal<py::object>(result);
+    throw py::error_already_set();
+  } catch (py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) {
+      try {
+        state.interrupted()(error.type().attr("__name__"));
+      } catch (py::error_already_set&) {  // the interrupt is what the user gets
+      }
+    }
+    throw;
+  }
+}
+
 // The id of the line that called the communicator's method: the innermost Python frame.
 uint32_t call_site(State& state) {
   const auto [code, lasti] = innermost_place();
@@ -96,7 +116,7 @@ uint32_t call_site(State& state) {
   const size_t hash = reinterpret_cast<uintptr_t>(code.ptr()) / 64 + static_cast<size_t>(lasti);
   Site& site = state.sites[hash % kSlots];
   if (site.code.ptr() != code.ptr() || site.lasti != lasti) {
-    site.id = state.site()().cast<uint32_t>();
+    site.id = in_python(state, state.site).cast<uint32_t>();
     site.code = code;
     site.lasti = lasti;
   }
@@ -241,8 +261,7 @@ PyObject* fast_or_slow(State& state, PyObject* const* args) {
       return (now ? run : submit)(state, entry, arrays, site, *limit_s);
     }
   }
-  const py::object slow = state.slow();
-  return PyObject_Vectorcall(slow.ptr(), args, kArgs, nullptr);
+  return in_python(state, state.slow, args, kArgs).release().ptr();
 }
 
 PyObject* remember(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
@@ -291,7 +310,7 @@ PyObject* forget(PyObject* self, PyObject*) {
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
-    if (given.size() != 9) throw py::type_error("Fastcall takes 9 arguments");
+    if (given.size() != 10) throw py::type_error("Fastcall takes 10 arguments");
     auto state = std::make_unique<State>();
     if (py::isinstance<TwoLevelEngine>(given[0])) {
       state->two = given[0].cast<std::shared_ptr<TwoLevelEngine>>();
@@ -306,8 +325,9 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     state->fail = given[4];
     state->queued = given[5];
     state->misused = given[6];
-    state->in_flight = given[7];
-    state->flight = given[8];
+    state->interrupted = given[7];
+    state->in_flight = given[8];
+    state->flight = given[9];
     auto* self = reinterpret_cast<Fastcall*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
     self->state = state.release();

@@ -76,13 +76,6 @@ def interrupted(event, name):
             sys.setprofile(None)
             raise KeyboardInterrupt
 
-    with profiling(profile):
-        yield
-
-
-@contextlib.contextmanager
-def profiling(profile):
-    """Let a function see what happens in this thread."""
     sys.setprofile(profile)
     try:
         yield
@@ -93,35 +86,42 @@ def profiling(profile):
 class InterruptAt:
     """Runs functions in which Ctrl-C comes at one point of pycoll's code in Python.
 
-    A point is where a function is entered or left, or one in C comes back: there Python looks for
-    signals.
+    A point is where a function is entered or left, or one in C comes back, for the first time:
+    there Python looks for signals.
     """
 
-    _FILES = (str(Path(pycoll.__file__).parent), contextlib.__file__)
+    _ROOT = Path(pycoll.__file__).parent
+    _FILES = (*map(str, _ROOT.glob("*.py")), str(_ROOT / "runtime"), contextlib.__file__)
 
     def __init__(self, number):
-        """Choose the point; none before 0."""
-        self._left = number
+        """Choose the point, the first one being 0; or none, by None."""
+        self._number, self._seen = number, set()
+        self._profiler = None if number is None else self._profile  # Python 3.11 may drop its own
         self.where = None  # it has come there
 
-    def run(self, function):
+    def run(self, function, *args):
         """Run a function; return what it returns, or None if it was interrupted."""
+        sys.setprofile(self._profiler)
         try:
-            with profiling(self._profile):
-                return function()
+            return function(*args)
         except KeyboardInterrupt:
             return None
+        finally:
+            sys.setprofile(None)
 
     def _profile(self, frame, what, function):
         code = frame.f_code
         if what == "c_call" or not code.co_filename.startswith(self._FILES):
             return
-        if self._left == 0:
+        name = getattr(function, "__name__", "") if what == "c_return" else ""
+        point = f"{code.co_filename}:{frame.f_lineno} {code.co_name} {what} {name}"
+        if point in self._seen:
+            return
+        self._seen.add(point)
+        if len(self._seen) > self._number:
             sys.setprofile(None)
-            name = getattr(function, "__name__", "") if what == "c_return" else ""
-            self.where = f"{code.co_filename}:{frame.f_lineno} {code.co_name} {what} {name}"
+            self.where = point
             raise KeyboardInterrupt
-        self._left -= 1
 
 
 def die():

@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from faults import BOUND_S, WAITS, Event, X, expect
-from pycoll.errors import CollTimeout, Revoked
+from faults import BOUND_S, WAITS, Event, InterruptAt, X, expect
+from pycoll.config import Config
+from pycoll.errors import CollTimeout, PeerLeft, Revoked
 from pycoll.testing import run_processes, run_threads
 
 
@@ -137,3 +138,65 @@ def test_abort_from_another_thread():
 
     assert run_threads(3, rank) == ["Revoked"] * 3
     assert run_processes(3, rank) == ["Revoked"] * 3
+
+
+def all_reduce(comm, given, **options):
+    return comm.all_reduce(np.full(5000, given), **options)
+
+
+def v_variant(comm, given):
+    both = comm.all_gather_v(np.full(int(given) % 7 + 1, given))
+    return both[:1] + both[-1:]
+
+
+def in_a_group(comm, given):
+    with comm.split(0) as group:
+        return group.all_reduce(np.full(9, given))
+
+
+PLAN = {}
+# How a call is made, what comes before it, and the first point at which pycoll can tell the peers.
+POINTS = {
+    "blocking": (all_reduce, None, 0),
+    "in the background": (lambda *given: all_reduce(*given, async_op=True).wait(), None, 0),
+    "remembered": (all_reduce, lambda comm: comm.all_reduce(np.ones(5000)), 0),
+    "v-variant": (v_variant, None, 1),
+    "split": (in_a_group, None, 1),
+    "plan": (
+        lambda _, given: PLAN["it"](np.full(5000, given)),
+        lambda comm: PLAN.update(it=comm.plan("all_reduce", np.ones(5000))),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", POINTS)
+def test_an_interrupt_at_any_point_of_a_call(way):
+    """Nobody gets the result of another call: the next one raises, or nothing has happened."""
+    make, before, number = POINTS[way]
+
+    def outcome(comm, given):
+        try:
+            return float(make(comm, given)[0])
+        except (Revoked, PeerLeft):
+            return -1.0
+
+    def rank(comm):
+        nonlocal number
+        where, given = True, 10.0**comm.rank  # the sum of any two calls tells which they are
+        while where:
+            part = comm.dup()
+            if before:
+                before(part)
+            comm.barrier()
+            interrupt = InterruptAt(None if comm.rank else number)
+            first = interrupt.run(outcome, part, given)
+            second = outcome(part, 2 * given)
+            part.close()
+            where = bool(comm.broadcast(np.array([interrupt.where is not None]))[0])
+            assert first in {None, 11.0, -1.0}, (first, second, interrupt.where)
+            assert second in {22.0, -1.0}, (first, second, interrupt.where)
+            number += 1
+        return number
+
+    assert run_processes(2, rank, timeout=60, config=Config(timeout_s=10))[0] > 20

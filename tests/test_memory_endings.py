@@ -161,10 +161,10 @@ def test_an_interrupt_at_any_point_of_moving_an_array(way):
         page = x.ctypes.data + 4096
         interrupt = InterruptAt(number)
         if way == "register":
-            interrupt.run(lambda: comm.register(x))
+            interrupt.run(comm.register, x)
         else:
             comm.register(x)
-            interrupt.run(lambda: comm.unregister(x))
+            interrupt.run(comm.unregister, x)
         other = comm.empty(NBYTES, np.uint8)
         other[:] = 9
         if way == "dropped":

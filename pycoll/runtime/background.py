@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +56,7 @@ class Background:
     memory: Any
     guard: Any
     error: Any
-    _interrupted: Any
+    interrupted: Any
 
     def _open_queue(self) -> None:
         self._in_flight: deque[Flight] = deque()  # in the order of the queue
@@ -79,8 +78,7 @@ class Background:
         except BaseException as error:  # a signal handler's: it ends the communicator, as in a call
             self._adrift.append(prepared)
             flight.ended = flight.ticket is None
-            with contextlib.suppress(CollError):
-                self._interrupted(type(error).__name__)
+            self.interrupted(error)
             raise
 
     def _queued(self, flight: Flight) -> Work:

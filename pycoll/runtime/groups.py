@@ -12,6 +12,7 @@ from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.exchange import exchange
 from pycoll.runtime.mpi_session import MpiSession
+from pycoll.runtime.refusals import in_parts
 from pycoll.runtime.reports import raising
 from pycoll.runtime.session import Session
 from pycoll.types import Kind
@@ -48,6 +49,7 @@ def open_control(
     )
 
 
+@in_parts
 def split(
     parent: Session, color: int | None, key: int, kind: type[Session] = Session
 ) -> Session | None:
@@ -56,8 +58,7 @@ def split(
     The lowest rank of each group makes the memory, and the others open it through ``/proc``. A rank
     that cannot join refuses the call: then nobody gets a group, and the parent stays as it was.
     """
-    with parent.in_parts():
-        child = _split(parent, color, key, kind)
+    child = _split(parent, color, key, kind)
     if child is not None:
         child.use(parent.tuning, parent.cores)
     return child

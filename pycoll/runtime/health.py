@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -108,8 +107,7 @@ def check(session: Session, timeout: float | None = None) -> Health:
     except CollError:
         raise
     except BaseException as error:  # an interrupt ends the communicator, as it does inside a call
-        with contextlib.suppress(CollError):  # which it has already, if it came inside of one
-            session._interrupted(type(error).__name__)
+        session.interrupted(error)
         raise
 
 

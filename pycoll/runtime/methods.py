@@ -39,7 +39,10 @@ class CallOptions(TypedDict, total=False):
 
 
 def told(method: _F) -> _F:
-    """Make a method in Python tell the peers of a call that does not fit its signature."""
+    """Make a method in Python tell the peers of a call that does not fit its signature.
+
+    They hear of an interrupt, too, wherever in the method it comes.
+    """
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -48,6 +51,11 @@ def told(method: _F) -> _F:
         except TypeError as error:
             if error.__traceback__.tb_next is None:  # it has not begun
                 self._session.misused(str(error))
+            raise
+        except Exception:
+            raise
+        except BaseException as error:
+            self._session.interrupted(error)
             raise
 
     return call

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pycoll.errors import CollError, in_words
 
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable)
+
+
+def in_parts(function: _F) -> _F:
+    """Make a function run a call of several parts on a session, its first argument.
+
+    An interrupt between two parts ends the communicator as well.
+    """
+
+    @functools.wraps(function)
+    def call(session: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(session, *args, **kwargs)
+        except Exception:
+            raise
+        except BaseException as error:
+            session.interrupted(error)
+            raise
+
+    return call
 
 
 class Refusals:
@@ -36,8 +57,7 @@ class Refusals:
             self._refuse(in_words(error))
             raise
         except BaseException as error:
-            with contextlib.suppress(CollError):  # the interrupt is what the user gets
-                self._interrupted(type(error).__name__)
+            self.interrupted(error)
             raise
 
     def misused(self, text: str) -> None:
@@ -48,17 +68,10 @@ class Refusals:
 
         self.refusing(prepare)
 
-    @contextlib.contextmanager
-    def in_parts(self) -> Iterator[None]:
-        """Run a call of several parts; an interrupt between two ends the communicator as well."""
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException as error:
-            with contextlib.suppress(CollError):  # which it has already, if it came inside of one
-                self._interrupted(type(error).__name__)
-            raise
+    def interrupted(self, error: BaseException) -> None:
+        """Let all ranks know of an interrupt, unless they do; it is what the user gets."""
+        with contextlib.suppress(CollError):
+            self._interrupted(type(error).__name__)
 
     def _refuse(self, text: str) -> None:
         """Make all ranks leave this call."""

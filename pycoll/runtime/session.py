@@ -71,6 +71,8 @@ class Session(TaggedMessages, Refusals, Background):
         boxes = _C.Mailboxes(engine, offers=self.offers)
         self._open(rank, world_size, config, engine, boxes, caller)
 
+    fast: _C.Fastcall | None = None  # calls that are remembered; none where `_open` is interrupted
+    _at_exit: Any = None
     tuning: Tuning | None = None  # what measurement says about the choice of algorithms
     cores = 1 << 16  # that the ranks of a host may use together, as far as is known
     control: _C.Control | None = None  # where the ranks share memory
@@ -90,8 +92,10 @@ class Session(TaggedMessages, Refusals, Background):
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
         runner = self._runner()
         self.sites = Sites(runner.site, self.internal)
-        hooks = map(Hook, (self.call, self.site, self._fail, self._queued, self.misused))
-        self.fast = _C.Fastcall(runner, self.memory.heap, *hooks, self._in_flight, Flight)
+        hooks = self.call, self.site, self._fail, self._queued, self.misused, self._interrupted
+        self.fast = _C.Fastcall(
+            runner, self.memory.heap, *map(Hook, hooks), self._in_flight, Flight
+        )
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
@@ -274,7 +278,8 @@ class Session(TaggedMessages, Refusals, Background):
             self._empty_queue()
             if self.device is not None:
                 self.device.free()
-            self.fast.forget()
+            if self.fast is not None:
+                self.fast.forget()
             self._caller = self._engine = self._mailboxes = self.control = self.sites = None
             atexit.unregister(self._at_exit)
             self.kept.clear()

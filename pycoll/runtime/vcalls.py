@@ -7,7 +7,6 @@ and runs an ordinary plan over it. Types are compared with the sizes, also of wh
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_lik
 from pycoll.runtime.exchange import exchange, exchange_texts
 from pycoll.runtime.extents import Extents
 from pycoll.runtime.prepared import Prepared, Request
+from pycoll.runtime.refusals import in_parts
 from pycoll.runtime.reports import blame
 from pycoll.runtime.specs import table_spec
 from pycoll.types import Kind, type_name
@@ -30,15 +30,6 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 1 << 48  # as kMostElements of csrc/bind.cpp
 _KEPT_TABLES, _KEPT_BYTES = 8, 64 << 10  # bindings for each kind of call, and of a table
-
-
-def _in_parts(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(session: Session, *args: Any, **kwargs: Any) -> Any:
-        with session.in_parts():
-            return function(session, *args, **kwargs)
-
-    return call
 
 
 def _asked(session: Session, request: Request, timeout: float | None) -> tuple[Request, float]:
@@ -196,7 +187,7 @@ def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
         raise ArgumentError(f"the ranks send {rows} rows to this one, which expects {expected}")
 
 
-@_in_parts
+@in_parts
 def gather(
     session: Session,
     kind: Kind,
@@ -229,7 +220,7 @@ def gather(
     return _run(session, (request, name), given, target, blocks, result, limit)
 
 
-@_in_parts
+@in_parts
 def scatter(
     session: Session, x: Any, counts: Sequence[int], root: int, out: Any, timeout: float | None
 ) -> Any:
@@ -245,7 +236,7 @@ def scatter(
     return _run(session, (request, "direct"), given, target, blocks, result, limit)
 
 
-@_in_parts
+@in_parts
 def reduce_scatter(
     session: Session,
     x: Any,
@@ -273,7 +264,7 @@ def reduce_scatter(
     return _run(session, (request, name), source, target, blocks, result, limit)
 
 
-@_in_parts
+@in_parts
 def all_to_all(
     session: Session,
     x: Any,

@@ -106,9 +106,15 @@ class BoundPlan:
         Raises:
             ArgumentError: If ``x`` has not the shape and dtype the plan was made for.
         """
-        plain = type(x) is np.ndarray and self._dtype is not None  # None equals float64 for NumPy
-        if not plain or x.dtype != self._dtype or x.shape != self._shape:
-            self._session.refusing(lambda: self._check(x))
+        try:
+            plain = type(x) is np.ndarray and self._dtype is not None  # None equals float64
+            if not plain or x.dtype != self._dtype or x.shape != self._shape:
+                self._session.refusing(lambda: self._check(x))
+        except Exception:
+            raise
+        except BaseException as error:
+            self._session.interrupted(error)
+            raise
         return self._method(x, out=out, timeout=timeout, async_op=async_op)
 
     def _check(self, x: Any) -> None:
