@@ -157,14 +157,16 @@ void bind_memory(py::module_& m) {
       .def("usage", [](Heap& h, uint32_t region) {
         return py::make_tuple(h.pool(region).used_bytes(), h.pool(region).kept_bytes());
       });
-  py::class_<Registration>(m, "Registration")
+  py::class_<Registration, std::shared_ptr<Registration>>(m, "Registration")
       .def(py::init<std::shared_ptr<Heap>>(), "heap"_a)
       .def("move_in",
            [](Registration& r, uint32_t region, uintptr_t data, uint64_t nbytes) {
              r.move_in(region, reinterpret_cast<char*>(data), nbytes);
            })
       .def_property_readonly("is_in", &Registration::is_in)
+      .def_property_readonly("is_held", &Registration::is_held)
       .def("release", &Registration::release)
+      .def("release_unheld", &Registration::release_unheld)
       .def("forget", &Registration::forget)
       .def("gather", [](const Registration& r, uintptr_t data,
                         uint64_t nbytes) { r.gather(reinterpret_cast<char*>(data), nbytes); })
@@ -182,6 +184,9 @@ void bind_memory(py::module_& m) {
            })
       .def_property_readonly(
           "mirror", [](const Registration& r) { return reinterpret_cast<uintptr_t>(r.mirror()); });
+  py::class_<Hold>(m, "Hold")
+      .def(py::init<std::shared_ptr<Registration>>(), "held"_a)
+      .def("end", &Hold::end);
   using Copies = std::vector<std::tuple<uintptr_t, uintptr_t, uint64_t>>;  // to, from, bytes
   py::class_<Detours, std::shared_ptr<Detours>>(m, "Detours")
       .def(py::init([](const Copies& before, const Copies& after) {

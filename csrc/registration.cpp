@@ -146,4 +146,15 @@ void Registration::release() {
   if (heap_->trust() == trust_) heap_->free(offset_);
 }
 
+void Registration::hold() {
+  COLL_CHECK(in_, "ArgumentError", "another thread has unregistered an array of this call");
+  ++holds_;
+}
+
+bool Registration::release_unheld() {
+  if (in_ && is_held()) return false;
+  release();
+  return true;
+}
+
 }  // namespace pycoll

@@ -56,20 +56,48 @@ class Registration {
   // child made by fork, whose parent goes on using it, the mirror stays.
   void release();
 
+  // The same, unless a call of this process holds the array: then false, and all stays as it is.
+  bool release_unheld();
+
   // For memory that its owner has given back: others may have these addresses now. The pages stay
   // as they are, and their block of the heap is not used again, because it may still be mapped.
   void forget();
+
+  // Who holds an array may use it where it is until letting go. Throws ArgumentError if it is not
+  // in. All of this is for threads that exclude each other, by Python's lock: either a call holds
+  // the array in time or it is released.
+  void hold();
+  void let_go() { --holds_; }
+  bool is_held() const { return holds_ > 0; }
 
  private:
   void take_pages(uint32_t region);
 
   std::shared_ptr<Heap> heap_;
   bool in_ = false;
+  int holds_ = 0;
   uint64_t offset_ = 0;  // of the pages in the heap
   uint64_t trust_ = 0;   // of the heap, when they were taken
   // The array, its whole pages, and its end.
   char *data_ = nullptr, *first_ = nullptr, *last_ = nullptr, *end_ = nullptr;
   char* mirror_ = nullptr;
+};
+
+// Holds a registered array for as long as it exists, or until end().
+class Hold {
+ public:
+  explicit Hold(std::shared_ptr<Registration> held) : held_(std::move(held)) { held_->hold(); }
+  ~Hold() { end(); }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+  void end() {
+    if (held_ != nullptr) held_->let_go();
+    held_.reset();
+  }
+
+ private:
+  std::shared_ptr<Registration> held_;
 };
 
 }  // namespace pycoll

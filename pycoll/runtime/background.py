@@ -76,7 +76,7 @@ class Background:
             flight.ended = flight.ticket is None  # the engine has not taken it
             raise
         except BaseException as error:  # a signal handler's: it ends the communicator, as in a call
-            self._adrift.append(prepared)
+            self._adrift.append((prepared, self.memory.hold(prepared.gathers)))
             flight.ended = flight.ticket is None
             self.interrupted(error)
             raise

@@ -6,7 +6,7 @@ import operator
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ _Registered = tuple[int, _C.Registration, Any]  # past the last byte; what keeps
 
 class _Loan(NamedTuple):
     registration: _C.Registration
+    hold: _C.Hold
     engine: weakref.ref[_C.Engine]
     ticket: int
 
@@ -40,7 +41,6 @@ class Memory:
         self.region = region
         self._registered: dict[int, _Registered] = {}  # by first byte
         self._lent: list[_Loan] = []
-        self._used: list[_C.Registration] = []  # by calls that are running
 
     def __del__(self) -> None:
         """Move back what is registered still: its memory outlives the last communicator."""
@@ -106,34 +106,41 @@ class Memory:
         if found is None or found[0] != start + given.array.nbytes:
             raise ArgumentError("x is not registered, or is a part of what is")
         moved = found[1]
-        if any(loan.registration is moved and loan.lasts() for loan in self._lent):
-            raise ArgumentError("x is in use by a call in the background; wait for it first")
-        if any(used is moved for used in self._used):
-            raise ArgumentError("x is in use by a call of another thread; wait for it first")
-        self._move_back(start)
+        self._end_loans()
+        if not self._move_back(start):
+            lent = any(loan.registration is moved for loan in self._lent)
+            whose = "in the background" if lent else "of another thread"
+            raise ArgumentError(f"x is in use by a call {whose}; wait for it first")
+
+    def hold(self, mirrors: Sequence[Mirror | Detour]) -> list[_C.Hold]:
+        """Keep registered arrays where they are until the last of what this returns has ended.
+
+        Raises:
+            ArgumentError: If another thread has unregistered one meanwhile.
+        """
+        whole = [mirror.registration for mirror in mirrors if isinstance(mirror, Mirror)]
+        return [raising(_C.Hold, registration) for registration in whole]
 
     def lend(self, mirror: Mirror | Detour, engine: _C.Engine, ticket: int) -> None:
-        """Note that a call in the queue of an engine uses a registered array."""
+        """Note that a call in the queue of an engine uses a registered array, which is held."""
         if isinstance(mirror, Mirror):
-            self._lent = [loan for loan in self._lent if loan.lasts()]
-            self._lent.append(_Loan(mirror.registration, weakref.ref(engine), ticket))
+            self._end_loans()
+            hold = raising(_C.Hold, mirror.registration)
+            self._lent.append(_Loan(mirror.registration, hold, weakref.ref(engine), ticket))
 
-    @contextmanager
-    def using(self, mirrors: Sequence[Mirror | Detour]) -> Iterator[None]:
-        """Keep registered arrays where they are while a call runs."""
-        used = [mirror.registration for mirror in mirrors if isinstance(mirror, Mirror)]
-        self._used += used
-        try:
-            yield
-        finally:
-            for registration in used:
-                self._used.remove(registration)
+    def _end_loans(self) -> None:
+        """Take back what calls in the background have used; any thread may, while others do."""
+        for loan in tuple(self._lent):
+            if not loan.lasts():
+                loan.hold.end()
+                with suppress(ValueError):  # another thread has removed it
+                    self._lent.remove(loan)
 
-    def _move_back(self, start: int) -> None:
-        """Make an array's memory its own again; where there is none for that, it stays in."""
+    def _move_back(self, start: int) -> bool:
+        """Make an array's memory its own again, unless a call uses it; tell whether it is."""
         _, moved, keep = self._registered[start]
         try:
-            raising(moved.release)
+            return raising(moved.release_unheld)
         finally:  # an interrupt comes when it has been released
             if not moved.is_in:
                 if isinstance(keep, weakref.finalize):

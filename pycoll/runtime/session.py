@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import weakref
-from contextlib import nullcontext
 from typing import Any
 
 from pycoll import _C, algorithms
@@ -171,12 +170,21 @@ class Session(TaggedMessages, Refusals, Background):
 
     def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""
+        held: list[_C.Hold] = []  # before it is looked up what lies where
+        if prepared.gathers:
+            held = self.refusing(lambda: self.memory.hold(prepared.gathers))
         arrays = prepared.in_ptr, prepared.out_ptr
         site, around = self.refusing(lambda: (self.site(), prepared.detours()))
-        if async_op:
-            return self._enqueue(prepared, *arrays, site, limit, *around)
-        with self.memory.using(prepared.gathers) if prepared.gathers else nullcontext():
+        try:
+            if async_op:
+                return self._enqueue(prepared, *arrays, site, limit, *around)
             self.guard(self.engine.run, prepared.binding, *arrays, site, limit, *around)
+        except ArgumentError as error:  # another thread has unregistered what was to be an input
+            self._refuse(in_words(error))
+            raise
+        finally:
+            for hold in held:
+                hold.end()
         return prepared.result
 
     def device_side(self, *given: Any) -> Any:
