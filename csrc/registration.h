@@ -68,7 +68,8 @@ class Registration {
   // the array in time or it is released.
   void hold();
   void let_go() { --holds_; }
-  bool is_held() const { return holds_ > 0; }
+  // A child made by fork has none of the threads that hold the array.
+  bool is_held() const { return holds_ > 0 && heap_->is_owner(); }
 
  private:
   void take_pages(uint32_t region);

@@ -124,6 +124,25 @@ class InterruptAt:
             raise KeyboardInterrupt
 
 
+def in_child(function):
+    """Return the exit code of a forked child that runs a function."""
+    child = os.fork()
+    if child == 0:
+        os._exit(function() or 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def mode_at(address):
+    """Return how a page is mapped, as /proc/self/maps has it."""
+    with open("/proc/self/maps") as file:
+        for line in file:
+            span, mode = line.split()[:2]
+            first, end = (int(word, 16) for word in span.split("-"))
+            if first <= address < end:
+                return mode
+    return None
+
+
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,0 +1,140 @@
+"""Registered arrays that a call uses while another thread, or a forked child, moves them back."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from faults import in_child, mode_at
+from pycoll.errors import ArgumentError, PeerRejected
+from pycoll.runtime.calls import Caller
+from pycoll.runtime.session import Session
+from pycoll.testing import run_processes
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_forked_child_is_in_no_call(async_op):
+    """It may move back an array that a thread of its parent, or the queue there, works on."""
+
+    def rank(comm):
+        x = np.full(1 << 16, comm.rank + 1.0)
+        comm.register(x)
+        if comm.rank == 1:
+            comm.recv(np.empty(1), 0)
+            return None, comm.all_reduce(x, out=x).max()
+        works = []
+        call = threading.Thread(
+            target=lambda: works.append(comm.all_reduce(x, out=x, async_op=async_op))
+        )
+        call.start()
+        registration = comm._session.memory._registered[x.ctypes.data][1]
+        deadline = time.monotonic() + 10
+        while not registration.is_held or (async_op and call.is_alive()):
+            assert time.monotonic() < deadline
+
+        def child():
+            comm.unregister(x)
+            return int(mode_at(x.ctypes.data + 4096) != "rw-p")
+
+        ended = in_child(child)
+        comm.send(np.ones(1), 1)
+        call.join()
+        if async_op:
+            works.pop().wait()
+        return ended, x.max()
+
+    assert run_processes(2, rank) == [(0, 3), (None, 3)]
+
+
+def test_an_array_that_a_call_of_another_thread_uses_stays_where_it_is():
+    def rank(comm):
+        x = np.ones(1 << 16)
+        comm.register(x)
+        if comm.rank == 1:
+            comm.recv(np.empty(1), 0)
+            return comm.all_reduce(x, out=x).max()
+        thread = threading.Thread(target=lambda: comm.all_reduce(x, out=x))
+        thread.start()
+        deadline = time.monotonic() + 10
+        registration = comm._session.memory._registered[x.ctypes.data][1]
+        while not registration.is_held:  # until the call has begun
+            assert time.monotonic() < deadline
+        with pytest.raises(ArgumentError, match="in use by a call of another thread"):
+            comm.unregister(x)
+        comm.send(np.ones(1), 1)
+        thread.join()
+        comm.unregister(x)
+        return x.max()
+
+    assert run_processes(2, rank) == [2, 2]
+
+
+def unregistered_after(patch, comm, x, method):
+    """Let another thread unregister an array once a method has been called; return what it got."""
+    owner, name = method
+    run, got = getattr(owner, name), []
+
+    def unregister():
+        try:
+            comm.unregister(x)
+            got.append("done")
+        except ArgumentError as error:
+            got.append(str(error))
+
+    def call(*args):
+        result = run(*args)
+        if not got:
+            thread = threading.Thread(target=unregister)
+            thread.start()
+            thread.join()
+        return result
+
+    patch.setattr(owner, name, call)
+    return got
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_an_array_that_another_thread_unregisters_as_a_call_begins(async_op):
+    """From when it is looked up where the array lies, the call keeps it there."""
+
+    def rank(comm):
+        x = np.full(1 << 16, comm.rank + 1.0)
+        comm.register(x)
+        comm.barrier()
+        with pytest.MonkeyPatch.context() as patch:
+            got = ["in use by"]
+            if comm.rank == 0:
+                got = unregistered_after(patch, comm, x, (Session, "site"))
+            result = comm.all_reduce(x, out=x, async_op=async_op)
+        result = result.wait() if async_op else result
+        assert "in use by" in got[0]
+        comm.unregister(x)
+        return result.min(), result.max(), (x == 3).all()
+
+    assert run_processes(2, rank) == [(3, 3, True)] * 2
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("method", [(Caller, "_bound"), (Session, "_prepare")])
+def test_an_array_that_another_thread_unregisters_before_a_call_begins(method, async_op):
+    """Peers hear of it, as of any argument that cannot be used."""
+
+    def rank(comm):
+        x = np.full(1 << 16, comm.rank + 1.0)
+        out = comm.empty(x.size, x.dtype)
+        comm.register(x)
+        comm.barrier()
+        with pytest.MonkeyPatch.context() as patch:
+            if comm.rank == 0:
+                got = unregistered_after(patch, comm, x, method)
+                with pytest.raises(ArgumentError):
+                    comm.all_reduce(x, out=out, async_op=async_op)
+                assert got == ["done"]
+                comm.register(x)
+            else:
+                with pytest.raises(PeerRejected, match="rank 0 refused its arguments"):
+                    comm.all_reduce(x, out=out)
+        return comm.all_reduce(x, out=out).max(), x.max()
+
+    assert run_processes(2, rank) == [(3, 1), (3, 2)]
