@@ -69,7 +69,10 @@ def expect(comm, error, wait, event, match=None):
 
 @contextlib.contextmanager
 def interrupted(event, name):
-    """Within it, Ctrl-C comes when a function of this name is entered ("call") or left."""
+    """Within it, Ctrl-C comes when a function of this name is entered ("call") or left ("return").
+
+    Or when one in C, which it has called, comes back to it ("c_return").
+    """
 
     def profile(frame, what, _):
         if what == event and frame.f_code.co_name == name:

@@ -66,8 +66,8 @@ class Background:
         """Put a call in the queue; ``args`` are for the engine."""
         flight = Flight()
         flight.keep, flight.result = prepared, prepared.result
-        self._in_flight.append(flight)
         try:
+            self._in_flight.append(flight)
             flight.ticket = self.guard(self.engine.submit, prepared.binding, *args)
             for mirror in prepared.gathers:
                 self.memory.lend(mirror, self.engine, flight.ticket)

@@ -119,6 +119,29 @@ def test_an_interrupt_when_nobody_knows_whether_the_call_is_queued():
     assert run_processes(2, rank) == [True, True]
 
 
+def test_an_interrupt_before_the_call_is_queued():
+    """What comes later does not wait for it: it has never been in the queue."""
+
+    def rank(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            with pytest.raises(Revoked, match="rank 0 was interrupted"):
+                comm.all_reduce(np.ones(100_000))
+            return True
+        x = np.ones(100_000)
+        with pytest.raises(KeyboardInterrupt), interrupted("c_return", "_enqueue"):  # it is noted
+            comm.all_reduce(x, async_op=True)
+        kept = weakref.ref(x)
+        del x
+        comm._session.sweep()
+        assert not comm._session._in_flight
+        comm.close()
+        gc.collect()
+        return kept() is None
+
+    assert run_processes(2, rank) == [True, True]
+
+
 def test_threads_let_go_of_calls_at_the_same_time():
     def rank(comm):
         works, errors = [], []
