@@ -1,6 +1,8 @@
 """What stages share: their writer, the device, data, time on a stream."""
 
+import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +20,8 @@ MIB = 1 << 20
 
 def open_stage():
     """Return the writer of this stage and CuPy; end the process with status 77 without a device."""
+    # A stage that hangs gets this signal when its time is over: the log then has where it was.
+    faulthandler.register(signal.SIGTERM, sys.__stderr__, all_threads=True, chain=True)
     writer = Writer(
         os.environ.get("PYCOLL_GPU_ROWS", os.devnull), os.environ.get("PYCOLL_GPU_STAGE", "?")
     )
@@ -59,6 +63,23 @@ def to_device(cupy, x):
         if x.dtype.name == "bfloat16"
         else cupy.asarray(x)
     )
+
+
+def ramps(cupy, n, count):
+    """Return rows of small integers in float32 on the device, and their sum, exact in any order.
+
+    Neighbours differ, and so do the ranks at one place: what is misplaced shows.
+    """
+    x = cupy.empty((n, count), cupy.float32)
+    for rank in range(n):
+        x[rank] = (cupy.arange(count, dtype=cupy.int32) + 37 * rank) % 1021
+    return x, x.sum(axis=0)
+
+
+def filled(cupy, count, dtype, value):
+    """Return an array on the device that holds one value, bfloat16 too where CuPy cannot."""
+    bits = np.array(value, dtype).view(f"u{dtype.itemsize}")
+    return cupy.full(count, int(bits), bits.dtype).view(dtype)
 
 
 def nonsense(cupy, like):

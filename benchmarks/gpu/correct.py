@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 from common import data, dtypes, nonsense, open_stage, same_bits, to_device
 
 import pycoll
@@ -12,24 +13,24 @@ from pycoll.testing import run_threads
 
 WORLDS = (2, 4, 8)
 BLOCK = 5003  # odd: chunks of unequal length, and tails that fill no vector
+LARGE = 1_000_003  # gives every rank many blocks, and every block several turns
 
 
 def options_of(entry, n):
     return {"root": n - 1} if COLLECTIVES[entry.collective].rooted else {}
 
 
-def parts_of(entry, n, dtype):
-    shares = entry.collective in ("reduce_scatter", "scatter", "all_to_all")
-    return data(n, (BLOCK // 7 * n,) if shares else (BLOCK,), dtype, seed=n)
+def shares(entry):
+    return entry.collective in ("reduce_scatter", "scatter", "all_to_all")
 
 
-def on_cpu(n, dtype, entries):
+def on_cpu(n, parts, entries):
     """Return the results of all algorithms on the CPU, by rank."""
 
     def rank(comm):
         return [
             getattr(comm, e.collective)(
-                parts_of(e, n, dtype)[comm.rank], algorithm=e, **options_of(e, n)
+                parts[shares(e)][comm.rank], algorithm=e, **options_of(e, n)
             )
             for e in entries
         ]
@@ -37,13 +38,15 @@ def on_cpu(n, dtype, entries):
     return run_threads(n, rank, config=Config(timeout_s=30, heap_bytes=1 << 28), timeout=60)
 
 
-def check(writer, cupy, n, dtype, entries):
+def check(writer, cupy, n, dtype, entries, block):
     """Compare all algorithms; a row for each."""
-    wanted = on_cpu(n, dtype, entries)
+    parts = [data(n, (count,), dtype, seed=n) for count in (block, block // 7 * n)]
+    wanted = on_cpu(n, parts, entries)
     with pycoll.virtual_ranks(n) as ranks:
         for i, entry in enumerate(entries):
             facts = {"n": n, "dtype": dtype.name, "algorithm": f"{entry.collective}/{entry.name}"}
-            xs = [to_device(cupy, x) for x in parts_of(entry, n, dtype)]
+            facts["count"] = parts[shares(entry)][0].size
+            xs = [to_device(cupy, x) for x in parts[shares(entry)]]
             outs = [None if w[i] is None else nonsense(cupy, w[i]) for w in wanted]
             try:
                 got = getattr(ranks, entry.collective)(
@@ -67,7 +70,10 @@ def main(few):
     for n in WORLDS[:1] if few else WORLDS:
         entries = [e for e in ALGORITHMS if e.worlds(n)]
         for dtype in dtypes()[: 1 if few else 3]:
-            check(writer, cupy, n, dtype, entries)
+            check(writer, cupy, n, dtype, entries, BLOCK)
+    if not few:
+        large = [e for e in ALGORITHMS if e.collective == "all_reduce" and e.worlds(8)]
+        check(writer, cupy, 8, np.dtype(np.float32), large, LARGE)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from pycoll.cli.machine import describe
 from pycoll.cuda.library import library
 from pycoll.cuda.probe import parts
 
+IPC_EVENTS = 125  # cudaDevAttrIpcEventSupport, which CuPy has no name for
+
 
 def main():
     writer, cupy = open_stage()
@@ -25,6 +27,12 @@ def main():
         python=platform.python_version(),
         **{k: v for k, v in describe().items() if k in ("pycoll", "commit", "cpu", "cores")},
     )
+    runtime = cupy.cuda.runtime
+    for name, number in (
+        ("compute mode", runtime.cudaDevAttrComputeMode),
+        ("IPC events", IPC_EVENTS),
+    ):
+        writer.row("attribute", None, attribute=name, value=runtime.deviceGetAttribute(number, 0))
     for part in parts():
         writer.row("part", part=part.name, found=part.found)
 

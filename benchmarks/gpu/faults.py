@@ -2,16 +2,27 @@
 
 import threading
 import time
+from ctypes import byref
 
 import numpy as np
 from common import nonsense, open_stage
 
 import pycoll
+from pycoll.cuda.library import KernelError, library
 from pycoll.errors import CollTimeout, Revoked
 
 ALGORITHMS = ("ring", "halving_doubling", "two_shot_push", "two_shot_pull", "circulant", "one_shot")
 WAIT_S = 0.05
 END_S = 5.0
+
+
+def waited(ranks):
+    """Return how long the kernel of each rank has waited before it gave up, in ns by its clock."""
+    record, found = KernelError(), []
+    for rank in range(ranks.world_size):
+        library().call("group_error", ranks._group, rank, byref(record))
+        found.append(record.waited_ns)
+    return found
 
 
 def fault(writer, cupy, ranks, xs, name, absent):
@@ -25,7 +36,7 @@ def fault(writer, cupy, ranks, xs, name, absent):
     except CollTimeout as error:
         text = str(error)
     spent = time.monotonic() - start
-    named = f"for rank {absent}" in text
+    named, waits = f"for rank {absent}" in text, waited(ranks)
     ranks.reset()
     outs = [nonsense(cupy, x) for x in xs]
     got = ranks.all_reduce(xs, out=outs, algorithm=name, timeout=5)
@@ -33,6 +44,7 @@ def fault(writer, cupy, ranks, xs, name, absent):
     n = len(xs)
     again = all(bool((g == np.float32(n * (n + 1) // 2)).all()) for g in got)
     facts = {"n": n, "algorithm": name, "absent": absent, "seconds": round(spent, 3)}
+    facts["waited_ns"] = waits
     writer.row("absent", named and again, named=named, works_again=again, text=text, **facts)
 
 

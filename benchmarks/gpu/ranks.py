@@ -1,12 +1,14 @@
 """Processes that share the device: over memory mapped by CUDA IPC, or over NCCL.
 
 Started by ``pycoll run``. Every result is compared with that of the same algorithm on the CPU. On
-one device kernels of several processes take turns, so times say nothing and none is taken but for
-messages of NCCL, which are a baseline; and where those go through sockets, not even for them.
+one device kernels of several processes take turns, so times tell whether a call comes to an end at
+once or only just before it gives up, and no more; but for messages of NCCL, which are a baseline;
+and where those go through sockets, not even for them.
 """
 
 import os
 import sys
+import time
 
 import numpy as np
 from common import MIB, nonsense, open_stage, same_bits, skip
@@ -31,13 +33,27 @@ def bits(comm, cupy, writer):
                 if kind == "symmetric":  # both: only then is nothing staged, but in one_shot
                     on_device, out = (comm.empty(count, np.float32, device="cuda") for _ in "xy")
                     on_device[...], out[...] = cupy.asarray(x), nonsense(cupy, x)
+                start = time.perf_counter()
                 options = {"algorithm": name, "async_op": True, "timeout": 20}
                 work = comm.all_reduce(on_device, out=out, **options)
                 got = work.synchronize(25)
+                spent = round(time.perf_counter() - start, 6)
                 good = bool(comm.all_reduce(np.array([same_bits(got.get(), want)]), "and")[0])
                 if comm.rank == 0:
                     facts = {"n": comm.world_size, "algorithm": name, "count": count}
-                    writer.row("ranks", good, memory=kind, **facts)
+                    writer.row("ranks", good, memory=kind, seconds=spent, **facts)
+
+
+def first_calls(comm, cupy, writer, transport):
+    """Time the first call, which opens the transport, and the next one."""
+    x, seconds = cupy.ones(17, cupy.float32), []
+    for _ in range(2):
+        start = time.perf_counter()
+        comm.all_reduce(x, async_op=True).synchronize(30)
+        seconds.append(round(time.perf_counter() - start, 6))
+    if comm.rank == 0:
+        facts = {"n": comm.world_size, "transport": transport}
+        writer.row("first calls", None, seconds=seconds, **facts)
 
 
 def native(comm, cupy, writer):
@@ -86,6 +102,7 @@ def main(transport):
         except pycoll.CudaUnavailable as error:
             skip(writer, str(error).splitlines()[0])
     with pycoll.init(device_transport=transport, device_heap_bytes=64 * MIB, timeout=30) as comm:
+        first_calls(comm, cupy, writer, transport)
         bits(comm, cupy, writer)
         if transport == "nccl":
             native(comm, cupy, writer)

@@ -1,8 +1,15 @@
-"""From the rows of all stages to results.json, report.md and traffic.png."""
+"""From the rows of all stages to results.json, report.md and traffic.png.
+
+    python benchmarks/gpu/report.py FOLDER [MORE ...]
+
+makes them anew in the first folder, of its rows and those of others.
+"""
 
 import json
 import math
+import sys
 from collections import Counter
+from pathlib import Path
 
 from rows import read
 
@@ -18,15 +25,20 @@ _TITLES = {
 }
 
 
-def write(folder):
+def write(folder, more=()):
     """Write everything that can be told from the rows that there are.
 
     A part that fails is left out and named in the others: the stages have still to run.
 
+    Args:
+        folder: Where the rows are, and where the report goes.
+        more: Other folders with rows, of other runs.
+
     Returns:
         Why parts were left out, one line for each.
     """
-    rows, failures = read(folder / "rows.jsonl"), []
+    rows = [row for place in (folder, *more) for row in read(place / "rows.jsonl")]
+    failures = []
 
     def attempt(part, *arguments):
         try:
@@ -36,7 +48,8 @@ def write(folder):
             return ""
 
     parts = [
-        attempt(part, rows) for part in (_head, _stages, _correct, _small, _large, _passes, _others)
+        attempt(part, rows)
+        for part in (_head, _stages, _correct, _small, _large, _passes, _others, _tools)
     ]
     attempt(draw, rows, folder / "traffic.png")
     rows += [{"stage": "suite", "name": "report", "ok": False, "error": why} for why in failures]
@@ -48,18 +61,19 @@ def write(folder):
 
 
 def _head(rows):
-    date = next((r["date"] for r in rows if r["name"] == "begin"), "at an unknown time")
-    device = next((r for r in rows if r["name"] == "device"), None)
-    lines = ["# On a CUDA device", "", f"`benchmarks/gpu/run.sh`, {date}."]
-    if device is None:
-        lines.append("**No device was found: nothing below has run on one.**")
-    else:
-        lines.append(
-            f"{device['device']}, {device['multiprocessors']} multiprocessors, driver for CUDA "
-            f"{_version(device['driver'])}, runtime {_version(device['runtime'])}, "
-            f"CuPy {device['cupy']}, pycoll {device['pycoll']} at {device['commit']}."
-        )
+    dates = ", ".join(r["date"] for r in rows if r["name"] == "begin") or "at an unknown time"
+    lines = ["# On a CUDA device", "", f"`benchmarks/gpu/run.sh`, {dates}."]
+    devices = dict.fromkeys(_device(r) for r in rows if r["name"] == "device")
+    lines += devices or ["**No device was found: nothing below has run on one.**"]
     return "\n".join(lines)
+
+
+def _device(row):
+    return (
+        f"{row['device']}, {row['multiprocessors']} multiprocessors, driver for CUDA "
+        f"{_version(row['driver'])}, runtime {_version(row['runtime'])}, "
+        f"CuPy {row['cupy']}, pycoll {row['pycoll']} at {row['commit']}."
+    )
 
 
 def _version(number):
@@ -77,7 +91,7 @@ def _stages(rows):
 
 
 def _correct(rows):
-    lines = []
+    lines, rows = [], [r for r in rows if r["stage"] != "suite"]  # whose rows have names of stages
     for name, title in _TITLES.items():
         found = [r for r in rows if r["name"] == name]
         stages = sorted({r["stage"] for r in found})
@@ -152,6 +166,12 @@ def _others(rows):
             lines.append(
                 f"| CuPy sum and broadcast | {where} | {r['seconds'] * 1e6:.0f} us | {share} |"
             )
+        elif r["name"] == "narrow blocks":
+            beside = f"by default {r['default_seconds'] * 1e6:.0f} us"
+            lines.append(
+                f"| two_shot_push, {r['threads']} threads a block | {where} | "
+                f"{r['seconds'] * 1e6:.0f} us | {'**wrong**' if r['ok'] is False else beside} |"
+            )
         elif r["name"] == "nccl all_reduce":
             lines.append(f"| NCCL processes, {r['algorithm']} | {where} | {_nccl(r)} |")
     return "\n".join(lines) if len(lines) > 2 else ""
@@ -163,6 +183,13 @@ def _nccl(row):
     if row["seconds"] is None:
         return "| works: ranks on one device, through sockets"
     return f"{row['seconds'] * 1e6:.0f} us | by events, of {row['calls']} calls in a row"
+
+
+def _tools(rows):
+    lines = ["| looked at | found |", "|---|---|"]
+    for r in (r for r in rows if r["name"] == "tool"):
+        lines.append(f"| {r['what']} | {' '.join(str(r['found']).replace('|', ' ').split())} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def draw(rows, path):
@@ -194,3 +221,8 @@ def draw(rows, path):
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+if __name__ == "__main__":
+    target, *others = map(Path, sys.argv[1:])
+    raise SystemExit("\n".join(write(target, others)))

@@ -8,7 +8,7 @@ import functools
 import time
 
 import numpy as np
-from common import MIB, open_stage, seconds_of
+from common import MIB, open_stage, ramps, seconds_of
 
 import pycoll
 from pycoll.cuda.library import library
@@ -63,24 +63,44 @@ def bar_of(name, size):
     return bar if size >= least * MIB else None
 
 
+def is_right(ranks, launch, out, total):
+    """Whether one more launch puts the sum where nothing of earlier ones is left."""
+    out.fill(np.nan)
+    launch(5)
+    ranks.synchronize(10)
+    return bool((out == total).all())
+
+
+def form_of(info):
+    """Return the facts of a kernel and its default launch, ready for a row."""
+    names = "max_blocks blocks threads registers".split()
+    facts = {name: getattr(info, name) for name in names}
+    return {"kernel": info.kernel.decode(), **facts, "spilled": info.local_bytes}
+
+
+def narrow(writer, cupy, ranks, launch, out, total, spent):
+    """Measure a launch of fewer threads a block beside the default one, which took `spent`."""
+    n, count = out.shape
+    facts = {"n": n, "nbytes": 4 * count, "threads": 256, "default_seconds": spent}
+    seconds = seconds_of(cupy, lambda stream: launch(5, threads=256, stream=stream), 5)
+    right = is_right(ranks, launch, out, total)
+    writer.row("narrow blocks", None if right else False, seconds=seconds, **facts)
+
+
 def large(writer, cupy, n, size, name, copied):
     """Measure one algorithm on large vectors against its own traffic, and against the least.
 
     `copied` is what a copy moves, in bytes/s.
     """
     with pycoll.virtual_ranks(n) as ranks:
-        x = cupy.ones((n, size // 4), cupy.float32)
+        x, total = ramps(cupy, n, size // 4)
         out = cupy.empty_like(x)
-        out[...] = 0
-        spent = seconds_of(
-            cupy,
-            lambda stream: ranks.all_reduce(x, out=out, algorithm=name, stream=stream, timeout=5),
-            5,
-        )
-        ranks.check()
-        right = bool((out == np.float32(n)).all())
         launch = ranks.bind("all_reduce", x, out=out, algorithm=name)
+        spent = seconds_of(cupy, lambda stream: launch(5, stream=stream), 5)
+        right = is_right(ranks, launch, out, total)
         info = ranks.info(launch)
+        if name == "two_shot_push" and size == 256 * MIB:
+            narrow(writer, cupy, ranks, launch, out, total, spent)
     own = TRAFFIC[name](n) * size / copied / spent
     bar = bar_of(name, size)
     writer.row(
@@ -94,23 +114,20 @@ def large(writer, cupy, n, size, name, copied):
         of_least_traffic=2 * n * size / copied / spent,
         bar=bar,
         right=right,
-        kernel=info.kernel.decode(),
-        blocks=info.blocks,
-        threads=info.threads,
-        registers=info.registers,
-        spilled=info.local_bytes,
+        **form_of(info),
     )
 
 
 def small(writer, cupy, n):
     """Measure 8 KiB beside an empty cooperative launch of as many blocks."""
     with pycoll.virtual_ranks(n) as ranks:
-        x = cupy.ones((n, SMALL_BYTES // 4), cupy.float32)
+        x, total = ramps(cupy, n, SMALL_BYTES // 4)
         out = cupy.empty_like(x)
         call = functools.partial(ranks.all_reduce, x, out=out, timeout=5)
         spent = seconds_of(cupy, lambda stream: call(stream=stream), 50)
         ranks.check()
-        info = ranks.info(ranks.bind("all_reduce", x, out=out))
+        launch = ranks.bind("all_reduce", x, out=out)
+        right, info = is_right(ranks, launch, out, total), ranks.info(launch)
         blocks = n * info.blocks
 
         def empty(stream):
@@ -124,8 +141,9 @@ def small(writer, cupy, n):
         ranks.synchronize()
     bar = 2 * floor + 4e-6
     facts = {"n": n, "nbytes": SMALL_BYTES, "seconds": spent, "empty_seconds": floor, "bar": bar}
-    facts |= {"host_seconds": host, "kernel": info.kernel.decode(), "blocks": info.blocks}
-    writer.row("small all_reduce", spent <= bar if n == 8 else None, **facts)
+    facts |= {"host_seconds": host, "right": right, **form_of(info)}
+    met = spent <= bar if n == 8 else None
+    writer.row("small all_reduce", met if right else False, **facts)
 
 
 def main():

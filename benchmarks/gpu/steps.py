@@ -7,7 +7,7 @@ and writes would take at the speed of a copy.
 import functools
 
 import numpy as np
-from common import MIB, data, dtypes, open_stage, same_bits, seconds_of, to_device
+from common import MIB, data, dtypes, filled, open_stage, same_bits, seconds_of, to_device
 
 from pycoll import kernels
 from pycoll.cuda.library import library
@@ -46,6 +46,14 @@ def on_device(cupy, given):
         *(to_device(cupy, x) for x in (param, grad)),
         *(moved, None if copy is None else to_device(cupy, copy)),
     )
+
+
+def vectors_there(cupy, states, grad, copy, count):
+    """Make such vectors on the device, where large ones take no time."""
+    single = np.dtype(np.float32)
+    param, *moved = (filled(cupy, count, single, 1 / (k + 1)) for k in range(1 + states))
+    low = None if copy is None else filled(cupy, count, copy, 0)
+    return param, filled(cupy, count, grad, 0.75), moved, low
 
 
 def check_steps(writer, cupy):
@@ -98,7 +106,7 @@ def passes(cupy, count):
     for grad in floats():
         copy = None if grad.itemsize == 4 else grad
         for name, (states, step) in STEPS.items():
-            p, g, m, c = on_device(cupy, vectors(states, grad, copy, count))
+            p, g, m, c = vectors_there(cupy, states, grad, copy, count)
             run = functools.partial(step, p, g, m, copy=c, rate=1e-6)
             low = grad.itemsize + (0 if copy is None else copy.itemsize)
             yield (
@@ -107,7 +115,7 @@ def passes(cupy, count):
                 (8 + 8 * states + low) * count,
             )
     for dtype in floats():
-        x, out = to_device(cupy, np.ones(count, dtype)), cupy.zeros(count, "f4")
+        x, out = filled(cupy, count, dtype, 1), cupy.zeros(count, "f4")
         tally, kind = cupy.zeros(kernels.EXACT_LIMBS + 1, "u8"), DType[dtype.name.upper()]
         for name, more, nbytes in (
             ("unscale", (out.data.ptr, count, 0.5), dtype.itemsize + 4),
