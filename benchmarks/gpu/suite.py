@@ -40,18 +40,19 @@ def stages(python):
     build = [python, "setup.py", "-q", "build_ext", "--inplace"]
     ranks = [python, "-m", "pycoll", "run", "-n"]
     check = [sanitizer(), "--error-exitcode", "1", "--report-api-errors", "no"]
-    return [
+    return [  # what proves most in the least time comes first: the time for all may be over early
+        ("tools", [python, HERE / "tools.py"], 20.0),
         ("build", ["env", f"PYCOLL_BUILD_JOBS={jobs}", "PYCOLL_CUDA=1", *build], 170.0),
         ("facts", [python, HERE / "facts.py"], 60.0),  # loads CUDA and CuPy for the first time
-        ("correct", [python, HERE / "correct.py"], 110.0),
+        ("correct", [python, HERE / "correct.py"], 90.0),
+        ("faults", [python, HERE / "faults.py"], 45.0),
+        ("ipc2", [*ranks, "2", HERE / "ranks.py", "cuda"], 45.0),
+        ("nccl2", [*ranks, "2", HERE / "ranks.py", "nccl"], 45.0),
+        ("train2", [*ranks, "2", HERE / "training.py"], 45.0),
         ("graphs", [python, HERE / "graphs.py"], 30.0),
-        ("faults", [python, HERE / "faults.py"], 60.0),
         ("speed", [python, HERE / "speed.py"], 120.0),
         ("steps", [python, HERE / "steps.py"], 60.0),
-        ("ipc2", [*ranks, "2", HERE / "ranks.py", "cuda"], 60.0),
-        ("train2", [*ranks, "2", HERE / "training.py"], 60.0),
         ("torch2", [*ranks, "2", HERE / "torch_group.py"], 90.0),
-        ("nccl2", [*ranks, "2", HERE / "ranks.py", "nccl"], 60.0),
         ("nccl4", [*ranks, "4", HERE / "ranks.py", "nccl"], 45.0),
         ("memcheck", [*check, python, HERE / "correct.py", "--few"], 60.0),
     ]
@@ -87,39 +88,62 @@ def run_stage(command, limit, log):
             return None
 
 
-def run(folder, wanted, limit):
-    """Run the wanted stages; return the names of those that did not succeed."""
-    begin, failed = time.monotonic(), []
+def attempt(name, command, limit, log, writer):
+    """Run a stage and tell how it ended; return whether it succeeded, or cannot run here."""
+    os.environ["PYCOLL_GPU_STAGE"] = name
+    start = time.monotonic()
+    status = run_stage(command, limit, log)
+    spent = round(time.monotonic() - start, 1)
+    known = {0: "done", SKIPPED: "skipped", None: "killed: too slow"}
+    words = known.get(status, f"exit status {status}")
+    writer.row(name, None if status == SKIPPED else status == 0, status=words, seconds=spent)
+    print(f"{name:10}{words}, {spent} s", flush=True)
+    good = status in (0, SKIPPED)
+    if not good:
+        print(log.read_text(errors="replace").rpartition("\n== ")[2][-1500:], flush=True)
+    return good
+
+
+def usable():
+    """Whether there are an extension and a device library that can be loaded, built by whomever."""
+    text = "import pycoll._C; from pycoll.cuda.library import library; library()"
+    try:
+        command = [sys.executable, "-c", text]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def run(folder, wanted, limit, without=()):
+    """Run the wanted stages; return the names of those that did not succeed.
+
+    A choice of stages adds to what earlier runs have left in that folder; a whole run begins anew.
+    """
+    begin, failed, told = time.monotonic(), [], []
     results, log = folder / "rows.jsonl", folder / "stages.log"
-    for file in (results, log):
-        file.unlink(missing_ok=True)
+    if not wanted and not without:
+        for file in (results, log):
+            file.unlink(missing_ok=True)
     os.environ["PYCOLL_GPU_ROWS"] = str(results.resolve())
-    writer, told = Writer(results, "suite"), []
+    writer = Writer(results, "suite")
     when = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     writer.row("begin", date=when)
     for name, command, seconds in stages(sys.executable):
-        if wanted and name not in wanted:
+        if (wanted and name not in wanted) or name in without:
             continue
-        left = limit - (time.monotonic() - begin)
+        left, over = limit - (time.monotonic() - begin), False
         if left < 5:
             writer.row(name, False, status="not run", reason="no time was left")
-            told = report.write(folder)
             failed.append(name)
-            continue
-        os.environ["PYCOLL_GPU_STAGE"] = name
-        start = time.monotonic()
-        status = run_stage(command, min(seconds, left), log)
-        spent = round(time.monotonic() - start, 1)
-        known = {0: "done", SKIPPED: "skipped", None: "killed: too slow"}
-        words = known.get(status, f"exit status {status}")
-        writer.row(name, None if status == SKIPPED else status == 0, status=words, seconds=spent)
-        print(f"{name:10}{words}, {spent} s", flush=True)
+        elif not attempt(name, command, min(seconds, left), log, writer):
+            failed.append(name)
+            over = name == "build" and not usable()
+            if name == "build" and not over:
+                writer.row(name, None, status="libraries built before are used instead")
         told = report.write(folder)  # now, as the next stage may take the machine with it
-        if status not in (0, SKIPPED):
-            failed.append(name)
-            print(log.read_text(errors="replace").rpartition("\n== ")[2][-1500:], flush=True)
-            if name == "build":
-                break
+        if over:
+            break
     for why in told:
         print(f"report: {why}", flush=True)
     return failed + ["report"] * bool(told)
@@ -130,14 +154,15 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "benchmarks/results/gpu")
     parser.add_argument("--stage", action="append", help="run this one only; may be repeated")
+    parser.add_argument("--skip", action="append", help="leave this one out; may be repeated")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for everything")
     args = parser.parse_args(argv)
     names = [name for name, _, _ in stages("python")]
-    unknown = set(args.stage or ()) - set(names)
+    unknown = {*(args.stage or ()), *(args.skip or ())} - set(names)
     if unknown:
         parser.error(f"unknown stage {', '.join(sorted(unknown))}; known: {', '.join(names)}")
     args.folder.mkdir(parents=True, exist_ok=True)
-    return int(bool(run(args.folder, args.stage, args.limit)))
+    return int(bool(run(args.folder, args.stage, args.limit, args.skip or ())))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,26 +106,78 @@ def test_a_stage_that_hangs_or_fails_costs_only_itself(gpu, tmp_path, monkeypatc
     ends = {"hangs": "killed: too slow", "fails": "exit status 3", "works": "done"}
     assert all(f"| {name} | {how} |" in text for name, how in ends.items())
     assert suite.run(tmp_path, ["works"], 0.0) == ["works"]
-    assert "| works | not run |" in (tmp_path / "report.md").read_text()
+    again = (tmp_path / "report.md").read_text()
+    assert "| works | not run |" in again
+    assert text.split("\n\n")[2] in again, "what an earlier run has found is kept"
+    (tmp_path / "more").mkdir()
+    gpu("report").write(tmp_path / "more", [tmp_path])
+    assert (tmp_path / "more/report.md").read_text() == again
+    assert suite.run(tmp_path, None, 60.0, ["hangs", "fails", "missing"]) == []
+    assert suite.run(tmp_path, None, 0.0) == ["hangs", "fails", "missing", "works"]
+    assert "| done |" not in (tmp_path / "report.md").read_text(), "a whole run begins anew"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_build_that_fails_ends_a_run_where_no_libraries_are(gpu, tmp_path, monkeypatch, there):
+    suite = gpu("suite")
+    stages = [("build", ["/no/such/program"], 9.0), ("two", [sys.executable, "-c", ""], 20.0)]
+    monkeypatch.setattr(suite, "stages", lambda python: stages)
+    monkeypatch.setattr(suite, "usable", lambda: there)
+    monkeypatch.setenv("PYCOLL_GPU_ROWS", "")
+    monkeypatch.setenv("PYCOLL_GPU_STAGE", "")
+    assert suite.run(tmp_path, None, 60.0) == ["build"]
+    text = (tmp_path / "report.md").read_text()
+    assert ("| two | done |" in text) == there
+    assert ("| build | libraries built before are used instead |" in text) == there
+
+
+def test_libraries_that_are_there_can_be_used(gpu):
+    assert gpu("suite").usable() == (ROOT / "pycoll/libpycoll_cuda.so").exists()
+
+
+def test_a_stage_that_hangs_tells_where(gpu, tmp_path):
+    suite, log = gpu("suite"), tmp_path / "stages.log"
+    text = f"import sys, time; sys.path.insert(0, {str(GPU)!r}); import common; "
+    text += "common.missing = lambda: time.sleep(60); common.open_stage()"
+    assert suite.run_stage([sys.executable, "-c", text], 4.0, log) is None
+    assert "in open_stage" in log.read_text()
+
+
+def test_what_there_is_to_build_with(gpu, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYCOLL_GPU_ROWS", str(tmp_path / "rows.jsonl"))
+    tools = gpu("tools")
+    tools.main()
+    found = {row["what"]: row["found"] for row in gpu("rows").read(tmp_path / "rows.jsonl")}
+    assert found["python"].startswith(sys.version)
+    assert found["Python.h"].endswith(("exists", "is missing"))
+    assert np.__version__ in found["numpy"]
+    gpu("report").write(tmp_path)
+    assert "| compute policy | " in (tmp_path / "report.md").read_text()
 
 
 def test_arguments(gpu, capsys):
     suite = gpu("suite")
     with pytest.raises(SystemExit):
         suite.main(["--stage", "nothing"])
-    assert "known: build, facts, correct" in capsys.readouterr().err
+    assert "known: tools, build, facts, correct" in capsys.readouterr().err
     limits = [limit for _, _, limit in suite.stages("python")]
     assert suite.LIMIT_S <= 9 * 60 - 15
     assert max(limits) < suite.LIMIT_S / 2
 
 
 @pytest.mark.parametrize(
-    ("setuptools", "pybind11", "old"), [("84.2", "3.1", False), ("76.1", "3.1", True)]
+    ("setuptools", "arrays", "installed"),
+    [
+        ("84.2", "", []),
+        ("76.1", "", ["pybind11 setuptools"]),
+        ("84.2", "raise ImportError", ["array-api-compat"]),
+    ],
 )
-def test_tools_that_cannot_read_pyproject_are_replaced(tmp_path, setuptools, pybind11, old):
+def test_packages_that_are_missing_or_old_are_installed(tmp_path, setuptools, arrays, installed):
     """With an interpreter that notes how it is called, and modules that have only a version."""
-    for name, version in (("setuptools", setuptools), ("pybind11", pybind11)):
+    for name, version in (("setuptools", setuptools), ("pybind11", "3.1")):
         (tmp_path / f"{name}.py").write_text(f"__version__ = '{version}.0'\n")
+    (tmp_path / "array_api_compat.py").write_text(arrays)
     python = tmp_path / "python"
     python.write_text(
         f'#!/bin/bash\n[ "$1" = - ] && exec {sys.executable} -\necho "$PYTHONPATH $*"\n'
@@ -139,7 +192,10 @@ def test_tools_that_cannot_read_pyproject_are_replaced(tmp_path, setuptools, pyb
         check=True,
     )
     *installs, last = done.stdout.splitlines()
-    assert [" -m pip install " in line for line in installs] == [True] * old
+    assert [line.partition(" --find-links wheels ")[2] for line in installs] == installed
     path, _, command = last.partition(" ")
-    assert path.split(":") == [str(ROOT / "build/tools")] * old + [str(ROOT), str(tmp_path)]
+    assert path.split(":") == [str(ROOT / "build/tools")] * len(installed) + [
+        str(ROOT),
+        str(tmp_path),
+    ]
     assert command == f"benchmarks/gpu/suite.py {tmp_path / 'results'} --stage facts"
