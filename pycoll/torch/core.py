@@ -130,9 +130,41 @@ class Core(SymmetricTensors, dist.ProcessGroup):
     def _run(self, what: str, job: Job) -> None:
         try:
             with self._lock, recorded(what):
-                job()
+                self._take_part(job)
         except CollError as error:
             raise self._error(error, what) from error
+
+    def _take_part(self, job: Job) -> None:
+        """Run a job; if it fails before it makes a call, the peers of that call hear why."""
+        made = self._session.engine.iteration
+        try:
+            job()
+        except Exception as error:
+            ours = isinstance(error, ArgumentError) or not isinstance(error, CollError)
+            if ours and self._session.engine.iteration == made:
+                with contextlib.suppress(CollError):  # the group is at an end
+                    self._calls.refuse(error, self._session.place)
+            raise
+
+    def _in_parts(self, job: Job, count: int) -> Job:
+        """Return a job of several calls that ends the group if it fails between two of them.
+
+        Args:
+            job: The job.
+            count: Number of its calls.
+        """
+
+        def whole() -> None:
+            try:
+                job()
+            except CollError:  # the peers know of it
+                raise
+            except Exception as error:
+                with contextlib.suppress(CollError):
+                    self._session.abort(f"rank {self._rank} has failed: {in_words(error)}")
+                raise
+
+        return job if count == 1 else whole
 
     def _calls_for(self, *tensors: torch.Tensor | None) -> Calls | DeviceCalls:
         """Return what runs a call: if one of its tensors is on a device, the device."""

@@ -15,6 +15,7 @@ import torch
 from torch import cuda
 
 from pycoll.cuda import open_device
+from pycoll.torch.lists import as_bytes
 from pycoll.torch.tensors import DTYPES, apart, as_reducible
 from pycoll.types import Kind, ReduceOp
 
@@ -148,7 +149,7 @@ def _plain(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """Return a tensor as bytes if its type is none that pycoll counts with."""
     if tensor is None or tensor.dtype in DTYPES:
         return tensor
-    return tensor.view(-1).view(torch.uint8)
+    return as_bytes(tensor)
 
 
 @contextlib.contextmanager

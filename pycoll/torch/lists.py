@@ -50,5 +50,8 @@ def deal(flat: torch.Tensor, tensors: Tensors) -> None:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor as a flat one of bytes."""
-    return tensor.reshape(-1).view(torch.uint8)
+    """Return a contiguous tensor as a flat one of bytes.
+
+    The stride of a tensor with one element may be anything, but a view of another type looks at it.
+    """
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -111,7 +111,7 @@ class Moves:
                 self._move(Kind.ALL_GATHER, x, out, out.numel(), 0, site, limit)
                 store(out, output)
 
-        return job
+        return self._in_parts(job, len(outputs))
 
     def all_to_all_single(
         self,

@@ -53,7 +53,8 @@ class ListMoves:
             rows = [parts for parts, _ in lists]
             blocks = unwritten(self._calls, [self._own_block(*pair) for pair in lists], rows)
             jobs = [self._gather_list(*pair, opts) for pair in zip(rows, blocks, strict=True)]
-            return lambda: [job() for job in jobs], [t for row in outputs for t in row]
+            whole = self._in_parts(lambda: [job() for job in jobs], len(jobs))
+            return whole, [t for row in outputs for t in row]
 
         return self._start("all_gather_coalesced", prepare, opts)
 

@@ -82,7 +82,7 @@ class Reductions:
                 self._combine(Kind.ALL_REDUCE, x, box, how.op, 0, site, limit)
                 store(box, tensor)
 
-        return job
+        return self._in_parts(job, len(tensors))
 
     def _all_reduce_sparse(self, tensors: Tensors, opts: Any) -> Job:
         how, limit, site = reduction(opts.reduceOp), self._limit(opts), self._calls.sites.here()
@@ -97,7 +97,7 @@ class Reductions:
             with torch.no_grad():
                 tensors[0].copy_(summed(mine, gather))
 
-        return job
+        return self._in_parts(job, 3)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine a tensor of all ranks on the root; that of the others stays as it is."""
@@ -196,7 +196,7 @@ class Reductions:
                 self._combine(Kind.REDUCE_SCATTER, x, out, how.op, 0, site, limit)
                 store(out, output)
 
-        return job
+        return self._in_parts(job, len(outputs))
 
     def _combine(
         self,

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pycoll.errors import ArgumentError, CollError
 from pycoll.runtime.session import Session
 from pycoll.torch.calls import Calls
+from pycoll.torch.lists import as_bytes
 
 
 class SymmetricTensors:
@@ -84,7 +85,7 @@ class SymmetricTensors:
         self._wait_for_pending_works()  # they may use it
         if not tensor.is_contiguous():
             raise ArgumentError("the tensor is not contiguous; only one stretch can be moved")
-        flat = tensor.detach().view(-1).view(torch.uint8)
+        flat = as_bytes(tensor.detach())
         with self._lock:
             getattr(self._session.memory, how)(flat)
         self._calls.symmetric = True

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import pycoll.torch  # noqa: E402
+import worlds_torch  # noqa: E402
 from pycoll.errors import ArgumentError  # noqa: E402
 from pycoll.torch.tensors import store, target  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
@@ -114,5 +115,34 @@ def test_tensors_that_are_more_than_their_memory():
                 call(quantized)
             with pytest.raises(pycoll.torch.BackendArgumentError, match="nested"):
                 call(nested)
+
+    run_group(2, body)
+
+
+@pytest.mark.parametrize("hosts", [(), (0, 1)])
+def test_one_element_with_another_stride(hosts, monkeypatch):
+    """It is contiguous whatever its stride is."""
+    monkeypatch.setattr(worlds_torch, "HOSTS", hosts)
+
+    def body(rank, n):
+        mine = torch.full((4,), 5.0)[::2][:1] if rank == 0 else torch.arange(2.0)
+        assert mine.is_contiguous()
+        assert mine.stride() == (2 - rank,)
+        outs = [torch.full((4,), -1.0)[::2][:1], torch.full((2,), -1.0)]
+        dist.all_gather(outs, mine)
+        splits = [1, 0] if rank == 0 else [0, 2]
+        out = torch.full((2 * (rank + 1),), -1.0)[:: 2 - rank][: rank + 1]
+        dist.all_to_all_single(out, mine, splits, splits)
+        return [t.tolist() for t in outs], out.tolist()
+
+    lists = [[5.0], [0.0, 1.0]]
+    assert run_group(2, body) == [(lists, [5.0]), (lists, [0.0, 1.0])]
+
+
+def test_one_element_with_another_stride_is_too_small_for_symmetric_memory():
+    def body(rank, n):
+        x = torch.full((4,), rank + 1.0)[::2][:1]
+        with pytest.raises(dist.DistBackendError, match="no whole page"):
+            dist.group.WORLD.register_tensor(x)
 
     run_group(2, body)
