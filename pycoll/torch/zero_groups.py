@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from pycoll.errors import ArgumentError
 from pycoll.parallel.checks import check_same
+from pycoll.parallel.describe import describe
 from pycoll.parallel.layer import ParameterSpec
 from pycoll.parallel.ledger import Channel
 from pycoll.torch.module_parameters import layer_specs, trainable
 
 Group = Mapping[str, Any]
 
-_PLAIN = (type(None), bool, int, float, complex, str, tuple, np.generic, torch.Tensor)
+
+def kind_text(kind: Callable[..., Any]) -> str:
+    """Return what makes the optimizer; its module may have two names: one rank's is the program."""
+    return getattr(kind, "__qualname__", None) or describe(kind)
 
 
 def settings_text(groups: Sequence[Group]) -> str:
     """Return what has to be the same on all ranks in a step: learning rates and the like."""
     return "; ".join(
-        ", ".join(f"{k}={v}" for k, v in sorted(group.items()) if _is_plain(k, v))
+        ", ".join(
+            f"{name}={describe(_numbers(value))}"
+            for name, value in sorted(hyperparameters(group).items())
+        )
         for group in groups
     )
 
 
-def _is_plain(name: str, value: Any) -> bool:
-    """Tell what reads alike on all ranks from objects whose text is their address."""
-    return name != "params" and isinstance(value, _PLAIN)
+def _numbers(value: Any) -> Any:
+    """Return a setting with numbers in place of tensors, whose text is rounded."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if type(value) in (tuple, list):
+        return type(value)(map(_numbers, value))
+    return value
 
 
 def hyperparameters(group: Group) -> dict[str, Any]:

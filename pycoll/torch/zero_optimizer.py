@@ -21,7 +21,13 @@ from pycoll.parallel.units import bucket_elements, make_layouts, make_units, uni
 from pycoll.torch.loss_scale import expect_scaler, tell, unscale
 from pycoll.torch.module_parameters import Places, chain_of, full_name, trainable
 from pycoll.torch.zero_buckets import Flat, divided_names, make_flat
-from pycoll.torch.zero_groups import check_groups, hand_settings, hyperparameters, settings_text
+from pycoll.torch.zero_groups import (
+    check_groups,
+    hand_settings,
+    hyperparameters,
+    kind_text,
+    settings_text,
+)
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -95,7 +101,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         given = [{"params": list(module.parameters())}] if groups is None else groups
         super().__init__([dict(g) if isinstance(g, dict) else g for g in given], {})
         self.ledger, self._order, self._clip = Ledger(), order, clip_norm
-        facts = [f"bucket_bytes={bucket_bytes}", f"order={order}", f"clip_norm={clip_norm}"]
+        facts = [f"optimizer={kind_text(kind)}", f"{bucket_bytes=}", f"{order=!s}", f"{clip_norm=}"]
         frozen = check_groups(self.param_groups, module, facts, Channel(comm, "dp", self.ledger))
         model = chain_of(module)
         params = {full_name(name): p for name, p in trainable(module).items()}

@@ -87,3 +87,50 @@ def test_a_group_that_lacks_a_parameter_on_one_rank():
         return True
 
     assert run_threads(2, rank) == [True, True]
+
+
+class OtherSGD(torch.optim.SGD):
+    """Steps like its base, for all that anybody could tell."""
+
+
+def test_ranks_with_another_optimizer():
+    def rank(comm):
+        kind = OtherSGD if comm.rank else torch.optim.SGD
+        with pytest.raises(MismatchError, match="rank 0: optimizer=SGD; rank 1: optimizer=OtherSG"):
+            ZeroOptimizer(kind, copy.deepcopy(PROTOTYPE), comm, lr=0.1)
+        return True
+
+    assert run_threads(2, rank) == [True, True]
+
+
+class Curve:
+    """A setting that is an object, whose text is its address."""
+
+    def __init__(self, power):
+        self.power, self._cache = power, object()
+
+
+SETTINGS = {
+    "list": lambda rank: [0.9, 0.999 - rank],
+    "tensors in a list": lambda rank: [torch.tensor(0.9 + 1e-6 * rank)],
+    "dictionary": lambda rank: {"warm": 10, "cold": rank},
+    "object": lambda rank: Curve(rank),
+    "function": lambda rank: len if rank else max,
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+@pytest.mark.parametrize("same", [True, False])
+def test_settings_of_any_kind(kind, same):
+    """They are compared by what is in them, not by where they lie."""
+
+    def rank(comm):
+        optimizer = ZeroOptimizer(torch.optim.SGD, copy.deepcopy(PROTOTYPE), comm, lr=0.1)
+        optimizer.param_groups[0]["extra"] = SETTINGS[kind](0 if same else comm.rank)
+        if same:
+            return optimizer.step() == 0
+        with pytest.raises(MismatchError, match=r"rank 0: .*extra=.*rank 1: .*extra="):
+            optimizer.step()
+        return True
+
+    assert run_threads(2, rank) == [True, True]
