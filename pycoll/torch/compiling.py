@@ -6,6 +6,7 @@ function that is entered, and would take those of the group for the user's.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 
@@ -48,6 +49,7 @@ def _methods(cls: type) -> Iterator[CodeType]:
                 function = member.fget if isinstance(member, property) else member
                 if isinstance(function, FunctionType):
                     yield from _nested(function.__code__)
+                    yield from _nested(inspect.unwrap(function).__code__)
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

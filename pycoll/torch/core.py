@@ -21,6 +21,7 @@ from pycoll.torch.background import Background
 from pycoll.torch.calls import Calls, HostCalls
 from pycoll.torch.devices import DeviceCalls, kinds
 from pycoll.torch.errors import as_torch
+from pycoll.torch.interrupts import tell_interrupt
 from pycoll.torch.lifetimes import keep_in_flight
 from pycoll.torch.profiling import recorded
 from pycoll.torch.symmetric_tensors import SymmetricTensors
@@ -34,14 +35,6 @@ class _StandIn(c10d.Backend):
         return "pycoll"
 
     getBackendName = name
-
-
-def _interrupted(owner: weakref.ref[Session], error: BaseException) -> None:
-    """Tell all ranks of an interrupt: a peer may take the next call of this rank for its part."""
-    session = owner()
-    with contextlib.suppress(Exception):  # they know of it, if it came inside the engine
-        if session is not None:
-            session.abort(f"rank {session.rank} was interrupted ({type(error).__name__})")
 
 
 class Core(SymmetricTensors, dist.ProcessGroup):
@@ -58,7 +51,7 @@ class Core(SymmetricTensors, dist.ProcessGroup):
         self._lock = threading.RLock()  # one thread at a time in the engine, which refuses itself
         self._devices = DeviceCalls(session)
         # Its threads do not keep a session that is dropped.
-        self._ended_by = functools.partial(_interrupted, weakref.ref(session))
+        self._ended_by = functools.partial(tell_interrupt, weakref.ref(session))
         self._background = Background(f"pycoll-{name}", self._ended_by)
         self._closed = False
         self._open_symmetric()
@@ -84,17 +77,8 @@ class Core(SymmetricTensors, dist.ProcessGroup):
             prepare: Checks the arguments; returns the call and the tensors of its result.
             opts: PyTorch's options of the call.
 
-        An interrupt ends the group.
+        An interrupt has to end the group; see `pycoll.torch.interrupts`.
         """
-        try:
-            return self._begin(what, prepare, opts)
-        except Exception:
-            raise
-        except BaseException as error:
-            self._ended_by(error)
-            raise
-
-    def _begin(self, what: str, prepare: Callable[[], tuple[Job, Tensors]], opts: Any) -> dist.Work:
         if self._leaving and not self._background.busy:  # else it would wait for earlier calls
             self._move_back()
         try:

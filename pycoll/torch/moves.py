@@ -23,6 +23,7 @@ from pycoll.torch.arguments import (
 from pycoll.torch.contributions import unwritten
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
+from pycoll.torch.interrupts import ends_group
 from pycoll.torch.lists import as_bytes
 from pycoll.torch.tensors import check_output, name_of, source, store, target
 from pycoll.torch.work import Tensors
@@ -39,51 +40,60 @@ class Moves:
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Give every rank the root's tensor."""
-        opts = c10d.BroadcastOptions() if opts is None else opts
-        key = None
-        if len(tensors) == 1:
-            key = Kind.BROADCAST, tensors[0].dtype, tensors[0].numel(), None, opts.rootRank
-            given = tensors[0] if self._rank == opts.rootRank else None
-            work = self._again(key, given, tensors[0], opts)
-            if work is not None:
-                return work
+        try:
+            opts = c10d.BroadcastOptions() if opts is None else opts
+            key = None
+            if len(tensors) == 1:
+                key = Kind.BROADCAST, tensors[0].dtype, tensors[0].numel(), None, opts.rootRank
+                given = tensors[0] if self._rank == opts.rootRank else None
+                work = self._again(key, given, tensors[0], opts)
+                if work is not None:
+                    return work
 
-        def prepare() -> tuple[Job, Tensors]:
-            limit, site = self._limit(opts), self._calls.sites.here()
-            tensor, root = single(tensors, "broadcast"), root_of(opts, self._size)
-            box = source(tensor, "the tensor")
-            x = box if self._rank == root else None
-            if x is None:
-                check_output(tensor, "the tensor")
-
-            def job() -> None:
-                self._move(Kind.BROADCAST, x, box, box.numel(), root, site, limit)
+            def prepare() -> tuple[Job, Tensors]:
+                limit, site = self._limit(opts), self._calls.sites.here()
+                tensor, root = single(tensors, "broadcast"), root_of(opts, self._size)
+                box = source(tensor, "the tensor")
+                x = box if self._rank == root else None
                 if x is None:
-                    store(box, tensor)
+                    check_output(tensor, "the tensor")
 
-            return self._kept(job, key, tensor), tensors
+                def job() -> None:
+                    self._move(Kind.BROADCAST, x, box, box.numel(), root, site, limit)
+                    if x is None:
+                        store(box, tensor)
 
-        return self._start("broadcast", prepare, opts)
+                return self._kept(job, key, tensor), tensors
+
+            return self._start("broadcast", prepare, opts)
+        except BaseException as error:
+            self._ended_by(error)
+            raise
 
     def all_gather_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         """Give every rank the tensors of all, one behind the other."""
-        opts = c10d.AllgatherOptions() if opts is None else opts
-        key = None
-        if is_share(input, output, self._size):
-            key = Kind.ALL_GATHER, output.dtype, output.numel(), None, 0
-            work = self._again(key, input, output, opts)
-            if work is not None:
-                return work
+        try:
+            opts = c10d.AllgatherOptions() if opts is None else opts
+            key = None
+            if is_share(input, output, self._size):
+                key = Kind.ALL_GATHER, output.dtype, output.numel(), None, 0
+                work = self._again(key, input, output, opts)
+                if work is not None:
+                    return work
 
-        def prepare() -> tuple[Job, Tensors]:
-            return self._kept(self._gather_flat([output], [input], opts), key, output), [output]
+            def prepare() -> tuple[Job, Tensors]:
+                return self._kept(self._gather_flat([output], [input], opts), key, output), [output]
 
-        return self._start("all_gather", prepare, opts)
+            return self._start("all_gather", prepare, opts)
+        except BaseException as error:
+            self._ended_by(error)
+            raise
 
     _allgather_base = all_gather_single
 
+    @ends_group
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
@@ -122,33 +132,37 @@ class Moves:
         opts: Any = None,
     ) -> dist.Work:
         """Send block j to rank j; the blocks are equal, or as long along dim 0 as told."""
-        opts = c10d.AllToAllOptions() if opts is None else opts
-        key = None
-        if not output_splits and not input_splits and are_blocks(output, input, self._size):
-            key = Kind.ALL_TO_ALL, input.dtype, input.numel(), None, 0
-            work = self._again(key, input, output, opts)
-            if work is not None:
-                return work
+        try:
+            opts = c10d.AllToAllOptions() if opts is None else opts
+            key = None
+            if not output_splits and not input_splits and are_blocks(output, input, self._size):
+                key = Kind.ALL_TO_ALL, input.dtype, input.numel(), None, 0
+                work = self._again(key, input, output, opts)
+                if work is not None:
+                    return work
 
-        def prepare() -> tuple[Job, Tensors]:
-            limit, site = self._limit(opts), self._calls.sites.here()
-            x, out = source(input), target(output)
-            even = not output_splits and not input_splits
-            sent = block_bytes(x, input_splits, self._size, "input")
-            received = block_bytes(out, output_splits, self._size, "output")
-            self._check_blocks(x, out, sent, received)
+            def prepare() -> tuple[Job, Tensors]:
+                limit, site = self._limit(opts), self._calls.sites.here()
+                x, out = source(input), target(output)
+                even = not output_splits and not input_splits
+                sent = block_bytes(x, input_splits, self._size, "input")
+                received = block_bytes(out, output_splits, self._size, "output")
+                self._check_blocks(x, out, sent, received)
 
-            def job() -> None:
-                if even:
-                    self._move(Kind.ALL_TO_ALL, x, out, x.numel(), 0, site, limit)
-                else:
-                    self._session.place = site
-                    self._exchange(x, sent, out, received, limit)
-                store(out, output)
+                def job() -> None:
+                    if even:
+                        self._move(Kind.ALL_TO_ALL, x, out, x.numel(), 0, site, limit)
+                    else:
+                        self._session.place = site
+                        self._exchange(x, sent, out, received, limit)
+                    store(out, output)
 
-            return self._kept(job, key, input), [output]
+                return self._kept(job, key, input), [output]
 
-        return self._start("all_to_all", prepare, opts)
+            return self._start("all_to_all", prepare, opts)
+        except BaseException as error:
+            self._ended_by(error)
+            raise
 
     alltoall_base = all_to_all_single
 
@@ -171,6 +185,7 @@ class Moves:
                 f"input and {received[own]} in the output; expected the same size and type"
             )
 
+    @ends_group
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait until every rank has called it."""
         opts = c10d.BarrierOptions() if opts is None else opts
@@ -181,6 +196,7 @@ class Moves:
         self._devices.drain()
         self._calls.barrier(site, limit)
 
+    @ends_group
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:

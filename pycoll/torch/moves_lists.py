@@ -20,6 +20,7 @@ from pycoll.torch.arguments import (
 from pycoll.torch.contributions import unwritten
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
+from pycoll.torch.interrupts import ends_group
 from pycoll.torch.lists import as_bytes, deal, pack, room
 from pycoll.torch.tensors import name_of, source, store, target
 from pycoll.torch.work import Tensors
@@ -32,6 +33,7 @@ class ListMoves:
     Blocks of one size are read and written where they lie; others go through flat memory.
     """
 
+    @ends_group
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         """Give every rank the tensors of all, as a list. They may differ in size."""
         opts = c10d.AllgatherOptions() if opts is None else opts
@@ -42,6 +44,7 @@ class ListMoves:
 
         return self._start("all_gather", prepare, opts)
 
+    @ends_group
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
@@ -104,6 +107,7 @@ class ListMoves:
         for box, part in zip(boxes, parts, strict=True):
             store(box, part)
 
+    @ends_group
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         """Give the root the tensors of all, as a list."""
         opts = c10d.GatherOptions() if opts is None else opts
@@ -130,6 +134,7 @@ class ListMoves:
 
         return self._start("gather", prepare, opts)
 
+    @ends_group
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> dist.Work:
         """Give rank r the r-th tensor of the root's list."""
         opts = c10d.ScatterOptions() if opts is None else opts
@@ -159,6 +164,7 @@ class ListMoves:
 
         return self._start("scatter", prepare, opts)
 
+    @ends_group
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Send tensor j to rank j. They may differ in size."""
         opts = c10d.AllToAllOptions() if opts is None else opts

@@ -23,6 +23,7 @@ from pycoll.torch.contributions import contribution, unwritten
 from pycoll.torch.core import Job
 from pycoll.torch.devices import on_host
 from pycoll.torch.hot import usual
+from pycoll.torch.interrupts import ends_group
 from pycoll.torch.lists import pack
 from pycoll.torch.sparse import coalesced, is_sparse, summed
 from pycoll.torch.tensors import (
@@ -43,23 +44,28 @@ class Reductions:
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine a tensor in place; every rank gets the result."""
-        opts = c10d.AllreduceOptions() if opts is None else opts
-        key = None
-        if len(tensors) == 1 and (op := usual(opts.reduceOp)) is not None:
-            tensor = tensors[0]
-            key = Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), op, 0
-            work = self._again(key, tensor, tensor, opts)
-            if work is not None:
-                return work
+        try:
+            opts = c10d.AllreduceOptions() if opts is None else opts
+            key = None
+            if len(tensors) == 1 and (op := usual(opts.reduceOp)) is not None:
+                tensor = tensors[0]
+                key = Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), op, 0
+                work = self._again(key, tensor, tensor, opts)
+                if work is not None:
+                    return work
 
-        def prepare() -> tuple[Job, Tensors]:
-            tensor = single(tensors, "all_reduce")
-            if is_sparse(tensor):
-                return self._all_reduce_sparse(tensors, opts), tensors
-            return self._kept(self._all_reduce(tensors, opts), key, tensor), tensors
+            def prepare() -> tuple[Job, Tensors]:
+                tensor = single(tensors, "all_reduce")
+                if is_sparse(tensor):
+                    return self._all_reduce_sparse(tensors, opts), tensors
+                return self._kept(self._all_reduce(tensors, opts), key, tensor), tensors
 
-        return self._start("all_reduce", prepare, opts)
+            return self._start("all_reduce", prepare, opts)
+        except BaseException as error:
+            self._ended_by(error)
+            raise
 
+    @ends_group
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine several tensors in place, one after the other."""
         opts = c10d.AllreduceCoalescedOptions() if opts is None else opts
@@ -99,6 +105,7 @@ class Reductions:
 
         return self._in_parts(job, 3)
 
+    @ends_group
     def reduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Combine a tensor of all ranks on the root; that of the others stays as it is."""
         opts = c10d.ReduceOptions() if opts is None else opts
@@ -121,6 +128,7 @@ class Reductions:
 
         return self._start("reduce", prepare, opts)
 
+    @ends_group
     def reduce_scatter(
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
@@ -153,22 +161,27 @@ class Reductions:
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> dist.Work:
         """Combine a tensor of all ranks; rank r gets its r-th block."""
-        opts = c10d.ReduceScatterOptions() if opts is None else opts
-        key = None
-        if (op := usual(opts.reduceOp)) is not None and is_share(output, input, self._size):
-            key = Kind.REDUCE_SCATTER, input.dtype, input.numel(), op, 0
-            work = self._again(key, input, output, opts)
-            if work is not None:
-                return work
+        try:
+            opts = c10d.ReduceScatterOptions() if opts is None else opts
+            key = None
+            if (op := usual(opts.reduceOp)) is not None and is_share(output, input, self._size):
+                key = Kind.REDUCE_SCATTER, input.dtype, input.numel(), op, 0
+                work = self._again(key, input, output, opts)
+                if work is not None:
+                    return work
 
-        def prepare() -> tuple[Job, Tensors]:
-            job = self._scatter_sums([output], [input], opts)
-            return self._kept(job, key, input), [output]
+            def prepare() -> tuple[Job, Tensors]:
+                job = self._scatter_sums([output], [input], opts)
+                return self._kept(job, key, input), [output]
 
-        return self._start("reduce_scatter", prepare, opts)
+            return self._start("reduce_scatter", prepare, opts)
+        except BaseException as error:
+            self._ended_by(error)
+            raise
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @ends_group
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
