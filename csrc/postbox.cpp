@@ -238,6 +238,7 @@ void Postbox::serve() {
 }
 
 void Postbox::close() {
+  std::thread last;  // of two who close at the same time one waits for it
   {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (static_cast<uint64_t>(getpid()) != pid_) {
@@ -252,8 +253,9 @@ void Postbox::close() {
     incoming_.clear();
     wanted_.clear();
     work_->notify_one();
+    last = std::move(thread_);
   }
-  if (thread_.joinable()) thread_.join();
+  if (last.joinable()) last.join();
 }
 
 }  // namespace pycoll

@@ -49,16 +49,20 @@ class MessageWork(Work):
             BackendTimeout: If it has not come by then.
             DistBackendError: If it cannot come any more, or has another size or type.
         """
-        if not self._ended:
-            if self._group._background.forked:
-                error = ForkedError("this message belongs to the parent process")
-                raise self._group._error(error, self._what)
-            self._wait(seconds(timeout) or min(self._group._timeout_s, threading.TIMEOUT_MAX))
-        if self._error is not None:
-            raise self._error
-        return True
+        try:
+            if not self._ended:
+                self._wait(seconds(timeout) or min(self._group._timeout_s, threading.TIMEOUT_MAX))
+            if self._error is not None:
+                raise self._error
+            return True
+        except BaseException as error:
+            self._group._interrupted(error)
+            raise
 
     def _wait(self, limit: float) -> None:
+        if self._group._background.forked:
+            error = ForkedError("this message belongs to the parent process")
+            raise self._group._error(error, self._what)
         try:
             if not self._lock.acquire(False):
                 limit = self._wait_for_lock(limit)
@@ -168,19 +172,25 @@ class Messages:
         return self._post("recv", tensors, _ANY, tag)
 
     def _post(self, what: str, tensors: Tensors, peer: int, tag: int) -> dist.Work:
-        self._sweep()
+        box = None
         try:
+            self._sweep()
             box, post = self._message(what, tensors, peer, tag)
             ticket = self._session.guard(
                 post, box.data_ptr(), box.nbytes, code(box.dtype), peer, tag
             )
+            if ticket == 0:  # sent
+                return done(tensors)
+            work = MessageWork(self, what, ticket, box, tensors)
+            self._under_way.add(work)
+            return work
         except CollError as error:
             raise self._error(error, what) from error
-        if ticket == 0:  # sent
-            return done(tensors)
-        work = MessageWork(self, what, ticket, box, tensors)
-        self._under_way.add(work)
-        return work
+        except BaseException as error:
+            if box is not None:
+                self._dropped.append(box)  # before all else: the message may have been posted
+            self._interrupted(error)
+            raise
 
     def _sweep(self) -> None:
         """Look at all messages under way, if they are twice as many as the last look has left.
@@ -216,9 +226,17 @@ class Messages:
         if not self._calls.direct:
             _C.never_free([work._box for work in works if work._what == "send"])
 
+    def _interrupted(self, error: BaseException) -> None:
+        """End the group, and then all messages, if an error is an interrupt."""
+        if not isinstance(error, Exception):
+            self._ended_by(error)
+            self._close_messages()
+
     def _close_messages(self) -> None:
         self._postbox.close()
         self._abandon(*self._under_way)
+        if not self._calls.direct:
+            _C.never_free(self._dropped)
 
     def _open_messages(self) -> None:
         session = self._session
@@ -228,4 +246,5 @@ class Messages:
             else _C.MailPostbox(session.engine)
         )
         self._under_way: set[MessageWork] = set()  # keeps their memory alive
+        self._dropped: list[torch.Tensor] = []  # memory of those that nobody can wait for
         self._sweep_at = _SWEEP

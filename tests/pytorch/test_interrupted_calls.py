@@ -2,6 +2,7 @@
 
 import linecache
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ import worlds_torch  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 FOLDER = Path(pycoll.torch.__file__).parent
-OUTSIDE = ("rank", "size")  # what comes before a call has begun
-EARLY = ("try:",)
+OUTSIDE = ("rank", "size", "send", "recv")  # what comes before a call has begun
+EARLY = ("try:", "box = None")
 
 
 class Stop(KeyboardInterrupt):
@@ -65,6 +66,9 @@ CALLS = {
     "scatter": lambda g: dist.scatter(Y, [X], 0, group=g),
     "coalesced": lambda g: dist.all_reduce_coalesced([Y, X.clone()], group=g),
     "barrier": lambda g: dist.barrier(group=g),
+    "irecv": lambda g: dist.irecv(Y, 0, group=g, tag=1),
+    "send": lambda g: g.send([X], 0, 2).wait(),
+    "recv": lambda g: (g.send([X], 0, 3), g.recv([Y], 0, 3).wait()),
 }
 HOT = ("all_reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all")
 
@@ -133,3 +137,54 @@ def test_an_interrupt_of_a_call_like_earlier_ones_is_told(hosts, monkeypatch):
             dist.all_reduce(x)
 
     run_group(2, body)
+
+
+@pytest.mark.parametrize("hosts", [(), (0, 1)])
+def test_an_interrupt_of_a_receive_that_has_been_posted(hosts, monkeypatch):
+    """Nobody holds its tensor any more, and the message would land in memory of others."""
+    monkeypatch.setattr(worlds_torch, "HOSTS", hosts)
+
+    def body(rank, n):
+        session = dist.group.WORLD._session
+
+        def posted_and_stopped(function, *args):
+            del session.guard
+            session.guard(function, *args)
+            raise Stop
+
+        if rank == 0:
+            x = torch.zeros(1000)
+            session.guard = posted_and_stopped
+            with pytest.raises(Stop):
+                dist.recv(x, 1)
+        else:
+            time.sleep(0.3)
+        for _ in range(2):
+            with pytest.raises(dist.DistBackendError, match=r"rank 0 was interrupted \(Stop\)"):
+                dist.send(torch.ones(1000), 1) if rank == 0 else wait_for_end()
+        return bool(x.any()) if rank == 0 else False
+
+    def wait_for_end():
+        dist.send(torch.ones(1000), 0)
+        dist.recv(torch.ones(1), 0)
+
+    assert run_group(2, body) == [False] * 2
+
+
+@pytest.mark.parametrize("hosts", [(), (0, 1)])
+def test_an_interrupt_of_a_wait_for_a_message_ends_the_group(hosts, monkeypatch):
+    """The receive would take the message that is for the next one."""
+    monkeypatch.setattr(worlds_torch, "HOSTS", hosts)
+
+    def body(rank, n):
+        x = torch.zeros(3)
+        if rank == 0:
+            work = dist.irecv(x, 1)
+            work._finish = stop
+            with pytest.raises(Stop):
+                work.wait()
+        with pytest.raises(dist.DistBackendError, match=r"rank 0 was interrupted \(Stop\)"):
+            dist.recv(torch.zeros(3), 1 - rank)
+        return x.tolist()
+
+    assert run_group(2, body) == [[0.0] * 3] * 2
