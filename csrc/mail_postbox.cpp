@@ -90,19 +90,24 @@ uint32_t MailPostbox::wait(Ticket ticket, double timeout_s) {
       if (left != box.items_.end()) left->second.awaited = false;
     }
   } leave{*this, ticket};
-  const bool finished = wait_until(
-      engine_->policy(), Bell{},
-      [&] {
-        const std::lock_guard lock(engine_->mutex());
-        progress();
-        return item->done;
-      },
-      [&](Pulse pulse) {
-        const bool closed = engine_->check(item->peer, pulse);
-        const std::lock_guard lock(engine_->mutex());
-        const bool coming = item->incoming && mail_.announced(item->peer, item->tag);
-        return (closed && !coming) || now_ns() >= deadline;
-      });
+  const auto arrived = [&] {
+    const std::lock_guard lock(engine_->mutex());
+    progress();
+    return item->done;
+  };
+  bool finished = false;
+  try {
+    finished = wait_until(engine_->policy(), Bell{}, arrived, [&](Pulse pulse) {
+      const bool closed = engine_->check(item->peer, pulse);
+      const std::lock_guard lock(engine_->mutex());
+      const bool coming = item->incoming && mail_.announced(item->peer, item->tag);
+      return (closed && !coming) || now_ns() >= deadline;
+    });
+  } catch (const Error&) {  // whoever hears of it may change or free the memory
+    const std::lock_guard lock(engine_->mutex());
+    incoming_.clear();
+    throw;
+  }
   if (!finished) {
     COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(*item), closed_text(item->peer));
     throw_error("CollTimeout", describe(*item), ": not done within ", timeout_s, " s");

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -45,19 +46,32 @@ class MessageWork(Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the message and return True.
 
+        Args:
+            timeout: Longest time to wait; then the message is still under way. By default it is
+                the time limit of the group, which ends the group, as with any other call: whoever
+                has called ``send`` or ``recv`` cannot wait again, and may use the tensor.
+
         Raises:
             BackendTimeout: If it has not come by then.
             DistBackendError: If it cannot come any more, or has another size or type.
         """
         try:
-            if not self._ended:
-                self._wait(seconds(timeout) or min(self._group._timeout_s, threading.TIMEOUT_MAX))
-            if self._error is not None:
-                raise self._error
-            return True
+            limit = seconds(timeout)
+            return self._await(limit)
+        except BackendTimeout as error:
+            if limit is None:
+                self._group._give_up(error)
+            raise
         except BaseException as error:
             self._group._interrupted(error)
             raise
+
+    def _await(self, limit: float | None) -> bool:
+        if not self._ended:
+            self._wait(limit or min(self._group._timeout_s, threading.TIMEOUT_MAX))
+        if self._error is not None:
+            raise self._error
+        return True
 
     def _wait(self, limit: float) -> None:
         if self._group._background.forked:
@@ -150,7 +164,7 @@ class MessageWork(Work):
 
     def _complete(self, promise: torch.futures.Future) -> None:
         try:
-            self.wait()
+            self._await(None)
         except BaseException as error:  # after a timeout the message is still under way
             self._late = error
         promise.set_result(None)
@@ -231,6 +245,16 @@ class Messages:
         if not isinstance(error, Exception):
             self._ended_by(error)
             self._close_messages()
+
+    def _give_up(self, error: BackendTimeout) -> NoReturn:
+        """End the group, and then all messages, because one takes longer than the group allows."""
+        with contextlib.suppress(CollError):  # it is at an end already
+            self._session.abort(f"rank {self._rank} gave up waiting for a message: {error}")
+        self._close_messages()
+        raise BackendTimeout(
+            f"{error}. That was the time limit of the group, which is at an end; to wait for a "
+            "message for some time only, pass a timeout to the wait() of isend or irecv"
+        ) from error
 
     def _close_messages(self) -> None:
         self._postbox.close()
