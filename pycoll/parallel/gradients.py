@@ -197,7 +197,15 @@ class Gradients:
         return self._flight[1][:count]
 
     def reset(self) -> None:
-        """Forget what a step that failed has left."""
+        """Forget what a step that failed has left, once nobody works on it any more.
+
+        A reduction still in flight reads and writes `kept`, where the next gradients go.
+
+        Raises:
+            CollError: If it fails; it does when ranks have failed at different places.
+        """
+        if self._flight is not None:  # it stays if the wait fails: the next step must wait, too
+            self._flight[0].wait()
         self._sums.stack, self._flight, self.result = [], None, None
         self._terms, self.bad, self._data, self._lent = {}, set(), None, False
 
