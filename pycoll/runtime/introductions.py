@@ -137,8 +137,8 @@ class Introductions:
         Raises:
             TransportError: If a rank cannot be reached, with the addresses that were tried.
         """
-        others = len(self._places) - 1
-        until, next_look = time.monotonic() + limit_s, 0.0
+        others, until, next_look = len(self._places) - 1, time.monotonic() + limit_s, 0.0
+        self._given_up = given_up
         while len(self._ready) < others:
             now = time.monotonic()
             if now >= until:
@@ -147,8 +147,6 @@ class Introductions:
                 next_look = now + _PAUSE_S
                 if why := given_up():
                     raise TransportError(why)
-            for call in [c for c in self._calls.values() if now >= c.until]:
-                self._drop(call, "no answer")
             with contextlib.suppress(OSError):
                 spare.fill(others + 2 - len(self.found) - len(self._calls))
             for peer in [p for p, (when, _) in self._turns.items() if now >= when]:
@@ -158,6 +156,8 @@ class Introductions:
                     self._take(now, spare)
                 elif key.data.line.fileno() >= 0:  # it was not dropped for one who came just now
                     self._go_on(key.data)
+            for call in [c for c in self._calls.values() if now >= c.until]:
+                self._drop(call, "no answer")  # nor has one come while this rank was stopped
             self._tell()
 
     def close(self) -> None:
@@ -251,7 +251,7 @@ class Introductions:
         known = secrets.compare_digest(word, bytes.fromhex(self._places[self._rank].word))
         if not known or not self._rank < peer < len(self._places):
             raise ConnectionError("a stranger")
-        call.peer = peer
+        call.peer, call.until = peer, float("inf")  # it hangs up itself if it takes another way
         call.line.send(_WELCOME)
         yield from call.read(len(_CONFIRMED))
         yield from self._agreed(call)
@@ -264,7 +264,7 @@ class Introductions:
         try:
             yield from call.read(len(_READY))
         except OSError:
-            raise TransportError(f"{self._names[call.peer]} has given up or died") from None
+            raise self._gone(call.peer) from None
         self._ready.add(call.peer)
 
     def _tell(self) -> None:
@@ -276,7 +276,14 @@ class Introductions:
             try:
                 line.send(_READY)
             except OSError:
-                raise TransportError(f"{self._names[peer]} has given up or died") from None
+                raise self._gone(peer) from None
+
+    def _gone(self, peer: int) -> TransportError:
+        """Say why a rank has hung up: a third one may be to blame, which has told so before."""
+        with contextlib.suppress(Exception):  # the store may have gone with the rank
+            if why := self._given_up():
+                return TransportError(why)
+        return TransportError(f"{self._names[peer]} has given up or died")
 
     def _who_is_missing(self) -> str:
         for peer in range(self._rank):

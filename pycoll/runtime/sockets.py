@@ -89,11 +89,13 @@ def connect(
         try:
             calls.run(timeout_s, spare, given_up)
         except BaseException as error:  # an interrupt, too
-            for found in calls.found.values():
-                found.close()
-            with contextlib.suppress(Exception):  # the store may be what has failed
-                if board is not None and not given_up():
-                    board.set(key, f"{names[rank]} cannot join: {in_words(error)}")
+            try:
+                with contextlib.suppress(Exception):  # the store may be what has failed
+                    if board is not None and not given_up():
+                        board.set(key, f"{names[rank]} cannot join: {in_words(error)}")
+            finally:  # not before: whoever sees a connection end looks at the board
+                for found in calls.found.values():
+                    found.close()
             raise
     return [calls.found.get(r) for r in range(len(names))]
 

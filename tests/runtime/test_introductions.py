@@ -176,6 +176,72 @@ def test_a_rank_that_fails_tells_the_others(monkeypatch):
     assert others == ["TransportError: rank 0 cannot join: KeyboardInterrupt"] * 2
 
 
+def test_a_rank_that_fails_tells_before_it_hangs_up(monkeypatch):
+    """Rank 1 sees the connection end, and has looked at the board just before."""
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
+    tell = Introductions._tell
+
+    def interrupted(self):
+        if self._rank == 0 and self.found:
+            raise KeyboardInterrupt
+        tell(self)
+
+    class Slow(Board):
+        def set(self, key, value):
+            time.sleep(0.5)
+            super().set(key, value)
+
+    monkeypatch.setattr(Introductions, "_tell", interrupted)
+    first, second = outcomes(2, 20, board=Slow())
+    assert first == "KeyboardInterrupt: "
+    assert second == "TransportError: rank 0 cannot join: KeyboardInterrupt"
+
+
+def test_a_rank_that_hangs_up_because_of_a_third():
+    """The reason is on the board by then, whenever that was looked at last."""
+    told = []
+
+    def gives_up():
+        line, _ = server.accept()
+        line.recv(20, socket.MSG_WAITALL)
+        line.sendall(introductions._WELCOME)
+        line.recv(1)
+        told.append("rank 2 cannot join")
+        line.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("", 0)) as own:
+        place = sockets.Place(server.getsockname()[1], ["127.0.0.1"], "00" * 16)
+        rank_0 = threading.Thread(target=gives_up)
+        rank_0.start()
+        rank_1, spare = Introductions(own, [place, place], 1, names(2)), introductions.Spare()
+        with pytest.raises(TransportError, match="rank 2 cannot join"):
+            rank_1.run(20, spare, lambda: "".join(told))
+        rank_0.join()
+        spare.fill(0)
+        rank_1.close()
+        rank_1.found[0].close()
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_rank_that_is_stopped_for_longer_than_a_call_may_take(monkeypatch, stopped, step):
+    """After any step with the other one: what has come meanwhile counts."""
+    monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(introductions, "_CALL_S", 0.3)
+    go_on, steps = Introductions._go_on, []
+
+    def slow(self, call):
+        go_on(self, call)
+        if self._rank == stopped:
+            steps.append(call)
+            if len(steps) == step:
+                time.sleep(0.8)
+
+    monkeypatch.setattr(Introductions, "_go_on", slow)
+    assert outcomes(2, 20) == ["", ""]
+    assert len(steps) >= step
+
+
 def exchange_by_files(folder, rank, n):
     """Return an exchange between processes."""
 
