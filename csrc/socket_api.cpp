@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "error.h"
@@ -107,7 +108,7 @@ bool SocketApi::test(MpiRequest& req) {
   Peer& p = peer(operation->peer);
   if (p.lost && !p.said_goodbye && operation->receives && !notice_waits(p, operation->tag)) {
     p.told.insert(notices_of(operation->tag));
-    throw_error("PeerLost", p.name, " died: its connection has ended");
+    throw_loss(p);
   }
   return false;
 }
@@ -117,7 +118,7 @@ bool SocketApi::probe(int src, int tag, MpiHandle) {
   const Peer& p = peer(src);
   const auto found = p.arrived.find(tag);
   if (found != p.arrived.end() && !found->second.empty()) return true;
-  COLL_CHECK(!p.told.contains(tag), "PeerLost", p.name, " died: its connection has ended");
+  if (p.told.contains(tag)) throw_loss(p);
   return false;
 }
 
@@ -155,6 +156,7 @@ void SocketApi::send_queued(Peer& p) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && errno == EAGAIN) break;
     if (n < 0) {  // what was received before is still to be read; then the loss shows
+      shutdown(p.socket, SHUT_RDWR);  // the other end may have half a frame
       for (Outgoing& dropped : p.queue) {
         if (dropped.operation != nullptr) dropped.operation->done = true;
       }
@@ -181,6 +183,7 @@ void SocketApi::lose(Peer& p) {
   if (p.lost) return;
   p.lost = true;
   epoll_ctl(epoll_, EPOLL_CTL_DEL, p.socket, nullptr);
+  shutdown(p.socket, SHUT_RDWR);  // the other end hears of it if the fault is here
   for (Outgoing& out : p.queue) {
     if (out.operation != nullptr) out.operation->done = true;
   }
@@ -189,9 +192,21 @@ void SocketApi::lose(Peer& p) {
   p.message = nullptr;
 }
 
+void SocketApi::throw_loss(const Peer& p) {
+  COLL_CHECK(p.refused_bytes == 0, "PeerLost", p.name, " is lost: there was no memory for a ",
+             "message of ", p.refused_bytes, " bytes from it that nobody had asked for yet, ",
+             "so its connection was ended");
+  throw_error("PeerLost", p.name, " died: its connection has ended");
+}
+
 // Reads what has come. The mutex is held.
 void SocketApi::receive(Peer& p) {
-  for (int turn = 0; turn < kTurns && !p.lost && receive_some(p); ++turn) {
+  try {
+    for (int turn = 0; turn < kTurns && !p.lost && receive_some(p); ++turn) {
+    }
+  } catch (const std::bad_alloc&) {  // there may be none for a text now either
+    p.refused_bytes = std::max<uint64_t>(1, p.frame.nbytes);
+    lose(p);
   }
 }
 

@@ -4,7 +4,8 @@
 // its data. A thread reads and writes whatever can be read and written, so messages proceed while
 // the rank computes. Messages of one rank with one tag arrive in the order in which they were sent.
 //
-// A connection that ends without a goodbye is a rank that died.
+// A connection that ends without a goodbye is a rank that died. One that brings a message for which
+// there is no memory is ended: nothing behind that message could be read.
 #pragma once
 
 #include <deque>
@@ -73,6 +74,7 @@ class SocketApi : public MpiApi {
     int socket = -1;
     std::string name;
     bool lost = false, said_goodbye = false;
+    uint64_t refused_bytes = 0;  // of the message for which there was no memory
     std::deque<Outgoing> queue;
     Frame frame;                     // of the message that is being read
     uint64_t read = 0;               // of frame and data
@@ -93,6 +95,7 @@ class SocketApi : public MpiApi {
   void end_message(Peer& peer);
   void send_queued(Peer& peer);
   void lose(Peer& peer);
+  [[noreturn]] static void throw_loss(const Peer& peer);
   void watch(Peer& peer);
   bool notice_waits(const Peer& peer, int tag) const;
 

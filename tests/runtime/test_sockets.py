@@ -1,10 +1,12 @@
 """Connections between hosts: addresses, strangers, and messages of any size in order."""
 
 import os
+import resource
 import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from pycoll.errors import TransportError
 from pycoll.runtime import sockets
 from pycoll.runtime.hosts import Card
 from pycoll.runtime.mpi_session import MpiJob, MpiSession
+from pycoll.testing import run_processes
 from pycoll.types import Kind
 
 
@@ -109,6 +112,64 @@ def test_what_comes_after_the_mail_of_a_rank_has_gone():
         return True
 
     assert meet(2, body) == [True, True]
+
+
+def mail_of(sockets_by_rank, rank):
+    api = sockets.open_api(sockets_by_rank, names(2))
+    engines = [_C.MpiEngine(api, 0, [0, 1], rank, context, 10.0, 2) for context in (1, 2)]
+    return api, *map(_C.MpiMail, engines)
+
+
+def test_no_memory_for_a_message_that_nobody_has_asked_for():
+    """The receiver has an error that says so, and lives; the sender hears that it is cut off.
+
+    Who receives looks at other mail than that which brings it, or would ask for the message.
+    """
+    nbytes = 256 << 20
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [socket.create_connection(server.getsockname()), server.accept()[0]]
+
+    def body(comm):
+        own, other = ends[comm.rank], ends[1 - comm.rank]
+        other.close()
+        api, mail, other_mail = mail_of([None, own] if comm.rank == 0 else [own, None], comm.rank)
+        x = np.zeros(4, np.uint8)
+        if comm.rank == 0:
+            data = np.ones(nbytes, np.uint8)
+            comm.barrier()
+            mail.send(data.ctypes.data, nbytes, 1, 1, 3, 10.0)
+            comm.barrier()
+            with pytest.raises(_C.EngineError, match=r"PeerLost(.|\n)*connection has ended"):
+                other_mail.recv(x.ctypes.data, 4, 1, 1, 5, 10.0)
+        else:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            limit = pages * resource.getpagesize() + (64 << 20)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+            comm.barrier()
+            comm.barrier()
+            with pytest.raises(_C.EngineError, match=r"PeerLost(.|\n)*no memory for a message"):
+                other_mail.recv(x.ctypes.data, 4, 1, 0, 5, 10.0)
+        comm.barrier()
+        api.close()
+
+    run_processes(2, body, timeout=40)
+    for end in ends:
+        end.close()
+
+
+def test_a_connection_that_takes_no_more():
+    """A message may be half there: the rest of the connection is of no use to either end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [socket.create_connection(server.getsockname()), server.accept()[0]]
+    broken, (api, mail, _) = ends[0].dup(), mail_of([None, ends[0]], 0)
+    broken.shutdown(socket.SHUT_WR)
+    broken.close()
+    x = np.zeros(4, np.uint8)
+    mail.send(x.ctypes.data, 4, 1, 1, 3, 10.0)
+    with pytest.raises(_C.EngineError, match=r"PeerLost(.|\n)*connection has ended"):
+        mail.recv(x.ctypes.data, 4, 1, 1, 5, 5.0)
+    api.close()
+    ends[1].close()
 
 
 def test_two_threads_receive_at_once():
