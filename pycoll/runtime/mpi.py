@@ -6,6 +6,7 @@ calls the library that mpi4py has loaded. `mpi4py` is imported only when a job r
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,23 @@ def world(environ: Mapping[str, str] | None = None) -> Any:
             f"which knows of one: {_HINT}"
         )
     return comm if comm.size > 1 else None
+
+
+def can_begin(size: int, nested: bool) -> bool:
+    """Tell whether `world` would return on this rank, if all ranks of a group call it.
+
+    MPI_Init waits without limit for every process that the launcher has started. So they have to be
+    the ranks of the group, unless MPI is there already.
+
+    Args:
+        size: Number of ranks of the group.
+        nested: Whether this process was started by one that the MPI launcher has started.
+    """
+    loaded = sys.modules.get("mpi4py.MPI")
+    if loaded is not None:
+        return not _unusable(loaded)
+    fits = 1 < launched_size(environment()) == size and not nested
+    return fits and importlib.util.find_spec("mpi4py") is not None
 
 
 def _unusable(MPI: Any) -> str:

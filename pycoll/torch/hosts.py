@@ -109,7 +109,12 @@ def _socket_job(
 
 
 def _mpi_job(exchange: Exchange, cards: list[Card], hosts: tuple[int, ...]) -> MpiJob | None:
-    """Make a communicator of the group if all its ranks belong to one MPI job."""
+    """Make a communicator of the group if all its ranks belong to one MPI job.
+
+    Nobody begins with what MPI puts no limit to before all ranks are about to do the same.
+    """
+    if not all(exchange("begin-mpi", mpi.can_begin(len(cards), dist.is_torchelastic_launched()))):
+        return None
     world, refusal = None, ""
     try:
         world = mpi.world()
