@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import pycoll.torch  # noqa: F401 - registers the backend
+from pycoll.runtime import mpi_jobs
 from worlds_torch import take_host
 
 LIMIT = timedelta(seconds=15)
@@ -47,6 +48,58 @@ def all_ranks(rank, n):
     dist.all_reduce(x)
     assert (x == n).all()
     return dist.group.WORLD._session.transport
+
+
+def again(rank, n):
+    """Make groups of the same ranks; return how many communicators of MPI that took."""
+    made, create = [], mpi_jobs.create_group
+
+    def counting(*given):
+        made.append(given)
+        return create(*given)
+
+    mpi_jobs.create_group = counting
+    all_ranks(rank, n)
+    kept = [dist.new_group(list(range(n)), timeout=LIMIT, backend="pycoll") for _ in range(2)]
+    for i in range(5):
+        group = dist.new_group(list(range(n)), timeout=LIMIT, backend="pycoll")
+        works = []
+        for factor, each in enumerate((group, *kept), 1):  # their messages are under way together
+            x = torch.full((20_000,), float(factor + i))
+            works.append((dist.all_reduce(x, group=each, async_op=True), x, n * (factor + i)))
+        for work, x, want in reversed(works):
+            work.wait()
+            assert (x == want).all()
+        dist.destroy_process_group(group)
+    return len(made)
+
+
+def late(rank, n):
+    """Let rank 1 stop for a while when a communicator is made."""
+    create = mpi_jobs.create_group
+    if rank == 1:
+        mpi_jobs.create_group = lambda *given: (time.sleep(6), create(*given))[1]
+    start = time.monotonic()
+    try:
+        init("pycoll", timedelta(seconds=2))
+        text = "made"
+    except dist.DistBackendError as error:
+        text = str(error)
+    return [text, time.monotonic() - start]
+
+
+def refused(rank, n):
+    """Let MPI have no more communicators."""
+    from mpi4py import MPI
+
+    def create(*given):
+        raise MPI.Exception(MPI.ERR_OTHER)
+
+    mpi_jobs.create_group = create
+    try:
+        return all_ranks(rank, n)
+    except dist.DistBackendError as error:
+        return str(error)
 
 
 def main():

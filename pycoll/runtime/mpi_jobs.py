@@ -2,17 +2,20 @@
 
 Jobs serve again: an MPI has some thousands of communicators to give, and a job that has sent
 messages cannot know when its own may be freed. So they are an attribute of mpi4py's communicator,
-by the number of the host of each of its ranks.
+by the number of the host of each of its ranks; another one has those of parts of the ranks.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import threading
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 from pycoll import _C
+from pycoll.errors import CollTimeout, TransportError
 from pycoll.runtime.hosts import Card
 from pycoll.runtime.mpi_session import MpiJob
 from pycoll.runtime.reports import raising
@@ -23,13 +26,17 @@ Jobs = dict[tuple[int, ...], MpiJob]
 
 def jobs_of(MPI: Any, comm: Any) -> Jobs:
     """Return what was made from a communicator before."""
-    if comm.Get_attr(_key(MPI)) is None:
-        comm.Set_attr(_key(MPI), {})
-    return comm.Get_attr(_key(MPI))
+    return _kept(comm, _key(MPI, "all its ranks"))
+
+
+def _kept(comm: Any, key: int) -> Jobs:
+    if comm.Get_attr(key) is None:
+        comm.Set_attr(key, {})
+    return comm.Get_attr(key)
 
 
 @functools.cache
-def _key(MPI: Any) -> int:
+def _key(MPI: Any, what: str) -> int:
     return MPI.Comm.Create_keyval()
 
 
@@ -83,6 +90,81 @@ def find_job(
             raise
         jobs[hosts] = made
     return jobs[hosts]
+
+
+def find_group(
+    MPI: Any,
+    world: Any,
+    ranks: tuple[int, ...],
+    cards: list[Card],
+    hosts: tuple[int, ...],
+    exchange: Callable[[str, Any], list[Any]],
+    timeout_s: float,
+) -> MpiJob:
+    """Return the job of a part of the ranks, made before or now; a collective of those.
+
+    Args:
+        MPI: The module ``mpi4py.MPI``.
+        world: Communicator of all.
+        ranks: Their numbers in it, in the order of the new ones.
+        cards: What each of them has said about itself.
+        hosts: Number of the host of each of them.
+        exchange: Gathers values from all of them by another way than MPI.
+        timeout_s: Longest time to wait for the others.
+
+    Raises:
+        CollTimeout: If a rank stops or dies meanwhile.
+        TransportError: If MPI has no more communicators, or a rank no memory.
+    """
+    jobs, key = _kept(world, _key(MPI, "parts")), (*ranks, *hosts)
+
+    def make() -> MpiJob:
+        try:
+            comm = create_group(MPI, world, ranks, timeout_s)
+        except MPI.Exception as error:
+            text = f"{library(MPI)} gives no communicator for ranks {list(ranks)}: {error}"
+            raise TransportError(text) from error
+        return make_job(MPI, comm, cards, hosts)
+
+    if not all(exchange("has-job", key in jobs)):  # one may have failed when others had theirs
+        tell = lambda text: exchange("makes-job", text)  # noqa: E731
+        jobs[key] = make_everywhere(make, tell, undo=None)
+    return jobs[key]
+
+
+def create_group(MPI: Any, world: Any, ranks: tuple[int, ...], timeout_s: float) -> Any:
+    """Return a communicator of a part of the ranks; a collective of those, all of whom have come.
+
+    MPI_Comm_create_group cannot be given up. So a thread calls it, which stays in it if a rank does
+    not; below MPI_THREAD_MULTIPLE nothing limits the time.
+
+    Raises:
+        CollTimeout: If it takes too long.
+    """
+    tag, found = zlib.crc32(repr(ranks).encode()) & 0x7FFF, []
+
+    def create() -> None:
+        try:
+            found.append((world.Create_group(world.group.Incl(ranks), tag), None))
+        except BaseException as error:  # for who waits
+            found.append((None, error))
+
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        thread = threading.Thread(target=create, daemon=True)
+        thread.start()
+        thread.join(min(timeout_s, threading.TIMEOUT_MAX))
+    else:
+        create()
+    if not found:
+        raise CollTimeout(
+            f"start-up: a rank has come to it, but not made a communicator within {timeout_s:g} s: "
+            f"stopped, dead or busy. Rank {world.rank} of MPI has given up"
+        )
+    comm, error = found[0]
+    if error is not None:
+        raise error
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    return comm
 
 
 def make_job(MPI: Any, comm: Any, cards: list[Card], hosts: tuple[int, ...]) -> MpiJob:

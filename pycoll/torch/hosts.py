@@ -7,7 +7,6 @@ they are those of `pycoll.runtime.mpi_session`: the same schedules, checks and b
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -77,16 +76,16 @@ def join_hosts(
     shared = share(exchange_bytes, rank, places, [card.pid for card in cards])
     names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
     try:
-        over_mpi = _mpi_job(exchange, cards, shared.hosts)
+        limit = config.timeout_s
+        over_mpi = _way_over_mpi(exchange, cards, shared.hosts, limit)
         ends: sockets.Sockets = []
         if over_mpi is None:
-            towards, limit = _host_of(store), config.timeout_s
-            ends = sockets.connect(exchange, rank, names, towards, limit, store)
+            ends = sockets.connect(exchange, rank, names, _host_of(store), limit, store)
         topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
 
         def make() -> MpiSession:
-            job = over_mpi or _socket_job(ends, names, cards, shared.hosts)
-            place = job, list(range(len(cards))), rank, 0, config
+            job, context = over_mpi or (_socket_job(ends, names, cards, shared.hosts), 0)
+            place = job, list(range(len(cards))), rank, context, config
             if topology.useful:
                 return HostsGroup(*place, mpi.open_node(topology, shared, config), topology)
             return MessageGroup(*place)
@@ -108,8 +107,10 @@ def _socket_job(
     return MpiJob(sockets.open_api(ends, names), None, 0, cards, hosts, "TCP")
 
 
-def _mpi_job(exchange: Exchange, cards: list[Card], hosts: tuple[int, ...]) -> MpiJob | None:
-    """Make a communicator of the group if all its ranks belong to one MPI job.
+def _way_over_mpi(
+    exchange: Exchange, cards: list[Card], hosts: tuple[int, ...], limit: float
+) -> tuple[MpiJob, int] | None:
+    """Find the job and the number of a new group in it; None if its ranks are of no one MPI job.
 
     Nobody begins with what MPI puts no limit to before all ranks are about to do the same.
     """
@@ -120,12 +121,11 @@ def _mpi_job(exchange: Exchange, cards: list[Card], hosts: tuple[int, ...]) -> M
         world = mpi.world()
     except Exception as error:
         refusal = str(error)
-    said = exchange("mpi", [world.rank, world.size] if world is not None else [-1, refusal])
-    ranks = [entry[0] for entry in said]
+    said = exchange("mpi-rank", [world.rank, world.size] if world is not None else [-1, refusal])
+    ranks = tuple(entry[0] for entry in said)
     if min(ranks) < 0 or len({entry[1] for entry in said}) > 1 or len(set(ranks)) < len(ranks):
         return None
-    MPI = mpi.load()
-    tag = zlib.crc32(repr(ranks).encode()) & 0x7FFF
-    comm = world.Create_group(world.group.Incl(ranks), tag)
-    comm.Set_errhandler(MPI.ERRORS_RETURN)
-    return mpi_jobs.make_job(MPI, comm, cards, hosts)
+    job = mpi_jobs.find_group(mpi.load(), world, ranks, cards, hosts, exchange, limit)
+    topics = (f"context{i}" for i in itertools.count())
+    most = lambda number: max(exchange(next(topics), number))  # noqa: E731
+    return job, job.new_context(most, world.rank == ranks[0])

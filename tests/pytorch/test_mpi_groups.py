@@ -48,3 +48,20 @@ def test_launchers_that_the_mpi_launcher_has_started(tmp_path):
     script = tmp_path / "node.sh"
     script.write_text(f"exec {' '.join(torchrun)} --node-rank={node} {' '.join(program)}\n")
     assert outcomes(2, tmp_path, [], ("sh", str(script))) == [TCP, TCP]
+
+
+def test_groups_of_the_same_ranks_share_a_communicator(tmp_path):
+    assert run(3, tmp_path, "again") == [1, 1, 1]
+
+
+def test_a_rank_that_does_not_come_to_make_a_communicator(tmp_path):
+    found = run(3, tmp_path, "late")
+    assert found.pop(1)[0] != "made"
+    for text, seconds in found:
+        assert "not made a communicator within 2 s" in text
+        assert seconds < 12
+
+
+def test_no_communicator_is_left(tmp_path):
+    for text in run(2, tmp_path, "refused"):
+        assert "gives no communicator for ranks [0, 1]" in text
