@@ -73,12 +73,7 @@ def connect(
     with contextlib.ExitStack() as held:
         own, server, spare = _prepare(len(names), towards, held)
         places = [Place(*entry) for entry in exchange("sockets", own)]
-        if own.trouble:
-            raise TransportError(own.trouble)
-        if told := [
-            f"rank {r} cannot join: {p.trouble}" for r, p in enumerate(places) if p.trouble
-        ]:
-            raise TransportError("; ".join(told))
+        _stop_if_troubled(own, places)
         key = f"pycoll-sockets-{places[0].word}"  # of this try
         calls = Introductions(server, places, rank, names)
         held.callback(calls.close)
@@ -98,6 +93,14 @@ def connect(
                     found.close()
             raise
     return [calls.found.get(r) for r in range(len(names))]
+
+
+def _stop_if_troubled(own: Place, places: list[Place]) -> None:
+    if own.trouble:
+        raise TransportError(own.trouble)
+    troubles = [(r, place.trouble) for r, place in enumerate(places) if place.trouble]
+    if troubles:
+        raise TransportError("; ".join(f"rank {r} cannot join: {why}" for r, why in troubles))
 
 
 def _prepare(
