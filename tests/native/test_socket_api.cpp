@@ -117,8 +117,11 @@ void no_frames() {
       data.reset();
       char more[4];
       api.irecv(more, 4, 1, 5, 0, req);
-      peer.frame(tag, nbytes, magic);
-      if (nbytes == 12 || nbytes == 64) peer.write(std::string(size_t(nbytes), 'x').data(), nbytes);
+      // At once: the connection is ended as soon as the frame has been read.
+      const Frame frame{tag, static_cast<uint32_t>(magic), nbytes};
+      std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
+      if (nbytes == 12 || nbytes == 64) bytes.append(size_t(nbytes), 'x');
+      peer.write(bytes.data(), bytes.size());
       expect_lost(api, req, "no frame");
     }
   }
