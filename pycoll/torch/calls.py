@@ -110,7 +110,7 @@ class Calls:
             timeout_s: See `reduce`.
         """
         typed = out if x is None else x
-        if x is not None and kind not in _IN_PLACE and not self._is_own_block(kind, x, out):
+        if x is not None and kind not in _IN_PLACE and not self.is_own_block(kind, x, out):
             x = self._apart(x, out, site)
         mirrors = self._mirrors(kind, x, out) if self.symmetric else None
         size, number = typed.element_size(), code(typed.dtype)
@@ -144,7 +144,7 @@ class Calls:
         memory = self.session.memory if self.symmetric else None
         return self.session.refusing(lambda: apart(x, out, memory))
 
-    def _is_own_block(self, kind: Kind, x: torch.Tensor, out: torch.Tensor | None) -> bool:
+    def is_own_block(self, kind: Kind, x: torch.Tensor, out: torch.Tensor | None) -> bool:
         """Whether the input of an all_gather lies where its output is to be."""
         own = self.session.rank * x.nbytes
         return kind == Kind.ALL_GATHER and out.data_ptr() + own == x.data_ptr()

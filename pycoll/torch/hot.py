@@ -23,7 +23,6 @@ _STRIDED = torch.strided
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _MAX_HOT = 1024
 _Key = tuple[Kind, torch.dtype, int, ReduceOp | None, int]
-_OWN_BLOCK = Kind.ALL_GATHER  # its input may lie where its output is to be
 
 
 def _is_there(view: torch.Tensor, held: int) -> bool:
@@ -99,10 +98,8 @@ class Hot:
         return done([out])
 
     def _are_apart(self, kind: Kind, a: int, b: int, x: torch.Tensor, out: torch.Tensor) -> bool:
-        size = x.nbytes
-        if a + size <= b or b + out.nbytes <= a:
-            return True
-        return kind is _OWN_BLOCK and a == b + self._rank * size
+        apart = a + x.nbytes <= b or b + out.nbytes <= a
+        return apart or self._calls.is_own_block(kind, x, out)
 
     def _kept(self, job: Job, key: _Key | None, like: torch.Tensor) -> Job:
         """Return a job after which calls like it need none.
