@@ -1,14 +1,15 @@
 """Time collectives of ordinary arrays by the size of the cells that stage them.
 
-``python benchmarks/cells.py`` takes a minute and a half. The same ranks have communicators with
-cells of every size, which take turns; a ratio is of the same round, and the median counts. It
-prints a table and writes benchmarks/results/cells.md and .json.
+``python benchmarks/cells.py`` takes four minutes. The same ranks have communicators with cells of
+every size, which take turns; a ratio is of the same round, and the median counts. It prints a table
+and writes benchmarks/results/cells.md and .json.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import statistics
 import subprocess
@@ -30,11 +31,13 @@ WORLDS = (2, 4, 8)
 CELLS = (128 << 10, 256 << 10, 512 << 10, 1 << 20)
 SIZES = (1 << 20, 4 << 20, 16 << 20)
 COLLECTIVES = ("all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all")
+ARRAYS = ("again", "in turn")
 TURN_BYTES, ROUNDS, WARM = 32 << 20, 15, 8
+POOL_BYTES = 96 << 20  # of arrays in turn: more than the caches hold
 
 
-def call_of(comm, name, nbytes):
-    """Return what to call: a collective of float32 whose full vector has so many bytes."""
+def pair_of(comm, name, nbytes):
+    """Return input and output of a collective of float32 whose full vector has so many bytes."""
     part = nbytes // comm.world_size
     x = np.zeros((part if name == "all_gather" else nbytes) // 4, np.float32)
     out = np.zeros((part if name == "reduce_scatter" else nbytes) // 4, np.float32)
@@ -42,12 +45,24 @@ def call_of(comm, name, nbytes):
         out = x
     elif name == "reduce" and comm.rank > 0:
         out = None
-    return lambda comm: getattr(comm, name)(x, out=out)
+    return x, out
 
 
-def measure(comms, name, nbytes):
+def call_of(comm, name, nbytes, arrays):
+    """Return what to call: the collective on the same arrays again, or on many in turn."""
+    slots = 1 if arrays == "again" else max(2, POOL_BYTES // nbytes)
+    turn = itertools.cycle([pair_of(comm, name, nbytes) for _ in range(slots)])
+
+    def call(comm):
+        x, out = next(turn)
+        getattr(comm, name)(x, out=out)
+
+    return call
+
+
+def measure(comms, name, nbytes, arrays):
     """Return the times of a call by rounds, with cells of every size."""
-    call = call_of(comms[0], name, nbytes)
+    call = call_of(comms[0], name, nbytes, arrays)
     count = max(2, min(40, TURN_BYTES // nbytes))
     for comm in comms:
         batches(comm, functools.partial(call, comm), WARM, 1)
@@ -64,27 +79,47 @@ def rank():
     """Measure; rank 0 prints a line of JSON for each collective and size."""
     with pycoll.init(tuning="off") as comm:
         session, config = comm._session, comm._session.config
-        for name in COLLECTIVES:
-            for nbytes in SIZES:
-                with contextlib.ExitStack() as stack:  # what one has found out is not the other's
-                    comms = []
-                    for cell in CELLS:
-                        session.config = dataclasses.replace(config, cell_bytes=cell)
-                        comms.append(stack.enter_context(comm.dup()))
-                    rounds = measure(comms, name, nbytes)
-                if comm.rank == 0:
-                    row = {"n": comm.world_size, "collective": name, "bytes": nbytes}
-                    print(json.dumps(row | {"rounds": rounds}), flush=True)
+        for name, nbytes, arrays in itertools.product(COLLECTIVES, SIZES, ARRAYS):
+            with contextlib.ExitStack() as stack:  # what one has found out is not the other's
+                comms = []
+                for cell in CELLS:
+                    session.config = dataclasses.replace(config, cell_bytes=cell)
+                    comms.append(stack.enter_context(comm.dup()))
+                rounds = measure(comms, name, nbytes, arrays)
+            if comm.rank == 0:
+                row = {"n": comm.world_size, "collective": name, "bytes": nbytes, "arrays": arrays}
+                print(json.dumps(row | {"rounds": rounds}), flush=True)
 
 
 def line_of(row):
     """Return one line of the table."""
     usual = CELLS.index(Config.cell_bytes)
-    cells = [row["collective"], str(row["n"]), sized(row["bytes"])]
+    cells = [row["collective"], str(row["n"]), sized(row["bytes"]), row["arrays"]]
     for way in zip(*row["rounds"], strict=True):
         ratio = statistics.median(t / r[usual] for t, r in zip(way, row["rounds"], strict=True))
         cells.append(f"{1e6 * statistics.median(way):.0f} us ({ratio:.2f})")
     return f"| {' | '.join(cells)} |"
+
+
+def summary(rows):
+    """Return the table of the means over sizes and collectives."""
+    usual = CELLS.index(Config.cell_bytes)
+    lines = [
+        f"| ranks | arrays | {' | '.join(map(sized, CELLS))} |",
+        "|---" * (2 + len(CELLS)) + "|",
+    ]
+    for n, arrays in itertools.product(WORLDS, ARRAYS):
+        ratios = [
+            [
+                statistics.median(t / r[usual] for t, r in zip(way, row["rounds"], strict=True))
+                for way in zip(*row["rounds"], strict=True)
+            ]
+            for row in rows
+            if (row["n"], row["arrays"]) == (n, arrays)
+        ]
+        means = [f"{statistics.geometric_mean(way):.2f}" for way in zip(*ratios, strict=True)]
+        lines.append(f"| {n} | {arrays} | {' | '.join(means)} |")
+    return [*lines, ""]
 
 
 def main():
@@ -102,12 +137,12 @@ def main():
         rows += [json.loads(line) for line in done.stdout.splitlines()]
         print(f"{n} ranks are done", flush=True)
     about = (
-        "Ordinary arrays of float32, the same again; medians, and how long that takes as a part of "
-        f"the time with cells of {sized(Config.cell_bytes)}, the default: the median over rounds "
-        "in which all sizes took turns."
+        "Ordinary arrays of float32, the same again or many in turn; medians, and how long that "
+        f"takes as a part of the time with cells of {sized(Config.cell_bytes)}, the default: the "
+        "median over rounds in which all sizes took turns, and first the means of all."
     )
-    head = f"| collective | ranks | size | {' | '.join(map(sized, CELLS))} |"
-    table = [head, "|---" * (3 + len(CELLS)) + "|", *map(line_of, rows)]
+    head = f"| collective | ranks | size | arrays | {' | '.join(map(sized, CELLS))} |"
+    table = [*summary(rows), head, "|---" * (4 + len(CELLS)) + "|", *map(line_of, rows)]
     pages.write(
         args.name, "cells.py", "Cells of different sizes", about, table, cells=CELLS, rows=rows
     )

@@ -21,7 +21,8 @@ BLOCK_S = 40e-6  # a block of calls takes at least this long
 POOL_BYTES = 96 << 20  # rotating buffers: more than the last cache holds
 MAX_SLOTS = 512
 PARTS = 8  # of the blocks of a cell
-WARM = 16  # calls before ranks agree whether there is time for more, until each array was used
+WARM = 8  # calls before ranks agree whether there is time for more
+SETTLED = 32  # calls until who tries several ways has found the fastest; and each array is used
 PATIENCE = 5  # budgets that a cell may take
 SLOW_S = 0.1  # a call that takes longer is made twice, and that is all
 
@@ -116,8 +117,8 @@ class Cell:
         if self._lib.agree(int(first > SLOW_S)):
             return np.array([first, block(1)])
         end = time.perf_counter() + PATIENCE * budget_s
-        for _ in range(-(-slots // WARM)):  # a process pays once for every page that it maps
-            block(min(slots, WARM))
+        for _ in range(-(-max(slots, SETTLED) // WARM)):  # and a page costs when it is first used
+            block(WARM)
             if self._lib.agree(int(time.perf_counter() > end)):
                 break
         block(3)
