@@ -33,7 +33,7 @@ def ends_group(operation: _F) -> _F:
     """Make an operation of a process group end the group if it is interrupted, wherever that is.
 
     Those that are made again and again, see `pycoll.torch.hot`, have a ``try`` of their own, which
-    costs nothing.
+    costs nothing; this costs 0.2 us of their 5.
     """
 
     @functools.wraps(operation)
