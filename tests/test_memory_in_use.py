@@ -47,25 +47,40 @@ def test_a_forked_child_is_in_no_call(async_op):
     assert run_processes(2, rank) == [(0, 3), (None, 3)]
 
 
-def test_an_array_that_a_call_of_another_thread_uses_stays_where_it_is():
+@pytest.mark.parametrize("staged", ["neither", "x", "out"])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_an_array_that_a_call_uses_stays_where_it_is(staged, async_op):
+    """Also where peers do not work on it because the other array is an ordinary one."""
+
     def rank(comm):
-        x = np.ones(1 << 16)
-        comm.register(x)
+        x, out = np.ones(1 << 16), np.empty(1 << 16)
+        mine = out if staged == "x" else x
+        if staged == "neither":
+            out = x
+        comm.register(mine)
         if comm.rank == 1:
             comm.recv(np.empty(1), 0)
-            return comm.all_reduce(x, out=x).max()
-        thread = threading.Thread(target=lambda: comm.all_reduce(x, out=x))
+            return comm.all_reduce(x, out=out).max()
+        works = []
+
+        def call():
+            works.append(comm.all_reduce(x, out=out, async_op=async_op))
+
+        thread = threading.Thread(target=call)
         thread.start()
         deadline = time.monotonic() + 10
-        registration = comm._session.memory._registered[x.ctypes.data][1]
-        while not registration.is_held:  # until the call has begun
-            assert time.monotonic() < deadline
-        with pytest.raises(ArgumentError, match="in use by a call of another thread"):
-            comm.unregister(x)
+        registration = comm._session.memory._registered[mine.ctypes.data][1]
+        while not registration.is_held or (async_op and thread.is_alive()):
+            assert time.monotonic() < deadline  # until the call has begun
+        whose = "in the background" if async_op else "of another thread"
+        with pytest.raises(ArgumentError, match=f"in use by a call {whose}"):
+            comm.unregister(mine)
         comm.send(np.ones(1), 1)
         thread.join()
-        comm.unregister(x)
-        return x.max()
+        if async_op:
+            works[0].wait()
+        comm.unregister(mine)
+        return out.max()
 
     assert run_processes(2, rank) == [2, 2]
 

@@ -69,14 +69,14 @@ class Background:
         try:
             self._in_flight.append(flight)
             flight.ticket = self.guard(self.engine.submit, prepared.binding, *args)
-            for mirror in prepared.gathers:
+            for mirror in prepared.registered:
                 self.memory.lend(mirror, self.engine, flight.ticket)
             return self._queued(flight)
         except CollError:
             flight.ended = flight.ticket is None  # the engine has not taken it
             raise
         except BaseException as error:  # a signal handler's: it ends the communicator, as in a call
-            self._adrift.append((prepared, self.memory.hold(prepared.gathers)))
+            self._adrift.append((prepared, self.memory.hold(prepared.registered)))
             flight.ended = flight.ticket is None
             self.interrupted(error)
             raise

@@ -15,6 +15,7 @@ from pycoll.config import FOREVER_S
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays import ArrayView, as_reducible, check_output, new_like, overlap, view
 from pycoll.runtime.memory import Memory
+from pycoll.runtime.mirrors import Detour, Mirror
 from pycoll.runtime.plans import CallSpec, PlanCache
 from pycoll.runtime.prepared import Prepared, Request
 from pycoll.runtime.select import Choice, select
@@ -194,8 +195,10 @@ class Caller:
         plain = source is None or not source.apart
         prepared = Prepared(binding, in_ptr, out_ptr, result, keep, plain, spec=spec)
         prepared.two_levels = request.algorithm is None and choice.measured is None
+        mirrors = [v and self.memory.mirror(v) for v in (source, target)]
+        prepared.registered = tuple(mirror for mirror in mirrors if mirror is not None)
         if choice.direct and not input_only:
-            self._mirror(prepared, source, target)
+            self._mirror(prepared, target, *mirrors)
         return prepared
 
     def _bound(
@@ -240,11 +243,15 @@ class Caller:
         )
 
     def _mirror(
-        self, prepared: Prepared, source: ArrayView | None, target: ArrayView | None
+        self,
+        prepared: Prepared,
+        target: ArrayView | None,
+        read: Mirror | None,
+        written: Mirror | Detour | None,
     ) -> None:
         """Let a direct call work on registered arrays where the heap has them."""
-        read = self.memory.mirror(source) if source is not None else None
-        written = self.memory.reach(target) if target is not None else None
+        if target is not None and written is None:
+            written = self.memory.reach(target)
         if read is not None:
             prepared.in_ptr, prepared.gathers = read.address, (read,)
         if written is not None:

@@ -112,21 +112,19 @@ class Memory:
             whose = "in the background" if lent else "of another thread"
             raise ArgumentError(f"x is in use by a call {whose}; wait for it first")
 
-    def hold(self, mirrors: Sequence[Mirror | Detour]) -> list[_C.Hold]:
+    def hold(self, mirrors: Sequence[Mirror]) -> list[_C.Hold]:
         """Keep registered arrays where they are until the last of what this returns has ended.
 
         Raises:
             ArgumentError: If another thread has unregistered one meanwhile.
         """
-        whole = [mirror.registration for mirror in mirrors if isinstance(mirror, Mirror)]
-        return [raising(_C.Hold, registration) for registration in whole]
+        return [raising(_C.Hold, mirror.registration) for mirror in mirrors]
 
-    def lend(self, mirror: Mirror | Detour, engine: _C.Engine, ticket: int) -> None:
+    def lend(self, mirror: Mirror, engine: _C.Engine, ticket: int) -> None:
         """Note that a call in the queue of an engine uses a registered array, which is held."""
-        if isinstance(mirror, Mirror):
-            self._end_loans()
-            hold = raising(_C.Hold, mirror.registration)
-            self._lent.append(_Loan(mirror.registration, hold, weakref.ref(engine), ticket))
+        self._end_loans()
+        hold = raising(_C.Hold, mirror.registration)
+        self._lent.append(_Loan(mirror.registration, hold, weakref.ref(engine), ticket))
 
     def _end_loans(self) -> None:
         """Take back what calls in the background have used; any thread may, while others do."""
@@ -193,11 +191,11 @@ class Memory:
                 return first, found
             self._forget(first)
 
-    def reach(self, v: ArrayView) -> Mirror | Detour | None:
-        """Return where peers write an array, or None if it is where it is."""
+    def reach(self, v: ArrayView) -> Detour | None:
+        """Return where peers write an array without a mirror, or None if it is where it is."""
         if self.heap.contains(v.pointer, v.array.nbytes):
             return None
-        return self.mirror(v) or Detour(self.empty(v.array.shape, v.array.dtype), v.array)
+        return Detour(self.empty(v.array.shape, v.array.dtype), v.array)
 
     def has(self, v: ArrayView) -> bool:
         """Whether an array lies in the heap as it was made there."""

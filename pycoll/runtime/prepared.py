@@ -50,6 +50,7 @@ class Prepared:
         two_levels: Nobody has asked for an algorithm, so it may go through hosts first.
         plain: It works on the caller's own arrays, or a packed input: a call like it needs no
             preparation if they are of a kind that the hot path knows.
+        registered: Registered arrays, or parts of them, that stay where they are meanwhile.
         gathers, scatters: What lies elsewhere for the engine: arrays it reads, and those it writes.
     """
 
@@ -61,6 +62,7 @@ class Prepared:
     plain: bool = False
     spec: CallSpec | None = None
     two_levels: bool = False
+    registered: tuple[Mirror, ...] = ()
     gathers: tuple[Mirror | Detour, ...] = ()
     scatters: tuple[Mirror | Detour, ...] = ()
 

@@ -171,8 +171,8 @@ class Session(TaggedMessages, Refusals, Background):
     def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""
         held: list[_C.Hold] = []  # before it is looked up what lies where
-        if prepared.gathers:
-            held = self.refusing(lambda: self.memory.hold(prepared.gathers))
+        if prepared.registered:
+            held = self.refusing(lambda: self.memory.hold(prepared.registered))
         arrays = prepared.in_ptr, prepared.out_ptr
         site, around = self.refusing(lambda: (self.site(), prepared.detours()))
         try:

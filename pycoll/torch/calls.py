@@ -181,13 +181,19 @@ class Calls:
         if mirrors is None or bound not in self._direct:
             self.run(bound, x, out, site, timeout_s)
             return
-        for _, mirror in mirrors:
-            if mirror is not None:
+        registered = [mirror for _, mirror in mirrors if mirror is not None]
+        # A signal handler in the call has the lock of the group, too.
+        held = self.session.memory.hold(registered) if registered else []
+        try:
+            for mirror in registered:
                 mirror.gather()
-        pointers = (pointer for pointer, _ in mirrors)
-        self.session.guard(self.session.engine.run, bound, *pointers, site, timeout_s)
-        if mirrors[1][1] is not None:
-            mirrors[1][1].scatter()
+            pointers = (pointer for pointer, _ in mirrors)
+            self.session.guard(self.session.engine.run, bound, *pointers, site, timeout_s)
+            if mirrors[1][1] is not None:
+                mirrors[1][1].scatter()
+        finally:
+            for hold in held:
+                hold.end()
 
     def barrier(self, site: int, timeout_s: float) -> None:
         """Wait until every rank has made this call."""

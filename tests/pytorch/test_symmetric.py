@@ -1,6 +1,7 @@
 """Tensors in symmetric memory: the same results, and memory that is given back."""
 
 import gc
+import signal
 import time
 import weakref
 from collections import deque
@@ -75,6 +76,32 @@ def test_registered_tensors():
         assert torch.equal(x, 4 * torch.arange(1.0, 100_001) + 2)
 
     run_group(2, body)
+
+
+def test_what_a_call_uses_stays_where_it_is():
+    """A signal handler has the lock of the call that it interrupted."""
+
+    def body(rank, n):
+        group, x, refused = dist.group.WORLD, torch.full((100_000,), rank + 1.0), []
+        group.register_tensor(x)
+
+        def deregister(*_):
+            with pytest.raises(pycoll.torch.BackendArgumentError, match="in use by a call"):
+                group.deregister_tensor(x)
+            refused.append(True)
+            group.get_group_store().set("refused", "")
+
+        if rank == 0:
+            signal.signal(signal.SIGALRM, deregister)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+        else:
+            group.get_group_store().wait(["refused"])
+        dist.all_reduce(x)
+        assert (x == 3).all()
+        group.deregister_tensor(x)
+        return refused
+
+    assert run_group(2, body) == [[True], []]
 
 
 def test_some_ranks_only():
