@@ -121,7 +121,7 @@ void bind_mpi(py::module_& m) {
       .def(py::init(&make_api), "module"_a, "byte"_a, "tag_ub"_a, "multiple"_a, "proc_failed"_a);
   py::class_<SocketApi, MpiApi, std::shared_ptr<SocketApi>>(m, "SocketApi")
       .def(py::init<std::vector<int>, std::vector<std::string>>(), "sockets"_a, "names"_a)
-      .def("close", &SocketApi::close, Release())
+      .def("close", &SocketApi::close, "patience_s"_a = 1.0, Release())
       .def("forget", &SocketApi::forget);
   py::class_<MpiEngine, std::shared_ptr<MpiEngine>>(m, "MpiEngine")
       .def(py::init(&make_engine), "api"_a, "comm"_a, "members"_a, "rank"_a, "context"_a,

@@ -2,8 +2,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,11 +23,10 @@ namespace pycoll {
 namespace {
 
 constexpr uint32_t kMagic = 0x70634D31;
-constexpr int kGoodbye = -1;                     // instead of a tag
-constexpr int kTurns = 16;                       // reads from one rank before others have a turn
-constexpr uint64_t kReadBytes = 1 << 20;         // at a time
-constexpr uint64_t kFarewellNs = 1'000'000'000;  // for what is queued when it ends
-constexpr uint64_t kAnswerNs = 200'000'000;      // for the goodbyes of others
+constexpr int kGoodbye = -1;                 // instead of a tag
+constexpr int kTurns = 16;                   // reads from one rank before others have a turn
+constexpr uint64_t kReadBytes = 1 << 20;     // at a time
+constexpr uint64_t kAnswerNs = 200'000'000;  // for the goodbyes of others
 
 // Tag of the notices of the communicator to which a tag belongs.
 int notices_of(int tag) { return tag - tag % kLanes + static_cast<int>(Lane::kControl); }
@@ -287,7 +288,20 @@ void SocketApi::serve() {
   }
 }
 
-void SocketApi::close() {
+// Bytes that may not have reached the ranks that have not said goodbye, who still want them.
+uint64_t SocketApi::unsent() {
+  const std::lock_guard lock(mutex_);
+  uint64_t bytes = 0;
+  for (const Peer& p : peers_) {
+    if (p.socket < 0 || p.lost || p.said_goodbye) continue;
+    for (const Outgoing& out : p.queue) bytes += sizeof(Frame) + out.frame.nbytes - out.sent;
+    int in_system = 0;
+    if (ioctl(p.socket, SIOCOUTQ, &in_system) == 0) bytes += static_cast<uint64_t>(in_system);
+  }
+  return bytes;
+}
+
+void SocketApi::close(double patience_s) {
   if (getpid() != pid_) {
     if (thread_.joinable()) static_cast<void>(new std::thread(std::move(thread_)));
     return;
@@ -302,19 +316,22 @@ void SocketApi::close() {
       send_queued(p);
     }
   }
-  const auto all_are = [&](auto&& fine) {
-    const std::lock_guard lock(mutex_);
-    return std::all_of(peers_.begin(), peers_.end(),
-                       [&](const Peer& p) { return p.socket < 0 || p.lost || fine(p); });
-  };
   const WaitPolicy sleeping{.spins = 0, .yield_us = 0};
   const uint64_t start = now_ns();
-  wait_until(
-      sleeping, Bell{}, [&] { return all_are([](const Peer& p) { return p.queue.empty(); }); },
-      [&](Pulse) { return now_ns() >= start + kFarewellNs; });
-  wait_until(
-      sleeping, Bell{}, [&] { return all_are([](const Peer& p) { return p.said_goodbye; }); },
-      [&](Pulse) { return now_ns() >= start + kAnswerNs; });
+  uint64_t least = UINT64_MAX, deadline = 0;
+  const auto delivered = [&] {
+    const uint64_t left = unsent();
+    if (left < least) deadline = now_ns() + static_cast<uint64_t>(patience_s * 1e9);
+    least = std::min(least, left);
+    return left == 0;
+  };
+  wait_until(sleeping, Bell{}, delivered, [&](Pulse) { return now_ns() >= deadline; });
+  const auto answered = [&] {
+    const std::lock_guard lock(mutex_);
+    return std::all_of(peers_.begin(), peers_.end(),
+                       [&](const Peer& p) { return p.socket < 0 || p.lost || p.said_goodbye; });
+  };
+  wait_until(sleeping, Bell{}, answered, [&](Pulse) { return now_ns() >= start + kAnswerNs; });
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;

@@ -39,8 +39,10 @@ class SocketApi : public MpiApi {
   bool probe(int src, int tag, MpiHandle comm) override;
   void cancel(MpiRequest& req) override;
 
-  // Says goodbye once what is queued has left, or after a second. Idempotent.
-  void close();
+  // Says goodbye behind what is queued, and waits until the systems of the others have all of it:
+  // what comes for a connection that is closed before makes the system here drop the rest. Gives up
+  // when nothing has left for `patience_s`. Idempotent.
+  void close(double patience_s = 1);
   // For a child made by fork: gives up its copies of the sockets, of which nobody is told.
   void forget();
 
@@ -97,6 +99,7 @@ class SocketApi : public MpiApi {
   void lose(Peer& peer);
   [[noreturn]] static void throw_loss(const Peer& peer);
   void watch(Peer& peer);
+  uint64_t unsent();
   bool notice_waits(const Peer& peer, int tag) const;
 
   std::mutex mutex_;  // of everything below

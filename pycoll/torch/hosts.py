@@ -22,6 +22,8 @@ from pycoll.runtime.topology import Topology
 from pycoll.runtime.two_level import TwoLevelSession
 from pycoll.torch.sites import Placed
 
+_PATIENCE_S = 10.0  # without progress of what others still have to get when this rank closes
+_FAILED_S = 1.0  # likewise after a failure, of which they know
 Exchange = Callable[[str, Any], list[Any]]
 
 
@@ -30,9 +32,10 @@ class _Joined(Placed, MpiSession):
 
     def close(self) -> None:
         """Leave the group and end its connections."""
+        failed = self._engine is not None and self._engine.failed
         super().close()
         if hasattr(self.job.api, "close"):
-            self.job.api.close()
+            self.job.api.close(_FAILED_S if failed else _PATIENCE_S)
 
 
 class MessageGroup(_Joined):

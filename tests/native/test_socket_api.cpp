@@ -226,6 +226,36 @@ void closes() {
   expect(peer.api->test(req), "after close");
 }
 
+// What is read late, or slowly, still gets there, and the goodbye behind it.
+void closes_behind_all() {
+  for (const bool slowly : {false, true}) {
+    constexpr size_t kBytes = 1 << 20;
+    const Sockets both = connect(2);
+    const int fd = both[1][0], little = 16 << 10;
+    expect(setsockopt(both[0][1], SOL_SOCKET, SO_SNDBUF, &little, sizeof(little)) == 0,
+           "SO_SNDBUF");
+    const auto api = join(both[0]);
+    const auto data = std::make_unique<char[]>(kBytes);
+    MpiRequest req = 0;
+    api->isend(data.get(), kBytes, 1, 0, 0, req);
+    std::atomic<size_t> got{0};
+    std::jthread reader([&] {
+      std::vector<char> room(slowly ? 32 << 10 : 1 << 20);
+      usleep(slowly ? 0 : 1'500'000);
+      ssize_t n = 1;
+      while ((n = recv(fd, room.data(), room.size(), 0)) > 0) {
+        got += size_t(n);
+        if (slowly) usleep(50'000);
+      }
+    });
+    api->close(slowly ? 0.5 : 5);
+    reader.join();
+    expect(got == kBytes + 2 * sizeof(Frame), got.load(), " bytes came, slowly: ", slowly);
+    expect(api->test(req), "not sent");
+    ::close(fd);
+  }
+}
+
 void close_beside_calls() {
   for (int round = 0; round < 5; ++round) {
     const Stranger peer;
@@ -276,6 +306,7 @@ int main() {
                   {"half a notice taken", half_a_notice_taken},
                   {"sends to the dead", sends_to_the_dead},
                   {"close", closes},
+                  {"closes behind all", closes_behind_all},
                   {"close beside calls", close_beside_calls},
                   {"not made", not_made}});
 }
