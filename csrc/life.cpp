@@ -20,6 +20,22 @@ constexpr auto kNeverGiveUp = [](Pulse) { return false; };
 
 thread_local const Keeper* waiting_for = nullptr;  // what this thread waits for
 
+// Blocks all signals in this thread for as long as it lives, and in the threads that it starts.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
 }  // namespace
 
 void life_init(pthread_mutex_t* life) {
@@ -44,17 +60,13 @@ bool life_lost(pthread_mutex_t* life) {
 }
 
 Keeper::Keeper(pthread_mutex_t* life, uint32_t ranks) : policy_(background_policy(ranks)) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
+    const SignalsBlocked blocked;
     thread_ = std::make_unique<std::thread>([this, life] { serve(life); });
   } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw_error("TransportError", "cannot start the keeper thread: ", error.what(),
                 "; raise the limit on processes (ulimit -u, pids.max) or on memory");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   wait_until(
       kIdle, {&done_word_, &done_sleepers_},
       [this] { return done_word_.load(std::memory_order_acquire) != 0; }, kNeverGiveUp);

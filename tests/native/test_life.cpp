@@ -1,8 +1,27 @@
 // Work in the background: in order, one at a time, whoever runs it.
+#include <signal.h>
 #include <unistd.h>
+
+#include <cstdlib>
+#include <new>
 
 #include "calls.h"
 #include "life.h"
+
+namespace {
+
+thread_local int left = -1;  // so many allocations succeed before one fails; -1: all
+
+}  // namespace
+
+[[gnu::noinline]] void* operator new(size_t nbytes) {
+  void* data = left == 0 ? nullptr : std::malloc(std::max<size_t>(1, nbytes));
+  if (left >= 0) --left;
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+[[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data, size_t) noexcept { std::free(data); }
 
 namespace {
 
@@ -111,6 +130,25 @@ void stop_finishes() {
   }
 }
 
+// Signals reach a thread that could not make a keeper.
+void no_memory() {
+  for (int enough = 0, failed = 1; failed != 0; ++enough) {
+    failed = 0;
+    left = enough;
+    try {
+      const Keeper keeper(nullptr, 1);
+      left = -1;
+    } catch (const std::bad_alloc&) {
+      failed = 1;
+    }
+    sigset_t now;
+    pthread_sigmask(SIG_SETMASK, nullptr, &now);
+    expect(sigismember(&now, SIGINT) == 0, "after ", enough, " allocations signals are blocked");
+    expect(failed == 0 || enough < 100, "no keeper is made");
+    expect(failed == 1 || enough > 0, "a keeper is made of nothing");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -118,5 +156,6 @@ int main() {
                   {"several wait", several_wait},
                   {"help stops at its ticket", help_stops_at_its_ticket},
                   {"errors", errors},
-                  {"stop finishes", stop_finishes}});
+                  {"stop finishes", stop_finishes},
+                  {"no memory", no_memory}});
 }
