@@ -22,6 +22,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
 PR_SET_PDEATHSIG = 1
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def main() -> None:
@@ -99,13 +100,34 @@ def install_hook(rank: int, report_fd: int, keep_going: bool) -> None:
         consequence = is_consequence(value)
         first = first_cause(report_fd, rank, value, consequence) or keep_going
         if first and not consequence:
-            sys.__excepthook__(kind, value, trace)
+            show_at_once(kind, value, trace)
         else:
             sys.stderr.write(f"rank {rank}: {one_line(value)}\n")
         if kind is KeyboardInterrupt:
             remember_interrupt()
 
     sys.excepthook = hook
+
+
+class Page(io.StringIO):
+    """Text that will go to a stream; a traceback has colours here if it would have them there."""
+
+    def __init__(self, stream: io.TextIOBase) -> None:
+        super().__init__()
+        self.isatty = stream.isatty  # type: ignore[method-assign]
+
+
+def show_at_once(kind: type, value: BaseException, trace: TracebackType | None) -> None:
+    """Show an exception as Python does, in one piece, so that no line of another rank is in it."""
+    stream = sys.stderr
+    if not isinstance(stream, io.TextIOBase):  # closed, or of the script's own
+        return sys.__excepthook__(kind, value, trace)
+    sys.stderr = page = Page(stream)
+    try:
+        sys.__excepthook__(kind, value, trace)
+    finally:
+        sys.stderr = stream
+        stream.write(page.getvalue())
 
 
 def remember_interrupt() -> None:
@@ -147,12 +169,13 @@ def first_cause(report_fd: int, rank: int, value: BaseException, consequence: bo
 
 
 def one_line(value: BaseException) -> str:
-    """Return type, message and place of an exception, in one line."""
+    """Return type, message and place of an exception, in one line: the place in the program."""
     try:
         text = ": ".join([type(value).__name__, *str(value).splitlines()[:1]])
     except Exception:  # a class of the user's, whose __str__ fails
         text = type(value).__name__
     frames = traceback.extract_tb(value.__traceback__)
+    frames = [frame for frame in frames if not frame.filename.startswith((PACKAGE, "<"))] or frames
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
 
 

@@ -1,10 +1,15 @@
 """How jobs end: failures, signals, time limits, and what is left behind (nothing)."""
 
 import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def summary(stderr):
@@ -37,6 +42,34 @@ def test_one_mistake_on_all_ranks_is_shown_once(jobs):
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count(": KeyError: 'everywhere' (") == 3
+
+
+def test_the_line_of_a_consequence_tells_the_place_in_the_program(jobs):
+    path = jobs.script(
+        """
+        from pycoll.config import Config
+        from pycoll.errors import PeerLeft
+        try:
+            raise PeerLeft("rank 1 left")
+        except PeerLeft:
+            Config(timeout_s=-1)
+        """
+    )
+    place = path.read_text().splitlines().index("    Config(timeout_s=-1)") + 1
+    done = jobs.run("-n", 1, path)
+    assert done.stderr.startswith("rank 0: ArgumentError: timeout is -1, ")
+    assert done.stderr.splitlines()[0].endswith(f"({path}:{place})")
+
+
+def test_a_traceback_is_written_at_once(jobs):
+    path = jobs.script("raise ValueError('first line\\nsecond line')")
+    command = [sys.executable, "-m", "pycoll", "run", "-n", "1", str(path)]
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # a datagram each write
+    with ours, theirs:
+        subprocess.run(command, cwd=ROOT, stderr=theirs, timeout=jobs.deadline_s)
+        first = ours.recv(1 << 16).decode()
+    assert first.startswith("Traceback (most recent call last):\n  File")
+    assert first.endswith("\nValueError: first line\nsecond line\n")
 
 
 def test_consequences_do_not_hide_the_cause(jobs):
