@@ -13,8 +13,10 @@ import errno
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from pycoll.errors import CollError
 
@@ -52,9 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"pycoll {name}: {error}\n`pycoll doctor` tells what is missing", file=sys.stderr)
         return 2
-    parser = argparse.ArgumentParser(prog="pycoll")
-    module.add_parser(parser.add_subparsers())
-    args = parser.parse_args(argv)
+    args = _parse(name, module, argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a locale may lack a sign
     try:
@@ -78,6 +78,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f" to {error.filename!r}" if error.filename else ""
         print(f"pycoll {name}: cannot write{where}: {error.strerror}", file=sys.stderr)
         return 2
+
+
+def _parse(name: str, module: Any, argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="pycoll")
+    subparsers = parser.add_subparsers()
+    module.add_parser(subparsers)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        command = subparsers.choices[name]
+        options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", command.format_help())
+        given = unknown[0].partition("=")[0]
+        close = difflib.get_close_matches(given, options, n=1) if given.startswith("--") else []
+        hint = f"; did you mean {close[0]}?" if close else ""
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
 
 
 def _no_command(argv: list[str]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -30,9 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "it is to keep going, and so does the end of the launcher; its exit status is that of the "
         "rank that failed first.",
     )
-    parser.add_argument(
-        "-n", type=int, required=True, metavar="N", help=f"number of ranks, at most {MAX_RANKS}"
-    )
+    parser.add_argument("-n", type=int, metavar="N", help=f"number of ranks, at most {MAX_RANKS}")
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument("--tag-output", action="store_true", help="print [rank] before each line")
     parser.add_argument(
@@ -51,6 +51,10 @@ def main(args: argparse.Namespace) -> int:
     Raises:
         ArgumentError: An argument, the script or a ``PYCOLL_`` variable cannot be used.
     """
+    if args.n is None:
+        raise ArgumentError(
+            "how many ranks? pycoll run -n N script.py args...; what follows the script is for it"
+        )
     command = _command(args)
     if args.n < 1:
         raise ArgumentError(f"-n is {args.n}, expected at least 1 rank")
@@ -91,6 +95,9 @@ def _command(args: argparse.Namespace) -> list[str]:
     command = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not command:
         raise ArgumentError("no script given: pycoll run -n N script.py args...")
+    if re.fullmatch(r"python[\d.]*", Path(command[0]).name) and shutil.which(command[0]):
+        python = command[0]
+        raise ArgumentError(f"leave {python!r} out: ranks run the script with {sys.executable}")
     if not Path(command[0]).is_file():
         raise ArgumentError(f"{command[0]!r} is not a file")
     return command

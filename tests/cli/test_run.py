@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,11 @@ def test_ranks_get_their_place_and_memory(jobs):
         (["-n", "2", "--timeout", "0", __file__], "--timeout is 0.0"),
         (["-n", "2", "--timeout", "nan", __file__], "--timeout is nan"),
         (["-n", "x", __file__], "invalid int value"),
-        ([__file__], "required: -n"),
+        ([__file__], "how many ranks? pycoll run -n N script.py"),
+        ([__file__, "-n", "2"], "what follows the script is for it"),
+        (["-n", "2", "python3", __file__], "leave 'python3' out"),
+        (["-n", "2", sys.executable, __file__], "out: ranks run the script with"),
+        (["-n", "2", "--timout", "3", __file__], "--timout; did you mean --timeout?"),
     ],
 )
 def test_bad_arguments(jobs, args, message):
