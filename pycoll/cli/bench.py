@@ -17,6 +17,7 @@ from pycoll.cli.sizes import in_memory, one_of
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS
 from pycoll.errors import ArgumentError, ScheduleError
+from pycoll.runtime.mpi import under_launcher
 from pycoll.runtime.select import select
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.types import DType, Order, ReduceOp
@@ -62,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "collective", type=one_of(NAMES), metavar="collective", help=", ".join(NAMES)
     )
     parser.add_argument(
-        "-n", type=int, metavar="N", help="start N ranks; leave it out under `pycoll run`"
+        "-n", type=int, metavar="N", help="start N ranks; leave it out under a launcher"
     )
     for flag, spec in ALL_FLAGS.items():
         parser.add_argument(flag, **spec)
@@ -90,6 +91,8 @@ def main(args: argparse.Namespace) -> int:
     for option, path in (("--json", args.json), ("--plot", args.plot)):
         if path:
             check_writable(option, path)
+    if args.n is not None and under_launcher():
+        raise ArgumentError("-n is for a machine; under a launcher its ranks are measured")
     if args.n is not None:
         return run.main_of_pycoll(args.n, ["bench", *arguments_of(args, ALL_FLAGS)])
     import pycoll

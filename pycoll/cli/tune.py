@@ -19,11 +19,10 @@ from pycoll.cli.tune_machine import LEAST, machine_of
 from pycoll.cli.tune_rules import crossings, rules_of
 from pycoll.cli.tune_times import Bench, cells
 from pycoll.comm import Communicator
-from pycoll.config import TRANSPORTS, environment, tuning_path
+from pycoll.config import TRANSPORTS, tuning_path
 from pycoll.errors import ArgumentError
-from pycoll.runtime.bootstrap import launched_by_us
 from pycoll.runtime.fingerprint import fingerprint, read_text
-from pycoll.runtime.mpi import launched_size
+from pycoll.runtime.mpi import under_launcher
 from pycoll.runtime.tuned import describe, place
 from pycoll.runtime.tuning import TunedRule, Tuning, World
 from pycoll.schedule.collectives import COLLECTIVES
@@ -79,8 +78,7 @@ def main(args: argparse.Namespace) -> int:
     if args.max < SIZES[0]:
         raise ArgumentError(f"--max is {args.max}, expected at least {SIZES[0]}")
     check_table("--output", args.output or tuning_path())
-    under_launcher = launched_by_us() or launched_size(environment()) > 1
-    if under_launcher:
+    if under_launcher():
         if args.n is not None:
             raise ArgumentError("-n is for a machine; under a launcher its ranks are measured")
         return _measure(args, names)

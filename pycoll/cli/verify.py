@@ -26,7 +26,9 @@ MUTANT_WORLDS = "2..5,8"
 def add_parser(subparsers: Any) -> None:
     """Add the arguments of ``pycoll verify``."""
     parser = subparsers.add_parser(
-        "verify", help="prove algorithms correct for given world sizes", description=__doc__
+        "verify",
+        help="prove algorithms correct for given world sizes",
+        description="Prove algorithms for given world sizes, or try the prover on mutants.",
     )
     parser.add_argument("algorithm", nargs="?", help=f"name, collective/name, {HELP}")
     parser.add_argument("--all", action="store_true", help="every algorithm")

@@ -32,7 +32,7 @@ MAX_RANKS = 64
 _OK, _UNAVAILABLE, _ARGUMENT, _SCHEDULE, _TOO_LARGE = range(5)
 NO_ERROR, TIMEOUT, ABORTED, MISMATCH, FOLLOWED = range(5)
 BEST, INTERPRET = 0, 1
-INSTALL = "install a NVIDIA driver that supports CUDA 13, and see that `nvidia-smi` lists a device"
+INSTALL = "install an NVIDIA driver that supports CUDA 13, and see that `nvidia-smi` lists a device"
 
 
 class DeviceInfo(ctypes.Structure):

@@ -17,7 +17,7 @@ import numpy as np
 from pycoll import _C
 from pycoll.config import Config, environment
 from pycoll.errors import ArgumentError, TransportError
-from pycoll.runtime.bootstrap import make_memfd
+from pycoll.runtime.bootstrap import launched_by_us, make_memfd
 from pycoll.runtime.groups import open_control
 from pycoll.runtime.hosts import CARD_BYTES, Card, Exchange, Shared, candidates, fewest_cores, share
 from pycoll.runtime.memory import Memory
@@ -43,6 +43,11 @@ def launched_size(environ: Mapping[str, str]) -> int:
     if all(name in environ for name in _SLURM) and environ[_SLURM[0]].isdigit():
         return int(environ[_SLURM[0]])
     return 0
+
+
+def under_launcher() -> bool:
+    """Tell whether this process is one of several ranks that a launcher has started."""
+    return launched_by_us() or launched_size(environment()) > 1
 
 
 def world(environ: Mapping[str, str] | None = None) -> Any:

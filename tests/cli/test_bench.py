@@ -191,6 +191,14 @@ def test_under_a_launcher_it_measures_the_ranks_there_are(jobs):
     assert done.stdout.count("# Out of bounds values : 0 OK") == 1
 
 
+@pytest.mark.parametrize("variable", ["PYCOLL_RANK", "PMI_SIZE"])
+def test_under_a_launcher_it_starts_no_ranks(monkeypatch, variable):
+    monkeypatch.setattr(bench.run, "main", lambda job: pytest.fail("ranks were started"))
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(ArgumentError, match="-n is for a machine"):
+        bench.main(parse("barrier", "-n", "2"))
+
+
 def test_a_picture(jobs):
     pytest.importorskip("matplotlib")
     path = jobs.folder / "deep" / "plot.png"

@@ -51,6 +51,13 @@ def test_these_errors_are_one_line(command, capsys, error, text):
     assert capsys.readouterr().err == f"pycoll bench: {text}\n"
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_is_plain_text(capsys, name):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([name, "--help"])
+    assert "``" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["show", "explain", "doctor"])
 def test_a_disk_that_is_full_is_one_line(name):
     arguments = {"show": ["ring", "-n", "4"], "explain": ["all_reduce", "-n", "2"]}.get(name, [])
