@@ -36,16 +36,17 @@ int place_of(const Signature& signature, PyObject* name) {
     if (known && PyUnicode_Compare(known.ptr(), name) == 0) return i;
   }
   const auto shown = py::repr(py::handle(name)).cast<std::string>();
-  throw py::type_error("unexpected keyword argument " + shown);
+  throw py::type_error("got an unexpected keyword argument " + shown);
 }
 
-// Puts the arguments of a call where they belong. Raises TypeError as Python would.
+// Puts the arguments of a call where they belong. Raises TypeError as Python would, less the name.
 void spread(const Signature& signature, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords,
             PyObject** all) {
   for (int i = 0; i < kArgs; ++i) all[i] = signature.defaults[i].ptr();
   if (nargs > signature.positional_count) {
-    throw py::type_error("takes " + std::to_string(signature.positional_count + 1) +
-                         " positional arguments but " + std::to_string(nargs + 1) + " were given");
+    const char* noun = signature.positional_count == 0 ? " argument but " : " arguments but ";
+    throw py::type_error("takes " + std::to_string(signature.positional_count + 1) + " positional" +
+                         noun + std::to_string(nargs + 1) + " were given");
   }
   for (Py_ssize_t i = 0; i < nargs; ++i) all[signature.positional[i]] = args[i];
   const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
@@ -66,6 +67,13 @@ void spread(const Signature& signature, PyObject* const* args, Py_ssize_t nargs,
   }
 }
 
+// The qualified name and "() ", as functools.update_wrapper has told it.
+std::string called(PyObject* self) {
+  PyObject* dict = reinterpret_cast<Method*>(self)->dict;
+  PyObject* name = dict != nullptr ? PyDict_GetItemString(dict, "__qualname__") : nullptr;
+  return name == nullptr ? "" : py::str(py::handle(name)).cast<std::string>() + "() ";
+}
+
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
   return guarded([&]() -> PyObject* {
     const Signature& signature = *reinterpret_cast<Method*>(self)->signature;
@@ -78,7 +86,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     try {
       spread(signature, args + 1, nargs - 1, keywords, all);
     } catch (const py::type_error& error) {
-      return refuse_call(fast.ptr(), error.what());
+      return refuse_call(fast.ptr(), (called(self) + error.what()).c_str());
     }
     return call_fast_or_slow(fast.ptr(), all);
   });

@@ -218,6 +218,15 @@ def test_arguments_that_fit_no_signature(run, name):
     assert run(2, rank) == [(True, [0.0, 2.0, 4.0])] * 2
 
 
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_fits_no_signature_is_told_with_the_method(run, name):
+    def rank(comm):
+        with pytest.raises(TypeError, match=r"^\w+\.\w+\(\) "):
+            MISFITS[name][0](comm)
+
+    run(1, rank)
+
+
 PARTS = {
     "split": (groups, lambda c: c.split(0)),
     "dup": (groups, lambda c: c.dup()),
