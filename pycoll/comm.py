@@ -43,7 +43,7 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
       non-contiguous input is packed first. Inputs are not modified unless ``out`` is ``x``.
       Reductions take ``int8`` to ``uint64``, ``float16``, ``bfloat16``, ``float32``, ``float64``,
       complex types with ``sum`` and ``avg``, and bool with ``and``, ``or``, ``xor``, ``min`` and
-      ``max``; all else takes any dtype but Python objects. Bytes are in the machine's order.
+      ``max``; all else takes any dtype of NumPy but Python objects. Bytes are in native order.
     * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by
       default a new array of the kind of ``x``.
     * ``algorithm``: name of an algorithm, or an `Algorithm`; by default the selector's choice.

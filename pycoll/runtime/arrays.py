@@ -20,7 +20,7 @@ _NUMPY_TYPES = {
     np.dtype(name): DType[name.upper()]
     for name in "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
 }
-_DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex", 6: "bool"}
 _DLPACK_VERSION = (1, 1)
 _DLPACK_BFLOAT16 = 4
 _DLPACK_CPU = (1, 3)  # plain and page-locked host memory
@@ -187,11 +187,14 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
         raise ArgumentError(f"{what} cannot be shared through DLPack: {error.args[-1]}") from None
     if kind == _DLPACK_BFLOAT16:
         dtype, known, name = np.dtype(np.uint16), DType.BFLOAT16, "bfloat16"
-    elif kind in _DLPACK_KINDS:
-        dtype = np.dtype(f"{_DLPACK_KINDS[kind]}{bits // 8}")
+    elif scalar := getattr(np, f"{_DLPACK_KINDS.get(kind)}{bits}".replace("bool8", "bool_"), None):
+        dtype = np.dtype(scalar)
         known, name = dtype_of(dtype), dtype.name
     else:
-        raise ArgumentError(f"{what} has a DLPack element type (code {kind}) that is not supported")
+        raise ArgumentError(
+            f"{what} has elements of a type that NumPy has not (DLPack code {kind}, {bits} bits); "
+            f"to move it, pass it as integers, such as {what}.view(torch.uint8)"
+        )
     if not pointer and 0 not in shape:
         raise ArgumentError(f"{what} is {kind_of(x)} whose memory has been freed")
     strides_bytes = tuple(s * dtype.itemsize for s in strides)

@@ -10,6 +10,7 @@ import torch.distributed as dist  # noqa: E402
 import pycoll.torch  # noqa: E402
 import worlds_torch  # noqa: E402
 from pycoll.errors import ArgumentError  # noqa: E402
+from pycoll.testing import run_threads  # noqa: E402
 from pycoll.torch.tensors import store, target  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
@@ -146,3 +147,16 @@ def test_one_element_with_another_stride_is_too_small_for_symmetric_memory():
             dist.group.WORLD.register_tensor(x)
 
     run_group(2, body)
+
+
+@pytest.mark.parametrize("name", ["complex32", "float8_e5m2"])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_a_communicator_refuses_elements_of_a_type_that_numpy_has_not(name):
+    def rank(comm):
+        x = torch.zeros(4, dtype=getattr(torch, name))
+        with pytest.raises(ArgumentError, match=r"x has elements of a type that NumPy has not"):
+            comm.all_gather(x)
+        return comm.all_gather(x.view(torch.uint8)).shape[0] * comm.world_size
+
+    width = getattr(torch, name).itemsize
+    assert run_threads(2, rank) == [4 * width * 4] * 2
