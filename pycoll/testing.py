@@ -27,6 +27,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import IO, Any, NamedTuple
 
 from pycoll import _C
@@ -191,7 +192,7 @@ class _Child:
             die_with(parent)
             faulthandler.register(signal.SIGUSR1, file=self._dump, all_threads=True)
             atexit._clear()  # what the parent has registered is for the parent
-            self._result.write(pickle.dumps(_attempt(self.rank, join, fn, args)))
+            self._result.write(_pickled(_attempt(self.rank, join, fn, args)))
             self._result.flush()
             atexit._run_exitfuncs()  # closes what `fn` has left open, as the end of a program does
             status = 0
@@ -239,9 +240,17 @@ class _Child:
         self._dump.close()
 
 
+def _pickled(outcome: _Outcome) -> bytes:
+    try:
+        return pickle.dumps(outcome)
+    except Exception as error:  # whatever its __reduce__ raises
+        told = f"returned what cannot be handed to the caller: {type(error).__name__}: {error}"
+        return pickle.dumps(_Outcome(error=told, when=time.monotonic()))
+
+
 def _settings(n: int, timeout: float, config: Config | None) -> Config:
-    if n < 1:
-        raise ArgumentError(f"n is {n!r}, expected at least 1 rank")
+    if not isinstance(n, Integral) or n < 1:
+        raise ArgumentError(f"n is {n!r}, expected a number of ranks, at least 1")
     return config or Config(timeout_s=timeout / 2, heap_bytes=_HEAP_BYTES)
 
 
