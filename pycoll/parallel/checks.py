@@ -23,8 +23,10 @@ def check_mesh(parameters: Sequence[Parameter], mesh: Mesh) -> None:
     """Refuse a model whose layers are split over an axis that the mesh does not have.
 
     Raises:
-        ArgumentError: Naming the parameter.
+        ArgumentError: Naming the parameter, or for what is no mesh.
     """
+    if not isinstance(mesh, Mesh):
+        raise ArgumentError(f"mesh={mesh!r}; expected a mesh, such as Mesh(comm, dp=-1)")
     size = mesh.size("tp")
     for parameter in parameters:
         axis, shape = parameter.spec.tensor_axis, parameter.spec.shape

@@ -109,6 +109,8 @@ class DataParallel:
 
     def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Passes:
         """Make what runs the layers."""
+        if isinstance(loss, type) or not isinstance(loss, Loss):
+            raise ArgumentError(f"loss={loss!r}; expected a loss, such as CrossEntropy()")
         options = self.options
         return Passes(
             units,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, kind_of
 from pycoll.parallel.layer import Layer, Model, ParameterSpec, takes_out
 
 ALIGN = 16
@@ -85,10 +85,11 @@ def make_units(model: Model) -> list[Unit]:
     """Return the layers of a model as units.
 
     Raises:
-        ArgumentError: If two layers have the same name, or two parameters.
+        ArgumentError: If it is no chain of named layers, or two of them have the same name, or two
+            parameters.
     """
     units, seen, owners = [], set(), dict[str, str]()
-    for name, layer in model.layers:
+    for name, layer in _layers(model):
         if name in seen:
             raise ArgumentError(f"two layers of the model are named {name!r}")
         seen.add(name)
@@ -102,6 +103,18 @@ def make_units(model: Model) -> list[Unit]:
             names[local] = spec.tied_to or names[local]
         units.append(Unit(name, layer, names, takes_out(layer)))
     return units
+
+
+def _layers(model: Model) -> Iterator[tuple[str, Layer]]:
+    """Yield what is in a chain, which is seen to be one."""
+    expected = "expected a chain of named layers, such as Sequential([(name, layer), ...])"
+    if not hasattr(model, "layers"):
+        raise ArgumentError(f"the model is {kind_of(model)}; {expected}")
+    for i, entry in enumerate(model.layers):
+        pair = isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[0], str)
+        if not pair or isinstance(entry[1], type) or not hasattr(entry[1], "parameters"):
+            raise ArgumentError(f"layer {i} of the model is {entry!r}; {expected}")
+        yield entry[0], entry[1]
 
 
 def unit_parameters(units: Sequence[Unit]) -> list[list[Parameter]]:

@@ -216,6 +216,9 @@ def twice(kind):
     ("model", "options", "text"),
     [
         (lambda: Sequential([("a", Split(4, 4, 0))]), {}, "a.weight is split over tp"),
+        (lambda: [("a", Linear(4, 4, 0))], {}, "the model is a list; expected a chain of named"),
+        (lambda: Sequential([Linear(4, 4, 0)]), {}, "layer 0 of the model is <parallel."),
+        (lambda: Sequential([("a", Linear)]), {}, "layer 0 of the model is ('a', <class"),
         (twice(Linear), {}, "two layers of the model are named 'a'"),
         (named(("a", "b.c"), ("a.b", "c")), {}, "layers 'a' and 'a.b' both have a parameter"),
         (tied(4, "c.weight"), {}, "b.weight is tied to c.weight, which owns no values"),
@@ -231,6 +234,17 @@ def twice(kind):
 def test_what_cannot_be_trained_is_refused(model, options, text):
     for message in refused(2, lambda comm: engine(comm, model(), **options)):
         assert text in message
+
+
+@pytest.mark.parametrize("loss", [None, CrossEntropy])
+def test_what_is_no_loss_is_refused(loss):
+    told = refused(1, lambda comm: DataParallel(mlp(), loss, Mesh(comm, dp=-1)))[0]
+    assert f"loss={loss!r}; expected a loss, such as CrossEntropy()" in told
+
+
+def test_a_communicator_is_no_mesh():
+    told = refused(1, lambda comm: DataParallel(mlp(), CrossEntropy(), comm))[0]
+    assert "rank 0 of 1>; expected a mesh, such as Mesh(comm, dp=-1)" in told
 
 
 def test_a_wrong_initial_value_is_refused():
