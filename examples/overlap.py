@@ -66,7 +66,8 @@ def show(name, alone, apart, together):
     print(f"             |{bar(apart[0], apart[1], scale, '░')}| {apart[1] * 1e3:6.2f} ms")
     print(f"  async_op   |{bar(0, min(alone, together[1]), scale, '█')}|")
     print(f"             |{bar(0, together[0], scale, '░')}| {together[1] * 1e3:6.2f} ms")
-    print(f"  {saved:.0%} of the shorter of the two is hidden")
+    hidden = f"{min(saved, 1):.0%}" if saved > 0 else "nothing"  # times vary
+    print(f"  {hidden} of the shorter of the two is hidden")
 
 
 def main():

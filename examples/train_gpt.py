@@ -62,7 +62,10 @@ def arguments():
 
 def axes(text):
     """Read the sizes of a mesh: ``dp=2,tp=2``."""
-    return {axis: int(size) for axis, size in (part.split("=") for part in text.split(","))}
+    try:
+        return {axis: int(size) for axis, size in (part.split("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like dp=2,tp=2") from None
 
 
 def windows(text, key, count, length):

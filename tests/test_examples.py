@@ -78,6 +78,12 @@ def test_ranks_that_do_not_divide_the_micro_batches():
     assert "Traceback" not in done.stderr
 
 
+def test_axes_of_a_mesh_that_are_none():
+    command = [sys.executable, EXAMPLES / "train_gpt.py", "--mesh", "dp2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr.endswith("argument --mesh: 'dp2' is not like dp=2,tp=2\n")
+
+
 def test_overlap():
     output = run_ranks(2, EXAMPLES / "overlap.py")
     assert output.count("of the shorter of the two is hidden") == 2
