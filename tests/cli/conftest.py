@@ -14,7 +14,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, "-m", "pycoll", "run"]
-PLACE = {"PYCOLL_RANK": "0", "PYCOLL_WORLD_SIZE": "1"}
 
 # At the head of every script: what a test wants to know of a rank, and a way to wait.
 PRELUDE = """
@@ -53,9 +52,9 @@ class Jobs:
         """Run a job to its end."""
         return self._complete([*RUN, *map(str, args)], {}, stdin)
 
-    def python(self, *args, stdin=""):
-        """Run Python itself, as if it were rank 0 of 1."""
-        return self._complete([sys.executable, *map(str, args)], PLACE, stdin)
+    def python(self, *args, stdin="", **environ):
+        """Run Python itself."""
+        return self._complete([sys.executable, *map(str, args)], environ, stdin)
 
     def _complete(self, command, environ, stdin):
         return subprocess.run(

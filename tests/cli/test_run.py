@@ -15,13 +15,14 @@ IDENTITY = """
 print(json.dumps([sys.argv, sys.path[0], __name__, __file__, repr(__spec__),
     sys.modules["__main__"].__dict__ is globals(), sys.stdin.read()]))
 """
+ALONE = {"PYCOLL_RANK": "0", "PYCOLL_WORLD_SIZE": "1"}
 
 
 def test_a_script_sees_what_python_shows_it(jobs):
     path = jobs.script(IDENTITY)
     args = ["-n", "7", "--tag-output", "-m", "--", "a b", "--help"]
     done = jobs.run("-n", 1, path.name, *args, stdin="input")
-    python = jobs.python(path.name, *args, stdin="input")
+    python = jobs.python(path.name, *args, stdin="input", **ALONE)
     assert done.stdout == python.stdout
     assert json.loads(done.stdout)[0] == ["script.py", *args]
 
@@ -32,7 +33,7 @@ def test_a_module_sees_what_python_shows_it(jobs):
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(jobs.script(IDENTITY).read_text())
     done = jobs.run("-n", 1, "-m", "package", "-n", "2", stdin="input")
-    python = jobs.python("-m", "package", "-n", "2", stdin="input")
+    python = jobs.python("-m", "package", "-n", "2", stdin="input", **ALONE)
     assert done.stdout.split("ModuleSpec")[0] == python.stdout.split("ModuleSpec")[0]
     assert "ModuleSpec(name='package.__main__'" in done.stdout
 
