@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from pycoll import _C
 from pycoll.config import Config
-from pycoll.errors import CollTimeout, PeerLost
+from pycoll.errors import CollTimeout, PeerLeft, PeerLost, in_words
 from pycoll.runtime.bootstrap import adopt, make_memfd
 from pycoll.runtime.groups import open_control
 from pycoll.runtime.hosts import Card, candidates, fewest_cores
@@ -30,6 +31,8 @@ from pycoll.torch.hosts import join_hosts
 _PIDS: dict[int, int] = {}
 """Processes on this host by their rank in the job, as far as this one shares a group with them."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
+_DECLINED = "pycoll/declined"
+_DECLINING_S = 5.0  # in which those who come hear that this rank will not
 
 
 def join(
@@ -51,16 +54,19 @@ def join(
         TransportError: If the memory cannot be had, or hosts cannot reach each other.
         CollTimeout: If ranks do not come in time, with their numbers.
         PeerLost: If a rank died on the way.
+        PeerLeft: If a rank cannot join, and why.
     """
-    config = replace(Config.from_env(), timeout_s=timeout_s)
-    own = [make_memfd("control"), make_memfd("heap")] if rank == 0 else []
+    meeting = _Meeting(store, rank, size, timeout_s)
+    own: list[int] = []
     try:
-        meeting = _Meeting(store, rank, size, timeout_s)
+        with meeting.declining():
+            config, card = replace(Config.from_env(), timeout_s=timeout_s), Card.own()
+            own += [make_memfd(name) for name in ("control", "heap") if rank == 0]
         numbers = list(ranks) or list(range(size))
         if not dist.is_initialized():  # this will be the group of all ranks
             _PIDS.clear()
         meeting.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
-        members = meeting.meet({**asdict(Card.own()), "fds": own})
+        members = meeting.meet({**asdict(card), "fds": own})
         cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
         meeting.pids = {
             r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host
@@ -108,6 +114,7 @@ class _Meeting:
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> None:
         self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
+        self._word = secrets.token_hex(8)
         self.pids: Mapping[int, int] = {}
         self._round = ""  # in which all these ranks have met
 
@@ -120,11 +127,12 @@ class _Meeting:
         a number of this rank in it, nobody has read anything old.
         """
         values, told = self._keys("place"), self._keys("met")
-        self._store.set(values[self._rank], json.dumps([secrets.token_hex(8), value]))
+        self._store.set(values[self._rank], json.dumps([self._word, value]))
         read: list[bytes] = []
 
         def missing() -> list[int]:
             nonlocal read
+            self._heed()
             if absent := self._absent(values):
                 return absent
             found = [self._store.get(key) for key in values]
@@ -136,6 +144,36 @@ class _Meeting:
 
         self._wait(missing)
         return [json.loads(text)[1] for text in read]
+
+    @contextlib.contextmanager
+    def declining(self) -> Iterator[None]:
+        """If what is within fails, tell the others that this rank will not meet them, and why.
+
+        They know by the numbers that it names that they are meant, and not their successors.
+        """
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(Exception):  # the store may be what has failed
+                self._decline(in_words(error))
+            raise
+
+    def _decline(self, why: str) -> None:
+        until, told = time.monotonic() + min(self._timeout_s, _DECLINING_S), None
+        others = [key for r, key in enumerate(self._keys("place")) if r != self._rank]
+        while told is None or (len(told) < len(others) and time.monotonic() < until):
+            here = [self._store.get(key) for key in others if self._store.check([key])]
+            words = [json.loads(text)[0] for text in here]
+            if words != told:
+                self._store.set(_DECLINED, json.dumps([self._rank, why, words]))
+                told = words
+            time.sleep(_LAST_PAUSE_S)
+
+    def _heed(self) -> None:
+        if self._store.check([_DECLINED]):
+            rank, why, words = json.loads(self._store.get(_DECLINED))
+            if self._word in words:
+                raise PeerLeft(f"rank {rank} cannot join: {why}")
 
     def exchange(self, topic: str, value: Any) -> list[Any]:
         """Return the values of all ranks."""

@@ -55,6 +55,32 @@ def test_a_killed_rank_does_not_come_to_a_new_group(members):
         assert re.search(rf"rank {place} \(process \d+\) died while it joined", text), text
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_cannot_join(tmp_path, monkeypatch, late):
+    """The others hear why, whoever came first; who comes to the store later does not."""
+
+    def body(rank, n):
+        dist.destroy_process_group()
+        texts = []
+        for name in ("much", "16G"):
+            if rank == 1:
+                monkeypatch.setenv("PYCOLL_HEAP_BYTES", name)
+            time.sleep(0.2 * (rank == late))
+            store = dist.FileStore(str(tmp_path / "store"), n)
+            start = time.monotonic()
+            try:
+                dist.init_process_group("pycoll", store=store, rank=rank, world_size=n)
+                dist.destroy_process_group()
+            except dist.DistBackendError as error:
+                texts.append(str(error))
+            assert time.monotonic() - start < 0.2 + BOUND_S
+        return texts
+
+    for rank, [text] in enumerate(run_group(3, body)):
+        assert "PYCOLL_HEAP_BYTES='much'" in text
+        assert rank == 1 or "rank 1 cannot join: ArgumentError: " in text
+
+
 def test_ranks_that_torchrun_starts_again(tmp_path):
     """They meet at the store that dead ones have left their cards in."""
     program = tmp_path / "program.py"
