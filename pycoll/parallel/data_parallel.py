@@ -249,18 +249,22 @@ class DataParallel:
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and optimizer states in full, independent of the mesh; a collective.
 
-        Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank.
+        Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank, which
+        ``"hook_of"`` names then.
         """
         scale = (self.loss_scale.value, self.loss_scale.good_steps)
         self._begin_hook()
         found = state.gather_states(self.buckets, self.groups)
-        return {"steps": self.steps, "loss_scale": scale, "hook": self._hook.state(), **found}
+        if unsent := self._hook.state():
+            found["hook_of"] = self.groups.place
+        return {"steps": self.steps, "loss_scale": scale, "hook": unsent, **found}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take what `state_dict` gave; a collective. On another mesh drop its ``"hook"``.
 
         Raises:
-            ArgumentError: On every rank, if any state does not fit; MismatchError: if they differ.
+            ArgumentError: On every rank, if any state does not fit, or has the hook of another
+                rank; MismatchError: if they differ.
         """
         scale, hook = self.loss_scale, self._hook
         self.steps, self.loss_scale = restore(self.buckets, self.groups, scale, hook, saved)

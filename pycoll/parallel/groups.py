@@ -58,6 +58,13 @@ class Groups:
         self._owned.append(comm.dup())
         return Channel(self._owned[-1], name, self.ledger, self._device)
 
+    @property
+    def place(self) -> str:
+        """Which rank this is of which mesh, in words."""
+        axes = {axis: size for axis, size in self.mesh.axes.items() if size > 1} or {"dp": 1}
+        sizes = ", ".join(f"{axis}={size}" for axis, size in axes.items())
+        return f"rank {self.mesh.world.rank} of {sizes}"
+
     def close(self, error: BaseException | None = None) -> None:
         """Close the channels; with an error, tell the ranks that wait; not a collective."""
         for comm in self._owned:

@@ -57,7 +57,7 @@ def restore(
     before, problem, found = hook.state(), "", None
     try:
         found = _look(buckets, groups, scale, saved)
-        _load_hook(hook, saved.get("hook", {}))
+        _load_hook(hook, saved.get("hook", {}), saved.get("hook_of"), groups.place)
     except ArgumentError as error:
         problem = str(error)
     except Exception as error:  # whatever arrays of a user raise: the other ranks wait
@@ -128,7 +128,12 @@ def _parts(
     return found
 
 
-def _load_hook(hook: Hook, state: dict[str, Any]) -> None:
+def _load_hook(hook: Hook, state: dict[str, Any], saved_by: Any, place: str) -> None:
+    if state and saved_by is not None and str(saved_by) != place:
+        raise ArgumentError(
+            f'a "hook" that was saved by {saved_by}, where this is {place}: load on every rank '
+            "what it has saved itself, and on another mesh drop it"
+        )
     before = hook.state()
     try:
         hook.load(state)

@@ -178,6 +178,27 @@ def test_a_hook_that_refuses_keeps_what_it_had():
 
 
 @pytest.mark.parametrize("make", [lambda: TopK(0.1), lambda: PowerSGD(1)])
+def test_what_another_rank_has_not_sent_is_refused(make):
+    """Of all ranks, though rank 0 gets its own; as text, or as the array that a file gives."""
+
+    def rank(comm):
+        with engine(comm, hook=make()) as trainer:
+            trainer.step([batches(2)[comm.rank]])
+            saved = trainer.state_dict()
+            before = flat(saved)
+            for of in ("rank 0 of dp=2", np.array("rank 1 of dp=3")):
+                text = f'rank 1 has a "hook" that was saved by {of}, where this is rank 1 of dp=2'
+                with pytest.raises(ArgumentError, match=text):
+                    trainer.load_state_dict({**saved, "hook_of": of})
+                assert flat(trainer.state_dict()) == before
+            trainer.load_state_dict({**saved, "hook": {}, "hook_of": "rank 0 of dp=3"})
+            trainer.load_state_dict({**saved, "hook_of": np.array(saved["hook_of"])})
+            assert flat(trainer.state_dict()) == before
+
+    run_threads(2, rank)
+
+
+@pytest.mark.parametrize("make", [lambda: TopK(0.1), lambda: PowerSGD(1)])
 def test_a_state_without_a_hook_empties_it(make):
     def rank(comm):
         with engine(comm, hook=make()) as trainer:
