@@ -146,6 +146,11 @@ def mode_at(address):
     return None
 
 
+def state_of(pid):
+    """Return the letter that /proc has for the state of a process: "T" if it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -9,13 +9,15 @@ import time
 import numpy as np
 import pytest
 
-from faults import BOUND_S, WAITS, Event, InterruptAt, X, expect
+from faults import BOUND_S, WAITS, Event, InterruptAt, X, expect, state_of
 from pycoll.config import Config
 from pycoll.errors import CollTimeout, PeerLeft, Revoked
 from pycoll.testing import run_processes, run_threads
 
 
 def test_a_stopped_rank():
+    heard = Event()
+
     def rank(comm):
         pids = comm.all_gather(np.array([os.getpid()]))
         if comm.rank == 1:
@@ -23,18 +25,24 @@ def test_a_stopped_rank():
             with pytest.raises(CollTimeout) as caught:
                 comm.all_reduce(X)
             return str(caught.value)
+        while state_of(pids[1]) != "T":
+            time.sleep(0.001)
         start = time.monotonic()
         with pytest.raises(CollTimeout) as caught:
             comm.all_reduce(X, timeout=0.5)
-        elapsed = time.monotonic() - start
-        assert 0.5 <= elapsed < 0.5 + BOUND_S
-        time.sleep(0.2)
-        os.kill(int(pids[1]), signal.SIGCONT)
-        return str(caught.value)
+        elapsed, text = time.monotonic() - start, str(caught.value)
+        assert elapsed < 0.5 + BOUND_S
+        assert elapsed >= 0.5 or f"rank {comm.rank} gave up" not in text
+        if comm.rank == 2:
+            heard.happens()
+        else:
+            heard.wait()
+            os.kill(int(pids[1]), signal.SIGCONT)
+        return text
 
     texts = run_processes(3, rank)
     for text in texts:
-        assert re.search(r"rank [02] gave up after waiting 0\.5\d* s", text)
+        assert re.search(r"rank [02] gave up after waiting [\d.]+ s", text)
         assert "waits for rank 1 to make this call" in text
         assert "rank 1: has not made this call; last call: all_gather(int64[" in text
         assert "is stopped by a signal" in text
