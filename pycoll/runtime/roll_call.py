@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pycoll import _C
-from pycoll.errors import CollError, CollTimeout, TransportError, in_words
+from pycoll.errors import CollError, CollTimeout, PeerLost, TransportError, in_words
 
 _BUSY_S, _POLL_S = 0.01, 0.001
 _ANSWER_S = 0.5  # for the names of those who have come
@@ -32,6 +32,7 @@ def make_everywhere(
 
     Raises:
         TransportError: If it failed on other ranks only; the text names them.
+        PeerLost: If a rank died on the way.
         BaseException: What `make` has raised on this one.
     """
     made, failure = None, None
@@ -41,10 +42,14 @@ def make_everywhere(
         failure = error
     try:
         said = exchange("" if failure is None else in_words(failure))
-    except CollError:
+    except CollError as error:
         if failure is None:
             raise
-        raise failure from None  # it says more than that others did not come to hear of it
+        # It says more than that others did not come to hear of it; but not more than that one is
+        # dead, with whom others may have gone whose memory this rank could not open then.
+        if isinstance(error, PeerLost) and isinstance(failure, CollError):
+            raise error from failure
+        raise failure from None
     if failure is not None:
         raise failure
     if any(said):

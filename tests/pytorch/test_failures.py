@@ -165,20 +165,6 @@ def test_a_rank_that_does_not_join(tmp_path):
         assert "rank 1 of 3 to join" in text
 
 
-def test_a_rank_that_dies_while_it_joins(tmp_path, monkeypatch):
-    def body(rank, n):
-        dist.destroy_process_group()
-        if rank == 1:
-            monkeypatch.setattr("pycoll.torch.bootstrap._open", lambda *_: os._exit(3))
-        store = dist.FileStore(str(tmp_path / "store"), n)
-        start = time.monotonic()
-        with pytest.raises(dist.DistBackendError, match=r"rank 1 \(process \d+\) died"):
-            dist.init_process_group("pycoll", store=store, rank=rank, world_size=n)
-        assert time.monotonic() - start < BOUND_S
-
-    assert run_group(3, body, may_die=[1]) == [None, 3, None]
-
-
 def test_a_rank_that_leaves():
     event = Event()
 

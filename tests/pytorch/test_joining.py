@@ -17,6 +17,7 @@ import torch.distributed as dist  # noqa: E402
 import pycoll.torch  # noqa: E402
 from faults import BOUND_S, Event  # noqa: E402
 from pycoll.testing import run_processes  # noqa: E402
+from pycoll.torch import bootstrap  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 PROGRAM = """
@@ -53,6 +54,30 @@ def test_a_killed_rank_does_not_come_to_a_new_group(members):
     first, _, third = run_group(3, body, may_die=[1])
     for text in (first, third)[0 not in members :]:
         assert re.search(rf"rank {place} \(process \d+\) died while it joined", text), text
+
+
+@pytest.mark.parametrize("late_s", [0, 0.3])
+def test_a_rank_that_dies_while_it_joins(tmp_path, monkeypatch, late_s):
+    """Also where rank 0, whose memory the late one is to open, has given up before."""
+    event, opened = Event(), bootstrap._open
+
+    def body(rank, n):
+        dist.destroy_process_group()
+
+        def open_late(*given):
+            if rank == 1:
+                event.happens()
+                os._exit(3)
+            time.sleep(late_s * (rank == 2))
+            return opened(*given)
+
+        monkeypatch.setattr(bootstrap, "_open", open_late)
+        store = dist.FileStore(str(tmp_path / "store"), n)
+        with pytest.raises(dist.DistBackendError, match=r"rank 1 \(process \d+\) died"):
+            dist.init_process_group("pycoll", store=store, rank=rank, world_size=n)
+        assert event.age() < BOUND_S
+
+    assert run_group(3, body, may_die=[1]) == [None, 3, None]
 
 
 @pytest.mark.parametrize("late", [0, 1])

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from pycoll.errors import CollTimeout, TransportError
+from pycoll.errors import CollTimeout, PeerLost, TransportError
 from pycoll.runtime.roll_call import RollCall, make_everywhere
 
 
@@ -21,6 +21,20 @@ def nobody_comes(text):
 def test_what_failed_here_is_raised_here(exchange):
     with pytest.raises(MemoryError, match="none left"):
         make_everywhere(fails, exchange)
+
+
+def test_a_death_says_more_than_what_a_rank_could_not_reach():
+    def open_memory():
+        raise TransportError("no such process")
+
+    def one_died(text):
+        raise PeerLost("rank 1 died while it joined")
+
+    with pytest.raises(PeerLost, match="rank 1 died") as caught:
+        make_everywhere(open_memory, one_died)
+    assert "no such process" in str(caught.value.__cause__)
+    with pytest.raises(MemoryError, match="none left"):
+        make_everywhere(fails, one_died)
 
 
 def test_what_failed_elsewhere_undoes_it_here():
