@@ -187,6 +187,37 @@ void mail_left_behind() {
   }
 }
 
+// What comes after a wait that has failed goes to no array: whoever heard of it may have freed
+// them.
+void nothing_comes_after_a_failure(const Host& me) {
+  constexpr int kBehind = 2 * kLanes;  // a tag of no communicator
+  struct Packet {
+    Head head{0, uint64_t{2} << 32 | 1, 8, 1, 0, 8};
+    char data[8] = "too la";
+  } packet;
+  const auto send = [&](const void* data, uint64_t nbytes, int tag) {
+    MpiRequest sent = 0;
+    me.api->isend(data, nbytes, int(1 - me.rank), tag, 0, sent);
+    while (!me.api->test(sent)) usleep(100);
+  };
+  const auto hear = [&] {
+    while (!me.api->probe(int(1 - me.rank), kBehind, 0)) usleep(100);
+  };
+  if (me.rank == 1) {
+    me.engine->abort("on purpose");
+    hear();
+    send(&packet, sizeof(packet), int(Lane::kMail));
+    return send(nullptr, 0, kBehind);
+  }
+  MailPostbox box(me.engine);
+  char first[8], second[8] = "free";
+  const auto one = box.recv(first, 8, 1, 1, 1), two = box.recv(second, 8, 1, 1, 2);
+  expect_kind("Revoked", [&] { box.wait(one, 20); }, "aborted");
+  send(nullptr, 0, kBehind);
+  hear();
+  expect(!box.done(two) && std::string(second) == "free", "a message came: ", second);
+}
+
 // Sends to rank 2 never leave, and are lost when it dies.
 class Mortal : public OneThread {
  public:
@@ -259,6 +290,8 @@ int main() {
                   {"small arrays are free", small_arrays_are_free},
                   {"mail gives up", mail_gives_up},
                   {"mail left behind", mail_left_behind},
+                  {"nothing comes after a failure",
+                   [] { run_all({.n = 2}, nothing_comes_after_a_failure, "two ranks"); }},
                   {"failures in a mismatch", failures_in_a_mismatch},
                   {"a notice beside a death",
                    [] { run_all({.n = 3}, notice_beside_a_death, "three ranks"); }}});
