@@ -65,7 +65,8 @@ class TaggedMessages:
 
     def _check_peer(self, name: str, peer: int, lowest: int) -> None:
         if not _is_integer(peer) or not lowest <= peer < self.world_size:
-            raise ArgumentError(f"{name}={peer!r}; accepted: {lowest} to {self.world_size - 1}")
+            anyone = ", or pycoll.ANY" if lowest < 0 else ""
+            raise ArgumentError(f"{name}={peer!r}; accepted: 0 to {self.world_size - 1}{anyone}")
 
     def _tag(self, tag: int) -> int:
         if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
