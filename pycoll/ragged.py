@@ -40,7 +40,10 @@ class RaggedCollectives:
         out: Any = None,
         timeout: float | None = None,
     ) -> Any:
-        """Give rank r the next ``counts[r]`` rows of the root's array; same counts everywhere."""
+        """Give rank r the next ``counts[r]`` rows of the root's array; same counts everywhere.
+
+        On other ranks ``x`` only tells dtype and shape of a row: an array of no rows will do.
+        """
         return self._session.scatter_v(x, counts, root, out, timeout)
 
     @told

@@ -149,7 +149,10 @@ BAD = {
     "indivisible by dimension": (lambda c: c.all_to_all(np.ones((3, 2))), r"shape \(3, 2\)"),
     "nothing to divide": (lambda c: c.all_to_all(np.ones(())), r"shape \(\)"),
     "nothing to divide at the root": (lambda c: c.scatter(np.ones(3), c.rank), r"shape \(3,\)"),
-    "no output to scatter into": (lambda c: c.scatter(root=1 - c.rank), r"needs out="),
+    "no output to scatter into": (
+        lambda c: c.scatter(root=1 - c.rank),
+        r"needs out=, or an x like",
+    ),
     "no input to scatter": (lambda c: c.scatter(root=c.rank, out=F.copy()), r"x is a NoneType"),
     "output off the root": (
         lambda c: c.reduce(F, root=1 - c.rank, out=F.copy()),
