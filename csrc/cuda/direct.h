@@ -36,7 +36,7 @@ PYCOLL_DEVICE void run_rank_direct(const P& p, const Launch& launch, uint32_t ra
   Member<P> m(p, launch, rank, block);
   if (!m.enter()) return;
   const uint32_t n = launch.world_size;
-  m.signal(kEntered);
+  m.signal(kEntered, false);
   if (!m.await_all(kEntered, 1)) return;
   Pieces<P> pieces(m);
   const uint32_t chunk = launch.own_chunk ? rank : 0;

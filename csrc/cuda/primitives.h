@@ -9,8 +9,8 @@
 //   void barrier()                   of the block; orders memory accesses of all its threads
 //   bool any(bool)                   the same, and whether any thread passed true
 //   uint32_t load_acquire(const uint32_t*), load_relaxed(const uint32_t*)
-//   void store_release(uint32_t*, uint32_t), store_relaxed(uint32_t*, uint32_t)
-//   uint32_t add(uint32_t*, uint32_t)              acquires and releases; returns the old value
+//   void store_release(uint32_t*, uint32_t, Reach = kSystem), store_relaxed(uint32_t*, uint32_t)
+//   uint32_t add(uint32_t*, uint32_t, Reach)       acquires and releases; returns the old value
 //   bool claim(uint32_t*)                          0 -> 1; true for the one who did it
 //   void count(uint64_t*, uint64_t)                adds, relaxed, for threads of one device
 //   Raw<B> load<B>(const char*), void store<B>(char*, Raw<B>)   B bytes, aligned to B; plain
@@ -21,8 +21,9 @@
 // any thread of a block; barrier() makes them happen before the store_release.sys of a flag by a
 // thread of that block; a load_acquire.sys that sees the flag, and the barrier() behind it, order
 // them before the plain loads of every thread of the waiting block. Flags are whole 32-bit words
-// with one writer each; both sides use system scope, so the accesses are morally strong wherever
-// the two ranks run: in one kernel, in two processes, on two devices.
+// with one writer each; the scopes of both sides include the other side, so the accesses are
+// morally strong wherever the two ranks run: in one kernel, in two processes, on two devices. A
+// fence of system scope waits for more than one of the device, so ranks of one kernel do without.
 #pragma once
 
 #include <cstddef>
@@ -43,6 +44,9 @@
 #endif
 
 namespace pycoll::cuda {
+
+// How far a release reaches: threads of this device in this kernel, or all.
+enum class Reach { kDevice, kSystem };
 
 // So many bytes, moved at once.
 template <int kBytes>
@@ -102,18 +106,30 @@ class DevicePolicy {
     asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
     return value;
   }
-  PYCOLL_DEVICE void store_release(uint32_t* p, uint32_t value) const {
-    asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+  PYCOLL_DEVICE void store_release(uint32_t* p, uint32_t value,
+                                   Reach reach = Reach::kSystem) const {
+    if (reach == Reach::kDevice) {
+      asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+    } else {
+      asm volatile("st.release.sys.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+    }
   }
   PYCOLL_DEVICE void store_relaxed(uint32_t* p, uint32_t value) const {
     asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
   }
-  PYCOLL_DEVICE uint32_t add(uint32_t* p, uint32_t value) const {
+  PYCOLL_DEVICE uint32_t add(uint32_t* p, uint32_t value, Reach reach) const {
     uint32_t old;
-    asm volatile("atom.acq_rel.sys.add.u32 %0, [%1], %2;"
-                 : "=r"(old)
-                 : "l"(p), "r"(value)
-                 : "memory");
+    if (reach == Reach::kDevice) {
+      asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;"
+                   : "=r"(old)
+                   : "l"(p), "r"(value)
+                   : "memory");
+    } else {
+      asm volatile("atom.acq_rel.sys.add.u32 %0, [%1], %2;"
+                   : "=r"(old)
+                   : "l"(p), "r"(value)
+                   : "memory");
+    }
     return old;
   }
   PYCOLL_DEVICE bool claim(uint32_t* p) const {

@@ -55,7 +55,8 @@ class Member {
   }
 
   // Publishes a step to all peers: whatever this block did before is visible to who sees it.
-  PYCOLL_DEVICE void signal(uint32_t step) {
+  // `written`: it has written something in this call that peers read, cards aside.
+  PYCOLL_DEVICE void signal(uint32_t step, bool written = true) {
     p_.barrier();
     step_ = step;
     for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
@@ -68,7 +69,11 @@ class Member {
         card.out = reinterpret_cast<uint64_t>(a_.out[mine]) - heap;
         card.fingerprint = a_.fingerprint;
       }
-      p_.store_release(flag_to(q, block_), position_of(epoch_, step));
+      if (written || a_.exchange) {
+        p_.store_release(flag_to(q, block_), position_of(epoch_, step), reach());
+      } else {
+        p_.store_relaxed(flag_to(q, block_), position_of(epoch_, step));
+      }
     }
   }
 
@@ -95,7 +100,7 @@ class Member {
     Control& own = control(rank_);
     Shared& s = p_.shared();
     p_.barrier();
-    if (p_.tid() == 0) s.last = p_.add(&own.done, 1) == a_.nblocks - 1;
+    if (p_.tid() == 0) s.last = p_.add(&own.done, 1, reach()) == a_.nblocks - 1;
     p_.barrier();
     if (!s.last) return;
     const uint32_t next = epoch_ + 1, first = epoch_ - segment_;
@@ -107,7 +112,7 @@ class Member {
     for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
       if (q == rank_) continue;
       for (uint32_t b = 0; renew && b < a_.max_blocks; ++b) {
-        p_.store_release(flag_to(q, b), position_of(next, 0));
+        p_.store_release(flag_to(q, b), position_of(next, 0), reach());
       }
       if (a_.exchange) p_.store_release(&control(q).finished[rank_], position_of(next, 0));
     }
@@ -117,6 +122,9 @@ class Member {
   PYCOLL_DEVICE uint32_t segment() const { return segment_; }
 
  private:
+  // How far a release to peers has to reach. What the host reads too is released to the system.
+  PYCOLL_DEVICE Reach reach() const { return a_.exchange ? Reach::kSystem : Reach::kDevice; }
+
   PYCOLL_DEVICE Control& control(uint32_t rank) const {
     return *reinterpret_cast<Control*>(a_.control[rank]);
   }
@@ -187,6 +195,7 @@ class Member {
   // The same, and makes all ranks leave.
   PYCOLL_DEVICE void give_up(const Reason& why) {
     report(why);
+    PYCOLL_ROLLED
     for (uint32_t q = 0; q < a_.world_size; ++q) p_.store_release(&control(q).abort, 1);
   }
 
@@ -198,9 +207,10 @@ class Member {
     const uint64_t begin = p_.clock_ns();
     for (uint32_t spins = 1;; ++spins) {
       p_.backoff(spins);
+      const uint32_t abort = p_.load_relaxed(&control(rank_).abort);  // both on their way at once
       seen = p_.load_acquire(word);
       if (reached(seen, wanted)) return true;
-      if (p_.load_relaxed(&control(rank_).abort) != 0) {
+      if (abort != 0) {
         report({Fault::kFollowed, peer, wanted, seen, instruction, p_.clock_ns() - begin});
         return false;
       }

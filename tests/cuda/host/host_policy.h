@@ -63,14 +63,14 @@ class HostPolicy {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
   }
   uint32_t load_relaxed(const uint32_t* p) const { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-  void store_release(uint32_t* p, uint32_t value) const {
+  void store_release(uint32_t* p, uint32_t value, Reach = Reach::kSystem) const {
     turn(Turn::kWork);
     __atomic_store_n(p, value, __ATOMIC_RELEASE);
   }
   void store_relaxed(uint32_t* p, uint32_t value) const {
     __atomic_store_n(p, value, __ATOMIC_RELAXED);
   }
-  uint32_t add(uint32_t* p, uint32_t value) const {
+  uint32_t add(uint32_t* p, uint32_t value, Reach) const {
     turn(Turn::kWork);
     return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);
   }
