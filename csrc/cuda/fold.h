@@ -182,17 +182,22 @@ struct Folder {
     }
   }
 
-  // The same kPacks packs, `stride` bytes apart.
+  // kPacks packs, `stride` bytes apart: those of them that begin before `end`, as the first does.
   template <int kN, bool kTree, int kPacks>
-  static PYCOLL_DEVICE void packs(const P& p, const FoldView& f, uint64_t i, uint64_t stride) {
-    Raw<16> raw[kPacks][kN];
+  static PYCOLL_DEVICE void packs(const P& p, const FoldView& f, uint64_t i, uint64_t stride,
+                                  uint64_t end) {
+    Raw<16> raw[kPacks][kN] = {};
     PYCOLL_UNROLL
     for (int u = 0; u < kPacks; ++u) {
+      const bool inside = u == 0 || i + u * stride < end;
       PYCOLL_UNROLL
-      for (int k = 0; k < kN; ++k) raw[u][k] = p.template load<16>(f.src[k] + i + u * stride);
+      for (int k = 0; k < kN; ++k) {
+        if (inside) raw[u][k] = p.template load<16>(f.src[k] + i + u * stride);
+      }
     }
     PYCOLL_UNROLL
     for (int u = 0; u < kPacks; ++u) {
+      if (u > 0 && i + u * stride >= end) break;
       write<16>(p, f, i + u * stride, join<0, kN, kTree>(p, raw[u]));
     }
   }
@@ -202,14 +207,9 @@ struct Folder {
   static PYCOLL_DEVICE void exact(const P& p, const FoldView& f, uint64_t begin, uint64_t end) {
     constexpr int kPacks = 8 / kN;
     const uint64_t stride = uint64_t{p.threads()} * 16;
-    uint64_t i = begin + uint64_t{p.tid()} * 16;
     PYCOLL_ROLLED
-    for (; i + (kPacks - 1) * stride < end; i += kPacks * stride) {
-      packs<kN, kTree, kPacks>(p, f, i, stride);
-    }
-    if constexpr (kPacks > 1) {
-      PYCOLL_ROLLED
-      for (; i < end; i += stride) packs<kN, kTree, 1>(p, f, i, stride);
+    for (uint64_t i = begin + uint64_t{p.tid()} * 16; i < end; i += kPacks * stride) {
+      packs<kN, kTree, kPacks>(p, f, i, stride, end);
     }
   }
 };
