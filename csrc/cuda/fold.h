@@ -94,7 +94,8 @@ struct Folder {
   }
 
   // The in-order tree, leaf by leaf: held[l] is a finished subtree of 2^l leaves, as in a binary
-  // counter. Indices are compile-time, so it lies in registers.
+  // counter. Indices are compile-time, so it lies in registers. It begins with zeros, which nobody
+  // reads: without, its registers would be taken from the start of a kernel on.
   template <int kBytes>
   static PYCOLL_DEVICE typename L<kBytes>::Vals tree(const P& p, const FoldView& f, uint64_t i) {
     constexpr int kLevels = 6;
@@ -102,7 +103,7 @@ struct Folder {
     uint32_t leaves = 1;
     while (2 * leaves <= f.nsrc) leaves *= 2;
     const uint32_t pairs = f.nsrc - leaves;
-    typename L<kBytes>::Vals held[kLevels], carry;
+    typename L<kBytes>::Vals held[kLevels] = {}, carry;
     uint32_t k = 0;
     PYCOLL_ROLLED
     for (uint32_t leaf = 0; leaf < leaves; ++leaf) {
