@@ -150,15 +150,24 @@ struct Folder {
     }
   }
 
-  // Two sources, a step of a ring: enough loads in flight from one thread.
+  // Two sources, a step of a ring: enough loads in flight from one thread. A turn ends with those
+  // of the next one: the assembler puts loads between computations, but not across the end of a
+  // turn.
   static PYCOLL_DEVICE void pairs(const P& p, const FoldView& f, uint64_t begin, uint64_t end) {
     const uint64_t stride = uint64_t{p.threads()} * 16;
     const char *const a = f.src[0], *const b = f.src[1];
+    uint64_t i = begin + uint64_t{p.tid()} * 16, j = 0;
+    Raw<16> raw[4] = {};
+    const auto read_turn = [&] {
+      if (i >= end) return;
+      j = i + stride < end ? i + stride : i;
+      raw[0] = p.template load<16>(a + i);
+      raw[1] = p.template load<16>(b + i);
+      raw[2] = p.template load<16>(a + j);
+      raw[3] = p.template load<16>(b + j);
+    };
     PYCOLL_ROLLED
-    for (uint64_t i = begin + uint64_t{p.tid()} * 16; i < end; i += 2 * stride) {
-      const uint64_t j = i + stride < end ? i + stride : i;
-      const Raw<16> raw[4] = {p.template load<16>(a + i), p.template load<16>(b + i),
-                              p.template load<16>(a + j), p.template load<16>(b + j)};
+    for (read_turn(); i < end; i += 2 * stride, read_turn()) {
       const auto first = L<16>::encode(p, join<0, 2, false>(p, raw));
       const auto second = L<16>::encode(p, join<2, 2, false>(p, raw));
       PYCOLL_ROLLED
