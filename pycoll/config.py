@@ -97,9 +97,10 @@ class Config:
             environ: The variables; those of this process when None.
 
         Raises:
-            ArgumentError: A variable has a value that cannot be used.
+            ArgumentError: A variable has a value that cannot be used, or its name is misspelt.
         """
         environ = environment() if environ is None else environ
+        _check_names(environ)
         found: dict[str, Any] = {}
         for name, variable, parse in _VARIABLES:
             value = _read(environ, variable, parse, getattr(cls, name))
@@ -201,6 +202,19 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("device_transport", "PYCOLL_DEVICE_TRANSPORT", str),
     ("device_heap_bytes", "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes),
 )
+
+
+def _check_names(environ: Mapping[str, str]) -> None:
+    """Refuse names that are nearly those of settings; others may be somebody else's."""
+    settings = [variable for _, variable, _ in _VARIABLES]
+    for name in environ:
+        if name.startswith("PYCOLL_") and name not in (*settings, *LAUNCH_VARIABLES):
+            import difflib  # takes long, and seldom is a name unknown
+
+            if close := difflib.get_close_matches(name, settings, n=1, cutoff=0.9):
+                raise ArgumentError(
+                    f"{name} in the environment is no setting; did you mean {close[0]}?"
+                )
 
 
 def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], default: _T) -> _T:

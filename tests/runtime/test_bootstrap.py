@@ -176,6 +176,17 @@ def test_a_malformed_variable_is_refused(name, value):
         Config.from_env({name: value})
 
 
+@pytest.mark.parametrize("name", ["PYCOLL_TIMEOT", "PYCOLL_TIMEOUT_S", "PYCOLL_TIMOUT"])
+def test_misspelt_settings(name):
+    with pytest.raises(ArgumentError, match=f"{name} .* did you mean PYCOLL_TIMEOUT?"):
+        Config.from_env({name: "3"})
+
+
+def test_settings_of_others():
+    names = ["PYCOLL_RANK", "PYCOLL_JOINED", "PYCOLL_SOCKET_IFNAME", "PYCOLL_CUDA", "PYCOLL_MINE"]
+    assert Config.from_env(dict.fromkeys(names, "3")) == Config()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
