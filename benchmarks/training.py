@@ -1,13 +1,15 @@
 """How much of the communication of a training step hides behind its computation.
 
     python benchmarks/training.py [--ranks 2] [--layers 8] [--ms 20] [--mib 16] [--work sleep|core]
+        [--loss-ms 0]
 
 Each layer has one parameter of --mib MiB, a backward pass of --ms milliseconds, half of it for each
-gradient, and a forward pass of half that. Ranks sleep, as if an accelerator computed, or keep their
-core busy with matrix products. Medians of all rounds; in each, in turn and per step: three steps
-without other ranks (compute), all collectives of a step alone, one after the other (wire), and
-three steps of all ranks, one right after the other. hidden = 1 - (time the steps waited for
-gradients and parameters) / wire; max is the larger one of compute and wire.
+gradient, and a forward pass of half that; between the two passes the loss takes --loss-ms. Ranks
+sleep, as if an accelerator computed, or keep their core busy with matrix products. Medians of all
+rounds; in each, in turn and per step: three steps without other ranks (compute), all collectives of
+a step alone, one after the other (wire), and three steps of all ranks, one right after the other.
+hidden = 1 - (time the steps waited for gradients and parameters) / wire; max is the larger one of
+compute and wire.
 """
 
 import argparse
@@ -23,15 +25,12 @@ from pycoll.testing import run_processes
 STEPS = 3
 
 
-class Busy:
-    """A layer that takes time; its gradient is written where the engine wants it."""
+class Takes:
+    """What takes time."""
 
-    def __init__(self, count, seconds, work):
-        self.count, self.seconds, self.work = count, seconds, work
+    def __init__(self, seconds, work):
+        self.seconds, self.work = seconds, work
         self.square = np.ones((64, 64), np.float32)
-
-    def parameters(self):
-        return {"weight": ParameterSpec((self.count,))}
 
     def compute(self, seconds):
         if self.work == "sleep":
@@ -39,6 +38,17 @@ class Busy:
         end = time.thread_time() + seconds  # of this thread: what others take comes on top
         while self.work == "core" and time.thread_time() < end:
             self.square @ self.square
+
+
+class Busy(Takes):
+    """A layer; its gradient is written where the engine wants it."""
+
+    def __init__(self, count, seconds, work):
+        super().__init__(seconds, work)
+        self.count = count
+
+    def parameters(self):
+        return {"weight": ParameterSpec((self.count,))}
 
     def forward(self, params, x):
         self.compute(self.seconds / 2)
@@ -54,8 +64,11 @@ class Busy:
         return out
 
 
-class Nothing:
+class Loss(Takes):
+    """A loss of which nothing is used."""
+
     def forward(self, logits, targets):
+        self.compute(self.seconds)
         return 0.0, 1, None
 
     def backward(self, saved, scale):
@@ -92,8 +105,9 @@ def measure(comm, args, zero):
         return Sequential(layers)
 
     options = {"optimizer": SGD(0.0), "bucket_bytes": 4 * count, "start": "trust"}
-    alone = DataParallel(model(), Nothing(), Mesh(comm.split(comm.rank), dp=1), **options)
-    together = DataParallel(model(), Nothing(), Mesh(comm, dp=-1), zero=zero, **options)
+    loss = Loss(args.loss_ms / 1e3, args.work)
+    alone = DataParallel(model(), loss, Mesh(comm.split(comm.rank), dp=1), **options)
+    together = DataParallel(model(), loss, Mesh(comm, dp=-1), zero=zero, **options)
     memory = [comm.zeros(count), comm.zeros(count // comm.world_size)]
     rows = [measure_round(comm, alone, together, zero, memory) for _ in range(args.rounds + 1)]
     return [statistics.median(column) for column in zip(*rows[1:], strict=True)]
@@ -120,6 +134,7 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--ms", type=float, default=20.0)
+    parser.add_argument("--loss-ms", type=float, default=0.0)
     parser.add_argument("--mib", type=int, default=16)
     parser.add_argument("--work", choices=["sleep", "core"], default="sleep")
     parser.add_argument("--rounds", type=int, default=3)
