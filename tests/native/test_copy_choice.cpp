@@ -120,7 +120,8 @@ float told_staged_ns(const world::Rank& me, uint32_t rank) {
 }
 
 // Rank 1 meets rank 0, copies, and tells rank 0, which has nothing to do but wait for that. A rank
-// that loses its core at the wrong moment tells something else, so most of several calls count.
+// that loses its core at the wrong moment tells something else, so a fifth of many calls will do;
+// of a rank that counted its wait for work as one for its peer there would be none.
 void who_waits_for_work_has_not_waited_for_a_rank_to_come() {
   constexpr uint64_t kCount = 1 << 19;
   const auto body = [](const world::Rank& me) {
@@ -142,7 +143,7 @@ void who_waits_for_work_has_not_waited_for_a_rank_to_come() {
     Ints x(kCount, 1), y(kCount);
     int fair = 0;
     float waited = 0, copied = 0;
-    for (int turn = 0; turn < 9; ++turn) {
+    for (int turn = 0; turn < 25; ++turn) {
       binding.descriptor = 2 + turn;  // a call that has not told anything yet
       const auto call = me.engine.bind(binding);
       for (int i = 0; i < 8; ++i) me.engine.run(*call, x.data(), y.data());
@@ -150,7 +151,7 @@ void who_waits_for_work_has_not_waited_for_a_rank_to_come() {
       expect(copied > 0, "rank 1 has told a time");
       fair += waited > copied / 2;
     }
-    expect(fair > 4, "rank 0 tells ", waited, " ns of calls that take ", copied);
+    expect(fair >= 5, "rank 0 tells ", waited, " ns of calls that take ", copied);
   };
   for (const Mode mode : kModes) {
     expect_all_fine(run(mode, {.cell_bytes = 8 * kCount}, body), name(mode));
