@@ -16,6 +16,7 @@ from pycoll.algorithms.two_level_plans import PLANS
 from pycoll.errors import ScheduleError
 from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import ACC, IN, OUT, TMP, Algorithm, Fold, Piece, Vector
+from pycoll.schedule.table import unique_rows
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
@@ -99,7 +100,7 @@ def _single(
     if not np.any(where):
         return
     kinds = np.stack([np.broadcast_to(buffer, np.shape(where)) for _, buffer, _ in ends])
-    for kind in np.unique(kinds[:, where] if np.ndim(where) else kinds[:, None], axis=1).T:
+    for kind in unique_rows(kinds[:, where].T if np.ndim(where) else kinds[None, :]):
         here = where & (kinds == kind.reshape(-1, *[1] * np.ndim(where))).all(axis=0)
         pieces = [
             Piece(owner, (IN, OUT, TMP)[int(k)], np.maximum(at, 0))

@@ -112,7 +112,7 @@ def _check_done(joined: Joined) -> None:
     """Check that each direct plan ends its work with DONE; only waits follow."""
     op, n = joined.code["op"], len(joined.plans)
     done = np.flatnonzero((op == Opcode.SIGNAL.value) & (joined.code["arg"] == DONE))
-    missing = np.setdiff1d(np.arange(n), joined.rank[done])
+    missing = np.flatnonzero(np.bincount(joined.rank[done], minlength=n) == 0)
     if len(missing):
         raise ScheduleError(f"{joined.title}: rank {missing[0]} never publishes that it is done")
     last = np.zeros(n, np.int64)

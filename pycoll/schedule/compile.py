@@ -25,7 +25,7 @@ from pycoll.schedule.plan import (
     step_of,
 )
 from pycoll.schedule.stage import stage
-from pycoll.schedule.table import FoldTable, build_table, partners, unique_rows
+from pycoll.schedule.table import FoldTable, build_table, distinct, partners, unique_rows
 
 _IN, _OUT, _CELL = (place.value for place in PlanBuffer)  # for NumPy
 
@@ -81,7 +81,7 @@ def complete_folds(table: FoldTable) -> np.ndarray:
     """Tell which unit folds combine the inputs of all ranks at once."""
     unit = table.unit
     source = ~table.is_write & (table.buffer == Buffer.IN.value)
-    seen = np.unique(unit[source] * table.n + table.rank[source]) // table.n
+    seen = distinct(unit[source] * table.n + table.rank[source]) // table.n
     return (np.bincount(seen, minlength=len(table.owner)) == table.n) & (table.nsrc == table.n)
 
 
@@ -152,8 +152,8 @@ def _accesses(table: FoldTable, direct: bool, aliased: bool) -> tuple[np.ndarray
     columns = [a[made] for a in (cell, table.line[unit], table.owner[unit], unit, table.is_write)]
     if direct:
         remote = (table.rank != table.owner[unit]) & (buffer != _CELL)
-        user, where = np.unique(cell[remote], return_index=True)
-        holder = table.rank[remote][where]
+        user = distinct(cell[remote])
+        holder = user // (3 * span)
         for line in (-1, table.lines):
             edge = [user, np.full(len(user), line), holder, np.full(len(user), -1)]
             edge.append(np.ones(len(user), bool))

@@ -138,7 +138,7 @@ def _signals(
             f"after step {step[signals[bad[0]]]}; steps must increase"
         )
     entered = key[step[signals] == ENTERED] >> 17
-    missing = np.setdiff1d(np.arange(n * calls), entered)
+    missing = np.flatnonzero(np.bincount(entered, minlength=n * calls) == 0)
     if len(missing):
         raise ScheduleError(
             f"{title}: rank {missing[0] // calls} never publishes that it has entered"

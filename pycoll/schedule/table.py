@@ -75,6 +75,11 @@ def unique_rows(rows: np.ndarray) -> np.ndarray:
     return rows[differs]
 
 
+def distinct(values: np.ndarray) -> np.ndarray:
+    """Return the values that differ, sorted; `numpy.unique` would import the masked arrays."""
+    return unique_rows(values[:, None])[:, 0]
+
+
 def partners(schedule: Schedule, rank: int) -> np.ndarray:
     """Find the ranks that touch memory of any rank whose memory ``rank`` touches."""
     n = schedule.n
