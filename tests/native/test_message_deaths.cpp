@@ -190,7 +190,7 @@ void mail_left_behind() {
 // What comes after a wait that has failed goes to no array: whoever heard of it may have freed
 // them.
 void nothing_comes_after_a_failure(const Host& me) {
-  constexpr int kBehind = 2 * kLanes;  // a tag of no communicator
+  constexpr int kPosted = 2 * kLanes, kFailed = kPosted + 1, kBehind = kPosted + 2;  // of no lane
   struct Packet {
     Head head{0, uint64_t{2} << 32 | 1, 8, 1, 0, 8};
     char data[8] = "too la";
@@ -200,21 +200,27 @@ void nothing_comes_after_a_failure(const Host& me) {
     me.api->isend(data, nbytes, int(1 - me.rank), tag, 0, sent);
     while (!me.api->test(sent)) usleep(100);
   };
-  const auto hear = [&] {
-    while (!me.api->probe(int(1 - me.rank), kBehind, 0)) usleep(100);
+  const auto hear = [&](int tag) {
+    const uint64_t end = now_ns() + 20'000'000'000;
+    while (!me.api->probe(int(1 - me.rank), tag, 0)) {
+      expect(now_ns() < end, "the other rank has not come so far: ", tag);
+      usleep(100);
+    }
   };
   if (me.rank == 1) {
+    hear(kPosted);  // a receive after the abort would be refused
     me.engine->abort("on purpose");
-    hear();
+    hear(kFailed);
     send(&packet, sizeof(packet), int(Lane::kMail));
     return send(nullptr, 0, kBehind);
   }
   MailPostbox box(me.engine);
   char first[8], second[8] = "free";
   const auto one = box.recv(first, 8, 1, 1, 1), two = box.recv(second, 8, 1, 1, 2);
+  send(nullptr, 0, kPosted);
   expect_kind("Revoked", [&] { box.wait(one, 20); }, "aborted");
-  send(nullptr, 0, kBehind);
-  hear();
+  send(nullptr, 0, kFailed);
+  hear(kBehind);
   expect(!box.done(two) && std::string(second) == "free", "a message came: ", second);
 }
 
