@@ -284,13 +284,15 @@ def joined_with_few(folder, rank, n, left):
     def unlimited(topic, value):
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
         found = exchange(topic, value)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
         return found
 
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + left, most))
+    free = [os.dup(0) for _ in range(left + 1)]  # in between some may be in use
+    few = free[-1]
+    for fd in free:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
     try:
         sockets.open_api(sockets.connect(unlimited, rank, names(n), "", 10), names(n)).close()
     except TransportError as error:
