@@ -1,8 +1,8 @@
 """Time collectives of ordinary arrays by the size of the cells that stage them.
 
-``python benchmarks/cells.py`` takes four minutes. The same ranks have communicators with cells of
-every size, which take turns; a ratio is of the same round, and the median counts. It prints a table
-and writes benchmarks/results/cells.md and .json.
+``python benchmarks/cells.py`` takes two to four minutes. The same ranks have communicators with
+cells of every size, which take turns; a ratio is of the same round, and the median counts. It
+prints a table and writes benchmarks/results/cells.md and .json.
 """
 
 import argparse
@@ -91,32 +91,31 @@ def rank():
                 print(json.dumps(row | {"rounds": rounds}), flush=True)
 
 
+def ratios_of(row):
+    """Return how long cells of every size take as a part of the time with the usual ones."""
+    usual, ways = CELLS.index(Config.cell_bytes), zip(*row["rounds"], strict=True)
+    return [
+        statistics.median(t / r[usual] for t, r in zip(way, row["rounds"], strict=True))
+        for way in ways
+    ]
+
+
 def line_of(row):
     """Return one line of the table."""
-    usual = CELLS.index(Config.cell_bytes)
     cells = [row["collective"], str(row["n"]), sized(row["bytes"]), row["arrays"]]
-    for way in zip(*row["rounds"], strict=True):
-        ratio = statistics.median(t / r[usual] for t, r in zip(way, row["rounds"], strict=True))
+    for way, ratio in zip(zip(*row["rounds"], strict=True), ratios_of(row), strict=True):
         cells.append(f"{1e6 * statistics.median(way):.0f} us ({ratio:.2f})")
     return f"| {' | '.join(cells)} |"
 
 
 def summary(rows):
     """Return the table of the means over sizes and collectives."""
-    usual = CELLS.index(Config.cell_bytes)
     lines = [
         f"| ranks | arrays | {' | '.join(map(sized, CELLS))} |",
         "|---" * (2 + len(CELLS)) + "|",
     ]
     for n, arrays in itertools.product(WORLDS, ARRAYS):
-        ratios = [
-            [
-                statistics.median(t / r[usual] for t, r in zip(way, row["rounds"], strict=True))
-                for way in zip(*row["rounds"], strict=True)
-            ]
-            for row in rows
-            if (row["n"], row["arrays"]) == (n, arrays)
-        ]
+        ratios = [ratios_of(row) for row in rows if (row["n"], row["arrays"]) == (n, arrays)]
         means = [f"{statistics.geometric_mean(way):.2f}" for way in zip(*ratios, strict=True)]
         lines.append(f"| {n} | {arrays} | {' | '.join(means)} |")
     return [*lines, ""]

@@ -178,7 +178,7 @@ def test_a_malformed_variable_is_refused(name, value):
 
 @pytest.mark.parametrize("name", ["PYCOLL_TIMEOT", "PYCOLL_TIMEOUT_S", "PYCOLL_TIMOUT"])
 def test_misspelt_settings(name):
-    with pytest.raises(ArgumentError, match=f"{name} .* did you mean PYCOLL_TIMEOUT?"):
+    with pytest.raises(ArgumentError, match=rf"^{name} .* did you mean PYCOLL_TIMEOUT\?$"):
         Config.from_env({name: "3"})
 
 
