@@ -14,9 +14,11 @@ from glob import glob
 
 LIBRARY = "libpycoll_cuda.so"
 OBJECTS = "build/cuda"
-HOST_SOURCES = ["csrc/plan.cpp", "csrc/bind.cpp", "csrc/types.cpp", *glob("csrc/cuda/*.cpp")]
-KERNELS = sorted(glob("csrc/cuda/kernels_*.cu"))
-SOURCES = [*KERNELS, "csrc/cuda/machine.cu", *sorted(HOST_SOURCES)]  # those that take longest first
+SHARED_SOURCES = ["csrc/engine/plan.cpp", "csrc/engine/bind.cpp", "csrc/base/types.cpp"]
+HOST_SOURCES = [*SHARED_SOURCES, *glob("csrc/cuda/*/*.cpp")]
+KERNELS = sorted(glob("csrc/cuda/kernels/units/*.cu"))
+# Those that take longest come first.
+SOURCES = [*KERNELS, "csrc/cuda/host/machine.cu", *sorted(HOST_SOURCES)]
 
 # Nothing in the kernels depends on the architecture: one intermediate form, assembled for each, and
 # kept for those to come.

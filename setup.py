@@ -12,8 +12,9 @@ from setuptools.command.build_ext import build_ext
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import build_cuda
 
-SOURCES = sorted(glob("csrc/*.cpp"))
-HEADERS = sorted(glob("csrc/*.h") + glob("csrc/*.inl"))
+FILES = [path for path in glob("csrc/**/*", recursive=True) if not path.startswith("csrc/cuda/")]
+SOURCES = sorted(path for path in FILES if path.endswith(".cpp"))
+HEADERS = sorted(path for path in FILES if path.endswith((".h", ".inl")))
 
 # One place for objects, whichever command builds: an editable install compiles nothing twice.
 BUILD_TEMP = f"build/objects-{sys.implementation.cache_tag}"

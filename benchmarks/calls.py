@@ -15,7 +15,7 @@ import numpy as np
 from overhead_ranks import batches
 
 import pycoll
-from pycoll.cli.machine import describe
+from pycoll.cli.common.machine import describe
 
 SAVED = Path(__file__).resolve().parent / "results" / "calls.md"
 COUNT = 64

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 import pycoll
-from pycoll.cli.bench_report import sized
+from pycoll.cli.measure.bench_report import sized
 from pycoll.config import Config
-from pycoll.runtime.bootstrap import launched_by_us
+from pycoll.runtime.startup.bootstrap import launched_by_us
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import pages

@@ -22,8 +22,8 @@ TRIES = 4
 
 import beside
 
-from pycoll.cli.bench_report import sized
-from pycoll.cli.machine import describe
+from pycoll.cli.common.machine import describe
+from pycoll.cli.measure.bench_report import sized
 
 
 def measure():

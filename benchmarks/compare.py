@@ -33,7 +33,7 @@ import launch
 import report
 
 import cases
-from pycoll.cli.machine import describe
+from pycoll.cli.common.machine import describe
 
 
 def jobs(chosen, sizes):

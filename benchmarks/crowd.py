@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import beside
 import pages
 
-from pycoll.cli.bench_report import sized
+from pycoll.cli.measure.bench_report import sized
 
 WORLDS = (2, 4, 8)
 

@@ -22,7 +22,7 @@ sys.path[:0] = [str(HERE / "compare"), str(HERE.parent)]
 import launch
 from failures_ranks import ODD, WAIT_S
 
-from pycoll.cli.machine import describe
+from pycoll.cli.common.machine import describe
 
 N = 3
 START_S = 60

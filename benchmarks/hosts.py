@@ -204,7 +204,7 @@ def save(out, rows, kept):
 def machine():
     """Return what the numbers were taken on."""
     sys.path.insert(0, str(HERE.parent))
-    from pycoll.cli.machine import describe
+    from pycoll.cli.common.machine import describe
 
     return {k: v for k, v in describe().items() if k in ("cpu", "cores", "kernel", "commit")}
 

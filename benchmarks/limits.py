@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 import beside
 import pages
 
-from pycoll.cli.bench_report import sized
+from pycoll.cli.measure.bench_report import sized
 
 MOVED = [("through cells", "cells"), ("staged by hand", "staged"), ("kernel copies", "read")]
 COLUMNS = {

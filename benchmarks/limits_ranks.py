@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import pycoll
-from pycoll.runtime.select import select
+from pycoll.runtime.selection.select import select
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from overhead_ranks import batches, shared_map

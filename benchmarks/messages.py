@@ -20,8 +20,8 @@ import numpy as np
 
 import pycoll
 from pycoll import _C
-from pycoll.cli.machine import describe
-from pycoll.runtime.bootstrap import launched_by_us
+from pycoll.cli.common.machine import describe
+from pycoll.runtime.startup.bootstrap import launched_by_us
 
 HERE = Path(__file__).resolve().parent
 SIZES = [300 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 16 << 20, 64 << 20]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pycoll.cli.machine import describe
+from pycoll.cli.common.machine import describe
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

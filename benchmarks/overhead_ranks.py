@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import pycoll
-from pycoll.runtime.bootstrap import adopt, make_memfd
+from pycoll.runtime.startup.bootstrap import adopt, make_memfd
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
 
 

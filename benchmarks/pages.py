@@ -8,7 +8,7 @@ from pathlib import Path
 RESULTS = Path(__file__).resolve().parent / "results"
 sys.path.insert(0, str(RESULTS.parents[1]))
 
-from pycoll.cli.machine import describe
+from pycoll.cli.common.machine import describe
 
 
 def write(name, script, title, about, lines, **found):

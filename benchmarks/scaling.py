@@ -18,7 +18,7 @@ from pathlib import Path
 
 from overhead import Others
 
-from pycoll.cli.machine import describe
+from pycoll.cli.common.machine import describe
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - the backend "fake"
 
 import pycoll.torch
-from pycoll.cli.machine import describe
+from pycoll.cli.common.machine import describe
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RANKS = 2

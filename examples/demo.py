@@ -14,10 +14,10 @@ from pathlib import Path
 
 from pycoll.algorithms import find
 from pycoll.cli import main as pycoll
-from pycoll.cli.machine import describe
-from pycoll.runtime.bootstrap import launched_by_us
-from pycoll.runtime.select import select
-from pycoll.schedule.verify import modes, prove
+from pycoll.cli.common.machine import describe
+from pycoll.runtime.selection.select import select
+from pycoll.runtime.startup.bootstrap import launched_by_us
+from pycoll.schedule.proof.verify import modes, prove
 
 DIGITS = Path(__file__).with_name("digits.py")
 RANKS, PARAMETERS = 4, 65 * 48 + 49 * 10

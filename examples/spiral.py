@@ -16,10 +16,7 @@ import time
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from pycoll.parallel.nn import Linear, initial
-from pycoll.parallel.nn_chain import Chain
-from pycoll.parallel.nn_loss import CrossEntropy
-from pycoll.parallel.nn_pointwise import ReLU
+from pycoll.parallel.nn import Chain, CrossEntropy, Linear, ReLU, initial
 from pycoll.parallel.random import Key, normal
 from pycoll.testing import run_processes, run_threads
 

@@ -18,8 +18,8 @@ from threadpoolctl import threadpool_limits
 
 import pycoll
 from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, WarmupCosine
+from pycoll.parallel.analysis.metered import Metered
 from pycoll.parallel.gpt import GPT, TransformerConfig
-from pycoll.parallel.metered import Metered
 from pycoll.parallel.random import Cursor, Key, integers
 
 PRECISION = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}

@@ -30,7 +30,7 @@ from pycoll.errors import (
 try:
     importlib.import_module("pycoll._C")  # alone, so that the reason of a failure is its own
     from pycoll.comm import ANY, Communicator
-    from pycoll.runtime.work import Work
+    from pycoll.runtime.calls.work import Work
     from pycoll.start import from_mpi, init, virtual_ranks
 except ImportError as _error:  # the engine is missing or broken; `pycoll doctor` has to work
     _failure = _error

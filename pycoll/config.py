@@ -17,9 +17,11 @@ _T = TypeVar("_T")
 TRANSPORTS = ("auto", "mpi")
 SINGLE_COPY = ("auto", "off")
 DEVICE_TRANSPORTS = ("auto", "cuda", "nccl")
-FOREVER_S = 1e9  # 30 years; what a timeout of infinity stands for, as kForever of csrc/calls.cpp
+FOREVER_S = (
+    1e9  # 30 years; what a timeout of infinity stands for, as kForever of csrc/engine/calls.cpp
+)
 _ADDRESSES = 1 << 47  # bytes that a process can address
-_MOST_CELL = 1 << 30  # as in csrc/control.cpp
+_MOST_CELL = 1 << 30  # as in csrc/memory/control.cpp
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 

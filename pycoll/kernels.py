@@ -1,8 +1,9 @@
 """Fused passes over flat vectors: optimizer steps, unscaling, checks, exact sums of squares.
 
 Each is one pass over memory, on the widest vector instructions of the CPU, and gives the bits of
-the same formula in array operations; see ``csrc/optim.h``. Vectors are one-dimensional, contiguous
-NumPy arrays; parameters and states are float32 or float64, gradients may be float16 or bfloat16.
+the same formula in array operations; see ``csrc/kernels/optim/optim.h``. Vectors are
+one-dimensional, contiguous NumPy arrays; parameters and states are float32 or float64, gradients
+may be float16 or bfloat16.
 
 All vectors of a call may lie on a CUDA device instead: then it is put on CuPy's current stream, and
 has the same bits. What returns a number waits for it.
@@ -16,7 +17,7 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.errors import ArgumentError, kind_of
-from pycoll.runtime.arrays import ArrayView, on_device
+from pycoll.runtime.arrays.host_arrays import ArrayView, on_device
 from pycoll.types import DType
 
 _LIMB = np.dtype(np.int64)
@@ -65,7 +66,7 @@ def _machine(**vectors: Any) -> Any:
     """Return who has the kernels for vectors, and these as it sees them."""
     for x in vectors.values():
         if type(x) is not np.ndarray and on_device(x):
-            from pycoll.cuda import optim
+            from pycoll.cuda.device import optim
 
             return optim.machine(vectors)
     return _C, *vectors.values()

@@ -11,17 +11,17 @@ from pycoll import _C
 from pycoll.comm import Communicator
 from pycoll.config import Config, Launch, environment
 from pycoll.errors import ArgumentError, CollError, in_words
-from pycoll.runtime import mpi
-from pycoll.runtime.absence import decline
-from pycoll.runtime.bootstrap import discover, launched_by_us
-from pycoll.runtime.groups import open_control
-from pycoll.runtime.memory import Memory
-from pycoll.runtime.reports import raising
-from pycoll.runtime.session import Session
-from pycoll.runtime.tuned import agree
+from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.runtime.selection.measured_choices import agree
+from pycoll.runtime.sessions.reports import raising
+from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.startup import mpi
+from pycoll.runtime.startup.bootstrap import discover, launched_by_us
+from pycoll.runtime.startup.make_groups import open_control
+from pycoll.runtime.startup.missing_ranks import decline
 
 if TYPE_CHECKING:
-    from pycoll.cuda.virtual import VirtualRanks
+    from pycoll.cuda.calls.virtual import VirtualRanks
 
 
 def init(
@@ -151,7 +151,7 @@ def virtual_ranks(n: int, device: int = 0) -> VirtualRanks:
     Raises:
         CudaUnavailable: If there is no such device; the text says what is missing.
     """
-    from pycoll.cuda.virtual import VirtualRanks
+    from pycoll.cuda.calls.virtual import VirtualRanks
 
     return VirtualRanks(n, device)
 

@@ -31,18 +31,18 @@ from numbers import Integral
 from typing import IO, Any, NamedTuple
 
 from pycoll import _C
-from pycoll.cli.job import end_of
-from pycoll.cli.rank_main import die_with
+from pycoll.cli.job.processes import end_of
+from pycoll.cli.job.rank_main import die_with
 from pycoll.comm import Communicator
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
-from pycoll.runtime import mpi
-from pycoll.runtime.absence import tell_end
-from pycoll.runtime.bootstrap import make_memfd
-from pycoll.runtime.groups import open_control
-from pycoll.runtime.memory import Memory
-from pycoll.runtime.session import Session
-from pycoll.runtime.tuned import agree
+from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.runtime.selection.measured_choices import agree
+from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.startup import mpi
+from pycoll.runtime.startup.bootstrap import make_memfd
+from pycoll.runtime.startup.make_groups import open_control
+from pycoll.runtime.startup.missing_ranks import tell_end
 
 GRACE_S = 5.0  # after the first failure, in which the other ranks can end by themselves
 _POLL_S = 0.002

@@ -1,6 +1,6 @@
 """Words that every layer shares: data types, reduction operations, kinds of collective.
 
-The numbers of `DType` and `ReduceOp` are the ones in ``csrc/types.h``; a test compares them.
+The numbers of `DType` and `ReduceOp` are the ones in ``csrc/base/types.h``; a test compares them.
 """
 
 from __future__ import annotations

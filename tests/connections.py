@@ -2,7 +2,7 @@
 
 import threading
 
-from pycoll.runtime import sockets
+from pycoll.runtime.startup import tcp_connections
 
 
 def meet(n, fn):
@@ -39,4 +39,6 @@ def names(n):
 
 
 def connect(exchange, rank, n):
-    return sockets.open_api(sockets.connect(exchange, rank, names(n), "", 10), names(n))
+    return tcp_connections.open_api(
+        tcp_connections.connect(exchange, rank, names(n), "", 10), names(n)
+    )

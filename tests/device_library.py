@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pycoll.schedule.collectives import COLLECTIVES, OWN
-from pycoll.schedule.compile import peer_plans
+from pycoll.schedule.language.collectives import COLLECTIVES, OWN
+from pycoll.schedule.lowering.compile import peer_plans
 from pycoll.types import DType, ReduceOp
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -94,7 +94,12 @@ class InterruptAt:
     """
 
     _ROOT = Path(pycoll.__file__).parent
-    _FILES = (*map(str, _ROOT.glob("*.py")), str(_ROOT / "runtime"), contextlib.__file__)
+    _FILES = (
+        *map(str, _ROOT.glob("*.py")),
+        str(_ROOT / "comm"),
+        str(_ROOT / "runtime"),
+        contextlib.__file__,
+    )
 
     def __init__(self, number):
         """Choose the point, the first one being 0; or none, by None."""

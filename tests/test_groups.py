@@ -19,8 +19,8 @@ from pycoll.errors import (
     Revoked,
     TransportError,
 )
-from pycoll.runtime import groups
-from pycoll.runtime.bootstrap import adopt
+from pycoll.runtime.startup import make_groups
+from pycoll.runtime.startup.bootstrap import adopt
 from pycoll.testing import run_processes, run_threads
 
 
@@ -194,7 +194,7 @@ def test_the_rank_that_made_the_memory_is_killed_before_the_others_open_it():
     def rank(comm):
         comm.barrier()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(groups, "adopt", open_late if comm.rank else die)
+            patch.setattr(make_groups, "adopt", open_late if comm.rank else die)
             with pytest.raises(PeerLost, match=r"rank 0 \(process \d+\) died"):
                 comm.split(0)
         return True

@@ -59,12 +59,12 @@ def test_everything_it_promises_is_there():
 @pytest.mark.parametrize("hash_seed", ["0", "1", "77"])
 def test_the_numbers_of_algorithms_do_not_depend_on_the_hash_seed(hash_seed, monkeypatch):
     from pycoll.algorithms import ALGORITHMS
-    from pycoll.runtime.descriptors import algorithm_number
+    from pycoll.runtime.calls.descriptors import algorithm_number
 
     monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
     code = (
         "from pycoll.algorithms import ALGORITHMS as A\n"
-        "from pycoll.runtime.descriptors import algorithm_number as number\n"
+        "from pycoll.runtime.calls.descriptors import algorithm_number as number\n"
         "print([number(a, {'k': 4, 'root': 1}) for a in A])"
     )
     here = [algorithm_number(a, {"k": 4, "root": 1}) for a in ALGORITHMS]

@@ -6,7 +6,7 @@ import pytest
 import oracle
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
-from pycoll.runtime.prepared import Request
+from pycoll.runtime.calls.prepared import Request
 from pycoll.testing import run_threads
 from pycoll.types import Kind
 

@@ -8,8 +8,8 @@ import pytest
 
 from faults import in_child, mode_at
 from pycoll.errors import ArgumentError, PeerRejected
-from pycoll.runtime.calls import Caller
-from pycoll.runtime.session import Session
+from pycoll.runtime.calls.prepare import Caller
+from pycoll.runtime.sessions.session import Session
 from pycoll.testing import run_processes
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from pycoll import _C
 from pycoll.config import Config
-from pycoll.runtime.bootstrap import make_memfd
-from pycoll.runtime.groups import open_control
+from pycoll.runtime.startup.bootstrap import make_memfd
+from pycoll.runtime.startup.make_groups import open_control
 from pycoll.testing import run_processes
 
 MIB = 1 << 20

@@ -283,7 +283,7 @@ def test_an_algorithm_must_name_what_it_computes():
 
 
 def test_many_algorithms_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr(pycoll.runtime.plans, "_MAX_BINDINGS", 64)
+    monkeypatch.setattr(pycoll.runtime.calls.plans, "_MAX_BINDINGS", 64)
     with pycoll.init() as comm:
         plans = comm._session._caller.plans
         for i in range(150):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pycoll.errors import MismatchError
-from pycoll.runtime import plans
-from pycoll.runtime.descriptors import CUSTOM, algorithm_number
+from pycoll.runtime.calls import plans
+from pycoll.runtime.calls.descriptors import CUSTOM, algorithm_number
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
 from pycoll.testing import run_processes
 

@@ -10,7 +10,8 @@ import pytest
 
 from pycoll.algorithms import find
 from pycoll.errors import CommClosed, PeerRejected, Revoked
-from pycoll.runtime import groups, vcalls
+from pycoll.runtime.calls import v_variants
+from pycoll.runtime.startup import make_groups
 from pycoll.testing import run_processes
 
 ODD = 1  # the rank whose arguments raise
@@ -228,11 +229,11 @@ def test_what_fits_no_signature_is_told_with_the_method(run, name):
 
 
 PARTS = {
-    "split": (groups, lambda c: c.split(0)),
-    "dup": (groups, lambda c: c.dup()),
-    "all_gather_v": (vcalls, lambda c: c.all_gather_v(np.ones(4))),
-    "reduce_scatter_v": (vcalls, lambda c: c.reduce_scatter_v(*twos(c))),
-    "all_to_all_v": (vcalls, lambda c: c.all_to_all_v(*twos(c))),
+    "split": (make_groups, lambda c: c.split(0)),
+    "dup": (make_groups, lambda c: c.dup()),
+    "all_gather_v": (v_variants, lambda c: c.all_gather_v(np.ones(4))),
+    "reduce_scatter_v": (v_variants, lambda c: c.reduce_scatter_v(*twos(c))),
+    "all_to_all_v": (v_variants, lambda c: c.all_to_all_v(*twos(c))),
 }
 
 

@@ -19,7 +19,7 @@ from pycoll.errors import (
     ConcurrentUseError,
     PeerLeft,
 )
-from pycoll.runtime import shrinking
+from pycoll.runtime.sessions import shrink
 from pycoll.testing import run_processes
 
 
@@ -86,7 +86,7 @@ def test_a_rank_that_is_stopped_before_it_joins(monkeypatch):
         pids = comm.all_gather(np.array([os.getpid()]))
         if comm.rank == 2:
             stop = functools.partial(os.kill, os.getpid(), signal.SIGSTOP)
-            monkeypatch.setattr(shrinking, "member", lambda *_: stop())
+            monkeypatch.setattr(shrink, "member", lambda *_: stop())
         with pytest.raises(CollTimeout) as caught:
             comm.shrink(timeout=1.5)
         text = f"rank 2 (process {pids[2]}) has neither joined those who are left nor ended"
@@ -103,18 +103,18 @@ def test_a_slow_rank_finds_the_memory_of_its_round(monkeypatch):
     """The descriptor that it was told of belongs to the next round when it comes to open it."""
 
     def rank(comm):
-        adopt = shrinking.adopt
+        adopt = shrink.adopt
 
         def late(*args):
-            monkeypatch.setattr(shrinking, "adopt", adopt)
+            monkeypatch.setattr(shrink, "adopt", adopt)
             time.sleep(0.3)
             return adopt(*args)
 
         comm.barrier()
         if comm.rank == 1:
-            monkeypatch.setattr(shrinking, "adopt", late)
+            monkeypatch.setattr(shrink, "adopt", late)
         if comm.rank == 2:
-            monkeypatch.setattr(shrinking, "member", lambda *_: die())
+            monkeypatch.setattr(shrink, "member", lambda *_: die())
         return who(comm.shrink(), comm.rank)
 
     assert run_processes(3, rank, may_die=[2]) == [[0, 1], [0, 1], KILLED]
@@ -130,7 +130,7 @@ def test_an_interrupt_when_all_have_joined(monkeypatch):
     def rank(comm):
         comm.barrier()
         if comm.rank == 1:
-            monkeypatch.setattr(shrinking.Shrinking, "close", interrupted)
+            monkeypatch.setattr(shrink.Shrinking, "close", interrupted)
             with pytest.raises(KeyboardInterrupt, match="now"):
                 comm.shrink()
             with pytest.raises(CommClosed):

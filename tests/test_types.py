@@ -7,7 +7,7 @@ import pytest
 
 import oracle
 from pycoll import _C, types
-from pycoll.schedule import plan
+from pycoll.schedule.lowering import plan
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 
@@ -28,10 +28,10 @@ def constant(header, name):
 @pytest.mark.parametrize(
     ("header", "name", "enum"),
     [
-        ("types.h", "DType", types.DType),
-        ("types.h", "ReduceOp", types.ReduceOp),
-        ("plan.h", "Opcode", plan.Opcode),
-        ("plan.h", "Buffer", plan.PlanBuffer),
+        ("base/types.h", "DType", types.DType),
+        ("base/types.h", "ReduceOp", types.ReduceOp),
+        ("engine/plan.h", "Opcode", plan.Opcode),
+        ("engine/plan.h", "Buffer", plan.PlanBuffer),
     ],
 )
 def test_enums_are_those_of_the_engine(header, name, enum):
@@ -42,8 +42,8 @@ def test_constants_are_those_of_the_engine():
     names = {"kFoldTree": "FOLD_TREE", "kFoldComplete": "FOLD_COMPLETE", "kEntered": "ENTERED"}
     names |= {"kDone": "DONE", "kFailed": "FAILED"}
     for theirs, ours in names.items():
-        assert constant("plan.h", theirs) == getattr(plan, ours), theirs
-    assert constant("engine.h", "kRefusedDescriptor") == types.Kind.REFUSED
+        assert constant("engine/plan.h", theirs) == getattr(plan, ours), theirs
+    assert constant("engine/engine.h", "kRefusedDescriptor") == types.Kind.REFUSED
 
 
 def test_records_have_the_layout_of_the_engine():
@@ -54,7 +54,7 @@ def test_records_have_the_layout_of_the_engine():
 
 @pytest.mark.parametrize(("record", "struct"), [("INSTR", "Instr"), ("OPERAND", "Operand")])
 def test_fields_are_those_of_the_struct(record, struct):
-    text = (CSRC / "plan.h").read_text(encoding="utf-8")
+    text = (CSRC / "engine/plan.h").read_text(encoding="utf-8")
     body = re.search(rf"struct {struct} {{(.*?)}};", text, re.DOTALL).group(1)
     theirs = [(name, int(bits) // 8) for bits, name in re.findall(r"uint(\d+)_t (\w+);", body)]
     dtype = getattr(plan, record)

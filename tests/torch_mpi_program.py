@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import pycoll.torch  # noqa: F401 - registers the backend
-from pycoll.runtime import mpi_jobs
+from pycoll.runtime.sessions import mpi_jobs
 from worlds_torch import take_host
 
 LIMIT = timedelta(seconds=15)

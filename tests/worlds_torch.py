@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import pycoll.torch  # noqa: F401 - registers the backend
-from pycoll.runtime.hosts import Card
+from pycoll.runtime.startup.hosts import Card
 from pycoll.testing import run_processes
 
 HOSTS: tuple[int, ...] = ()  # number of the host that each rank takes itself to be on; empty: real

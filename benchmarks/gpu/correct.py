@@ -8,7 +8,7 @@ from common import data, dtypes, nonsense, open_stage, same_bits, to_device
 import pycoll
 from pycoll.algorithms import ALGORITHMS
 from pycoll.config import Config
-from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.testing import run_threads
 
 WORLDS = (2, 4, 8)

@@ -4,9 +4,9 @@ import platform
 
 from common import open_stage
 
-from pycoll.cli.machine import describe
-from pycoll.cuda.library import library
-from pycoll.cuda.probe import parts
+from pycoll.cli.common.machine import describe
+from pycoll.cuda.device.library import library
+from pycoll.cuda.device.probe import parts
 
 IPC_EVENTS = 125  # cudaDevAttrIpcEventSupport, which CuPy has no name for
 

@@ -8,7 +8,7 @@ import numpy as np
 from common import nonsense, open_stage
 
 import pycoll
-from pycoll.cuda.library import KernelError, library
+from pycoll.cuda.device.library import KernelError, library
 from pycoll.errors import CollTimeout, Revoked
 
 ALGORITHMS = ("ring", "halving_doubling", "two_shot_push", "two_shot_pull", "circulant", "one_shot")

@@ -14,8 +14,8 @@ import numpy as np
 from common import MIB, nonsense, open_stage, same_bits, skip
 
 import pycoll
-from pycoll.cuda.links import wait_for
-from pycoll.cuda.nccl_bindings import find_binding
+from pycoll.cuda.transports.links import wait_for
+from pycoll.cuda.transports.nccl_bindings import find_binding
 
 SIZES = (17, 5003, 300_000)
 CALLS = 5

@@ -11,7 +11,7 @@ import numpy as np
 from common import MIB, open_stage, ramps, seconds_of
 
 import pycoll
-from pycoll.cuda.library import library
+from pycoll.cuda.device.library import library
 
 WORLDS = (2, 4, 8)
 # Bytes read and written by all ranks, in multiples of the vector.

@@ -10,7 +10,7 @@ import numpy as np
 from common import MIB, data, dtypes, filled, open_stage, same_bits, seconds_of, to_device
 
 from pycoll import kernels
-from pycoll.cuda.library import library
+from pycoll.cuda.device.library import library
 from pycoll.types import DType
 
 SIZES = (1, 1023, 100_003)

@@ -106,7 +106,7 @@ def attempt(name, command, limit, log, writer):
 
 def usable():
     """Whether there are an extension and a device library that can be loaded, built by whomever."""
-    text = "import pycoll._C; from pycoll.cuda.library import library; library()"
+    text = "import pycoll._C; from pycoll.cuda.device.library import library; library()"
     try:
         command = [sys.executable, "-c", text]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)

@@ -13,9 +13,7 @@ from common import MIB, open_stage, same_bits, skip
 
 import pycoll
 from pycoll.parallel import AdamW, DataParallel, Mesh, Sequential
-from pycoll.parallel.nn import Linear
-from pycoll.parallel.nn_loss import CrossEntropy
-from pycoll.parallel.nn_pointwise import ReLU
+from pycoll.parallel.nn import CrossEntropy, Linear, ReLU
 from pycoll.parallel.random import Key
 
 STEPS, FEATURES, CLASSES, ROWS = 3, 24, 5, 64

@@ -3,8 +3,9 @@
 // sample, so that a disturbance hits both. GB/s (10^9) counts every source read and every
 // destination written once.
 //
-//   g++ -O3 -std=c++20 -ffp-contract=off -Icsrc benchmarks/native/fold_bench.cpp csrc/fold*.cpp
-//       csrc/types.cpp -o /tmp/fold_bench && /tmp/fold_bench [isa]
+//   g++ -O3 -std=c++20 -ffp-contract=off -Icsrc benchmarks/native/fold_bench.cpp
+//   csrc/kernels/fold/fold*.cpp
+//       csrc/base/types.cpp -o /tmp/fold_bench && /tmp/fold_bench [isa]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,7 +17,7 @@
 #include <immintrin.h>
 #endif
 
-#include "fold.h"
+#include "kernels/fold/fold.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // How long a process takes to read the memory of another through the kernel, by how far behind the
 // source the destination lies in its page: as the kernel does it, and as the engine lets it. On
 // pages of 4 KiB; medians. It links what `make build` has compiled:
-//   engine=$(grep -LE 'pybind11|Python\.h|fastcall\.h|dlpack\.h' csrc/*.cpp | sed 's/cpp$/o/')
+//   engine=$(find csrc -name '*.cpp' ! -path '*/cuda/*' ! -path '*/bindings/*' | sed 's/cpp$/o/')
 //   (cd build/objects-* && g++ -O2 -std=c++20 -pthread -I../../csrc \
 //     ../../benchmarks/native/read_bench.cpp $engine -o ../reads) && build/reads
 #include <sys/mman.h>
@@ -16,7 +16,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cross_memory.h"
+#include "memory/cross_memory.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // What it takes to store a result out of a cell, in the ordinary way and past the caches, and then
 // to read it: a result that comes again, and results in turn, which no cache holds. Two processes
 // at once, as two ranks do; medians of the first. It links what `make build` has compiled:
-//   engine=$(grep -LE 'pybind11|Python\.h|fastcall\.h|dlpack\.h' csrc/*.cpp | sed 's/cpp$/o/')
+//   engine=$(find csrc -name '*.cpp' ! -path '*/cuda/*' ! -path '*/bindings/*' | sed 's/cpp$/o/')
 //   (cd build/objects-* && g++ -O2 -std=c++20 -march=native -pthread -I../../csrc \
 //     ../../benchmarks/native/store_bench.cpp $engine -o ../stores) && build/stores
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 #include <cstring>
 #include <vector>
 
-#include "fold.h"
+#include "kernels/fold/fold.h"
 
 namespace {
 

@@ -11,11 +11,11 @@ from pycoll.algorithms import (
     direct,
     double_tree,
     halving_doubling,
-    hierarchical,
     pairwise,
     ring,
     tree,
 )
+from pycoll.algorithms.two_level import hierarchical
 from pycoll.errors import ScheduleError
 from pycoll.schedule.ir import Algorithm
 

@@ -6,20 +6,21 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from pycoll.cli import bench_plot, run
-from pycoll.cli.bench_data import IN_PLACE, NAMES, Problem, element_type
-from pycoll.cli.bench_report import make_table, sized, write_json
-from pycoll.cli.bench_time import Row, Setup, measure
-from pycoll.cli.files import check_writable
-from pycoll.cli.machine import describe
-from pycoll.cli.own import HELP, is_own, lookup
-from pycoll.cli.sizes import in_memory, one_of
+from pycoll.cli import run
+from pycoll.cli.common.files import check_writable
+from pycoll.cli.common.machine import describe
+from pycoll.cli.common.named_algorithms import HELP, is_own, lookup
+from pycoll.cli.common.sizes import in_memory, one_of
+from pycoll.cli.measure import bench_plot
+from pycoll.cli.measure.bench_data import IN_PLACE, NAMES, Problem, element_type
+from pycoll.cli.measure.bench_report import make_table, sized, write_json
+from pycoll.cli.measure.bench_time import Row, Setup, measure
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS
 from pycoll.errors import ArgumentError, ScheduleError
-from pycoll.runtime.mpi import under_launcher
-from pycoll.runtime.select import select
-from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.runtime.selection.select import select
+from pycoll.runtime.startup.mpi import under_launcher
+from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import DType, Order, ReduceOp
 
 _OPS = [op.name.lower() for op in ReduceOp]

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from pycoll.cli import installed_version
 from pycoll.config import tuning_path
-from pycoll.cuda.probe import parts
+from pycoll.cuda.device.probe import parts
 from pycoll.errors import ArgumentError, TransportError
-from pycoll.runtime.bootstrap import make_memfd
+from pycoll.runtime.startup.bootstrap import make_memfd
 
 # Optional packages: module, extra that brings it, what it is for.
 _EXTRAS = (
@@ -205,7 +205,7 @@ def _tuning() -> Check:
     if not os.path.exists(path):  # nor can it, where the name is too long
         return Check("tuning", "nothing was measured here", fix, required=False)
     try:
-        from pycoll.runtime.tuned import describe, read
+        from pycoll.runtime.selection.measured_choices import describe, read
 
         _, table = read(path)
     except (ArgumentError, ImportError) as error:

@@ -6,19 +6,19 @@ import argparse
 import os
 from dataclasses import replace
 
+from pycoll.cli.common.sizes import one_of, show_size, show_time, size, table
 from pycoll.cli.run import MAX_RANKS
-from pycoll.cli.sizes import one_of, show_size, show_time, size, table
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls import DIRECT_KINDS, reached
-from pycoll.runtime.candidates import Candidate, candidates
-from pycoll.runtime.rules import ANY_N, ANY_SIZE, RULES
-from pycoll.runtime.select import Choice, select
-from pycoll.runtime.topology import Topology
-from pycoll.runtime.tuned import read, table_path
-from pycoll.runtime.tuning import World
-from pycoll.schedule.collectives import COLLECTIVES
-from pycoll.schedule.network import Network
+from pycoll.runtime.calls.prepare import DIRECT_KINDS, reached
+from pycoll.runtime.selection.candidates import Candidate, candidates
+from pycoll.runtime.selection.measured_choices import read, table_path
+from pycoll.runtime.selection.rules import ANY_N, ANY_SIZE, RULES
+from pycoll.runtime.selection.select import Choice, select
+from pycoll.runtime.selection.topology import Topology
+from pycoll.runtime.selection.tuning_table import World
+from pycoll.schedule.cost.network import Network
+from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pycoll.cli.job import FORWARDED, Job
+from pycoll.cli.job.processes import FORWARDED, Job
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
 
 _HELP = "start the ranks of a job on this host"
-_RANK_PYCOLL = str(Path(__file__).with_name("rank_pycoll.py"))
-MAX_RANKS = 4096  # kMaxWorldSize of csrc/control.h: more than that no communicator takes
+_RANK_PYCOLL = str(Path(__file__).with_name("job") / "rank_pycoll.py")
+MAX_RANKS = 4096  # kMaxWorldSize of csrc/memory/control.h: more than that no communicator takes
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

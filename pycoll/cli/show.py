@@ -7,21 +7,21 @@ import contextlib
 from pathlib import Path
 
 from pycoll.algorithms import ALGORITHMS
+from pycoll.cli.common.files import check_drawing, put
+from pycoll.cli.common.named_algorithms import HELP, is_own, lookup
 from pycoll.cli.explain import rules_as_rows
-from pycoll.cli.files import check_drawing, put
-from pycoll.cli.own import HELP, is_own, lookup
 from pycoll.cli.run import MAX_RANKS
 from pycoll.errors import ArgumentError, ScheduleError
-from pycoll.runtime.rules import RULES
-from pycoll.runtime.select import of_collective
-from pycoll.schedule.collectives import COLLECTIVES
-from pycoll.schedule.compile import peer_plan, peer_plans
-from pycoll.schedule.draw import drawn
-from pycoll.schedule.formula import evaluate, stated
+from pycoll.runtime.selection.rules import RULES
+from pycoll.runtime.selection.select import of_collective
 from pycoll.schedule.ir import Algorithm, Schedule
-from pycoll.schedule.plan import Plan
-from pycoll.schedule.promise import Promise
-from pycoll.schedule.transfers import as_text
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.schedule.language.formula import evaluate, stated
+from pycoll.schedule.language.promise import Promise
+from pycoll.schedule.lowering.compile import peer_plan, peer_plans
+from pycoll.schedule.lowering.plan import Plan
+from pycoll.schedule.pictures.draw import drawn
+from pycoll.schedule.pictures.transfers import as_text
 
 _INTRODUCTION = """\
 # Algorithms

@@ -13,21 +13,21 @@ from pathlib import Path
 import numpy as np
 
 from pycoll.cli import run
-from pycoll.cli.files import check_table, put
-from pycoll.cli.sizes import show_size, show_time, size, table
-from pycoll.cli.tune_machine import LEAST, machine_of
-from pycoll.cli.tune_rules import crossings, rules_of
-from pycoll.cli.tune_times import Bench, cells
+from pycoll.cli.common.files import check_table, put
+from pycoll.cli.common.sizes import show_size, show_time, size, table
+from pycoll.cli.measure.tune_machine import LEAST, machine_of
+from pycoll.cli.measure.tune_rules import crossings, rules_of
+from pycoll.cli.measure.tune_times import Bench, cells
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS, tuning_path
 from pycoll.errors import ArgumentError
-from pycoll.runtime.fingerprint import fingerprint, read_text
-from pycoll.runtime.mpi import under_launcher
-from pycoll.runtime.tuned import describe, place
-from pycoll.runtime.tuning import TunedRule, Tuning, World
-from pycoll.schedule.collectives import COLLECTIVES
-from pycoll.schedule.cost import Machine
-from pycoll.schedule.network import Network
+from pycoll.runtime.selection.fingerprint import fingerprint, read_text
+from pycoll.runtime.selection.measured_choices import describe, place
+from pycoll.runtime.selection.tuning_table import TunedRule, Tuning, World
+from pycoll.runtime.startup.mpi import under_launcher
+from pycoll.schedule.cost.cost import Machine
+from pycoll.schedule.cost.network import Network
+from pycoll.schedule.language.collectives import COLLECTIVES
 
 SIZES = tuple(64 << 2 * i for i in range(9))  # 64 B to 4 MiB
 _LABELS = 7  # timings of a cell, as a guess

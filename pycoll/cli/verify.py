@@ -9,15 +9,15 @@ from collections import Counter
 from typing import Any
 
 from pycoll.algorithms import ALGORITHMS, closest
-from pycoll.cli.files import check_writable, put
-from pycoll.cli.own import HELP, is_own, lookup
+from pycoll.cli.common.files import check_writable, put
+from pycoll.cli.common.named_algorithms import HELP, is_own, lookup
+from pycoll.cli.common.spread import Task, spread
 from pycoll.cli.run import MAX_RANKS
-from pycoll.cli.spread import Task, spread
 from pycoll.errors import ArgumentError, ScheduleError
-from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import Algorithm
-from pycoll.schedule.mutate import Verdict, mutate
-from pycoll.schedule.verify import Proof, prove
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.schedule.proof.mutate import Verdict, mutate
+from pycoll.schedule.proof.verify import Proof, prove
 
 ALL_ROOTS = 8  # worlds up to this size are proven for every root
 MUTANT_WORLDS = "2..5,8"

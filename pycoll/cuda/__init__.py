@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pycoll.cuda.probe import missing
+from pycoll.cuda.device.probe import missing
 
 if TYPE_CHECKING:
-    from pycoll.runtime.session import Session
+    from pycoll.runtime.sessions.session import Session
 
 
 def open_device(session: Session) -> Any:
-    """Make a rank's side of calls on device arrays; see `pycoll.cuda.opening.open_side`."""
-    from pycoll.cuda.opening import open_side  # only now, as most programs never need it
+    """Make a rank's side of calls on device arrays; see `pycoll.cuda.transports.open.open_side`."""
+    from pycoll.cuda.transports.open import open_side  # only now, as most programs never need it
 
     return open_side(session)
 

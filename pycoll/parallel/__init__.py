@@ -1,18 +1,18 @@
 """Parallel training on top of the communicator; see docs/parallel.md."""
 
-from pycoll.parallel.data_parallel import DataParallel
-from pycoll.parallel.estimate import Estimate, estimate
-from pycoll.parallel.hooks import Compress, Hook
-from pycoll.parallel.layer import Layer, Loss, Model, ParameterSpec, Sequential
-from pycoll.parallel.ledger import Ledger
+from pycoll.parallel.analysis.estimate import Estimate, estimate
+from pycoll.parallel.analysis.ledger import Ledger
+from pycoll.parallel.engine.data_parallel import DataParallel
+from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.precision import RECIPES, LossScale, Precision
+from pycoll.parallel.engine.step_report import StepReport
+from pycoll.parallel.hooks.hook import Compress, Hook
+from pycoll.parallel.hooks.powersgd import PowerSGD
+from pycoll.parallel.hooks.top_k import TopK
 from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.nn.layer import Layer, Loss, Model, ParameterSpec, Sequential
 from pycoll.parallel.optim import SGD, AdamW, WarmupCosine, WarmupLinear, linear_scale
-from pycoll.parallel.options import Options
-from pycoll.parallel.placement import PRESETS, Placed, Placement, Preset
-from pycoll.parallel.powersgd import PowerSGD
-from pycoll.parallel.precision import RECIPES, LossScale, Precision
-from pycoll.parallel.report import StepReport
-from pycoll.parallel.sparse import TopK
+from pycoll.parallel.state.placement import PRESETS, Placed, Placement, Preset
 
 __all__ = [
     "PRESETS",

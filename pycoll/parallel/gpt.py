@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pycoll.parallel.layer import Layer, Loss
-from pycoll.parallel.nn import Embedding, Linear
-from pycoll.parallel.nn_chain import Chain
-from pycoll.parallel.nn_loss import CrossEntropy
-from pycoll.parallel.nn_positional import Position
-from pycoll.parallel.nn_transformer import Block, TransformerConfig
+from pycoll.parallel.nn.containers import Chain
+from pycoll.parallel.nn.layer import Layer, Loss
+from pycoll.parallel.nn.layers import Embedding, Linear
+from pycoll.parallel.nn.losses import CrossEntropy
+from pycoll.parallel.nn.positional import Position
+from pycoll.parallel.nn.transformer import Block, TransformerConfig
 from pycoll.parallel.random import Key
-from pycoll.parallel.tensor_linear import ColumnParallelLinear
-from pycoll.parallel.tensor_vocabulary import VocabParallelCrossEntropy, VocabParallelEmbedding
+from pycoll.parallel.tensor.linear import ColumnParallelLinear
+from pycoll.parallel.tensor.vocabulary import VocabParallelCrossEntropy, VocabParallelEmbedding
 
 
 class GPT:

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ScheduleError
-from pycoll.schedule.blame import asking, suspended
-from pycoll.schedule.collectives import order_of
-from pycoll.schedule.pieces import ACC, IN, OUT, TMP, Buffer, Fold, Piece, Vector, at, fold
+from pycoll.schedule.language.blame import asking, suspended
+from pycoll.schedule.language.collectives import order_of
+from pycoll.schedule.language.pieces import ACC, IN, OUT, TMP, Buffer, Fold, Piece, Vector, at, fold
 
 __all__ = [
     "ACC",

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from pycoll.torch.builtin_hooks import take_those_of_python
-from pycoll.torch.devices import kinds
-from pycoll.torch.errors import BackendArgumentError, BackendTimeout
-from pycoll.torch.group import ProcessGroupPycoll, create
-from pycoll.torch.lifetimes import keep_works
-from pycoll.torch.symmetric import use_symmetric_memory
+from pycoll.torch.backend.builtin_hooks import take_those_of_python
+from pycoll.torch.backend.errors import BackendArgumentError, BackendTimeout
+from pycoll.torch.backend.group import ProcessGroupPycoll, create
+from pycoll.torch.backend.use_symmetric import use_symmetric_memory
+from pycoll.torch.backend.work_lifetimes import keep_works
+from pycoll.torch.tensors.devices import kinds
 
 NAME = "pycoll"
 

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel import data_parallel
-from pycoll.parallel.bucket import Bucket
-from pycoll.parallel.checks import gather_texts, told_by
-from pycoll.parallel.data_parallel import StepReport
+from pycoll.parallel.engine import data_parallel
+from pycoll.parallel.engine.checks import gather_texts, told_by
+from pycoll.parallel.engine.data_parallel import StepReport
+from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.samples import most_micro_batches
 from pycoll.parallel.mesh import Mesh
-from pycoll.parallel.options import Options
-from pycoll.parallel.samples import most_micro_batches
-from pycoll.parallel.units import Unit
-from pycoll.torch.module_parameters import (
+from pycoll.parallel.state.bucket import Bucket
+from pycoll.parallel.state.layout import Unit
+from pycoll.torch.modules.module_parameters import (
     Places,
     chain_of,
     full_name,
@@ -164,7 +164,7 @@ class _Autograd:
         self._places.move_back()
 
     def run(self, sample: Any, scale: float) -> tuple[float, int, Any]:
-        """Run the module forward; see `pycoll.parallel.passes.Passes.run`."""
+        """Run the module forward; see `pycoll.parallel.engine.passes.Passes.run`."""
         self._next = 0
         self._arrived.clear()  # a step that failed may have left something
         self._handed.clear()

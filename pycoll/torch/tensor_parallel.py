@@ -13,12 +13,12 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.layer import Layer
 from pycoll.parallel.nn import initial
+from pycoll.parallel.nn.layer import Layer
 from pycoll.parallel.random import Cursor
-from pycoll.parallel.tensor import Region
-from pycoll.parallel.tensor_vocabulary import VocabParallelCrossEntropy
-from pycoll.torch.compiling import leave_alone
+from pycoll.parallel.tensor.regions import Region
+from pycoll.parallel.tensor.vocabulary import VocabParallelCrossEntropy
+from pycoll.torch.backend.compiling import leave_alone
 
 if TYPE_CHECKING:
     from pycoll.comm import Communicator
@@ -157,7 +157,7 @@ class _Apply(torch.autograd.Function):
 
 
 def cross(x: torch.Tensor, region: Region, comm: Communicator) -> torch.Tensor:
-    """Take an activation over a boundary of `pycoll.parallel.tensor`; differentiable, once.
+    """Take an activation over a boundary of `pycoll.parallel.tensor.regions`; differentiable, once.
 
     Args:
         x: The activation.

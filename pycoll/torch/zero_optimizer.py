@@ -12,16 +12,16 @@ import torch
 from pycoll import kernels
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
-from pycoll.parallel.checks import check_unanimous, gather_texts, told_by, vote
-from pycoll.parallel.layer import Model
-from pycoll.parallel.ledger import Channel, Ledger
-from pycoll.parallel.limits import check_number
-from pycoll.parallel.placement import Placed, Placement
-from pycoll.parallel.units import bucket_elements, make_layouts, make_units, unit_parameters
-from pycoll.torch.loss_scale import expect_scaler, tell, unscale
-from pycoll.torch.module_parameters import Places, chain_of, full_name, trainable
-from pycoll.torch.zero_buckets import Flat, divided_names, make_flat
-from pycoll.torch.zero_groups import (
+from pycoll.parallel.analysis.ledger import Channel, Ledger
+from pycoll.parallel.engine.checks import check_unanimous, gather_texts, told_by, vote
+from pycoll.parallel.engine.limits import check_number
+from pycoll.parallel.nn.layer import Model
+from pycoll.parallel.state.layout import bucket_elements, make_layouts, make_units, unit_parameters
+from pycoll.parallel.state.placement import Placed, Placement
+from pycoll.torch.modules.loss_scale import expect_scaler, tell, unscale
+from pycoll.torch.modules.module_parameters import Places, chain_of, full_name, trainable
+from pycoll.torch.modules.zero_buckets import Flat, divided_names, make_flat
+from pycoll.torch.modules.zero_groups import (
     check_groups,
     hand_settings,
     hyperparameters,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import ACC, IN, OUT, TMP
+from pycoll.schedule.language.collectives import COLLECTIVES
 
 
 class Wrong(Exception):

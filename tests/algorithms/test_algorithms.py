@@ -9,7 +9,7 @@ import pytest
 from algorithms.reference import Wrong, run
 from pycoll.algorithms import ALGORITHMS, find, names
 from pycoll.errors import ScheduleError
-from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.language.collectives import COLLECTIVES
 
 EVERY = [pytest.param(a, id=f"{a.collective}-{a.name}") for a in ALGORITHMS]
 SOME_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 27, 32, 33)

@@ -4,7 +4,7 @@ import pytest
 
 from algorithms.reference import run
 from pycoll.algorithms import find
-from pycoll.algorithms.hierarchical import group_size
+from pycoll.algorithms.two_level.hierarchical import group_size
 from pycoll.errors import ScheduleError
 
 NAMES = ("hierarchical", "hierarchical_tree", "hierarchical_ring")

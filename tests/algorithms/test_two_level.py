@@ -5,14 +5,14 @@ import pytest
 
 from algorithms.reference import run
 from pycoll.algorithms import find
-from pycoll.algorithms.two_level import Hosts
-from pycoll.algorithms.two_level_plans import PLANS
-from pycoll.algorithms.two_level_product import product
-from pycoll.runtime.select import select
-from pycoll.runtime.topology import Topology
-from pycoll.schedule.collectives import COLLECTIVES
-from pycoll.schedule.table import build_table
-from pycoll.schedule.verify import prove
+from pycoll.algorithms.two_level.plans import PLANS
+from pycoll.algorithms.two_level.product import product
+from pycoll.algorithms.two_level.stages import Hosts
+from pycoll.runtime.selection.select import select
+from pycoll.runtime.selection.topology import Topology
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.schedule.lowering.table import build_table
+from pycoll.schedule.proof.verify import prove
 from pycoll.types import DType
 
 PLACES = [

@@ -8,11 +8,19 @@ import pytest
 
 import oracle
 from pycoll.cli import bench
-from pycoll.cli.bench_data import IN_PLACE, NAMES, POISON, V_VARIANTS, Problem, Slots, element_type
-from pycoll.cli.bench_report import microseconds, sized
-from pycoll.cli.bench_time import Setup, measure, slot_count
+from pycoll.cli.measure.bench_data import (
+    IN_PLACE,
+    NAMES,
+    POISON,
+    V_VARIANTS,
+    Problem,
+    Slots,
+    element_type,
+)
+from pycoll.cli.measure.bench_report import microseconds, sized
+from pycoll.cli.measure.bench_time import Setup, measure, slot_count
 from pycoll.errors import ArgumentError
-from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.testing import run_processes, run_threads
 
 QUICK = Setup(iters=3)

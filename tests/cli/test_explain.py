@@ -6,12 +6,12 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cli import main
-from pycoll.cli.sizes import show_size, show_time, size, table
-from pycoll.runtime.fingerprint import fingerprint
-from pycoll.runtime.rules import RULES
-from pycoll.runtime.select import select
-from pycoll.runtime.tuning import Tuning, World
-from pycoll.schedule.cost import Machine
+from pycoll.cli.common.sizes import show_size, show_time, size, table
+from pycoll.runtime.selection.fingerprint import fingerprint
+from pycoll.runtime.selection.rules import RULES
+from pycoll.runtime.selection.select import select
+from pycoll.runtime.selection.tuning_table import Tuning, World
+from pycoll.schedule.cost.cost import Machine
 
 
 def explained(capsys, *args):

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from pycoll.cli import job as launcher
-from pycoll.cli.job import Job
+from pycoll.cli.job import processes as launcher
+from pycoll.cli.job.processes import Job
 from pycoll.cli.run import _woken_by_signals
 
 N = 6

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pycoll.cli import main
-from pycoll.cli.own import lookup
-from pycoll.schedule.compile import peer_plans
+from pycoll.cli.common.named_algorithms import lookup
+from pycoll.schedule.lowering.compile import peer_plans
 
 ROOT = Path(__file__).resolve().parents[2]
 

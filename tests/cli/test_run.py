@@ -41,7 +41,7 @@ def test_a_module_sees_what_python_shows_it(jobs):
 def test_ranks_get_their_place_and_memory(jobs):
     path = jobs.script(
         """
-        from pycoll.runtime.bootstrap import discover
+        from pycoll.runtime.startup.bootstrap import discover
         launch = discover()
         names = [os.readlink(f"/proc/self/fd/{fd}") for fd in (launch.control_fd, launch.heap_fd)]
         inodes = [os.fstat(fd).st_ino for fd in (launch.control_fd, launch.heap_fd)]
@@ -84,7 +84,7 @@ def test_bad_arguments(jobs, args, message):
 
 
 def test_the_largest_job_is_that_of_the_engine():
-    text = (ROOT / "csrc" / "control.h").read_text(encoding="utf-8")
+    text = (ROOT / "csrc/memory/control.h").read_text(encoding="utf-8")
     assert re.findall(r"kMaxWorldSize = (\d+);", text) == [str(MAX_RANKS)]
 
 

@@ -8,9 +8,9 @@ import pytest
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.cli import main
 from pycoll.cli.show import algorithms_page
-from pycoll.runtime.rules import RULES
-from pycoll.schedule.compile import peer_plan
-from pycoll.schedule.transfers import as_text
+from pycoll.runtime.selection.rules import RULES
+from pycoll.schedule.lowering.compile import peer_plan
+from pycoll.schedule.pictures.transfers import as_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 

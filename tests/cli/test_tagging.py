@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from pycoll.cli.tagging import TaggedStream
+from pycoll.cli.job.tagging import TaggedStream
 
 
 def test_tagged_lines_are_whole(jobs):

@@ -9,12 +9,12 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cli import main, run
+from pycoll.cli.measure.tune_machine import slope
 from pycoll.cli.tune import names_of, save
-from pycoll.cli.tune_machine import slope
-from pycoll.runtime.fingerprint import fingerprint
-from pycoll.runtime.tuning import Time, Tuning, World
-from pycoll.schedule.cost import Machine
-from pycoll.schedule.network import Network
+from pycoll.runtime.selection.fingerprint import fingerprint
+from pycoll.runtime.selection.tuning_table import Time, Tuning, World
+from pycoll.schedule.cost.cost import Machine
+from pycoll.schedule.cost.network import Network
 
 QUICK = ("--budget", "40", "--max", "256", "--only", "all_reduce")
 

@@ -7,19 +7,12 @@ from pathlib import Path
 import pytest
 
 from cuda import host_cupy
-from pycoll.cuda import (
-    arrays,
-    heap,
-    launch,
-    missing,
-    nccl,
-    opening,
-    optim,
-    peers,
-    transport,
-    virtual,
-)
-from pycoll.cuda.library import Library
+from pycoll.cuda import missing
+from pycoll.cuda.calls import launch, virtual
+from pycoll.cuda.device import arrays, heap, optim
+from pycoll.cuda.device.library import Library
+from pycoll.cuda.transports import nccl, peers, transport
+from pycoll.cuda.transports import open as opening
 
 BUILD = Path(__file__).with_name("host") / "build.sh"
 GPU = BUILD.parents[3] / "benchmarks/gpu"

@@ -4,7 +4,7 @@
 #include <string>
 #include <thread>
 
-#include "cuda/machine.cu"  // NOLINT: its own functions are called below
+#include "cuda/host/machine.cu"  // NOLINT: its own functions are called below
 
 using namespace pycoll::cuda;  // NOLINT
 

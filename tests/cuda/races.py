@@ -11,7 +11,7 @@ import numpy as np
 
 from device_library import Library, World, plans_of, spec_of
 from pycoll.algorithms import ALGORITHMS
-from pycoll.schedule.plan import ENTERED, Opcode
+from pycoll.schedule.lowering.plan import ENTERED, Opcode
 from pycoll.types import DType
 
 

@@ -11,10 +11,10 @@ from cuda.host_cupy import DeviceArray, Stream
 from cuda.memory_wire import Binding
 from pycoll.algorithms import ALGORITHMS
 from pycoll.config import Config
-from pycoll.cuda import nccl
+from pycoll.cuda.transports import nccl
 from pycoll.errors import ArgumentError, CudaUnavailable, MismatchError, PeerRejected
-from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
+from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.testing import run_threads
 
 PEERS = Config(timeout_s=10, heap_bytes=1 << 28, device_heap_bytes=1 << 20)

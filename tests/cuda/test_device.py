@@ -18,7 +18,7 @@ from device_library import (
     spec_of,
 )
 from pycoll.algorithms import ALGORITHMS, find
-from pycoll.schedule.collectives import COLLECTIVES, OWN
+from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 from pycoll.testing import run_threads
 from pycoll.types import DType, ReduceOp
 

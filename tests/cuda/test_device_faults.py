@@ -26,7 +26,7 @@ from device_library import (
     spec_of,
 )
 from pycoll.algorithms import ALGORITHMS, find
-from pycoll.schedule.plan import DONE, ENTERED, Opcode
+from pycoll.schedule.lowering.plan import DONE, ENTERED, Opcode
 
 RING = find("all_reduce", "ring")
 

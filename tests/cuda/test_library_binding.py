@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pycoll.cuda import library as real
+from pycoll.cuda.device import library as real
 from pycoll.errors import ArgumentError, CudaUnavailable, ScheduleError, TransportError
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADER = ROOT / "csrc/cuda/pycoll_cuda.h"
+HEADER = ROOT / "csrc/cuda/host/pycoll_cuda.h"
 STRUCTS = {
     "PycollCudaDevice": real.DeviceInfo,
     "PycollCudaIpc": real.Ipc,

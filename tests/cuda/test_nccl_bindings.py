@@ -6,7 +6,7 @@ import types
 import pytest
 
 from pycoll.cuda import missing
-from pycoll.cuda.nccl_bindings import (
+from pycoll.cuda.transports.nccl_bindings import (
     BINDINGS,
     UNIQUE_ID_BYTES,
     Cupy,

@@ -9,7 +9,7 @@ import oracle
 import pycoll
 from pycoll import kernels
 from pycoll.algorithms import ALGORITHMS
-from pycoll.cuda import arrays
+from pycoll.cuda.device import arrays
 from pycoll.errors import CollTimeout
 
 NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS if a.collective == "all_reduce"]

@@ -9,7 +9,7 @@ import pytest
 
 from cuda.host_cupy import DeviceArray
 from pycoll.config import Config
-from pycoll.cuda.library import DeviceInfo, Ipc
+from pycoll.cuda.device.library import DeviceInfo, Ipc
 from pycoll.errors import ArgumentError, PeerRejected
 from pycoll.testing import run_threads
 

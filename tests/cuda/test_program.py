@@ -8,13 +8,13 @@ import pytest
 import oracle
 from cuda.memory_wire import MemoryWire, Network, NumpyDevice, Unmatched
 from pycoll.algorithms import ALGORITHMS
-from pycoll.cuda.executor import execute
-from pycoll.cuda.program import Copy, DeviceFold, Group, lower
-from pycoll.cuda.transport import extent_of
-from pycoll.runtime.plans import CallSpec
-from pycoll.runtime.select import select
-from pycoll.schedule.collectives import COLLECTIVES
-from pycoll.schedule.messages import message_plans
+from pycoll.cuda.calls.executor import execute
+from pycoll.cuda.calls.program import Copy, DeviceFold, Group, lower
+from pycoll.cuda.transports.transport import extent_of
+from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.selection.select import select
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.schedule.lowering.messages import message_plans
 from pycoll.testing import run_threads
 from pycoll.types import DType, Kind, Order, ReduceOp
 

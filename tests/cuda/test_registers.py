@@ -25,7 +25,7 @@ def found(tmp_path_factory):
         return logs
     folder, before = tmp_path_factory.mktemp("kernels"), Path.cwd()
     command = build_cuda.compile_command(
-        NVCC, "csrc/cuda/kernels_bits.cu", str(folder / "bits.o"), ARCHITECTURES
+        NVCC, "csrc/cuda/kernels/units/kernels_bits.cu", str(folder / "bits.o"), ARCHITECTURES
     )
     os.chdir(ROOT)
     try:

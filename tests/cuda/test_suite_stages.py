@@ -10,7 +10,8 @@ import pytest
 
 from cuda.memory_wire import Binding, at
 from pycoll.config import Config
-from pycoll.cuda import missing, nccl
+from pycoll.cuda import missing
+from pycoll.cuda.transports import nccl
 from pycoll.testing import run_threads
 
 GPU = Path(__file__).resolve().parents[2] / "benchmarks/gpu"

@@ -19,7 +19,7 @@ from pycoll.parallel import (
     TopK,
 )
 from pycoll.parallel.nn import Linear
-from pycoll.parallel.nn_loss import CrossEntropy
+from pycoll.parallel.nn.losses import CrossEntropy
 from pycoll.parallel.random import Key
 from pycoll.testing import run_threads
 

@@ -4,7 +4,7 @@ import numpy as np
 
 import pycoll
 from cuda.host_cupy import TAPE, DeviceArray, Stream
-from pycoll.cuda import transport
+from pycoll.cuda.transports import transport
 
 
 def test_no_limit_becomes_the_default():

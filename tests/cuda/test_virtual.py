@@ -12,7 +12,7 @@ from cuda.host_cupy import DeviceArray
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cuda import missing
 from pycoll.errors import ArgumentError, CollTimeout, CommClosed, CudaUnavailable
-from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.schedule.language.collectives import COLLECTIVES
 
 NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]
 

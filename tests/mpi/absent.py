@@ -16,7 +16,7 @@ mpi4py.rc.finalize = False  # the barrier of those who gave up is pending for ev
 from mpi4py import MPI  # noqa: E402
 
 import pycoll  # noqa: E402
-from pycoll.runtime import mpi  # noqa: E402
+from pycoll.runtime.startup import mpi  # noqa: E402
 
 folder, world = Path(sys.argv[1]), MPI.COMM_WORLD
 start = time.monotonic()

@@ -7,10 +7,10 @@ import numpy as np
 
 import pycoll
 from pycoll.cli.tune import measure
-from pycoll.runtime import health
-from pycoll.runtime.fingerprint import fingerprint
-from pycoll.runtime.tuning import Tuning
-from pycoll.schedule.network import Network
+from pycoll.runtime.selection.fingerprint import fingerprint
+from pycoll.runtime.selection.tuning_table import Tuning
+from pycoll.runtime.sessions import health
+from pycoll.schedule.cost.network import Network
 
 
 def check(comm):

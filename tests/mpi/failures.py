@@ -10,8 +10,8 @@ import zlib
 import numpy as np
 
 import pycoll
-from pycoll.runtime import plans
-from pycoll.runtime.descriptors import CUSTOM
+from pycoll.runtime.calls import plans
+from pycoll.runtime.calls.descriptors import CUSTOM
 from test_mismatch import KINDS, places
 
 BOUND_S = 5.0  # for what needs no deadline; the machine may be busy

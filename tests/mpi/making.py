@@ -7,7 +7,7 @@ import threading
 import numpy as np
 
 import pycoll
-from pycoll.runtime import two_level
+from pycoll.runtime.sessions import two_level_session
 
 
 def beside_each_other(*functions):
@@ -102,19 +102,19 @@ def one_has_no_descriptors_left(comm):
 
 def one_host_fails(comm):
     """Let the ranks of one host fail while they make a group of their own: all others hear why."""
-    twin, split = comm.dup(), two_level.split
+    twin, split = comm.dup(), two_level_session.split
 
     def fails(node, *given):
         node.abort("enough")
         return split(node, *given)
 
     if comm.rank == 0:
-        two_level.split = fails
+        two_level_session.split = fails
     try:
         text = f"made {twin.dup()}"
     except pycoll.CollError as error:
         text = f"{type(error).__name__}: {error}"
-    two_level.split = split
+    two_level_session.split = split
     twin.close()
     comm.barrier()
     return [] if text.startswith("Revoked: ") and "enough" in text else [text]

@@ -24,8 +24,8 @@ import oracle
 import pycoll
 from cases import MOVING, REDUCING, make, run_cases
 from pycoll.algorithms import ALGORITHMS
-from pycoll.runtime import message_limits
-from pycoll.schedule.collectives import COLLECTIVES
+from pycoll.runtime.selection import message_limits
+from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.testing import on_hosts
 
 PROGRAMS = {

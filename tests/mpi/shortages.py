@@ -11,7 +11,7 @@ import numpy as np
 from later import caught
 
 from pycoll import _C
-from pycoll.runtime import hierarchy
+from pycoll.runtime.sessions import two_level_plans
 
 BOUND_S = 5.0
 
@@ -89,7 +89,7 @@ def no_scratch(comm):
     x = np.ones(1000, np.int64)
 
     def call():
-        with mock.patch.object(hierarchy, "_C", _C if comm.rank else starved):
+        with mock.patch.object(two_level_plans, "_C", _C if comm.rank else starved):
             twin.all_reduce(x, timeout=20)
 
     (name, text), (again, _), took = outcomes(comm, call, 1 << 40)

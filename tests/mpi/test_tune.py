@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import mpirun
-from pycoll.runtime.tuning import Tuning
+from pycoll.runtime.selection.tuning_table import Tuning
 
 MESSAGES = {"PYCOLL_TRANSPORT": "mpi"}
 

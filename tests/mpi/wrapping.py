@@ -8,7 +8,8 @@ import time
 import numpy as np
 
 import pycoll
-from pycoll.runtime import mpi, mpi_jobs
+from pycoll.runtime.sessions import mpi_jobs
+from pycoll.runtime.startup import mpi
 
 
 def wrapped(comm):

@@ -6,8 +6,8 @@
 #include <deque>
 
 #include "calls.h"
-#include "mpi_engine.h"
-#include "socket_api.h"
+#include "transports/messages/message_engine.h"
+#include "transports/tcp/socket_api.h"
 
 namespace hosts {
 

@@ -1,7 +1,7 @@
 // Plans written by hand, one for each way of using the engine.
 #pragma once
 
-#include "engine.h"
+#include "engine/engine.h"
 
 namespace plans {
 

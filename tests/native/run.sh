@@ -45,7 +45,7 @@ compile() {
 }
 
 # The engine is everything that does not know Python.
-mapfile -t engine < <(grep -L -E 'pybind11|Python\.h|fastcall\.h|dlpack\.h' csrc/*.cpp)
+mapfile -t engine < <(find csrc -name '*.cpp' -not -path 'csrc/cuda/*' -not -path 'csrc/bindings/*' | sort)
 tests=(tests/native/test_*.cpp)
 for source in "${engine[@]}" "${tests[@]}"; do
   while (( $(jobs -pr | wc -l) >= 2 )); do wait -n; done

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "calls.h"
-#include "fold.h"
+#include "kernels/fold/fold.h"
 
 namespace {
 

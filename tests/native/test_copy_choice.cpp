@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "calls.h"
-#include "copy_choice.h"
+#include "engine/copy_choice.h"
 
 namespace {
 

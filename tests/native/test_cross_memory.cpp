@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "calls.h"
-#include "cross_memory.h"
+#include "memory/cross_memory.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // Requests that have ended leave their list, also where a later one fails.
 #include <stdexcept>
 
+#include "base/erase_done.h"
 #include "calls.h"
-#include "erase_done.h"
 
 namespace {
 

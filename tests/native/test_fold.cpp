@@ -1,9 +1,10 @@
-// Checks fold, copy and scale (csrc/fold.h) on every instruction set of this CPU against the scalar
-// oracle of fold_oracle.h. Results are compared bit for bit, any NaN being equal to any other but
-// for bfloat16's, of which there is one.
+// Checks fold, copy and scale (csrc/kernels/fold/fold.h) on every instruction set of this CPU
+// against the scalar oracle of fold_oracle.h. Results are compared bit for bit, any NaN being equal
+// to any other but for bfloat16's, of which there is one.
 //
 //   g++ -O2 -std=c++20 -ffp-contract=off -Wall -Wextra -Icsrc tests/native/test_fold.cpp
-//       csrc/fold*.cpp csrc/types.cpp -o /tmp/test_fold && /tmp/test_fold  (one line; prints "ok")
+//       csrc/kernels/fold/fold*.cpp csrc/base/types.cpp -o /tmp/test_fold && /tmp/test_fold  (one
+//       line; prints "ok")
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -16,8 +17,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "fold.h"
 #include "fold_oracle.h"
+#include "kernels/fold/fold.h"
 
 namespace {
 

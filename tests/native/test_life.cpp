@@ -6,7 +6,7 @@
 #include <new>
 
 #include "calls.h"
-#include "life.h"
+#include "engine/liveness.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "given_up.h"
-#include "mail_postbox.h"
+#include "p2p/message_postbox.h"
 #include "relay.h"
 
 namespace {

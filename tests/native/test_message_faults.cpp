@@ -3,7 +3,7 @@
 
 #include "given_up.h"
 #include "hosts.h"
-#include "mail_postbox.h"
+#include "p2p/message_postbox.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // What has been sent and waits for its receiver delays nobody's calls.
 #include "given_up.h"
-#include "mail_postbox.h"
+#include "p2p/message_postbox.h"
 #include "rendezvous.h"
 
 namespace {

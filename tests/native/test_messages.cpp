@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "hosts.h"
-#include "mail_postbox.h"
+#include "p2p/message_postbox.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Using the engine wrongly: plans, memory, threads and processes that it must refuse.
 #include "calls.h"
-#include "fold.h"
+#include "kernels/fold/fold.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
-// Checks csrc/optim.h on every instruction set of this CPU: optimizer steps against the same
-// formulas in plain C++, bit for bit, and sums of squares against 128-bit integers. Vectors end
-// where their memory ends, so that the address sanitizer sees every element too many.
+// Checks csrc/kernels/optim/optim.h on every instruction set of this CPU: optimizer steps against
+// the same formulas in plain C++, bit for bit, and sums of squares against 128-bit integers.
+// Vectors end where their memory ends, so that the address sanitizer sees every element too many.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "optim.h"
+#include "kernels/optim/optim.h"
 
 namespace {
 

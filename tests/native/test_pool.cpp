@@ -1,6 +1,6 @@
 // Blocks of symmetric memory: what is used again, and what is not.
 #include "calls.h"
-#include "pool.h"
+#include "memory/pool.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // Messages in the background: many at once, in any order, moved by whoever waits or by nobody.
 #include "calls.h"
-#include "postbox.h"
+#include "p2p/postbox.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // How stores into results are chosen, for calls whose times are made up.
 #include "calls.h"
-#include "result_stores.h"
+#include "kernels/fold/result_stores.h"
 
 namespace {
 

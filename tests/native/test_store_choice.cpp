@@ -1,6 +1,6 @@
 // How a rank chooses its stores, on copies whose times are made up.
 #include "calls.h"
-#include "store_choice.h"
+#include "kernels/fold/store_choice.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <csignal>
 #include <random>
 
-#include "process.h"
-#include "survivors.h"
+#include "base/process.h"
+#include "engine/survivors.h"
 #include "world.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "calls.h"
-#include "wait.h"
+#include "engine/wait.h"
 
 namespace {
 

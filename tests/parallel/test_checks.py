@@ -7,7 +7,7 @@ from parallel.models import CrossEntropy, Linear, batches, mlp
 from parallel.test_data_parallel import digest
 from pycoll.errors import ArgumentError, MismatchError, PeerLeft
 from pycoll.parallel import AdamW, DataParallel, Mesh, ParameterSpec, Sequential
-from pycoll.parallel.nn_chain import Chain
+from pycoll.parallel.nn.containers import Chain
 from pycoll.testing import run_threads
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pycoll.parallel import SGD, AdamW, Compress, Hook, PowerSGD, TopK
-from pycoll.parallel.describe import describe
+from pycoll.parallel.engine.describe import describe
 
 
 class Plain:

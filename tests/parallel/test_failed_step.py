@@ -8,8 +8,8 @@ import pytest
 
 from parallel.models import CrossEntropy, Linear, batches
 from pycoll.parallel import SGD, DataParallel, Mesh, Sequential
-from pycoll.parallel.hooks import Hook
-from pycoll.parallel.ledger import Pending
+from pycoll.parallel.analysis.ledger import Pending
+from pycoll.parallel.hooks.hook import Hook
 from pycoll.testing import run_threads
 
 SIZES = (7, 19, 5)

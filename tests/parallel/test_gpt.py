@@ -5,8 +5,8 @@ import pytest
 
 from parallel.gpt_training import BATCH, SIZE, WHOLE, train
 from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh
+from pycoll.parallel.analysis.metered import Metered
 from pycoll.parallel.gpt import GPT, TransformerConfig
-from pycoll.parallel.metered import Metered
 from pycoll.testing import RankFailed, run_processes, run_threads
 
 

@@ -6,10 +6,10 @@ import pytest
 from parallel import serial
 from pycoll.errors import ArgumentError
 from pycoll.parallel import Placed, Placement
-from pycoll.parallel.accumulate import Sums, turns
-from pycoll.parallel.layer import ParameterSpec
-from pycoll.parallel.ledger import Channel, Ledger
-from pycoll.parallel.units import ALIGN, Parameter, make_layouts
+from pycoll.parallel.analysis.ledger import Channel, Ledger
+from pycoll.parallel.engine.accumulate import Sums, turns
+from pycoll.parallel.nn.layer import ParameterSpec
+from pycoll.parallel.state.layout import ALIGN, Parameter, make_layouts
 from pycoll.testing import run_threads
 
 R, P, S = Placement.REPLICATE, Placement.PARTIAL, Placement.SHARD

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from layer_checks import distance, part, parts, perturbed, run_layer
-from pycoll.parallel import tensor
-from pycoll.parallel.nn import Embedding, Linear, affine, affine_gradients, initial
-from pycoll.parallel.nn_attention import CausalAttention
-from pycoll.parallel.nn_positional import Dropout
-from pycoll.parallel.nn_transformer import MLP, Attention, Block, TransformerConfig
+from pycoll.parallel.nn.attention import CausalAttention
+from pycoll.parallel.nn.layers import Embedding, Linear, affine, affine_gradients, initial
+from pycoll.parallel.nn.positional import Dropout
+from pycoll.parallel.nn.transformer import MLP, Attention, Block, TransformerConfig
 from pycoll.parallel.random import Cursor, Key
-from pycoll.parallel.tensor_linear import ColumnParallelLinear, RowParallelLinear
-from pycoll.parallel.tensor_vocabulary import VocabParallelEmbedding
+from pycoll.parallel.tensor import regions
+from pycoll.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
+from pycoll.parallel.tensor.vocabulary import VocabParallelEmbedding
 from pycoll.testing import run_threads
 
 KEY = Key(11).fold("block3", "part")
@@ -78,11 +78,11 @@ class NaiveColumnLinear(ColumnParallelLinear):
     """
 
     def backward_input(self, params, saved, dy):
-        own = tensor.GATHER_FEATURES.backward(dy, self.comm)
+        own = regions.GATHER_FEATURES.backward(dy, self.comm)
         return affine(own, params["weight"].T, None)
 
     def backward_weight(self, params, saved, dy):
-        own = tensor.GATHER_FEATURES.backward(dy, self.comm)
+        own = regions.GATHER_FEATURES.backward(dy, self.comm)
         return affine_gradients(saved, own, self.bias)
 
 
@@ -212,13 +212,13 @@ def test_dropout_masks_are_parts_of_one_mask(n):
 
 
 REGIONS = {
-    "copy": (tensor.COPY, WHOLE, WHOLE),
-    "reduce": (tensor.REDUCE, WHOLE, WHOLE),
-    "gather features": (tensor.GATHER_FEATURES, FEATURES, WHOLE),
-    "split features": (tensor.SPLIT_FEATURES, WHOLE, FEATURES),
-    "gather sequence": (tensor.GATHER_SEQUENCE, SEQUENCE, WHOLE),
-    "reduce-scatter sequence": (tensor.REDUCE_SCATTER_SEQUENCE, WHOLE, SEQUENCE),
-    "split sequence": (tensor.SPLIT_SEQUENCE, WHOLE, SEQUENCE),
+    "copy": (regions.COPY, WHOLE, WHOLE),
+    "reduce": (regions.REDUCE, WHOLE, WHOLE),
+    "gather features": (regions.GATHER_FEATURES, FEATURES, WHOLE),
+    "split features": (regions.SPLIT_FEATURES, WHOLE, FEATURES),
+    "gather sequence": (regions.GATHER_SEQUENCE, SEQUENCE, WHOLE),
+    "reduce-scatter sequence": (regions.REDUCE_SCATTER_SEQUENCE, WHOLE, SEQUENCE),
+    "split sequence": (regions.SPLIT_SEQUENCE, WHOLE, SEQUENCE),
 }
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist  # noqa: E402
 
 import worlds_torch  # noqa: E402
 from pycoll.errors import ArgumentError  # noqa: E402
-from pycoll.torch.calls import Calls  # noqa: E402
+from pycoll.torch.calls.prepare import Calls  # noqa: E402
 from pycoll.types import Kind, ReduceOp  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 

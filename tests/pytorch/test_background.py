@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 dist = pytest.importorskip("torch.distributed")
 
 from pycoll.errors import ConcurrentUseError  # noqa: E402
-from pycoll.torch.background import Background  # noqa: E402
+from pycoll.torch.calls.background import Background  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 LIMIT_S = 20

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from pycoll.torch.contributions import unwritten  # noqa: E402
+from pycoll.torch.operations.contributions import unwritten  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 

@@ -18,10 +18,11 @@ from cuda.conftest import host_kernels, host_library_path  # noqa: F401 - fixtur
 from cuda.memory_wire import Binding
 from device_tensors import Cuda, DeviceTensor, on_device
 from pycoll.config import Config
-from pycoll.cuda import nccl
+from pycoll.cuda.transports import nccl
 from pycoll.testing import run_processes, run_threads
-from pycoll.torch import devices, tensors
-from pycoll.torch.group import ProcessGroupPycoll
+from pycoll.torch.backend.group import ProcessGroupPycoll
+from pycoll.torch.tensors import devices
+from pycoll.torch.tensors import layout as tensors
 
 PEERS = Config(timeout_s=10, heap_bytes=1 << 28, device_heap_bytes=1 << 20)
 MESSAGES = Config(timeout_s=10, heap_bytes=1 << 28, device_transport="nccl")

@@ -45,7 +45,7 @@ def interrupting(number):
             return local
 
         file, name = Path(frame.f_code.co_filename), frame.f_code.co_name
-        ours = file.parent == FOLDER and file.name != "work.py"  # that of a call that is over
+        ours = FOLDER in file.parents and file.name != "work.py"  # that of a call that is over
         return local if ours and name not in OUTSIDE else None
 
     return tracer, place

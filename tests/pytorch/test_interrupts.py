@@ -10,13 +10,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch.distributed as dist  # noqa: E402
 
-import pycoll.torch.background  # noqa: E402
-import pycoll.torch.work  # noqa: E402
-from pycoll.torch.background import Background  # noqa: E402
+import pycoll.torch.calls.background  # noqa: E402
+import pycoll.torch.calls.work  # noqa: E402
+from pycoll.torch.calls.background import Background  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 LIMIT_S = 5
-FILES = (pycoll.torch.background.__file__, pycoll.torch.work.__file__)
+FILES = (pycoll.torch.calls.background.__file__, pycoll.torch.calls.work.__file__)
 
 
 class Stop(KeyboardInterrupt):

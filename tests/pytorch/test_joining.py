@@ -17,7 +17,7 @@ import torch.distributed as dist  # noqa: E402
 import pycoll.torch  # noqa: E402
 from faults import BOUND_S, Event  # noqa: E402
 from pycoll.testing import run_processes  # noqa: E402
-from pycoll.torch import bootstrap  # noqa: E402
+from pycoll.torch.backend import bootstrap  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 PROGRAM = """

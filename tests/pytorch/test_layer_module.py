@@ -11,16 +11,16 @@ torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from pycoll.parallel import tensor  # noqa: E402
 from pycoll.parallel.nn import Linear  # noqa: E402
-from pycoll.parallel.nn_attention import CausalAttention  # noqa: E402
-from pycoll.parallel.nn_chain import Chain  # noqa: E402
-from pycoll.parallel.nn_pointwise import Tanh  # noqa: E402
-from pycoll.parallel.nn_positional import Dropout  # noqa: E402
-from pycoll.parallel.nn_transformer import Block, TransformerConfig  # noqa: E402
+from pycoll.parallel.nn.activations import Tanh  # noqa: E402
+from pycoll.parallel.nn.attention import CausalAttention  # noqa: E402
+from pycoll.parallel.nn.containers import Chain  # noqa: E402
+from pycoll.parallel.nn.positional import Dropout  # noqa: E402
+from pycoll.parallel.nn.transformer import Block, TransformerConfig  # noqa: E402
 from pycoll.parallel.random import Cursor, Key  # noqa: E402
-from pycoll.parallel.tensor_linear import ColumnParallelLinear  # noqa: E402
-from pycoll.parallel.tensor_vocabulary import VocabParallelCrossEntropy  # noqa: E402
+from pycoll.parallel.tensor import regions  # noqa: E402
+from pycoll.parallel.tensor.linear import ColumnParallelLinear  # noqa: E402
+from pycoll.parallel.tensor.vocabulary import VocabParallelCrossEntropy  # noqa: E402
 from pycoll.testing import run_processes, run_threads  # noqa: E402
 from pycoll.torch.tensor_parallel import (  # noqa: E402
     LayerModule,
@@ -112,7 +112,7 @@ def test_a_second_derivative_is_refused(of_loss):
         weight = activation().requires_grad_()
         for apply in (
             LayerModule(Linear(H, 3, KEY, **DOUBLE)),
-            lambda x: cross(x, tensor.COPY, comm),
+            lambda x: cross(x, regions.COPY, comm),
             lambda x: vocab_parallel_cross_entropy(x, torch.zeros(B, S, dtype=torch.int64), comm),
         ):
             x = activation(1).requires_grad_()
@@ -191,7 +191,7 @@ class Model(torch.nn.Module):
 
     def forward(self, x, targets):
         h = torch.tanh(self.up(torch.tanh(self.block(x))) + 1)
-        h = cross(self.head(h), tensor.COPY, self.comm)
+        h = cross(self.head(h), regions.COPY, self.comm)
         return vocab_parallel_cross_entropy(h * 2, targets, self.comm) + 1
 
 

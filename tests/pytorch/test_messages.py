@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from pycoll.torch.messages import MessageWork  # noqa: E402
+from pycoll.torch.operations.p2p import MessageWork  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 SIZES = [0, 1, 1000, 400_000]  # the last one is larger than a mailbox

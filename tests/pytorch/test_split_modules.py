@@ -7,10 +7,11 @@ pytest.importorskip("array_api_compat", reason="array-api-compat is not installe
 torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
 
 from pycoll.errors import ArgumentError, MismatchError  # noqa: E402
-from pycoll.parallel import AdamW, Mesh, tensor  # noqa: E402
+from pycoll.parallel import AdamW, Mesh  # noqa: E402
 from pycoll.parallel.nn import LayerNorm  # noqa: E402
 from pycoll.parallel.random import Key  # noqa: E402
-from pycoll.parallel.tensor_linear import ColumnParallelLinear, RowParallelLinear  # noqa: E402
+from pycoll.parallel.tensor import regions  # noqa: E402
+from pycoll.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 from pycoll.testing import run_threads  # noqa: E402
 from pycoll.torch.data_parallel import DataParallel  # noqa: E402
 from pycoll.torch.tensor_parallel import LayerModule, cross  # noqa: E402
@@ -19,7 +20,7 @@ from pycoll.torch.zero_optimizer import ZeroOptimizer  # noqa: E402
 KEY = Key(7)
 H, B, S, STEPS = 8, 3, 4, 4
 OPTIONS = {"optimizer": AdamW(lr=0.02, weight_decay=0.3), "clip_norm": 0.5, "bucket_bytes": 400}
-JOIN = tensor.Region(tensor.SPLIT_SEQUENCE.backward, tensor.SPLIT_SEQUENCE.forward)
+JOIN = regions.Region(regions.SPLIT_SEQUENCE.backward, regions.SPLIT_SEQUENCE.forward)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,7 +41,7 @@ class Net(torch.nn.Module):
             torch.nn.init.constant_(p, 0.25)
 
     def forward(self, x):
-        x = cross(x, tensor.SPLIT_SEQUENCE, self.comm) if self.sequence_parallel else x
+        x = cross(x, regions.SPLIT_SEQUENCE, self.comm) if self.sequence_parallel else x
         x = self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
         return self.head(cross(x, JOIN, self.comm) if self.sequence_parallel else x)
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import pycoll.torch  # noqa: E402
-from pycoll.torch.symmetric import Buckets  # noqa: E402
+from pycoll.torch.backend.use_symmetric import Buckets  # noqa: E402
 from torch_clients.models import mlp, train  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 

@@ -8,12 +8,12 @@ torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
 
 from layer_checks import part  # noqa: E402
 from pycoll.errors import ArgumentError  # noqa: E402
-from pycoll.parallel import tensor  # noqa: E402
 from pycoll.parallel.nn import Embedding, LayerNorm, Linear  # noqa: E402
-from pycoll.parallel.nn_transformer import Block, TransformerConfig  # noqa: E402
+from pycoll.parallel.nn.transformer import Block, TransformerConfig  # noqa: E402
 from pycoll.parallel.random import Key  # noqa: E402
-from pycoll.parallel.tensor_linear import ColumnParallelLinear, RowParallelLinear  # noqa: E402
-from pycoll.parallel.tensor_vocabulary import VocabParallelEmbedding  # noqa: E402
+from pycoll.parallel.tensor import regions  # noqa: E402
+from pycoll.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear  # noqa: E402
+from pycoll.parallel.tensor.vocabulary import VocabParallelEmbedding  # noqa: E402
 from pycoll.testing import run_threads  # noqa: E402
 from pycoll.torch.tensor_parallel import (  # noqa: E402
     LayerModule,
@@ -92,7 +92,7 @@ def test_a_model_against_pytorch(n, sequence_parallel):
         head = torch.tensor(part(values["head.weight"], 0, comm), requires_grad=True)
         x = model["embedding"](torch.from_numpy(TOKENS[:, :-1]))
         x = x + model["down"](FUNCTIONAL.gelu(model["up"](x)))
-        region = tensor.GATHER_SEQUENCE if sequence_parallel else tensor.COPY
+        region = regions.GATHER_SEQUENCE if sequence_parallel else regions.COPY
         logits = cross(x, region, comm) @ head.T
         loss = vocab_parallel_cross_entropy(logits, torch.from_numpy(TOKENS[:, 1:]), comm)
         (3 * loss).backward()

@@ -11,7 +11,7 @@ import pycoll.torch  # noqa: E402
 import worlds_torch  # noqa: E402
 from pycoll.errors import ArgumentError  # noqa: E402
 from pycoll.testing import run_threads  # noqa: E402
-from pycoll.torch.tensors import store, target  # noqa: E402
+from pycoll.torch.tensors.layout import store, target  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import WorkResult  # noqa: E402
 
 import pycoll.torch  # noqa: E402
 from pycoll.errors import ForkedError  # noqa: E402
-from pycoll.torch.background import Background  # noqa: E402
+from pycoll.torch.calls.background import Background  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 
@@ -201,7 +201,7 @@ def test_memory_that_cannot_be_had_is_an_error_on_every_rank(kind, monkeypatch):
 
         whole = torch.zeros(n)
         if rank == 0:
-            monkeypatch.setattr("pycoll.torch.calls.apart", none)
+            monkeypatch.setattr("pycoll.torch.calls.prepare.apart", none)
         expected = kind if rank == 0 else dist.DistBackendError
         with pytest.raises(expected, match="cannot allocate memory"):
             dist.all_gather_into_tensor(whole, torch.ones(1))

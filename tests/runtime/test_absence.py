@@ -11,10 +11,10 @@ import pytest
 from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import PeerLeft
-from pycoll.runtime.absence import tell_end
-from pycoll.runtime.bootstrap import make_memfd
-from pycoll.runtime.groups import open_control
-from pycoll.runtime.reports import raising
+from pycoll.runtime.sessions.reports import raising
+from pycoll.runtime.startup.bootstrap import make_memfd
+from pycoll.runtime.startup.make_groups import open_control
+from pycoll.runtime.startup.missing_ranks import tell_end
 from pycoll.testing import RankFailed, run_processes
 
 LIMIT_S = 60  # of the calls; nobody must wait for that

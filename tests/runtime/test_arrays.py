@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pycoll.errors import ArgumentError
-from pycoll.runtime.arrays import as_reducible, check_output, view
+from pycoll.runtime.arrays.host_arrays import as_reducible, check_output, view
 from pycoll.types import DType, type_name
 
 PARTS = ["i4", "f4", "u1", "c8", "U3", "(2,)i4", "(2,1)i4", "2i4,f4"]

@@ -7,8 +7,8 @@ import pytest
 
 from pycoll.config import FOREVER_S, LAUNCH_VARIABLES, Config, Launch, parse_bytes
 from pycoll.errors import ArgumentError, TransportError
-from pycoll.runtime.bootstrap import adopt, discover, make_memfd
-from pycoll.runtime.calls import check_timeout
+from pycoll.runtime.calls.prepare import check_timeout
+from pycoll.runtime.startup.bootstrap import adopt, discover, make_memfd
 from pycoll.testing import run_threads
 
 
@@ -49,7 +49,7 @@ def test_a_rank_takes_its_place_once(launched, fds):
 
 def test_a_child_of_a_rank_is_alone(launched, fds):
     discover(launched)
-    script = "from pycoll.runtime.bootstrap import discover; print(discover().world_size)"
+    script = "from pycoll.runtime.startup.bootstrap import discover; print(discover().world_size)"
     child = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, **launched},
@@ -123,7 +123,7 @@ def test_memfd_is_private_and_can_be_sealed(fds):
 
 def test_adopt_opens_the_same_memory(fds):
     script = (
-        "import os; from pycoll.runtime.bootstrap import make_memfd\n"
+        "import os; from pycoll.runtime.startup.bootstrap import make_memfd\n"
         "fd = make_memfd('peer'); os.write(fd, b'hello'); print(fd, flush=True); input()"
     )
     with subprocess.Popen(
@@ -239,8 +239,8 @@ def test_parse_bytes_refuses(text):
 HELD = """
 import fcntl, signal, sys
 from pycoll.config import Config
-from pycoll.runtime.bootstrap import make_memfd
-from pycoll.runtime.groups import open_control
+from pycoll.runtime.startup.bootstrap import make_memfd
+from pycoll.runtime.startup.make_groups import open_control
 fd = make_memfd("control")
 fcntl.lockf(fd, fcntl.LOCK_EX)  # as a rank has it that is stopped while it lays out the memory
 signal.signal(signal.SIGALRM, signal.default_int_handler)

@@ -12,9 +12,9 @@ import pytest
 from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import CollTimeout
-from pycoll.runtime import message_limits
-from pycoll.runtime.hosts import Card
-from pycoll.runtime.mpi_session import MpiJob, MpiSession
+from pycoll.runtime.selection import message_limits
+from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
+from pycoll.runtime.startup.hosts import Card
 from pycoll.types import Kind
 
 FRAME = struct.Struct("=iIQ")  # tag, magic word, bytes

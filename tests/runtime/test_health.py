@@ -16,7 +16,7 @@ from pycoll.errors import (
     PeerRejected,
     Revoked,
 )
-from pycoll.runtime import health
+from pycoll.runtime.sessions import health
 from pycoll.testing import run_processes, run_threads
 
 RUNS = [run_processes, run_threads]

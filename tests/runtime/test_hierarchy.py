@@ -5,12 +5,20 @@ from itertools import pairwise
 import pytest
 
 from pycoll import algorithms
-from pycoll.algorithms.two_level import Hosts
-from pycoll.runtime.hierarchy import LEAST_PIECE, MOST_SLICE, SLICES, in_blocks, slices_of
-from pycoll.runtime.plans import CallSpec
+from pycoll.algorithms.two_level.stages import Hosts
+from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.sessions.two_level_plans import (
+    LEAST_PIECE,
+    MOST_SLICE,
+    SLICES,
+    in_blocks,
+    slices_of,
+)
 from pycoll.types import DType, Kind
 
-PACKET_BYTES = 32 << 10  # kPacketBytes of csrc/mpi_link.h: calls that fit do not overlap
+PACKET_BYTES = (
+    32 << 10
+)  # kPacketBytes of csrc/transports/messages/message_link.h: calls that fit do not overlap
 HOSTS = [(0, 0, 1, 1), (0, 0, 0, 0, 1, 1, 1, 1), (0, 1, 2, 0, 1, 2, 0, 1), (0, 1, 1, 2, 3)]
 NAMES = {"all_reduce": "ring", "all_gather": "ring", "all_to_all": "direct"}
 

@@ -7,10 +7,10 @@ import pytest
 
 from pycoll import algorithms
 from pycoll.errors import ArgumentError, TransportError
-from pycoll.runtime import mpi
-from pycoll.runtime.hosts import Card, candidates, fewest_cores, share
-from pycoll.runtime.plans import CallSpec
-from pycoll.runtime.topology import Topology
+from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.selection.topology import Topology
+from pycoll.runtime.startup import mpi
+from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, share
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 

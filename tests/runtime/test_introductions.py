@@ -14,8 +14,8 @@ import pytest
 
 from connections import connect, meet, names
 from pycoll.errors import TransportError
-from pycoll.runtime import introductions, sockets
-from pycoll.runtime.introductions import Introductions
+from pycoll.runtime.startup import tcp_connections, tcp_handshake
+from pycoll.runtime.startup.tcp_handshake import Introductions
 
 
 def outcomes(n, limit_s, words=None, board=None):
@@ -26,7 +26,7 @@ def outcomes(n, limit_s, words=None, board=None):
             return exchange(topic, words(rank, own) if words else own)
 
         try:
-            found = sockets.connect(saying, rank, names(n), "", limit_s, board)
+            found = tcp_connections.connect(saying, rank, names(n), "", limit_s, board)
         except (TransportError, KeyboardInterrupt) as error:
             return f"{type(error).__name__}: {error}"
         for connection in filter(None, found):
@@ -69,11 +69,11 @@ def test_a_stranger_who_knocks_again_and_again(monkeypatch):
     def alone(topic, own):
         knocking.append(threading.Thread(target=knock, args=(own.port,)))
         knocking[0].start()
-        return [own, sockets.Place(1, ["127.0.0.1"], "00" * 16)]
+        return [own, tcp_connections.Place(1, ["127.0.0.1"], "00" * 16)]
 
     threading.Timer(10, over.set).start()
     with pytest.raises(TransportError, match="no connection from rank 1"):
-        sockets.connect(alone, 0, names(2), "", 0.5)
+        tcp_connections.connect(alone, 0, names(2), "", 0.5)
     assert not over.is_set()
     over.set()
     knocking[0].join()
@@ -94,15 +94,15 @@ class Server(socket.socket):
 @pytest.mark.parametrize("full", [False, True])
 def test_a_stranger_who_hangs_up_when_another_takes_its_place(monkeypatch, full):
     """There are as many as there may be. The oldest is dropped, and is heard in the same moment."""
-    monkeypatch.setattr(introductions, "_CALL_S", 20.0)
+    monkeypatch.setattr(tcp_handshake, "_CALL_S", 20.0)
     server, held, looks = Server(), [], iter(range(100))
     server.bind(("127.0.0.1", 0))
     server.listen(128)
-    places = [sockets.Place(1, ["127.0.0.1"], "00" * 16)] * 2
+    places = [tcp_connections.Place(1, ["127.0.0.1"], "00" * 16)] * 2
 
     def meanwhile():  # who has given up is asked between two looks at all connections
         look = next(looks)
-        count = introductions._MOST_STRANGERS + len(places) if look == 0 else int(look == 5)
+        count = tcp_handshake._MOST_STRANGERS + len(places) if look == 0 else int(look == 5)
         held.extend(socket.create_connection(server.getsockname()) for _ in range(count))
         if look == 5:
             server.full = full
@@ -111,7 +111,7 @@ def test_a_stranger_who_hangs_up_when_another_takes_its_place(monkeypatch, full)
 
     rank_0 = Introductions(server, places, 0, names(2))
     with pytest.raises(TransportError, match="no connection from rank 1"):
-        rank_0.run(1.5, introductions.Spare(), meanwhile)
+        rank_0.run(1.5, tcp_handshake.Spare(), meanwhile)
     assert next(looks) > 5
     rank_0.close()
     for line in (*held, server):
@@ -121,7 +121,7 @@ def test_a_stranger_who_hangs_up_when_another_takes_its_place(monkeypatch, full)
 def test_an_address_where_somebody_says_nothing(monkeypatch):
     """It costs a part of the time, and the next address is tried."""
     monkeypatch.setattr(
-        sockets, "_listen", lambda n: socket.create_server(("127.0.0.1", 0), backlog=n)
+        tcp_connections, "_listen", lambda n: socket.create_server(("127.0.0.1", 0), backlog=n)
     )
     silent = []
 
@@ -204,16 +204,16 @@ def test_a_rank_that_hangs_up_because_of_a_third():
     def gives_up():
         line, _ = server.accept()
         line.recv(20, socket.MSG_WAITALL)
-        line.sendall(introductions._WELCOME)
+        line.sendall(tcp_handshake._WELCOME)
         line.recv(1)
         told.append("rank 2 cannot join")
         line.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("", 0)) as own:
-        place = sockets.Place(server.getsockname()[1], ["127.0.0.1"], "00" * 16)
+        place = tcp_connections.Place(server.getsockname()[1], ["127.0.0.1"], "00" * 16)
         rank_0 = threading.Thread(target=gives_up)
         rank_0.start()
-        rank_1, spare = Introductions(own, [place, place], 1, names(2)), introductions.Spare()
+        rank_1, spare = Introductions(own, [place, place], 1, names(2)), tcp_handshake.Spare()
         with pytest.raises(TransportError, match="rank 2 cannot join"):
             rank_1.run(20, spare, lambda: "".join(told))
         rank_0.join()
@@ -227,7 +227,7 @@ def test_a_rank_that_hangs_up_because_of_a_third():
 def test_a_rank_that_is_stopped_for_longer_than_a_call_may_take(monkeypatch, stopped, step):
     """After any step with the other one: what has come meanwhile counts."""
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr(introductions, "_CALL_S", 0.3)
+    monkeypatch.setattr(tcp_handshake, "_CALL_S", 0.3)
     go_on, steps = Introductions._go_on, []
 
     def slow(self, call):
@@ -292,7 +292,9 @@ def joined_with_few(folder, rank, n, left):
     list(map(os.close, free))
     resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
     try:
-        sockets.open_api(sockets.connect(unlimited, rank, names(n), "", 10), names(n)).close()
+        tcp_connections.open_api(
+            tcp_connections.connect(unlimited, rank, names(n), "", 10), names(n)
+        ).close()
     except TransportError as error:
         return str(error)
     finally:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pycoll.errors import ArgumentError
-from pycoll.runtime.memory import PlainMemory
+from pycoll.runtime.arrays.symmetric_memory import PlainMemory
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from pycoll.errors import CollTimeout, PeerLost, TransportError
-from pycoll.runtime.roll_call import RollCall, make_everywhere
+from pycoll.runtime.startup.rendezvous import RollCall, make_everywhere
 
 
 def fails():

@@ -1,6 +1,6 @@
 """Errors name the innermost line outside of pycoll, whatever modules of others are called."""
 
-from pycoll.runtime.sites import Sites
+from pycoll.runtime.calls.call_sites import Sites
 
 CALL = "def call(ask):\n    return ask()\n"
 

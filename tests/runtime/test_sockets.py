@@ -15,20 +15,20 @@ from connections import connect, meet, names
 from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import TransportError
-from pycoll.runtime import sockets
-from pycoll.runtime.hosts import Card
-from pycoll.runtime.mpi_session import MpiJob, MpiSession
+from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
+from pycoll.runtime.startup import tcp_connections
+from pycoll.runtime.startup.hosts import Card
 from pycoll.testing import run_processes
 from pycoll.types import Kind
 
 
 def test_addresses(monkeypatch):
-    assert "127.0.0.1" in sockets.addresses("127.0.0.1")
+    assert "127.0.0.1" in tcp_connections.addresses("127.0.0.1")
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
-    assert sockets.addresses()[0] == "127.0.0.1"
+    assert tcp_connections.addresses()[0] == "127.0.0.1"
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "nothing0")
     with pytest.raises(TransportError, match="PYCOLL_SOCKET_IFNAME=nothing0"):
-        sockets.addresses()
+        tcp_connections.addresses()
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
@@ -79,11 +79,11 @@ def test_a_rank_that_cannot_be_reached(monkeypatch):
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]  # where nobody listens afterwards
-    nobody = sockets.Place(port, ["127.0.0.1"], "00" * 16)
+    nobody = tcp_connections.Place(port, ["127.0.0.1"], "00" * 16)
     with pytest.raises(TransportError, match=r"cannot reach rank 0 on port .*refused"):
-        sockets.connect(lambda topic, own: [nobody, own], 1, names(2), "", 0.2)
+        tcp_connections.connect(lambda topic, own: [nobody, own], 1, names(2), "", 0.2)
     with pytest.raises(TransportError, match="no connection from rank 1"):
-        sockets.connect(lambda topic, own: [own, nobody], 0, names(2), "", 0.2)
+        tcp_connections.connect(lambda topic, own: [own, nobody], 0, names(2), "", 0.2)
 
 
 def test_what_comes_after_the_mail_of_a_rank_has_gone():
@@ -115,7 +115,7 @@ def test_what_comes_after_the_mail_of_a_rank_has_gone():
 
 
 def mail_of(sockets_by_rank, rank):
-    api = sockets.open_api(sockets_by_rank, names(2))
+    api = tcp_connections.open_api(sockets_by_rank, names(2))
     engines = [_C.MpiEngine(api, 0, [0, 1], rank, context, 10.0, 2) for context in (1, 2)]
     return api, *map(_C.MpiMail, engines)
 

@@ -7,17 +7,17 @@ import warnings
 import numpy as np
 import pytest
 
-from pycoll.cli.bench_data import Problem
-from pycoll.cli.bench_time import Setup, schedule_name
+from pycoll.cli.measure.bench_data import Problem
+from pycoll.cli.measure.bench_time import Setup, schedule_name
 from pycoll.config import Config, tuning_path
 from pycoll.errors import ArgumentError
-from pycoll.runtime.candidates import candidates
-from pycoll.runtime.fingerprint import caches, fingerprint
-from pycoll.runtime.select import select
-from pycoll.runtime.tuned import agree
-from pycoll.runtime.tuning import Time, TunedRule, Tuning, World
-from pycoll.schedule.cost import Machine
-from pycoll.schedule.network import Network
+from pycoll.runtime.selection.candidates import candidates
+from pycoll.runtime.selection.fingerprint import caches, fingerprint
+from pycoll.runtime.selection.measured_choices import agree
+from pycoll.runtime.selection.select import select
+from pycoll.runtime.selection.tuning_table import Time, TunedRule, Tuning, World
+from pycoll.schedule.cost.cost import Machine
+from pycoll.schedule.cost.network import Network
 from pycoll.testing import run_processes
 from pycoll.types import DType, ReduceOp
 

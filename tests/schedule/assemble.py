@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from pycoll.schedule.ir import Schedule, algorithm
-from pycoll.schedule.plan import ALL, FOLD_COMPLETE, INSTR, OPERAND, Opcode, Plan, PlanBuffer
+from pycoll.schedule.lowering.plan import (
+    ALL,
+    FOLD_COMPLETE,
+    INSTR,
+    OPERAND,
+    Opcode,
+    Plan,
+    PlanBuffer,
+)
 
 IN, OUT, CELL = PlanBuffer.IN, PlanBuffer.OUT, PlanBuffer.CELL
 

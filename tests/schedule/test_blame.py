@@ -7,7 +7,7 @@ import pytest
 
 from pycoll.errors import PeerLost, ScheduleError
 from pycoll.schedule.ir import IN, OUT, TMP, algorithm, at, fold
-from pycoll.schedule.verify import prove
+from pycoll.schedule.proof.verify import prove
 
 
 def every(rank, n, **given):

@@ -5,9 +5,9 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ScheduleError
-from pycoll.schedule.compile import peer_plan, peer_plans
 from pycoll.schedule.ir import IN, OUT, TMP, at, fold
-from pycoll.schedule.plan import Opcode, step_of
+from pycoll.schedule.lowering.compile import peer_plan, peer_plans
+from pycoll.schedule.lowering.plan import Opcode, step_of
 from schedule.assemble import schedule_of
 
 NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]

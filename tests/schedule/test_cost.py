@@ -6,10 +6,18 @@ import pytest
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.config import Config
 from pycoll.errors import ScheduleError
-from pycoll.schedule.collectives import COLLECTIVES
-from pycoll.schedule.cost import Machine, Traffic, busbw_factor, cost, predict, staging, traffic
-from pycoll.schedule.stage import SlotMap, stage
-from pycoll.schedule.table import build_table
+from pycoll.schedule.cost.cost import (
+    Machine,
+    Traffic,
+    busbw_factor,
+    cost,
+    predict,
+    staging,
+    traffic,
+)
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.schedule.lowering.stage import SlotMap, stage
+from pycoll.schedule.lowering.table import build_table
 
 EVERY = [pytest.param(a, id=f"{a.collective}-{a.name}") for a in ALGORITHMS]
 WORLDS = (1, 2, 3, 4, 5, 6, 7, 8, 11)

@@ -6,9 +6,9 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ScheduleError
-from pycoll.schedule.cost import cost
-from pycoll.schedule.formula import evaluate, limits, stated
+from pycoll.schedule.cost.cost import cost
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
+from pycoll.schedule.language.formula import evaluate, limits, stated
 
 EVERY = [pytest.param(a, id=f"{a.collective}-{a.name}") for a in ALGORITHMS]
 PROSE = ("hierarchical", "hierarchical_tree", "hierarchical_ring")  # cost that of their parts

@@ -5,7 +5,7 @@ import pytest
 
 from pycoll.errors import ScheduleError
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
-from pycoll.schedule.verify import prove
+from pycoll.schedule.proof.verify import prove
 
 
 @algorithm("all_reduce", "one line", chunks=1)

@@ -5,11 +5,11 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ScheduleError
-from pycoll.schedule.collectives import COLLECTIVES
 from pycoll.schedule.ir import algorithm
-from pycoll.schedule.messages import message_plan, message_plans
-from pycoll.schedule.plan import ALL, Opcode
-from pycoll.schedule.verify import verify
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.schedule.lowering.messages import message_plan, message_plans
+from pycoll.schedule.lowering.plan import ALL, Opcode
+from pycoll.schedule.proof.verify import verify
 from schedule.assemble import IN as A
 from schedule.assemble import OUT as B
 from schedule.assemble import assemble

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from pycoll.algorithms import ALGORITHMS
-from pycoll.schedule.mutate import mutate
+from pycoll.schedule.proof.mutate import mutate
 
 NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]
 DEADLY = {"remove the DONE", "remove a SEND", "remove a RECV", "exchange with another rank"}

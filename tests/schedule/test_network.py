@@ -3,7 +3,7 @@
 import pytest
 
 from pycoll.algorithms import find
-from pycoll.schedule.network import Network
+from pycoll.schedule.cost.network import Network
 
 NET = Network(
     alpha=1.0,

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from pycoll.algorithms import ALGORITHMS
-from pycoll.schedule.compile import peer_plan
-from pycoll.schedule.messages import message_plan
+from pycoll.schedule.lowering.compile import peer_plan
+from pycoll.schedule.lowering.messages import message_plan
 
 COMPILERS = {
     "staged": lambda schedule: peer_plan(schedule, 1, direct=False),

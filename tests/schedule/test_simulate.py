@@ -7,7 +7,7 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ArgumentError
-from pycoll.schedule.simulate import Link, simulate
+from pycoll.schedule.cost.simulate import Link, simulate
 
 EVERY = [
     pytest.param(a, n, id=f"{a.collective}-{a.name}-{n}")

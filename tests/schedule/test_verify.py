@@ -8,15 +8,15 @@ import pytest
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ScheduleError
 from pycoll.schedule import ir
-from pycoll.schedule.bounds import Joined
-from pycoll.schedule.collectives import COLLECTIVES
-from pycoll.schedule.compile import peer_plans
-from pycoll.schedule.interpret import check_races, check_run_ahead, run_peer, trace_of
 from pycoll.schedule.ir import algorithm
-from pycoll.schedule.plan import Opcode
-from pycoll.schedule.promise import Promise
-from pycoll.schedule.replay import replay
-from pycoll.schedule.verify import modes, prove
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.schedule.language.promise import Promise
+from pycoll.schedule.lowering.compile import peer_plans
+from pycoll.schedule.lowering.plan import Opcode
+from pycoll.schedule.proof.bounds import Joined
+from pycoll.schedule.proof.interpret_peer import check_races, check_run_ahead, run_peer, trace_of
+from pycoll.schedule.proof.replay import replay
+from pycoll.schedule.proof.verify import modes, prove
 
 NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]
 

@@ -7,11 +7,11 @@ import pytest
 
 from pycoll.algorithms import find
 from pycoll.errors import ScheduleError
-from pycoll.schedule.bounds import Joined, check_contacts
-from pycoll.schedule.compile import peer_plans
 from pycoll.schedule.ir import IN, OUT, TMP, algorithm, at, fold
-from pycoll.schedule.plan import DONE
-from pycoll.schedule.verify import prove, verify
+from pycoll.schedule.lowering.compile import peer_plans
+from pycoll.schedule.lowering.plan import DONE
+from pycoll.schedule.proof.bounds import Joined, check_contacts
+from pycoll.schedule.proof.verify import prove, verify
 from schedule.assemble import CELL, assemble, schedule_of
 from schedule.assemble import IN as A
 from schedule.assemble import OUT as B

@@ -12,8 +12,8 @@ esac
 build=tests/native/build/cuda-$mode
 library=$build/libpycoll_cuda_host.so
 mkdir -p "$build"
-sources=(csrc/plan.cpp csrc/bind.cpp csrc/types.cpp csrc/cuda/*.cpp tests/cuda/host/*.cpp)
-headers=(csrc/*.h csrc/*.inl csrc/cuda/*.h csrc/cuda/*.inl tests/cuda/host/*.h tests/cuda/host/*.inl)
+sources=(csrc/engine/plan.cpp csrc/engine/bind.cpp csrc/base/types.cpp csrc/cuda/*/*.cpp tests/cuda/host/*.cpp)
+headers=(csrc/*/*.h csrc/*/*/*.h csrc/*/*/*.inl tests/cuda/host/*.h tests/cuda/host/*.inl)
 headers+=(tests/cuda/host/build.sh)
 compile() {
   local object=$build/$(basename "$(dirname "$1")")-$(basename "$1" .cpp).o

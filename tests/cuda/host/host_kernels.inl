@@ -1,7 +1,7 @@
 // The kernels on the host: the same templates with the host's policy.
-#include "cuda/direct.h"
-#include "cuda/kernels.h"
-#include "cuda/visit.h"
+#include "cuda/kernels/direct.h"
+#include "cuda/kernels/kernels.h"
+#include "cuda/kernels/visit.h"
 #include "host_policy.h"
 
 namespace pycoll::cuda {
@@ -43,4 +43,4 @@ void fold(const Policy& p, uint32_t block, const void* parameter) {
 }  // namespace
 }  // namespace pycoll::cuda
 
-#include "cuda/kernel_rows.inl"
+#include "cuda/kernels/kernel_rows.inl"

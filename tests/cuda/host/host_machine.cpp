@@ -14,8 +14,8 @@
 #include <mutex>
 #include <thread>
 
-#include "cuda/kernels.h"
-#include "cuda/machine.h"
+#include "cuda/host/machine.h"
+#include "cuda/kernels/kernels.h"
 #include "fibers.h"
 
 namespace pycoll::cuda {

@@ -9,15 +9,15 @@
 #include <cstring>
 #include <type_traits>
 
-#include "cuda/kernels.h"
-#include "cuda/layout.h"
-#include "optim.h"
-#include "types.h"
+#include "base/types.h"
+#include "cuda/kernels/kernels.h"
+#include "cuda/kernels/layout.h"
+#include "kernels/optim/optim.h"
 
 namespace pycoll::cuda::host {
 
 namespace conversions {  // the CPU engine's own
-#include "fold_lanes.inl"
+#include "kernels/fold/fold_lanes.inl"
 #undef PYCOLL_INLINE
 }  // namespace conversions
 

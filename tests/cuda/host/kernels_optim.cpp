@@ -1,5 +1,5 @@
 // Kernels over flat vectors on the host: the same templates with the host's policy.
-#include "cuda/optim_bodies.h"
+#include "cuda/optim/optim_bodies.h"
 #include "host_policy.h"
 
 namespace pycoll::cuda {
@@ -30,4 +30,4 @@ void squares(const HostPolicy& p, uint32_t block, const void* parameter) {
 }  // namespace
 }  // namespace pycoll::cuda
 
-#include "cuda/optim_rows.inl"
+#include "cuda/optim/optim_rows.inl"

@@ -1,0 +1,144 @@
+#include "bindings/arguments.h"
+
+#include <pybind11/numpy.h>
+
+#include <algorithm>
+
+#include "bindings/dlpack.h"
+
+namespace py = pybind11;
+namespace pycoll {
+namespace {
+
+constexpr int kContiguous = 0x0001;  // NPY_ARRAY_C_CONTIGUOUS
+constexpr int kWriteable = 0x0400;   // NPY_ARRAY_WRITEABLE
+constexpr int kRowMajor = 0;         // NPY_CORDER
+constexpr int kComplex = 5;          // of DLPack
+
+// The first byte of an array, and how many there are up to its last.
+struct Span {
+  const char* first;
+  uint64_t nbytes;
+};
+
+template <typename Int>
+Span span_of(const char* data, int ndim, const Int* dims, const Int* strides, Py_ssize_t unit,
+             Py_ssize_t itemsize) {
+  Py_ssize_t low = 0, high = itemsize;
+  for (int i = 0; i < ndim; ++i) {
+    const Py_ssize_t reach = (dims[i] - 1) * strides[i] * unit;
+    (reach < 0 ? low : high) += reach;
+  }
+  return {data + low, static_cast<uint64_t>(high - low)};
+}
+
+template <typename Int>
+bool lies_in_rows(int ndim, const Int* dims, const Int* strides) {
+  Int step = 1;
+  for (int i = ndim - 1; i >= 0; --i) {
+    if (dims[i] != 1 && strides[i] != step) return false;
+    step *= dims[i];
+  }
+  return true;
+}
+
+// Sets the place of an array; false if some of it has a mirror, or is scattered over the heap.
+bool set_place(const Heap* heap, const Span& span, ArrayKey& key, const ArrayMemory& memory) {
+  const bool symmetric = heap != nullptr && heap->contains(span.first, span.nbytes);
+  key.place = symmetric ? Place::kSymmetric : Place::kPrivate;
+  if (symmetric) return !memory.scattered;
+  return heap == nullptr || !heap->is_aliased(span.first, span.nbytes);
+}
+
+template <typename Int>
+void set_shape(int ndim, const Int* dims, Py_ssize_t itemsize, ArrayKey& key, ArrayMemory& memory) {
+  key.ndim = ndim;
+  memory.nbytes = static_cast<uint64_t>(itemsize);
+  for (int i = 0; i < ndim; ++i) {
+    key.dims[i] = dims[i];
+    memory.nbytes *= static_cast<uint64_t>(dims[i]);
+  }
+}
+
+bool describe_numpy(const Heap* heap, PyObject* object, bool written, ArrayKey& key,
+                    ArrayMemory& memory) {
+  const auto* array = py::detail::array_proxy(object);
+  memory.scattered = (array->flags & kContiguous) == 0;
+  if (written && (memory.scattered || (array->flags & kWriteable) == 0)) return false;
+  if (array->nd > ArrayKey::kMaxDims) return false;
+  key.type = array->descr;
+  const auto itemsize = py::reinterpret_borrow<py::dtype>(array->descr).itemsize();
+  set_shape(array->nd, array->dimensions, itemsize, key, memory);
+  memory.data = array->data;
+  Span span{array->data, memory.nbytes};
+  if (memory.scattered) {
+    span = span_of(array->data, array->nd, array->dimensions, array->strides, 1, itemsize);
+  }
+  return set_place(heap, span, key, memory);
+}
+
+bool is_true(PyObject* found) {
+  if (found == nullptr) PyErr_Clear();  // other libraries have no such thing
+  Py_XDECREF(found);
+  return found == Py_True;
+}
+
+// Whether the memory of a tensor is not what the tensor means, or may not be touched. What is
+// exported by its library in the usual way is refused for that.
+bool is_special(PyObject* tensor) {
+  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+  return is_true(PyObject_GetAttr(tensor, requires_grad)) ||
+         is_true(PyObject_CallMethodNoArgs(tensor, is_neg));
+}
+
+bool describe_tensor(const Heap* heap, PyObject* object, bool written, ArrayKey& key,
+                     ArrayMemory& memory) {
+  const auto seen = see_tensor(object);
+  if (!seen || !seen->on_cpu || seen->data == nullptr || seen->ndim > ArrayKey::kMaxDims ||
+      seen->kind == kComplex || seen->bits % 8 != 0 || seen->bits == 0 || is_special(object)) {
+    return false;
+  }
+  const int itemsize = seen->bits / 8;
+  key.type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  key.element = static_cast<uint32_t>(seen->kind) << 8 | static_cast<uint32_t>(seen->bits);
+  set_shape(seen->ndim, seen->shape, itemsize, key, memory);
+  memory.data = seen->data;
+  memory.scattered =
+      seen->strides != nullptr && !lies_in_rows(seen->ndim, seen->shape, seen->strides);
+  if (memory.nbytes == 0 || (written && memory.scattered)) return false;
+  Span span{seen->data, memory.nbytes};
+  if (memory.scattered) {
+    span = span_of(seen->data, seen->ndim, seen->shape, seen->strides, itemsize, itemsize);
+  }
+  return set_place(heap, span, key, memory);
+}
+
+}  // namespace
+
+bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& key,
+                    ArrayMemory& memory) {
+  if (object == Py_None) return true;
+  const auto& api = py::detail::npy_api::get();  // no static: it imports, and may pass the GIL on
+  return Py_TYPE(object) == api.PyArray_Type_ ? describe_numpy(heap, object, written, key, memory)
+                                              : describe_tensor(heap, object, written, key, memory);
+}
+
+py::object packed(PyObject* array, const ArrayKey& key) {
+  PyObject* copy = key.element == 0 ? py::detail::npy_api::get().PyArray_NewCopy_(array, kRowMajor)
+                                    : PyObject_CallMethod(array, "contiguous", nullptr);
+  if (copy == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(copy);
+}
+
+py::object new_array(const ArrayKey& key, PyObject* x) {
+  if (key.element != 0) {
+    py::tuple shape(key.ndim);
+    for (int i = 0; i < key.ndim; ++i) shape[i] = py::int_(key.dims[i]);
+    return py::handle(x).attr("new_empty")(shape);
+  }
+  const py::array::ShapeContainer shape(key.dims.begin(), key.dims.begin() + key.ndim);
+  return py::array(py::reinterpret_borrow<py::dtype>(key.type), shape);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,47 @@
+// Arrays as the hot path from Python sees them, without Python code: NumPy arrays, and tensors of
+// libraries with DLPack's C exchange API (PyTorch from 2.10 on).
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <cstdint>
+
+#include "memory/heap.h"
+
+namespace pycoll {
+
+enum class Place : uint8_t { kAbsent, kPrivate, kSymmetric };
+
+// What must be the same of two arrays for a call with one to be like a call with the other.
+struct ArrayKey {
+  static constexpr int kMaxDims = 6;
+
+  PyObject* type = nullptr;  // the dtype of a NumPy array, the type of a tensor
+  uint32_t element = 0;      // DLPack's type code and bits of a tensor; 0 for NumPy
+  int32_t ndim = 0;
+  Place place = Place::kAbsent;
+  std::array<Py_ssize_t, kMaxDims> dims{};
+  bool operator==(const ArrayKey&) const = default;
+};
+
+struct ArrayMemory {
+  char* data = nullptr;
+  uint64_t nbytes = 0;
+  bool scattered = false;  // not contiguous; see packed()
+};
+
+// Describes one array argument; false if only Python code can serve it. `written`: it is a result.
+// Of None it describes nothing.
+bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& key,
+                    ArrayMemory& memory);
+
+// A contiguous copy of a scattered array, of its own kind. May run Python code. Throws
+// error_already_set.
+pybind11::object packed(PyObject* array, const ArrayKey& key);
+
+// An uninitialised array of the dtype and shape of the key; if that is one of a tensor, of the kind
+// of the tensor `x`. May run Python code. Throws error_already_set.
+pybind11::object new_array(const ArrayKey& key, PyObject* x);
+
+}  // namespace pycoll

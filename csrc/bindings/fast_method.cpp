@@ -1,0 +1,179 @@
+// Methods of the communicator class whose body is the engine; see fast_path.h.
+#include <pybind11/pybind11.h>
+#include <structmember.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+
+#include "bindings/fast_path.h"
+
+namespace py = pybind11;
+namespace pycoll {
+namespace {
+
+struct Signature {
+  py::object owner_attribute;              // "_fast", interned
+  std::array<py::object, kArgs> names;     // interned; null where there is no such parameter
+  std::array<py::object, kArgs> defaults;  // null where the argument must be given
+  std::array<int, kArgs> positional{};
+  Py_ssize_t positional_count = 0;
+};
+
+struct Method {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  PyObject* dict;
+  Signature* signature;
+};
+
+int place_of(const Signature& signature, PyObject* name) {
+  for (int i = 0; i < kArgs; ++i) {
+    if (signature.names[i].ptr() == name) return i;
+  }
+  for (int i = 0; i < kArgs; ++i) {
+    const py::object& known = signature.names[i];
+    if (known && PyUnicode_Compare(known.ptr(), name) == 0) return i;
+  }
+  const auto shown = py::repr(py::handle(name)).cast<std::string>();
+  throw py::type_error("got an unexpected keyword argument " + shown);
+}
+
+// Puts the arguments of a call where they belong. Raises TypeError as Python would, less the name.
+void spread(const Signature& signature, PyObject* const* args, Py_ssize_t nargs, PyObject* keywords,
+            PyObject** all) {
+  for (int i = 0; i < kArgs; ++i) all[i] = signature.defaults[i].ptr();
+  if (nargs > signature.positional_count) {
+    const char* noun = signature.positional_count == 0 ? " argument but " : " arguments but ";
+    throw py::type_error("takes " + std::to_string(signature.positional_count + 1) + " positional" +
+                         noun + std::to_string(nargs + 1) + " were given");
+  }
+  for (Py_ssize_t i = 0; i < nargs; ++i) all[signature.positional[i]] = args[i];
+  const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords);
+  for (Py_ssize_t k = 0; k < count; ++k) {
+    const int place = place_of(signature, PyTuple_GET_ITEM(keywords, k));
+    const auto* given = signature.positional.data();
+    if (std::find(given, given + nargs, place) != given + nargs) {
+      throw py::type_error("got multiple values for argument " +
+                           py::repr(signature.names[place]).cast<std::string>());
+    }
+    all[place] = args[nargs + k];
+  }
+  for (int i = 0; i < kArgs; ++i) {
+    if (all[i] == nullptr) {
+      throw py::type_error("missing 1 required argument: " +
+                           py::repr(signature.names[i]).cast<std::string>());
+    }
+  }
+}
+
+// The qualified name and "() ", as functools.update_wrapper has told it.
+std::string called(PyObject* self) {
+  PyObject* dict = reinterpret_cast<Method*>(self)->dict;
+  PyObject* name = dict != nullptr ? PyDict_GetItemString(dict, "__qualname__") : nullptr;
+  return name == nullptr ? "" : py::str(py::handle(name)).cast<std::string>() + "() ";
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    const Signature& signature = *reinterpret_cast<Method*>(self)->signature;
+    const Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
+    if (nargs < 1) throw py::type_error("missing 1 required argument: 'self'");
+    const auto fast = py::reinterpret_steal<py::object>(
+        PyObject_GetAttr(args[0], signature.owner_attribute.ptr()));
+    if (!fast) throw py::error_already_set();
+    PyObject* all[kArgs];
+    try {
+      spread(signature, args + 1, nargs - 1, keywords, all);
+    } catch (const py::type_error& error) {
+      return refuse_call(fast.ptr(), (called(self) + error.what()).c_str());
+    }
+    return call_fast_or_slow(fast.ptr(), all);
+  });
+}
+
+PyObject* get(PyObject* self, PyObject* object, PyObject*) {
+  if (object != nullptr && object != Py_None) return PyMethod_New(self, object);
+  return Py_NewRef(self);
+}
+
+PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto given = py::reinterpret_borrow<py::tuple>(args);
+    if (given.size() != 4) throw py::type_error("Method takes kind, names, positional, defaults");
+    auto signature = std::make_unique<Signature>();
+    signature->owner_attribute =
+        py::reinterpret_steal<py::object>(PyUnicode_InternFromString("_fast"));
+    const auto names = given[1].cast<py::tuple>();
+    const auto positional = given[2].cast<py::tuple>();
+    const auto defaults = given[3].cast<py::tuple>();
+    if (names.size() != kArgs || defaults.size() != kArgs || positional.size() > kArgs) {
+      throw py::type_error("Method: names and defaults have one entry per argument");
+    }
+    for (int i = 0; i < kArgs; ++i) {
+      if (!names[i].is_none()) signature->names[i] = names[i];
+      const bool required = !names[i].is_none() && defaults[i].is(names[i]);
+      if (!required) signature->defaults[i] = defaults[i];
+    }
+    signature->defaults[kKind] = given[0];
+    signature->positional_count = static_cast<Py_ssize_t>(positional.size());
+    for (size_t i = 0; i < positional.size(); ++i) {
+      signature->positional[i] = positional[i].cast<int>();
+    }
+    auto* self = reinterpret_cast<Method*>(type->tp_alloc(type, 0));
+    if (self == nullptr) throw py::error_already_set();
+    self->vectorcall = call;
+    self->signature = signature.release();
+    return reinterpret_cast<PyObject*>(self);
+  });
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(reinterpret_cast<Method*>(self)->dict);
+  return 0;
+}
+
+int clear(PyObject* self) {
+  Py_CLEAR(reinterpret_cast<Method*>(self)->dict);
+  return 0;
+}
+
+void destroy(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  delete reinterpret_cast<Method*>(self)->signature;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+}  // namespace
+
+void add_method(py::module_& m) {
+  static PyMemberDef members[] = {
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(Method, vectorcall), READONLY, nullptr},
+      {"__dictoffset__", T_PYSSIZET, offsetof(Method, dict), READONLY, nullptr},
+      {nullptr, 0, 0, 0, nullptr}};
+  static PyGetSetDef fields[] = {
+      {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+      {nullptr, nullptr, nullptr, nullptr, nullptr}};
+  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                                {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                                {Py_tp_descr_get, reinterpret_cast<void*>(get)},
+                                {Py_tp_members, members},
+                                {Py_tp_getset, fields},
+                                {0, nullptr}};
+  static PyType_Spec spec = {"pycoll._C.Method", sizeof(Method), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                                 Py_TPFLAGS_METHOD_DESCRIPTOR,
+                             slots};
+  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+  if (!type) throw py::error_already_set();
+  m.attr("Method") = type;
+}
+
+}  // namespace pycoll

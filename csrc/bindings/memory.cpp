@@ -1,0 +1,206 @@
+// The part of pycoll._C that hands out symmetric memory: as arrays, through NumPy's allocation
+// handler (NEP 49), and under arrays that exist already.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.h"
+#include "engine/engine.h"
+#include "memory/heap.h"
+#include "memory/pool.h"
+#include "memory/registration.h"
+#include "memory/reservation.h"
+
+namespace py = pybind11;
+namespace pycoll {
+namespace {
+
+struct Source {
+  std::shared_ptr<Heap> heap;
+  Pool& pool;
+};
+
+py::array heap_empty(const std::shared_ptr<Heap>& heap, uint32_t region,
+                     const std::vector<py::ssize_t>& shape, const py::dtype& dtype, bool zero) {
+  uint64_t nbytes = static_cast<uint64_t>(dtype.itemsize());
+  for (const py::ssize_t extent : shape) {
+    COLL_CHECK(extent == 0 || nbytes <= UINT64_MAX / static_cast<uint64_t>(extent), "MemoryError",
+               "an array of this shape does not fit the address space");
+    nbytes *= static_cast<uint64_t>(extent);
+  }
+  struct Block {
+    Source source;
+    void* data;
+  };
+  Source source{heap, heap->pool(region)};
+  bool zeroed = false;
+  void* data = source.pool.alloc(nbytes, &zeroed);
+  if (zero && !zeroed) std::memset(data, 0, nbytes);
+  py::capsule owner(new Block{std::move(source), data}, [](void* p) {
+    auto* block = static_cast<Block*>(p);
+    block->source.pool.free(block->data);
+    delete block;
+  });
+  return py::array(dtype, shape, data, owner);
+}
+
+// NumPy's interface for allocators, as numpy/ndarraytypes.h has it.
+struct Handler {
+  char name[127];
+  uint8_t version;
+  struct Allocator {
+    void* context;
+    void* (*malloc)(void*, size_t);
+    void* (*calloc)(void*, size_t, size_t);
+    void* (*realloc)(void*, void*, size_t);
+    void (*free)(void*, void*, size_t);
+  } allocator;
+};
+
+// A child made by fork gets ordinary memory. Null makes NumPy raise MemoryError.
+void* handler_malloc(void* context, size_t nbytes) {
+  auto* source = static_cast<Source*>(context);
+  if (!source->heap->is_owner()) return std::malloc(nbytes);
+  try {
+    return source->pool.alloc(nbytes);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void* handler_calloc(void* context, size_t count, size_t nbytes) {
+  auto* source = static_cast<Source*>(context);
+  if (!source->heap->is_owner()) return std::calloc(count, nbytes);
+  try {
+    bool zeroed = false;
+    void* data = source->pool.alloc(count * nbytes, &zeroed);
+    return zeroed ? data : std::memset(data, 0, count * nbytes);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void handler_free(void* context, void* data, size_t) {
+  auto* source = static_cast<Source*>(context);
+  if (!source->heap->contains(data, 1)) return std::free(data);
+  source->pool.free(data);
+}
+
+void* handler_realloc(void* context, void* data, size_t nbytes) {
+  auto* source = static_cast<Source*>(context);
+  if (data == nullptr) return handler_malloc(context, nbytes);
+  if (!source->heap->contains(data, 1)) return std::realloc(data, nbytes);
+  const uint64_t had = source->pool.size_of(data);
+  if (nbytes <= had && nbytes >= had / 2) return data;
+  void* fresh = handler_malloc(context, nbytes);
+  if (fresh == nullptr) return nullptr;
+  std::memcpy(fresh, data, std::min<uint64_t>(had, nbytes));
+  handler_free(context, data, had);
+  return fresh;
+}
+
+// What PyDataMem_SetHandler takes. The arrays made with it keep it, and so the heap, alive.
+py::capsule make_handler(const std::shared_ptr<Heap>& heap, uint32_t region) {
+  auto* source = new Source{heap, heap->pool(region)};
+  auto* handler = new Handler{
+      "pycoll",
+      1,
+      {source, handler_malloc, handler_calloc, handler_realloc, handler_free},
+  };
+  return py::capsule(handler, "mem_handler", [](PyObject* capsule) {
+    auto* h = static_cast<Handler*>(PyCapsule_GetPointer(capsule, "mem_handler"));
+    delete static_cast<Source*>(h->allocator.context);
+    delete h;
+  });
+}
+
+// Makes NumPy allocate through a handler in this context, and returns the one before.
+py::object set_handler(const py::object& handler) {
+  constexpr int kSetHandler = 304;  // its place in NumPy's table of functions, the same since 1.22
+  using SetHandler = PyObject* (*)(PyObject*);
+  static void** const table = [] {
+    const char* where = "numpy._core._multiarray_umath";
+    try {
+      return static_cast<void**>(py::capsule(py::module_::import(where).attr("_ARRAY_API")));
+    } catch (py::error_already_set&) {
+      where = "numpy.core._multiarray_umath";
+      return static_cast<void**>(py::capsule(py::module_::import(where).attr("_ARRAY_API")));
+    }
+  }();
+  PyObject* before = reinterpret_cast<SetHandler>(table[kSetHandler])(handler.ptr());
+  if (before == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(before);
+}
+
+}  // namespace
+
+void bind_memory(py::module_& m) {
+  using namespace pybind11::literals;
+  m.def("set_numpy_handler", &set_handler, "handler"_a);
+  m.def("available_memory", &available_memory, "root"_a = "");
+  py::class_<Heap, std::shared_ptr<Heap>>(m, "Heap")
+      .def(py::init<int, uint32_t, uint64_t>(), "fd"_a, "regions"_a, "region_bytes"_a)
+      .def("contains",
+           [](const Heap& h, uintptr_t p, uint64_t nbytes) {
+             return h.contains(reinterpret_cast<void*>(p), nbytes);
+           })
+      .def("is_aliased",
+           [](const Heap& h, uintptr_t p, uint64_t nbytes) {
+             return h.is_aliased(reinterpret_cast<void*>(p), nbytes);
+           })
+      .def("alias_below", &Heap::alias_below)
+      .def("empty", &heap_empty, "region"_a, "shape"_a, "dtype"_a, "zero"_a = false)
+      .def("numpy_handler", &make_handler, "region"_a)
+      .def("usage", [](Heap& h, uint32_t region) {
+        return py::make_tuple(h.pool(region).used_bytes(), h.pool(region).kept_bytes());
+      });
+  py::class_<Registration, std::shared_ptr<Registration>>(m, "Registration")
+      .def(py::init<std::shared_ptr<Heap>>(), "heap"_a)
+      .def("move_in",
+           [](Registration& r, uint32_t region, uintptr_t data, uint64_t nbytes) {
+             r.move_in(region, reinterpret_cast<char*>(data), nbytes);
+           })
+      .def_property_readonly("is_in", &Registration::is_in)
+      .def_property_readonly("is_held", &Registration::is_held)
+      .def("release", &Registration::release)
+      .def("release_unheld", &Registration::release_unheld)
+      .def("forget", &Registration::forget)
+      .def("gather", [](const Registration& r, uintptr_t data,
+                        uint64_t nbytes) { r.gather(reinterpret_cast<char*>(data), nbytes); })
+      .def("scatter", [](const Registration& r, uintptr_t data,
+                         uint64_t nbytes) { r.scatter(reinterpret_cast<char*>(data), nbytes); })
+      .def("edges",
+           [](const Registration& r, uintptr_t data, uint64_t nbytes) {
+             std::vector<std::tuple<uintptr_t, uintptr_t, uint64_t>> found;
+             r.edges(reinterpret_cast<char*>(data), nbytes,
+                     [&](char* user, char* mirror, size_t n) {
+                       found.emplace_back(reinterpret_cast<uintptr_t>(user),
+                                          reinterpret_cast<uintptr_t>(mirror), n);
+                     });
+             return found;
+           })
+      .def_property_readonly(
+          "mirror", [](const Registration& r) { return reinterpret_cast<uintptr_t>(r.mirror()); });
+  py::class_<Hold>(m, "Hold")
+      .def(py::init<std::shared_ptr<Registration>>(), "held"_a)
+      .def("end", &Hold::end);
+  using Copies = std::vector<std::tuple<uintptr_t, uintptr_t, uint64_t>>;  // to, from, bytes
+  py::class_<Detours, std::shared_ptr<Detours>>(m, "Detours")
+      .def(py::init([](const Copies& before, const Copies& after) {
+             auto detours = std::make_shared<Detours>();
+             const auto add = [](std::vector<Detours::Copy>& to, const Copies& copies) {
+               for (const auto& [dst, src, nbytes] : copies) {
+                 to.push_back({reinterpret_cast<void*>(dst), reinterpret_cast<void*>(src), nbytes});
+               }
+             };
+             add(detours->before, before);
+             add(detours->after, after);
+             return detours;
+           }),
+           "before"_a, "after"_a);
+}
+
+}  // namespace pycoll

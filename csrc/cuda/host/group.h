@@ -1,0 +1,110 @@
+// Groups of ranks and their calls: what pycoll_cuda.h offers, without CUDA in it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/host/machine.h"
+#include "cuda/kernels/kernels.h"
+#include "engine/engine.h"
+
+struct PycollCudaGroup {
+ public:
+  // rank < 0: a virtual group. Otherwise this process's end of a peer group.
+  PycollCudaGroup(int device, int rank, int world_size, int max_blocks, uint64_t key);
+  ~PycollCudaGroup();
+  PycollCudaGroup(const PycollCudaGroup&) = delete;
+
+  bool is_virtual() const { return rank_ < 0; }
+  int device() const { return device_; }
+  uint32_t world_size() const { return world_size_; }
+  uint32_t max_blocks() const { return max_blocks_; }
+  uint64_t key() const { return key_; }
+  uint64_t cell_bytes() const { return cell_bytes_; }
+  // Ranks whose blocks this process launches: the first, and how many.
+  uint32_t first_rank() const { return is_virtual() ? 0 : static_cast<uint32_t>(rank_); }
+  uint32_t ranks() const { return is_virtual() ? world_size_ : 1; }
+  // Ranks whose blocks have to fit on this device at once, those of other processes included.
+  uint32_t ranks_on_device() const { return is_virtual() ? world_size_ : share_; }
+  bool aborted() const { return aborted_.load(); }
+
+  void* control() const;
+  void set_share(int ranks);
+  void connect(void* const* controls, void* const* heaps, uint64_t heap_bytes, void* const* cells,
+               uint64_t cell_bytes);
+  PycollCudaError error(int rank) const;
+  bool failed() const;
+  void abort();
+  void reset();
+  uint32_t epoch() const;
+  void set_epoch(uint32_t epoch);
+
+  // Fills in where memory of ranks is. Throws if peers are not connected.
+  void place(pycoll::cuda::Launch& launch) const;
+  // Throws unless an array of a direct plan lies in this rank's heap.
+  void check_in_heap(const void* array, uint64_t nbytes, const char* name) const;
+
+ private:
+  pycoll::cuda::Record& record(int rank) const;
+
+  int device_, rank_;
+  uint32_t world_size_, max_blocks_, share_ = 1;
+  uint64_t key_;
+  std::vector<void*> own_controls_;          // [ranks()]
+  pycoll::cuda::Record* records_ = nullptr;  // [ranks()], host addresses
+  char* controls_[pycoll::cuda::kMaxRanks] = {};
+  char* heaps_[pycoll::cuda::kMaxRanks] = {};
+  char* cells_[pycoll::cuda::kMaxRanks] = {};
+  uint64_t heap_bytes_ = 0, cell_bytes_ = 0;
+  bool connected_ = false;
+  std::atomic<bool> aborted_{false};
+};
+
+struct PycollCudaCall {
+ public:
+  PycollCudaCall(PycollCudaGroup& group, const PycollCudaCallSpec* specs, int nspecs);
+  ~PycollCudaCall();
+  PycollCudaCall(const PycollCudaCall&) = delete;
+
+  PycollCudaCallInfo info(int method) const;
+  PycollCudaProgram program(int rank) const;
+  void launch(const void* const* in, void* const* out, int nblocks, int nthreads, int method,
+              uint64_t timeout_ns, uint64_t absent, void* stream) const;
+
+ private:
+  void upload();
+  const void* kernel(int method) const;
+  int default_blocks(int method, int threads) const;
+
+  PycollCudaGroup& group_;
+  std::vector<std::shared_ptr<const pycoll::BoundCall>> bound_;  // [group.ranks()]
+  pycoll::cuda::Shape shape_{};
+  const pycoll::cuda::KernelSet* kernels_ = nullptr;
+  std::string text_;      // "f32 sum"
+  bool special_ = false;  // one fold, with a kernel of its own
+  bool tree_ = false, push_ = false, own_chunk_ = false;
+  std::vector<PycollCudaProgram> programs_;  // [group.ranks()], device addresses
+  void* memory_ = nullptr;  // of the device: programs, then code, operands and tables
+};
+
+namespace pycoll::cuda {
+
+// Instructions that are one fold of all inputs in rank order, between "all have entered" and "all
+// have left"; see direct.h.
+struct OneFold {
+  bool found = false, tree = false, push = false, own_chunk = false;
+};
+OneFold recognise(const BoundCall& call);
+
+// Checks a spec and gives it numbers, as Engine::bind does for ranks in shared memory.
+std::shared_ptr<const BoundCall> bind_spec(const PycollCudaCallSpec& spec, uint32_t world_size,
+                                           uint32_t rank, uint64_t key, uint64_t cell_bytes);
+
+// Kernels for an operation; `moves`: nothing is combined.
+const KernelSet& kernels_for(DType dtype, ReduceOp op, bool moves);
+const char* dtype_name(DType dtype);
+const char* op_name(ReduceOp op);
+
+}  // namespace pycoll::cuda

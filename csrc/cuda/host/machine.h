@@ -1,0 +1,59 @@
+// What groups and calls need of the machine that runs kernels. machine.cu is CUDA; the tests have
+// one that runs the same templates on the host, so that everything above is tested without a GPU.
+//
+// Functions throw Error of kind "CudaUnavailable", "ArgumentError", "TooLarge" or "CudaError".
+#pragma once
+
+#include "base/error.h"
+#include "cuda/host/pycoll_cuda.h"
+#include "cuda/kernels/layout.h"
+
+namespace pycoll::cuda::machine {
+
+int device_count();
+void versions(int* driver, int* runtime);  // never throws
+void properties(int device, PycollCudaDevice& properties);
+// Loads every kernel of the library on a device.
+void preload(int device);
+bool can_access_peer(int device, int peer);
+void enable_peer_access(int device, int peer);
+
+// Device memory, zeroed.
+void* allocate(int device, size_t nbytes);
+// The size to allocate memory with that other processes will map. CUDA cuts smaller allocations out
+// of blocks of 2 MiB and shares blocks as a whole, with whatever else lies in them.
+constexpr size_t exportable(size_t nbytes) {
+  constexpr size_t kBlock = size_t{2} << 20;
+  const size_t whole = (nbytes + kBlock - 1) / kBlock * kBlock;
+  return whole < nbytes ? nbytes : whole;  // more than there can be: to be refused as it is
+}
+void release(void* pointer);
+// Between any two memories, ordered on the stream.
+void copy(void* dst, const void* src, size_t nbytes, void* stream);
+void synchronize(void* stream);
+// The same at once; also while a stream of this thread is being captured.
+void copy_now(int device, void* dst, const void* src, size_t nbytes);
+// Waits until a device is idle.
+void wait_idle(int device);
+
+// Host memory that kernels on the device can read and write, zeroed; and its address there.
+Record* allocate_records(int device, size_t count);
+void release_records(Record* records);
+Record* device_address(Record* records);
+
+void ipc_export(const void* pointer, PycollCudaIpc& ipc);
+void ipc_open(int device, const PycollCudaIpc& ipc, void** base, void** pointer);
+void ipc_close(int device, void* base);
+
+struct KernelInfo {
+  int registers, local_bytes, shared_bytes;
+  int resident;  // blocks of so many threads that fit on the device at once
+};
+KernelInfo kernel_info(int device, const void* kernel, int threads);
+
+// Launches a kernel with one parameter of `nbytes`, which is copied. Cooperative: all blocks at
+// once, or TooLarge. device < 0: the current one.
+void launch(int device, const void* kernel, int blocks, int threads, const void* parameter,
+            size_t nbytes, bool cooperative, void* stream);
+
+}  // namespace pycoll::cuda::machine

@@ -1,0 +1,237 @@
+// How blocks of different ranks wait for each other: positions in flags, bounded waits, and what a
+// rank leaves behind when it gives up. Protocol: docs/cuda.md.
+#pragma once
+
+#include "cuda/kernels/layout.h"
+
+namespace pycoll::cuda {
+
+// One block of one rank in one call.
+template <typename P>
+class Member {
+ public:
+  PYCOLL_DEVICE Member(const P& p, const Launch& launch, uint32_t rank, uint32_t block)
+      : p_(p), a_(launch), rank_(rank), block_(block) {}
+
+  PYCOLL_DEVICE const P& p() const { return p_; }
+  PYCOLL_DEVICE const Launch& launch() const { return a_; }
+  PYCOLL_DEVICE uint32_t rank() const { return rank_; }
+  PYCOLL_DEVICE uint32_t block() const { return block_; }
+
+  // Begins a call. False: the rank has to leave. Every rank has finished the call before, or the
+  // launch itself is behind it, so cells and cards are free.
+  PYCOLL_DEVICE bool enter() {
+    Control& own = control(rank_);
+    Shared& s = p_.shared();
+    epoch_ = p_.load_relaxed(&own.epoch);
+    for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
+      const bool known = !a_.exchange || q == rank_;
+      const uint32_t entry = known ? q - a_.first_rank : 0;
+      s.in[q] = known ? a_.in[entry] : nullptr;
+      s.out[q] = known ? a_.out[entry] : nullptr;
+      s.met[q] = known;
+    }
+    const bool failed = p_.tid() == 0 && p_.load_relaxed(&own.abort) != 0;
+    if (failed) report({Fault::kFollowed, rank_, 0, 0, kOutside, 0});
+    if (p_.any(failed)) return false;
+    if (!a_.exchange) return true;
+    bool fine = true;
+    for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
+      if (q != rank_) fine &= await(&own.finished[q], position_of(epoch_, 0), q, kOutside);
+    }
+    return !p_.any(!fine);
+  }
+
+  // Begins segment s > 0: a peer that has entered the segment before has left the one before that,
+  // whose cells this one uses again.
+  PYCOLL_DEVICE bool next_segment() {
+    const uint32_t before = epoch_++;
+    bool fine = true;
+    for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
+      if (q != rank_) fine &= await(flag_from(q), position_of(before, kEntered), q, kOutside);
+    }
+    ++segment_;
+    return !p_.any(!fine);
+  }
+
+  // Publishes a step to all peers: whatever this block did before is visible to who sees it.
+  // `written`: it has written something in this call that peers read, cards aside.
+  PYCOLL_DEVICE void signal(uint32_t step, bool written = true) {
+    p_.barrier();
+    step_ = step;
+    for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
+      if (q == rank_) continue;
+      if (a_.exchange && segment_ == 0 && step == kEntered) {
+        const uint32_t mine = rank_ - a_.first_rank;
+        Card& card = cards(q)[block_ * a_.world_size + rank_];
+        const auto heap = reinterpret_cast<uint64_t>(a_.heaps[rank_]);
+        card.in = reinterpret_cast<uint64_t>(a_.in[mine]) - heap;
+        card.out = reinterpret_cast<uint64_t>(a_.out[mine]) - heap;
+        card.fingerprint = a_.fingerprint;
+      }
+      if (written || a_.exchange) {
+        p_.store_release(flag_to(q, block_), position_of(epoch_, step), reach());
+      } else {
+        p_.store_relaxed(flag_to(q, block_), position_of(epoch_, step));
+      }
+    }
+  }
+
+  // By one thread: waits until the same block of a peer has published a step, and learns where the
+  // peer's arrays are. False: give up.
+  PYCOLL_DEVICE bool await_step(uint32_t peer, uint32_t step, uint32_t instruction) {
+    if (!await(flag_from(peer), position_of(epoch_, step), peer, instruction)) return false;
+    return meet(peer, instruction);
+  }
+
+  // By all threads: the same for all peers.
+  PYCOLL_DEVICE bool await_all(uint32_t step, uint32_t instruction) {
+    bool fine = true;
+    for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
+      if (q != rank_) fine &= await_step(q, step, instruction);
+    }
+    return !p_.any(!fine);
+  }
+
+  // Ends a call. The last block of the rank makes the epoch that of the next call and tells peers
+  // that the whole rank is done.
+  PYCOLL_DEVICE void finish() {
+    if (!meet_everybody()) return;
+    Control& own = control(rank_);
+    Shared& s = p_.shared();
+    p_.barrier();
+    if (p_.tid() == 0) s.last = p_.add(&own.done, 1, reach()) == a_.nblocks - 1;
+    p_.barrier();
+    if (!s.last) return;
+    const uint32_t next = epoch_ + 1, first = epoch_ - segment_;
+    if (p_.tid() == 0) {
+      p_.store_relaxed(&own.done, 0);
+      p_.store_relaxed(&own.epoch, next & 0xFFFF);
+    }
+    const bool renew = first / kRenewEvery != next / kRenewEvery;
+    for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
+      if (q == rank_) continue;
+      for (uint32_t b = 0; renew && b < a_.max_blocks; ++b) {
+        p_.store_release(flag_to(q, b), position_of(next, 0), reach());
+      }
+      if (a_.exchange) p_.store_release(&control(q).finished[rank_], position_of(next, 0));
+    }
+  }
+
+  // Number of the running segment.
+  PYCOLL_DEVICE uint32_t segment() const { return segment_; }
+
+ private:
+  // How far a release to peers has to reach. What the host reads too is released to the system.
+  PYCOLL_DEVICE Reach reach() const { return a_.exchange ? Reach::kSystem : Reach::kDevice; }
+
+  PYCOLL_DEVICE Control& control(uint32_t rank) const {
+    return *reinterpret_cast<Control*>(a_.control[rank]);
+  }
+  // Where this rank tells `peer` the position of one of its blocks.
+  PYCOLL_DEVICE uint32_t* flag_to(uint32_t peer, uint32_t block) const {
+    return reinterpret_cast<uint32_t*>(a_.control[peer] + flags_offset()) +
+           (block * a_.world_size + rank_);
+  }
+  // Where `peer` tells this rank the position of this block.
+  PYCOLL_DEVICE const uint32_t* flag_from(uint32_t peer) const {
+    return reinterpret_cast<uint32_t*>(a_.control[rank_] + flags_offset()) +
+           (block_ * a_.world_size + peer);
+  }
+  PYCOLL_DEVICE Card* cards(uint32_t rank) const {
+    return reinterpret_cast<Card*>(a_.control[rank] + cards_offset(a_.world_size, a_.max_blocks));
+  }
+
+  // By one thread that has seen the peer enter.
+  PYCOLL_DEVICE bool meet(uint32_t peer, uint32_t instruction) {
+    Shared& s = p_.shared();
+    if (s.met[peer]) return true;
+    const Card& card = cards(rank_)[block_ * a_.world_size + peer];
+    if (card.fingerprint != a_.fingerprint) {
+      give_up({Fault::kMismatch, peer, a_.fingerprint, card.fingerprint, instruction, 0});
+      return false;
+    }
+    const auto heap = reinterpret_cast<uint64_t>(a_.heaps[peer]);
+    s.in[peer] = reinterpret_cast<char*>(heap + card.in);
+    s.out[peer] = reinterpret_cast<char*>(heap + card.out);
+    s.met[peer] = true;
+    return true;
+  }
+
+  // Nobody leaves a call before every rank has entered it with the same arguments, even where its
+  // plan needs nothing of that rank.
+  PYCOLL_DEVICE bool meet_everybody() {
+    if (!a_.exchange) return true;
+    bool fine = true;
+    const uint32_t entered = position_of(epoch_ - segment_, kEntered);
+    for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
+      if (p_.shared().met[q]) continue;
+      fine &= await(flag_from(q), entered, q, kOutside) && meet(q, kOutside);
+    }
+    return !p_.any(!fine);
+  }
+
+  struct Reason {
+    Fault fault;
+    uint32_t peer, expected, seen, instruction;
+    uint64_t waited_ns;
+  };
+
+  // Writes the record if no other block of this rank has.
+  PYCOLL_DEVICE void report(const Reason& why) {
+    if (!p_.claim(&control(rank_).claimed)) return;
+    Record& record = *a_.records[rank_ - a_.first_rank];
+    record.rank = rank_;
+    record.peer = why.peer;
+    record.block = block_;
+    record.step = step_;
+    record.expected = why.expected;
+    record.seen = why.seen;
+    record.instruction = why.instruction;
+    record.waited_ns = why.waited_ns;
+    p_.store_release(&record.kind, static_cast<uint32_t>(why.fault));
+  }
+
+  // The same, and makes all ranks leave.
+  PYCOLL_DEVICE void give_up(const Reason& why) {
+    report(why);
+    PYCOLL_ROLLED
+    for (uint32_t q = 0; q < a_.world_size; ++q) p_.store_release(&control(q).abort, 1);
+  }
+
+  // By one thread. False: timed out, or somebody has given up.
+  PYCOLL_DEVICE bool await(const uint32_t* word, uint32_t wanted, uint32_t peer,
+                           uint32_t instruction) {
+    uint32_t seen = p_.load_acquire(word);
+    if (reached(seen, wanted)) return true;
+    const uint64_t begin = p_.clock_ns();
+    for (uint32_t spins = 1;; ++spins) {
+      p_.backoff(spins);
+      const uint32_t abort = p_.load_relaxed(&control(rank_).abort);  // both on their way at once
+      seen = p_.load_acquire(word);
+      if (reached(seen, wanted)) return true;
+      if (abort != 0) {
+        report({Fault::kFollowed, peer, wanted, seen, instruction, p_.clock_ns() - begin});
+        return false;
+      }
+      if (spins % kCheckEvery != 0) continue;
+      const uint64_t waited = p_.clock_ns() - begin;
+      const bool aborted = p_.load_relaxed(&a_.records[rank_ - a_.first_rank]->abort) != 0;
+      if (!aborted && waited <= a_.timeout_ns) continue;
+      const Fault fault = aborted ? Fault::kAborted : Fault::kTimeout;
+      give_up({fault, peer, wanted, seen, instruction, waited});
+      return false;
+    }
+  }
+
+  static constexpr uint32_t kCheckEvery = 32;  // spins
+
+  const P& p_;
+  const Launch& a_;
+  uint32_t rank_, block_;
+  uint32_t epoch_ = 0;  // of the running segment; may run past 2^16, positions wrap
+  uint32_t segment_ = 0;
+  uint32_t step_ = 0;  // newest published
+};
+
+}  // namespace pycoll::cuda

@@ -1,8 +1,0 @@
-// Kernels of max.
-#include "cuda/kernels.inl"
-
-namespace pycoll::cuda {
-
-PYCOLL_KERNEL_ROW(kMaxKernels, ReduceOp::kMax);
-
-}  // namespace pycoll::cuda

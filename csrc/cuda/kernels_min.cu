@@ -1,8 +1,0 @@
-// Kernels of min.
-#include "cuda/kernels.inl"
-
-namespace pycoll::cuda {
-
-PYCOLL_KERNEL_ROW(kMinKernels, ReduceOp::kMin);
-
-}  // namespace pycoll::cuda

@@ -1,8 +1,0 @@
-// Kernels of prod.
-#include "cuda/kernels.inl"
-
-namespace pycoll::cuda {
-
-PYCOLL_KERNEL_ROW(kProdKernels, ReduceOp::kProd);
-
-}  // namespace pycoll::cuda

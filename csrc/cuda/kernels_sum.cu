@@ -1,8 +1,0 @@
-// Kernels of sum and avg.
-#include "cuda/kernels.inl"
-
-namespace pycoll::cuda {
-
-PYCOLL_KERNEL_ROW(kSumKernels, ReduceOp::kSum);
-
-}  // namespace pycoll::cuda

@@ -1,0 +1,242 @@
+// Around the iterations of an engine: making it, its threads and queue, leaving and closing.
+#include <algorithm>
+
+#include "engine/engine.h"
+
+namespace pycoll {
+namespace {
+
+constexpr uint32_t kMinOperands = 64;
+constexpr char kNotHere[] = "this call belongs to the parent process";
+
+}  // namespace
+
+uint64_t deadline_after(double timeout_s) {
+  constexpr double kForever = 1e9;  // seconds
+  return now_ns() + static_cast<uint64_t>(std::clamp(timeout_s, 0.0, kForever) * 1e9);
+}
+
+Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> heap, uint32_t rank,
+               const EngineOptions& options, std::vector<uint32_t> regions)
+    : iteration_(control->geometry().start_iteration),
+      rank_(rank),
+      world_size_(control->geometry().world_size),
+      max_operands_(std::max(kMinOperands, 2 * world_size_)),
+      control_(std::move(control)),
+      heap_(std::move(heap)),
+      options_(options),
+      policy_(default_policy(world_size_)),
+      regions_(std::move(regions)),
+      faults_(control_, rank, options.threads_as_ranks) {
+  COLL_CHECK(regions_.empty() || regions_.size() == world_size_, "TransportError", regions_.size(),
+             " heap regions for ", world_size_, " ranks");
+  for (uint32_t r = uint32_t(regions_.size()); r < world_size_; ++r) regions_.push_back(r);
+  peers_ = std::make_unique<Peer[]>(world_size_);
+  for (uint32_t r = 0; r < world_size_; ++r) {
+    peers_[r].seen = r == rank_ ? UINT64_MAX : control_->geometry().start_iteration - 1;
+  }
+  srcs_ = std::make_unique<const void*[]>(max_operands_);
+  dsts_ = std::make_unique<void*[]>(max_operands_);
+  control_->claim(rank_);
+  block_ = &control_->block(rank_);
+  site("");
+  if (options_.threads_as_ranks) return;
+  try {
+    peer_memory_ = std::make_unique<PeerMemory>(control_, rank_);
+    keeper_ = std::make_unique<Keeper>(&block_->life, world_size_);
+  } catch (const std::exception& error) {  // the slot is taken, so the peers would wait for us
+    leave(error.what());
+    throw;
+  }
+}
+
+Engine::~Engine() {
+  if (fork_guard_.at_home() && !closed() && keeper_ != nullptr && !keeper_->idle()) {
+    faults_.set(Cause::kAbort, rank_, iteration(), "dropped with calls in flight");
+  }
+  try {
+    close();
+  } catch (const Error&) {  // what is left to release does not depend on it
+    if (keeper_ != nullptr) keeper_->stop();
+  }
+}
+
+void Engine::check_usable() const {
+  COLL_CHECK(fork_guard_.at_home(), "ForkedError", "rank ", rank_,
+             "'s communicator was made before this process was forked and belongs to the parent; "
+             "make a new one in the child, or start it by spawn");
+  if (closed() || left_.load(std::memory_order_relaxed)) [[unlikely]] {
+    throw_error("CommClosed", "rank ", rank_, " has ", closed() ? "closed" : "left",
+                " this communicator");
+  }
+}
+
+std::shared_ptr<const BoundCall> Engine::bind(Binding binding) const {
+  return bind_call(std::move(binding), control_->geometry(), control_->cookie(), rank_,
+                   max_operands_);
+}
+
+uint32_t Engine::site(std::string_view text) {
+  std::lock_guard lock(mutex_);
+  const auto known = sites_.find(std::string(text));
+  if (known != sites_.end()) return known->second;
+  const uint32_t id = block_->sites.load(std::memory_order_relaxed);
+  if (id == kSites) return kSites - 1;
+  store_text(block_->site_text[id], kSiteBytes, id == kSites - 1 ? "(another call site)" : text);
+  block_->sites.store(id + 1, std::memory_order_release);
+  sites_.emplace(text, id);
+  return id;
+}
+
+Engine::Job Engine::prepare(const BoundCall& call, const void* in, void* out, uint32_t site,
+                            double timeout_s) {
+  Job job{&call, in, out, 0, 0, site, timeout_s, true, nullptr};
+  if (!call.plan->direct || call.across) return job;
+  const auto offset = [&](const void* array, uint64_t nbytes) -> uint64_t {
+    if (array == nullptr) return 0;
+    const auto found = heap_ == nullptr ? std::nullopt : heap_->offset_of(array, nbytes);
+    COLL_CHECK(found.has_value(), "ArgumentError", "an array of ", nbytes,
+               " bytes does not lie in symmetric memory, where peers could reach it");
+    return *found;
+  };
+  job.in_offset = offset(in, call.in_bytes);
+  if (!call.input_only) job.out_offset = offset(out, call.out_bytes);
+  return job;
+}
+
+void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s,
+                 std::shared_ptr<const Detours> detours) {
+  check_usable();
+  const Use use(user_, rank_);
+  Job job = prepare(call, in, out, site, timeout_s);
+  job.detours = std::move(detours);
+  if (keeper_ == nullptr || keeper_->idle()) [[likely]]
+    return execute(job);
+  run_queued([this, job](bool helped) mutable {
+    job.signals = helped;
+    execute(job);
+  });
+}
+
+Engine::Ticket Engine::submit(std::shared_ptr<const BoundCall> call, const void* in, void* out,
+                              uint32_t site, double timeout_s,
+                              std::shared_ptr<const Detours> detours) {
+  check_usable();
+  const Use use(user_, rank_);
+  Job job = prepare(*call, in, out, site, timeout_s);
+  job.detours = std::move(detours);
+  return keeper().submit([this, job, call = std::move(call)](bool helped) mutable {
+    job.signals = helped;
+    execute(job);
+  });
+}
+
+void Engine::refuse(std::string_view text, uint32_t site, double timeout_s) {
+  check_usable();
+  const Use use(user_, rank_);
+  if (keeper_ == nullptr || keeper_->idle()) return execute_refusal(text, site, timeout_s, true);
+  run_queued([=, this](bool helped) { execute_refusal(text, site, timeout_s, helped); });
+}
+
+Keeper& Engine::keeper() {
+  std::lock_guard lock(mutex_);
+  if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr, world_size_);
+  return *keeper_;
+}
+
+// Runs work behind the queue. It may refer to the caller's memory: it is over when this returns.
+void Engine::run_queued(Keeper::Work work) {
+  const Ticket ticket = keeper_->submit(std::move(work));
+  try {
+    wait(ticket);
+  } catch (...) {
+    keeper_->wait(ticket, [](Pulse) { return false; });
+    forget(ticket);
+    throw;
+  }
+}
+
+bool Engine::done(Ticket ticket) const { return keeper_ != nullptr && keeper_->done(ticket); }
+
+void Engine::wait(Ticket ticket, double timeout_s) {
+  COLL_CHECK(fork_guard_.at_home(), "ForkedError", kNotHere);
+  COLL_CHECK(keeper_ != nullptr, "CommClosed", "no call was submitted");
+  const uint64_t deadline = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
+  if (timeout_s < 0) keeper_->help(ticket);  // which may take as long as the calls may
+  const bool finished = keeper_->wait(ticket, [&](Pulse pulse) {
+    check_signals(pulse);
+    return now_ns() >= deadline;
+  });
+  COLL_CHECK(finished, "CollTimeout", "the call has not finished within ", timeout_s,
+             " s; it still runs and can be waited for again");
+  if (const std::exception_ptr failure = error(ticket)) std::rethrow_exception(failure);
+}
+
+std::exception_ptr Engine::error(Ticket ticket) const {
+  if (!fork_guard_.at_home()) return std::make_exception_ptr(Error("ForkedError", kNotHere));
+  return keeper_ != nullptr ? keeper_->error(ticket) : nullptr;
+}
+
+void Engine::forget(Ticket ticket) {
+  if (fork_guard_.at_home() && keeper_ != nullptr) keeper_->forget(ticket);
+}
+
+void Engine::check_signals(Pulse pulse) {
+  if (pulse != Pulse::kSlice || options_.check_signals == nullptr) return;
+  if (!options_.check_signals(options_.context)) return;
+  faults_.set(Cause::kInterrupt, rank_, iteration());
+  throw_error("Interrupted", "rank ", rank_, " was interrupted; its communicator is aborted");
+}
+
+bool Engine::check(int32_t peer, Pulse pulse) {
+  check_usable();
+  faults_.check_peers(iteration());
+  check_signals(pulse);
+  if (peer >= 0) return faults_.closed(static_cast<uint32_t>(peer));
+  return peer == kAnyRank && faults_.others_closed();
+}
+
+void Engine::abort(std::string_view text) {
+  check_usable();
+  faults_.set(Cause::kAbort, rank_, iteration(), text);
+}
+
+void Engine::leave(std::string_view text) {
+  if (!fork_guard_.at_home() || closed() || left_.exchange(true)) return;
+  store_text(block_->leave_text, kTextBytes, text);
+  block_->phase.store(static_cast<uint32_t>(Phase::kLeft), std::memory_order_release);
+  faults_.set(Cause::kLeft, rank_, iteration(), text);
+}
+
+void Engine::drain() {
+  if (keeper_ == nullptr) return;
+  keeper_->help(keeper_->last());
+  keeper_->wait(keeper_->last(), [this](Pulse pulse) {
+    check_signals(pulse);
+    return false;
+  });
+}
+
+std::unique_ptr<Use> Engine::hold() {
+  check_usable();
+  return std::make_unique<Use>(user_, rank_);
+}
+
+void Engine::close() {
+  if (!fork_guard_.at_home()) {
+    if (keeper_ != nullptr) keeper_->abandon();
+    closed_.store(true);
+    return;
+  }
+  const Use use(user_, rank_);
+  if (closed()) return;
+  drain();
+  closed_.store(true);
+  if (!left_.load()) {
+    block_->phase.store(static_cast<uint32_t>(Phase::kClosed), std::memory_order_seq_cst);
+  }
+  control_->wake_everybody();
+  if (keeper_ != nullptr) keeper_->stop();
+}
+
+}  // namespace pycoll

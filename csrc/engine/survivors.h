@@ -1,0 +1,75 @@
+// Who is left of a communicator: what its ranks agree on when some of them are gone.
+//
+// Agreement goes by rounds. A rank *comes* to a round by publishing its number; the round is
+// decided, once for all, when every rank has come to it or is gone, and counts those that have
+// come. Then each of them makes its part of the new communicator and *joins*. If one of them can no
+// longer join there is another round. Nobody who lives is ever left out, so nobody can write into
+// the memory of those who go on; and whoever gives up waiting can go on with it later.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "memory/control.h"
+
+namespace pycoll {
+
+// How a round has ended so far.
+enum class Round { kJoined, kAnother, kLate };
+
+// One rank's part in it. Ranks are gone when they have left or closed the communicator, or when
+// their process has died and none of its threads runs any more. For the thread that holds the
+// engine of this rank, which has no call under way; the communicator has failed.
+class Survivors {
+ public:
+  // Called in slices of the waits below; true gives up. It may throw, and so may they: then this
+  // rank must leave the communicator, for the others may count on it.
+  using Check = std::function<bool(Pulse)>;
+
+  // `threads_as_ranks`: all ranks live in this process, so the life locks are not used.
+  Survivors(std::shared_ptr<ControlSegment> control, uint32_t rank, bool threads_as_ranks);
+
+  // Comes to the next round, or goes on with one that it could not leave, and waits until it is
+  // decided. `offer`: descriptor of fresh memory for the new communicator; that of the lowest rank
+  // is used. It is kept open until the ranks have joined or this one is gone.
+  // Returns the ranks that are left, ascending; this one is among them. Empty if `check` gave up.
+  std::vector<uint32_t> agree(int offer, const Check& check);
+
+  // What a rank that is left has offered in the round: its process and the descriptor there.
+  int32_t pid_of(uint32_t rank) const;
+  int32_t offer_of(uint32_t rank) const;
+
+  // Whether that is still what it offers. Who has opened it asks afterwards: the descriptor may
+  // have become another one's.
+  bool offers(uint32_t rank) const;
+  // Waits until it is not, and tells whether it is not.
+  bool await_other_offer(uint32_t rank, const Check& check) const;
+
+  // Tells the others that this rank has joined, and waits for them. kAnother: one of them cannot
+  // any more, and what was made for the round is to be dropped. kLate: `check` gave up; the others
+  // may have gone on, so this is to be called again.
+  Round join(const Check& check);
+
+  // Whom this rank has waited for in vain: to come, or to join a round that has been decided.
+  std::vector<uint32_t> missing() const;
+
+ private:
+  bool gone(uint32_t rank) const;
+  bool decided() const;
+  bool settled() const;
+  bool decide();
+  bool withdraw();
+  bool joined(uint32_t rank) const;
+  bool out(uint32_t rank) const;
+
+  std::shared_ptr<ControlSegment> control_;
+  uint32_t rank_;
+  bool threads_;
+  uint64_t round_ = 0;
+  bool standing_ = false;         // this rank has come, and the round is not known to be decided
+  std::vector<uint32_t> left_{};  // of a round that has been decided
+};
+
+}  // namespace pycoll

@@ -1,0 +1,100 @@
+#include "engine/two_level.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+namespace pycoll {
+namespace {
+
+constexpr double kOwnerFirst = 3.0;  // s; who waits for another host knows better why it takes long
+
+}  // namespace
+
+TwoLevelEngine::TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MpiEngine> flat)
+    : node_(std::move(node)), flat_(std::move(flat)) {
+  node_->set_meanwhile([engine = flat_.get()] { return engine->nudge(); });
+}
+
+TwoLevelEngine::~TwoLevelEngine() {
+  node_->set_meanwhile(nullptr);
+  if (flat_->failed()) scratch_.release();  // MPI may still look at it
+}
+
+uint32_t TwoLevelEngine::site(std::string_view text) {
+  const uint32_t id = flat_->site(text);
+  if (node_sites_.size() <= id) node_sites_.resize(id + 1);
+  node_sites_[id] = node_->site(text);
+  return id;
+}
+
+void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint32_t site,
+                         double timeout_s) {
+  const Use use(user_, flat_->link().rank());
+  const uint32_t here = site < node_sites_.size() ? node_sites_[site] : 0;
+  const double limit_s = timeout_s < 0 ? flat_->timeout_s() : timeout_s;
+  inside_ = counted_ = false;
+  try {
+    if (scratch_bytes_ < call.scratch_bytes && !flat_->failed()) {  // MPI may still look at it
+      scratch_ = std::make_unique_for_overwrite<char[]>(call.scratch_bytes);
+      scratch_bytes_ = call.scratch_bytes;
+    }
+    run_slices(call, {{const_cast<void*>(in), out, scratch_.get()}, here, site, limit_s});
+  } catch (const Error& error) {
+    flat_->give_up();  // the failure may be one inside the host
+    if (std::string_view(error.kind()) == "PeerRejected") rejected(call, error.what());
+    throw;
+  } catch (const std::bad_alloc&) {
+    flat_->give_up();
+    inside_ = false;  // the other hosts hear of it here, and this one from whoever catches it
+    flat_->out_of_memory();
+  }
+}
+
+void TwoLevelEngine::run_slices(const StagedCall& call, const Arrays& arrays) {
+  const std::vector<StagedSlice>& slices = call.slices;
+  const bool owner = slices.front().across.call != nullptr;
+  for (const BoundStage* stage : {&slices.front().before, &slices.front().after}) {
+    if (stage->call == nullptr) continue;
+    flat_->enter(stage->call->descriptor, stage->call->count, arrays.there);
+    break;
+  }
+  for (size_t i = 0; i < slices.size() + kTrain; ++i) {
+    const bool fetch = i >= kTrain && i - kTrain < slices.size();
+    const double more_s = i == 0 ? 0.0 : kOwnerFirst;
+    if (i < slices.size()) run_inside(slices[i].before, arrays, more_s);
+    if (owner && fetch) flat_->finish();
+    if (i < slices.size()) {
+      if (owner) start(slices[i].across, arrays);
+      run_inside(slices[i].between, arrays, more_s);
+    }
+    if (fetch) run_inside(slices[i - kTrain].after, arrays, kOwnerFirst);
+  }
+  for (size_t i = 0; i < slices.size() && !owner; ++i) flat_->skip();
+}
+
+void TwoLevelEngine::run_inside(const BoundStage& stage, const Arrays& arrays, double more_s) {
+  if (stage.call == nullptr) return;
+  inside_ = true;
+  node_->run(*stage.call, arrays.at[size_t(stage.source)], arrays.at[size_t(stage.target)],
+             arrays.here, arrays.timeout_s + more_s);
+  inside_ = false;
+}
+
+void TwoLevelEngine::start(const BoundStage& stage, const Arrays& arrays) {
+  counted_ = true;
+  flat_->start(*stage.call, arrays.at[size_t(stage.source)], arrays.at[size_t(stage.target)],
+               arrays.there, arrays.timeout_s);
+}
+
+// Whoever hears of it from its host has not counted the call; whoever hears of it from another host
+// tells its own.
+void TwoLevelEngine::rejected(const StagedCall& call, std::string_view text) {
+  const bool inside = inside_;
+  if (!inside && call.hosts_first) node_->refuse(text, 0);
+  if (!counted_) flat_->skip();
+  flat_->listen();
+  inside_ = inside;
+}
+
+}  // namespace pycoll

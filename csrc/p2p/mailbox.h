@@ -1,0 +1,135 @@
+// Tagged messages between two ranks.
+//
+// Every ordered pair of ranks has a mailbox in the control segment: a ring of fragments, written by
+// the sender only except for the count of fragments taken. A message is one or more fragments. A
+// receiver that looks for another message stores what it finds on the way; so does a sender that
+// waits for room, so two ranks that send to each other at the same time do not block one another.
+//
+// Of a message that is larger than its mailbox the fragment may be an offer: where the data lie in
+// the memory of the sender, from where the receiver copies them once. The sender waits until it
+// has; if it leaves before, it withdraws the offer, and what was copied counts for nothing.
+// Receivers time both ways and tell, beside the count of fragments taken, for which sizes they want
+// offers (copy_choice.h).
+//
+// Cache lines that move per fragment: the ring's two counts, the fragment itself, the doorbell.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/copy_choice.h"
+#include "engine/engine.h"
+
+namespace pycoll {
+
+// Of which large messages a sender offers its memory.
+enum class Offers { kNever, kWanted, kAlways };
+
+// One thread at a time (ConcurrentUseError otherwise), also beside another one that is in a call of
+// the engine.
+class Mailboxes {
+ public:
+  // A message to send; `offset` bytes of it have left.
+  struct Outgoing {
+    const char* data;
+    uint64_t nbytes;
+    uint32_t type, dst, tag;
+    uint64_t offset = 0;
+    bool sent = false;     // all of it
+    bool once = false;     // it is offered, not put into the mailbox
+    bool offered = false;  // fragment `index` offers what lies behind `offset`
+    uint32_t index = 0;
+  };
+  // A message to receive; src < 0: from any rank.
+  struct Wanted {
+    char* data;
+    uint64_t nbytes;
+    uint32_t type;
+    int32_t src;
+    uint32_t tag;
+  };
+
+  // `offers`: never where ranks are threads.
+  explicit Mailboxes(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever);
+
+  // Smallest useful size of a mailbox, in bytes.
+  static constexpr uint64_t kMinBytes = 1024;
+
+  // Sends nbytes to `dst`; returns when `data` may be changed. `type` travels with the message.
+  // Throws CollTimeout (then the communicator is aborted, as half a message may have been sent),
+  // TransportError if there is no memory for a message that comes meanwhile (likewise), and
+  // whatever Engine::check throws.
+  void send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
+            double timeout_s);
+
+  // Receives the oldest message with this tag from `src`, or from any rank if src < 0, into `data`,
+  // and returns its sender. Throws MismatchError if its size or type is another one (the message
+  // stays), CollTimeout (nothing is lost), and whatever Engine::check throws; but what arrived
+  // whole before its sender died or left is still received.
+  uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
+                double timeout_s);
+
+  // The parts of send and recv that do not wait, for a caller who waits himself (postbox.h).
+  //
+  // Puts as much of a message into the mailbox as there is room for. A message must be all sent
+  // before the next one to the same rank is begun.
+  void push(Outgoing& message);
+  // Takes every fragment that lies in this rank's mailboxes; returns whether there was one. A
+  // message that fits the first entry of `wanted` with its source and tag goes straight there.
+  bool drain(std::span<const Wanted> wanted);
+  // The sender of the oldest message that matches, which is copied if need be and removed; nothing
+  // if it has not arrived in full. Throws MismatchError as recv does.
+  std::optional<uint32_t> collect(const Wanted& wanted);
+  // Takes back what a message offers, because the sender gives up: its memory may be changed then.
+  // Returns whether all of the message had been taken before that.
+  bool withdraw(Outgoing& message);
+  // Moves what has landed in a user's array so far to memory of our own, because the caller gives
+  // up. Without memory for it the communicator fails.
+  void keep_copies();
+
+ private:
+  struct Ring;
+  struct Fragment;
+  struct Message {
+    uint32_t src, tag, type;
+    uint64_t nbytes;
+    uint64_t received;
+    std::unique_ptr<char[]> own;
+    char* data;
+    bool once;           // its sender offers it
+    uint64_t begins_ns;  // of the clock, if it is large
+  };
+  class Deadline;
+
+  Ring& ring(uint32_t src, uint32_t dst) const;
+  Fragment& fragment(Ring& ring, uint32_t index) const;
+  bool large(uint64_t nbytes) const;
+  bool offers(const Outgoing& message) const;
+  bool settle(Outgoing& message);
+  void take(uint32_t src, std::span<const Wanted> wanted);
+  void read_offer(Fragment& part, Message& message);
+  void choose(Ring& in, const Message& message);
+  char* landing(uint32_t src, const Fragment& part, std::span<const Wanted> wanted);
+  Message* find(const Wanted& wanted);
+  void knock(uint32_t rank);
+  static std::unique_ptr<char[]> room(uint64_t nbytes);
+  std::string lose(uint32_t src, uint64_t nbytes);
+
+  std::shared_ptr<Engine> engine_;
+  ControlSegment& control_;
+  uint32_t rank_, world_size_;
+  uint32_t fragment_bytes_;  // data of one fragment
+  User user_{0};
+  WaitPolicy policy_;
+  std::vector<Offers> offers_;  // to every rank: never to one that has refused
+  // How the next message of a source and of a size comes; of sizes only the highest bit counts.
+  std::map<std::pair<uint32_t, uint64_t>, CopyChoice> choices_;
+  bool lost_ = false;  // there was no memory for a message: its fragments stay where they are
+  std::vector<Message> arrived_;  // in order of arrival, complete or not
+};
+
+}  // namespace pycoll

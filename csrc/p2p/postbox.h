@@ -1,0 +1,89 @@
+// Tagged messages that are sent and received in the background, on top of the mailboxes.
+//
+// Posting returns at once. Whoever waits moves all messages of the rank himself; while nobody waits
+// and something is under way, a thread of the postbox does. Messages to one rank leave in the order
+// in which they were posted, and messages with one source and tag arrive in that order.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "p2p/mailbox.h"
+
+namespace pycoll {
+
+// For any number of threads. A rank that has a postbox must not use its mailboxes otherwise.
+class Postbox {
+ public:
+  using Ticket = uint64_t;
+
+  // `offers`: see Mailboxes.
+  explicit Postbox(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever);
+  ~Postbox() { close(); }
+  Postbox(const Postbox&) = delete;
+  Postbox& operator=(const Postbox&) = delete;
+
+  // The memory must stay as it is until the ticket is done. src < 0: from any rank. A send that is
+  // done at once has no ticket: 0 is returned. Throw what Engine::check throws.
+  Ticket send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag);
+  Ticket recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag);
+
+  bool done(Ticket ticket);
+
+  // Waits for the message, which one thread at a time may do, forgets the ticket and returns the
+  // sender; of a sent message, this rank. Throws what Mailboxes::send and recv throw; after
+  // CollTimeout the message is still under way and may be waited for again.
+  uint32_t wait(Ticket ticket, double timeout_s);
+
+  // Forgets everything that is under way and ends the thread: no message moves after that.
+  // Idempotent.
+  void close();
+
+ private:
+  enum class State : uint8_t { kPosted, kDone, kFailed };
+  struct Item {
+    Ticket ticket;
+    bool incoming;
+    Mailboxes::Outgoing out;
+    Mailboxes::Wanted in;
+    State state = State::kPosted;
+    uint32_t sender = 0;
+    std::exception_ptr error;
+    bool awaited = false;
+  };
+
+  Ticket post(Item item);
+  void progress();
+  void progress_incoming();
+  void finish(Item& item);
+  void fail_all(const std::exception_ptr& error);
+  void withdraw_all();
+  void serve();
+  bool idle() const { return closing_ || waiters_ > 0 || (outgoing_.empty() && incoming_.empty()); }
+  void call_thread();
+  std::string describe(const Item& item) const;
+
+  std::shared_ptr<Engine> engine_;
+  Mailboxes boxes_;
+  uint32_t rank_;
+  Bell bell_;
+  WaitPolicy policy_;
+  std::mutex mutex_;  // of everything below
+  std::unordered_map<Ticket, Item> items_;
+  std::deque<Ticket> outgoing_, incoming_;  // posted and not done, in order
+  std::vector<Mailboxes::Wanted> wanted_;   // of incoming_
+  Ticket newest_ = 0;
+  uint32_t waiters_ = 0;
+  bool closing_ = false;
+  bool awake_ = false;  // the thread looks by itself whether there is something to do
+  std::unique_ptr<std::condition_variable> work_ = std::make_unique<std::condition_variable>();
+  std::thread thread_;
+  const uint64_t pid_;  // a child made by fork has no thread to join, nor one to wait for
+};
+
+}  // namespace pycoll

@@ -1,0 +1,141 @@
+// Where the pieces of a call over MPI lie, packing them, and folding them.
+//
+// On the wire chunk k of a message stands at k * reach elements. Chunks at the end of a vector may
+// be shorter than that; a rank that receives into a scratch slot does not know which ones are, so
+// what is received is bounded by the full length, and what counts is what the destination has.
+#include <algorithm>
+
+#include "kernels/fold/fold.h"
+#include "transports/messages/message_task.h"
+
+namespace pycoll {
+
+// Address of chunk k of a piece in the segment of a window, and how many elements it has there.
+char* MpiTask::resolve(const Window& window, const Operand& operand, uint32_t k,
+                       uint64_t& length) const {
+  const Plan& plan = *call_.plan;
+  length = window.reach;
+  if (operand.buffer == static_cast<uint16_t>(Buffer::kCell)) {
+    return window.cells + (operand.chunk + k) * call_.stride;
+  }
+  const bool in = operand.buffer == static_cast<uint16_t>(Buffer::kIn);
+  char* base = in ? in_ : out_;
+  const uint32_t chunk = (operand.chunk + k) % plan.chunks;
+  const Layout layout = in ? call_.in_layout : call_.out_layout;
+  uint64_t offset, extent;
+  if (layout == Layout::kTable) {
+    const PieceTable& table = in ? call_.in_table : call_.out_table;
+    const size_t entry = size_t{operand.rank} * plan.chunks + chunk;
+    offset = table.offset[entry];
+    extent = table.length[entry];
+  } else {
+    offset = chunk * call_.chunk;
+    extent = offset < call_.count ? std::min(call_.count - offset, call_.chunk) : 0;
+    if (layout == Layout::kOwn) {
+      offset -= uint64_t{operand.rank} * (plan.chunks / plan.world_size) * call_.chunk;
+    }
+  }
+  if (extent <= window.start) {
+    length = 0;
+    return base;
+  }
+  length = std::min(length, extent - window.start);
+  return base + (offset + window.start) * call_.elem_bytes;
+}
+
+MpiTask::Span MpiTask::span(const Window& window, const Operand& operand, uint32_t first,
+                            uint32_t chunks) const {
+  uint64_t length;
+  char* data = resolve(window, operand, first, length);
+  const uint64_t pitch = window.reach * call_.elem_bytes;
+  bool whole = length == window.reach;
+  uint64_t nbytes = length * call_.elem_bytes;
+  for (uint32_t k = 1; k < chunks && whole; ++k) {
+    whole =
+        resolve(window, operand, first + k, length) == data + k * pitch && length == window.reach;
+    nbytes += length * call_.elem_bytes;
+  }
+  return {data, nbytes, whole};
+}
+
+// Copies chunks to where they stand on the wire; returns the bytes up to the last that has any.
+uint64_t MpiTask::gather(const Window& window, const Operand& operand, uint32_t first,
+                         uint32_t chunks, char* to) {
+  const uint64_t pitch = window.reach * call_.elem_bytes;
+  uint64_t end = 0;
+  for (uint32_t k = 0; k < chunks; ++k) {
+    uint64_t length;
+    const char* data = resolve(window, operand, first + k, length);
+    if (length == 0) continue;
+    copy(to + k * pitch, data, length * call_.elem_bytes);
+    end = k * pitch + length * call_.elem_bytes;
+  }
+  return end;
+}
+
+void MpiTask::scatter(const Window& window, const Operand& operand, uint32_t first, uint32_t chunks,
+                      const char* from, uint64_t nbytes) {
+  const uint64_t pitch = window.reach * call_.elem_bytes;
+  for (uint32_t k = 0; k < chunks && k * pitch < nbytes; ++k) {
+    uint64_t length;
+    char* data = resolve(window, operand, first + k, length);
+    const uint64_t there = std::min(length * call_.elem_bytes, nbytes - k * pitch);
+    copy(data, from + k * pitch, there);
+  }
+}
+
+// Folds chunks one by one, or all at once where every operand has them in one piece.
+void MpiTask::fold_pieces(Window& window, const Instr& instr) {
+  const Operand* operands = call_.plan->operands.data() + instr.arg;
+  const uint32_t total = uint32_t{instr.nsrc} + instr.ndst;
+  const bool together =
+      instr.count > 1 && std::all_of(operands, operands + total, [&](const Operand& o) {
+        return span(window, o, 0, instr.count).whole;
+      });
+  const uint32_t step = together ? instr.count : 1;
+  const bool complete = (instr.flags & kFoldComplete) != 0 && !call_.scale_at_exit;
+  const FoldSpec spec{call_.dtype, call_.op, (instr.flags & kFoldTree) != 0,
+                      complete ? call_.scale_n : 0, false};
+  srcs_.resize(instr.nsrc);
+  dsts_.resize(instr.ndst);
+  for (uint32_t k = 0; k < instr.count; k += step) {
+    uint64_t count = window.reach;
+    for (uint32_t i = 0; i < total; ++i) {
+      uint64_t length;
+      char* data = resolve(window, operands[i], k, length);
+      count = std::min(count, length);
+      if (i < instr.nsrc) {
+        srcs_[i] = data;
+      } else {
+        dsts_[i - instr.nsrc] = data;
+      }
+    }
+    count *= step;
+    if (count == 0) continue;
+    if (instr.nsrc == 1 && spec.scale_n == 0) {
+      for (void* dst : dsts_) {
+        if (dst != srcs_[0]) copy(dst, srcs_[0], count * call_.elem_bytes, false);
+      }
+    } else {
+      fold(spec, srcs_.data(), instr.nsrc, dsts_.data(), instr.ndst, count);
+    }
+  }
+}
+
+void MpiTask::scale_out() {
+  const Plan& plan = *call_.plan;
+  const bool own = call_.out_layout == Layout::kOwn;
+  const uint32_t share = plan.chunks / plan.world_size, rank = link_.rank();
+  const uint32_t first = own ? rank * share : 0, end = own ? first + share : plan.chunks;
+  Window whole;
+  whole.reach = call_.largest;
+  for (uint32_t chunk = first; chunk < end; ++chunk) {
+    uint64_t length;
+    const Operand piece{static_cast<uint16_t>(plan.rank), static_cast<uint16_t>(Buffer::kOut),
+                        chunk};
+    char* data = resolve(whole, piece, 0, length);
+    if (length > 0) scale(call_.dtype, data, length, call_.scale_n);
+  }
+}
+
+}  // namespace pycoll

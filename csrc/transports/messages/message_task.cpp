@@ -1,0 +1,271 @@
+// How a call over MPI proceeds: agreement, segments, groups of messages. message_pieces.cpp has the
+// rest: where pieces lie, and folding them.
+#include "transports/messages/message_task.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/erase_done.h"
+
+namespace pycoll {
+namespace {
+
+// Of a chunk, under way at the same time if a segment is smaller: what is received stays in the
+// core's cache until folded.
+constexpr uint64_t kInFlightBytes = 2 << 20;
+
+uint16_t check_of(const BoundCall& call) { return static_cast<uint16_t>(call.check); }
+
+uint32_t windows_of(const BoundCall& call) {
+  const uint64_t fit = kInFlightBytes / std::max<uint64_t>(1, call.segment * call.elem_bytes);
+  return std::min(call.segments, std::clamp(static_cast<uint32_t>(fit), 1u, kWindows));
+}
+
+}  // namespace
+
+MpiTask::MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
+                 bool proven, Scratch& scratch)
+    : link_(link),
+      call_(call),
+      in_(static_cast<char*>(const_cast<void*>(in))),
+      out_(static_cast<char*>(out)),
+      seq_(seq),
+      agreed_(proven || (call.tiny && !call.agree)),
+      scratch_(scratch),
+      srcs_(scratch.srcs),
+      dsts_(scratch.dsts) {
+  if (link_.world_size() == 1) agreed_ = true;
+  const uint32_t count = windows_of(call);
+  const uint64_t pitch = call.plan->slots * call.stride;
+  if (scratch.windows.size() < count) scratch.windows.resize(count);
+  if (scratch.cells.size() < pitch * count) scratch.cells.resize(pitch * count);
+  scratch.blocked.assign(link.world_size(), 0);
+  windows_ = std::span(scratch.windows).first(count);
+  blocked_ = scratch.blocked;
+  for (uint32_t i = 0; i < count; ++i) {
+    Window& window = windows_[i];
+    window.active = window.posted = false;
+    window.cells = scratch.cells.data() + i * pitch;
+    window.segment = i;
+  }
+}
+
+MpiTask::~MpiTask() {
+  std::vector<MpiRequest> receives;
+  std::vector<std::unique_ptr<char[]>> bounces;
+  bool sends = false;
+  for (Window& window : windows_) {
+    for (Transfer& t : window.open) {
+      const bool receive = Opcode(t.instr->op) == Opcode::kRecv;
+      if (!t.packet && receive) receives.push_back(t.request);
+      sends = sends || !receive;
+      if (t.bounce != nullptr) bounces.push_back(std::move(t.bounce));
+    }
+    window.open.clear();
+  }
+  if (receives.empty() && !sends) return;
+  try {
+    link_.withdraw(receives);
+  } catch (const Error&) {  // MPI no longer answers
+  }
+  if (receives.empty() && !sends) return;
+  for (std::unique_ptr<char[]>& b : bounces) b.release();
+  static_cast<void>(new std::vector<char>(std::move(scratch_.cells)));
+}
+
+Head MpiTask::head(uint32_t nbytes) const {
+  return {
+      seq_,  call_.descriptor, call_.count, static_cast<uint16_t>(link_.rank()), check_of(call_),
+      nbytes};
+}
+
+// The next packet of a peer for this call, or null. Drops those of calls that were given up. A
+// peer that is ahead has refused a call that we do not yet know of: its packet can wait.
+const Head* MpiTask::packet(Lane lane, uint32_t peer) {
+  const Head* found = link_.packet(lane, peer);
+  while (found != nullptr && found->seq < seq_) {
+    link_.drop(found);
+    found = link_.packet(lane, peer);
+  }
+  if (found == nullptr || found->seq > seq_) return nullptr;
+  if (found->descriptor != call_.descriptor || found->count != call_.count ||
+      found->check != check_of(call_)) {
+    throw Disagreement{peer};
+  }
+  return found;
+}
+
+bool MpiTask::advance() {
+  waiting_ = {};
+  if (!agreed_ && !agree() && !call_.tiny) return false;
+  bool busy = false;
+  const uint32_t first = static_cast<uint32_t>(Lane::kWindow) + seq_ % kTrain * kWindows;
+  for (uint32_t i = 0; i < windows_.size(); ++i) {
+    Window& window = windows_[i];
+    for (;;) {
+      if (!window.active) {
+        if (window.segment >= call_.segments) break;
+        begin(window);
+      }
+      if (!advance(window, static_cast<int>(first + i))) {
+        busy = true;
+        break;
+      }
+    }
+  }
+  if (busy || !agreed_ || !link_.flushed(seq_)) return false;
+  if (!scaled_ && call_.scale_at_exit && out_ != nullptr) scale_out();
+  scaled_ = true;
+  return true;
+}
+
+// Dissemination (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
+// IJPP 17(1), 1988): whoever comes to its end has heard, by others, from everybody.
+bool MpiTask::agree() {
+  const std::vector<uint32_t>& team = call_.team;
+  const uint32_t n = team.empty() ? link_.world_size() : static_cast<uint32_t>(team.size());
+  const uint32_t place =
+      static_cast<uint32_t>(std::find(team.begin(), team.end(), link_.rank()) - team.begin());
+  const uint32_t rank = team.empty() ? link_.rank() : place;
+  const auto member = [&](uint32_t i) { return team.empty() ? i % n : team[i % n]; };
+  const auto tell = [&] {
+    link_.open_packet();
+    link_.send_packet(Lane::kAgree, member(rank + distance_), head(0));
+  };
+  if (distance_ == 0 && n > 1) {
+    distance_ = 1;
+    tell();
+  }
+  while (distance_ < n && n > 1) {
+    const uint32_t peer = member(rank + n - distance_);
+    const Head* found = packet(Lane::kAgree, peer);
+    if (found == nullptr) {
+      waiting_ = {static_cast<int32_t>(peer), kEntered};
+      return false;
+    }
+    link_.drop(found);
+    ++progress_;
+    distance_ *= 2;
+    if (distance_ < n) tell();
+  }
+  agreed_ = true;
+  return true;
+}
+
+void MpiTask::begin(Window& window) {
+  window.pc = 0;
+  window.active = true;
+  window.posted = false;
+  window.start = window.segment * call_.segment;
+  window.reach = std::min(call_.segment, call_.largest - window.start);
+}
+
+// Runs a segment until it has to wait; true at its end.
+bool MpiTask::advance(Window& window, int lane) {
+  const std::vector<Instr>& code = call_.plan->code;
+  while (window.pc < code.size()) {
+    const Instr& instr = code[window.pc];
+    if (Opcode(instr.op) == Opcode::kFold) {
+      fold_pieces(window, instr);
+      ++window.pc;
+      continue;
+    }
+    if (!window.posted) post(window, lane);
+    if (!complete(window)) return false;
+    window.posted = false;
+    while (Opcode(code[window.pc].op) != Opcode::kWait) ++window.pc;
+    ++window.pc;
+  }
+  window.active = false;
+  window.segment += static_cast<uint32_t>(windows_.size());  // the same in all ranks
+  return true;
+}
+
+// Posts the messages up to the next WAIT: receives first, so that they find their place at once.
+void MpiTask::post(Window& window, int lane) {
+  const std::vector<Instr>& code = call_.plan->code;
+  for (const Opcode op : {Opcode::kRecv, Opcode::kSend}) {
+    for (size_t i = window.pc; Opcode(code[i].op) != Opcode::kWait; ++i) {
+      const Instr& instr = code[i];
+      if (Opcode(instr.op) != op) continue;
+      const uint32_t step = call_.segments > 1 ? 1 : instr.count;
+      for (uint32_t k = 0; k < instr.count; k += step) post_one(window, lane, instr, k, step);
+    }
+  }
+  window.posted = true;
+}
+
+void MpiTask::post_one(Window& window, int lane, const Instr& instr, uint32_t first,
+                       uint32_t chunks) {
+  const Operand& operand = call_.plan->operands[instr.arg];
+  Transfer transfer{&instr, first, chunks, call_.tiny};
+  // Room first: what has been posted must not be forgotten for lack of it.
+  if (window.open.size() == window.open.capacity()) window.open.reserve(2 * window.open.size() + 1);
+  const uint64_t full = chunks * window.reach * call_.elem_bytes;
+  if (Opcode(instr.op) == Opcode::kRecv) {
+    if (!transfer.packet) {
+      const Span place = span(window, operand, first, chunks);
+      char* data = place.data;
+      if (!place.whole) {
+        transfer.bounce = std::make_unique_for_overwrite<char[]>(full);
+        data = transfer.bounce.get();
+      }
+      link_.irecv(data, full, instr.peer, lane, transfer.request);
+    }
+  } else if (transfer.packet) {
+    char* room = link_.open_packet();
+    const uint64_t nbytes = gather(window, operand, first, chunks, room);
+    link_.send_packet(Lane::kPacket, instr.peer, head(static_cast<uint32_t>(nbytes)));
+    return;
+  } else {
+    const Span place = span(window, operand, first, chunks);
+    if (place.whole || chunks == 1) {
+      link_.isend(place.data, place.nbytes, instr.peer, lane, transfer.request);
+    } else {
+      transfer.bounce = std::make_unique_for_overwrite<char[]>(full);
+      const uint64_t nbytes = gather(window, operand, first, chunks, transfer.bounce.get());
+      link_.isend(transfer.bounce.get(), nbytes, instr.peer, lane, transfer.request);
+    }
+  }
+  window.open.push_back(std::move(transfer));
+}
+
+bool MpiTask::complete(Window& window) {
+  ++pass_;
+  bool found_missing = false;
+  const auto done = [&](Transfer& t) {
+    const uint32_t peer = t.instr->peer;
+    bool over;
+    if (t.packet) {
+      over = blocked_[peer] != pass_ && take_packet(window, t);
+      if (!over) blocked_[peer] = pass_;
+    } else {
+      over = link_.test(t.request);
+      if (over && t.bounce != nullptr && Opcode(t.instr->op) == Opcode::kRecv) {
+        const uint64_t full = t.chunks * window.reach * call_.elem_bytes;
+        scatter(window, call_.plan->operands[t.instr->arg], t.first, t.chunks, t.bounce.get(),
+                full);
+      }
+    }
+    progress_ += over;
+    if (!over && !found_missing) {
+      found_missing = true;
+      if (waiting_.peer < 0) waiting_ = {static_cast<int32_t>(peer), t.instr->round + 2};
+    }
+    return over;
+  };
+  erase_done(window.open, done);
+  return window.open.empty();
+}
+
+bool MpiTask::take_packet(Window& window, Transfer& transfer) {
+  const uint32_t peer = transfer.instr->peer;
+  const Head* found = packet(Lane::kPacket, peer);
+  if (found == nullptr) return false;
+  scatter(window, call_.plan->operands[transfer.instr->arg], transfer.first, transfer.chunks,
+          MpiLink::data(found), found->nbytes);
+  link_.drop(found);
+  return true;
+}
+
+}  // namespace pycoll

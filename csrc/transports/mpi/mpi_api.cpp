@@ -1,0 +1,113 @@
+#include "transports/mpi/mpi_api.h"
+
+#include <dlfcn.h>
+
+#include <mutex>
+
+#include "base/error.h"
+
+namespace pycoll {
+namespace {
+
+constexpr size_t kStatusBytes = 64;  // of the largest known, 32
+constexpr size_t kErrorText = 1024;  // of the largest known, 1023
+
+// Of libraries that are loaded already, should the module itself not lead to one.
+constexpr const char* kNames[] = {"libmpi_abi.so.1", "libmpi.so.12", "libmpi.so.40", "libmpi.so"};
+
+void* open_library(const std::string& module) {
+  void* library = dlopen(module.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (library != nullptr && dlsym(library, "MPI_Isend") != nullptr) return library;
+  for (const char* name : kNames) {
+    library = dlopen(name, RTLD_NOW | RTLD_NOLOAD);
+    if (library != nullptr) return library;
+  }
+  throw_error("TransportError", "no MPI library is loaded: ", module, " does not lead to one");
+}
+
+}  // namespace
+
+// Without MPI_THREAD_MULTIPLE only one thread of a process may be inside MPI at a time, whichever
+// communicator it is there for: so all objects share one mutex, as they share the library.
+struct MpiApi::Lock {
+  explicit Lock(MpiApi& api) : mutex(api.facts_.multiple ? nullptr : &inside) {
+    if (mutex != nullptr) mutex->lock();
+  }
+  ~Lock() {
+    if (mutex != nullptr) mutex->unlock();
+  }
+  static std::mutex inside;
+  std::mutex* mutex;
+};
+
+std::mutex MpiApi::Lock::inside;
+
+template <typename F>
+void MpiApi::find(void* library, const char* name, F& function) {
+  function = reinterpret_cast<F>(dlsym(library, name));
+  COLL_CHECK(function != nullptr, "TransportError", "the MPI library has no ", name);
+}
+
+MpiApi::MpiApi(const MpiFacts& facts) : facts_(facts) {
+  void* library = open_library(facts.module);
+  find(library, "MPI_Isend", isend_);
+  find(library, "MPI_Irecv", irecv_);
+  find(library, "MPI_Test", test_);
+  find(library, "MPI_Iprobe", iprobe_);
+  find(library, "MPI_Cancel", cancel_);
+  find(library, "MPI_Finalized", finalized_);
+  find(library, "MPI_Error_class", error_class_);
+  find(library, "MPI_Error_string", error_string_);
+}
+
+void MpiApi::check(int code, const char* what) {
+  if (code == 0) [[likely]]
+    return;
+  char text[kErrorText] = "";
+  int length = 0, kind = 0;
+  error_string_(code, text, &length);
+  error_class_(code, &kind);
+  if (facts_.proc_failed > 0 && kind == facts_.proc_failed) {
+    throw_error("PeerLost", what, ": MPI says that a process of the job died: ", text);
+  }
+  throw_error("TransportError", what, " failed: ", text);
+}
+
+bool MpiApi::ended() const {
+  int flag = 0;
+  return finalized_ != nullptr && finalized_(&flag) == 0 && flag != 0;
+}
+
+void MpiApi::isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
+                   MpiRequest& req) {
+  const Lock lock(*this);
+  check(isend_(data, static_cast<int>(nbytes), facts_.byte, dst, tag, comm, &req), "MPI_Isend");
+}
+
+void MpiApi::irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle comm, MpiRequest& req) {
+  const Lock lock(*this);
+  check(irecv_(data, static_cast<int>(nbytes), facts_.byte, src, tag, comm, &req), "MPI_Irecv");
+}
+
+bool MpiApi::test(MpiRequest& req) {
+  const Lock lock(*this);
+  alignas(16) char status[kStatusBytes];
+  int flag = 0;
+  check(test_(&req, &flag, status), "MPI_Test");
+  return flag != 0;
+}
+
+bool MpiApi::probe(int src, int tag, MpiHandle comm) {
+  const Lock lock(*this);
+  alignas(16) char status[kStatusBytes];
+  int flag = 0;
+  check(iprobe_(src, tag, comm, &flag, status), "MPI_Iprobe");
+  return flag != 0;
+}
+
+void MpiApi::cancel(MpiRequest& req) {
+  const Lock lock(*this);
+  check(cancel_(&req), "MPI_Cancel");
+}
+
+}  // namespace pycoll

@@ -1,0 +1,113 @@
+// The messages of ranks on several hosts without MPI: one TCP connection for each pair of ranks.
+//
+// It does what MpiApi does, so everything above is the same. A message is a frame of 16 bytes and
+// its data. A thread reads and writes whatever can be read and written, so messages proceed while
+// the rank computes. Messages of one rank with one tag arrive in the order in which they were sent.
+//
+// A connection that ends without a goodbye is a rank that died. One that brings a message for which
+// there is no memory is ended: nothing behind that message could be read.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "transports/mpi/mpi_api.h"
+
+namespace pycoll {
+
+class SocketApi : public MpiApi {
+ public:
+  // `sockets`: for each rank a connected stream socket, which now belongs to this object; -1 for
+  // this rank. `names`: what error messages call each rank. Throws TransportError.
+  SocketApi(std::vector<int> sockets, std::vector<std::string> names);
+  ~SocketApi() override { close(); }
+
+  // What is sent to a rank that has died is dropped. test() of a receive from it throws PeerLost,
+  // unless a notice of that rank waits to be read, which says better what happened. Afterwards so
+  // does probe() for notices of the same communicator, so that it can be found out who has died.
+  void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
+             MpiRequest& req) override;
+  void irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle comm,
+             MpiRequest& req) override;
+  bool test(MpiRequest& req) override;
+  bool probe(int src, int tag, MpiHandle comm) override;
+  void cancel(MpiRequest& req) override;
+
+  // Says goodbye behind what is queued, and waits until the systems of the others have all of it:
+  // what comes for a connection that is closed before makes the system here drop the rest. Gives up
+  // when nothing has left for `patience_s`. Idempotent.
+  void close(double patience_s = 1);
+  // For a child made by fork: gives up its copies of the sockets, of which nobody is told.
+  void forget();
+
+ private:
+  struct Frame {
+    int32_t tag = 0;
+    uint32_t magic = 0;
+    uint64_t nbytes = 0;
+  };
+  struct Operation {
+    int peer;
+    bool receives;
+    char* data = nullptr;
+    uint64_t nbytes = 0;
+    int tag = 0;
+    bool done = false;
+  };
+  struct Outgoing {
+    Frame frame;
+    const char* data;
+    uint64_t sent;  // of frame and data
+    Operation* operation;
+  };
+  struct Message {  // has arrived, or begun to, before anybody asked for it
+    std::unique_ptr<char[]> data;
+    uint64_t nbytes;
+    bool complete = false;
+    Operation* taker = nullptr;
+  };
+  struct Peer {
+    int socket = -1;
+    std::string name;
+    bool lost = false, said_goodbye = false;
+    uint64_t refused_bytes = 0;  // of the message for which there was no memory
+    std::deque<Outgoing> queue;
+    Frame frame;                     // of the message that is being read
+    uint64_t read = 0;               // of frame and data
+    char* into = nullptr;            // where the data go
+    Operation* operation = nullptr;  // whose they are, or
+    Message* message = nullptr;      // nobody's yet
+    std::unordered_map<int, std::deque<Operation*>> posted;
+    std::unordered_map<int, std::deque<Message>> arrived;
+    std::set<int> told;  // tags of notices of the communicators that know of the loss
+  };
+
+  Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
+  void open(const std::vector<std::string>& names);
+  void serve();
+  void receive(Peer& peer);
+  bool receive_some(Peer& peer);
+  void begin_message(Peer& peer);
+  void end_message(Peer& peer);
+  void send_queued(Peer& peer);
+  void lose(Peer& peer);
+  [[noreturn]] static void throw_loss(const Peer& peer);
+  void watch(Peer& peer);
+  uint64_t unsent();
+  bool notice_waits(const Peer& peer, int tag) const;
+
+  std::mutex mutex_;  // of everything below
+  std::vector<Peer> peers_;
+  int epoll_ = -1, wake_ = -1;
+  bool closing_ = false, closed_ = false;
+  std::thread thread_;
+  const int pid_;  // a child made by fork has no thread to join
+};
+
+}  // namespace pycoll

@@ -1,0 +1,1 @@
+"""What several commands share: names, sizes, files, the machine, work spread over processes."""

@@ -1,0 +1,287 @@
+"""The processes of one job: started together, watched in one loop, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from pycoll.cli.job.tagging import TaggedStream
+from pycoll.config import Launch, environment
+from pycoll.errors import ArgumentError
+from pycoll.runtime.startup.bootstrap import make_memfd
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 2.0  # after the first failure, in which the other ranks can report theirs
+KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
+SWEEP_S = 1.0  # in which processes that the ranks have left behind can end by themselves
+TIMEOUT_STATUS = 124
+TELL_AGAIN_S = 0.1  # after the peers of a rank that has ended could not be told
+LONGEST_SLEEP_S = 86400.0  # the kernel's own limit is 24 days
+
+_RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
+
+
+class Job:
+    """Ranks 0..world_size - 1 and what became of them.
+
+    Args:
+        world_size: Number of ranks.
+        timeout_s: When to end the job, in seconds from now; None is never.
+        wakeup: Descriptor that delivers the number of each signal to this process, SIGCHLD too.
+        keep_going: Whether the others go on when a rank fails, until a signal comes. The job is
+            saved if one ends well and none fails because of another.
+    """
+
+    def __init__(
+        self, world_size: int, timeout_s: float | None, wakeup: int, keep_going: bool = False
+    ) -> None:
+        self._world_size, self._keep_going = world_size, keep_going
+        self._timeout_s = timeout_s
+        self._expires = None if timeout_s is None else time.monotonic() + timeout_s
+        self._ranks: list[subprocess.Popen] = []
+        self._running: set[int] = set()
+        self._stopped: set[int] = set()  # ranks that this object has ended
+        self._failed: list[int] = []  # ranks that failed by themselves, in the order seen
+        self._over = False  # the time is
+        self._timed_out: list[int] = []  # ranks that were running when it was
+        self._plan: list[tuple[float, signal.Signals]] = []  # when to send what to those running
+        self._forwarded: set[int] = set()
+        self._starting = False
+        self._ending = False  # no more ranks are started
+        self._streams: list[TaggedStream] = []
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(wakeup, selectors.EVENT_READ)
+        self._control = make_memfd("control")
+        self._untold: list[int] = []  # ranks that have ended, maybe before they joined
+        self._report = make_memfd("report")  # lines of JSON, see rank_main.first_cause
+        fcntl.fcntl(self._report, fcntl.F_SETFL, os.O_APPEND)
+
+    def start(self, command: list[str], tagged: bool) -> None:
+        """Start all ranks.
+
+        A signal, the time limit or a failed rank ends it early; then `watch` ends those started.
+
+        Args:
+            command: ``[script, args...]`` or ``["-m", module, args...]``.
+            tagged: Whether to pass on their output line by line, with the rank.
+
+        Raises:
+            ArgumentError: The system refuses to start so many processes.
+        """
+        heap = make_memfd("heap")
+        self._starting = True
+        try:
+            for rank in range(self._world_size):
+                place = Launch(rank, self._world_size, self._control, heap)
+                self._spawn(place, command, tagged)
+                self._attend(0.0)
+                if self._ending:
+                    break
+        except OSError as error:
+            raise ArgumentError(
+                f"cannot start rank {len(self._ranks)} of {self._world_size}: {error}"
+            ) from error
+        finally:
+            self._starting = False
+            os.close(heap)  # from now on only the ranks hold its memory
+
+    def _spawn(self, launch: Launch, command: list[str], tagged: bool) -> None:
+        numbers = (launch.rank, os.getpid(), self._report, int(self._keep_going))
+        variables = launch.to_env() | ({"PYTHONUNBUFFERED": "1"} if tagged else {})
+        stream = subprocess.PIPE if tagged else None
+        process = subprocess.Popen(
+            [sys.executable, _RANK_MAIN, *map(str, numbers), *command],
+            env={**environment(), **variables},
+            pass_fds=(launch.control_fd, launch.heap_fd, self._report),
+            stdin=None if launch.rank == 0 else subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,  # the terminal's Ctrl-C reaches it once, by way of us
+        )
+        self._ranks.append(process)
+        self._running.add(launch.rank)
+        if process.stdout is not None and process.stderr is not None:
+            self._tag(TaggedStream(launch.rank, process.stdout, sys.stdout.buffer))
+            self._tag(TaggedStream(launch.rank, process.stderr, sys.stderr.buffer))
+
+    def _tag(self, stream: TaggedStream) -> None:
+        self._streams.append(stream)
+        self._selector.register(stream, selectors.EVENT_READ, stream)
+
+    def watch(self) -> None:
+        """Wait until every rank has ended; end them when one fails or the time is over."""
+        while self._running:
+            self._attend(self._patience())
+
+    def _attend(self, patience_s: float) -> None:
+        """Wait for signals and output, and do what is due."""
+        for key, _ in self._selector.select(patience_s):
+            if key.data is None:
+                self._forward(os.read(key.fd, 256))
+                self._collect()  # SIGCHLD is among the signals
+            elif not key.data.pump():
+                self._selector.unregister(key.data)
+        self._tell_ends()
+        self._send_due()
+
+    def _patience(self) -> float:
+        times = [self._expires] if self._expires is not None else []
+        times += [time.monotonic() + TELL_AGAIN_S] if self._untold else []
+        times += [when for when, _ in self._plan[:1]]
+        return min(max(0.0, min(times, default=math.inf) - time.monotonic()), LONGEST_SLEEP_S)
+
+    def _forward(self, numbers: bytes) -> None:
+        for number in numbers:
+            if number not in FORWARDED:
+                continue
+            if self._keep_going:  # from here on this is what ends the job
+                self._keep_going, self._failed = False, []
+            self._signal(number)
+            if number in self._forwarded:  # asked twice: no longer at the ranks' own pace
+                self._end_after(0.0)
+            elif self._starting:  # the ranks wait for some that will never come
+                self._end_after(GRACE_S)
+                self._ending = True
+            self._forwarded.add(number)
+
+    def _collect(self) -> None:
+        for rank in sorted(self._running):
+            status = self._ranks[rank].poll()
+            if status is not None:
+                self._running.remove(rank)
+                if rank not in self._stopped:
+                    self._untold.append(rank)
+                if status != 0 and rank not in self._stopped:
+                    self._failed.append(rank)
+        if self._failed and not (self._keep_going or self._plan or self._stopped):
+            self._end_after(GRACE_S)
+
+    def _tell_ends(self) -> None:
+        """Let those who wait for a rank know that it has ended, if it has not joined them."""
+        if not self._running or not self._untold:
+            return
+        untold, self._untold = self._untold, []
+        with contextlib.suppress(ImportError):  # without the engine no rank waits for another
+            from pycoll.runtime.startup.missing_ranks import tell_end
+
+            for rank in untold:
+                process = self._ranks[rank]
+                if not tell_end(self._control, rank, process.pid, end_of(process.returncode)):
+                    self._untold.append(rank)
+
+    def _end_after(self, delay_s: float) -> None:
+        term = time.monotonic() + delay_s
+        self._plan = [(term, signal.SIGTERM), (term + KILL_AFTER_S, signal.SIGKILL)]
+
+    def _send_due(self) -> None:
+        now = time.monotonic()
+        if self._expires is not None and now >= self._expires:
+            self._expires = None
+            if (self._running or self._missing) and (self._keep_going or not self._failed):
+                self._timed_out = sorted(self._running)
+                self._over = self._ending = True
+                self._end_after(0.0)
+        while self._plan and now >= self._plan[0][0]:
+            self._ending = True
+            self._stopped |= self._running
+            self._signal(self._plan.pop(0)[1])
+
+    @property
+    def _missing(self) -> int:
+        """Number of ranks that have not been started."""
+        return self._world_size - len(self._ranks)
+
+    def _signal(self, number: int) -> None:
+        for rank in self._running:
+            _signal_group(self._ranks[rank].pid, number)
+
+    def close(self) -> None:
+        """Kill and reap what still runs, and what the ranks have started in their sessions."""
+        self._signal(signal.SIGKILL)
+        for process in self._ranks:
+            process.wait()
+        give_up = time.monotonic() + SWEEP_S
+        left = [p.pid for p in self._ranks if _signal_group(p.pid, 0)]
+        while left and time.monotonic() < give_up:
+            time.sleep(0.01)
+            left = [pid for pid in left if _signal_group(pid, 0)]
+        for pid in left:
+            _signal_group(pid, signal.SIGKILL)
+        os.close(self._control)
+        self._selector.close()
+        for stream in self._streams:
+            stream.close()
+
+    def conclude(self) -> int:
+        """Say on stderr how the job failed, if it did, and return its exit status."""
+        records = _read_all(self._report)
+        os.close(self._report)
+        started = f"only {len(self._ranks)} of {self._world_size} ranks had been started"
+        if self._over:
+            ranks = ", ".join(map(str, self._timed_out))
+            noun = "rank" if len(self._timed_out) == 1 else "ranks"
+            told = [f"the time of {self._timeout_s:g} s is over"]
+            told += [f"still running: {noun} {ranks}"] if self._timed_out else []
+            _say("; ".join(told + [started] * bool(self._missing)))
+            return TIMEOUT_STATUS
+        if self._missing and self._forwarded:
+            name = _name(max(self._forwarded))
+            _say(f"{started} when {name} came")
+            return 128 + max(self._forwarded)
+        if not self._failed:
+            return 128 + max(self._forwarded) if self._stopped else 0
+        consequences = {r["rank"]: r["traceback"] for r in records if r["consequence"]}
+        causes = [rank for rank in self._failed if rank not in consequences]
+        if not causes:  # nobody has shown a traceback
+            sys.stderr.write(consequences[self._failed[0]])
+        rank = (causes or self._failed)[0]
+        status = self._ranks[rank].returncode
+        if self._keep_going and not consequences and any(p.returncode == 0 for p in self._ranks):
+            _say("; ".join(map(self._fate, self._failed)) + "; the others went on to their end")
+            return 0
+        _say(self._fate(rank) + ("; the other ranks were stopped" if self._stopped else ""))
+        return status if status > 0 else 128 - status
+
+    def _fate(self, rank: int) -> str:
+        return f"rank {rank} {end_of(self._ranks[rank].returncode)}"
+
+
+def end_of(status: int) -> str:
+    """Return how a process ended, from its status as `subprocess` has it."""
+    return f"exited with code {status}" if status >= 0 else f"was killed by {_name(-status)}"
+
+
+def _signal_group(pid: int, number: int) -> bool:
+    """Send a signal to the process group of a rank; return whether there is such a group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+        return True
+    return False
+
+
+def _read_all(report: int) -> list[dict]:
+    records = []
+    for line in os.pread(report, os.fstat(report).st_size, 0).splitlines():
+        with contextlib.suppress(ValueError):  # cut short by the death of its writer
+            records.append(json.loads(line))
+    return records
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _say(text: str) -> None:
+    print(f"pycoll run: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,218 @@
+"""Measuring the constants of the cost model on the ranks of a communicator.
+
+Every number is the least of several repetitions, which other work on the machine can only raise;
+slopes are medians over pairs of sizes (Theil and Sen), which one odd point does not bend.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll.algorithms import find
+from pycoll.comm import Communicator
+from pycoll.runtime.selection.measured_choices import place
+from pycoll.schedule.cost.cost import Machine
+from pycoll.schedule.cost.network import Network
+
+_COPIES = tuple(256 << 10 << i for i in range(4))
+_MESSAGES = (8, 4 << 10, 64 << 10, 256 << 10)
+_REPEATS = 5
+_SLICE_S = 0.004
+_BURST = 32
+LEAST = 1e-13  # no constant is nothing
+_MOST_HOSTS = 8
+
+
+def machine_of(comm: Communicator) -> Machine | Network:
+    """Measure; a collective of two ranks or more, who all get the same numbers."""
+    transport, ranks_per_host = place(comm._session)
+    shared = transport in ("shared memory", "threads")
+    return _shared(comm) if shared else _network(comm, ranks_per_host)
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return the median slope between all pairs of points, at least almost nothing."""
+    slopes = [(y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in itertools.combinations(points, 2)]
+    return max(LEAST, statistics.median(slopes))
+
+
+def _least(function: Callable[[], Any]) -> float:
+    """Return seconds a call of a function that needs no other rank."""
+    start = time.perf_counter()
+    function()
+    count = int(min(max(_SLICE_S / max(time.perf_counter() - start, 1e-9), 1), 2000))
+    return _repeated(function, count)
+
+
+def _repeated(function: Callable[[], Any], count: int) -> float:
+    found = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        for _ in range(count):
+            function()
+        found.append((time.perf_counter() - start) / count)
+    return min(found)
+
+
+def _from(comm: Communicator, rank: int, values: Sequence[float]) -> list[float]:
+    """Return the values of one rank on all ranks."""
+    return comm.broadcast(np.array(values, float), rank).tolist()
+
+
+def _slowest(comm: Communicator, value: float) -> float:
+    return float(comm.all_reduce(np.array([value]), "max")[0])
+
+
+def _copies(alone: Communicator) -> list[tuple[float, float]]:
+    """Time the copies that a world of one rank makes, by size."""
+    points = []
+    for nbytes in _COPIES:
+        x, y = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+        points.append((nbytes, _least(lambda x=x, y=y: alone.broadcast(x, out=y))))
+    return points
+
+
+def _shared(comm: Communicator) -> Machine:
+    n, me, usual = comm.world_size, comm.rank, Machine()
+    with comm.split(me) as alone:
+        x = np.ones(2, np.float32)
+        idle = _least(lambda: alone.all_reduce(x, out=x)), _least(alone.barrier)
+        call, empty = _from(comm, 0, idle)
+        points = _copies(alone) if me == 0 else [(0.0, 0.0), (1.0, 0.0)]
+        (beta,) = _from(comm, 0, [slope(points) / 2])
+        comm.barrier()
+        bus = _slowest(comm, slope(_copies(alone)) / 2) / n
+    gamma = _gamma(comm, beta)
+    alpha, sigma = _synchronisation(comm, empty)
+    cell = comm._session.config.cell_bytes
+    ratio = usual.sigma / usual.alpha
+    if n == 2:  # with one peer to wait for the two cannot be told apart
+        alpha, sigma = (alpha + sigma) / (1 + ratio), (alpha + sigma) * ratio / (1 + ratio)
+    return Machine(alpha, sigma, beta, gamma, min(bus, beta), call, cell)
+
+
+def _gamma(comm: Communicator, beta: float) -> float:
+    """Time a fold of two sources in symmetric memory, and take off its loads and stores."""
+    pair = comm.split(0 if comm.rank < 2 else None)
+    points = [(0.0, 0.0), (1.0, 0.0)]
+    if pair is not None:
+        points = []
+        with pair:
+            for nbytes in _COPIES:
+                x = pair.empty(nbytes // 4, np.float32)
+                y = pair.empty(nbytes // 8, np.float32)
+                x[:], y[:] = 1, 1
+                call = lambda x=x, y=y: pair.reduce_scatter(x, out=y)  # noqa: E731
+                call()
+                points.append((nbytes / 2, _repeated(call, 20)))
+    (found,) = _from(comm, 0, [slope(points)])
+    return max(LEAST, found - 3 * beta)
+
+
+def _synchronisation(comm: Communicator, empty: float) -> tuple[float, float]:
+    """Time barriers of 2, 3, ... ranks; return alpha and sigma, in seconds.
+
+    Args:
+        comm: The ranks.
+        empty: Seconds of a barrier of one rank.
+    """
+    sizes = sorted({2, min(3, comm.world_size), comm.world_size})
+    times = []
+    for k in sizes:
+        group = comm.split(0 if comm.rank < k else None)
+        spent = 0.0
+        if group is not None:
+            with group:
+                group.barrier()
+                spent = _repeated(group.barrier, 50)
+        times.append(_from(comm, 0, [spent])[0])
+    one = Machine(alpha=1.0, sigma=0.0, beta=0.0, gamma=0.0, bus=0.0, call=0.0)
+    waits = one.predict(find("all_reduce", "one_shot").schedule(2), 0, False)
+    each = [max(LEAST, (t - empty) / waits) for t in times]
+    if len(sizes) == 1:
+        return each[0], 0.0
+    peers = [(float(k - 1), seconds) for k, seconds in zip(sizes, each, strict=True)]
+    sigma = slope(peers)
+    if sigma < each[0]:
+        return each[0] - sigma, sigma
+    return LEAST, each[-1] / (sizes[-1] - 1)  # more ranks than cores: all is waiting for a turn
+
+
+def _network(comm: Communicator, ranks_per_host: tuple[int, ...]) -> Network:
+    hosts = list(comm._session.hosts)
+    leaders = [hosts.index(host) for host in sorted(set(hosts))]
+    far = [_link(comm, leaders[0], other) for other in leaders[1 : _MOST_HOSTS + 1]]
+    mates = next(
+        ((a, b) for a, b in itertools.combinations(range(len(hosts)), 2) if hosts[a] == hosts[b]),
+        None,
+    )
+    far_alpha, far_beta, sigma = (max(values) for values in zip(*far, strict=True))
+    alpha, beta = _link(comm, *mates)[:2] if mates else (far_alpha, far_beta)
+    with comm.split(comm.rank) as alone:
+        x = np.ones(2, np.float32)
+        call = _slowest(comm, _least(lambda: alone.all_reduce(x, out=x)))
+    in_order = hosts == sorted(hosts)
+    ranks = ranks_per_host if in_order else ()
+    return Network(alpha, beta, far_alpha, far_beta, sigma, _fold(comm), call, ranks)
+
+
+def _fold(comm: Communicator) -> float:
+    """Time NumPy's addition in the cache, which does what a fold does there."""
+    points = []
+    for nbytes in _COPIES:
+        x, y = np.ones(nbytes // 4, np.float32), np.ones(nbytes // 4, np.float32)
+        points.append((nbytes, _least(lambda x=x, y=y: np.add(x, y, out=y))))
+    return _from(comm, 0, [slope(points)])[0]
+
+
+def _link(comm: Communicator, a: int, b: int) -> tuple[float, float, float]:
+    """Bounce messages between two ranks; return alpha, beta and the gap between messages."""
+    points, gap = [], 0.0
+    comm.barrier()
+    if comm.rank in (a, b):
+        peer = b if comm.rank == a else a
+        for nbytes in _MESSAGES:
+            x = np.zeros(nbytes, np.uint8)
+            points.append((nbytes, _bounce(comm, x, peer, comm.rank == a)))
+        gap = _bursts(comm, np.zeros(8, np.uint8), peer, comm.rank == a)
+    alpha = points[0][1] if points else 0.0
+    beta = slope(points) if points else 0.0
+    comm.barrier()
+    sigma = max(LEAST, (gap - 2 * alpha) / (_BURST - 1))
+    alpha, beta, sigma = _from(comm, a, [alpha, beta, sigma])
+    return alpha, beta, sigma
+
+
+def _bounce(comm: Communicator, x: np.ndarray, peer: int, first: bool) -> float:
+    """Return half the time of the fastest round trip."""
+    found = []
+    for _ in range(2 * _REPEATS):
+        start = time.perf_counter()
+        if first:
+            comm.send(x, peer)
+        comm.recv(x, peer)
+        if not first:
+            comm.send(x, peer)
+        found.append(time.perf_counter() - start)
+    return min(found[1:]) / 2
+
+
+def _bursts(comm: Communicator, x: np.ndarray, peer: int, first: bool) -> float:
+    """Return the time of the fastest burst of messages with its answer."""
+    found = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        for _ in range(_BURST if first else 0):
+            comm.send(x, peer)
+        for _ in range(1 if first else _BURST):
+            comm.recv(x, peer)
+        if not first:
+            comm.send(x, peer)
+        found.append(time.perf_counter() - start)
+    return min(found)

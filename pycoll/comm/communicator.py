@@ -1,0 +1,295 @@
+"""The communicator: where what moves meets how it runs."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pycoll.comm.groups import Groups
+from pycoll.comm.memory import SymmetricMemory
+from pycoll.comm.v_variants import RaggedCollectives
+from pycoll.cuda import open_device
+from pycoll.errors import ArgumentError
+from pycoll.runtime.calls.methods import CallOptions, collective, told
+from pycoll.runtime.calls.prepared import Request
+from pycoll.runtime.calls.work import BoundPlan, Work
+from pycoll.runtime.sessions.health import Health, check
+from pycoll.runtime.sessions.session import Session
+from pycoll.schedule.ir import Algorithm
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.types import Kind
+
+if sys.version_info >= (3, 11):
+    from typing import Unpack
+elif TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+ANY = -1
+"""As ``src`` of `Communicator.recv`: from whichever rank sends first."""
+
+
+class Communicator(Groups, SymmetricMemory, RaggedCollectives):
+    """A group of ranks that communicate.
+
+    Made by `pycoll.init`, and by `split`, `dup` and `shrink` of another one. One communicator is
+    for one thread at a time. Every collective must be called by all ranks, in the same order, with
+    the same arguments; anything else is a `MismatchError` on every rank.
+
+    Arguments that all collectives share:
+
+    * ``x``: any array (NumPy, buffer protocol, ``__array_interface__``, DLPack, CuPy). A
+      non-contiguous input is packed first. Inputs are not modified unless ``out`` is ``x``.
+      Reductions take ``int8`` to ``uint64``, ``float16``, ``bfloat16``, ``float32``, ``float64``,
+      complex types with ``sum`` and ``avg``, and bool with ``and``, ``or``, ``xor``, ``min`` and
+      ``max``; all else takes any dtype of NumPy but Python objects. Bytes are in native order.
+    * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by
+      default a new array of the kind of ``x``.
+    * ``algorithm``: name of an algorithm, or an `Algorithm`; by default the selector's choice.
+    * ``timeout``: seconds until `CollTimeout`; by default the communicator's.
+    * ``async_op``: return a `Work` at once; the call proceeds in the background.
+    * ``stream``: for arrays on a CUDA device, see docs/cuda-python.md: the stream on which the call
+      runs, anything with ``__cuda_stream__`` or a handle; by default the current one of CuPy.
+
+    Errors that all collectives raise: `ArgumentError` (nothing was sent; the communicator stays
+    usable), `PeerRejected` (another rank refused its arguments; likewise), `MismatchError`,
+    `PeerLost`, `PeerLeft`, `CollTimeout`, `Revoked`, `CommClosed`, `ForkedError`,
+    `ConcurrentUseError`.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """Wrap a session; see `pycoll.init`."""
+        self._session = session
+        self._fast = session.fast
+        session.open_device = open_device
+        session.can_shrink = session.control is not None
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process (or thread) in the communicator."""
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._session.world_size
+
+    @property
+    def transport(self) -> str:
+        """How its ranks reach each other, in words."""
+        return self._session.transport
+
+    def __repr__(self) -> str:
+        return f"<pycoll.Communicator rank {self.rank} of {self.world_size}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a communicator cannot be copied or pickled; dup() makes another one")
+
+    @collective(Kind.ALL_REDUCE)
+    def all_reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        order: str | None = None,
+        algorithm: str | Algorithm | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+        stream: Any = None,
+    ) -> Any:
+        """Combine the arrays of all ranks; every rank gets the result.
+
+        Args:
+            x: Array of any shape, the same on every rank.
+            op: ``sum``, ``prod``, ``min``, ``max``, ``avg``; for integers ``and``, ``or``, ``xor``.
+                Sums of integers wrap; their ``avg`` is the wrapped sum divided, towards zero.
+            out: Array of the shape of ``x``.
+            order: ``tree`` (the in-order balanced tree), ``rank`` (the serial loop over ranks) or
+                ``any`` (whatever is fastest). By default ``tree``, or with ``algorithm`` the order
+                of that.
+            algorithm: See the class.
+            timeout: See the class.
+            async_op: See the class.
+            stream: See the class.
+
+        Returns:
+            The combined array, bit-identical on all ranks.
+        """
+
+    @collective(Kind.REDUCE_SCATTER)
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        out: Any = None,
+        order: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Any:
+        """Combine all arrays; rank r gets block r: ``[n * k, ...]`` -> ``[k, ...]``.
+
+        ``op`` and ``order`` are those of `all_reduce`.
+        """
+
+    @collective(Kind.REDUCE)
+    def reduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        *,
+        root: int = 0,
+        out: Any = None,
+        order: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Any:
+        """Combine the arrays of all ranks on the root; the other ranks get None.
+
+        ``op`` and ``order`` are those of `all_reduce`.
+        """
+
+    @collective(Kind.ALL_GATHER)
+    def all_gather(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
+        """Concatenate all arrays along the first axis: ``[k, ...]`` -> ``[n * k, ...]``."""
+
+    @collective(Kind.BROADCAST)
+    def broadcast(
+        self, x: Any, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
+    ) -> Any:
+        """Return the root's array on every rank.
+
+        On other ranks ``x`` only tells shape and dtype, and is not changed unless ``out`` is ``x``.
+        """
+
+    @collective(Kind.GATHER)
+    def gather(
+        self, x: Any, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
+    ) -> Any:
+        """Concatenate all arrays on the root: ``[k, ...]`` -> ``[n * k, ...]``; others get None."""
+
+    @collective(Kind.SCATTER)
+    def scatter(
+        self, x: Any = None, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
+    ) -> Any:
+        """Give rank r block r of the root's array: ``[n * k, ...]`` -> ``[k, ...]``.
+
+        On ranks other than the root pass either ``out``, or an ``x`` that tells shape and dtype.
+        """
+
+    @collective(Kind.ALL_TO_ALL)
+    def all_to_all(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
+        """Send block j to rank j; block i of the result came from rank i.
+
+        ``[n * k, ...]`` -> ``[n * k, ...]``, n blocks of k rows.
+        """
+
+    @collective(Kind.BARRIER)
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
+        """Wait until every rank has called it."""
+
+    def send(self, x: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
+        """Send an array to one rank; returns when ``x`` may be changed again."""
+        self._session.send(x, dst, tag, timeout)
+
+    def recv(self, x: Any, src: int = ANY, tag: int = 0, *, timeout: float | None = None) -> int:
+        """Receive into ``x`` the next message with this tag.
+
+        Args:
+            x: Writable, contiguous array of the size and dtype of the message.
+            src: Rank to receive from, or `pycoll.ANY`.
+            tag: Tag the sender gave, 0 to 2**31 - 1.
+            timeout: See the class.
+
+        Returns:
+            The rank that sent it.
+
+        Raises:
+            MismatchError: If dtype or size differ from the message's; the message stays.
+        """
+        return self._session.recv(x, src, tag, timeout)
+
+    def plan(
+        self,
+        collective: str,
+        like: Any,
+        op: str = "sum",
+        *,
+        root: int = 0,
+        order: str | None = None,
+        algorithm: str | Algorithm | None = None,
+    ) -> BoundPlan:
+        """Check and compile a collective before its first call: ``plan(x, out=x)``.
+
+        It refuses arrays of another shape or dtype. Calls of the method itself are remembered as
+        well, so a plan saves the time of the first call only.
+
+        Args:
+            collective: Name of a method, from ``all_reduce`` to ``all_to_all``.
+            like: Array of the shape and dtype that will be used.
+            op: Reduction operation.
+            root: Root rank.
+            order: Reduction order.
+            algorithm: See the class.
+
+        Returns:
+            What runs it: ``plan(x, out=None, timeout=None, async_op=False)``, keywords but ``x``.
+        """
+        if not isinstance(collective, str) or collective not in COLLECTIVES:
+            raise ArgumentError(
+                f"collective={collective!r} cannot be planned; accepted: {', '.join(COLLECTIVES)}"
+            )
+        _ = self._session.engine  # raises CommClosed
+        what = COLLECTIVES[collective]
+        arguments: dict[str, Any] = {"algorithm": algorithm, "root": root if what.rooted else 0}
+        arguments |= {"op": op, "order": order} if what.reduces else {}
+        usual = {"algorithm": None, "root": 0, "op": "sum", "order": None}
+        given = {name: value for name, value in arguments.items() if value != usual[name]}
+        method = partial(getattr(self, collective), **given)
+        bound = BoundPlan(self._session, method, like)
+        request = Request(Kind[collective.upper()], op, root, order, algorithm)
+        self._session.prepare(request, like, None)
+        return bound
+
+    @told
+    def check(self, *, timeout: float | None = None) -> Health:
+        """Find out whether the communicator is well; a collective.
+
+        Every rank answers, all agree on the state of the communicator, and messages travel between
+        every two ranks.
+
+        Returns:
+            Who answered how fast, and by which transport.
+
+        Raises:
+            MismatchError: If ranks disagree.
+            PeerLost: If a rank has died or, as `PeerLeft`, left.
+            CollTimeout: If one does not answer, or nothing arrives between two of them.
+        """
+        return check(self._session, timeout)
+
+    def abort(self, reason: str = "abort was called") -> None:
+        """Make every rank's present or next call raise `Revoked`; may be called from any thread."""
+        self._session.abort(reason)
+
+    def close(self) -> None:
+        """Leave the communicator and free its memory; not a collective, harmless if repeated."""
+        self._session.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._session.leave(error)
+            if self._session.device is not None:
+                self._session.device.abort()  # the peers will not come any more
+        self.close()
+
+
+__all__ = ["ANY", "Communicator", "Work"]

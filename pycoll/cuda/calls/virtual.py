@@ -1,0 +1,297 @@
+"""Ranks that live on one device in one process: every collective is one cooperative launch.
+
+The plans are the ones that processes run, and the results have the same bits, so one device is
+enough to run, test and measure kernels of several ranks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from ctypes import byref, c_int
+from typing import Any
+
+from pycoll.cuda.calls.launch import TIMEOUT_S, Launch, check_apart, kind_of, root_only
+from pycoll.cuda.calls.prepare import AnyMemory, DeviceCaller, DevicePlans
+from pycoll.cuda.device import arrays
+from pycoll.cuda.device.library import BEST, MAX_RANKS, CallInfo, KernelError, library, pointers
+from pycoll.cuda.transports.links import kernel_failure, most_telling, wait_for
+from pycoll.cuda.transports.transport import CallCache, nanoseconds
+from pycoll.errors import ArgumentError, CollError, CommClosed
+from pycoll.runtime.arrays.shapes import RESULT_SHAPE
+from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.calls.prepare import check_timeout
+from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.types import Kind
+
+MAX_BLOCKS = 256  # of a rank
+_CELL_BYTES = 32 << 20
+
+
+class VirtualRanks:
+    """n ranks on one CUDA device; made by `pycoll.virtual_ranks`.
+
+    Collectives take the arrays of all ranks at once, as a list of n arrays or as one array with
+    shape ``[n, ...]``, and return a list or a stacked array likewise. Of a collective with a root
+    only the root has a result: a list has None elsewhere, and of a stacked array it is the root's.
+
+    Calls are ordered by their stream and asynchronous, and may be captured into a CUDA graph after
+    one run outside of it. `op`, `order`, `algorithm` and `out` mean what they do for a
+    `pycoll.Communicator`.
+    """
+
+    def __init__(self, n: int, device: int = 0) -> None:
+        """See `pycoll.virtual_ranks`."""
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MAX_RANKS:
+            raise ArgumentError(f"n={n!r}; accepted: 1 to {MAX_RANKS} ranks")
+        self._group = 0
+        count = library().device_count()
+        if not 0 <= device < count:
+            raise ArgumentError(f"device={device!r}; accepted: 0 to {count - 1}")
+        self._cupy = arrays.cupy()
+        self.world_size, self.device = n, device
+        self._group = library().pointer("group_virtual", device, n, MAX_BLOCKS)
+        self._calls = CallCache(self._group, n, range(n))
+        self._pending: deque[tuple[Any, list[Prepared]]] = deque()
+        self._captured: list[Prepared] = []
+        self._last: Any = None  # end of the newest launch
+        self._cells: list[int] = []
+
+    def all_reduce(self, xs: Any, op: str = "sum", **options: Any) -> Any:
+        """Combine the arrays of all ranks; every rank gets the result.
+
+        Args:
+            xs: The arrays of the ranks: n of them, or one with shape ``[n, ...]``.
+            op: Operation, as for `pycoll.Communicator.all_reduce`.
+            **options: ``out`` (like ``xs``), ``order``, ``algorithm``, ``timeout`` (seconds until
+                a rank that waits for another one gives up), ``stream``.
+
+        Returns:
+            The results of the ranks, in the form of ``xs``.
+        """
+        return self._run(Kind.ALL_REDUCE, xs, op=op, **options)
+
+    def reduce_scatter(self, xs: Any, op: str = "sum", **options: Any) -> Any:
+        """Combine all arrays; rank r gets block r; arguments as for `all_reduce`."""
+        return self._run(Kind.REDUCE_SCATTER, xs, op=op, **options)
+
+    def reduce(self, xs: Any, op: str = "sum", *, root: int = 0, **options: Any) -> Any:
+        """Combine the arrays of all ranks on the root; arguments as for `all_reduce`."""
+        return self._run(Kind.REDUCE, xs, op=op, root=root, **options)
+
+    def all_gather(self, xs: Any, **options: Any) -> Any:
+        """Concatenate all arrays along their first axis; arguments as for `all_reduce`."""
+        return self._run(Kind.ALL_GATHER, xs, **options)
+
+    def broadcast(self, xs: Any, root: int = 0, **options: Any) -> Any:
+        """Give every rank the root's array; arguments as for `all_reduce`."""
+        return self._run(Kind.BROADCAST, xs, root=root, **options)
+
+    def gather(self, xs: Any, root: int = 0, **options: Any) -> Any:
+        """Concatenate all arrays on the root; arguments as for `all_reduce`."""
+        return self._run(Kind.GATHER, xs, root=root, **options)
+
+    def scatter(self, xs: Any, root: int = 0, **options: Any) -> Any:
+        """Give rank r block r of the root's array; arguments as for `all_reduce`."""
+        return self._run(Kind.SCATTER, xs, root=root, **options)
+
+    def all_to_all(self, xs: Any, **options: Any) -> Any:
+        """Send block j of each rank to rank j; arguments as for `all_reduce`."""
+        return self._run(Kind.ALL_TO_ALL, xs, **options)
+
+    def _run(
+        self,
+        kind: Kind,
+        xs: Any,
+        *,
+        op: str = "sum",
+        root: int = 0,
+        out: Any = None,
+        order: str | None = None,
+        algorithm: Any = None,
+        timeout: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        limit = TIMEOUT_S if timeout is None else check_timeout(timeout)
+        launch = self.bind(
+            kind, xs, op=op, root=root, out=out, order=order, algorithm=algorithm, stream=stream
+        )
+        return launch(limit)
+
+    def bind(
+        self,
+        collective: str | Kind,
+        xs: Any,
+        *,
+        out: Any = None,
+        stream: Any = None,
+        **request: Any,
+    ) -> Launch:
+        """Prepare a collective on given arrays, to launch it many times.
+
+        Args:
+            collective: Its name, such as ``"all_reduce"``.
+            xs: The arrays of the ranks.
+            out: Arrays for the results, like ``xs``.
+            stream: Where it runs.
+            **request: ``op``, ``root``, ``order``, ``algorithm``.
+        """
+        self.check()
+        stream = self._cupy.cuda.get_current_stream() if stream is None else stream
+        handle = arrays.stream_of(stream)
+        stacked = not isinstance(xs, (list, tuple))
+        wanted = Request(kind_of(collective), **request)
+        with self._cupy.cuda.Device(self.device), arrays.external(handle):
+            inputs, outputs = self._split(xs, "xs"), self._split(out, "out")
+            if stacked and out is None:
+                out, outputs = self._stack(wanted, inputs[0])
+            pairs = list(zip(inputs, outputs, strict=True))
+            in_place = out is xs or any(x is target for x, target in pairs)
+            prepared = [
+                self._prepare(rank, wanted, *pair, handle, in_place)
+                for rank, pair in enumerate(pairs)
+            ]
+        specs = {p.spec for p in prepared}
+        if len(specs) > 1:
+            raise ArgumentError("the arrays of all ranks must have the same shape and dtype")
+        check_apart(prepared, self.world_size)
+        copies = [copy for p in prepared for copy in p.gathers]
+        results: Any = [p.result for p in prepared]
+        if stacked:
+            results = results[wanted.root] if root_only(wanted) else out
+        return Launch(self, prepared, stream, results, all(c.repeatable for c in copies))
+
+    def _opened(self) -> int:
+        if not self._group:
+            raise CommClosed("these virtual ranks have been closed")
+        return self._group
+
+    def _prepare(
+        self, rank: int, request: Request, x: Any, out: Any, stream: int, in_place: bool
+    ) -> Prepared:
+        plans = DevicePlans(rank, self.world_size, messages=False)
+        caller = DeviceCaller(plans, AnyMemory(), self.device, stream, True, in_place)
+        at_root = rank == request.root or not root_only(request)
+        return caller.prepare(request, x, out if at_root else None)
+
+    def _split(self, given: Any, what: str) -> list[Any]:
+        """Return one array, or None, for each rank."""
+        if given is None:
+            return [None] * self.world_size
+        if len(given) != self.world_size:
+            raise ArgumentError(f"{what} has {len(given)} arrays for {self.world_size} ranks")
+        return [given[rank] for rank in range(self.world_size)]
+
+    def _stack(self, request: Request, x: Any) -> tuple[Any, list[Any]]:
+        """Make one array for the results of all ranks, where all of them have one."""
+        if root_only(request):
+            return None, [None] * self.world_size
+        shape = RESULT_SHAPE[request.kind](tuple(x.shape), self.world_size)
+        out = self._cupy.empty((self.world_size, *shape), x.dtype)
+        return out, self._split(out, "out")
+
+    def launch(
+        self,
+        prepared: Sequence[Prepared],
+        stream: int,
+        limit: float,
+        *,
+        blocks: int = 0,
+        threads: int = 0,
+        method: int = BEST,
+        absent: int = 0,
+    ) -> None:
+        """Put one launch on a stream; see ``pycoll_cuda_launch``."""
+        self.check()
+        runtime = self._cupy.cuda.runtime
+        capturing = bool(runtime.streamIsCapturing(stream))
+        spec = prepared[0].spec
+        self._connect(spec)
+        call = self._calls.find(spec, pin=capturing)
+        if self._last is not None and not capturing:  # on whatever stream: handles come again
+            runtime.streamWaitEvent(stream, self._last.ptr)
+        ins = pointers(p.in_ptr for p in prepared)
+        outs = pointers(p.out_ptr for p in prepared)
+        form = blocks, threads, method
+        library().call("launch", call, ins, outs, *form, nanoseconds(limit), absent, stream)
+        if capturing:
+            self._captured += [p for p in prepared if p.gathers]  # the graph uses their copies
+            return
+        with self._cupy.cuda.Device(self.device):
+            event = self._cupy.cuda.Event(disable_timing=True)
+        runtime.eventRecord(event.ptr, stream)
+        self._last = event
+        while self._pending and self._pending[0][0].done:
+            self._pending.popleft()
+        self._pending.append((event, list(prepared)))
+
+    def _connect(self, spec: CallSpec) -> None:
+        """Give the ranks scratch memory when the first plan with slots comes."""
+        if self._cells or spec in self._calls:
+            return
+        if not spec.algorithm.schedule(self.world_size, **dict(spec.params)).slots:
+            return
+        made = [
+            library().pointer("malloc", self.device, 2 * _CELL_BYTES)
+            for _ in range(self.world_size)
+        ]
+        library().call("group_connect", self._group, None, None, 0, pointers(made), _CELL_BYTES)
+        self._cells = made
+
+    def info(self, launch: Launch, method: int = BEST) -> CallInfo:
+        """Tell which kernel runs a prepared collective, with blocks, threads and registers."""
+        self._opened()
+        self._connect(launch.spec)
+        return self._calls.info(launch.spec, method)
+
+    def check(self) -> None:
+        """Raise what has gone wrong on the device.
+
+        Raises:
+            CollTimeout: If a rank gave up waiting; the text says for whom, and at which step.
+            CollError: If it failed otherwise. `reset` makes the ranks usable again.
+        """
+        failed = c_int()
+        library().call("group_failed", self._opened(), byref(failed))
+        if failed.value:
+            raise self._failure()
+
+    def _failure(self) -> CollError:
+        records = [KernelError() for _ in range(self.world_size)]
+        for rank, record in enumerate(records):
+            library().call("group_error", self._group, rank, byref(record))
+        return kernel_failure(most_telling(records)) or CollError("the kernel was aborted")
+
+    def synchronize(self, timeout: float = 300.0) -> None:
+        """Wait on the host for everything that was launched, and raise what went wrong."""
+        if self._last is not None:
+            wait_for(self._last, timeout, "the kernel")
+        self.check()
+
+    def abort(self) -> None:
+        """Make the running kernel leave; later calls raise until `reset`."""
+        library().call("group_abort", self._opened())
+
+    def reset(self) -> None:
+        """Make the ranks usable again after a failure; waits for the device."""
+        library().call("group_reset", self._opened())
+
+    def close(self) -> None:
+        """Wait for the device and free what the ranks have; harmless if repeated."""
+        if self._group:
+            self._calls.clear()
+            library().call("group_destroy", self._group)
+            for cell in self._cells:
+                library().call("free", cell)
+            self._group, self._cells = 0, []
+            self._pending.clear()
+            self._captured.clear()
+
+    def __enter__(self) -> VirtualRanks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<pycoll.VirtualRanks {self.world_size} on device {self.device}>"

@@ -1,0 +1,146 @@
+"""The symmetric heap on a device: arrays that peers reach."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pycoll.cuda.calls.prepare import AnyMemory
+from pycoll.cuda.device import arrays
+from pycoll.cuda.device.library import library
+from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays.host_arrays import ArrayView
+
+_ALIGN = 256
+
+
+class Detour(NamedTuple):
+    """An array in the heap in which a result is made that belongs elsewhere.
+
+    Attributes:
+        made: The array in the heap.
+        wanted: Where the result belongs.
+    """
+
+    made: Any
+    wanted: ArrayView
+
+    @property
+    def address(self) -> int:
+        """Where kernels write."""
+        return int(self.made.data.ptr)
+
+    def scatter(self, stream: int) -> None:
+        """Put the result where it belongs, behind what a stream has to do before."""
+        library().copy(self.wanted.pointer, self.address, self.wanted.array.nbytes, stream)
+
+
+class DeviceHeap(AnyMemory):
+    """A rank's part of the symmetric device heap: one allocation, cut up by first fit."""
+
+    def __init__(self, device: int, nbytes: int) -> None:
+        """Reserve nothing yet.
+
+        Args:
+            device: Number of the device.
+            nbytes: Capacity.
+        """
+        self.device, self.nbytes, self.base = device, nbytes, 0
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        """Allocate an array; the memory goes back to the heap when it is collected.
+
+        Raises:
+            MemoryError: If the heap has no room for it.
+        """
+        cupy = arrays.cupy()
+        kind = np.dtype(dtype)
+        extent = tuple(int(k) for k in ([shape] if np.ndim(shape) == 0 else shape))
+        if kind.hasobject or min(extent, default=0) < 0:
+            raise ArgumentError(f"shape={shape!r}, dtype={kind}: no such array can be made")
+        if not self.base:
+            self.base = library().pointer("malloc", self.device, self.nbytes)
+            self._blocks = _Blocks(self.base, self.nbytes)
+        nbytes = max(1, math.prod(extent) * kind.itemsize)
+        address = self._blocks.take(nbytes)
+        if address is None:
+            raise MemoryError(
+                f"the symmetric device heap of {self.nbytes} bytes has no {nbytes} left; make it "
+                "larger: init(device_heap_bytes=...)"
+            )
+        owner = _Block(self._blocks, address, nbytes)
+        memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device)
+        with cupy.cuda.Device(self.device):
+            return cupy.ndarray(extent, kind, cupy.cuda.MemoryPointer(memory, 0))
+
+    def free(self) -> None:
+        """Free the memory as soon as no array lies in it; nobody else may be using it."""
+        if self.base:
+            self._blocks.end()
+
+    def holds(self, v: ArrayView) -> bool:
+        """Whether peers reach all of an array."""
+        start = v.pointer
+        return bool(self.base) and (
+            self.base <= start and start + v.array.nbytes <= self.base + self.nbytes
+        )
+
+    def has(self, v: ArrayView) -> bool:
+        """Tell that on devices no call reads inputs alone where they are."""
+        return False
+
+    def reach(self, v: ArrayView) -> Detour | None:
+        """Return where peers write an array, or None if it is where it is."""
+        return None if self.holds(v) else Detour(self.empty(v.array.shape, v.array.dtype), v)
+
+
+class _Blocks:
+    """Free stretches of a stretch of memory: first fit, neighbours grow together again."""
+
+    def __init__(self, base: int, nbytes: int) -> None:
+        self._base, self._nbytes, self._ends = base, nbytes, False
+        self._free = [(base, nbytes)]
+
+    def take(self, nbytes: int) -> int | None:
+        """Return the address of a block, or None if there is no room."""
+        wanted = _rounded(nbytes)
+        for i, (start, size) in enumerate(self._free):
+            if size >= wanted:
+                self._free[i : i + 1] = [(start + wanted, size - wanted)] if size > wanted else []
+                return start
+        return None
+
+    def give(self, start: int, nbytes: int) -> None:
+        """Take a block back."""
+        merged: list[tuple[int, int]] = []
+        for begin, size in sorted([*self._free, (start, _rounded(nbytes))]):
+            if merged and sum(merged[-1]) == begin:
+                merged[-1] = merged[-1][0], merged[-1][1] + size
+            else:
+                merged.append((begin, size))
+        self._free = merged
+        if self._ends:
+            self.end()
+
+    def end(self) -> None:
+        """Give the whole stretch back to the device once all of it is free."""
+        self._ends = True
+        if self._free == [(self._base, self._nbytes)]:
+            self._free = []
+            library().call("free", self._base)
+
+
+class _Block:
+    """Gives a block back when the array over it is collected."""
+
+    def __init__(self, blocks: _Blocks, start: int, nbytes: int) -> None:
+        self._blocks, self._start, self._nbytes = blocks, start, nbytes
+
+    def __del__(self) -> None:
+        self._blocks.give(self._start, self._nbytes)
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN

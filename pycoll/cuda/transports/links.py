@@ -1,0 +1,150 @@
+"""How the ranks of a communicator reach each other's devices; see `peers` and `nccl`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from pycoll.cuda.calls.prepare import AnyMemory
+from pycoll.cuda.device import arrays, library
+from pycoll.cuda.device.library import DeviceInfo, KernelError
+from pycoll.errors import CollError, CollTimeout, MismatchError, Revoked, TransportError
+from pycoll.runtime.calls.plans import CallSpec
+from pycoll.types import Kind
+
+if TYPE_CHECKING:
+    from pycoll.runtime.sessions.session import Session
+
+_POLL_S = 0.0002
+_NOT_READY = 600  # cudaErrorNotReady
+
+
+class Link(Protocol):
+    """What a `DeviceSide` launches through.
+
+    Attributes:
+        name: Of the transport.
+        device: Number of this rank's device.
+        messages: Ranks send messages; otherwise they reach each other's memory.
+        memory: Tells which arrays peers reach.
+        generation: Changes when peers have to be told of new memory.
+    """
+
+    name: str
+    device: int
+    messages: bool
+    memory: AnyMemory
+    generation: int
+
+    def prepare(self, spec: CallSpec) -> None:
+        """Check what only this transport knows; local, and before anything is launched."""
+
+    def heard(self, generations: list[int]) -> None:
+        """Take note of the generation of every rank."""
+
+    def open(self, session: Session) -> None:
+        """Get in touch with the peers if that has not happened; a collective."""
+
+    def launch(
+        self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
+    ) -> None:
+        """Put a call on a stream of this rank's device, which is the current one."""
+
+    def error(self) -> CollError | None:
+        """Return what has gone wrong in the background."""
+
+    def wait(self, event: Any, timeout: float) -> None:
+        """Wait on the host for an event."""
+
+    def abort(self) -> None:
+        """End everything that runs; harmless when nothing does."""
+
+    def close(self) -> None:
+        """Stop using what peers own, and free what they do not use."""
+
+    def free(self) -> None:
+        """Free what peers have used if all of them have closed; after telling them of one's own."""
+
+
+class Place(NamedTuple):
+    """Where a rank runs.
+
+    Attributes:
+        process: Number of its process.
+        device: Identity of its device, alike in all processes.
+    """
+
+    process: int
+    device: bytes
+
+
+def places(session: Session, device: DeviceInfo) -> list[Place]:
+    """Tell all ranks where this one runs; return where each of them does. A collective."""
+    process = np.array([os.getpid()], np.int64).view(np.uint8)
+    own = np.concatenate([process, np.frombuffer(bytes(device.uuid), np.uint8)])
+    rows = session.call(Kind.ALL_GATHER, own.reshape(1, -1), None, "sum", 0, None)
+    return [Place(int(row[:8].view(np.int64)[0]), row[8:].tobytes()) for row in rows]
+
+
+def wait_for(event: Any, timeout: float, what: str) -> None:
+    """Poll an event until it has happened.
+
+    Raises:
+        CollTimeout: After ``timeout`` seconds.
+        TransportError: If CUDA has failed; the event will not happen.
+    """
+    until = time.monotonic() + timeout
+    while not event.done:
+        runtime = arrays.cupy().cuda.runtime
+        status = runtime.eventQuery(event.ptr)
+        if status not in (0, _NOT_READY):
+            raise TransportError(f"{what} has failed: {runtime.CUDARuntimeError(status)}")
+        if time.monotonic() > until:
+            raise CollTimeout(f"{what} has not ended after {timeout:g} s; it may still be running")
+        time.sleep(_POLL_S)
+
+
+def kernel_failure(error: KernelError) -> CollError | None:
+    """Turn the record of a kernel into an error; None if it tells of none."""
+    if error.kind == library.NO_ERROR:
+        return None
+    if error.kind == library.ABORTED:
+        return Revoked(f"rank {error.rank} was aborted on the device")
+    where = f"rank {error.rank}, block {error.block}, instruction {error.instruction}"
+    if error.kind == library.MISMATCH:
+        return MismatchError(
+            f"{where}: rank {error.peer} runs another call on the device (fingerprint "
+            f"{error.seen:#010x}, expected {error.expected:#010x})"
+        )
+    return CollTimeout(
+        f"{where}: gave up after waiting {error.waited_ns * 1e-9:.3g} s for rank {error.peer} "
+        f"{_position(error.expected)}; it is {_position(error.seen)}; own step {error.step}. "
+        "Look for a rank that has not made this call, or whose device is busy with something else."
+    )
+
+
+def most_telling(records: Sequence[KernelError]) -> KernelError:
+    """Choose the record to show, of one for each rank: of a mismatch, or who waits for the culprit.
+
+    Who waits for a rank that waits itself may be as far from going on as who waits for the one that
+    is missing, which has no record. Of several, that whose peer is furthest behind, modulo 2**32.
+    """
+    failed = {e.rank: e for e in records if e.kind != library.NO_ERROR}
+    for kind in (library.MISMATCH, library.ABORTED):
+        for record in failed.values():
+            if record.kind == kind:
+                return record
+    waits = {rank: e for rank, e in failed.items() if e.peer != rank}
+    return max(
+        waits.values(),
+        key=lambda e: (e.peer not in failed, e.peer not in waits, (e.expected - e.seen) % 2**32),
+        default=records[0],
+    )
+
+
+def _position(value: int) -> str:
+    return f"at step {value & 0xFFFF} of call {value >> 16}"

@@ -1,0 +1,138 @@
+"""What all ways of running a call on a device have in common: plans bound to numbers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from ctypes import byref
+
+import numpy as np
+
+from pycoll.cuda.calls.program import Extent
+from pycoll.cuda.device.library import BEST, CallInfo, Spec, library
+from pycoll.errors import ArgumentError
+from pycoll.runtime.calls.plans import (
+    LAYOUT_OWN,
+    CallSpec,
+    binding_numbers,
+    blocks_in_chunks,
+    compile_plans,
+)
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.schedule.lowering.plan import Plan
+from pycoll.types import DType
+
+_MAX_CALLS = 1024
+
+
+def nanoseconds(limit: float) -> int:
+    """Return a checked time limit, in seconds, as the device library takes it: 0 is its default."""
+    return max(1, int(limit * 1e9))
+
+
+def _numbers(spec: CallSpec, plan: Plan, world_size: int, number: int) -> dict[str, int]:
+    chunks = plan.schedule.chunks
+    if blocks_in_chunks(spec.count, world_size, chunks, COLLECTIVES[spec.collective]):
+        raise ArgumentError(
+            f"{spec.algorithm.name} divides blocks into {chunks // world_size} chunks: on a device "
+            f"{spec.count // world_size} elements must be a multiple of that"
+        )
+    return binding_numbers(spec, world_size, chunks, plan.scales_in_fold, number)
+
+
+def extent_of(spec: CallSpec, plan: Plan, world_size: int) -> Extent:
+    """Return the sizes with which a plan of messages runs a call."""
+    numbers = _numbers(spec, plan, world_size, 0)
+    return Extent(
+        count=spec.count,
+        chunk=numbers["chunk"],
+        itemsize=spec.itemsize,
+        own_in=numbers["layout_in"] == LAYOUT_OWN,
+        own_out=numbers["layout_out"] == LAYOUT_OWN,
+        scale_n=numbers["scale_n"],
+        scale_at_exit=bool(numbers["scale_at_exit"]),
+    )
+
+
+def device_spec(spec: CallSpec, plan: Plan, world_size: int, number: int) -> tuple[Spec, tuple]:
+    """Return a plan with numbers as the device library takes it, and what has to stay alive."""
+    numbers = _numbers(spec, plan, world_size, number)
+    del numbers["check"]  # the descriptor has 15 bits of it
+    code, operands = np.ascontiguousarray(plan.code), np.ascontiguousarray(plan.operands)
+    numbers["dtype"] = spec.dtype if spec.dtype < len(DType) else int(DType.UINT8)
+    filled = Spec(
+        code=code.ctypes.data,
+        operands=operands.ctypes.data,
+        ninstructions=len(code),
+        noperands=len(operands),
+        rank=plan.rank,
+        chunks=plan.schedule.chunks,
+        slots=plan.slots,
+        rounds=plan.rounds,
+        direct=plan.direct,
+        **numbers,
+    )
+    return filled, (code, operands)
+
+
+class CallCache:
+    """Calls that were made on a group of the device library, by what they do."""
+
+    def __init__(self, group: int, world_size: int, ranks: Sequence[int]) -> None:
+        """Begin with none.
+
+        Args:
+            group: The group.
+            world_size: Its size.
+            ranks: Ranks of this process.
+        """
+        self._group, self._n, self._ranks = group, world_size, ranks
+        self._calls: OrderedDict[CallSpec, int] = OrderedDict()
+        self._pinned: set[int] = set()
+
+    def __contains__(self, spec: CallSpec) -> bool:
+        return spec in self._calls
+
+    def find(self, spec: CallSpec, pin: bool = False) -> int:
+        """Return the call, making it the first time.
+
+        Args:
+            spec: What it does.
+            pin: It becomes part of a CUDA graph, and has to stay. The capture is under way, so no
+                other call is freed: that waits for the device, which would end the capture.
+
+        Raises:
+            ScheduleError: If its plans do not fit the group.
+        """
+        call = self._calls.get(spec)
+        if call is None:
+            if not pin:
+                self._make_room()
+            call = self._calls[spec] = self._make(spec)
+        self._calls.move_to_end(spec)
+        if pin:
+            self._pinned.add(call)
+        return call
+
+    def _make(self, spec: CallSpec) -> int:
+        plans, number = compile_plans(spec, self._n, self._ranks)
+        made = [device_spec(spec, plan, self._n, number) for plan in plans]
+        specs = (Spec * len(made))(*(filled for filled, _ in made))
+        return library().pointer("call_create", self._group, specs, len(made))
+
+    def _make_room(self) -> None:
+        for spec, call in list(self._calls.items())[: max(0, len(self._calls) - _MAX_CALLS + 1)]:
+            if call not in self._pinned:
+                library().call("call_destroy", self._calls.pop(spec))
+
+    def info(self, spec: CallSpec, method: int = BEST) -> CallInfo:
+        """Tell which kernel runs a call, and how."""
+        found = CallInfo()
+        library().call("call_info", self.find(spec), method, byref(found))
+        return found
+
+    def clear(self) -> None:
+        """Free all calls; waits for the device."""
+        for call in self._calls.values():
+            library().call("call_destroy", call)
+        self._calls.clear()

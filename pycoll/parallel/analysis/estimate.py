@@ -1,0 +1,156 @@
+"""How many bytes a run takes, without running it: memory at rest, at its peak, and on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from pycoll.errors import ArgumentError
+from pycoll.kernels import EXACT_LIMBS
+from pycoll.parallel.analysis.dry_run import DryRun
+from pycoll.parallel.analysis.ledger import VOLUME
+from pycoll.parallel.engine.checks import VOTE_WORDS
+from pycoll.parallel.engine.groups import check_axis
+from pycoll.parallel.engine.limits import check_number
+from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.precision import dtype_of
+from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.nn.layer import Layer, Model, ParameterSpec, Sequential
+from pycoll.parallel.state.layout import (
+    Layout,
+    bucket_elements,
+    make_layouts,
+    make_units,
+    unit_parameters,
+)
+from pycoll.parallel.state.placement import PRESETS, Placement
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of one rank.
+
+    Attributes:
+        parameter: Parameters, at rest.
+        gradient: Gradients, at rest.
+        optimizer: Optimizer states, at rest.
+        padding: How much of `at_rest` is padding.
+        peak: Largest sum of parameters, gradients, states and buffers during a step; activations
+            and what layers allocate inside are not in it.
+        wire: Bytes sent in a step, by purpose.
+    """
+
+    parameter: int
+    gradient: int
+    optimizer: int
+    padding: int
+    peak: int
+    wire: dict[str, int]
+
+    @property
+    def at_rest(self) -> int:
+        """Bytes held between steps."""
+        return self.parameter + self.gradient + self.optimizer
+
+    def __str__(self) -> str:
+        parts = {
+            "parameters": self.parameter,
+            "gradients": self.gradient,
+            "optimizer states": self.optimizer,
+            "at rest": self.at_rest,
+            "peak": self.peak,
+            **{f"sent per step: {purpose}": nbytes for purpose, nbytes in self.wire.items()},
+        }
+        return "\n".join(f"{name:30}{nbytes:>20,} B" for name, nbytes in parts.items())
+
+
+class _Parameters:
+    """Stands for a model of which only the number of parameters is known."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        return {"all": ParameterSpec((self._count,))}
+
+
+def estimate(
+    model: Model | float,
+    recipe: str | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
+    *,
+    micro_batches: int = 1,
+    options: Options | None = None,
+    **changes: Any,
+) -> Estimate:
+    """Tell the bytes of one rank of `DataParallel` with the same arguments.
+
+    They are those that its ledger counts: the layout is the same code, and the peak comes from
+    walking through a step without arrays. Parameters without gradients count as if they had some.
+
+    Args:
+        model: The model (its shapes are those of one ``tp`` rank), or the number of parameters.
+        recipe: Name of a precision recipe; by default that of the options.
+        mesh: The ranks, or sizes by axis, such as ``{"dp": 64}``; None: one rank.
+        micro_batches: Micro-batches of a step on each rank.
+        options: As for `DataParallel`; hooks are not counted.
+        changes: Options by name.
+
+    Raises:
+        ArgumentError: For what `DataParallel` would refuse.
+    """
+    check_number("micro_batches", micro_batches, "[1, inf)", whole=True)
+    changes = {**changes, **({} if recipe is None else {"precision": recipe})}
+    options = replace(options or Options(), **changes)
+    axes = _axes(mesh)
+    if isinstance(model, (int, float)):
+        check_number("model", model, "[0, inf)")
+        layer: Layer = _Parameters(-(-int(model) // axes.get("tp", 1)))  # type: ignore[assignment]
+        model = Sequential([("model", layer)])
+    units = make_units(model)
+    itemsize = dtype_of(options.recipe.gradient).itemsize
+    elements = bucket_elements(options.zero, options.bucket_bytes, itemsize)
+    layouts = make_layouts(unit_parameters(units), axes.get("dp", 1), elements)
+    rest, padding = _at_rest(layouts, options, axes.get("dp", 1))
+    run = DryRun(units, layouts, options, axes)
+    run.step(micro_batches)
+    wire = {**run.wire, **_agreement_bytes(axes)}
+    return Estimate(
+        *rest,
+        padding=padding,
+        peak=sum(rest) + run.peak,
+        wire={purpose: nbytes for purpose, nbytes in wire.items() if nbytes},
+    )
+
+
+def _axes(mesh: Mesh | Mapping[str, int] | None) -> dict[str, int]:
+    axes = dict(mesh.axes if isinstance(mesh, Mesh) else mesh or {})
+    if any(not isinstance(size, int) or size < 1 for size in axes.values()):
+        raise ArgumentError(f"mesh={axes}; accepted are sizes >= 1 by axis")
+    for axis, size in axes.items():
+        check_axis(axis, size)
+    return axes
+
+
+def _at_rest(layouts: Sequence[Layout], options: Options, shards: int) -> tuple[list[int], int]:
+    """Return bytes of parameters, gradients and states, and how many of all are padding."""
+    preset = PRESETS[options.zero]
+    sizes = options.recipe.bytes_per_parameter(len(options.optimizer.slots))
+    placements = (preset.parameter, preset.gradient, preset.optimizer)
+    parts = [shards if placement == Placement.SHARD else 1 for placement in placements]
+
+    def kept(count: int) -> list[int]:
+        return [count * size // part for size, part in zip(sizes, parts, strict=True)]
+
+    rest = kept(sum(layout.padded for layout in layouts))
+    return rest, sum(rest) - sum(kept(sum(layout.count for layout in layouts)))
+
+
+def _agreement_bytes(axes: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes with which ranks agree on counts, loss and norm."""
+    world, data = prod(axes.values()), axes.get("replica", 1) * axes.get("dp", 1)
+    counts = VOLUME["all_gather"](world, 8 * world) + VOLUME["all_reduce"](data, 16)
+    words = EXACT_LIMBS + VOTE_WORDS + 3
+    return {"norm": VOLUME["all_reduce"](world, 8 * words), "count": counts}

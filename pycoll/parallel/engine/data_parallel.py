@@ -1,0 +1,289 @@
+"""The data-parallel engine: plain data parallelism, ZeRO-1, 2 and 3, MiCS and HSDP.
+
+One class, one table of placements. What a step does: the layers run forward and backward over the
+micro-batches; buckets are reduced while the backward pass goes on; one exact norm is formed over
+all ranks; the optimizer steps the elements that this rank keeps states for; parameters go back to
+whoever needs them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.analysis.ledger import Ledger
+from pycoll.parallel.engine.accumulate import Sums, turns
+from pycoll.parallel.engine.agreement import agree
+from pycoll.parallel.engine.checks import check_mesh, check_parts, check_structure
+from pycoll.parallel.engine.groups import Groups
+from pycoll.parallel.engine.limits import refusal
+from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.passes import Passes, Sample
+from pycoll.parallel.engine.precision import dtype_of
+from pycoll.parallel.engine.samples import most_micro_batches
+from pycoll.parallel.engine.step_report import StepReport
+from pycoll.parallel.hooks.hook import Hook
+from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.nn.layer import Loss, Model
+from pycoll.parallel.state import values as state
+from pycoll.parallel.state.bucket import Bucket, Settings
+from pycoll.parallel.state.layout import (
+    Unit,
+    bucket_elements,
+    make_layouts,
+    make_units,
+    unit_parameters,
+)
+from pycoll.parallel.state.placement import PRESETS
+from pycoll.parallel.state.restore import restore
+
+
+class DataParallel:
+    """Trains a model whose samples are divided over the ranks of a mesh.
+
+    ::
+
+        engine = DataParallel(model, loss, Mesh(comm, dp=-1), zero=1, optimizer=AdamW(lr=3e-4))
+        for batch in batches:
+            report = engine.step(batch)  # a list of (inputs, targets), one for each micro-batch
+
+    All ranks make the same calls. See docs/parallel.md for what each stage sends and keeps, and for
+    which runs agree to the bit.
+
+    Attributes:
+        options: The settings.
+        ledger: The bytes of this rank.
+        steps: Number of steps taken.
+        loss_scale: Scale of the loss in the next step.
+        parameters: All parameters, in forward order.
+    """
+
+    def __init__(
+        self, model: Model, loss: Loss, mesh: Mesh, options: Options | None = None, **changes: Any
+    ) -> None:
+        """Make buffers and states; a collective.
+
+        Args:
+            model: Layers; see `pycoll.parallel.nn.layer`.
+            loss: What to make small.
+            mesh: The ranks. Samples are divided over ``replica`` and ``dp``; sharding is over
+                ``dp``.
+            options: Settings; by default those of `Options`.
+            changes: Settings by name, which go before `options`.
+
+        Raises:
+            ArgumentError: For a setting or a model that cannot be used, naming the parameter.
+            MismatchError: If ranks have different models, settings or values.
+        """
+        self.options = options = replace(options or Options(), **changes)
+        self.mesh, self.ledger, self.steps = mesh, Ledger(), 0
+        self.loss_scale, self._scaled = options.scaling
+        self._hook_scale = self.loss_scale.value  # of what the hook has not sent
+        units = make_units(model)
+        owned = unit_parameters(units)
+        self.parameters = [parameter for group in owned for parameter in group]
+        check_mesh(self.parameters, mesh)
+        self.groups = Groups(mesh, self.ledger, options.device)
+        check_structure(self.parameters, [f"mesh={mesh.axes}", *options.facts()], self.groups.world)
+        check_parts(units, self.groups)
+        precision, preset = options.recipe, PRESETS[options.zero]
+        self._hook = options.hook or Hook()
+        settings = Settings(
+            preset, precision, options.order, options.optimizer, self._hook, options.fused
+        )
+        elements = bucket_elements(
+            options.zero, options.bucket_bytes, dtype_of(precision.gradient).itemsize
+        )
+        layouts = make_layouts(owned, self.groups.shards.world_size, elements)
+        self.buckets = [Bucket(layout, settings, self.groups) for layout in layouts]
+        state.initialise(self.buckets, self.groups, options.start)
+        self._passes = self._make_passes(model, loss, units)
+        self._graph: frozenset[str] | None = None
+
+    def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Passes:
+        """Make what runs the layers."""
+        if isinstance(loss, type) or not isinstance(loss, Loss):
+            raise ArgumentError(f"loss={loss!r}; expected a loss, such as CrossEntropy()")
+        options = self.options
+        return Passes(
+            units,
+            self.buckets,
+            loss,
+            compute=options.recipe.compute,
+            prefetch=options.prefetch if options.zero == 3 else 0,
+            vectors={2: 3, 3: 2 + options.prefetch}.get(options.zero),
+            ledger=self.ledger,
+            wrap=options.wrap,
+        )
+
+    def step(self, micro_batches: Sequence[Sample], lr: float | None = None) -> StepReport:
+        """Train on one batch; a collective.
+
+        Args:
+            micro_batches: ``(inputs, targets)`` of this rank, one after the other. Ranks may have
+                different numbers of micro-batches, or none, and of samples: the mean is over
+                samples. Ranks of one ``tp`` group are given the same ones.
+            lr: Learning rate of this step; by default the optimizer's.
+
+        Raises:
+            ArgumentError, MismatchError: On every rank: for what is no `lr` or micro-batches,
+                gradients that are not finite, with ``unused="error"`` a changed graph, different
+                rates, optimizers or, in a ``tp`` group, numbers of micro-batches.
+        """
+        lr = self.options.optimizer.lr if lr is None else lr
+        start = time.perf_counter()
+        wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
+        self.ledger.reset_peak()
+        total, samples, problems = self._accumulate(micro_batches, lr)
+        scale = self.loss_scale.value
+        divisor = max(1, samples) * scale
+        routine = self._scaled and not self.loss_scale.exhausted
+        forgiving = routine or self.options.nonfinite == "skip"
+        facts = self.options.step_facts(lr=lr, steps=self.steps, loss_scale=self.loss_scale)
+        norm, overflow = agree(self.buckets, self.groups, problems, forgiving, facts)
+        norm /= divisor
+        if not overflow:
+            self._hook.settle()
+            self._update(lr, 1.0 / divisor, norm)
+        self.loss_scale = self.loss_scale.after(overflow)
+        for bucket in self.buckets:
+            bucket.gradients.result = None
+        return StepReport(
+            loss=total / max(1, samples),
+            samples=samples,
+            grad_norm=norm,
+            skipped=overflow,
+            loss_scale=scale,
+            bytes=self.ledger.sent_since(wire),
+            waits=dict(self.ledger.waits - waits),
+            peak_bytes=self.ledger.peak,
+            seconds=time.perf_counter() - start,
+        )
+
+    def _accumulate(self, micro_batches: Sequence[Sample], lr: Any) -> tuple[float, int, list[str]]:
+        """Run all micro-batches.
+
+        Returns:
+            Sum of losses and number of samples of all ranks, and what this rank found wrong.
+        """
+        for bucket in self.buckets:
+            bucket.gradients.reset()
+        self._begin_hook()
+        self._passes.prepare()
+        refused = refusal("lr", lr, "[0, inf)")
+        plan = turns(most_micro_batches(micro_batches, self.groups, refused), self.options.order)
+        problems: list[str] = []
+        totals: Sums[Any] = Sums(np.zeros(2), partial(np.zeros, 2))
+        for j, turn in enumerate(plan):
+            sample = micro_batches[j] if j < len(micro_batches) else None
+            loss, count, back = self._passes.run(sample, self.loss_scale.value)
+            for bucket in self.buckets:
+                bucket.gradients.begin(turn, j == len(plan) - 1)
+            total = totals.begin(turn)
+            total += (loss, count)
+            totals.end(turn)
+            self._passes.back(back)
+            if sample is not None:
+                problems += self._graph_problems(j)
+        both = self.groups.data.all_reduce(totals.take(), "count", self.options.order).wait()
+        return float(both[0]), int(both[1]), problems
+
+    def _begin_hook(self) -> None:
+        """Give what the hook has not sent the scale of the next gradients."""
+        self._hook.begin(self.loss_scale.value / self._hook_scale)
+        self._hook_scale = self.loss_scale.value
+
+    def _graph_problems(self, j: int) -> list[str]:
+        """Tell whether a micro-batch gave gradients of other parameters than the first."""
+        arrived = frozenset().union(*(b.gradients.arrived for b in self.buckets))
+        self._graph = arrived if self._graph is None else self._graph
+        if self.options.unused == "zero" or arrived == self._graph:
+            return []
+        names = ", ".join(sorted(arrived ^ self._graph))
+        return [
+            f"a changed graph: in micro-batch {j} gradients of {names} came or stayed away, "
+            "unlike in the first one"
+        ]
+
+    def _update(self, lr: float, scale: float, norm: float) -> None:
+        """Step all parameters with the clipped mean gradient."""
+        self.steps += 1
+        clip = self.options.clip_norm
+        if clip is not None and norm > clip:
+            scale *= clip / norm
+        for bucket in reversed(self.buckets):  # in the order in which the layers want them
+            bucket.update(self.steps, lr, scale)
+
+    def settle(self) -> None:
+        """Wait until this rank has all parameters of the last step; not a collective.
+
+        Whatever uses them here does so by itself, a layer when its turn comes.
+        """
+        for bucket in self.buckets:
+            bucket.complete.wait()
+
+    def predict(self, x: Any) -> Any:
+        """Return the output of the last layer; with stage 3 a collective."""
+        return self._passes.predict(x)
+
+    def gather(self) -> dict[str, np.ndarray]:
+        """Return all parameters in full, by name, on every rank; a collective."""
+        return state.gather_parameters(self.buckets, self.groups)
+
+    def gradients(self) -> dict[str, np.ndarray]:
+        """Return the sums of the gradients of the last step by name: views of stage 0's buckets.
+
+        The next step changes them. They are not divided by samples or loss scale.
+        """
+        if self.options.zero:
+            raise ArgumentError(f"with zero={self.options.zero} each rank has only its shard")
+        return state.gradient_views(self.buckets)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return parameters and optimizer states in full, independent of the mesh; a collective.
+
+        Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank, which
+        ``"hook_of"`` names then.
+        """
+        scale = (self.loss_scale.value, self.loss_scale.good_steps)
+        self._begin_hook()
+        found = state.gather_states(self.buckets, self.groups)
+        if unsent := self._hook.state():
+            found["hook_of"] = self.groups.place
+        return {"steps": self.steps, "loss_scale": scale, "hook": unsent, **found}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take what `state_dict` gave; a collective. On another mesh drop its ``"hook"``.
+
+        Raises:
+            ArgumentError: On every rank, if any state does not fit, or has the hook of another
+                rank; MismatchError: if they differ.
+        """
+        scale, hook = self.loss_scale, self._hook
+        self.steps, self.loss_scale = restore(self.buckets, self.groups, scale, hook, saved)
+        self._hook_scale = self.loss_scale.value
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the engine's communicators; not a collective.
+
+        Args:
+            error: Why this rank cannot go on; peers that wait for it are told.
+        """
+        try:
+            if error is None:
+                self.settle()
+        finally:
+            self.groups.close(error)
+
+    def __enter__(self) -> DataParallel:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close(error)

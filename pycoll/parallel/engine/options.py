@@ -1,0 +1,150 @@
+"""The settings of a data-parallel run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.engine.describe import describe
+from pycoll.parallel.engine.limits import check_number
+from pycoll.parallel.engine.precision import LossScale, Precision, dtype_of, recipe
+from pycoll.parallel.hooks.hook import Hook
+from pycoll.parallel.optim import AdamW, Optimizer
+
+_ACCEPTED = {
+    "zero": (0, 1, 2, 3),
+    "order": ("tree", "rank", "any"),
+    "start": ("check", "broadcast", "trust"),
+    "nonfinite": ("error", "skip"),
+    "unused": ("zero", "error"),
+    "device": ("cpu", "cuda"),
+}
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "optimizer": (
+        lambda x: hasattr(x, "update") and not isinstance(x, type),
+        "an optimizer, such as AdamW(lr=3e-4)",
+    ),
+    "loss_scale": (lambda x: x is None or isinstance(x, LossScale), "a LossScale, or None"),
+    "hook": (lambda x: x is None or isinstance(x, Hook), "a Hook, or None"),
+    "wrap": (callable, "a function of one array"),
+}
+# What has to be the same on every rank. `fused` and `wrap` change no result.
+_COMPARED = (
+    *("zero", "order", "bucket_bytes", "optimizer", "clip_norm", "loss_scale"),
+    *("hook", "prefetch", "start", "nonfinite", "unused", "device"),
+)
+
+
+def _as_it_is(array: Any) -> Any:
+    return array
+
+
+@dataclass(frozen=True)
+class Options:
+    """Keyword arguments of `DataParallel`.
+
+    Attributes:
+        zero: ZeRO stage: 0 replicates everything, 1 shards optimizer states, 2 gradients as well, 3
+            parameters as well.
+        optimizer: What steps the parameters.
+        order: Order of all sums: ``"tree"``, ``"rank"`` or ``"any"``; see docs/parallel.md.
+        bucket_bytes: Gradient bytes that are reduced in one call; with stage 3 a bucket is a layer.
+        precision: A recipe, or the name of one: ``fp32``, ``fp64``, ``fp16``, ``bf16``,
+            ``fp16_copy``.
+        loss_scale: Factor of the loss, which falls when gradients overflow. None: 2**15 where the
+            recipe needs one; elsewhere the loss is as it is.
+        clip_norm: Largest norm of the mean gradient, above 0; a longer one is shortened. None and
+            infinity: any.
+        hook: What reduces buckets; see `pycoll.parallel.hooks.hook`.
+        prefetch: Layers that stage 3 gathers ahead.
+        start: ``"check"``: raise if parameters differ between ranks; ``"broadcast"``: take those of
+            the first rank; ``"trust"``.
+        nonfinite: What infinite gradients mean where the loss is not scaled: ``"error"``, or
+            ``"skip"`` the step.
+        unused: What a parameter without a gradient means: ``"zero"``, or ``"error"`` if it had one
+            in the first micro-batch, or the other way round (a changed graph).
+        fused: Use fused kernels; otherwise the same formulas in array operations.
+        wrap: Makes of an array of the engine what the layers want, sharing memory; for instance
+            ``torch.from_numpy``.
+        device: Where parameters, gradients and states are: ``"cpu"``, in NumPy arrays, or
+            ``"cuda"``, in CuPy arrays on the current device of each rank.
+    """
+
+    zero: int = 0
+    optimizer: Optimizer = field(default_factory=AdamW)
+    order: str = "tree"
+    bucket_bytes: int = 25 << 20
+    precision: str | Precision = "fp32"
+    loss_scale: LossScale | None = None
+    clip_norm: float | None = None
+    hook: Hook | None = None
+    prefetch: int = 1
+    start: str = "check"
+    nonfinite: str = "error"
+    unused: str = "zero"
+    fused: bool = True
+    wrap: Callable[[Any], Any] = _as_it_is
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be used.
+
+        Raises:
+            ArgumentError: Naming the setting and what is accepted.
+        """
+        for name, (fits, expected) in _KINDS.items():
+            value = getattr(self, name)
+            if not fits(value):
+                raise ArgumentError(f"{name}={value!r}; expected {expected}")
+        for name, accepted in _ACCEPTED.items():
+            value = getattr(self, name)
+            if value not in accepted:
+                listed = ", ".join(map(str, accepted))
+                raise ArgumentError(f"{name}={value!r} is not known; accepted: {listed}")
+        check_number("prefetch", self.prefetch, "[0, inf)", whole=True)
+        check_number("bucket_bytes", self.bucket_bytes, "[1, inf)")
+        if self.clip_norm is not None:
+            check_number("clip_norm", self.clip_norm, "(0, inf]")
+        kind, hook = self.recipe.gradient, self.hook
+        if hook is not None and self.zero not in hook.stages:
+            raise ArgumentError(
+                f"{type(hook).__name__} keeps what it has not sent of all gradients on every rank, "
+                f"and parameters, which it does not compress, would be two thirds of the bytes: "
+                f"use it with zero={', '.join(map(str, hook.stages))}, not {self.zero}"
+            )
+        if hook is not None and type(hook) is not Hook and dtype_of(kind).itemsize < 4:
+            name = type(hook).__name__
+            raise ArgumentError(f"{name} compresses float32; precision has {kind} gradients")
+        if hook is not None and self.device not in hook.devices:
+            raise ArgumentError(
+                f"{type(hook).__name__} is for device={', '.join(hook.devices)}, not {self.device}"
+            )
+
+    @property
+    def recipe(self) -> Precision:
+        """The number formats."""
+        return recipe(self.precision)
+
+    @property
+    def scaling(self) -> tuple[LossScale, bool]:
+        """The first scale of the loss, and whether an overflow is routine."""
+        if self.loss_scale is not None:
+            return self.loss_scale, True
+        if self.recipe.loss_scaling:
+            return LossScale(), True
+        return LossScale(1.0, growth=1.0, backoff=1.0), False
+
+    def step_facts(self, **more: Any) -> str:
+        """Describe what the parameters of a step follow from, a line for each setting.
+
+        An optimizer may have changed since `facts`, on one rank alone.
+        """
+        settings = more | {"clip_norm": self.clip_norm, "optimizer": self.optimizer}
+        return "\n".join(f"{name}={describe(value)}" for name, value in settings.items())
+
+    def facts(self) -> list[str]:
+        """Describe what has to be the same on every rank, a line for each setting."""
+        settings = {name: getattr(self, name) for name in _COMPARED} | {"precision": self.recipe}
+        return [f"{name}={describe(value)}" for name, value in settings.items()]

@@ -1,0 +1,97 @@
+"""Layers made of layers: one after the other, and around the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pycoll.parallel.arrays import Array, Out, put
+from pycoll.parallel.nn.layer import Layer, ParameterSpec, takes_out
+
+Params = Mapping[str, Array]
+
+
+class _Trace(NamedTuple):
+    """What a chain remembers of one input.
+
+    Attributes:
+        saved: What each layer has saved.
+        gradients: Gradient of each layer's output; empty until `backward_input`.
+    """
+
+    saved: list[Any]
+    gradients: list[Array]
+
+
+class Chain:
+    """Layers one after the other, as one layer.
+
+    Parameter ``p`` of the layer ``a`` is named ``a.p``. `backward_weight` takes the gradients that
+    `backward_input` has left behind, and lets go of them and of what the layers have saved.
+    """
+
+    def __init__(self, *layers: tuple[str, Layer]) -> None:
+        """Join layers.
+
+        Args:
+            *layers: ``(name, layer)`` in the order in which they are applied.
+        """
+        self.layers = layers
+        self._names = [
+            [(short, f"{name}.{short}") for short in layer.parameters()] for name, layer in layers
+        ]
+        self._placing = {name for name, layer in layers if takes_out(layer)}
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        """Return those of all layers."""
+        return {
+            f"{name}.{short}": spec
+            for name, layer in self.layers
+            for short, spec in layer.parameters().items()
+        }
+
+    def forward(self, params: Params, x: Any) -> tuple[Array, Any]:
+        """Apply the layers."""
+        trace = _Trace([], [])
+        for (_, layer), names in zip(self.layers, self._names, strict=True):
+            x, saved = layer.forward({short: params[full] for short, full in names}, x)
+            trace.saved.append(saved)
+        return x, trace
+
+    def backward_input(self, params: Params, saved: _Trace, dy: Array) -> Any:
+        """Go back through the layers, from the last to the first."""
+        saved.gradients[:] = [None] * len(self.layers)
+        for i in reversed(range(len(self.layers))):
+            saved.gradients[i] = dy
+            own = {short: params[full] for short, full in self._names[i]}
+            dy = self.layers[i][1].backward_input(own, saved.saved[i], dy)
+        return dy
+
+    def backward_weight(
+        self, params: Params, saved: _Trace, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
+        """Return the gradients of all parameters."""
+        if not saved.gradients:
+            Chain.backward_input(self, params, saved, dy)
+        found = {}
+        for (name, layer), names in zip(self.layers, self._names, strict=True):
+            held, gradient = saved.saved.pop(0), saved.gradients.pop(0)
+            own = {short: params[full] for short, full in names}
+            places = {short: out[full] for short, full in names if full in out} if out else {}
+            extra = {"out": places} if name in self._placing else {}
+            for short, value in layer.backward_weight(own, held, gradient, **extra).items():
+                found[f"{name}.{short}"] = put(value, places.get(short))
+        return found
+
+
+class Residual(Chain):
+    """``y = x + chain(x)``."""
+
+    def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
+        """Apply the layers and add the input."""
+        y, saved = super().forward(params, x)
+        return x + y, saved
+
+    def backward_input(self, params: Params, saved: _Trace, dy: Array) -> Array:
+        """Add the gradient that passes by the layers."""
+        return dy + super().backward_input(params, saved, dy)

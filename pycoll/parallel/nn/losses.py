@@ -1,0 +1,105 @@
+"""Softmax cross-entropy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.arrays import Array, as_indices, cast, has_extras, namespace, widen
+from pycoll.parallel.nn.layers import check_indices, flat
+
+
+class Saved(NamedTuple):
+    """What the backward pass of a cross-entropy needs.
+
+    Attributes:
+        odds: Probabilities ``[n, vocabulary]``, or this rank's columns of them.
+        column: Column of the target in each row; anything where `counted` is False.
+        counted: Whether the row's target is among the columns.
+        ignored: Rows that have no target, or None if there are none.
+        shape: Shape of the logits.
+        dtype: Type of the logits.
+    """
+
+    odds: Array
+    column: Array
+    counted: Array
+    ignored: Array | None
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def prepare(logits: Array, targets: Any, ignore_index: int, vocabulary: int) -> tuple[Array, ...]:
+    """Check the arguments of a loss.
+
+    Returns:
+        Targets ``[n]``, and which of them count.
+
+    Raises:
+        ArgumentError: If there are not as many targets as rows, or one is not in the vocabulary.
+    """
+    targets = as_indices(targets, logits)
+    if tuple(targets.shape) != tuple(logits.shape[:-1]):
+        raise ArgumentError(
+            f"targets have shape {tuple(targets.shape)}, "
+            f"but logits have shape {tuple(logits.shape)}"
+        )
+    targets = namespace(targets).reshape(targets, (-1,))
+    valid = targets != ignore_index
+    check_indices(targets[valid], vocabulary, "targets")
+    return targets, valid
+
+
+def gradient(saved: Saved, scale: float) -> Array:
+    """Return ``scale * (probabilities - one at the target)``, zero in rows that are ignored."""
+    xp = namespace(saved.odds)
+    dlogits = saved.odds * scale
+    if has_extras(dlogits):
+        rows = xp.nonzero(saved.counted)[0]
+        dlogits[rows, saved.column[rows]] -= scale
+    else:
+        columns = xp.arange(dlogits.shape[1], dtype=saved.column.dtype, device=dlogits.device)
+        target = (columns[None, :] == saved.column[:, None]) & saved.counted[:, None]
+        dlogits -= scale * xp.astype(target, dlogits.dtype)
+    if saved.ignored is not None:
+        dlogits[saved.ignored] = 0
+    return xp.reshape(cast(dlogits, saved.dtype), saved.shape)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The sum of ``-log softmax(logits)[target]``, in nats; logits ``[..., vocabulary]``.
+
+    Attributes:
+        ignore_index: Target of rows that do not count.
+    """
+
+    ignore_index: int = -100
+
+    def forward(self, logits: Array, targets: Any) -> tuple[float, int, Saved]:
+        """Return the sum, the number of rows that count, and what the backward pass needs.
+
+        Args:
+            logits: ``[..., vocabulary]``.
+            targets: Integers ``[...]`` of [0, vocabulary), or `ignore_index`.
+        """
+        targets, valid = prepare(logits, targets, self.ignore_index, logits.shape[-1])
+        rows = widen(flat(logits))
+        xp = namespace(rows)
+        top = xp.max(rows, axis=-1, keepdims=True)
+        odds = xp.exp(rows - top)
+        total = xp.sum(odds, axis=-1)
+        column = xp.where(valid, targets, 0)
+        index = xp.arange(rows.shape[0])
+        losses = xp.log(total) + (top[:, 0] - rows[index, column])
+        odds /= total[:, None]
+        every = bool(xp.all(valid))
+        loss = float(xp.sum(cast(losses if every else losses[valid], xp.float64)))
+        shape, ignored = tuple(logits.shape), None if every else ~valid
+        saved = Saved(odds, column, valid, ignored, shape, logits.dtype)
+        return loss, int(xp.count_nonzero(valid)), saved
+
+    def backward(self, saved: Saved, scale: float) -> Array:
+        """Return the gradient of ``scale * sum`` with respect to the logits."""
+        return gradient(saved, scale)

@@ -1,0 +1,131 @@
+"""Layers that depend on where their input stands: in the sequence, or in the whole run.
+
+Where the sequence is split over ranks, they take the communicator of these ranks, and their input
+``[b, s, h]`` is this rank's part of ``s`` consecutive positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.arrays import Array, Out, as_mask, cast, namespace, put, widen
+from pycoll.parallel.nn.layer import ParameterSpec
+from pycoll.parallel.random import Cursor, Key, keep_mask, normal_init
+
+if TYPE_CHECKING:
+    from pycoll.comm import Communicator
+
+Params = Mapping[str, Array]
+
+
+def span(length: int, comm: Communicator | None) -> slice:
+    """Return the positions of this rank, each rank having ``length`` of them."""
+    first = 0 if comm is None else comm.rank * length
+    return slice(first, first + length)
+
+
+def masked(x: Array, keep: Array | None, drop: float) -> Array:
+    """Return ``x`` where it is kept, scaled such that its expectation stays the same."""
+    if keep is None:
+        return x
+    y = namespace(x).where(keep, x, 0)
+    y *= 1 / (1 - drop)
+    return y
+
+
+@dataclass(frozen=True)
+class Position:
+    """Add a learned row for each position: ``[b, s, features]`` -> the same.
+
+    Attributes:
+        length: Largest number of positions, of the whole sequence.
+        features: Length of a row.
+        key: Name of the layer.
+        sequence: Ranks over which the sequence is split.
+        std: Standard deviation of the initial table.
+        dtype: Type of the table.
+    """
+
+    length: int
+    features: int
+    key: Key
+    sequence: Communicator | None = None
+    std: float = 0.02
+    dtype: str = "float32"
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        """Return weight ``[length, features]``."""
+        init = normal_init(self.key.fold("weight"), self.std)
+        shape, partial = (self.length, self.features), self.sequence is not None
+        return {"weight": ParameterSpec(shape, self.dtype, init, sequence=partial)}
+
+    def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
+        """Return the sum."""
+        rows = span(x.shape[1], self.sequence)
+        if rows.stop > self.length:
+            raise ArgumentError(
+                f"the input of {self.key.name} has positions up to {rows.stop - 1}, "
+                f"but {self.key.name}.weight has {self.length} rows"
+            )
+        return x + params["weight"][rows, :], rows
+
+    def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
+        """Return ``dy``."""
+        return dy
+
+    def backward_weight(
+        self, params: Params, saved: slice, dy: Array, out: Out = None
+    ) -> dict[str, Array]:
+        """Return the sum over samples, zero in rows that were not used."""
+        place = (out or {}).get("weight")
+        fresh = place is None
+        gradient = namespace(dy).zeros_like(params["weight"]) if fresh else put(0, place)
+        gradient[saved, :] = cast(namespace(dy).sum(widen(dy), axis=0), dy.dtype)
+        return {"weight": gradient}
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Set numbers of ``[b, s, h]`` to zero at random, and scale the others by ``1 / (1 - drop)``.
+
+    Which ones depends on key, step, and global sample, position and feature: not on the mesh.
+    Source: Srivastava et al., JMLR 15 (2014), section 4, with the scaling in training.
+
+    Attributes:
+        drop: Probability of a zero.
+        key: Name of the layer.
+        cursor: Where training is.
+        sequence: Ranks over which the sequence is split.
+    """
+
+    drop: float
+    key: Key
+    cursor: Cursor
+    sequence: Communicator | None = None
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        """Return nothing."""
+        return {}
+
+    def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
+        """Return the output; saves which numbers are kept, one byte each."""
+        if not self.drop or not self.cursor.training:
+            return x, None
+        samples, length, features = x.shape
+        first, rows = self.cursor.sample, span(length, self.sequence)
+        ranks = 1 if self.sequence is None else self.sequence.world_size
+        shape = (first + samples, length * ranks, features)
+        key = self.key.fold(self.cursor.step)
+        keep = as_mask(keep_mask(key, self.drop, shape, [slice(first, first + samples), rows]), x)
+        return masked(x, keep, self.drop), keep
+
+    def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
+        """Return the gradient of what was kept."""
+        return masked(dy, saved, self.drop)
+
+    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
+        """Return nothing."""
+        return {}

@@ -1,0 +1,273 @@
+"""The part of the symmetric heap that belongs to this rank, and what lies in it."""
+
+from __future__ import annotations
+
+import operator
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays.host_arrays import ArrayView, view
+from pycoll.runtime.arrays.layouts import Detour, Mirror
+from pycoll.runtime.sessions.reports import raising
+
+_MOST_AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32  # of a NumPy array
+_Registered = tuple[int, _C.Registration, Any]  # past the last byte; what keeps the memory
+
+
+class _Loan(NamedTuple):
+    registration: _C.Registration
+    hold: _C.Hold
+    engine: weakref.ref[_C.Engine]
+    ticket: int
+
+    def lasts(self) -> bool:
+        engine = self.engine()
+        return engine is not None and not engine.done(self.ticket)
+
+
+class Memory:
+    """One rank's region of the heap, shared by all communicators of the rank."""
+
+    def __init__(self, heap: _C.Heap, region: int) -> None:
+        """Take the region; it is empty."""
+        self.heap: _C.Heap | None = heap
+        self.region = region
+        self._registered: dict[int, _Registered] = {}  # by first byte
+        self._lent: list[_Loan] = []
+
+    def __del__(self) -> None:
+        """Move back what is registered still: its memory outlives the last communicator."""
+        if self.heap is not None and not sys.is_finalizing():
+            for start, (_, _, keep) in list(self._registered.items()):
+                (self._forget if _has_left(keep, start) else self._end)(start)
+
+    def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
+        """See `pycoll.Communicator.empty`."""
+        try:
+            kind = np.dtype(dtype)
+            extent = tuple(operator.index(k) for k in ([shape] if np.ndim(shape) == 0 else shape))
+        except TypeError as error:
+            raise ArgumentError(f"shape={shape!r}, dtype={dtype!r}: {error}") from None
+        if kind.hasobject:
+            raise ArgumentError(f"dtype={kind} holds Python objects and cannot be shared")
+        if min(extent, default=0) < 0:
+            raise ArgumentError(f"shape={shape!r}: dimensions must not be negative")
+        if len(extent) > _MOST_AXES:
+            raise ArgumentError(f"shape has {len(extent)} dimensions, at most {_MOST_AXES} can be")
+        return raising(self.heap.empty, self.region, extent, kind, zero)
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """See `pycoll.Communicator.symmetric`."""
+        before = _C.set_numpy_handler(self.heap.numpy_handler(self.region))
+        try:
+            yield
+        finally:
+            _C.set_numpy_handler(before)
+
+    def register(self, x: Any) -> None:
+        """See `pycoll.Communicator.register`."""
+        given = view(x, "x")
+        array, start = given.array, given.pointer
+        _, found = self._last_in(start, start + array.nbytes)
+        if found is not None:
+            raise ArgumentError("the array, or a part of it, is registered already")
+        if not array.flags.c_contiguous:
+            raise ArgumentError("x is not C-contiguous; only one stretch of memory can be moved")
+        if not array.flags.writeable:
+            raise ArgumentError("x is read-only; its memory cannot be moved")
+        if self.heap.contains(start, array.nbytes):
+            raise ArgumentError("x lies in symmetric memory already")
+        moved = _C.Registration(self.heap)
+        owner = _owner(array) if isinstance(x, np.ndarray) else None
+        keep: Any = x, array  # the view keeps what could be resized, a bytearray, where it is
+        if owner is not None:  # nobody else can free the memory, so it need not be kept alive
+            keep = weakref.finalize(owner, self._end, start)
+            keep.atexit = False
+        self._registered[start] = (start + array.nbytes, moved, keep)  # before it is moved, too
+        try:
+            raising(moved.move_in, self.region, start, array.nbytes)
+        except BaseException:  # an interrupt comes when it has been moved
+            self._move_back(start)
+            raise
+
+    def unregister(self, x: Any) -> None:
+        """See `pycoll.Communicator.unregister`."""
+        given = view(x, "x")
+        start = given.pointer
+        found = self._registered.get(start)
+        if found is None or found[0] != start + given.array.nbytes:
+            raise ArgumentError("x is not registered, or is a part of what is")
+        moved = found[1]
+        self._end_loans()
+        if not self._move_back(start):
+            lent = any(loan.registration is moved for loan in self._lent)
+            whose = "in the background" if lent else "of another thread"
+            raise ArgumentError(f"x is in use by a call {whose}; wait for it first")
+
+    def hold(self, mirrors: Sequence[Mirror]) -> list[_C.Hold]:
+        """Keep registered arrays where they are until the last of what this returns has ended.
+
+        Raises:
+            ArgumentError: If another thread has unregistered one meanwhile.
+        """
+        return [raising(_C.Hold, mirror.registration) for mirror in mirrors]
+
+    def lend(self, mirror: Mirror, engine: _C.Engine, ticket: int) -> None:
+        """Note that a call in the queue of an engine uses a registered array, which is held."""
+        self._end_loans()
+        hold = raising(_C.Hold, mirror.registration)
+        self._lent.append(_Loan(mirror.registration, hold, weakref.ref(engine), ticket))
+
+    def _end_loans(self) -> None:
+        """Take back what calls in the background have used; any thread may, while others do."""
+        for loan in tuple(self._lent):
+            if not loan.lasts():
+                loan.hold.end()
+                with suppress(ValueError):  # another thread has removed it
+                    self._lent.remove(loan)
+
+    def _move_back(self, start: int) -> bool:
+        """Make an array's memory its own again, unless a call uses it; tell whether it is."""
+        _, moved, keep = self._registered[start]
+        try:
+            return raising(moved.release_unheld)
+        finally:  # an interrupt comes when it has been released
+            if not moved.is_in:
+                if isinstance(keep, weakref.finalize):
+                    keep.detach()
+                self._registered.pop(start, None)
+
+    def _end(self, start: int) -> None:
+        """Move an array back just before its memory is freed."""
+        found = self._registered.get(start)
+        if found is None:  # an interrupted `register` or `unregister` has left its finalizer behind
+            return
+        try:
+            raising(found[1].release)
+        except BaseException:
+            self._forget(start)
+            raise
+        self._registered.pop(start, None)
+
+    def _forget(self, start: int) -> None:
+        """Drop what is known of memory that its owner has given back: it is others' now.
+
+        Its block of the heap is not used again, for pages of it may still be mapped there.
+        """
+        found = self._registered.pop(start, None)
+        if found is not None:
+            found[1].forget()
+
+    def mirror(self, v: ArrayView) -> Mirror | None:
+        """Return where an array lies in the heap if it is a part of a registered one."""
+        return self.locate(*_stretch(v))
+
+    def locate(self, start: int, nbytes: int) -> Mirror | None:
+        """Return where a stretch of memory lies in the heap if it is a part of a registered one."""
+        first, found = self._last_in(start, start + 1)
+        if found is None or start + nbytes > found[0]:
+            return None
+        return Mirror(found[1], start, nbytes, found[1].mirror + start - first)
+
+    def _last_in(self, start: int, stop: int) -> tuple[int, _Registered | None]:
+        """Return the last registered array that reaches into [start, stop), and its first byte.
+
+        What has left these addresses is forgotten.
+        """
+        while True:
+            first = self.heap.alias_below(stop - 1) or 0
+            found = self._registered.get(first)  # others may end it meanwhile
+            if found is None or found[0] <= start:
+                return 0, None
+            if not _has_left(found[2], first):
+                return first, found
+            self._forget(first)
+
+    def reach(self, v: ArrayView) -> Detour | None:
+        """Return where peers write an array without a mirror, or None if it is where it is."""
+        if self.heap.contains(v.pointer, v.array.nbytes):
+            return None
+        return Detour(self.empty(v.array.shape, v.array.dtype), v.array)
+
+    def has(self, v: ArrayView) -> bool:
+        """Whether an array lies in the heap as it was made there."""
+        return self.heap.contains(*_stretch(v))
+
+    def holds(self, v: ArrayView) -> bool:
+        """Whether peers can reach all of an array."""
+        return self.has(v) or self.mirror(v) is not None
+
+
+def _stretch(v: ArrayView) -> tuple[int, int]:
+    """Return the first byte of an array, and how many there are to the last one."""
+    if v.array.flags.c_contiguous or not v.array.size:
+        return v.pointer, v.array.nbytes
+    first, last = 0, v.array.itemsize
+    for step, extent in zip(v.array.strides, v.array.shape, strict=True):
+        first += min(0, step) * (extent - 1)
+        last += max(0, step) * (extent - 1)
+    return v.pointer + first, last - first
+
+
+def _has_left(keep: Any, start: int) -> bool:
+    """Whether a tensor has other memory than it was registered with (``resize_``)."""
+    address = getattr(keep[0], "data_ptr", None) if isinstance(keep, tuple) else None
+    return address is not None and address() != start
+
+
+class _Ordinary:
+    """Stands for a heap where there is none: makes ordinary arrays."""
+
+    def empty(self, region: int, shape: tuple[int, ...], dtype: Any, zero: bool) -> np.ndarray:
+        """Make an array, as a heap does."""
+        try:
+            return np.zeros(shape, dtype) if zero else np.empty(shape, dtype)
+        except ValueError as error:  # more bytes than a word counts
+            raise MemoryError(f"shape={shape!r}, dtype={dtype}: {error}") from None
+
+
+class PlainMemory(Memory):
+    """Stands for it where ranks cannot reach each other's memory: all arrays are ordinary ones."""
+
+    def __init__(self) -> None:
+        """Take nothing."""
+        self.heap = None
+
+    def empty(self, shape: int | Sequence[int], dtype: Any, zero: bool = False) -> np.ndarray:
+        """Return an ordinary array; refuse what symmetric memory refuses."""
+        return Memory(_Ordinary(), 0).empty(shape, dtype, zero)
+
+    def allocating(self) -> AbstractContextManager[None]:
+        """Change nothing."""
+        return nullcontext()
+
+    def register(self, x: Any) -> None:
+        """Leave the array where it is."""
+        view(x, "x")
+
+    unregister = register
+
+    def mirror(self, v: ArrayView) -> Mirror | None:
+        """Return None: nothing is registered."""
+        return None
+
+    def has(self, v: ArrayView) -> bool:
+        """Tell that no array lies where peers reach it."""
+        return False
+
+    holds = has
+
+
+def _owner(array: np.ndarray) -> np.ndarray | None:
+    """Return the array whose end is the end of the memory, or None if it is no array."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array if array.base is None and array.flags.owndata else None

@@ -1,0 +1,59 @@
+"""What ranks tell each other on behalf of a call: a few numbers each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.types import Kind
+
+if TYPE_CHECKING:
+    from pycoll.runtime.sessions.session import Session
+
+_TEXT_BYTES = 512
+
+
+def exchange(
+    session: Session, kind: Kind, row: np.ndarray, limit: float | None = None
+) -> np.ndarray:
+    """All-gather a row of numbers as a part of another call, in whose name it is checked.
+
+    Args:
+        session: The communicator.
+        kind: The call; ranks that make another one, be it an all-gather, get a `MismatchError`.
+        row: The numbers of this rank, as many on every rank.
+        limit: Seconds, or None for those of the communicator.
+
+    Returns:
+        The numbers of all ranks, ``[world_size, ...]``.
+    """
+    key = kind, row.dtype.char, row.size
+    # Taken out while it is used: a second thread, which will be refused, must not write there.
+    kept = session.kept.pop(key, None)
+    own, table, prepared = kept or session.refusing(lambda: _prepare(session, kind, row))
+    own[0] = row
+    session.start(prepared, session.config.timeout_s if limit is None else limit, False)
+    session.kept[key] = own, table, prepared
+    return table.copy()
+
+
+def _prepare(session: Session, kind: Kind, row: np.ndarray) -> tuple[Any, Any, Prepared]:
+    """Return memory for a row and for those of all ranks, and the call that fills it.
+
+    It is no memory of NumPy's, which may be symmetric, and returns to the system when it is freed.
+    """
+    own, table = (
+        np.frombuffer(bytearray(rows * row.nbytes), row.dtype).reshape(rows, row.size)
+        for rows in (1, session.world_size)
+    )
+    request = Request(Kind.ALL_GATHER, within=kind)
+    return own, table, session.prepare(request, own, table)
+
+
+def exchange_texts(session: Session, kind: Kind, text: str, limit: float) -> list[str]:
+    """Let all ranks know a short text of each, as a part of another call; see `exchange`."""
+    row = np.frombuffer(text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"), np.uint8)
+    table = exchange(session, kind, row, limit)
+    return [bytes(r).rstrip(b"\0").decode(errors="replace") for r in table]

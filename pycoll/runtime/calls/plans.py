@@ -1,0 +1,295 @@
+"""From a choice of algorithm to something the engine can run: compiled plans, bound to sizes."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.algorithms import ALGORITHMS
+from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays.chunk_layouts import Extents, blocks_apart, blocks_in_chunks
+from pycoll.runtime.calls.descriptors import (
+    FLAG_DIRECT,
+    FLAG_INPUT,
+    FLAG_READ,
+    algorithm_number,
+    descriptor,
+)
+from pycoll.runtime.selection.message_limits import message_limits
+from pycoll.runtime.selection.tuning_table import World
+from pycoll.runtime.sessions.reports import raising
+from pycoll.schedule.ir import Algorithm
+from pycoll.schedule.language.collectives import COLLECTIVES, OWN, Collective
+from pycoll.schedule.lowering.compile import peer_plan
+from pycoll.schedule.lowering.messages import message_plan
+from pycoll.schedule.lowering.plan import Plan
+from pycoll.schedule.proof.verify import proven
+from pycoll.types import DType, Kind, Order, ReduceOp
+
+LAYOUT_FULL, LAYOUT_OWN, LAYOUT_TABLE = 0, 1, 2
+_Bound = TypeVar("_Bound")
+_Places = Extents | np.ndarray | None
+_MAX_BINDINGS = 1024
+_LINE_BYTES = 64
+
+
+def compile_plans(
+    spec: CallSpec, world_size: int, ranks: Sequence[int], messages: bool = False
+) -> tuple[list[Plan], int]:
+    """Compile the plans of some ranks.
+
+    Algorithms of the registry are proven there; of any other, the very plans proven here are run.
+
+    Returns:
+        The plans, and the number that stands for the algorithm.
+
+    Raises:
+        ScheduleError: If the proof fails, naming schedule, mode, rank, round and piece.
+    """
+    schedule = spec.algorithm.schedule(world_size, **dict(spec.params))
+    in_place = spec.direct and not spec.input_only and spec.algorithm.in_place
+    code = None
+    if spec.algorithm not in ALGORITHMS:
+        memory = f"{'direct' if spec.direct else 'staged'}{', in place' if in_place else ''}"
+        made = proven(schedule)[1]
+        everybody = made["messages" if messages else memory]  # numbered alike on every rank
+        own = made["messages, apart"] if spec.apart else everybody
+        plans = [own[rank] for rank in ranks]
+        code = 2 * schedule.chunks + schedule.reduces_at_once
+        for plan in everybody:
+            code = zlib.crc32(int(plan.slots).to_bytes(8, "little"), code)
+            code = zlib.crc32(plan.operands.tobytes(), zlib.crc32(plan.code.tobytes(), code))
+    elif messages:
+        plans = [message_plan(schedule, rank, apart=spec.apart) for rank in ranks]
+    else:
+        plans = [peer_plan(schedule, r, direct=spec.direct, in_place=in_place) for r in ranks]
+    return plans, algorithm_number(spec.algorithm, dict(spec.params), code)
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """What one call does, apart from where its arrays are.
+
+    Attributes:
+        kind: Kind of collective.
+        collective: Name of the collective whose schedule it runs.
+        algorithm: The algorithm.
+        params: Its parameters, as sorted pairs.
+        direct: Peers access the users' arrays themselves.
+        dtype: Code of the element type that the engine works with.
+        itemsize: Size of an element, in bytes.
+        count: Elements of the full vector.
+        op: Reduction operation.
+        order: Reduction order.
+        root: Root rank, or 0.
+        told: Code of the caller's element type where it is another one.
+        input_only: Peers access the users' inputs only; results may lie anywhere.
+        apart: Over messages: input and result share no memory on this rank, and it reduces.
+        across: Peers read the users' arrays, which are private, through the kernel.
+        alternative: The same call across; it runs instead where that is faster.
+    """
+
+    kind: Kind
+    collective: str
+    algorithm: Algorithm
+    params: tuple[tuple[str, Any], ...]
+    direct: bool
+    dtype: int
+    itemsize: int
+    count: int
+    op: ReduceOp = ReduceOp.SUM
+    order: Order = Order.ANY
+    root: int = 0
+    told: int | None = None
+    input_only: bool = False
+    apart: bool = False
+    across: bool = False
+    alternative: CallSpec | None = None
+
+    def descriptor(self, algorithm: int, direct: bool) -> int:
+        """Return what all ranks of the call must agree on."""
+        dtype = self.dtype if self.told is None else self.told
+        flags = self.order | (FLAG_DIRECT if direct else 0)
+        flags |= FLAG_READ if self.across or self.alternative else 0
+        flags |= FLAG_INPUT if self.input_only else 0
+        return descriptor(self.kind, dtype, self.op, flags, self.root, algorithm)
+
+
+def barrier_spec(algorithm: Algorithm) -> CallSpec:
+    """Return the call that moves nothing and makes every rank wait for every other."""
+    return CallSpec(Kind.BARRIER, "all_reduce", algorithm, (), False, int(DType.UINT8), 1, 0)
+
+
+@dataclass
+class PlanCache:
+    """Compiled and bound plans of one communicator.
+
+    Attributes:
+        engine: The engine that will run them.
+        rank: Rank in the communicator.
+        world_size: Its size.
+        messages: Ranks send messages; otherwise they share memory.
+        one_host: All ranks are on one host.
+        crowded: They share memory, and outnumber the cores that they may use.
+        world: What was measured with ranks in these places, or None.
+        single_copy: Calls may have alternatives that read private arrays.
+    """
+
+    engine: Any
+    rank: int
+    world_size: int
+    messages: bool = False
+    one_host: bool = True
+    crowded: bool = False
+    world: World | None = None
+    single_copy: bool = False
+    _calls: dict = field(default_factory=dict)
+    _plans: dict = field(default_factory=dict)
+    _bindings: dict = field(default_factory=dict)
+
+    @property
+    def barrier_algorithm(self) -> str:
+        """Name of the all-reduce that a barrier runs on no elements."""
+        return "recursive_doubling" if self.messages else "one_shot"
+
+    def use(self, world: World | None, crowded: bool) -> None:
+        """Let these choose from now on."""
+        self.world, self.crowded = world, crowded
+        self._calls.clear()
+
+    def known(self, key: tuple, make: Callable[[], _Bound]) -> _Bound:
+        """Return what was made for such a call before, or make it."""
+        found = self._calls.get(key)
+        if found is None:
+            found = make()
+            if len(self._calls) >= _MAX_BINDINGS:
+                self._calls.clear()
+            self._calls[key] = found
+        return found
+
+    def bind(self, spec: CallSpec, extents: _Places = None) -> _C.BoundCall:
+        """Return the binding of a call, compiling its plan the first time.
+
+        Args:
+            spec: The call.
+            extents: Where its chunks lie, or the offsets of `blocks_apart`.
+        """
+        if spec.alternative and not self.single_copy:
+            spec = replace(spec, alternative=None)
+        if extents is not None:
+            return self._make(spec, extents)
+        found = self._bindings.get(spec)
+        if found is None:
+            if len(self._bindings) >= _MAX_BINDINGS:
+                self._bindings.clear()
+                self._plans.clear()
+            found = self._bindings[spec] = self._make(spec, None)
+        return found
+
+    def _plan(self, spec: CallSpec) -> tuple[_C.Plan, bool, int, dict[str, int], int]:
+        where = spec.direct, spec.input_only, spec.apart
+        key = spec.collective, spec.algorithm, spec.params, *where
+        found = self._plans.get(key)  # kept at hand: all may be forgotten meanwhile
+        if found is None:
+            (plan,), number = compile_plans(spec, self.world_size, [self.rank], self.messages)
+            compiled = raising(
+                _C.Plan,
+                plan.code.tobytes(),
+                plan.operands.tobytes(),
+                self.world_size,
+                self.rank,
+                plan.schedule.chunks,
+                plan.slots,
+                plan.rounds,
+                plan.direct,
+                plan.messages,
+            )
+            limits = message_limits(plan.schedule, self.one_host)
+            found = compiled, plan.scales_in_fold, plan.schedule.chunks, limits, number
+            self._plans[key] = found
+        return found
+
+    def _make(self, spec: CallSpec, extents: _Places) -> _C.BoundCall:
+        promise = COLLECTIVES[spec.collective]
+        if spec.root and promise.rooted and "root" not in spec.algorithm.params:
+            name = spec.algorithm.name
+            raise ArgumentError(f"root={spec.root}: {name} has no parameter root, so it is rank 0")
+        plan, scales_in_fold, chunks, limits, number = self._plan(spec)
+        numbers = binding_numbers(spec, self.world_size, chunks, scales_in_fold, number)
+        places, blocks = extents, (spec.count, self.world_size, chunks, promise)
+        if extents is None:
+            places = blocks_in_chunks(*blocks)
+        elif not isinstance(extents, Extents):
+            places = blocks_apart(*blocks, extents)
+        if places:
+            numbers |= {"layout_in": LAYOUT_TABLE, "layout_out": LAYOUT_TABLE}
+        if spec.across or spec.alternative:
+            other = spec.alternative and self._make(spec.alternative, extents)
+            numbers |= {"across": spec.across, "alternative": other}
+        if spec.input_only:
+            numbers |= {"input_only": True}
+        return raising(
+            self._bind_of(promise, limits),
+            plan,
+            **numbers,
+            extents=(
+                (places.in_offset, places.in_length, places.out_offset, places.out_length)
+                if places
+                else None
+            ),
+        )
+
+    def _bind_of(self, promise: Collective, limits: dict[str, int]) -> Callable[..., _C.BoundCall]:
+        if not self.messages:
+            return self.engine.bind
+        agree = promise.rooted  # elsewhere what a rank gets depends on all ranks anyway
+        return functools.partial(self.engine.bind_messages, **limits, agree=agree, team=[])
+
+
+def binding_numbers(
+    spec: CallSpec, world_size: int, chunks: int, scales_in_fold: bool, number: int
+) -> dict[str, int]:
+    """Return the numbers that bind a plan to a call: what turns chunks into bytes.
+
+    Args:
+        spec: The call.
+        world_size: Number of ranks.
+        chunks: Chunks of the plan's schedule.
+        scales_in_fold: Folds divide an average; otherwise it is divided at the end.
+        number: Stands for the algorithm; see `algorithm_number`.
+    """
+    promise = COLLECTIVES[spec.collective]
+    average = spec.op == ReduceOp.AVG and promise.reduces
+    return {
+        "dtype": spec.dtype,
+        "op": spec.op,
+        "itemsize": spec.itemsize,
+        "count": spec.count,
+        "chunk": _chunk(spec, promise, chunks),
+        "layout_in": _layout(promise.in_layout),
+        "layout_out": _layout(promise.out_layout),
+        "descriptor": spec.descriptor(number, spec.direct),
+        "check": number >> 16,
+        "scale_n": world_size if average else 0,
+        "scale_at_exit": average and not scales_in_fold,
+    }
+
+
+def _chunk(spec: CallSpec, promise: Collective, chunks: int) -> int:
+    """Elements of a chunk: an equal share, in whole cache lines where shares may differ."""
+    chunks = max(1, chunks)
+    share = -(-spec.count // chunks)
+    if OWN in (promise.in_layout, promise.out_layout) or promise.transposes:
+        return share
+    line = max(1, _LINE_BYTES // spec.itemsize)
+    return -(-share // line) * line
+
+
+def _layout(layout: str) -> int:
+    return LAYOUT_OWN if layout == OWN else LAYOUT_FULL

@@ -1,0 +1,282 @@
+"""From the arguments of a collective to a prepared call: shapes, counts, memory, algorithm.
+
+Everything that can be wrong with the arguments is found here, before anything reaches a peer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.config import FOREVER_S
+from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays.host_arrays import (
+    ArrayView,
+    as_reducible,
+    check_output,
+    new_like,
+    overlap,
+    view,
+)
+from pycoll.runtime.arrays.layouts import Detour, Mirror
+from pycoll.runtime.arrays.shapes import RESULT_SHAPE, Shape
+from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.runtime.calls.plans import CallSpec, PlanCache
+from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.calls.specs import call_spec
+from pycoll.runtime.selection.select import Choice, select
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.types import Kind, Order, ReduceOp
+
+# Collectives that can work on the arrays themselves: every rank can tell whether all of them lie in
+# symmetric memory. Of a broadcast and of a reduction to one rank, x counts on every rank.
+_ALIASING = (  # these may also work in place
+    Kind.ALL_REDUCE,
+    Kind.REDUCE_SCATTER,
+    Kind.ALL_GATHER,
+    Kind.BROADCAST,
+    Kind.REDUCE,
+)
+DIRECT_KINDS = (*_ALIASING, Kind.ALL_TO_ALL)
+# Likewise on the inputs alone, if only they lie there.
+INPUT_KINDS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.ALL_GATHER, Kind.ALL_TO_ALL)
+_ORDERS = tuple(o.name.lower() for o in Order)
+_OWN_KINDS = (Kind.REDUCE_SCATTER, Kind.ALL_GATHER)  # not in place in two levels
+
+
+def reached(kind: Kind, x: bool, out: bool) -> tuple[bool, bool]:
+    """Tell which arrays of a call peers work on, as the arrays' places are the same on every rank.
+
+    Args:
+        kind: Kind of collective.
+        x: The input lies in symmetric memory.
+        out: The result does.
+
+    Returns:
+        Whether they work on all of them, and whether they read the inputs alone.
+    """
+    everything = kind in DIRECT_KINDS and x and (out or kind == Kind.REDUCE)
+    return everything, kind in INPUT_KINDS and x and not everything
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The side of a communicator that prepares calls.
+
+    Attributes:
+        plans: Its plan cache, which knows rank and world size.
+        memory: This rank's part of the symmetric heap.
+    """
+
+    plans: PlanCache
+    memory: Memory
+
+    def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+        """Check the arguments and choose and bind a plan.
+
+        Raises:
+            ArgumentError: If the arguments cannot be used; the text says what is accepted.
+        """
+        op, root = self.check_request(request)
+        spec = COLLECTIVES[request.collective]
+        n, at_root = self.plans.world_size, self.plans.rank == root
+        has_in = not spec.in_at_root or at_root
+        has_out = not spec.out_at_root or at_root
+        given, shape, block = self._shapes(request.kind, x, out, has_in)
+        if not has_out and out is not None:
+            raise ArgumentError(f"out is for the root, rank {root}; this is rank {self.plans.rank}")
+        result, target = None, None
+        if has_out:
+            result = self.new_like(given, shape) if out is None else out
+            target = self.view(result, "out")
+            check_output(target, shape, given)
+        reduces = spec.reduces and request.kind != Kind.BARRIER
+        source = given
+        if reduces:
+            source = as_reducible(self._contiguous(given), request.op, "x")
+            target = as_reducible(target, request.op, "out") if target is not None else None
+        elif has_in:
+            source = self._contiguous(given)
+        source = self._untangle(request.kind, source, target) if has_in else source
+        count = source.array.size if reduces else block
+        scale = n if spec.in_layout == "own" else 1
+        return self._bind(
+            request, op, root, count * scale, source if has_in else None, target, source, result
+        )
+
+    def view(self, x: Any, what: str) -> ArrayView:
+        """Look at an array of the caller's."""
+        return view(x, what)
+
+    def new_like(self, v: ArrayView, shape: Shape) -> Any:
+        """Make an uninitialised array of the caller's own kind."""
+        return new_like(v, shape)
+
+    def duplicate(self, v: ArrayView) -> ArrayView:
+        """Return a contiguous copy of an array."""
+        if not self.memory.holds(v):
+            return v._replace(array=v.array.copy())
+        copy = self.memory.empty(v.array.shape, v.array.dtype)  # where peers can reach it, too
+        copy[...] = v.array
+        return v._replace(array=copy)
+
+    def _set_apart(self, v: ArrayView) -> ArrayView:
+        return self.duplicate(v)._replace(apart=True)
+
+    def _contiguous(self, v: ArrayView) -> ArrayView:
+        return v if v.array.flags.c_contiguous else self.duplicate(v)
+
+    def check_request(self, request: Request) -> tuple[ReduceOp, int]:
+        """Check what does not depend on the arrays; return the operation and the root."""
+        try:
+            op = ReduceOp[request.op.upper()]
+        except (KeyError, AttributeError):
+            names = ", ".join(o.name.lower() for o in ReduceOp)
+            raise ArgumentError(f"op={request.op!r} is not known; accepted: {names}") from None
+        root, n = request.root, self.plans.world_size
+        # An array could be changed behind a call that is remembered by its arguments.
+        if type(root) is bool or not isinstance(root, int | np.integer) or not 0 <= root < n:
+            raise ArgumentError(f"root={root!r} is not a rank; accepted: 0 to {n - 1}")
+        order = request.order
+        if order is not None and not (isinstance(order, str) and order in _ORDERS):
+            names = ", ".join(_ORDERS)
+            raise ArgumentError(f"order={order!r} is not known; accepted: {names}")
+        return op, int(root)
+
+    def _shapes(self, kind: Kind, x: Any, out: Any, has_in: bool) -> tuple[ArrayView, Shape, int]:
+        """Return the array that tells the dtype, the result's shape, elements of the input."""
+        if kind == Kind.SCATTER and not has_in and x is None:
+            if out is None:
+                told = "scatter needs out=, or an x like the root's, on ranks that are not the root"
+                raise ArgumentError(told)
+            given = self.view(out, "out")
+            size = given.array.size * self.plans.world_size
+            return given, tuple(given.array.shape), size
+        given = self.view(x, "x")
+        shape = RESULT_SHAPE[kind](tuple(given.array.shape), self.plans.world_size)
+        return given, shape, given.array.size
+
+    def _untangle(self, kind: Kind, source: ArrayView, target: ArrayView | None) -> ArrayView:
+        """Refuse partly overlapping input and output; copy the input where in place cannot work."""
+        if target is None or not overlap(source, target):
+            return source
+        a, b = source.pointer, target.pointer
+        own_block = self.plans.rank * min(source.array.nbytes, target.array.nbytes)
+        aligned = {
+            Kind.ALL_GATHER: a == b + own_block,
+            Kind.REDUCE_SCATTER: b == a + own_block,
+        }.get(kind, a == b and source.array.nbytes == target.array.nbytes)
+        if not aligned:
+            raise ArgumentError(
+                "x and out overlap partly; pass out=x to work in place, or memory of its own"
+            )
+        one_level = kind not in _OWN_KINDS or not self.plans.messages or self.plans.one_host
+        return source if kind in _ALIASING and one_level else self._set_apart(source)
+
+    def _bind(
+        self,
+        request: Request,
+        op: ReduceOp,
+        root: int,
+        count: int,
+        source: ArrayView | None,
+        target: ArrayView | None,
+        typed: ArrayView,
+        result: Any,
+    ) -> Prepared:
+        held = self.memory.holds(typed), target is not None and self.memory.holds(target)
+        direct, input_only = reached(request.kind, *held)
+        input_only = input_only and self.memory.has(typed)
+        reach = {"direct": direct, "input_only": input_only}
+        shared = source is not None and target is not None and overlap(source, target)
+        apart = self.plans.messages and COLLECTIVES[request.collective].reduces and not shared
+        choice, spec, binding = self._bound(request, op, root, count, typed, reach, apart)
+        as_given = choice.algorithm.in_place if choice.direct else choice.algorithm.in_place_staged
+        if source is not None and shared and not as_given:
+            source = self._set_apart(source)
+        in_ptr = source.pointer if source is not None else 0
+        out_ptr = target.pointer if target is not None else 0
+        keep = source and (source.source, source.array), target and (target.source, target.array)
+        plain = source is None or not source.apart
+        prepared = Prepared(binding, in_ptr, out_ptr, result, keep, plain, spec=spec)
+        prepared.two_levels = request.algorithm is None and choice.measured is None
+        mirrors = [v and self.memory.mirror(v) for v in (source, target)]
+        prepared.registered = tuple(mirror for mirror in mirrors if mirror is not None)
+        if choice.direct and not input_only:
+            self._mirror(prepared, target, *mirrors)
+        return prepared
+
+    def _bound(
+        self,
+        request: Request,
+        op: ReduceOp,
+        root: int,
+        count: int,
+        typed: ArrayView,
+        reach: dict[str, bool],
+        apart: bool,
+    ) -> tuple[Choice, CallSpec, _C.BoundCall]:
+        """Choose the algorithm of a call and bind its plan; quick for a call made before."""
+
+        def make() -> tuple[Choice, CallSpec, _C.BoundCall]:
+            choice = self._choose(request, op, count, typed, reach)
+            spec = call_spec(request, op, root, count, typed, choice, reach["input_only"], apart)
+            return choice, spec, self.plans.bind(spec)
+
+        if request.algorithm is not None:  # which may be anything, and is seldom named
+            return make()
+        asked = request.kind, request.within, op, root, request.order
+        key = (*asked, count, typed.code, typed.told, typed.array.itemsize, *reach.values(), apart)
+        return self.plans.known(key, make)
+
+    def _choose(
+        self, request: Request, op: ReduceOp, count: int, typed: ArrayView, reach: dict[str, bool]
+    ) -> Choice:
+        return select(
+            request.collective,
+            count * typed.array.itemsize,
+            self.plans.world_size,
+            order=request.order,
+            dtype=typed.dtype if COLLECTIVES[request.collective].reduces else None,
+            op=op,
+            **reach,
+            algorithm=request.algorithm,
+            messages=self.plans.messages,
+            one_host=self.plans.one_host,
+            crowded=self.plans.crowded,
+            world=self.plans.world,
+        )
+
+    def _mirror(
+        self,
+        prepared: Prepared,
+        target: ArrayView | None,
+        read: Mirror | None,
+        written: Mirror | Detour | None,
+    ) -> None:
+        """Let a direct call work on registered arrays where the heap has them."""
+        if target is not None and written is None:
+            written = self.memory.reach(target)
+        if read is not None:
+            prepared.in_ptr, prepared.gathers = read.address, (read,)
+        if written is not None:
+            prepared.out_ptr, prepared.scatters = written.address, (written,)
+            prepared.gathers += (written,)
+        prepared.plain = prepared.plain and not prepared.gathers
+
+
+def check_timeout(timeout: float) -> float:
+    """Return the seconds that a call may wait, refusing what is no such number.
+
+    Infinity is one: it stands for `FOREVER_S`, whose nanoseconds fit a word.
+    """
+    try:
+        limit = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        limit = 0.0
+    if not limit > 0:
+        raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds above 0")
+    return min(limit, FOREVER_S)

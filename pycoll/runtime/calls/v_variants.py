@@ -1,0 +1,291 @@
+"""The v-variants: collectives whose blocks differ in size from rank to rank.
+
+The sizes are exchanged first, with an all-gather of a few integers: some must be equal on all
+ranks, the others are not known elsewhere. Then every rank has the same table of offsets and lengths
+and runs an ordinary plan over it. Types are compared with the sizes, also of what comes as bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from pycoll import _C, algorithms
+from pycoll.errors import ArgumentError, MismatchError
+from pycoll.runtime.arrays.chunk_layouts import Extents
+from pycoll.runtime.arrays.host_arrays import ArrayView, as_reducible, check_output, new_like, view
+from pycoll.runtime.calls.exchange import exchange, exchange_texts
+from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.calls.refusals import in_parts
+from pycoll.runtime.calls.specs import table_spec
+from pycoll.runtime.sessions.reports import blame
+from pycoll.types import Kind, type_name
+
+if TYPE_CHECKING:
+    from pycoll.runtime.sessions.session import Session
+
+_MOST_ROWS = 1 << 48  # as kMostElements of csrc/engine/bind.cpp
+_KEPT_TABLES, _KEPT_BYTES = 8, 64 << 10  # bindings for each kind of call, and of a table
+
+
+def _asked(session: Session, request: Request, timeout: float | None) -> tuple[Request, float]:
+    """Check what does not depend on the arrays; return it in plain numbers, and the time limit."""
+    root, limit = session.refusing(lambda: session.check(request, timeout))
+    return request if root is request.root else replace(request, root=root), limit
+
+
+def _prefix(lengths: np.ndarray) -> np.ndarray:
+    return np.cumsum(lengths, axis=-1) - lengths
+
+
+def _rows(x: Any, told: str | None = None) -> tuple[ArrayView, int, int, tuple[int, ...]]:
+    """Return a view, the number of rows, elements per row, and the shape of a row.
+
+    ``told`` is the name of the type that the caller has, if it is not that of the array.
+    """
+    given = view(x, "x") if told is None else view(x, "x")._replace(name=told)
+    shape = given.array.shape
+    if not shape:
+        raise ArgumentError("x is 0-dimensional; a v-variant divides its first dimension")
+    return given, shape[0], math.prod(shape[1:]), shape[1:]
+
+
+def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray:
+    accepted = f"accepted are {n} integers >= 0, one for each rank"
+    try:
+        table = np.asarray(counts)
+    except (ValueError, OverflowError) as error:
+        raise ArgumentError(f"counts={counts!r}; {accepted}: {error}") from None
+    if table.shape != (n,) or table.dtype.kind not in "iu" or (table < 0).any():
+        raise ArgumentError(f"counts={counts!r}; {accepted}")
+    total = sum(table.tolist())  # of Python's integers, which do not wrap
+    if rows is not None and total != rows:
+        raise ArgumentError(f"counts add up to {total}, but x has {rows} rows")
+    if total > _MOST_ROWS:
+        raise ArgumentError(f"counts={counts!r}; {accepted}, and at most {_MOST_ROWS} rows in all")
+    return table.astype(np.uint64)
+
+
+def _exchange(
+    session: Session, kind: Kind, told: int, width: int, values: Sequence[int], limit: float
+) -> np.ndarray:
+    """All-gather a few sizes of each rank, ``[world_size, values]``; all have rows of one form."""
+    table = exchange(session, kind, np.array([told, width, *values], np.uint64), limit)
+    if (table[:, 0] != told).any():
+        _differ(session, kind, "dtype", [type_name(int(code)) for code in table[:, 0]], limit)
+    if (table[:, 1] != width).any():
+        _differ(session, kind, "row", [f"rows of {w} elements" for w in table[:, 1]], limit)
+    return table[:, 2:]
+
+
+def _agree(
+    session: Session, kind: Kind, told: int, width: int, counts: np.ndarray, limit: float
+) -> None:
+    """Check that all ranks were given the same counts."""
+    table = _exchange(session, kind, told, width, counts.tolist(), limit)
+    if (table != counts).any():
+        _differ(session, kind, "counts", [f"counts={row}" for row in table.tolist()], limit)
+
+
+def _differ(
+    session: Session, kind: Kind, field: str, said: Sequence[str], limit: float
+) -> NoReturn:
+    """Raise what ranks raise that have seen a difference, which all of them have."""
+    sites = exchange_texts(session, kind, session.here(), limit)
+    odd = blame(dict(enumerate(said)))
+    lines = [f"ranks called different things; field '{field}' differs{odd}"]
+    for rank, (what, site) in enumerate(zip(said, sites, strict=True)):
+        lines.append(f"  rank {rank}: {kind.name.lower()}({what}) at {site}")
+    raise MismatchError("\n".join([*lines, "Nothing was moved; the communicator stays usable."]))
+
+
+def _output(given: ArrayView, shape: tuple[int, ...], out: Any) -> tuple[Any, ArrayView]:
+    result = new_like(given, shape) if out is None else out
+    target = view(result, "out")
+    check_output(target, shape, given)
+    return result, target
+
+
+def _no_output(out: Any, root: int, has_out: bool) -> None:
+    if out is not None and not has_out:
+        raise ArgumentError(f"out is for the root, rank {root}, only")
+
+
+def _overlap(source: ArrayView, target: ArrayView | None) -> ArrayView:
+    """Return a contiguous source that shares no memory with the target."""
+    array = np.ascontiguousarray(source.array)
+    if target is not None and np.may_share_memory(array, target.array):
+        array = array.copy()
+    return source._replace(array=array)
+
+
+def _gathered(block: np.ndarray) -> Extents:
+    return Extents(np.zeros_like(block), block, _prefix(block), block)
+
+
+def _scattered(block: np.ndarray) -> Extents:
+    return Extents(_prefix(block), block, np.zeros_like(block), block)
+
+
+def _exchanged(sent: np.ndarray) -> Extents:
+    received = np.ascontiguousarray(sent.T)
+    return Extents(_prefix(sent), sent, _prefix(received), received)
+
+
+def _bound(
+    session: Session,
+    request: Request,
+    name: str,
+    typed: ArrayView,
+    lengths: np.ndarray,
+    extents: Callable[[np.ndarray], Extents],
+) -> _C.BoundCall:
+    """Bind a call to a table of lengths; quick for one of the last few."""
+    asked = request.kind, request.op, request.order, request.root
+    tables = session.kept.setdefault((*asked, typed.code, typed.told, typed.array.itemsize), {})
+    key = lengths.tobytes()
+    found = tables.get(key)
+    if found is None:
+        n = session.world_size
+        where = extents(np.broadcast_to(lengths, (n, n)))
+        algorithm = algorithms.find(request.collective, name)
+        found = session.bind(table_spec(request, algorithm, typed, where), where)
+        if len(tables) >= _KEPT_TABLES:
+            tables.clear()
+        if n * n * lengths.itemsize <= _KEPT_BYTES:
+            tables[key] = found
+    return found
+
+
+def _run(
+    session: Session,
+    call: tuple[Request, str],
+    source: ArrayView | None,
+    target: ArrayView | None,
+    blocks: tuple[np.ndarray, Callable[[np.ndarray], Extents]],
+    result: Any,
+    limit: float,
+) -> Any:
+    """Run a call: what was asked for and the algorithm; lengths, and what makes a table of them."""
+    typed = source if source is not None else target
+
+    def prepare() -> Prepared:
+        given = _overlap(source, target) if source is not None else None
+        binding = _bound(session, *call, typed, *blocks)
+        pointers = [v.pointer if v is not None else 0 for v in (given, target)]
+        return Prepared(binding, *pointers, result, (given, target))
+
+    return session.start(session.refusing(prepare), limit, False)
+
+
+def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
+    if expected is not None and rows != list(expected):
+        raise ArgumentError(f"the ranks send {rows} rows to this one, which expects {expected}")
+
+
+@in_parts
+def gather(
+    session: Session,
+    kind: Kind,
+    x: Any,
+    root: int,
+    out: Any,
+    timeout: float | None,
+    expected: Sequence[int] | None = None,
+    told: str | None = None,
+) -> Any:
+    """Concatenate blocks of different sizes, on every rank or on the root.
+
+    ``expected`` are the rows that this rank expects of each, if it has been told; for ``told`` see
+    `_rows`.
+    """
+    rank = session.rank
+    name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
+    request, limit = _asked(session, Request(kind, root=root), timeout)
+    root = request.root
+    given, rows, width, tail = session.refusing(lambda: _rows(x, told))
+    has_out = kind == Kind.ALL_GATHER_V or rank == root
+    session.refusing(lambda: _no_output(out, root, has_out))
+    lengths = _exchange(session, kind, given.told, width, [rows], limit)[:, 0]
+    session.refusing(lambda: _check_expected(lengths.tolist(), expected))
+    result, target = None, None
+    if has_out:
+        shape = (int(lengths.sum()), *tail)
+        result, target = session.refusing(lambda: _output(given, shape, out))
+    blocks = lengths * np.uint64(width), _gathered
+    return _run(session, (request, name), given, target, blocks, result, limit)
+
+
+@in_parts
+def scatter(
+    session: Session, x: Any, counts: Sequence[int], root: int, out: Any, timeout: float | None
+) -> Any:
+    """Hand out blocks of different sizes of the root's array."""
+    n, rank = session.world_size, session.rank
+    request, limit = _asked(session, Request(Kind.SCATTER_V, root=root), timeout)
+    given, rows, width, tail = session.refusing(lambda: _rows(x))
+    expected = rows if rank == request.root else None
+    table = session.refusing(lambda: _check_counts(counts, n, expected))
+    result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
+    _agree(session, request.kind, given.told, width, table, limit)
+    blocks = table * np.uint64(width), _scattered
+    return _run(session, (request, "direct"), given, target, blocks, result, limit)
+
+
+@in_parts
+def reduce_scatter(
+    session: Session,
+    x: Any,
+    counts: Sequence[int],
+    op: str,
+    order: str | None,
+    out: Any,
+    timeout: float | None,
+    told: str | None = None,
+) -> Any:
+    """Combine arrays and hand out blocks of different sizes; for ``told`` see `_rows`."""
+    n, rank = session.world_size, session.rank
+    wanted = "tree" if order is None else order
+    request = Request(Kind.REDUCE_SCATTER_V, op, order=wanted)
+    request, limit = _asked(session, request, timeout)
+    name = "direct_rank" if wanted == "rank" else "direct"
+    given, rows, width, tail = session.refusing(lambda: _rows(x, told))
+    table = session.refusing(lambda: _check_counts(counts, n, rows))
+    result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
+    source = session.refusing(lambda: as_reducible(_overlap(given, target), op, "x"))
+    target = session.refusing(lambda: as_reducible(target, op, "out"))
+    _agree(session, request.kind, given.told, width, table, limit)
+    scale = source.array.size // max(1, given.array.size)
+    blocks = table * np.uint64(width * max(1, scale)), _scattered
+    return _run(session, (request, name), source, target, blocks, result, limit)
+
+
+@in_parts
+def all_to_all(
+    session: Session,
+    x: Any,
+    counts: Sequence[int],
+    out: Any,
+    timeout: float | None,
+    expected: Sequence[int] | None = None,
+    told: str | None = None,
+) -> Any:
+    """Exchange blocks of different sizes between all pairs of ranks.
+
+    For ``expected`` and ``told`` see `gather`.
+    """
+    n, rank = session.world_size, session.rank
+    request, limit = _asked(session, Request(Kind.ALL_TO_ALL_V), timeout)
+    given, rows, width, tail = session.refusing(lambda: _rows(x, told))
+    row = session.refusing(lambda: _check_counts(counts, n, rows))
+    sent = _exchange(session, request.kind, given.told, width, row.tolist(), limit)
+    session.refusing(lambda: _check_expected(sent[:, rank].tolist(), expected))
+    result, target = session.refusing(
+        lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)
+    )
+    blocks = sent * np.uint64(width), _exchanged
+    return _run(session, (request, "direct"), given, target, blocks, result, limit)

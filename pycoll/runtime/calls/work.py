@@ -1,0 +1,126 @@
+"""Calls in progress, and calls prepared once to run many times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.errors import ArgumentError, CollTimeout
+from pycoll.runtime.arrays.host_arrays import view
+
+if TYPE_CHECKING:
+    from pycoll.runtime.calls.background import Flight
+    from pycoll.runtime.sessions.session import Session
+
+
+class Work:
+    """A call that runs in the background; its arrays are kept alive until it is done."""
+
+    def __init__(self, session: Session, flight: Flight) -> None:
+        """Hold on to a call in the engine's queue; see `Session`."""
+        self._session, self._flight = session, flight
+        self._engine = session.engine  # outlives a close, which finishes the queue
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied."""
+        raise TypeError(
+            "a Work stands for one call of this process; it cannot be copied or pickled"
+        )
+
+    def done(self) -> bool:
+        """Tell whether the call has ended, without waiting."""
+        if self._flight.ended:
+            return True
+        if not self._engine.done(self._flight.ticket):
+            return False
+        self._session.sweep()  # what the call has kept, such as the buffer of `out`, is free again
+        return True
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the call to end.
+
+        Args:
+            timeout: Seconds; by default as long as the call itself may take.
+
+        Returns:
+            What the blocking call would have returned.
+
+        Raises:
+            ArgumentError: If ``timeout`` is no number of seconds, 0 or more.
+            CollTimeout: If it is not done in time; the call goes on and may be waited for again.
+            CollError: What the blocking call would have raised.
+        """
+        flight = self._flight
+        if not flight.ended:
+            self._await(flight, -1.0 if timeout is None else check_patience(timeout))
+            self._session.sweep()
+        if flight.error is not None:
+            raise flight.error
+        return flight.result
+
+    def _await(self, flight: Flight, limit: float) -> None:
+        describe = self._session.error
+        try:
+            self._engine.wait(flight.ticket, limit)
+            flight.ended = True  # if it has failed, another thread has noted that
+        except _C.EngineError as error:
+            if flight.land(self._engine, describe):
+                return
+            kind, text = error.args  # only this wait is over
+            raise CollTimeout(text) if kind == "CollTimeout" else describe(kind, text) from None
+
+
+def check_patience(timeout: float) -> float:
+    """Return the seconds that a wait may take, refusing what is no such number."""
+    try:
+        limit = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        limit = -1.0
+    if not limit >= 0:
+        raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds, 0 or more")
+    return limit
+
+
+class BoundPlan:
+    """A collective prepared for one shape and dtype; see `pycoll.Communicator.plan`."""
+
+    def __init__(self, session: Session, method: Callable[..., Any], like: Any) -> None:
+        """Take the collective, a method of the communicator with all arguments but the arrays."""
+        self._session, self._method = session, method
+        pattern = view(like, "like")
+        self._shape, self._name, self._told = pattern.array.shape, pattern.name, pattern.told
+        self._dtype = like.dtype if type(like) is np.ndarray else None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied."""
+        raise TypeError("a plan belongs to its communicator; it cannot be copied or pickled")
+
+    def __call__(
+        self, x: Any, *, out: Any = None, timeout: float | None = None, async_op: bool = False
+    ) -> Any:
+        """Run it; arguments as for the collective.
+
+        Raises:
+            ArgumentError: If ``x`` has not the shape and dtype the plan was made for.
+        """
+        try:
+            plain = type(x) is np.ndarray and self._dtype is not None  # None equals float64
+            if not plain or x.dtype != self._dtype or x.shape != self._shape:
+                self._session.refusing(lambda: self._check(x))
+        except Exception:
+            raise
+        except BaseException as error:
+            self._session.interrupted(error)
+            raise
+        return self._method(x, out=out, timeout=timeout, async_op=async_op)
+
+    def _check(self, x: Any) -> None:
+        given = view(x, "x")
+        if given.array.shape != self._shape or given.told != self._told:
+            raise ArgumentError(
+                f"x is {given.name}{list(given.array.shape)}; this plan was made for "
+                f"{self._name}{list(self._shape)}"
+            )

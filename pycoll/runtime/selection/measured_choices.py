@@ -1,0 +1,147 @@
+"""Using measured times: which table a communicator gets, the same on every rank."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pycoll.config import Config, tuning_path
+from pycoll.errors import ArgumentError
+from pycoll.runtime.calls.prepared import Request
+from pycoll.runtime.selection.fingerprint import fingerprint
+from pycoll.runtime.selection.tuning_table import Tuning
+from pycoll.runtime.startup.hosts import fewest_cores, number_of_cores, own_cores
+from pycoll.types import Kind
+
+if TYPE_CHECKING:
+    from pycoll.runtime.sessions.session import Session
+
+_MASK_BYTES = 128  # of the cores of a host
+_AGAIN = "measure again with `pycoll tune`"
+
+
+def agree(session: Session) -> Session:
+    """Give a new session what chooses its algorithms; a collective of its ranks.
+
+    That is the table of rank 0, if there is one, and how many cores the ranks of a host share. Only
+    rank 0 looks for a file, as its own settings say; all others get what it has read, so the ranks
+    cannot differ.
+
+    Raises:
+        ArgumentError: On every rank, if rank 0 was told to use a table that cannot be used.
+    """
+    text, problem = "", ""
+    if session.rank == 0:
+        try:
+            text = load(session)
+        except ArgumentError as error:
+            problem = str(error)
+        except Warning as error:  # which this program has made errors
+            problem = str(error)
+    if session.world_size > 1:
+        text, problem = _told(session, text), _told(session, problem)
+    if problem:
+        session.close()
+        raise ArgumentError(problem)
+    session.use(Tuning.parse(text) if text else None, _cores(session))
+    return session
+
+
+def _cores(session: Session) -> int:
+    """Return how many cores the ranks of this host may use together, the same on each of them."""
+    if session.plans.messages:
+        job = session.job
+        here = job.hosts[session.members[session.rank]]
+        mates = [card for card, host in zip(job.cards, job.hosts, strict=True) if host == here]
+        return fewest_cores(mates, [here] * len(mates))
+    mask = np.frombuffer(own_cores().to_bytes(_MASK_BYTES, "little"), np.uint64).copy()
+    if session.world_size > 1:
+        _run(session, Kind.ALL_REDUCE, mask, "or")
+    return number_of_cores(int.from_bytes(mask.tobytes(), "little"))
+
+
+def _run(session: Session, kind: Kind, array: np.ndarray, op: str = "sum") -> None:
+    """Run a call that nobody remembers: it was chosen without what is agreed on here."""
+    prepared = session.prepare(Request(kind, op, 0, None), array, array)
+    session.start(prepared, session.config.timeout_s, False)
+
+
+def _told(session: Session, text: str) -> str:
+    """Return the text of rank 0."""
+    data = np.frombuffer(text.encode(), np.uint8).copy()
+    size = np.array([data.size])
+    _run(session, Kind.BROADCAST, size)
+    if not size[0]:
+        return ""
+    data = data if session.rank == 0 else np.empty(size[0], np.uint8)
+    _run(session, Kind.BROADCAST, data)
+    return data.tobytes().decode()
+
+
+def load(session: Session) -> str:
+    """Return the text of the table that this rank's settings name, or nothing.
+
+    Raises:
+        ArgumentError: If a table was asked for by its path and cannot be used for this job.
+    """
+    config = session.config
+    path, asked = None, config.tuning != "auto"
+    try:
+        path = table_path(config)
+        if path is None or not (asked or path.exists()):
+            return ""
+        text, table = read(path)
+        if asked and session.world_size > 1 and table.world(place(session)) is None:
+            raise ArgumentError(f"it has nothing about {describe(*place(session))}: {_AGAIN}")
+    except (ArgumentError, OSError, ValueError, RuntimeError) as error:  # paths that cannot be
+        if asked:
+            named = str(path or config.tuning)
+            raise ArgumentError(f"tuning={named!r} cannot be used: {error}") from None
+        warnings.warn(f"{path} is not used: {error}", UserWarning, stacklevel=4)
+        return ""
+    return text
+
+
+def table_path(config: Config) -> Path | None:
+    """Return the path of the table that the settings name; None for ``off``."""
+    if config.tuning == "off":
+        return None
+    return tuning_path() if config.tuning == "auto" else Path(config.tuning).expanduser()
+
+
+def read(path: Path) -> tuple[str, Tuning]:
+    """Return the text of a table of this machine, and the table.
+
+    Raises:
+        ArgumentError: It cannot be read, is no table, or was measured elsewhere.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")  # a device may have no end
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"it cannot be read: {error}") from None
+    table = Tuning.parse(text)
+    other = table.differences(fingerprint())
+    if other:
+        raise ArgumentError(f"it was measured with another {other}: {_AGAIN}")
+    return text, table
+
+
+def place(session: Session) -> tuple[str, tuple[int, ...]]:
+    """Return what a measurement depends on besides the machine: transport, and ranks per host."""
+    job = getattr(session, "job", None)
+    if job is None:
+        return ("threads" if session.threads else "shared memory"), (session.world_size,)
+    counts = Counter(session.hosts)
+    kind = "two levels over" if hasattr(session, "node") else "messages of"
+    return f"{kind} {job.library}", tuple(counts[host] for host in sorted(counts))
+
+
+def describe(transport: str, ranks_per_host: tuple[int, ...]) -> str:
+    """Return a place in words."""
+    return f"{'+'.join(map(str, ranks_per_host))} ranks, {transport}"

@@ -1,0 +1,241 @@
+"""Which algorithm a call uses: the first line of a table that fits, the same on every rank.
+
+The choice is a pure function of what all ranks of a call have in common. It never changes the
+reduction order that was asked for: what cannot give it is not eligible, and a named algorithm that
+cannot give it is an error. Lines that ``pycoll tune`` has measured come before the built-in ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from pycoll.algorithms import ALGORITHMS, find, names
+from pycoll.errors import ArgumentError, ScheduleError, kind_of
+from pycoll.runtime.calls.request import Wish
+from pycoll.runtime.selection.message_rules import LINK_RULES, ONE_HOST_RULES
+from pycoll.runtime.selection.rules import RULES
+from pycoll.runtime.selection.tuning_table import TunedRule, World
+from pycoll.schedule.cost.cost import Machine
+from pycoll.schedule.cost.network import Network
+from pycoll.schedule.ir import Algorithm, Schedule
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.types import DType, Order, ReduceOp
+
+MAX_BLOCKS = 64
+STAGE_BELOW = 4 << 10
+"""A named algorithm stages vectors up to this size: that costs one synchronisation less."""
+
+_USUAL = Machine()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The algorithm of a call.
+
+    Attributes:
+        algorithm: The algorithm.
+        params: Its parameters, the root apart.
+        direct: Peers work on the users' arrays; otherwise the arrays are staged.
+        order: Reduction order that the result has; ``""`` when nothing is reduced.
+        reason: Why.
+        wish: What was asked for.
+        machine: What predictions are made for.
+        measured: The measurement that has decided, or None.
+    """
+
+    algorithm: Algorithm
+    params: dict[str, Any] = field(hash=False)
+    direct: bool
+    order: str
+    reason: str
+    wish: Wish
+    machine: Machine | Network
+    measured: TunedRule | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the algorithm."""
+        return self.algorithm.name
+
+    @cached_property
+    def predicted_s(self) -> float:
+        """Predicted time of the call, in seconds."""
+        schedule = self.algorithm.schedule(self.wish.n, **self.params)
+        return self.machine.predict(schedule, self.wish.nbytes, self.direct)
+
+
+def select(
+    collective: str,
+    nbytes: int,
+    n: int,
+    *,
+    order: str | None = None,
+    dtype: DType | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    direct: bool = False,
+    input_only: bool = False,
+    algorithm: str | Algorithm | None = None,
+    machine: Machine | Network | None = None,
+    messages: bool = False,
+    one_host: bool = False,
+    crowded: bool = False,
+    world: World | None = None,
+) -> Choice:
+    """Choose the algorithm of a call.
+
+    Args:
+        collective: Name of the collective, such as ``"all_reduce"``.
+        nbytes: Size of the full vector, the concatenation over ranks where each has a share.
+        n: World size.
+        order: ``"tree"``, ``"rank"`` or ``"any"``. None means ``"tree"`` for a reduction, or
+            whatever the named algorithm gives.
+        dtype: Element type of a reduction; the 16-bit floats round once in a pinned order.
+        op: Reduction operation.
+        direct: Whether all arrays of the call lie in symmetric memory.
+        input_only: Whether only the inputs do.
+        algorithm: An algorithm, or the name of one, that the caller wants.
+        machine: What predictions are made for; they do not decide.
+        messages: Whether ranks send messages; otherwise they share memory.
+        one_host: Whether all ranks are on one host; matters where they send messages.
+        crowded: Whether ranks that share memory outnumber the cores that they may use.
+        world: What was measured in the places of these ranks; its lines come first.
+
+    Raises:
+        ArgumentError: For an unknown name, or an algorithm that does not give the order.
+    """
+    wanted = _order(collective, order, named=algorithm is not None)
+    aliased = not COLLECTIVES[collective].transposes  # the input of those is copied first
+    places = (direct, input_only, aliased, messages, one_host, crowded)
+    wish = Wish(collective, nbytes, n, wanted, dtype, op, *places)
+    machine = machine or (Network() if messages else Machine())
+    if algorithm is None:
+        return _by_measurement(wish, machine, world) or _by_table(wish, machine)
+    chosen = _named(collective, algorithm)
+    return _by_name(_in_its_order(wish, chosen) if order is None else wish, chosen, machine)
+
+
+def _order(collective: str, order: str | None, named: bool) -> str:
+    """Return the order to look for: the default where none was given."""
+    if collective not in COLLECTIVES:
+        known = ", ".join(COLLECTIVES)
+        raise ArgumentError(f"collective={collective!r} is not known; accepted: {known}")
+    accepted = [o.name.lower() for o in Order]
+    if order is not None and order not in accepted:
+        raise ArgumentError(f"order={order!r} is not known; accepted: {', '.join(accepted)}")
+    if not COLLECTIVES[collective].reduces:
+        if order is not None:
+            raise ArgumentError(f"order={order!r} is for reductions; {collective} reduces nothing")
+        return ""
+    return order or ("any" if named else "tree")
+
+
+def _in_its_order(wish: Wish, algorithm: Algorithm) -> Wish:
+    """Ask for the order that an algorithm gives, where it can give it."""
+    wish = replace(wish, order=algorithm.order)
+    if wish.obstacle(replace(algorithm, worlds=lambda n: True)):
+        return replace(wish, order="any")
+    return wish
+
+
+def _by_measurement(wish: Wish, machine: Machine | Network, world: World | None) -> Choice | None:
+    if not world or wish.input_only:  # that is not measured
+        return None
+    rule = world.rule(wish.collective, wish.nbytes, wish.order, wish.direct)
+    if not rule:
+        return None
+    algorithm = _named(wish.collective, rule.algorithm)
+    if wish.obstacle(algorithm):  # of this dtype or operation
+        return None
+    why = (
+        f"`pycoll tune` measured {rule.seconds * 1e6:.3g} us where {rule.default} "
+        f"took {rule.default_seconds * 1e6:.3g} us"
+    )
+    direct = wish.may_be_direct(algorithm) and wish.nbytes > STAGE_BELOW
+    params = parameters(algorithm, wish)
+    return Choice(algorithm, params, direct, wish.order, why, wish, machine, rule)
+
+
+def _by_table(wish: Wish, machine: Machine | Network) -> Choice:
+    by_messages = ONE_HOST_RULES if wish.one_host else LINK_RULES
+    for rule in filter(wish.fits, by_messages if wish.messages else RULES):
+        for name in rule.names:
+            algorithm = _named(wish.collective, name)
+            if wish.obstacle(algorithm) or (rule.direct and not wish.may_be_direct(algorithm)):
+                continue
+            params = parameters(algorithm, wish)
+            return Choice(algorithm, params, rule.direct, wish.order, rule.why, wish, machine)
+    raise ArgumentError(f"no algorithm for {wish.collective} gives {_described(wish)}")
+
+
+def _by_name(wish: Wish, algorithm: Algorithm, machine: Machine | Network) -> Choice:
+    obstacle = wish.obstacle(algorithm)
+    if obstacle:
+        able = [a.name for a in of_collective(wish.collective) if not wish.obstacle(a)]
+        raise ArgumentError(
+            f"{wish.collective}: algorithm={algorithm.name!r} {_verb(obstacle)}; "
+            f"{_described(wish)} is given by {', '.join(able) or 'none'}"
+        )
+    direct = wish.may_be_direct(algorithm) and wish.nbytes > STAGE_BELOW
+    params = parameters(algorithm, wish)
+    return Choice(algorithm, params, direct, wish.order, "asked for by name", wish, machine)
+
+
+def _verb(obstacle: str) -> str:
+    return f"is {obstacle}" if obstacle.startswith("not") else obstacle
+
+
+def _described(wish: Wish) -> str:
+    dtype = f" for {wish.dtype.name.lower()}" if wish.dtype is not None else ""
+    return (f"order={wish.order!r}{dtype}" if wish.order else "this") + f" on {wish.n} ranks"
+
+
+def of_collective(collective: str) -> list[Algorithm]:
+    """List the algorithms of a collective, in the order of the registry."""
+    return [a for a in ALGORITHMS if a.collective == collective]
+
+
+def _named(collective: str, algorithm: str | Algorithm) -> Algorithm:
+    if isinstance(algorithm, Algorithm):
+        if algorithm.collective == collective:
+            return algorithm
+        raise ArgumentError(
+            f"algorithm {algorithm.name!r} computes {algorithm.collective}, not {collective}"
+        )
+    if not isinstance(algorithm, str):
+        raise ArgumentError(
+            f"algorithm={algorithm!r} is {kind_of(algorithm)}; accepted: an Algorithm of "
+            f"{collective} (a function under @algorithm({collective!r})), or the name of one: "
+            f"{', '.join(names(collective))}"
+        )
+    try:
+        return find(collective, algorithm)
+    except ScheduleError as error:
+        raise ArgumentError(str(error)) from None
+
+
+def parameters(algorithm: Algorithm, wish: Wish) -> dict[str, Any]:
+    """Choose the parameters of an algorithm: into how many blocks a pipeline cuts the vector.
+
+    Made for a usual machine, not for what was measured, so that what was measured is what runs.
+
+    A chain of d + k rounds with blocks of nbytes / k takes least time at k = sqrt(d * t / s), t
+    the time to move the vector once and s that of a synchronisation; k is made a power of two, so
+    that neighbouring sizes share a plan.
+    """
+    if "k" not in algorithm.params or algorithm not in ALGORITHMS:
+        return {}
+    depth = max(0, _rounds(algorithm.schedule(wish.n, k=1)) - 1)
+    moved = (2 * _USUAL.beta + _USUAL.gamma) * wish.nbytes
+    best = math.sqrt(depth * moved / (_USUAL.alpha + _USUAL.sigma))
+    return {"k": 1 << round(math.log2(min(max(1.0, best), MAX_BLOCKS)))}
+
+
+def _rounds(schedule: Schedule) -> int:
+    """Count the rounds in which rank 0 would touch another rank's memory, masks apart."""
+    return sum(
+        any(piece.rank % schedule.n for f in folds for piece in (*f.srcs, *f.dsts))
+        for folds in schedule.rounds(0)
+    )

@@ -1,0 +1,115 @@
+"""Which ranks share a host, and which calls go in two levels for that reason.
+
+Reduction order: inside hosts and between them there are two trees, which make up the tree of all
+ranks where hosts nest in it (see `Topology.nests`), and any order where order makes no difference
+(integers, and minimum and maximum over consecutive ranks). All else goes by messages between all
+ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pycoll.algorithms.two_level.stages import Hosts
+from pycoll.runtime.calls.plans import CallSpec
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.types import DType, Kind, Order, ReduceOp
+
+if TYPE_CHECKING:
+    from pycoll.runtime.selection.select import Choice
+
+ONE_COLUMN_BYTES = 64 << 10
+_EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
+_ONE_LEADER = ("gather", "scatter")  # with more ranks than one, hosts first would save nothing
+
+
+def tree_of(leaves: Sequence[Any]) -> Any:
+    """Return the in-order balanced tree over some leaves, as nested pairs."""
+    level = list(leaves)
+    extra = len(level) - (1 << (len(level).bit_length() - 1))
+    level = [
+        *zip(level[: 2 * extra : 2], level[1 : 2 * extra : 2], strict=True),
+        *level[2 * extra :],
+    ]
+    while len(level) > 1:
+        level = list(zip(level[::2], level[1::2], strict=True))
+    return level[0]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where the ranks of a communicator are.
+
+    Attributes:
+        hosts: Number of the host of each rank, counted from 0 in rank order.
+        rank: This rank.
+        cores: Cores that the ranks of a host may use together, where these are fewest.
+    """
+
+    hosts: tuple[int, ...]
+    rank: int
+    cores: int = 1 << 16
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks of each host."""
+        return Hosts(self.hosts).groups
+
+    @property
+    def mates(self) -> list[int]:
+        """Ranks of this host."""
+        return list(self.groups[self.hosts[self.rank]])
+
+    @property
+    def useful(self) -> bool:
+        """Whether there are two levels: several hosts, one of them with several ranks."""
+        return 1 < max(self.hosts) + 1 < len(self.hosts)
+
+    @cached_property
+    def nests(self) -> bool:
+        """Whether trees inside hosts and a tree over hosts make up the tree over all ranks."""
+        return tree_of(range(len(self.hosts))) == tree_of([tree_of(g) for g in self.groups])
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether the ranks of every host follow each other: of 0.0 and -0.0 the last one wins."""
+        return list(self.hosts) == sorted(self.hosts)
+
+    def gives(self, spec: CallSpec) -> bool:
+        """Whether a call can go in two levels with the bits of one level, and should."""
+        if spec.kind > Kind.BARRIER:
+            return False
+        nbytes = spec.count * spec.itemsize
+        return self._keeps_bits(spec.collective, nbytes, spec.dtype, spec.op, spec.order)
+
+    def takes(self, choice: Choice) -> bool:
+        """Whether a call that names no algorithm goes in two levels, whatever was chosen."""
+        wish = choice.wish
+        order = Order[(choice.order or "any").upper()]
+        dtype = DType.UINT8 if wish.dtype is None else wish.dtype
+        return self._keeps_bits(wish.collective, wish.nbytes, dtype, wish.op, order)
+
+    def _keeps_bits(
+        self, collective: str, nbytes: int, dtype: int, op: ReduceOp, order: Order
+    ) -> bool:
+        if not self.useful:
+            return False
+        if collective in _ONE_LEADER:
+            return nbytes <= ONE_COLUMN_BYTES
+        if not COLLECTIVES[collective].reduces:
+            return True
+        element = DType(dtype)
+        if not element.is_float or order == Order.ANY:
+            return True
+        if op in _EXACT:
+            return self.in_order
+        return order == Order.TREE and self.nests and not element.rounds_once
+
+    def columns(self, collective: str, nbytes: int) -> int:
+        """Return how many ranks of a host speak for it, each for a part of the vector."""
+        if collective in _ONE_LEADER or nbytes <= ONE_COLUMN_BYTES:
+            return 1
+        return min(self.cores, *map(len, self.groups))

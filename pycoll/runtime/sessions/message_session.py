@@ -1,0 +1,202 @@
+"""One rank's side of a communicator over MPI."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.config import Config
+from pycoll.errors import CollError
+from pycoll.runtime.arrays.symmetric_memory import PlainMemory
+from pycoll.runtime.calls.background import Flight
+from pycoll.runtime.calls.plans import PlanCache
+from pycoll.runtime.calls.prepare import Caller
+from pycoll.runtime.calls.prepared import Prepared
+from pycoll.runtime.sessions.reports import describe, raising
+from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.startup.hosts import Card
+from pycoll.types import Kind
+
+_T = TypeVar("_T")
+_MOST_AHEAD = 16
+
+
+@dataclass
+class MpiJob:
+    """What all communicators made from one MPI communicator have in common.
+
+    Attributes:
+        api: The functions of the MPI library.
+        comm: The duplicated communicator of mpi4py, kept alive here.
+        handle: Its handle.
+        cards: What each of its ranks has said about itself.
+        hosts: Number of the host of each rank.
+        library: Name and version of the MPI library.
+        next_context: Number of the next communicator; every rank keeps its own count: see
+            `new_context`.
+        threads: Any thread may call MPI at any time.
+        counting: Held while the count is changed.
+    """
+
+    api: _C.MpiApi
+    comm: Any
+    handle: int
+    cards: list[Card]
+    hosts: tuple[int, ...]
+    library: str
+    next_context: int = 1
+    threads: bool = True
+    counting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def new_context(self, most: Callable[[int], int], leads: bool) -> int:
+        """Agree on the number of a new communicator with its other ranks.
+
+        Threads may do so for several communicators at once, on each rank in another order, so no
+        lock can be held while ranks talk to each other. They wish for the largest of their counts;
+        where another communicator has taken that meanwhile on any rank, all of them try again. Of
+        communicators that try at the same time the one with the largest number succeeds.
+
+        Args:
+            most: Returns the largest of the numbers that the ranks give it; a collective of them.
+            leads: True on one of the ranks.
+        """
+        ahead = 0
+        while True:
+            context = most(self.next_context + ahead)
+            with self.counting:
+                taken = context < self.next_context
+                self.next_context = max(self.next_context, context + 1)
+            if not most(int(taken)):
+                return context
+            # Those who have met should not wish for the same once more.
+            ahead = os.urandom(1)[0] % _MOST_AHEAD if leads else 0
+
+
+class MpiSession(Session):
+    """Everything one rank needs to take part in one communicator over MPI."""
+
+    def __init__(
+        self, job: MpiJob, members: list[int], rank: int, context: int, config: Config
+    ) -> None:
+        """Join.
+
+        Args:
+            job: What it is made from.
+            members: Rank in the job of each rank of this communicator.
+            rank: Rank in this communicator.
+            context: Number that tells its messages from those of others.
+            config: Settings, equal on all ranks.
+
+        Raises:
+            TransportError: If the MPI library is not usable.
+        """
+        self.job, self.members = job, members
+        self.memory, self.threads = PlainMemory(), False
+        self._given_up = 0  # sends whose arrays have been kept
+        hosts = [job.hosts[m] for m in members]
+        cards = [job.cards[m] for m in members]
+        engine = raising(
+            _C.MpiEngine,
+            job.api,
+            job.handle,
+            members,
+            rank,
+            context,
+            timeout_s=config.timeout_s,
+            crowd=sum(card.host == cards[rank].host for card in job.cards),
+        )
+        self.hosts = hosts
+        one_host = len({card.host for card in cards}) == 1
+        plans = PlanCache(engine, rank, len(members), messages=True, one_host=one_host)
+        self._open(
+            rank, len(members), config, engine, _C.MpiMail(engine), Caller(plans, self.memory)
+        )
+
+    @property
+    def transport(self) -> str:
+        """How the ranks reach each other."""
+        return f"{self.job.library}, messages between all ranks"
+
+    def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
+        """Run a prepared call, or put it in the queue."""
+        try:
+            return super().start(prepared, limit, async_op)
+        except BaseException:  # an interrupt, too
+            if self._engine is not None and self._engine.failed:
+                _C.never_free(prepared)  # nobody can tell the transport to stop
+            raise
+
+    def _let_go(self, flight: Flight) -> None:
+        if self._engine is None or self._engine.failed:  # MPI may still look at its arrays
+            _C.never_free((flight.keep, flight.result))
+        super()._let_go(flight)
+
+    def abandon(self, memory: Any) -> None:
+        """Keep the memory of a message if it was given up while it was being sent."""
+        mail = self._mailboxes
+        if mail is None or mail.given_up > self._given_up:
+            self._given_up += 1
+            _C.never_free(memory)
+
+    def close(self) -> None:
+        """See `pycoll.Communicator.close`."""
+        engine, in_flight = self._engine, tuple(self._in_flight)
+        super().close()
+        if in_flight and engine.failed:
+            _C.never_free(in_flight)
+
+    def error(self, kind: str, text: str) -> CollError | MemoryError:
+        """Make the exception for a failure of the engine."""
+        if kind == "MemoryError":  # this rank's own; the others get `Revoked`
+            return MemoryError(text)
+        report = self._engine.report() if self._engine else None
+        for rank in report["ranks"] if report else ():
+            card = self.job.cards[self.members[rank["rank"]]]
+            rank["pid"], rank["host"] = card.pid, card.name
+        return describe(kind, text, report, self.members)
+
+    def new_context(self) -> int:
+        """Agree on the number of a new communicator of some of these ranks."""
+
+        def most(number: int) -> int:
+            row = np.array([[number]], np.int64)
+            return int(self.call(Kind.ALL_GATHER, row, None, "sum", 0, None).max())
+
+        return self.job.new_context(most, self.rank == 0)
+
+    def on_all(self, make: Callable[[], _T]) -> _T:
+        """Make what every rank needs for a new communicator; what one cannot make, none keeps.
+
+        Args:
+            make: Returns a session, or None.
+
+        Raises:
+            PeerRejected: If another rank cannot; what ``make`` raises if this one cannot.
+        """
+        made: Any = None
+        try:
+            made = self.refusing(make)
+            self.call(Kind.BARRIER, None, None, "sum", 0, None)
+        except BaseException:
+            if made is not None:
+                made.close()
+            raise
+        return made
+
+    def make_group(self, group: list[int] | None) -> Session | None:
+        """Make the session of a part of the ranks; see `make_groups.split`."""
+        context = self.new_context()
+
+        def make() -> Session | None:
+            if group is None:
+                return None
+            members, rank = [self.members[r] for r in group], group.index(self.rank)
+            return MpiSession(self.job, members, rank, context, replace(self.config))
+
+        return self.on_all(make)

@@ -1,0 +1,235 @@
+"""Turns the engine's snapshot of all ranks into an error: who, what, where, and what to do.
+
+The engine knows numbers only; names of collectives, types and operations are added here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycoll import _C, errors
+from pycoll.algorithms import ALGORITHMS
+from pycoll.runtime.calls.descriptors import FLAG_DIRECT, FLAG_INPUT, FLAG_READ, TWO_LEVELS
+from pycoll.schedule.lowering.plan import DONE, ENTERED, FAILED
+from pycoll.types import Kind, Order, ReduceOp, type_name
+
+_STATES = {
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "D": "blocked in the kernel",
+    "R": "running",
+    "S": "sleeping",
+    "Z": "dead, not yet reaped",
+}
+_MEMORY = {
+    0: "private",
+    FLAG_READ: "private (single copy allowed)",
+    FLAG_DIRECT | FLAG_READ: "private (single copy)",
+    FLAG_DIRECT: "symmetric",
+    FLAG_DIRECT | FLAG_INPUT: "symmetric (input only)",
+}
+_REACHED = {0: "is in", ENTERED: "is in", DONE: "has done its part of", FAILED: "has given up"}
+_WANTED = {0: "to make this call", ENTERED: "to make this call", DONE: "to be done with it"}
+_OTHER = {TWO_LEVELS: "two_levels"}
+_REDUCING = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_V)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a rank called, unpacked from its descriptor."""
+
+    kind: str
+    dtype: str
+    op: str
+    order: str
+    root: int
+    memory: str
+    algorithm: str
+    count: int
+
+    @classmethod
+    def unpack(cls, word: int, count: int) -> Call:
+        """Read a descriptor word; see `pycoll.runtime.calls.descriptors.descriptor`."""
+        kind, dtype, op, flags = (word >> shift & 0xFF for shift in (0, 8, 16, 24))
+        if kind not in _REDUCING:
+            dtype |= op << 8  # see `pycoll.types.type_code`
+        number = word >> 48 & 0xFFFF
+        index = number & 0x3FF
+        known = index < len(ALGORITHMS)
+        return cls(
+            kind=_name(Kind, kind),
+            dtype=type_name(dtype),
+            op=_name(ReduceOp, op) if kind in _REDUCING else "",
+            order=_name(Order, flags & 3) if kind in _REDUCING else "",
+            root=word >> 32 & 0xFFFF,
+            memory=_MEMORY[flags & (FLAG_DIRECT | FLAG_READ | FLAG_INPUT)],
+            algorithm=f"{ALGORITHMS[index].name if known else _OTHER.get(index, 'custom')}"
+            f"#{number >> 10 if known or index in _OTHER else number:x}",
+            count=count,
+        )
+
+    def __str__(self) -> str:
+        parts = [
+            p for p in (self.op and f"op={self.op}", self.order and f"order={self.order}") if p
+        ]
+        text = ", ".join([f"{self.dtype}[{self.count}]", *parts, f"root={self.root}"])
+        return f"{self.kind}({text}, {self.memory} memory, algorithm={self.algorithm})"
+
+
+FIELDS = ("kind", "dtype", "op", "root", "count", "order", "memory", "algorithm")
+PLANS = "plans of the algorithm"  # what differs if none of these does
+
+
+def _name(enum: Any, value: int) -> str:
+    try:
+        return enum(value).name.lower()
+    except ValueError:
+        return f"{enum.__name__.lower()}#{value}"
+
+
+_INTERRUPT = 5  # Cause::kInterrupt
+_ABORT = 6  # Cause::kAbort: whoever gave up has told why, as a sender of half a message
+
+
+def describe(
+    kind: str,
+    text: str,
+    report: dict | None,
+    members: Sequence[int] | None = None,
+    can_shrink: bool = False,
+) -> errors.CollError:
+    """Make the exception for a failure of the engine.
+
+    Args:
+        kind: Name of a class in `pycoll.errors`.
+        text: The engine's own words.
+        report: Its snapshot, or None if the failure concerns this rank alone.
+        members: Rank in the job of each rank, if these are a group of it.
+        can_shrink: Whether `shrink` is there for those who are left.
+    """
+    cls = getattr(errors, kind, errors.CollError)
+    if report is None:
+        return cls(text)
+    for rank in report["ranks"]:
+        rank["in_job"] = members[rank["rank"]] if members else rank["rank"]
+    writer = {
+        "MismatchError": _mismatch,
+        "CollTimeout": _timeout,
+        "PeerLost": _lost,
+        "PeerLeft": _left,
+        "Revoked": None if _over_messages(report) else _revoked,
+    }.get(kind)
+    told = writer and report["ranks"] and not (kind == "CollTimeout" and report["cause"] == _ABORT)
+    if told:
+        error = writer(report)
+    elif issubclass(cls, (errors.TransportError, errors.MismatchError)):
+        error = f"{text.rstrip('.')}. {_ADVICE}"
+    else:
+        return cls(text)
+    return cls(error.replace(_ADVICE, _SHRINK) if can_shrink and cls in _ENDS else error)
+
+
+_ADVICE = "The communicator cannot be used any more; make a new one after fixing the cause."
+_ENDS = (errors.PeerLost, errors.PeerLeft, errors.Revoked, errors.CollTimeout)
+_SHRINK = (
+    "The communicator cannot be used any more; call its shrink() to go on with the ranks that are "
+    "left, or make a new one after fixing the cause."
+)
+
+
+def _over_messages(report: dict) -> bool:
+    return any("answered" in rank for rank in report["ranks"])  # their words are plain already
+
+
+def _who(rank: dict) -> str:
+    also = f"rank {rank['in_job']} of the job, " if rank["in_job"] != rank["rank"] else ""
+    return f"rank {rank['rank']} ({also}process {rank['pid']})"
+
+
+def _where(rank: dict) -> str:
+    return f" at {rank['site']}" if rank["site"] else ""
+
+
+def blame(said: Mapping[int, object]) -> str:
+    """Name the ranks that said something else than most did; empty if that is not clear."""
+    texts = {rank: str(what) for rank, what in said.items()}
+    best = Counter(texts.values()).most_common(2)
+    if len(best) < 2 or best[0][1] == best[1][1]:
+        return ""
+    odd = [str(rank) for rank, text in texts.items() if text != best[0][0]]
+    return f": rank {', '.join(odd)} differs from the others"
+
+
+def _mismatch(report: dict) -> str:
+    ranks = report["ranks"]
+    now = [r for r in ranks if r["entered"]]
+    calls = {r["rank"]: Call.unpack(r["descriptor"], r["count"]) for r in now}
+    fields = [f for f in FIELDS if len({getattr(c, f) for c in calls.values()}) > 1]
+    field = fields[0] if fields else PLANS
+    lines = [f"ranks called different things; field '{field}' differs{blame(calls)}"]
+    for rank in ranks:
+        if rank["rank"] in calls:
+            lines.append(f"  rank {rank['rank']}: {calls[rank['rank']]}{_where(rank)}")
+        else:
+            lines.append(f"  rank {rank['rank']}: has not made this call yet")
+    return "\n".join(lines) + "\n" + _ADVICE
+
+
+def _progress(rank: dict) -> str:
+    who = f"rank {rank['rank']}"
+    state = _STATES.get(rank["state"], "")
+    process = f" (process {rank['pid']} is {state})" if state and rank["state"] != "R" else ""
+    last = Call.unpack(rank["descriptor"], rank["count"])
+    if rank["waiting_peer"] >= 0:
+        wanted = _WANTED.get(rank["waiting_step"], f"to finish step {rank['waiting_step'] - 1}")
+        inside = f"is in {last}{_where(rank)}"
+        return f"{who}: {inside}, waits for rank {rank['waiting_peer']} {wanted}{process}"
+    if not rank.get("answered", True):
+        where = f"process {rank['pid']} on {rank['host']}"
+        return f"{who}: does not answer; {where} is busy elsewhere, stopped or dead"
+    if not rank["entered"]:
+        what = f"last call: {last}{_where(rank)}" if rank["descriptor"] else "no call so far"
+        return f"{who}: has not made this call; {what}{process}"
+    reached = _REACHED.get(rank["step"], f"has reached step {rank['step'] - 1} of")
+    return f"{who}: {reached} {last}{_where(rank)}{process}"
+
+
+def _timeout(report: dict) -> str:
+    waited = report["ranks"][report["reporter"]]["waiting_s"]
+    who = report["ranks"][report["reporter"]]["rank"]
+    lines = [f"rank {who} gave up after waiting {waited:.3g} s"]
+    lines += [f"  {_progress(rank)}" for rank in report["ranks"]]
+    return "\n".join(lines) + "\n" + _ADVICE
+
+
+def _lost(report: dict) -> str:
+    dead = report["ranks"][report["culprit"]]
+    last = Call.unpack(dead["descriptor"], dead["count"])
+    what = f"; its last call was {last}{_where(dead)}" if dead["descriptor"] else ""
+    return f"{_who(dead)} died{what}. {_ADVICE}"
+
+
+def _revoked(report: dict) -> str:
+    who = report["ranks"][report["culprit"]]
+    what = "was interrupted" if report["cause"] == _INTERRUPT else "aborted the communicator"
+    told = f"{what} ({report['text']})" if report["text"] else what
+    last = Call.unpack(who["descriptor"], who["count"])
+    where = f"; its last call was {last}{_where(who)}" if who["descriptor"] else ""
+    return f"rank {who['rank']} {told} (process {who['pid']}){where}. {_ADVICE}"
+
+
+def _left(report: dict) -> str:
+    gone = report["ranks"][report["culprit"]]
+    reason = gone["text"] or "it closed its communicator"
+    return f"{_who(gone)} left: {reason}. {_ADVICE}"
+
+
+def raising(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call the engine where there is no communicator yet, with pycoll's exceptions."""
+    try:
+        return function(*args, **kwargs)
+    except _C.EngineError as error:
+        raise describe(*error.args, None) from None

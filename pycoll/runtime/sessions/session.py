@@ -1,0 +1,293 @@
+"""One rank's side of a communicator: its engine, its plans, its memory, and how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import weakref
+from typing import Any
+
+from pycoll import _C, algorithms
+from pycoll.config import Config
+from pycoll.errors import ArgumentError, CollError, CommClosed, in_words, sendable
+from pycoll.runtime.arrays.chunk_layouts import Extents
+from pycoll.runtime.arrays.host_arrays import on_device
+from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.runtime.calls import v_variants
+from pycoll.runtime.calls.background import Background, Flight
+from pycoll.runtime.calls.call_sites import Sites
+from pycoll.runtime.calls.plans import CallSpec, PlanCache, barrier_spec
+from pycoll.runtime.calls.prepare import Caller, check_timeout
+from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.calls.refusals import Refusals
+from pycoll.runtime.calls.work import Work
+from pycoll.runtime.selection.measured_choices import place
+from pycoll.runtime.selection.select import Choice
+from pycoll.runtime.selection.tuning_table import Tuning
+from pycoll.runtime.sessions.p2p import TaggedMessages
+from pycoll.runtime.sessions.reports import describe, raising
+from pycoll.runtime.sessions.shutdown import Hook, leave_at_exit
+from pycoll.schedule.ir import Algorithm
+from pycoll.types import Kind
+
+
+def _no_devices(session: Session) -> Any:
+    raise ArgumentError("arrays on a device are for communicators; these ranks take CPU arrays")
+
+
+class Session(TaggedMessages, Refusals, Background):
+    """Everything one rank needs to take part in one communicator."""
+
+    def __init__(
+        self,
+        control: _C.Control,
+        memory: Memory,
+        rank: int,
+        world_size: int,
+        config: Config,
+        threads: bool = False,
+    ) -> None:
+        """Join.
+
+        Args:
+            control: The control memory; see `pycoll.runtime.startup.make_groups`.
+            memory: This rank's part of the symmetric heap.
+            rank: Rank in the communicator.
+            world_size: Number of ranks.
+            config: Settings, equal on all ranks.
+            threads: Ranks are threads of one process.
+
+        Raises:
+            TransportError: If the memory cannot be had or does not fit these arguments.
+        """
+        self.memory, self.threads, self.control = memory, threads, control
+        engine = raising(
+            _C.Engine, control, memory.heap, rank, timeout_s=config.timeout_s, threads=threads
+        )
+        reads = config.single_copy == "auto"
+        caller = Caller(PlanCache(engine, rank, world_size, single_copy=reads), memory)
+        self.offers = _C.Offers.WANTED if reads and not threads else _C.Offers.NEVER
+        boxes = _C.Mailboxes(engine, offers=self.offers)
+        self._open(rank, world_size, config, engine, boxes, caller)
+
+    fast: _C.Fastcall | None = None  # calls that are remembered; none where `_open` is interrupted
+    _at_exit: Any = None
+    tuning: Tuning | None = None  # what measurement says about the choice of algorithms
+    cores = 1 << 16  # that the ranks of a host may use together, as far as is known
+    control: _C.Control | None = None  # where the ranks share memory
+    members: list[int] | None = None  # rank in the job of each rank of a group
+    transport = "shared memory"
+    can_shrink = False  # somebody has a communicator by which to go on without those who are gone
+    internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
+    device: Any = None  # this rank's side of calls on device arrays, once there was one
+    open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
+
+    def _open(
+        self, rank: int, world_size: int, config: Config, engine: Any, boxes: Any, caller: Caller
+    ) -> None:
+        self.rank, self.world_size, self.config = rank, world_size, config
+        self._open_queue()
+        self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
+        self._engine, self._mailboxes, self._caller = engine, boxes, caller
+        runner = self._runner()
+        self.sites = Sites(runner.site, self.internal)
+        hooks = self.call, self.site, self._fail, self._queued, self.misused, self._interrupted
+        self.fast = _C.Fastcall(
+            runner, self.memory.heap, *map(Hook, hooks), self._in_flight, Flight
+        )
+        self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def _runner(self) -> Any:
+        return self._engine
+
+    def __del__(self) -> None:
+        """Close a communicator that was dropped."""
+        if getattr(self, "_engine", None) is not None:
+            self.close()
+
+    @property
+    def engine(self) -> _C.Engine:
+        """The engine.
+
+        Raises:
+            CommClosed: After `close`.
+        """
+        if self._engine is None:
+            raise CommClosed("this communicator has been closed")
+        return self._engine
+
+    def use(self, tuning: Tuning | None, cores: int) -> None:
+        """Let measured times, and how many cores this host has, choose algorithms from now on.
+
+        Both are the same on every rank that shares its memory, the former on every rank.
+        """
+        self.tuning, self.cores = tuning, cores
+        world = tuning.world(place(self)) if tuning is not None else None
+        self.plans.use(world, not self.plans.messages and self.world_size > cores)
+
+    @property
+    def plans(self) -> PlanCache:
+        """The plans of this communicator, and what their choice depends on."""
+        return self._caller.plans
+
+    def has_two_levels(self, choice: Choice) -> bool:
+        """Tell that calls do not go through hosts first."""
+        return False
+
+    def call(
+        self,
+        kind: Kind,
+        x: Any,
+        out: Any,
+        op: str,
+        root: int,
+        order: str | None,
+        algorithm: str | Algorithm | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+        stream: Any = None,
+    ) -> Any:
+        """Run one collective; the arguments are those of `pycoll.Communicator`."""
+        request = Request(kind, op, root, order, algorithm)
+        limit, later, on_host = self.refusing(
+            lambda: (self._limit(timeout), bool(async_op), not (on_device(x) or on_device(out)))
+        )
+        if stream is not None or not on_host:
+            side = self.refusing(lambda: self.device_side(x, out))
+            return side.call(request, x, out, limit, later, stream)
+        prepared = self.refusing(lambda: self._prepare(request, x, out))
+        result = self.start(prepared, limit, later)
+        if prepared.plain and (not later or isinstance(result, Work)):
+            fresh = prepared.result if out is None else None
+            call = self.remembered(prepared)
+            self.fast.remember(call, kind, x, out, op, root, order, algorithm, fresh)
+        return result
+
+    def remembered(self, prepared: Prepared) -> Any:
+        """Return what makes calls like this one need no Python code."""
+        return prepared.binding
+
+    def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
+        """Run a prepared call, or put it in the queue."""
+        held: list[_C.Hold] = []  # before it is looked up what lies where
+        if prepared.registered:
+            held = self.refusing(lambda: self.memory.hold(prepared.registered))
+        arrays = prepared.in_ptr, prepared.out_ptr
+        site, around = self.refusing(lambda: (self.site(), prepared.detours()))
+        try:
+            if async_op:
+                return self._enqueue(prepared, *arrays, site, limit, *around)
+            self.guard(self.engine.run, prepared.binding, *arrays, site, limit, *around)
+        except ArgumentError as error:  # another thread has unregistered what was to be an input
+            self._refuse(in_words(error))
+            raise
+        finally:
+            for hold in held:
+                hold.end()
+        return prepared.result
+
+    def device_side(self, *given: Any) -> Any:
+        """Return this rank's side of calls on arrays of a CUDA device, making it the first time."""
+        if given and not any(map(on_device, given)):
+            raise ArgumentError("stream= is for arrays on a CUDA device; this call has none")
+        if self.device is None:
+            self.device = self.open_device(self)
+        return self.device
+
+    def bind(self, spec: CallSpec, extents: Extents | None = None) -> _C.BoundCall:
+        """Bind the plan of a call; of a v-variant with its extents."""
+        return self._caller.plans.bind(spec, extents)
+
+    def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+        """Check the arguments of a call and bind its plan."""
+        return self._caller.prepare(request, x, out)
+
+    def check(self, request: Request, timeout: float | None) -> tuple[int, float]:
+        """Check what does not depend on the arrays; return the root and the limit of time."""
+        _, root = self._caller.check_request(request)
+        return root, self._limit(timeout)
+
+    def _limit(self, timeout: float | None) -> float:
+        return self.config.timeout_s if timeout is None else check_timeout(timeout)
+
+    def _prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+        if request.kind == Kind.BARRIER:
+            plans = self._caller.plans
+            meeting = algorithms.find("all_reduce", plans.barrier_algorithm)
+            spec = barrier_spec(meeting)
+            return Prepared(plans.bind(spec), 0, 0, None, (), True, spec=spec, two_levels=True)
+        return self._caller.prepare(request, x, out)
+
+    def guard(self, function: Any, *args: Any) -> Any:
+        """Call the engine and turn its failures into pycoll's exceptions."""
+        try:
+            return function(*args)
+        except _C.EngineError as error:
+            raise self.error(*error.args) from None
+
+    def _fail(self, kind: str, text: str) -> None:
+        raise self.error(kind, text)
+
+    def error(self, kind: str, text: str) -> CollError:
+        """Make the exception for a failure of the engine."""
+        report = self._engine.report() if self._engine else None
+        return describe(kind, text, report, self.members, self.can_shrink)
+
+    def site(self) -> int:
+        """Return the number of the caller's source line, outside pycoll."""
+        _ = self.engine  # raises CommClosed
+        return self.sites.here()
+
+    def here(self) -> str:
+        """Return the caller's source line: file, line and function."""
+        return self.sites.text(self.site())
+
+    def all_gather_v(self, x: Any, out: Any, timeout: float | None) -> Any:
+        """See `pycoll.Communicator.all_gather_v`."""
+        return v_variants.gather(self, Kind.ALL_GATHER_V, x, 0, out, timeout)
+
+    def gather_v(self, x: Any, root: int, out: Any, timeout: float | None) -> Any:
+        """See `pycoll.Communicator.gather_v`."""
+        return v_variants.gather(self, Kind.GATHER_V, x, root, out, timeout)
+
+    def scatter_v(self, x: Any, counts: Any, root: int, out: Any, timeout: float | None) -> Any:
+        """See `pycoll.Communicator.scatter_v`."""
+        return v_variants.scatter(self, x, counts, root, out, timeout)
+
+    def reduce_scatter_v(
+        self, x: Any, counts: Any, op: str, order: str | None, out: Any, timeout: float | None
+    ) -> Any:
+        """See `pycoll.Communicator.reduce_scatter_v`."""
+        return v_variants.reduce_scatter(self, x, counts, op, order, out, timeout)
+
+    def all_to_all_v(self, x: Any, counts: Any, out: Any, timeout: float | None) -> Any:
+        """See `pycoll.Communicator.all_to_all_v`."""
+        return v_variants.all_to_all(self, x, counts, out, timeout)
+
+    def abort(self, reason: str) -> None:
+        """See `pycoll.Communicator.abort`."""
+        self.guard(self.engine.abort, sendable(str(reason)))
+        if self.device is not None:
+            self.device.abort()
+
+    def leave(self, reason: BaseException | str) -> None:
+        """Tell the peers why this rank leaves: an exception, or a text."""
+        if self._engine is not None:
+            told = in_words(reason) if isinstance(reason, BaseException) else sendable(reason)
+            self._engine.leave(told)
+
+    def close(self) -> None:
+        """See `pycoll.Communicator.close`."""
+        if self._engine is not None:
+            if self.device is not None:
+                self.device.close()
+            self.guard(self._engine.close)
+            self._empty_queue()
+            if self.device is not None:
+                self.device.free()
+            if self.fast is not None:
+                self.fast.forget()
+            self._caller = self._engine = self._mailboxes = self.control = self.sites = None
+            atexit.unregister(self._at_exit)
+            self.kept.clear()

@@ -1,0 +1,138 @@
+"""Making communicators: the memory of a group, and groups out of groups."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from pycoll import _C
+from pycoll.config import Config
+from pycoll.errors import ArgumentError, TransportError
+from pycoll.runtime.calls.exchange import exchange
+from pycoll.runtime.calls.refusals import in_parts
+from pycoll.runtime.sessions.message_session import MpiSession
+from pycoll.runtime.sessions.reports import raising
+from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.startup.bootstrap import adopt, make_memfd
+from pycoll.types import Kind
+
+_MAILBOX_TOTAL = 32 << 20
+_MAILBOX_RANGE = (1 << 10, 256 << 10)
+
+
+def open_control(
+    fd: int, world_size: int, config: Config, timeout_s: float | None = None
+) -> _C.Control:
+    """Map the control memory of a communicator; the first rank to come lays it out.
+
+    Args:
+        fd: Descriptor of a memfd; still belongs to the caller.
+        world_size: Number of ranks.
+        config: Settings, equal on all ranks.
+        timeout_s: Longest time to wait for who lays it out; by default that of calls.
+
+    Raises:
+        TransportError: If the memory cannot be had or was laid out with other settings.
+        CollTimeout: If another rank takes longer to lay it out than calls may wait.
+        PeerLeft: If another rank cannot join.
+    """
+    low, high = _MAILBOX_RANGE
+    mailbox = min(high, max(low, _MAILBOX_TOTAL // world_size**2)) // 64 * 64
+    return raising(
+        _C.Control,
+        fd,
+        world_size,
+        cell_bytes=config.cell_bytes,
+        mailbox_bytes=mailbox,
+        timeout_s=config.timeout_s if timeout_s is None else timeout_s,
+    )
+
+
+@in_parts
+def split(
+    parent: Session, color: int | None, key: int, kind: type[Session] = Session
+) -> Session | None:
+    """Make sessions of the ranks with equal colours; see `pycoll.Communicator.split`.
+
+    The lowest rank of each group makes the memory, and the others open it through ``/proc``. A rank
+    that cannot join refuses the call: then nobody gets a group, and the parent stays as it was.
+    """
+    child = _split(parent, color, key, kind)
+    if child is not None:
+        child.use(parent.tuning, parent.cores)
+    return child
+
+
+def _split(parent: Session, color: int | None, key: int, kind: type[Session]) -> Session | None:
+    wanted = parent.refusing(lambda: _wish(color, key))
+    table = _all_gather(parent, wanted)
+    mine = np.flatnonzero((table[:, :2] == wanted[:2]).all(axis=1))
+    group = mine[np.argsort(table[mine, 2], kind="stable")].tolist()
+    if isinstance(parent, MpiSession):
+        return parent.make_group(None if color is None else group)
+    leads = color is not None and group[0] == parent.rank
+    fd = parent.refusing(lambda: make_memfd("control")) if leads else -1
+    child = None
+    try:
+        places = _all_gather(parent, np.array([os.getpid(), fd], np.int64))
+        if color is not None:
+            leader = places[group[0]].tolist()
+            child = parent.refusing(lambda: _join(parent, *leader, group, kind))
+        parent.call(Kind.BARRIER, None, None, "sum", 0, None)
+    except BaseException:
+        if child is not None:
+            child.close()
+        raise
+    finally:
+        if leads:
+            os.close(fd)
+    return child
+
+
+def _wish(color: int | None, key: int) -> np.ndarray:
+    for name, value in (("color", color or 0), ("key", key)):
+        if not isinstance(value, (int, np.integer)) or not -(2**63) <= value < 2**63:
+            raise ArgumentError(f"{name}={value!r}; accepted are integers of 64 bits")
+    return np.array([color is not None, color or 0, key], np.int64)
+
+
+def _all_gather(parent: Session, row: np.ndarray) -> np.ndarray:
+    return exchange(parent, Kind.SPLIT, row)
+
+
+def _join(
+    parent: Session, pid: int, leader_fd: int, group: list[int], kind: type[Session]
+) -> Session:
+    try:
+        fd = adopt(pid, leader_fd)
+    except TransportError:
+        parent.guard(parent.engine.check_peers)  # it may have died: then that is what all hear
+        raise
+    try:
+        return member(parent, fd, group, kind)
+    finally:
+        os.close(fd)
+
+
+def member(
+    parent: Session,
+    fd: int,
+    group: list[int],
+    kind: type[Session],
+    timeout_s: float | None = None,
+) -> Session:
+    """Make this rank's session in a group out of its parent.
+
+    Args:
+        parent: Its session in the communicator of all.
+        fd: Descriptor of the group's control memory; still belongs to the caller.
+        group: Ranks in the parent, in the order of their ranks in the group.
+        kind: Class of the session.
+        timeout_s: See `open_control`.
+    """
+    control = open_control(fd, len(group), parent.config, timeout_s)
+    rank, n = group.index(parent.rank), len(group)
+    child = kind(control, parent.memory, rank, n, parent.config, parent.threads)
+    child.members = [parent.members[r] for r in group] if parent.members else group
+    return child

@@ -1,0 +1,203 @@
+"""Connections between all ranks of several hosts: one TCP connection for each pair.
+
+Every rank listens on a port and tells the others through a store which addresses it has. It dials
+the ranks before it and is dialled by those after it. Who dials shows a word that was drawn at
+random, so that strangers, and wrong hosts with the same private address, are turned away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import struct
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pycoll import _C
+from pycoll.config import environment
+from pycoll.errors import TransportError, in_words
+from pycoll.runtime.sessions.reports import raising
+from pycoll.runtime.startup.tcp_handshake import Introductions, Place, Spare, too_few_files
+
+Exchange = Callable[[str, Any], list[Any]]  # gives every rank what all ranks say on a topic
+Sockets = list[socket.socket | None]  # by rank; None for this one
+
+_INTERFACES = ("PYCOLL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+_SIOCGIFADDR = 0x8915
+_OWN_FILES = 2  # of `open_api`
+
+
+class Board(Protocol):
+    """Where a rank that fails tells the others, as the stores of PyTorch; they look at it."""
+
+    def set(self, key: str, value: str) -> object:
+        """Write."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all have been written."""
+
+    def get(self, key: str) -> bytes:
+        """Read what has been written."""
+
+
+def connect(
+    exchange: Exchange,
+    rank: int,
+    names: Sequence[str],
+    towards: str,
+    timeout_s: float,
+    board: Board | None = None,
+) -> Sockets:
+    """Connect all ranks with each other, or none; a collective.
+
+    Args:
+        exchange: Gathers values from all ranks.
+        rank: This rank.
+        names: What messages call each rank.
+        towards: Host of the store: the way there is likely the way to the others. Or "".
+        timeout_s: Longest time to wait for the others.
+        board: Without it, others may notice a rank that fails only when their time is over.
+
+    Returns:
+        Connected sockets, for `open_api`.
+
+    Raises:
+        TransportError: If a rank cannot be reached, or may not open a file for each other rank.
+    """
+    with contextlib.ExitStack() as held:
+        own, server, spare = _prepare(len(names), towards, held)
+        places = [Place(*entry) for entry in exchange("sockets", own)]
+        _stop_if_troubled(own, places)
+        key = f"pycoll-sockets-{places[0].word}"  # of this try
+        calls = Introductions(server, places, rank, names)
+        held.callback(calls.close)
+
+        def given_up() -> str:
+            return board.get(key).decode() if board is not None and board.check([key]) else ""
+
+        try:
+            calls.run(timeout_s, spare, given_up)
+        except BaseException as error:  # an interrupt, too
+            try:
+                with contextlib.suppress(Exception):  # the store may be what has failed
+                    if board is not None and not given_up():
+                        board.set(key, f"{names[rank]} cannot join: {in_words(error)}")
+            finally:  # not before: whoever sees a connection end looks at the board
+                for found in calls.found.values():
+                    found.close()
+            raise
+    return [calls.found.get(r) for r in range(len(names))]
+
+
+def _stop_if_troubled(own: Place, places: list[Place]) -> None:
+    if own.trouble:
+        raise TransportError(own.trouble)
+    troubles = [(r, place.trouble) for r, place in enumerate(places) if place.trouble]
+    if troubles:
+        raise TransportError("; ".join(f"rank {r} cannot join: {why}" for r, why in troubles))
+
+
+def _prepare(
+    n: int, towards: str, held: contextlib.ExitStack
+) -> tuple[Place, socket.socket | None, Spare]:
+    """Listen, and keep descriptors for n - 1 connections; what fails is for the others to hear."""
+    spare = Spare()
+    held.callback(spare.fill, 0)
+    try:
+        spare.fill(n + _OWN_FILES)
+        spare.give()  # for one after the other
+        where = addresses(towards)
+        server = held.enter_context(_listen(n))
+    except TransportError as error:
+        return Place(0, [], "", str(error)), None, spare
+    except OSError as error:
+        few = error.errno in (errno.EMFILE, errno.ENFILE)
+        text = too_few_files(error) if few else f"cannot listen: {error}"
+        return Place(0, [], "", text), None, spare
+    return Place(server.getsockname()[1], where, secrets.token_hex(16)), server, spare
+
+
+def open_api(sockets: Sockets, names: Sequence[str]) -> _C.SocketApi:
+    """Make what sends messages through connected sockets, which are its own from now on.
+
+    Raises:
+        TransportError: If the system has no means left for it.
+    """
+    for found in filter(None, sockets):
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    fds = [-1 if s is None else s.detach() for s in sockets]
+    try:
+        api = raising(_C.SocketApi, fds, list(names))
+    except RuntimeError as error:  # of the C++ library: no thread
+        raise TransportError(f"cannot serve connections: {error}") from error
+    _forget_in_children(api)
+    return api
+
+
+def addresses(towards: str = "") -> list[str]:
+    """Return the addresses of this host that others may use, the likeliest first.
+
+    Raises:
+        TransportError: If the interface that the environment names has none.
+    """
+    for variable in _INTERFACES:
+        if wanted := environment().get(variable):
+            found = [a for name in wanted.split(",") for a in _of_interface(name)]
+            if not found:
+                raise TransportError(f"{variable}={wanted}: that interface has no address")
+            return found
+    found = [_way_to(towards)] if towards else []
+    for _, name in socket.if_nameindex():
+        found += _of_interface(name)
+    useful = [a for a in dict.fromkeys(found) if a and not a.startswith("127.")]
+    return [*useful, "127.0.0.1"]
+
+
+def _way_to(host: str) -> str:
+    """Return the address from which packets to a host leave; "" if there is none."""
+    with contextlib.suppress(OSError):
+        family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return probe.getsockname()[0]
+    return ""
+
+
+def _of_interface(name: str) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("256s", name[:15].encode())
+        found.append(socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            digits, _, _, scope, _, device = line.split()
+            if device == name and scope == "00":  # global
+                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    return found
+
+
+def _listen(backlog: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # IPv6 is compiled in, but switched off
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
+            )
+    return socket.create_server(("", 0), backlog=backlog)
+
+
+def _forget_in_children(api: _C.SocketApi) -> None:
+    """Close the copies that children get by fork: they would hide that this rank has died."""
+    known = weakref.ref(api)
+
+    def forget() -> None:
+        if (found := known()) is not None:
+            found.forget()
+
+    os.register_at_fork(after_in_child=forget)

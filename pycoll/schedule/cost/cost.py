@@ -1,0 +1,273 @@
+"""What a schedule costs: counts, exact fractions of the vector, and a prediction in seconds.
+
+Everything is counted on the vector form of the schedule, for all ranks at once; nothing is taken
+from a formula. `pycoll.schedule.language.formula` reads what an algorithm's docstring states, and
+tests compare the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from pycoll.errors import ScheduleError
+from pycoll.schedule.ir import Buffer, Fold, Piece, Schedule, Vector
+from pycoll.schedule.lowering.stage import SlotMap
+
+
+def busbw_factor(collective: str, n: int) -> float:
+    """Return what turns algorithm bandwidth into bus bandwidth, as nccl-tests define it.
+
+    With S the size of the full vector in bytes and t the time of a call, algbw = S / t and
+    busbw = algbw * factor, which is comparable between world sizes.
+
+    Raises:
+        ScheduleError: For a collective that moves no data or is not known.
+    """
+    part = (n - 1) / n
+    factors = {
+        "all_reduce": 2 * part,
+        "reduce_scatter": part,
+        "all_gather": part,
+        "all_to_all": part,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "gather": part,
+        "scatter": part,
+    }
+    if collective not in factors:
+        raise ScheduleError(f"no bus bandwidth for {collective!r}; known: {', '.join(factors)}")
+    return factors[collective]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A host with shared memory; the defaults are rounded figures of a current server core.
+
+    Attributes:
+        alpha: Seconds from a rank's store of a flag to a waiting peer's load: one synchronisation.
+        sigma: Seconds to look at the flag of each peer that a rank waits for.
+        beta: Seconds per byte that a rank loads or stores.
+        gamma: Seconds per byte that a rank folds into another.
+        bus: Seconds per byte that all ranks together load or store: the memory they share.
+        call: Seconds of a call that moves nothing.
+        cell_bytes: Staging memory of a rank; a staged call runs in segments that fit.
+    """
+
+    alpha: float = 1.5e-7
+    sigma: float = 5.0e-8
+    beta: float = 1.5e-11
+    gamma: float = 5.0e-12
+    bus: float = 4.0e-12
+    call: float = 5.0e-7
+    cell_bytes: int = 512 << 10
+
+    def predict(self, schedule: Schedule, nbytes: int, direct: bool) -> float:
+        """Predict the time of a call, in seconds; see `predict`."""
+        return predict(schedule, nbytes, self, direct)
+
+
+class Volume(NamedTuple):
+    """An amount of data as fractions of the full vector: of the busiest rank, and of all ranks."""
+
+    most: Fraction
+    total: Fraction
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Counts of one schedule.
+
+    Attributes:
+        rounds: Rounds in which data goes from one rank to another.
+        lines: Folds of the schedule, counted over all its rounds.
+        sent, received: Data that leaves and reaches a rank, whoever moves it.
+        loaded, stored: Data that a rank loads and stores as the owner of folds, its own included.
+        reduced: Data that a rank folds into other data.
+        critical: Sum over rounds of what the busiest rank sends or receives.
+    """
+
+    rounds: int
+    lines: int
+    sent: Volume
+    received: Volume
+    loaded: Volume
+    stored: Volume
+    reduced: Volume
+    critical: Fraction
+
+    @property
+    def per_rank(self) -> Fraction:
+        """What the busiest rank sends or receives, whichever is more."""
+        return max(self.sent.most, self.received.most)
+
+
+class Traffic:
+    """Chunks that each rank moves in one round, as ``[n]`` integer arrays.
+
+    ``waits`` estimates how many peers a rank has to hear of.
+    """
+
+    def __init__(self, schedule: Schedule, folds: list[Fold]) -> None:
+        """Count the folds of a round."""
+        n = schedule.n
+        ranks = schedule.all_ranks()
+        self.sent, self.received, self.loaded, self.stored, self.reduced, self.waits = (
+            np.zeros(n, np.int64) for _ in range(6)
+        )
+        for f in folds:
+            count = active(f, n)
+            busy = count > 0
+            self.loaded += len(f.srcs) * count
+            self.stored += len(f.dsts) * count
+            self.reduced += (len(f.srcs) - 1) * count
+            near, far = np.zeros(n, np.int64), np.zeros(n, np.int64)
+            for piece in f.srcs:
+                peer, away = _away(piece.rank, ranks, n, count)
+                self.received += away
+                self.sent += _by_rank(peer, away, n)
+                near += away > 0
+            for piece in f.dsts:
+                peer, away = _away(piece.rank, ranks, n, count)
+                self.sent += away
+                self.received += _by_rank(peer, away, n)
+                far += away > 0
+            self.waits += np.maximum(near, far) * busy
+
+
+def active(f: Fold, n: int) -> np.ndarray:
+    """Number of chunks that each rank handles in a fold, 0 where it takes no part."""
+    return np.broadcast_to(np.where(f.where, f.count, 0), (n,))
+
+
+def _away(rank: Vector, ranks: np.ndarray, n: int, count: np.ndarray) -> tuple[Vector, np.ndarray]:
+    peer = rank % n
+    return peer, np.where(peer != ranks, count, 0)
+
+
+def _by_rank(peer: Vector, amount: np.ndarray, n: int) -> np.ndarray:
+    if np.ndim(peer) == 0:
+        result = np.zeros(n, np.int64)
+        result[peer] = amount.sum()
+        return result
+    return np.bincount(peer, amount, n).astype(np.int64)
+
+
+def traffic(schedule: Schedule) -> Iterator[Traffic]:
+    """Yield what moves in each round."""
+    for folds in schedule.rounds(schedule.all_ranks()):
+        yield Traffic(schedule, folds)
+
+
+def cost(schedule: Schedule) -> Cost:
+    """Count a schedule."""
+    names = ("sent", "received", "loaded", "stored", "reduced")
+    sums = {name: np.zeros(schedule.n, np.int64) for name in names}
+    rounds, lines, critical = 0, 0, 0
+    for folds in schedule.rounds(schedule.all_ranks()):
+        moved = Traffic(schedule, folds)
+        lines += len(folds)
+        rounds += bool(moved.sent.any())
+        critical += int(np.maximum(moved.sent, moved.received).max())
+        for name in names:
+            sums[name] += getattr(moved, name)
+    unit = Fraction(1, max(1, schedule.chunks))
+    volumes = {k: Volume(int(v.max()) * unit, int(v.sum()) * unit) for k, v in sums.items()}
+    return Cost(rounds=rounds, lines=lines, critical=critical * unit, **volumes)
+
+
+class Staging(NamedTuple):
+    """Chunks that each rank copies because peers cannot reach its arrays, as ``[n]`` arrays.
+
+    A copy loads and stores once. ``twice`` counts stores alone: results that also go to the cell.
+    """
+
+    copied_in: np.ndarray
+    copied_out: np.ndarray
+    twice: np.ndarray
+
+
+def staging(schedule: Schedule) -> Staging:
+    """Count the copies that `pycoll.schedule.lowering.stage` adds, without building its table."""
+    n, chunks = schedule.n, max(1, schedule.chunks)
+    written, read_in, read_out, by_others = (np.zeros(n * chunks, bool) for _ in range(4))
+    own_stores = np.zeros(n * chunks, np.int64)
+    for folds in schedule.rounds(schedule.all_ranks()):
+        now: list[np.ndarray] = []
+        for f in folds:
+            owner, offset = _owners(f, n)
+            for i, piece in enumerate((*f.srcs, *f.dsts)):
+                if piece.buffer == Buffer.TMP:
+                    continue
+                cell, own = _cells(piece, owner, offset, n, chunks)
+                if i >= len(f.srcs):
+                    now.append(cell)
+                    by_others[cell[~own]] = True
+                    np.add.at(own_stores, cell[own], 1)  # few of many: no array of them all
+                    continue
+                acc_in = (piece.buffer == Buffer.ACC) & ~written[cell]
+                from_in = acc_in | (piece.buffer == Buffer.IN)
+                read_in[cell[~own & from_in]] = True
+                read_out[cell[~own & ~from_in]] = True
+        for cell in now:
+            written[cell] = True
+    twice = np.where(read_out & ~by_others, own_stores, 0)
+    return Staging(*(a.reshape(n, chunks).sum(axis=1) for a in (read_in, by_others, twice)))
+
+
+def _owners(f: Fold, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """List who folds each chunk of a fold, and the chunk's place in it."""
+    count = active(f, n)
+    owner = np.repeat(np.arange(n), count)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+
+
+def _cells(
+    piece: Piece, owner: np.ndarray, offset: np.ndarray, n: int, chunks: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """List the cells (rank * chunks + chunk) of a piece, and which of them are their reader's."""
+    rank, chunk = (v if np.size(v) == 1 else v[owner] for v in (piece.rank, piece.chunk))
+    rank = rank % n
+    return rank * chunks + (chunk + offset) % chunks, rank == owner
+
+
+def predict(schedule: Schedule, nbytes: int, machine: Machine, direct: bool) -> float:
+    """Predict the time of a call on memory that all ranks share, one of many in a row, in seconds.
+
+    A round lasts as long as its busiest rank, which waits for peers, loads, stores and folds; or as
+    long as the shared memory needs for the bytes of all ranks together. Staged, a rank may be one
+    iteration ahead of others, so its copies overlap with their rounds: an iteration lasts as long
+    as the rounds, or as the rank that has most to do in all, copies included.
+
+    Args:
+        schedule: What runs.
+        nbytes: Size of the full vector.
+        machine: Where it runs.
+        direct: Peers access the users' arrays; otherwise copies to and from cells are added.
+    """
+    chunk_bytes = nbytes / max(1, schedule.chunks)
+    moved, own = np.zeros(schedule.n), np.zeros(schedule.n)
+    moving, syncing, widest = 0.0, 0.0, 0.0
+    for t in traffic(schedule):
+        bytes_moved = (t.loaded + t.stored) * chunk_bytes
+        alone = machine.beta * bytes_moved + machine.gamma * t.reduced * chunk_bytes
+        moving += max(float(alone.max()), machine.bus * float(bytes_moved.sum()))
+        moved, own = moved + bytes_moved, own + alone
+        peers = int(t.waits.max())
+        wait = machine.alpha + machine.sigma * peers if peers else 0.0
+        syncing, widest = syncing + wait, max(widest, wait)
+    if direct:
+        return machine.call + moving + syncing + widest
+    copies = staging(schedule)
+    copied = (2 * copies.copied_in + 2 * copies.copied_out + copies.twice) * chunk_bytes
+    busiest = float((own + machine.beta * copied).max())
+    moving = max(moving, busiest, machine.bus * float((moved + copied).sum()))
+    syncing += widest if copies.copied_out.any() else 0.0
+    slots = SlotMap(schedule).slots if schedule.n > 1 else 0
+    segments = max(1, math.ceil(slots * chunk_bytes / machine.cell_bytes))
+    return machine.call + moving + syncing * segments

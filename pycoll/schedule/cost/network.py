@@ -1,0 +1,101 @@
+"""What a schedule costs where ranks send messages: within hosts, and over the links between them.
+
+Source: Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994, with one
+pair of constants for the messages of a host and one for its link, which all its ranks share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pycoll.schedule.cost.cost import active
+from pycoll.schedule.ir import Fold, Schedule
+
+
+@dataclass(frozen=True)
+class Network:
+    """Hosts that exchange messages; the defaults are rounded figures of a cluster on Ethernet.
+
+    Attributes:
+        alpha: Seconds that a message within a host takes, however small.
+        beta: Seconds per byte of it.
+        far_alpha: Seconds that a message between hosts takes, however small.
+        far_beta: Seconds per byte on the link of a host, in each direction.
+        sigma: Seconds for each further message that a rank sends or receives in a round.
+        gamma: Seconds per byte that a rank folds into another.
+        call: Seconds of a call that moves nothing.
+        ranks_per_host: Number of ranks of each host, in rank order; empty: a host for each.
+    """
+
+    alpha: float = 1.0e-6
+    beta: float = 1.0e-10
+    far_alpha: float = 2.0e-5
+    far_beta: float = 8.0e-10
+    sigma: float = 3.0e-7
+    gamma: float = 5.0e-12
+    call: float = 1.0e-6
+    ranks_per_host: tuple[int, ...] = ()
+
+    def hosts(self, n: int) -> np.ndarray:
+        """Return the number of the host of each of n ranks, ``[n]``."""
+        if sum(self.ranks_per_host) != n:
+            return np.arange(n)
+        return np.repeat(np.arange(len(self.ranks_per_host)), self.ranks_per_host)
+
+    def predict(self, schedule: Schedule, nbytes: int, direct: bool = False) -> float:
+        """Predict the time of a call, in seconds.
+
+        A round lasts as long as its busiest rank sends, receives and folds, or as long as the
+        busiest link of a host is busy in its busier direction.
+
+        Args:
+            schedule: What runs.
+            nbytes: Size of the full vector.
+            direct: Of no meaning here: nobody reaches another rank's memory.
+        """
+        del direct
+        hosts = self.hosts(schedule.n)
+        size = nbytes / max(1, schedule.chunks)
+        rounds = schedule.rounds(schedule.all_ranks())
+        return self.call + sum(self._round(schedule.n, folds, hosts, size) for folds in rounds)
+
+    def _round(self, n: int, folds: list[Fold], hosts: np.ndarray, size: float) -> float:
+        near, far = (np.zeros((2, n)) for _ in range(2))  # bytes sent, bytes received
+        links = np.zeros((2, int(hosts.max()) + 1))
+        messages, reduced = np.zeros((2, n)), np.zeros(n)
+        for f in folds:
+            count = active(f, n)
+            reduced += (len(f.srcs) - 1) * count * size
+            for piece in f.srcs:
+                self._move(piece.rank % n, np.arange(n), count, hosts, near, far, links, messages)
+            for piece in f.dsts:
+                self._move(np.arange(n), piece.rank % n, count, hosts, near, far, links, messages)
+        alpha = np.where(far > 0, self.far_alpha, np.where(near > 0, self.alpha, 0.0))
+        more = self.sigma * np.maximum(messages - 1, 0)
+        ranks = (alpha + more + self.beta * near * size).max(axis=0) + self.gamma * reduced
+        link = self.far_beta * size * links.max()
+        return float(max(ranks.max(), link + (self.far_alpha if link else 0.0)))
+
+    def _move(
+        self,
+        src: np.ndarray | int,
+        dst: np.ndarray | int,
+        count: np.ndarray,
+        hosts: np.ndarray,
+        near: np.ndarray,
+        far: np.ndarray,
+        links: np.ndarray,
+        messages: np.ndarray,
+    ) -> None:
+        """Add the messages of one piece of a fold."""
+        n = len(hosts)
+        src, dst = (np.broadcast_to(v, (n,)) for v in (src, dst))
+        moved = np.where(src != dst, count, 0)
+        outside = hosts[src] != hosts[dst]
+        for way, ranks in enumerate((src, dst)):
+            np.add.at(near[way], ranks, np.where(outside, 0, moved))
+            np.add.at(far[way], ranks, np.where(outside, moved, 0))
+            np.add.at(links[way], hosts[ranks], np.where(outside, moved, 0))
+            np.add.at(messages[way], ranks, moved > 0)

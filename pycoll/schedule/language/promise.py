@@ -1,0 +1,70 @@
+"""What a schedule must keep, as arrays: who holds which chunk, which input each output wants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pycoll.errors import ScheduleError
+from pycoll.schedule.ir import Schedule
+from pycoll.schedule.language.collectives import COLLECTIVES, OWN
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The promise of a collective for one schedule; `collectives` defines it in words.
+
+    Attributes:
+        n, chunks: World size and number of chunks.
+        alike: Chunks that are so far apart are equally long, whatever the size of the vector.
+        reduces: Every output wants the contributions of all ranks to its chunk, each once.
+        in_held, out_held: ``[n, chunks]`` whether the rank's IN (OUT) holds the chunk.
+        origin: ``[n, chunks]`` number of the input, ``rank * chunks + chunk``, that an output wants
+            when nothing is reduced.
+    """
+
+    n: int
+    chunks: int
+    alike: int
+    reduces: bool
+    in_held: np.ndarray
+    out_held: np.ndarray
+    origin: np.ndarray
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Promise:
+        """Lay the promise of a schedule's collective out.
+
+        Raises:
+            ScheduleError: If the chunks cannot be shared out evenly, or the root does not exist.
+        """
+        spec, n, chunks, root = (
+            COLLECTIVES[schedule.collective],
+            schedule.n,
+            schedule.chunks,
+            schedule.root,
+        )
+        owned = spec.transposes or OWN in (spec.in_layout, spec.out_layout)
+        if chunks < 1 or (owned and chunks % n):
+            raise ScheduleError(f"{schedule}: {chunks} chunks cannot be shared among {n} ranks")
+        if not 0 <= root < n:
+            raise ScheduleError(f"{schedule}: there is no rank {root} to be the root")
+        rank, chunk = np.indices((n, chunks))
+        share = max(1, chunks // n)
+        own = chunk // share == rank
+        at_root = rank == root
+        full = np.ones((n, chunks), bool)
+        if spec.transposes:
+            source, source_chunk = chunk // share, rank * share + chunk % share
+        else:
+            source, source_chunk = root if spec.in_at_root else chunk // share, chunk
+        return cls(
+            n=n,
+            chunks=chunks,
+            alike=share if owned else chunks,
+            reduces=spec.reduces,
+            in_held=(own if spec.in_layout == OWN else full) & (at_root | (not spec.in_at_root)),
+            out_held=(own if spec.out_layout == OWN else full) & (at_root | (not spec.out_at_root)),
+            origin=source * chunks + source_chunk,
+        )

@@ -1,0 +1,4 @@
+"""Schedules as pictures and as text: `transfers` lists who moves what when, `draw` draws it.
+
+Uses `language` and `cost`. Read `transfers` first.
+"""

@@ -1,0 +1,296 @@
+"""Running the peer plans of all ranks at once: who may do what when, and who knows of it.
+
+A rank's program is cut into *blocks*: some WAITs, then everything up to the next WAIT. Signals are
+counters that only grow, so whether a block can start never depends on timing: one run decides for
+all interleavings whether the plans deadlock. The run advances in *waves*; in each wave every rank
+executes its next block if all its waits are satisfied. A block carries a vector clock: for each
+rank, how much of its program has happened before the block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pycoll.errors import ScheduleError
+from pycoll.schedule.language.promise import Promise
+from pycoll.schedule.lowering.plan import ENTERED, Opcode
+from pycoll.schedule.lowering.table import spans
+from pycoll.schedule.proof.bounds import Joined
+from pycoll.schedule.proof.trace import Trace, Units, conflicts, make_trace, unit_folds
+
+_CALLER = 255  # stands in the opcode column for "the caller may use its arrays"
+
+
+@dataclass(frozen=True)
+class World:
+    """The programs of all ranks over some calls, rank by rank, each in program order.
+
+    Attributes:
+        title: Schedule and mode, for messages.
+        n, calls: World size and number of consecutive calls.
+        op, rank, call, round, peer, step: ``[events]``; the caller's events have the round -1.
+        instr: ``[events]`` index of the instruction in the joined code, or -1.
+        place: ``[events]`` place in the program of the rank, from 1.
+        block: ``[events]`` block it belongs to; blocks are numbered rank by rank.
+        first_block: ``[n + 1]`` first block of each rank.
+        waits: Events that are waits.
+        signal: ``[waits]`` event that each wait waits for.
+    """
+
+    title: str
+    n: int
+    calls: int
+    op: np.ndarray
+    rank: np.ndarray
+    call: np.ndarray
+    round: np.ndarray
+    peer: np.ndarray
+    step: np.ndarray
+    instr: np.ndarray
+    place: np.ndarray
+    block: np.ndarray
+    first_block: np.ndarray
+    waits: np.ndarray
+    signal: np.ndarray
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a world to its end.
+
+    Attributes:
+        world: What ran.
+        clock: ``[blocks, n]`` place up to which the program of each rank has happened before.
+        when: ``[events]`` a linear extension of happens-before.
+        units: The unit folds.
+    """
+
+    world: World
+    clock: np.ndarray
+    when: np.ndarray
+    units: Units
+
+
+def make_world(joined: Joined, calls: int) -> World:
+    """Lay the programs out: per call the caller, the gate, the plan; at the end the caller again.
+
+    Raises:
+        ScheduleError: If a step is published out of order, or waited for and never published.
+    """
+    n, title, code, owner = len(joined.plans), joined.title, joined.code, joined.rank
+    everyone, size = np.arange(n), len(code)
+    parts = []  # op, rank, call, phase, peer, step, round, instruction
+    for call in range(calls + 1):
+        parts.append(_column(n, _CALLER, everyone, call, 0, 0, 0, -1, -1))
+    for call in range(1, calls):
+        rank, peer = np.nonzero(~np.eye(n, dtype=bool))
+        parts.append(_column(len(rank), Opcode.WAIT, rank, call, 1, peer, ENTERED, 0, -1))
+    index = np.arange(size)
+    for call in range(calls):
+        parts.append(
+            _column(
+                size, code["op"], owner, call, 2, code["peer"], code["arg"], code["round"], index
+            )
+        )
+    columns = np.concatenate(parts, axis=1)
+    order = np.lexsort((np.arange(columns.shape[1]), columns[3], columns[2], columns[1]))
+    op, rank, call, phase, peer, step, round_, instr = columns[:, order]
+    first = np.searchsorted(rank, everyone)
+    place = np.arange(len(rank)) - first[rank] + 1
+    wait = op == Opcode.WAIT
+    starts = (place == 1) | (wait & ~np.concatenate([[False], wait[:-1]]))
+    block = np.cumsum(starts) - 1
+    first_block = np.append(block[first], block[-1] + 1)
+    waits = np.flatnonzero(wait)
+    awaited = call[waits] - (phase[waits] == 1)
+    signal = _signals(title, n, calls, (op, rank, call, step, round_, peer), waits, awaited)
+    return World(
+        title, n, calls, op, rank, call, round_, peer, step, instr, place, block,
+        first_block, waits, signal,
+    )  # fmt: skip
+
+
+def _column(size: int, *values: int | np.ndarray) -> np.ndarray:
+    """One column of events: opcode, rank, call, phase, peer, step, round, instruction."""
+    return np.stack([np.broadcast_to(np.asarray(v, np.int64), size) for v in values])
+
+
+def _signals(
+    title: str,
+    n: int,
+    calls: int,
+    columns: tuple[np.ndarray, ...],
+    waits: np.ndarray,
+    awaited: np.ndarray,
+) -> np.ndarray:
+    """Find for each wait the first signal that satisfies it."""
+    op, rank, call, step, round_, peer = columns
+    signals = np.flatnonzero(op == Opcode.SIGNAL)
+    series = (rank[signals] * calls + call[signals]) << 17
+    key = series + step[signals]
+    bad = np.flatnonzero(np.diff(key) <= 0)
+    if len(bad):
+        at = signals[bad[0] + 1]
+        raise ScheduleError(
+            f"{title}: rank {rank[at]}, round {round_[at]}: publishes step {step[at]} "
+            f"after step {step[signals[bad[0]]]}; steps must increase"
+        )
+    entered = key[step[signals] == ENTERED] >> 17
+    missing = np.flatnonzero(np.bincount(entered, minlength=n * calls) == 0)
+    if len(missing):
+        raise ScheduleError(
+            f"{title}: rank {missing[0] // calls} never publishes that it has entered"
+        )
+    wanted = ((peer[waits] * calls + awaited) << 17) + step[waits]
+    found = np.searchsorted(key, wanted)
+    known = found < len(key)
+    known[known] = key[found[known]] >> 17 == wanted[known] >> 17
+    if not np.all(known):
+        at = waits[np.flatnonzero(~known)[0]]
+        raise ScheduleError(
+            f"{title}: rank {rank[at]}, round {round_[at]}: waits for step {step[at]} of rank "
+            f"{peer[at]}, which never publishes it"
+        )
+    return signals[found]
+
+
+def run_peer(joined: Joined, calls: int = 1) -> Run:
+    """Run peer plans to their end.
+
+    Args:
+        joined: The plans of all ranks.
+        calls: Number of consecutive calls of the same plans.
+
+    Raises:
+        ScheduleError: If ranks wait for each other for ever.
+    """
+    world = make_world(joined, calls)
+    wave, clock = _advance(world)
+    order = np.lexsort((world.place, world.rank, wave[world.block]))
+    when = np.empty(len(order), np.int64)
+    when[order] = np.arange(len(order))
+    folds = np.flatnonzero(world.op == Opcode.FOLD)
+    units = unit_folds(joined.code[world.instr[folds]], joined.operands, folds, world.call[folds])
+    return Run(world, clock, when, units)
+
+
+def _advance(world: World) -> tuple[np.ndarray, np.ndarray]:
+    """Run in waves; return the wave and the vector clock of every block."""
+    n, blocks = world.n, int(world.first_block[-1])
+    clock = np.zeros((blocks, n), np.int32)
+    wave = np.full(blocks, -1)
+    count = np.bincount(world.block[world.waits], minlength=blocks)
+    first = np.cumsum(count) - count
+    peer, target = world.rank[world.signal], world.block[world.signal]
+    reached = world.place[world.signal].astype(np.int32)
+    current = world.first_block[:-1].copy()
+    start, end = world.first_block[:-1], world.first_block[1:]
+    number = 0
+    while True:
+        active = np.flatnonzero(current < end)
+        if not len(active):
+            return wave, clock
+        block = current[active]
+        row, place = spans(count[block])
+        wait = first[block[row]] + place
+        ready = np.ones(len(active), bool)
+        ready[row[current[peer[wait]] <= target[wait]]] = False
+        if not np.any(ready):
+            _deadlock(world, block)
+        active, block = active[ready], block[ready]
+        keep = ready[row]
+        row, wait = row[keep], wait[keep]
+        known = clock[target[wait]]
+        known[np.arange(len(wait)), peer[wait]] = reached[wait]
+        later = block > start[active]
+        clock[block[later]] = clock[block[later] - 1]
+        if len(wait):
+            heads = np.flatnonzero(np.diff(row, prepend=-1))
+            joined = block[count[block] > 0]
+            clock[joined] = np.maximum(clock[joined], np.maximum.reduceat(known, heads, axis=0))
+        wave[block] = number
+        current[active] += 1
+        number += 1
+
+
+def _deadlock(world: World, blocked: np.ndarray) -> None:
+    chain = []
+    current = {int(world.rank[np.searchsorted(world.block, b)]): int(b) for b in blocked}
+    for rank, block in current.items():
+        waits = np.flatnonzero(world.block[world.waits] == block)
+        for i in waits:
+            event, target = world.waits[i], world.signal[i]
+            peer = int(world.rank[target])
+            if current.get(peer, -1) >= 0 and world.block[target] >= current[peer]:
+                chain.append(
+                    f"rank {rank}, round {world.round[event]}, waits for step {world.step[event]} "
+                    f"of rank {peer}"
+                )
+                break
+    raise ScheduleError(f"{world.title}: deadlock: {'; '.join(chain[:8])}")
+
+
+def trace_of(run: Run, promise: Promise, aliased: bool) -> Trace:
+    """List all accesses of a run, IN and OUT being the same memory or not."""
+    world = run.world
+    users = np.flatnonzero(world.op == _CALLER)
+    last = users[world.call[users] == world.calls]
+    events = world.rank, world.round, run.when
+    return make_trace(promise, world.title, aliased, events, run.units, users, last)
+
+
+def check_races(run: Run, trace: Trace) -> None:
+    """Check that every two conflicting accesses are ordered by happens-before.
+
+    Only neighbours in the linear extension are compared: each access with the last write before it,
+    each read with the next write after it. Every other conflicting pair follows by transitivity.
+
+    Raises:
+        ScheduleError: Naming both ranks, rounds and the piece.
+    """
+    world = run.world
+    first, second = conflicts(trace)
+    a, b = trace.event[first], trace.event[second]
+    known = run.clock[world.block[b], world.rank[a]] >= world.place[a]
+    bad = np.flatnonzero((world.rank[a] != world.rank[b]) & ~known)
+    if len(bad):
+        i = bad[np.argmin(run.when[b[bad]])]
+        _report(run, trace, first[i], second[i])
+
+
+def _report(run: Run, trace: Trace, first: int, second: int) -> None:
+    world, a, b = run.world, trace.event[first], trace.event[second]
+    piece = trace.piece(trace.cell[first])
+    verb = ["reads", "writes"]
+    does = [f"{verb[int(trace.write[i])]} {piece}" for i in (first, second)]
+    text = f"race: {trace.who(a)}, {does[0]} and {trace.who(b)}, {does[1]}: nothing orders them"
+    for i, user, other in ((0, b, a), (1, a, b)):
+        if world.op[user] == _CALLER:
+            returned = world.call[user] > world.call[other]
+            when = "when rank {} may have returned" if returned else "before rank {} has entered"
+            text = f"race: {trace.who(other)}, {does[i]} {when.format(world.rank[user])}"
+    raise ScheduleError(f"{trace.title}: {text}")
+
+
+def check_run_ahead(run: Run) -> None:
+    """Check that nobody enters call e while a peer is still in call e - 2.
+
+    Flag lines and cells exist twice, by the parity of the call, so this is what makes them free.
+    """
+    world = run.world
+    entries = np.flatnonzero(
+        (world.op == Opcode.SIGNAL) & (world.step == ENTERED) & (world.call >= 2)
+    )
+    starts = np.flatnonzero(world.op == _CALLER)
+    end_of = {(int(world.rank[i]), int(world.call[i])): int(world.place[i]) - 1 for i in starts}
+    for event in entries:
+        rank = world.rank[event]
+        known = run.clock[world.block[event]]
+        for peer in range(world.n):
+            if peer != rank and known[peer] < end_of[peer, int(world.call[event]) - 1]:
+                raise ScheduleError(
+                    f"{world.title}: rank {rank} can enter a call "
+                    f"while rank {peer} is two calls behind"
+                )

@@ -1,0 +1,210 @@
+"""Bringing up a group through PyTorch's store: who is where, and whose memory to open."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from pycoll import _C
+from pycoll.config import Config
+from pycoll.errors import CollTimeout, PeerLeft, PeerLost, in_words
+from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.runtime.sessions.reports import raising
+from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.startup.bootstrap import adopt, make_memfd
+from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores
+from pycoll.runtime.startup.make_groups import open_control
+from pycoll.runtime.startup.rendezvous import make_everywhere
+from pycoll.torch.backend.hosts import join_hosts
+from pycoll.torch.calls.prepare import GroupSession
+
+_PIDS: dict[int, int] = {}
+"""Processes on this host by their rank in the job, as far as this one shares a group with them."""
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
+_DECLINED = "pycoll/declined"
+_DECLINING_S = 5.0  # in which those who come hear that this rank will not
+
+
+def join(
+    store: dist.Store, rank: int, size: int, timeout_s: float, ranks: Sequence[int] = ()
+) -> Session:
+    """Join a group whose ranks meet at a store.
+
+    On one host rank 0 makes the memory and tells where it is; the others open it. Nobody goes on
+    before everybody has joined, so whatever goes wrong on one rank is an error on all of them.
+
+    Args:
+        store: A store that belongs to this group alone.
+        rank: Rank in the group.
+        size: Number of ranks.
+        timeout_s: Longest time to wait for the others, and afterwards default of every call.
+        ranks: Number of each rank in the whole job; by default the same.
+
+    Raises:
+        TransportError: If the memory cannot be had, or hosts cannot reach each other.
+        CollTimeout: If ranks do not come in time, with their numbers.
+        PeerLost: If a rank died on the way.
+        PeerLeft: If a rank cannot join, and why.
+    """
+    meeting = _Meeting(store, rank, size, timeout_s)
+    own: list[int] = []
+    try:
+        with meeting.declining():
+            config, card = replace(Config.from_env(), timeout_s=timeout_s), Card.own()
+            own += [make_memfd(name) for name in ("control", "heap") if rank == 0]
+        numbers = list(ranks) or list(range(size))
+        if not dist.is_initialized():  # this will be the group of all ranks
+            _PIDS.clear()
+        meeting.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
+        members = meeting.meet({**asdict(card), "fds": own})
+        cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
+        meeting.pids = {
+            r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host
+        }
+        _PIDS.update({numbers[r]: pid for r, pid in meeting.pids.items()})
+        places = candidates(cards)
+        if len(set(places)) > 1:
+            return join_hosts(meeting.exchange, cards, places, rank, config, store)
+        return make_everywhere(
+            lambda: _open(members[0], rank, size, config, fewest_cores(cards, places)),
+            lambda text: meeting.exchange("joined", text),
+        )
+    finally:
+        for fd in own:
+            os.close(fd)
+
+
+def _open(leader: dict, rank: int, size: int, config: Config, cores: int) -> GroupSession:
+    fds = [adopt(leader["pid"], fd) for fd in leader["fds"]]
+    try:
+        control = open_control(fds[0], size, config)
+        heap = raising(_C.Heap, fds[1], size, config.heap_bytes)
+        session = GroupSession(control, Memory(heap, rank), rank, size, config)
+        session.use(None, cores)
+        return session
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"  # dead, and not yet reaped
+
+
+class _Meeting:
+    """Exchanges of small values between all ranks of a store.
+
+    Attributes:
+        pids: Processes of this host, by rank, that must stay alive meanwhile.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> None:
+        self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
+        self._word = secrets.token_hex(8)
+        self.pids: Mapping[int, int] = {}
+        self._round = ""  # in which all these ranks have met
+
+    def meet(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, all of which are there now.
+
+        A store may outlive those who use it: torchrun keeps its own when it starts ranks again. So
+        that nobody takes what dead ranks have left for what their successors say, every rank puts
+        a random number beside its value and tells what it has read. When all tell the same, with
+        a number of this rank in it, nobody has read anything old.
+        """
+        values, told = self._keys("place"), self._keys("met")
+        self._store.set(values[self._rank], json.dumps([self._word, value]))
+        read: list[bytes] = []
+
+        def missing() -> list[int]:
+            nonlocal read
+            self._heed()
+            if absent := self._absent(values):
+                return absent
+            found = [self._store.get(key) for key in values]
+            if found != read:
+                read, self._round = found, hashlib.sha256(b" ".join(found)).hexdigest()[:16]
+                self._store.set(told[self._rank], self._round)
+            others = [self._store.get(key) if self._store.check([key]) else b"" for key in told]
+            return [rank for rank, text in enumerate(others) if text.decode() != self._round]
+
+        self._wait(missing)
+        return [json.loads(text)[1] for text in read]
+
+    @contextlib.contextmanager
+    def declining(self) -> Iterator[None]:
+        """If what is within fails, tell the others that this rank will not meet them, and why.
+
+        They know by the numbers that it names that they are meant, and not their successors.
+        """
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(Exception):  # the store may be what has failed
+                self._decline(in_words(error))
+            raise
+
+    def _decline(self, why: str) -> None:
+        until, told = time.monotonic() + min(self._timeout_s, _DECLINING_S), None
+        others = [key for r, key in enumerate(self._keys("place")) if r != self._rank]
+        while told is None or (len(told) < len(others) and time.monotonic() < until):
+            here = [self._store.get(key) for key in others if self._store.check([key])]
+            words = [json.loads(text)[0] for text in here]
+            if words != told:
+                self._store.set(_DECLINED, json.dumps([self._rank, why, words]))
+                told = words
+            time.sleep(_LAST_PAUSE_S)
+
+    def _heed(self) -> None:
+        if self._store.check([_DECLINED]):
+            rank, why, words = json.loads(self._store.get(_DECLINED))
+            if self._word in words:
+                raise PeerLeft(f"rank {rank} cannot join: {why}")
+
+    def exchange(self, topic: str, value: Any) -> list[Any]:
+        """Return the values of all ranks."""
+        keys = self._keys(topic)
+        self._store.set(keys[self._rank], json.dumps(value))
+        self._wait(lambda: self._absent(keys))
+        return [json.loads(self._store.get(key)) for key in keys]
+
+    def _absent(self, keys: list[str]) -> list[int]:
+        if self._store.check(keys):
+            return []
+        return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+
+    def _keys(self, topic: str) -> list[str]:
+        return [f"pycoll{self._round}/{topic}/{rank}" for rank in range(self._size)]
+
+    def _wait(self, look: Callable[[], list[int]]) -> None:
+        """Wait until a look at the store finds no rank missing."""
+        until, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
+        while missing := look():  # a wait of a store may overrun its limit by a second
+            late = time.monotonic() >= until
+            for rank in missing:
+                pid = self.pids.get(rank)
+                if pid is not None and not _is_alive(pid):
+                    raise PeerLost(f"rank {rank} (process {pid}) died while it joined")
+            if late:
+                raise CollTimeout(
+                    f"rank {self._rank} waited {self._timeout_s:.3g} s for rank"
+                    f"{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of "
+                    f"{self._size} to join the group; none of them has come to "
+                    "init_process_group or new_group"
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LAST_PAUSE_S)

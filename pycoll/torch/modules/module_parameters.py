@@ -1,0 +1,141 @@
+"""The parameters of a PyTorch module: which are trained, how they are split, where they lie."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.nn.layer import ParameterSpec, Sequential
+from pycoll.torch.tensor_parallel import LayerModule
+
+Part = tuple[str, torch.Tensor, torch.Tensor]
+"""Full name of a parameter, the parameter, and its elements in a bucket as a flat view."""
+
+
+def trainable(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters to train by name; one that is used twice has its first name."""
+    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+
+def full_name(name: str) -> str:
+    """Return the name of a parameter in `chain_of`: ``"layer.name"`` even without a layer.
+
+    A layer that is itself called "module" goes one deeper, so that no two names are the same.
+    """
+    outer, dot, _ = name.partition(".")
+    return name if dot and outer != "module" else f"module.{name}"
+
+
+def precision_of(module: torch.nn.Module) -> str:
+    """Return the precision in which the engine keeps a module's parameters.
+
+    Raises:
+        ArgumentError: If they are of several types, or on another device than the CPU.
+    """
+    known = {torch.float32: "fp32", torch.float64: "fp64"}
+    kinds = {p.dtype for p in trainable(module).values()}
+    if len(kinds) != 1 or not kinds <= known.keys():
+        found = ", ".join(sorted(map(str, kinds))) or "none"
+        raise ArgumentError(f"parameters are {found}; accepted: all float32, or all float64")
+    for name, p in trainable(module).items():
+        if p.device.type != "cpu":
+            raise ArgumentError(f"parameter {name} is on {p.device}; accepted: cpu")
+    return known[kinds.pop()]
+
+
+def layer_specs(module: torch.nn.Module) -> dict[torch.Tensor, ParameterSpec]:
+    """Return what the layers of a module's `LayerModule`s say of their parameters."""
+    found: dict[torch.Tensor, ParameterSpec] = {}
+    for part in module.modules():
+        if isinstance(part, LayerModule):
+            for name, spec in part.specs.items():
+                found.setdefault(part.get_parameter(name), spec)
+    return found
+
+
+def chain_of(module: torch.nn.Module) -> Sequential:
+    """Return the parameters of a module, by submodule, as layers that are never run.
+
+    How a `LayerModule` splits its parameters, and which of them decay, is as its layer says. Its
+    gradients are complete: where ranks see part of a sequence, it has added them itself.
+
+    Raises:
+        ArgumentError: If they are of several types, or on another device than the CPU.
+    """
+    precision_of(module)
+    known, groups = layer_specs(module), defaultdict[str, dict[str, ParameterSpec]](dict)
+    for name, p in trainable(module).items():
+        owner, _, local = full_name(name).rpartition(".")
+        value = p.detach().numpy()
+        groups[owner][local] = replace(
+            known.get(p, ParameterSpec(())),
+            shape=value.shape,
+            dtype=str(value.dtype),
+            init=lambda _, p=p: p.detach().numpy(),  # no copy: whoever asks makes one
+            sequence=False,
+        )
+    return Sequential([(owner, _Holder(specs)) for owner, specs in groups.items()])
+
+
+class _Holder:
+    """The parameters of one submodule, as a layer that is never run."""
+
+    def __init__(self, specs: dict[str, ParameterSpec]) -> None:
+        self._specs = specs
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        return self._specs
+
+
+def part_of(name: str, p: torch.Tensor, elements: np.ndarray) -> Part:
+    """Make a parameter a view of its elements in a bucket, whose values it takes."""
+    view = torch.from_numpy(elements)
+    p.data = view.view(p.shape)
+    return name, p, view
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where parameters have to lie while they are trained; users may have moved them.
+
+    Attributes:
+        owner: Who trains them, in a word.
+        frozen: By name, those that were not to be trained when it was made; they have no bucket.
+        parts: The others.
+    """
+
+    owner: str
+    frozen: Mapping[str, torch.Tensor]
+    parts: Sequence[Part]
+
+    def problem(self) -> str:
+        """Tell what this rank cannot go on with; nothing if all is well."""
+        if thawed := [name for name, p in self.frozen.items() if p.requires_grad]:
+            return (
+                f"parameters {', '.join(thawed)}, frozen when the {self.owner} was made; make a "
+                "new one"
+            )
+        for name, p, view in self.parts:
+            if p.dtype != view.dtype or p.numel() != view.numel() or not p.is_cpu:
+                return (
+                    f"parameter {name} of type {p.dtype} with {p.numel()} elements on {p.device}, "
+                    f"expected {view.dtype}, {view.numel()} and cpu, as at the start"
+                )
+        return ""
+
+    def move_back(self) -> None:
+        """Make parameters views of the buckets again, with the values that they have.
+
+        They lie elsewhere after ``p.data = ...`` or ``module.to(memory_format=...)``. There has to
+        be no `problem`.
+        """
+        for _, p, view in self.parts:
+            if p.data_ptr() != view.data_ptr() or not p.is_contiguous():
+                own = view.view(p.shape)
+                own.copy_(p.detach())
+                p.data = own
