@@ -10,9 +10,9 @@ import zlib
 import numpy as np
 
 import pycoll
+from communicator.failures.test_mismatch import KINDS, places
 from pycoll.runtime.calls import plans
 from pycoll.runtime.calls.descriptors import CUSTOM
-from test_mismatch import KINDS, places
 
 BOUND_S = 5.0  # for what needs no deadline; the machine may be busy
 X = np.ones(4)

@@ -46,7 +46,7 @@ compile() {
 
 # The engine is everything that does not know Python.
 mapfile -t engine < <(find csrc -name '*.cpp' -not -path 'csrc/cuda/*' -not -path 'csrc/bindings/*' | sort)
-tests=(tests/native/test_*.cpp)
+mapfile -t tests < <(find tests/native -name "test_*.cpp" | sort)
 for source in "${engine[@]}" "${tests[@]}"; do
   while (( $(jobs -pr | wc -l) >= 2 )); do wait -n; done
   compile "$source" &

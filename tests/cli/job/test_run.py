@@ -1,0 +1,94 @@
+"""What a script sees of ``pycoll run``, and what the command line refuses."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from pycoll.cli.run import MAX_RANKS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+IDENTITY = """
+print(json.dumps([sys.argv, sys.path[0], __name__, __file__, repr(__spec__),
+    sys.modules["__main__"].__dict__ is globals(), sys.stdin.read()]))
+"""
+ALONE = {"PYCOLL_RANK": "0", "PYCOLL_WORLD_SIZE": "1"}
+
+
+def test_a_script_sees_what_python_shows_it(jobs):
+    path = jobs.script(IDENTITY)
+    args = ["-n", "7", "--tag-output", "-m", "--", "a b", "--help"]
+    done = jobs.run("-n", 1, path.name, *args, stdin="input")
+    python = jobs.python(path.name, *args, stdin="input", **ALONE)
+    assert done.stdout == python.stdout
+    assert json.loads(done.stdout)[0] == ["script.py", *args]
+
+
+def test_a_module_sees_what_python_shows_it(jobs):
+    package = jobs.folder / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "__main__.py").write_text(jobs.script(IDENTITY).read_text())
+    done = jobs.run("-n", 1, "-m", "package", "-n", "2", stdin="input")
+    python = jobs.python("-m", "package", "-n", "2", stdin="input", **ALONE)
+    assert done.stdout.split("ModuleSpec")[0] == python.stdout.split("ModuleSpec")[0]
+    assert "ModuleSpec(name='package.__main__'" in done.stdout
+
+
+def test_ranks_get_their_place_and_memory(jobs):
+    path = jobs.script(
+        """
+        from pycoll.runtime.startup.bootstrap import discover
+        launch = discover()
+        names = [os.readlink(f"/proc/self/fd/{fd}") for fd in (launch.control_fd, launch.heap_fd)]
+        inodes = [os.fstat(fd).st_ino for fd in (launch.control_fd, launch.heap_fd)]
+        print(json.dumps([launch.rank, launch.world_size, names, inodes]))
+        """
+    )
+    done = jobs.run("-n", 3, "--tag-output", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    ranks, sizes, names, inodes = zip(
+        *sorted(json.loads(line[4:]) for line in done.stdout.splitlines()), strict=True
+    )
+    assert (ranks, sizes) == ((0, 1, 2), (3, 3, 3))
+    assert names[0] == ["/memfd:pycoll-control (deleted)", "/memfd:pycoll-heap (deleted)"]
+    assert inodes[0] == inodes[1] == inodes[2]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-n", "0", __file__], "-n is 0, expected at least 1 rank"),
+        (["-n", "4097", __file__], "-n is 4097, expected at most 4096 ranks"),
+        (["-n", "2"], "no script given"),
+        (["-n", "2", "none.py"], "'none.py' is not a file"),
+        (["-n", "2", "-m"], "-m needs the name of a module"),
+        (["-n", "2", "--timeout", "0", __file__], "--timeout is 0.0"),
+        (["-n", "2", "--timeout", "nan", __file__], "--timeout is nan"),
+        (["-n", "x", __file__], "invalid int value"),
+        ([__file__], "how many ranks? pycoll run -n N script.py"),
+        ([__file__, "-n", "2"], "what follows the script is for it"),
+        (["-n", "2", "python3", __file__], "leave 'python3' out"),
+        (["-n", "2", sys.executable, __file__], "out: ranks run the script with"),
+        (["-n", "2", "--timout", "3", __file__], "--timout; did you mean --timeout?"),
+    ],
+)
+def test_bad_arguments(jobs, args, message):
+    done = jobs.run(*args)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert done.stderr.count("pycoll run:") == 1
+
+
+def test_the_largest_job_is_that_of_the_engine():
+    text = (ROOT / "csrc/memory/control.h").read_text(encoding="utf-8")
+    assert re.findall(r"kMaxWorldSize = (\d+);", text) == [str(MAX_RANKS)]
+
+
+@pytest.mark.parametrize("timeout", ["inf", "1e300", "1e7"])
+def test_a_timeout_that_never_comes(jobs, timeout):
+    done = jobs.run("-n", 2, "--timeout", timeout, jobs.script("time.sleep(0.2)"))
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,121 @@
+"""The device library: what Python declares is what the header says, and errors are pycoll's."""
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pycoll.cuda.device import library as real
+from pycoll.errors import ArgumentError, CudaUnavailable, ScheduleError, TransportError
+
+ROOT = Path(__file__).resolve().parents[3]
+HEADER = ROOT / "csrc/cuda/host/pycoll_cuda.h"
+STRUCTS = {
+    "PycollCudaDevice": real.DeviceInfo,
+    "PycollCudaIpc": real.Ipc,
+    "PycollCudaError": real.KernelError,
+    "PycollCudaCallSpec": real.Spec,
+    "PycollCudaStep": real.Step,
+    "PycollCudaCallInfo": real.CallInfo,
+}
+
+
+def test_structures_are_those_of_the_header(tmp_path):
+    """Asked of a C compiler: sizes, and the place and size of every field."""
+    lines = []
+    for name, struct in STRUCTS.items():
+        lines.append(f'printf("{name} %zu 0\\n", sizeof({name}));')
+        for field, _ in struct._fields_:
+            size = f"sizeof((({name}*)0)->{field})"
+            lines.append(f'printf("{name}.{field} %zu %zu\\n", {size}, offsetof({name}, {field}));')
+    source = tmp_path / "ask.cpp"
+    body = "\n".join(lines)
+    source.write_text(f'#include <cstdio>\n#include "{HEADER}"\nint main() {{\n{body}\n}}\n')
+    subprocess.run(["g++", "-o", tmp_path / "ask", source], check=True, timeout=60)
+    said = subprocess.run([tmp_path / "ask"], capture_output=True, text=True, check=True).stdout
+    expected = []
+    for name, struct in STRUCTS.items():
+        expected.append(f"{name} {ctypes.sizeof(struct)} 0")
+        for field, _ in struct._fields_:
+            place = getattr(struct, field)
+            expected.append(f"{name}.{field} {place.size} {place.offset}")
+    assert said.splitlines() == expected
+
+
+def test_functions_are_those_of_the_header():
+    text = re.sub(r"//[^\n]*", "", HEADER.read_text(encoding="utf-8"))
+    found = dict(re.findall(r"PYCOLL_CUDA_API int pycoll_cuda_(\w+)\(([^)]*)\)", text))
+    for name, arguments in real.FUNCTIONS.items():
+        assert len(arguments) == len(found[name].split(",")), name
+        for declared, given in zip(found[name].split(","), arguments, strict=True):
+            is_pointer = "*" in declared
+            size = (
+                8
+                if is_pointer
+                else {"int": 4, "uint32_t": 4, "size_t": 8, "uint64_t": 8, "double": 8}[
+                    declared.split()[0]
+                ]
+            )
+            assert ctypes.sizeof(given) == size, (name, declared)
+    defined = dict(re.findall(r"#define PYCOLL_CUDA_(\w+) (\d+)", text))
+    assert int(defined["ABI"]) == real.ABI
+    assert int(defined["MAX_RANKS"]) == real.MAX_RANKS
+
+
+def build(folder, body, abi=real.ABI):
+    """Compile a library that has all functions; those of ``body`` do something."""
+    names = [n for n in real.FUNCTIONS if f"pycoll_cuda_{n}(" not in body]
+    empty = "\n".join(f"int pycoll_cuda_{name}() {{ return 0; }}" for name in names)
+    text = f"""
+int pycoll_cuda_abi(void) {{ return {abi}; }}
+int pycoll_cuda_supports(int dtype, int op) {{ return 1; }}
+const char* pycoll_cuda_last_error(void) {{ return "the text"; }}
+{body}
+{empty}
+"""
+    source, path = folder / "library.c", folder / "library.so"
+    source.write_text(text)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", path, source], check=True, timeout=60)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (1, CudaUnavailable),
+        (2, ArgumentError),
+        (3, ScheduleError),
+        (4, ArgumentError),
+        (5, TransportError),
+    ],
+)
+def test_a_status_becomes_an_error(tmp_path, status, error):
+    path = build(tmp_path, f"int pycoll_cuda_preload(int device) {{ return {status}; }}")
+    with pytest.raises(error, match="the text"):
+        real.Library(path).call("preload", 0)
+
+
+def test_values_come_back(tmp_path):
+    body = """
+int pycoll_cuda_malloc(int device, unsigned long nbytes, void** pointer) {
+  *pointer = (void*)(nbytes * 2 + device); return 0; }
+int pycoll_cuda_device_count(int* count) { *count = 0; return 0; }
+int pycoll_cuda_versions(int* driver, int* runtime) { *driver = 0; *runtime = 13000; return 0; }
+"""
+    made = real.Library(build(tmp_path, body))
+    assert made.pointer("malloc", 1, 1 << 40) == (2 << 40) + 1
+    assert made.versions() == (0, 13000)
+    with pytest.raises(CudaUnavailable, match="no CUDA device"):
+        made.device_count()
+
+
+def test_a_library_that_cannot_be_used(tmp_path):
+    with pytest.raises(CudaUnavailable, match=r"missing\).\n.*nvcc"):
+        real.Library(tmp_path / "nothing.so")
+    (tmp_path / "bad.so").write_text("no library")
+    with pytest.raises(CudaUnavailable, match="build pycoll again"):
+        real.Library(tmp_path / "bad.so")
+    with pytest.raises(CudaUnavailable, match=f"version 9, expected {real.ABI}"):
+        real.Library(build(tmp_path, "", abi=9))

@@ -1,0 +1,193 @@
+"""The stages of the suite for a device, over kernels compiled for the host."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cuda.memory_wire import Binding, at
+from pycoll.config import Config
+from pycoll.cuda import missing
+from pycoll.cuda.transports import nccl
+from pycoll.testing import run_threads
+
+GPU = Path(__file__).resolve().parents[3] / "benchmarks/gpu"
+
+
+@pytest.fixture
+def stage(gpu, host_kernels, monkeypatch, tmp_path):
+    """Run a stage over kernels compiled for the host; return what it wrote."""
+    monkeypatch.setenv("PYCOLL_GPU_ROWS", str(tmp_path / "rows.jsonl"))
+    rows, common = gpu("rows"), gpu("common")
+    monkeypatch.setattr(common, "missing", list)
+
+    def run(name, *args, **settings):
+        monkeypatch.setenv("PYCOLL_GPU_STAGE", name)
+        module = gpu(name)
+        for key, value in settings.items():
+            monkeypatch.setattr(module, key, value)
+        if hasattr(module, "library"):
+            monkeypatch.setattr(module, "library", lambda: host_kernels)
+        module.main(*args)
+        return rows.read(tmp_path / "rows.jsonl")
+
+    return run
+
+
+def test_the_stage_that_compares_bits(stage):
+    written = stage("correct", True, WORLDS=(2,), BLOCK=350)
+    assert len(written) > 35
+    assert [row for row in written if not row["ok"]] == []
+
+
+def test_large_vectors_are_compared_too(stage):
+    written = stage("correct", False, WORLDS=(), LARGE=2003)
+    assert {(row["n"], row["dtype"], row["count"]) for row in written} == {(8, "float32", 2003)}
+    assert {row["algorithm"] for row in written} >= {"all_reduce/ring", "all_reduce/two_shot_push"}
+    assert [row for row in written if not row["ok"]] == []
+
+
+def test_the_stage_of_optimizer_steps(stage, gpu, tmp_path):
+    """Its times mean nothing here; the report takes them all the same."""
+    written = stage("steps", MIB=1 << 10, SIZES=(1, 300))
+    checked = [row for row in written if row["name"] == "steps"]
+    assert len(checked) == 3 * 3 * 3 + 4
+    assert [row for row in checked if not row["ok"]] == []
+    passes = [row for row in written if row["name"] == "pass"]
+    assert len(passes) == 3 * 3 + 3 * 3
+    sizes = {row["kernel"]: row["nbytes"] // (64 << 10) for row in passes}
+    assert sizes["adamw float32"] == sizes["adamw bfloat16"] == 28
+    assert sizes["unscale float16"] == 6
+    gpu("report").write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| steps | optimizer steps and checks, the same bits as on the CPU | 31 | 0 |" in text
+    assert "| adamw bfloat16 | 1 MiB |" in text
+
+
+def test_the_stage_of_graphs(stage):
+    written = stage("graphs", REPLAYS=2)
+    assert len(written) == 8
+    assert [row for row in written if not row["ok"]] == []
+
+
+def test_the_stage_of_faults(stage):
+    written = stage("faults", ALGORITHMS=("ring", "one_shot"))
+    assert len(written) == 2 * (2 + 3 + 3) + 3
+    assert [row for row in written if not row["ok"]] == []
+    absent = [row for row in written if row["name"] == "absent"]
+    assert all(row["named"] and max(row["waited_ns"]) >= 50_000_000 for row in absent)
+
+
+def test_training_finds_array_functions_in_other_packages(gpu, monkeypatch):
+    gpu("rows"), gpu("common")
+    training = gpu("training")
+    pytest.importorskip(training.COPIES[0], reason="scikit-learn with a copy is not installed")
+    monkeypatch.setitem(sys.modules, "array_api_compat", None)  # as if it were not installed
+    assert training.find_array_api() == training.COPIES[0]
+    from array_api_compat import array_namespace
+
+    assert array_namespace(np.ones(3)).__name__.startswith(training.COPIES[0])
+    for name in training.COPIES:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "array_api_compat", None)
+    assert training.find_array_api() is None
+
+
+def test_the_stage_of_training(gpu, host_kernels, tmp_path):
+    """With threads for processes."""
+    gpu("rows"), gpu("common")
+    training, writer = gpu("training"), gpu("rows").Writer(tmp_path / "rows.jsonl", "train2")
+    config = Config(timeout_s=20, heap_bytes=1 << 28, device_heap_bytes=1 << 20)
+    run_threads(2, lambda comm: training.compare(comm, writer, 1), config=config)
+    (row,) = gpu("rows").read(tmp_path / "rows.jsonl")
+    assert row["ok"]
+    assert len(row["seconds"]) == training.STEPS
+
+
+def test_the_stage_of_processes(stage, gpu, host_kernels, tmp_path):
+    """With threads for processes."""
+    gpu("rows"), gpu("common")
+    ranks, writer = gpu("ranks"), gpu("rows").Writer(tmp_path / "rows.jsonl", "ipc2")
+    ranks.SIZES = (17, 40000)
+    cupy = sys.modules["cupy"]
+
+    def rank(comm):
+        ranks.first_calls(comm, cupy, writer, "cuda")
+        ranks.bits(comm, cupy, writer)
+
+    run_threads(2, rank)
+    first, *written = gpu("rows").read(tmp_path / "rows.jsonl")
+    assert len(first["seconds"]) == 2
+    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS)
+    assert [row for row in written if not row["ok"]] == []
+
+
+class Pair(Binding):
+    """Two ranks that add up float32."""
+
+    def native(self, kind, pointers, count, code, more, stream):
+        source, target = pointers
+        with self.group():
+            self.send(source, 4 * count, 1 - self.rank, stream)
+            self.recv(target, 4 * count, 1 - self.rank, stream)
+        at(target, count, np.float32)[:] += at(source, count, np.float32)
+
+
+@pytest.mark.parametrize("sockets", [False, True])
+def test_messages_of_nccl_are_timed_unless_by_sockets(
+    gpu, host_kernels, monkeypatch, tmp_path, sockets
+):
+    gpu("rows"), gpu("common")
+    ranks, writer = gpu("ranks"), gpu("rows").Writer(tmp_path / "rows.jsonl", "nccl2")
+    monkeypatch.setattr(nccl, "find_binding", lambda: Pair)
+    monkeypatch.setattr(nccl, "environment", dict)
+    monkeypatch.setattr(ranks, "MIB", 1 << 10)
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
+    if sockets:
+        monkeypatch.setenv("NCCL_HOSTID", "a")
+    config = Config(timeout_s=10, heap_bytes=1 << 28, device_transport="nccl")
+    run_threads(2, lambda comm: ranks.native(comm, sys.modules["cupy"], writer), config=config)
+    written = gpu("rows").read(tmp_path / "rows.jsonl")
+    assert [row["algorithm"] for row in written] == ["native", "ring", "two_shot_pull"] * 2
+    assert all(row["ok"] and (row["seconds"] is None) == sockets for row in written)
+    gpu("report").write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    how = "works: ranks on one device, through sockets" if sockets else "by events, of 5 calls"
+    assert text.count(f"| {how}") == len(written)
+
+
+def test_the_stage_that_measures(stage, gpu, tmp_path):
+    """Its figures mean nothing here; the report takes them all the same."""
+    written = stage("speed", MIB=1 << 10, WORLDS=(2,))
+    assert {row["name"] for row in written} >= {"all_reduce", "small all_reduce", "cupy sum"}
+    large = [row for row in written if row["name"] == "all_reduce"]
+    assert all(row["right"] for row in large)
+    judged = {(row["algorithm"], row["nbytes"] >> 10) for row in large if row["bar"]}
+    rings = {(name, 256) for name in ("ring", "halving_doubling")}
+    assert judged == {("two_shot_push", 64), ("two_shot_push", 256), *rings}
+    assert all(row["right"] for row in written if row["name"] == "small all_reduce")
+    gpu("report").write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| ring | 2 |" in text
+    assert "| two_shot_push, 256 threads a block | 2 |" in text
+
+
+@pytest.mark.skipif(not missing(), reason="there is a device")
+@pytest.mark.parametrize("name", ["facts", "speed"])
+def test_without_a_device_a_stage_says_so(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYCOLL_GPU_ROWS", str(tmp_path / "rows.jsonl"))
+    done = subprocess.run(
+        [sys.executable, GPU / f"{name}.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 77, done.stderr
+    assert "skipped: CUDA kernels: " in done.stderr or "skipped: CUDA device: " in done.stderr
+    row = json.loads((tmp_path / "rows.jsonl").read_text())
+    assert row["name"] == "skipped"
+    assert row["ok"] is None
