@@ -6,12 +6,14 @@ algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cuda.device import arrays
+from pycoll.cuda.transports.nccl_bindings import NATIVE
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView
 from pycoll.runtime.calls.descriptors import algorithm_number
@@ -25,27 +27,15 @@ from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import ReduceOp
 
-NATIVE = "native"
 _SMALL_BYTES = 64 << 10
-
-
-class _Row(NamedTuple):
-    """Algorithms for small and for large vectors, the first that gives the order is taken."""
-
-    small: tuple[str, ...]
-    large: tuple[str, ...]
-
-
-_SUMS = ("direct", "direct_rank")
-_RULES = {
-    "all_reduce": _Row(("one_shot", "one_shot_rank"), ("two_shot_push", "two_shot_push_rank")),
-    "reduce_scatter": _Row(_SUMS, _SUMS),
-    "reduce": _Row(_SUMS, _SUMS),
-    "all_gather": _Row(("direct_push",), ("direct_push",)),
-    **{name: _Row(("direct",), ("direct",)) for name in ("broadcast", "gather", "scatter")},
-    "all_to_all": _Row(("direct",), ("direct",)),
+_SMALL_ALL_REDUCE = ("one_shot", "one_shot_rank")
+_ALGORITHMS = {
+    "all_reduce": ("two_shot_push", "two_shot_push_rank"),
+    "reduce_scatter": ("direct", "direct_rank"),
+    "reduce": ("direct", "direct_rank"),
+    "all_gather": ("direct_push",),
 }
-"""For ranks that reach each other's memory; messages go by the table of the host."""
+"""Where ranks reach each other's memory, the first that gives the order; elsewhere ``direct``."""
 
 
 @dataclass
@@ -79,36 +69,6 @@ def number_of(spec: CallSpec, world_size: int, messages: bool) -> int:
     if spec.algorithm in ALGORITHMS or spec.algorithm.name == NATIVE:
         return algorithm_number(spec.algorithm, dict(spec.params))
     return compile_plans(spec, world_size, [], messages)[1]
-
-
-class AnyMemory:
-    """All memory of the device: what ranks in one process reach without doing anything."""
-
-    def empty(self, shape: Any, dtype: Any) -> Any:
-        """Make an array that peers reach."""
-        return arrays.cupy().empty(shape, dtype)
-
-    def holds(self, v: ArrayView) -> bool:
-        """Tell that peers reach it."""
-        return True
-
-    def has(self, v: ArrayView) -> bool:
-        """Tell that on devices no call reads inputs alone where they are."""
-        return False
-
-    def mirror(self, v: ArrayView) -> None:
-        """Return None: nothing lies elsewhere."""
-
-    def reach(self, v: ArrayView) -> None:
-        """Return None: peers write an array where it is."""
-
-
-class NoMemory(AnyMemory):
-    """What ranks that send messages reach of each other."""
-
-    def holds(self, v: ArrayView) -> bool:
-        """Tell that peers reach nothing."""
-        return False
 
 
 class InputCopy(NamedTuple):
@@ -225,8 +185,9 @@ def choose(wish: Wish, algorithm: str | Algorithm | None) -> Choice:
         return select(*known, algorithm=algorithm, **options)
     if COLLECTIVES[wish.collective].reduces:
         options["order"] = wish.order or "tree"
-    row = _RULES[wish.collective]
-    names = row.small if wish.nbytes <= _SMALL_BYTES and not wish.in_place else row.large
+    small = wish.nbytes <= _SMALL_BYTES and not wish.in_place
+    names = _ALGORITHMS.get(wish.collective, ("direct",))
+    names = _SMALL_ALL_REDUCE if small and wish.collective == "all_reduce" else names
     for name in names[:-1]:
         try:
             return select(*known, algorithm=name, **options)
@@ -243,17 +204,14 @@ def _native(wish: Wish) -> Choice:
         )
     if wish.order not in ("", "any"):
         raise ArgumentError(f"order={wish.order!r}: NCCL's own collectives promise no order")
-    algorithm = Algorithm(wish.collective, NATIVE, _no_rounds, _one, _none, "any", True, True)
+    algorithm = _native_algorithm(wish.collective)
     return Choice(algorithm, {}, False, "any", "asked for by name", wish, Machine())
 
 
-def _no_rounds(rank: Any, n: int) -> Iterator[Any]:
-    return iter(())
-
-
-def _one(n: int) -> int:
-    return 1
-
-
-def _none(n: int) -> int:
-    return 0
+@functools.cache
+def _native_algorithm(collective: str) -> Algorithm:
+    """NCCL's own collective, as if it were an algorithm: nobody knows its rounds."""
+    functions = {"rounds": lambda rank, n: iter(()), "chunks": lambda n: 1, "slots": lambda n: 0}
+    return Algorithm(
+        collective, NATIVE, **functions, order="any", in_place=True, in_place_staged=True
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from ctypes import (
     POINTER,
     byref,
@@ -24,8 +25,8 @@ from ctypes import (
 from pathlib import Path
 from typing import Any
 
-from pycoll.cuda.device.errors import unavailable
-from pycoll.errors import ArgumentError, ScheduleError, TransportError
+from pycoll.errors import ArgumentError, CudaUnavailable, ScheduleError, TransportError
+from pycoll.types import DType, ReduceOp
 
 ABI = 1
 MAX_RANKS = 64
@@ -33,6 +34,14 @@ _OK, _UNAVAILABLE, _ARGUMENT, _SCHEDULE, _TOO_LARGE = range(5)
 NO_ERROR, TIMEOUT, ABORTED, MISMATCH, FOLLOWED = range(5)
 BEST, INTERPRET = 0, 1
 INSTALL = "install an NVIDIA driver that supports CUDA 13, and see that `nvidia-smi` lists a device"
+
+
+def unavailable(missing: str, fix: str) -> CudaUnavailable:
+    """Make the error that names what is missing, and how to fix it."""
+    return CudaUnavailable(
+        f"{missing}.\nTo use arrays on a CUDA device: {fix}.\n`pycoll doctor` "
+        "lists everything that is needed."
+    )
 
 
 class DeviceInfo(ctypes.Structure):
@@ -264,6 +273,22 @@ class Library:
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """Copy bytes between any two memories."""
         self.call("copy", dst, src, nbytes, stream)
+
+    def fold(
+        self,
+        dtype: DType,
+        op: ReduceOp,
+        srcs: Sequence[int],
+        dsts: Sequence[int],
+        count: int,
+        tree: bool,
+        scale_n: int,
+        stream: int,
+    ) -> None:
+        """Combine sources in order, with the contract of ``csrc/kernels/fold/fold.h``."""
+        how = int(dtype), int(op), int(tree), scale_n
+        ends = pointers(srcs), len(srcs), pointers(dsts), len(dsts)
+        self.call("fold", *how, *ends, count, stream)
 
 
 def pointers(addresses: Any) -> Any:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pycoll.cuda.calls.prepare import AnyMemory
 from pycoll.cuda.device import arrays, library
+from pycoll.cuda.device.heap import AnyMemory
 from pycoll.cuda.device.library import DeviceInfo, KernelError
 from pycoll.errors import CollError, CollTimeout, MismatchError, Revoked, TransportError
 from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 _POLL_S = 0.0002
 _NOT_READY = 600  # cudaErrorNotReady
 
 
 class Link(Protocol):
-    """What a `DeviceSide` launches through.
+    """What a `pycoll.cuda.calls.side.DeviceSide` launches through.
 
     Attributes:
         name: Of the transport.
@@ -38,7 +36,7 @@ class Link(Protocol):
     device: int
     messages: bool
     memory: AnyMemory
-    generation: int
+    generation: int = 0
 
     def prepare(self, spec: CallSpec) -> None:
         """Check what only this transport knows; local, and before anything is launched."""

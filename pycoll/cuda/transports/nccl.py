@@ -2,70 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import MutableMapping
+from typing import Any
 
 import numpy as np
 
 from pycoll.config import environment
-from pycoll.cuda.calls.executor import execute
-from pycoll.cuda.calls.prepare import NATIVE, NoMemory
-from pycoll.cuda.calls.program import DeviceFold, Program, lower
 from pycoll.cuda.device import arrays
-from pycoll.cuda.device.library import MAX_RANKS, library, pointers
-from pycoll.cuda.transports.links import places, wait_for
-from pycoll.cuda.transports.nccl_bindings import UNIQUE_ID_BYTES, find_binding, native_arguments
-from pycoll.cuda.transports.transport import extent_of
+from pycoll.cuda.device.heap import NoMemory
+from pycoll.cuda.device.library import MAX_RANKS, library
+from pycoll.cuda.transports.links import Link, places, wait_for
+from pycoll.cuda.transports.nccl_bindings import (
+    NATIVE,
+    UNIQUE_ID_BYTES,
+    find_binding,
+    native_arguments,
+)
+from pycoll.cuda.transports.program import DeviceFold, Program, execute, lower
+from pycoll.cuda.transports.transport import element_type, extent_of
 from pycoll.errors import ArgumentError, CollError, CollTimeout, TransportError
 from pycoll.runtime.calls.plans import CallSpec, compile_plans
-from pycoll.types import DType, Kind, ReduceOp
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.sessions.session import Session
+from pycoll.types import DType, Kind
 
 MULTI_RANK_SINCE = 23000  # NCCL_MULTI_RANK_GPU_ENABLE
 _MAX_PROGRAMS = 1024
 
 
-class LibraryDevice:
-    """Copies and folds of the device library; see `pycoll.cuda.calls.executor.Device`."""
-
-    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
-        """Copy bytes."""
-        library().copy(dst, src, nbytes, stream)
-
-    def fold(
-        self,
-        dtype: DType,
-        op: ReduceOp,
-        step: DeviceFold,
-        srcs: Sequence[int],
-        dsts: Sequence[int],
-        stream: int,
-    ) -> None:
-        """Combine sources in order."""
-        sources, targets = pointers(srcs), pointers(dsts)
-        library().call(
-            "fold",
-            *(int(dtype), int(op), int(step.tree), step.scale_n),
-            *(sources, len(srcs), targets, len(dsts)),
-            *(step.count, stream),
-        )
-
-    def scale(self, dtype: DType, pointer: int, count: int, n: int, stream: int) -> None:
-        """Divide in place: a fold of one source."""
-        where = pointers([pointer])
-        library().call(
-            "fold", int(dtype), int(ReduceOp.AVG), 0, n, where, 1, where, 1, count, stream
-        )
-
-
-class NcclLink:
+class NcclLink(Link):
     """NCCL between devices, on one host or many; see `pycoll.cuda.transports.links.Link`."""
 
     name = "NCCL"
     messages = True
-    generation = 0
 
     def __init__(self, session: Session, device: int) -> None:
         """Find a binding; nothing is sent.
@@ -78,7 +46,6 @@ class NcclLink:
         library().call("preload", device)
         self._rank, self._n = session.rank, session.world_size
         self._wire: Any = None
-        self._folds = LibraryDevice()
         self._programs: dict[CallSpec, Program] = {}
         self._scratch: Any = None
         self._dead = ""
@@ -86,15 +53,11 @@ class NcclLink:
     def prepare(self, spec: CallSpec) -> None:
         """Compile the program, and refuse what NCCL or the folds cannot do."""
         if spec.algorithm.name == NATIVE:
-            self._check_native(spec)
+            _native_arguments(spec)
         elif spec not in self._programs:
             if len(self._programs) >= _MAX_PROGRAMS:
                 self._programs.clear()
             self._programs[spec] = self._compile(spec)
-
-    def _check_native(self, spec: CallSpec) -> None:
-        dtype = DType(spec.dtype) if spec.dtype < len(DType) else None
-        native_arguments(spec.kind, dtype, spec.op, spec.root, spec.itemsize)
 
     def _compile(self, spec: CallSpec) -> Program:
         (plan,), _ = compile_plans(spec, self._n, [self._rank], messages=True)
@@ -106,9 +69,6 @@ class NcclLink:
                 "possible on a device; name another algorithm, such as 'halving_doubling'"
             )
         return program
-
-    def heard(self, generations: list[int]) -> None:
-        """Nothing changes between calls."""
 
     def open(self, session: Session) -> None:
         """Make the NCCL communicator; the unique id goes through the host communicator."""
@@ -136,24 +96,16 @@ class NcclLink:
         if spec.algorithm.name == NATIVE:
             return self._launch_native(spec, in_pointer, out_pointer, stream)
         program = self._programs[spec]
-        scratch = self._room(program.scratch_bytes)
-        execute(
-            program,
-            (in_pointer, out_pointer, scratch),
-            self._wire,
-            self._folds,
-            DType(spec.dtype) if spec.dtype < len(DType) else DType.UINT8,
-            spec.op,
-            stream,
-        )
+        regions = in_pointer, out_pointer, self._room(program.scratch_bytes)
+        dtype = element_type(spec, DType.UINT8)
+        execute(program, regions, self._wire, library(), dtype, spec.op, stream)
 
     def _launch_native(self, spec: CallSpec, source: int, target: int, stream: int) -> None:
-        dtype = DType(spec.dtype) if spec.dtype < len(DType) else None
-        code, scale, more = native_arguments(spec.kind, dtype, spec.op, spec.root, spec.itemsize)
+        code, scale, more = _native_arguments(spec)
         whole = spec.kind in (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE)
         count = (spec.count if whole else spec.count // self._n) * scale
         if self._n == 1:
-            self._folds.copy(target, source, spec.count * spec.itemsize, stream)
+            library().copy(target, source, spec.count * spec.itemsize, stream)
         elif count:
             self._wire.native(spec.kind, (source, target), count, code, more, stream)
 
@@ -201,8 +153,9 @@ class NcclLink:
         self._programs.clear()
         self._scratch = None
 
-    def free(self) -> None:
-        """See `Link`; peers use nothing."""
+
+def _native_arguments(spec: CallSpec) -> tuple[int, int, tuple[int, ...]]:
+    return native_arguments(spec.kind, element_type(spec), spec.op, spec.root, spec.itemsize)
 
 
 def share_device(environ: MutableMapping[str, str], ranks: int, version: int, rank: int) -> None:

@@ -13,21 +13,19 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import DeviceHeap
 from pycoll.cuda.device.library import Ipc, KernelError, library, pointers
-from pycoll.cuda.transports.links import Place, kernel_failure, places, wait_for
+from pycoll.cuda.transports.links import Link, Place, kernel_failure, places, wait_for
 from pycoll.cuda.transports.transport import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, TransportError
 from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 MAX_BLOCKS = 64  # of a rank
 _CELL_BYTES = 8 << 20
@@ -59,7 +57,7 @@ def _free_retired() -> None:
                 old.free()
 
 
-class PeerLink:
+class PeerLink(Link):
     """Kernels of ours over memory that peers map; see `pycoll.cuda.transports.links.Link`."""
 
     name = "CUDA peer memory"
@@ -88,9 +86,6 @@ class PeerLink:
     def generation(self) -> int:
         """1 before there is a heap, then 2."""
         return 2 if self.memory.base else 1
-
-    def prepare(self, spec: CallSpec) -> None:
-        """Nothing to check: the plans are checked when the call is made."""
 
     def heard(self, generations: list[int]) -> None:
         """Take note of who has a heap by now."""
@@ -173,8 +168,7 @@ class PeerLink:
         self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
     ) -> None:
         """See `Link`."""
-        capturing = bool(arrays.cupy().cuda.runtime.streamIsCapturing(stream))
-        call = self._calls.find(spec, pin=capturing)
+        call = self._calls.find(spec, pin=arrays.capturing(stream))
         ins, outs = pointers([in_pointer]), pointers([out_pointer])
         library().call("launch", call, ins, outs, 0, 0, 0, nanoseconds(limit), 0, stream)
 

@@ -1,13 +1,14 @@
-"""What of CUDA is here and what is missing, for people: no error, nothing is started."""
+"""What `pycoll doctor` says of CUDA: what is here, what is missing; nothing is started."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pycoll.cuda.device.errors import unavailable
+from pycoll.cuda.device.arrays import cupy
+from pycoll.cuda.device.library import INSTALL, library, unavailable
+from pycoll.cuda.transports.nccl_bindings import find_binding
 from pycoll.errors import CudaUnavailable
 
 
@@ -25,25 +26,6 @@ class Part(NamedTuple):
     fix: str = ""
 
 
-def cupy() -> Any:
-    """Import CuPy.
-
-    Raises:
-        CudaUnavailable: If it is not installed, or finds no device.
-    """
-    try:
-        module = importlib.import_module("cupy")
-    except ImportError as error:
-        raise unavailable(
-            f"CuPy cannot be imported ({error})", "pip install cupy-cuda13x"
-        ) from error
-    if not module.cuda.is_available():
-        raise unavailable(
-            "CuPy finds no CUDA device", "see that `nvidia-smi` lists one, and install its driver"
-        )
-    return module
-
-
 def parts() -> Iterator[Part]:
     """Look at everything that calls on device arrays need."""
     for name, look in (
@@ -55,30 +37,17 @@ def parts() -> Iterator[Part]:
         try:
             yield Part(name, look())
         except CudaUnavailable as error:
-            found, _, advice = str(error).partition("\n")
-            fix = (
-                advice.partition("\n")[0]
-                .removeprefix("To use arrays on a CUDA device: ")
-                .rstrip(".")
-            )
+            found, advice, *_ = str(error).split("\n")
+            fix = advice.removeprefix("To use arrays on a CUDA device: ").rstrip(".")
             yield Part(name, found, fix)
 
 
-def missing() -> list[str]:
-    """Return what is missing for arrays on CUDA devices, one line each; empty if they work."""
-    return [f"{part.name}: {part.found} {part.fix}" for part in parts() if part.fix]
-
-
 def _kernels() -> str:
-    from pycoll.cuda.device.library import library
-
     version = library().versions()[1]
     return f"{library().path.name}, CUDA {_version(version)}"
 
 
 def _devices() -> str:
-    from pycoll.cuda.device.library import INSTALL, library
-
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -94,8 +63,6 @@ def _cupy() -> str:
 
 
 def _nccl() -> str:
-    from pycoll.cuda.transports.nccl_bindings import find_binding
-
     binding = find_binding()
     major, rest = divmod(binding.version(), 10000)
     return f"{major}.{rest // 100}.{rest % 100} by {binding.name}"

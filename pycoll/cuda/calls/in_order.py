@@ -1,0 +1,57 @@
+"""Launches on one device: each behind the one before, with its arrays kept until it has ended."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pycoll.cuda.device import arrays
+from pycoll.runtime.calls.prepared import Prepared
+
+
+class LaunchOrder:
+    """Calls of one rank, or of all virtual ranks, in the order of their launches.
+
+    Attributes:
+        last: Event behind the newest launch; None before the first.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.last: Any = None
+        self._pending: deque[tuple[Any, Sequence[Prepared]]] = deque()
+        self._captured: list[Prepared] = []
+
+    def put(self, calls: Sequence[Prepared], stream: int, launch: Callable[[], None]) -> Any:
+        """Launch on a stream of the current device; return the event behind it.
+
+        Args:
+            calls: What is launched.
+            stream: Handle of the stream.
+            launch: Puts it there.
+        """
+        cuda = arrays.cupy().cuda
+        capturing = arrays.capturing(stream)
+        if self.last is not None and not capturing:  # also on one stream: handles are reused
+            cuda.runtime.streamWaitEvent(stream, self.last.ptr)
+        launch()
+        event = cuda.Event(disable_timing=True)
+        cuda.runtime.eventRecord(event.ptr, stream)
+        if capturing:  # the graph uses copies that nobody else keeps
+            self._captured += [call for call in calls if call.gathers or call.scatters]
+        else:
+            self.last = event
+            self.sweep()
+            self._pending.append((event, calls))
+        return event
+
+    def sweep(self) -> None:
+        """Let go of the arrays of calls that have ended."""
+        while self._pending and self._pending[0][0].done:
+            self._pending.popleft()
+
+    def clear(self) -> None:
+        """Let go of all arrays; nothing may be running."""
+        self._pending.clear()
+        self._captured.clear()
