@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from algorithms.reference import run
+from algorithms.two_level_product import product
 from pycoll.algorithms import find
 from pycoll.algorithms.two_level.plans import PLANS
-from pycoll.algorithms.two_level.product import product
 from pycoll.algorithms.two_level.stages import Hosts
 from pycoll.runtime.selection.select import select
 from pycoll.runtime.selection.topology import Topology

@@ -1,7 +1,7 @@
-"""A collective over hosts as one algorithm over all ranks, for what judges algorithms.
+"""A collective over hosts as one algorithm over all ranks, so that it can be proven like any other.
 
-Ranks that run the stages use shared memory for some of them and messages for the rest. Here they
-are one schedule, so that they can be proven, priced and drawn like any other.
+Ranks that run the stages use shared memory for some of them and messages for the rest; here they
+are one schedule.
 """
 
 from __future__ import annotations

@@ -127,6 +127,11 @@ class Hosts:
         """Whether every rank owns a column."""
         return all(len(group) == self.columns for group in self.groups)
 
+    def buffers(self, usual: Buffer, at_root: Buffer | None = None) -> tuple[Buffer, ...]:
+        """Return the buffer that each rank uses; the root may use another one."""
+        root = usual if at_root is None else at_root
+        return tuple(root if rank == self.root else usual for rank in range(self.n))
+
     def owner(self, host: int, column: int) -> int:
         """Return who owns a column on a host."""
         return self.ordered[host][column]
@@ -159,29 +164,12 @@ def fold_stage(hosts: Hosts, places: Callable[[int], Sequence[int]], target: Buf
             gives[list(group), at] = mine
             slots = np.where(mine == NONE, NONE, np.arange(len(mine)))
             takes[owner, at] = mine if target == OUT else slots
-    everyone = (IN,) * hosts.n, (target,) * hosts.n
-    algorithm = direct.reduce_scatter[0]
-    return Stage(hosts.groups, algorithm, {}, share, gives, takes, *everyone)
+    ends = hosts.buffers(IN), hosts.buffers(target)
+    return Stage(hosts.groups, direct.reduce_scatter[0], {}, share, gives, takes, *ends)
 
 
-def fetch_stage(
-    hosts: Hosts,
-    items: Iterable[Item],
-    source: Buffer,
-    target: Buffer,
-    root_source: Buffer | None = None,
-    root_target: Buffer | None = None,
-) -> Stage:
-    """Let the ranks of every host take what others of the host hold.
-
-    Args:
-        hosts: Who is where.
-        items: What is taken.
-        source: Where it lies.
-        target: Where it goes.
-        root_source: Where it lies on the root, if elsewhere.
-        root_target: Where it goes on the root, if elsewhere.
-    """
+def fetch_stage(hosts: Hosts, items: Iterable[Item], source: Buffer, target: Buffer) -> Stage:
+    """Let the ranks of every host take items from the source of others to their target."""
     held: list[list[Item]] = [[] for _ in hosts.of]
     for item in items:
         held[item[0]].append(item)
@@ -194,10 +182,7 @@ def fetch_stage(
                 gives[holder, i * share + t] = place
                 for taker, wanted in takers.items():
                     takes[taker, i * share + t] = wanted
-    ends = []
-    for usual, special in ((source, root_source), (target, root_target)):
-        root = usual if special is None else special
-        ends.append(tuple(root if r == hosts.root else usual for r in range(hosts.n)))
+    ends = hosts.buffers(source), hosts.buffers(target)
     return Stage(hosts.groups, direct.all_gather_pull, {}, share, gives, takes, *ends)
 
 
@@ -211,15 +196,9 @@ def across_stage(
     target: Buffer,
 ) -> Stage:
     """Make the stage between hosts, with empty tables of ``chunks`` entries."""
-    shape = hosts.n, chunks
-    ends = (source,) * hosts.n, (target,) * hosts.n
-    tables = np.full(shape, NONE), np.full(shape, NONE)
+    tables = np.full((hosts.n, chunks), NONE), np.full((hosts.n, chunks), NONE)
+    ends = hosts.buffers(source), hosts.buffers(target)
     return Stage(hosts.teams(), algorithm, params, share, *tables, *ends)
-
-
-def to_all(group: Sequence[int], place: int) -> dict[int, int]:
-    """Say that all ranks of a group take something to the same place."""
-    return dict.fromkeys(group, place)
 
 
 def refined(algorithm: Algorithm, share: int) -> Algorithm:
@@ -232,15 +211,7 @@ def refined(algorithm: Algorithm, share: int) -> Algorithm:
 
     def rounds(rank: Any, n: int, **params: Any) -> Iterator[list[Fold]]:
         for folds in algorithm.schedule(n, **params).rounds(rank):
-            yield [
-                replace(
-                    f,
-                    srcs=tuple(map(finer, f.srcs)),
-                    dsts=tuple(map(finer, f.dsts)),
-                    count=f.count * share,
-                )
-                for f in folds
-            ]
+            yield [f.placed(finer, share) for f in folds]
 
     return replace(
         algorithm,
