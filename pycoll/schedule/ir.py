@@ -258,7 +258,7 @@ class Schedule:
         """Whether every piece moves in the same round, so that nothing is passed on."""
         everyone, found = self.all_ranks(), 0
         for folds in self.rounds(everyone):
-            pieces = [p for f in folds for p in (*f.srcs, *f.dsts)]
+            pieces = [p for f in folds for p in f.pieces]
             found += any(np.any((np.asarray(p.rank) - everyone) % self.n) for p in pieces)
             if found > 1:
                 return False

@@ -94,7 +94,7 @@ def _single(
     """Yield the fold of one chunk; one for each kind of memory that ranks use in its place."""
     where = active & np.asarray(f.where) & (step < np.asarray(f.count))
     where = where if where.ndim else bool(where)
-    ends = [_end(stage, team, slots, chunks, piece, step) for piece in (*f.srcs, *f.dsts)]
+    ends = [_end(stage, team, slots, chunks, piece, step) for piece in f.pieces]
     for _, _, place in ends:
         where = where & (place != NONE)
     if not np.any(where):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pycoll.schedule.cost.cost import active
+from pycoll.schedule.cost.cost import active, transfers
 from pycoll.schedule.ir import Fold, Schedule
 
 
@@ -62,40 +62,23 @@ class Network:
         return self.call + sum(self._round(schedule.n, folds, hosts, size) for folds in rounds)
 
     def _round(self, n: int, folds: list[Fold], hosts: np.ndarray, size: float) -> float:
-        near, far = (np.zeros((2, n)) for _ in range(2))  # bytes sent, bytes received
+        near, far, messages = (np.zeros((2, n)) for _ in range(3))  # sent, received
         links = np.zeros((2, int(hosts.max()) + 1))
-        messages, reduced = np.zeros((2, n)), np.zeros(n)
+        reduced = np.zeros(n)
         for f in folds:
             count = active(f, n)
             reduced += (len(f.srcs) - 1) * count * size
-            for piece in f.srcs:
-                self._move(piece.rank % n, np.arange(n), count, hosts, near, far, links, messages)
-            for piece in f.dsts:
-                self._move(np.arange(n), piece.rank % n, count, hosts, near, far, links, messages)
+            for ends in transfers(f, n):
+                src, dst = ends
+                moved = np.where(src != dst, count, 0)
+                outside = moved * (hosts[src] != hosts[dst])
+                for way, ranks in enumerate(ends):
+                    near[way] += np.bincount(ranks, moved - outside, n)
+                    far[way] += np.bincount(ranks, outside, n)
+                    links[way] += np.bincount(hosts[ranks], outside, len(links[way]))
+                    messages[way] += np.bincount(ranks, moved > 0, n)
         alpha = np.where(far > 0, self.far_alpha, np.where(near > 0, self.alpha, 0.0))
         more = self.sigma * np.maximum(messages - 1, 0)
         ranks = (alpha + more + self.beta * near * size).max(axis=0) + self.gamma * reduced
         link = self.far_beta * size * links.max()
         return float(max(ranks.max(), link + (self.far_alpha if link else 0.0)))
-
-    def _move(
-        self,
-        src: np.ndarray | int,
-        dst: np.ndarray | int,
-        count: np.ndarray,
-        hosts: np.ndarray,
-        near: np.ndarray,
-        far: np.ndarray,
-        links: np.ndarray,
-        messages: np.ndarray,
-    ) -> None:
-        """Add the messages of one piece of a fold."""
-        n = len(hosts)
-        src, dst = (np.broadcast_to(v, (n,)) for v in (src, dst))
-        moved = np.where(src != dst, count, 0)
-        outside = hosts[src] != hosts[dst]
-        for way, ranks in enumerate((src, dst)):
-            np.add.at(near[way], ranks, np.where(outside, 0, moved))
-            np.add.at(far[way], ranks, np.where(outside, moved, 0))
-            np.add.at(links[way], hosts[ranks], np.where(outside, moved, 0))
-            np.add.at(messages[way], ranks, moved > 0)

@@ -51,6 +51,11 @@ class Fold:
     where: Vector
     tree: bool
 
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All its pieces, sources before destinations."""
+        return self.srcs + self.dsts
+
     def placed(self, place: Callable[[Piece], Piece], share: int = 1) -> Fold:
         """Return the same fold of other pieces, with ``share`` chunks for each of its own."""
         srcs, dsts = tuple(map(place, self.srcs)), tuple(map(place, self.dsts))

@@ -88,13 +88,13 @@ def partners(schedule: Schedule, rank: int) -> np.ndarray:
     for folds in schedule.rounds(np.array([rank])):
         for f in folds:
             if np.any(f.where) and np.any(f.count):
-                for piece in (*f.srcs, *f.dsts):
+                for piece in f.pieces:
                     touched[np.asarray(piece.rank) % n] = True
     everyone = schedule.all_ranks()
     involved = touched.copy()
     for folds in schedule.rounds(everyone):
         for f in folds:
-            for piece in (*f.srcs, *f.dsts):
+            for piece in f.pieces:
                 if piece.rank is not everyone:
                     hit = touched[np.asarray(piece.rank) % n]
                     involved |= hit if f.where is True else hit & np.asarray(f.where, bool)
@@ -107,7 +107,7 @@ def remote_buffers(schedule: Schedule) -> set[Buffer]:
     found: set[Buffer] = set()
     for folds in schedule.rounds(everyone):
         for f in folds:
-            for piece in (*f.srcs, *f.dsts):
+            for piece in f.pieces:
                 if piece.buffer not in found and piece.rank is not everyone:
                     away = (np.asarray(piece.rank) - everyone) % schedule.n != 0
                     if np.any(away & np.asarray(f.where, bool) & (np.asarray(f.count) > 0)):
@@ -180,7 +180,7 @@ def _collect(
     for i, f in enumerate(lines):
         count = whole(f.count)
         counts[i] = count if f.where is True else np.where(whole(f.where), count, 0)
-        for piece in (*f.srcs, *f.dsts):
+        for piece in f.pieces:
             piece_rank[row] = whole(piece.rank)
             piece_chunk[row] = whole(piece.chunk)
             piece_buffer[row] = int(piece.buffer)

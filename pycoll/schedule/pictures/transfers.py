@@ -59,7 +59,7 @@ def transfers(schedule: Schedule) -> Iterator[Arrow | Mark]:
         for f in folds:
             count = active(f, n)
             for owner in np.flatnonzero(count).tolist():
-                places = [_place(piece, owner, n) for piece in (*f.srcs, *f.dsts)]
+                places = [_place(piece, owner, n) for piece in f.pieces]
                 chunk = _chunk(places, held) % max(1, schedule.chunks)
                 many = int(count[owner])
                 yield Mark(number, owner, len(f.srcs) > 1)

@@ -29,7 +29,7 @@ def _redirect_rank(f: Fold, schedule: Schedule, rng: random.Random) -> list[Fold
 
 
 def _redirect_chunk(f: Fold, schedule: Schedule, rng: random.Random) -> list[Fold] | None:
-    pieces = (*f.srcs, *f.dsts)
+    pieces = f.pieces
     wide = [i for i, p in enumerate(pieces) if _places(p, schedule) > 1]
     return [_moved(f, rng, chunk=1, among=wide)] if wide else None
 
