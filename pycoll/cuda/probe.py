@@ -13,17 +13,11 @@ from pycoll.errors import CudaUnavailable
 
 
 class Part(NamedTuple):
-    """One thing that calls on device arrays need.
+    """One thing that calls on device arrays need."""
 
-    Attributes:
-        name: What was looked at.
-        found: What was found.
-        fix: What to do about it; empty when all is well.
-    """
-
-    name: str
-    found: str
-    fix: str = ""
+    name: str  # what was looked at
+    found: str  # what was found
+    fix: str = ""  # what to do about it; empty when all is well
 
 
 def parts() -> Iterator[Part]:

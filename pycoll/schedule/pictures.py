@@ -235,35 +235,26 @@ def _palette(chunks: int) -> list:
 
 @dataclass(frozen=True)
 class Arrow:
-    """One transfer of a picture.
+    """One transfer of a picture."""
 
-    Attributes:
-        round: Round in which it happens.
-        src, dst: Rank whose memory it leaves, and rank whose memory it reaches.
-        chunk, count: First chunk, and number of consecutive chunks.
-        stored: The owner stores it on another rank; otherwise the owner reads it.
-    """
-
-    round: int
+    round: int  # round in which it happens
+    # src, dst: rank whose memory it leaves, and rank whose memory it reaches
     src: int
     dst: int
+    # chunk, count: first chunk, and number of consecutive chunks
     chunk: int
     count: int
-    stored: bool
+    stored: bool  # the owner stores it on another rank; otherwise the owner reads it
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A rank at work in a round.
+    """A rank at work in a round."""
 
-    Attributes:
-        round, rank: Where.
-        reduces: It combines several sources; otherwise it copies.
-    """
-
+    # round, rank: where
     round: int
     rank: int
-    reduces: bool
+    reduces: bool  # it combines several sources; otherwise it copies
 
     @property
     def does(self) -> str:

@@ -34,62 +34,40 @@ Item = tuple[int, int, dict[int, int]]  # holder, place there, place for each ra
 
 @dataclass(frozen=True)
 class Stage:
-    """An algorithm on teams of ranks, and where its chunks lie.
+    """An algorithm on teams of ranks, and where its chunks lie."""
 
-    Attributes:
-        teams: Ranks that run it together; no rank is in two teams.
-        algorithm: What they run.
-        params: Its parameters; ranks are counted within the team.
-        share: Chunks here for each chunk of the algorithm.
-        gives, takes: ``[n, chunks]`` place of each chunk in the rank's source and target, or NONE.
-        source, target: ``[n]`` buffer of each rank. A place is a chunk of the whole vector, or in
-            TMP a slot.
-    """
-
-    teams: tuple[tuple[int, ...], ...]
-    algorithm: Algorithm
-    params: dict[str, int]
-    share: int
+    teams: tuple[tuple[int, ...], ...]  # ranks that run it together; no rank is in two teams
+    algorithm: Algorithm  # what they run
+    params: dict[str, int]  # its parameters; ranks are counted within the team
+    share: int  # chunks here for each chunk of the algorithm
+    # gives, takes: ``[n, chunks]`` place of each chunk in the rank's source and target, or NONE
     gives: np.ndarray
     takes: np.ndarray
+    # source, target: ``[n]`` buffer of each rank. A place is a chunk of the whole vector, or in
+    # TMP a slot.
     source: tuple[Buffer, ...]
     target: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True)
 class TwoLevels:
-    """The stages of a call.
+    """The stages of a call."""
 
-    Attributes:
-        before: Inside hosts; every rank takes part, if only to show that it makes this call.
-        across: Between hosts; only owners take part.
-        between: Inside hosts, meanwhile; or None.
-        after: Inside hosts.
-        chunks: Chunks of the whole vector.
-        slots: Slots of scratch memory of each rank.
-    """
-
-    before: Stage
-    across: Stage
-    between: Stage | None
-    after: Stage
-    chunks: int
-    slots: int
+    before: Stage  # inside hosts; every rank takes part, if only to show that it makes this call
+    across: Stage  # between hosts; only owners take part
+    between: Stage | None  # inside hosts, meanwhile; or None
+    after: Stage  # inside hosts
+    chunks: int  # chunks of the whole vector
+    slots: int  # slots of scratch memory of each rank
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Which rank is where.
+    """Which rank is where."""
 
-    Attributes:
-        of: Number of the host of each rank, counted from 0 in rank order.
-        columns: Number of columns, at most the smallest number of ranks of a host.
-        root: Rank that owns column 0 on its host.
-    """
-
-    of: tuple[int, ...]
-    columns: int = 1
-    root: int = 0
+    of: tuple[int, ...]  # number of the host of each rank, counted from 0 in rank order
+    columns: int = 1  # number of columns, at most the smallest number of ranks of a host
+    root: int = 0  # rank that owns column 0 on its host
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:

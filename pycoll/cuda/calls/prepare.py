@@ -40,16 +40,12 @@ _ALGORITHMS = {
 
 @dataclass
 class DevicePlans:
-    """Stands where a cache of plans does: a transport compiles them when it launches.
+    """Stands where a cache of plans does: a transport compiles them when it launches."""
 
-    Attributes:
-        rank, world_size: Of the caller.
-        messages: Ranks send messages; otherwise they reach each other's memory.
-    """
-
+    # rank, world_size: of the caller
     rank: int
     world_size: int
-    messages: bool
+    messages: bool  # ranks send messages; otherwise they reach each other's memory
 
     def bind(self, spec: CallSpec) -> CallSpec:
         """Return the call itself."""
@@ -72,15 +68,10 @@ def number_of(spec: CallSpec, world_size: int, messages: bool) -> int:
 
 
 class InputCopy(NamedTuple):
-    """A call works on a copy of its input.
+    """A call works on a copy of its input."""
 
-    Attributes:
-        address: Of the copy.
-        given: What it is a copy of.
-    """
-
-    address: int
-    given: ArrayView
+    address: int  # of the copy
+    given: ArrayView  # what it is a copy of
 
     @property
     def repeatable(self) -> bool:

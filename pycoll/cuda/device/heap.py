@@ -46,15 +46,10 @@ class NoMemory(AnyMemory):
 
 
 class Detour(NamedTuple):
-    """An array in the heap in which a result is made that belongs elsewhere.
+    """An array in the heap in which a result is made that belongs elsewhere."""
 
-    Attributes:
-        made: The array in the heap.
-        wanted: Where the result belongs.
-    """
-
-    made: Any
-    wanted: ArrayView
+    made: Any  # the array in the heap
+    wanted: ArrayView  # where the result belongs
 
     @property
     def address(self) -> int:

@@ -22,21 +22,13 @@ _NOT_READY = 600  # cudaErrorNotReady
 
 
 class Link(Protocol):
-    """What a `pycoll.cuda.calls.side.DeviceSide` launches through.
+    """What a `pycoll.cuda.calls.side.DeviceSide` launches through."""
 
-    Attributes:
-        name: Of the transport.
-        device: Number of this rank's device.
-        messages: Ranks send messages; otherwise they reach each other's memory.
-        memory: Tells which arrays peers reach.
-        generation: Changes when peers have to be told of new memory.
-    """
-
-    name: str
-    device: int
-    messages: bool
-    memory: AnyMemory
-    generation: int = 0
+    name: str  # of the transport
+    device: int  # number of this rank's device
+    messages: bool  # ranks send messages; otherwise they reach each other's memory
+    memory: AnyMemory  # tells which arrays peers reach
+    generation: int = 0  # changes when peers have to be told of new memory
 
     def prepare(self, spec: CallSpec) -> None:
         """Check what only this transport knows; local, and before anything is launched."""
@@ -69,15 +61,10 @@ class Link(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a rank runs.
+    """Where a rank runs."""
 
-    Attributes:
-        process: Number of its process.
-        device: Identity of its device, alike in all processes.
-    """
-
-    process: int
-    device: bytes
+    process: int  # number of its process
+    device: bytes  # identity of its device, alike in all processes
 
 
 def places(session: Session, device: DeviceInfo) -> list[Place]:

@@ -37,11 +37,7 @@ NATIVE = "native"
 
 
 class Binding:
-    """One rank's NCCL communicator; what the bindings have in common.
-
-    Attributes:
-        name: Of the binding.
-    """
+    """One rank's NCCL communicator; what the bindings have in common."""
 
     name: str
     _NATIVE: ClassVar[dict[Kind, str]]  # NCCL's own collectives, as the binding spells them

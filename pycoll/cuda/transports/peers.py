@@ -35,14 +35,10 @@ class _Retired(NamedTuple):
     """What a closed communicator has left, which peers may still use.
 
     Freeing memory that another process has mapped is undefined in CUDA.
-
-    Attributes:
-        control: Tells which ranks have left the communicator.
-        free: Frees it all.
     """
 
-    control: Any
-    free: Callable[[], None]
+    control: Any  # tells which ranks have left the communicator
+    free: Callable[[], None]  # frees it all
 
 
 _retired: list[_Retired] = []

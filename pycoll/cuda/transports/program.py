@@ -51,14 +51,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Messages posted together and complete together; between two ranks the k-th meets the k-th.
+    """Messages posted together and complete together; between two ranks the k-th meets the k-th."""
 
-    Attributes:
-        round: Round of the schedule, for reports.
-        sends, receives: In the order in which they are posted.
-    """
-
-    round: int
+    round: int  # round of the schedule, for reports
+    # sends, receives: in the order in which they are posted
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
 
@@ -74,20 +70,14 @@ class Copy:
 
 @dataclass(frozen=True)
 class DeviceFold:
-    """Combine sources in order and store the result; ``csrc/kernels/fold/fold.h`` has the contract.
+    """Combine sources in order, store the result; the contract is in csrc/kernels/fold/fold.h."""
 
-    Attributes:
-        srcs, dsts: Where the pieces lie.
-        count: Elements.
-        tree: Along the in-order balanced tree, otherwise left to right.
-        scale_n: Divisor of the result, or 0; one source and a divisor finish an average.
-    """
-
+    # srcs, dsts: where the pieces lie
     srcs: tuple[Ref, ...]
     dsts: tuple[Ref, ...]
-    count: int
-    tree: bool
-    scale_n: int
+    count: int  # elements
+    tree: bool  # along the in-order balanced tree, otherwise left to right
+    scale_n: int  # divisor of the result, or 0; one source and a divisor finish an average
 
 
 Step = Group | Copy | DeviceFold
@@ -95,39 +85,26 @@ Step = Group | Copy | DeviceFold
 
 @dataclass(frozen=True)
 class Extent:
-    """Sizes of a call: what turns chunks into bytes.
+    """Sizes of a call: what turns chunks into bytes."""
 
-    Attributes:
-        count: Elements of the full vector.
-        chunk: Elements of a chunk; the last ones may have fewer.
-        itemsize: Bytes of an element.
-        own_in, own_out: The buffer has only the owner's share of the chunks.
-        scale_n: Divisor of an average, else 0.
-        scale_at_exit: No single fold sees all contributions, so the result is divided at the end.
-    """
-
-    count: int
-    chunk: int
-    itemsize: int
+    count: int  # elements of the full vector
+    chunk: int  # elements of a chunk; the last ones may have fewer
+    itemsize: int  # bytes of an element
+    # own_in, own_out: the buffer has only the owner's share of the chunks
     own_in: bool = False
     own_out: bool = False
-    scale_n: int = 0
+    scale_n: int = 0  # divisor of an average, else 0
+    # scale_at_exit: no single fold sees all contributions, so the result is divided at the end
     scale_at_exit: bool = False
 
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does, in order.
+    """What one rank does, in order."""
 
-    Attributes:
-        steps: The steps of all segments.
-        scratch_bytes: Scratch memory that they use.
-        segments: Into how many segments every chunk was cut.
-    """
-
-    steps: tuple[Step, ...]
-    scratch_bytes: int
-    segments: int
+    steps: tuple[Step, ...]  # the steps of all segments
+    scratch_bytes: int  # scratch memory that they use
+    segments: int  # into how many segments every chunk was cut
 
 
 def lower(plan: Plan, extent: Extent, scratch_limit: int = 256 << 20) -> Program:

@@ -45,25 +45,17 @@ def busbw_factor(collective: str, n: int) -> float:
 
 @dataclass(frozen=True)
 class Machine:
-    """A host with shared memory; the defaults are rounded figures of a current server core.
+    """A host with shared memory; the defaults are rounded figures of a current server core."""
 
-    Attributes:
-        alpha: Seconds from a rank's store of a flag to a waiting peer's load: one synchronisation.
-        sigma: Seconds to look at the flag of each peer that a rank waits for.
-        beta: Seconds per byte that a rank loads or stores.
-        gamma: Seconds per byte that a rank folds into another.
-        bus: Seconds per byte that all ranks together load or store: the memory they share.
-        call: Seconds of a call that moves nothing.
-        cell_bytes: Staging memory of a rank; a staged call runs in segments that fit.
-    """
-
+    # seconds from a rank's store of a flag to a waiting peer's load: one synchronisation
     alpha: float = 1.5e-7
-    sigma: float = 5.0e-8
-    beta: float = 1.5e-11
-    gamma: float = 5.0e-12
+    sigma: float = 5.0e-8  # seconds to look at the flag of each peer that a rank waits for
+    beta: float = 1.5e-11  # seconds per byte that a rank loads or stores
+    gamma: float = 5.0e-12  # seconds per byte that a rank folds into another
+    # seconds per byte that all ranks together load or store: the memory they share
     bus: float = 4.0e-12
-    call: float = 5.0e-7
-    cell_bytes: int = 512 << 10
+    call: float = 5.0e-7  # seconds of a call that moves nothing
+    cell_bytes: int = 512 << 10  # staging memory of a rank; a staged call runs in segments that fit
 
     def predict(self, schedule: Schedule, nbytes: int, direct: bool) -> float:
         """Predict the time of a call on memory that all ranks share, one of many in a row.
@@ -114,25 +106,18 @@ class Volume(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts of one schedule.
+    """Counts of one schedule."""
 
-    Attributes:
-        rounds: Rounds in which data goes from one rank to another.
-        lines: Folds of the schedule, counted over all its rounds.
-        sent, received: Data that leaves and reaches a rank, whoever moves it.
-        loaded, stored: Data that a rank loads and stores as the owner of folds, its own included.
-        reduced: Data that a rank folds into other data.
-        critical: Sum over rounds of what the busiest rank sends or receives.
-    """
-
-    rounds: int
-    lines: int
+    rounds: int  # rounds in which data goes from one rank to another
+    lines: int  # folds of the schedule, counted over all its rounds
+    # sent, received: data that leaves and reaches a rank, whoever moves it
     sent: Volume
     received: Volume
+    # loaded, stored: data that a rank loads and stores as the owner of folds, its own included
     loaded: Volume
     stored: Volume
-    reduced: Volume
-    critical: Fraction
+    reduced: Volume  # data that a rank folds into other data
+    critical: Fraction  # sum over rounds of what the busiest rank sends or receives
 
     @property
     def per_rank(self) -> Fraction:

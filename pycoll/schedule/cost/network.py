@@ -16,26 +16,17 @@ from pycoll.schedule.ir import Fold, Schedule
 
 @dataclass(frozen=True)
 class Network:
-    """Hosts that exchange messages; the defaults are rounded figures of a cluster on Ethernet.
+    """Hosts that exchange messages; the defaults are rounded figures of a cluster on Ethernet."""
 
-    Attributes:
-        alpha: Seconds that a message within a host takes, however small.
-        beta: Seconds per byte of it.
-        far_alpha: Seconds that a message between hosts takes, however small.
-        far_beta: Seconds per byte on the link of a host, in each direction.
-        sigma: Seconds for each further message that a rank sends or receives in a round.
-        gamma: Seconds per byte that a rank folds into another.
-        call: Seconds of a call that moves nothing.
-        ranks_per_host: Number of ranks of each host, in rank order; empty: a host for each.
-    """
-
-    alpha: float = 1.0e-6
-    beta: float = 1.0e-10
-    far_alpha: float = 2.0e-5
-    far_beta: float = 8.0e-10
+    alpha: float = 1.0e-6  # seconds that a message within a host takes, however small
+    beta: float = 1.0e-10  # seconds per byte of it
+    far_alpha: float = 2.0e-5  # seconds that a message between hosts takes, however small
+    far_beta: float = 8.0e-10  # seconds per byte on the link of a host, in each direction
+    # seconds for each further message that a rank sends or receives in a round
     sigma: float = 3.0e-7
-    gamma: float = 5.0e-12
-    call: float = 1.0e-6
+    gamma: float = 5.0e-12  # seconds per byte that a rank folds into another
+    call: float = 1.0e-6  # seconds of a call that moves nothing
+    # number of ranks of each host, in rank order; empty: a host for each
     ranks_per_host: tuple[int, ...] = ()
 
     def hosts(self, n: int) -> np.ndarray:

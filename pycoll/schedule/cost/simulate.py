@@ -20,17 +20,11 @@ from pycoll.schedule.ir import Fold, Schedule
 
 @dataclass(frozen=True)
 class Link:
-    """What connects two ranks; the defaults are those of a fast network.
+    """What connects two ranks; the defaults are those of a fast network."""
 
-    Attributes:
-        alpha: Seconds from one rank to another, for any size.
-        beta: Seconds per byte.
-        gamma: Seconds per byte folded.
-    """
-
-    alpha: float = 2.0e-6
-    beta: float = 1 / 25e9
-    gamma: float = 1 / 50e9
+    alpha: float = 2.0e-6  # seconds from one rank to another, for any size
+    beta: float = 1 / 25e9  # seconds per byte
+    gamma: float = 1 / 50e9  # seconds per byte folded
 
 
 def simulate(

@@ -16,25 +16,15 @@ FULL, OWN = "full", "own"
 
 @dataclass(frozen=True)
 class Collective:
-    """Shape and promise of one collective.
-
-    Attributes:
-        name: Its name.
-        in_layout: FULL or OWN, for the input.
-        out_layout: FULL or OWN, for the output.
-        in_at_root: Only the root has an input.
-        out_at_root: Only the root has an output.
-        reduces: Contributions of all ranks are combined.
-        transposes: Output chunk j of rank i is input chunk i of rank j.
-    """
+    """Shape and promise of one collective."""
 
     name: str
-    in_layout: str = FULL
-    out_layout: str = FULL
-    in_at_root: bool = False
-    out_at_root: bool = False
-    reduces: bool = False
-    transposes: bool = False
+    in_layout: str = FULL  # FULL or OWN, for the input
+    out_layout: str = FULL  # FULL or OWN, for the output
+    in_at_root: bool = False  # only the root has an input
+    out_at_root: bool = False  # only the root has an output
+    reduces: bool = False  # contributions of all ranks are combined
+    transposes: bool = False  # output chunk j of rank i is input chunk i of rank j
 
     @property
     def rooted(self) -> bool:

@@ -34,19 +34,12 @@ _FUNCTIONS = {"log2": lambda x: math.log2(x), "ceil": math.ceil, "max": max, "mi
 
 
 class Stated(NamedTuple):
-    """What a docstring states.
+    """What a docstring states."""
 
-    Attributes:
-        rounds: Formula of the number of rounds.
-        nbytes: Formula of the bytes that the busiest rank sends or receives.
-        rest: What follows the formula of the bytes.
-        source: The publication.
-    """
-
-    rounds: str
-    nbytes: str
-    rest: str
-    source: str
+    rounds: str  # formula of the number of rounds
+    nbytes: str  # formula of the bytes that the busiest rank sends or receives
+    rest: str  # what follows the formula of the bytes
+    source: str  # the publication
 
 
 def stated(algorithm: Algorithm) -> Stated:

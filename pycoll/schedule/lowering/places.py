@@ -14,30 +14,26 @@ from pycoll.schedule.lowering.table import FoldTable, spans
 
 @dataclass(frozen=True)
 class Runs:
-    """Folds over consecutive chunks, and where their operands lie for their owner.
+    """Folds over consecutive chunks, and where their operands lie for their owner."""
 
-    Attributes:
-        owner, line, round, count, flags, nsrc: ``[runs]``.
-        run, source: ``[operands]`` run of each operand, and whether it is a source.
-        rank, buffer, chunk: ``[operands]`` the piece that the schedule names.
-        own_buffer, own_chunk: ``[operands]`` where the owner has it: the piece itself, or a slot.
-        slots: ``[n]`` slots that each rank needs.
-    """
-
+    # owner, line, round, count, flags, nsrc: ``[runs]``
     owner: np.ndarray
     line: np.ndarray
     round: np.ndarray
     count: np.ndarray
     flags: np.ndarray
     nsrc: np.ndarray
+    # run, source: ``[operands]`` run of each operand, and whether it is a source
     run: np.ndarray
     source: np.ndarray
+    # rank, buffer, chunk: ``[operands]`` the piece that the schedule names
     rank: np.ndarray
     buffer: np.ndarray
     chunk: np.ndarray
+    # own_buffer, own_chunk: ``[operands]`` where the owner has it: the piece itself, or a slot
     own_buffer: np.ndarray
     own_chunk: np.ndarray
-    slots: np.ndarray
+    slots: np.ndarray  # ``[n]`` slots that each rank needs
 
     @property
     def remote(self) -> np.ndarray:

@@ -61,25 +61,15 @@ def step_of(line: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """One rank's program.
+    """One rank's program."""
 
-    Attributes:
-        schedule: What it was made from.
-        rank: Whose program it is.
-        code: ``[instructions]`` records of dtype `INSTR`.
-        operands: ``[operands]`` records of dtype `OPERAND`; sources before destinations.
-        slots: Slots it uses in every rank's cell.
-        direct: Peers read and write the users' arrays in place.
-        messages: It sends and receives; otherwise it signals and waits.
-    """
-
-    schedule: Schedule
-    rank: int
-    code: np.ndarray
-    operands: np.ndarray
-    slots: int
-    direct: bool
-    messages: bool = False
+    schedule: Schedule  # what it was made from
+    rank: int  # whose program it is
+    code: np.ndarray  # ``[instructions]`` records of dtype `INSTR`
+    operands: np.ndarray  # ``[operands]`` records of dtype `OPERAND`; sources before destinations
+    slots: int  # slots it uses in every rank's cell
+    direct: bool  # peers read and write the users' arrays in place
+    messages: bool = False  # it sends and receives; otherwise it signals and waits
 
     @property
     def rounds(self) -> int:

@@ -20,25 +20,19 @@ from pycoll.schedule.ir import Buffer, Fold, Schedule, Vector
 
 @dataclass
 class FoldTable:
-    """Unit folds of some ranks, with their operands.
+    """Unit folds of some ranks, with their operands."""
 
-    Attributes:
-        n: World size.
-        lines: Number of lines of the schedule.
-        line_round: ``[lines]`` round of each line.
-        owner, line, tree: ``[units]`` executing rank, line, and shape of each unit fold.
-        nsrc, ndst: ``[units]`` numbers of sources and destinations.
-        rank, buffer, chunk: ``[operands]`` where each operand lives.
-    """
-
-    n: int
-    lines: int
-    line_round: np.ndarray
+    n: int  # world size
+    lines: int  # number of lines of the schedule
+    line_round: np.ndarray  # ``[lines]`` round of each line
+    # owner, line, tree: ``[units]`` executing rank, line, and shape of each unit fold
     owner: np.ndarray
     line: np.ndarray
     tree: np.ndarray
+    # nsrc, ndst: ``[units]`` numbers of sources and destinations
     nsrc: np.ndarray
     ndst: np.ndarray
+    # rank, buffer, chunk: ``[operands]`` where each operand lives
     rank: np.ndarray
     buffer: np.ndarray
     chunk: np.ndarray

@@ -21,18 +21,13 @@ from pycoll.schedule.proof.trace import Trace, conflicts, make_trace, unit_folds
 
 @dataclass(frozen=True)
 class Exchange:
-    """The messages of all plans, and when they move.
+    """The messages of all plans, and when they move."""
 
-    Attributes:
-        send, recv: ``[messages]`` instruction of each end.
-        group: ``[instructions]`` number of WAITs before each instruction of its rank.
-        posted: ``[n, groups + 1]`` wave in which each rank posts each group.
-    """
-
+    # send, recv: ``[messages]`` instruction of each end
     send: np.ndarray
     recv: np.ndarray
-    group: np.ndarray
-    posted: np.ndarray
+    group: np.ndarray  # ``[instructions]`` number of WAITs before each instruction of its rank
+    posted: np.ndarray  # ``[n, groups + 1]`` wave in which each rank posts each group
 
 
 def exchange(joined: Joined) -> Exchange:

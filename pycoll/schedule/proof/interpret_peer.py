@@ -25,52 +25,36 @@ _CALLER = 255  # stands in the opcode column for "the caller may use its arrays"
 
 @dataclass(frozen=True)
 class World:
-    """The programs of all ranks over some calls, rank by rank, each in program order.
+    """The programs of all ranks over some calls, rank by rank, each in program order."""
 
-    Attributes:
-        title: Schedule and mode, for messages.
-        n, calls: World size and number of consecutive calls.
-        op, rank, call, round, peer, step: ``[events]``; the caller's events have the round -1.
-        instr: ``[events]`` index of the instruction in the joined code, or -1.
-        place: ``[events]`` place in the program of the rank, from 1.
-        block: ``[events]`` block it belongs to; blocks are numbered rank by rank.
-        first_block: ``[n + 1]`` first block of each rank.
-        waits: Events that are waits.
-        signal: ``[waits]`` event that each wait waits for.
-    """
-
-    title: str
+    title: str  # schedule and mode, for messages
+    # n, calls: world size and number of consecutive calls
     n: int
     calls: int
+    # op, rank, call, round, peer, step: ``[events]``; the caller's events have the round -1
     op: np.ndarray
     rank: np.ndarray
     call: np.ndarray
     round: np.ndarray
     peer: np.ndarray
     step: np.ndarray
-    instr: np.ndarray
-    place: np.ndarray
-    block: np.ndarray
-    first_block: np.ndarray
-    waits: np.ndarray
-    signal: np.ndarray
+    instr: np.ndarray  # ``[events]`` index of the instruction in the joined code, or -1
+    place: np.ndarray  # ``[events]`` place in the program of the rank, from 1
+    block: np.ndarray  # ``[events]`` block it belongs to; blocks are numbered rank by rank
+    first_block: np.ndarray  # ``[n + 1]`` first block of each rank
+    waits: np.ndarray  # events that are waits
+    signal: np.ndarray  # ``[waits]`` event that each wait waits for
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a world to its end.
+    """A run of a world to its end."""
 
-    Attributes:
-        world: What ran.
-        clock: ``[blocks, n]`` place up to which the program of each rank has happened before.
-        when: ``[events]`` a linear extension of happens-before.
-        units: The unit folds.
-    """
-
-    world: World
+    world: World  # what ran
+    # ``[blocks, n]`` place up to which the program of each rank has happened before
     clock: np.ndarray
-    when: np.ndarray
-    units: Units
+    when: np.ndarray  # ``[events]`` a linear extension of happens-before
+    units: Units  # the unit folds
 
 
 def make_world(joined: Joined, calls: int) -> World:

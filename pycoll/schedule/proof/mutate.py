@@ -31,19 +31,12 @@ Edit = Callable[[Fold, Schedule, random.Random], list[Fold] | None]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one mutant.
+    """What became of one mutant."""
 
-    Attributes:
-        operator: What kind of change it is.
-        change: The change, in words.
-        error: Why it was rejected; empty if it was accepted.
-        reason: Why an accepted one is still right; empty if nothing explains it.
-    """
-
-    operator: str
-    change: str
-    error: str
-    reason: str
+    operator: str  # what kind of change it is
+    change: str  # the change, in words
+    error: str  # why it was rejected; empty if it was accepted
+    reason: str  # why an accepted one is still right; empty if nothing explains it
 
     @property
     def unexplained(self) -> bool:

@@ -22,21 +22,18 @@ _NAMES = ("in", "out", "slot")
 
 @dataclass(frozen=True)
 class Units:
-    """Unit folds, one per chunk, with their accesses.
+    """Unit folds, one per chunk, with their accesses."""
 
-    Attributes:
-        event, nsrc, ndst, flags: ``[units]`` event that executes the unit, its shape and flags.
-        unit, event_of, write: ``[accesses]`` unit, event, and whether it is a destination.
-        rank, buffer, chunk, parity: ``[accesses]`` the cell; parity is that of the call, for slots.
-    """
-
+    # event, nsrc, ndst, flags: ``[units]`` event that executes the unit, its shape and flags
     event: np.ndarray
     nsrc: np.ndarray
     ndst: np.ndarray
     flags: np.ndarray
+    # unit, event_of, write: ``[accesses]`` unit, event, and whether it is a destination
     unit: np.ndarray
     event_of: np.ndarray
     write: np.ndarray
+    # rank, buffer, chunk, parity: ``[accesses]`` the cell; parity is that of the call, for slots
     rank: np.ndarray
     buffer: np.ndarray
     chunk: np.ndarray
@@ -76,39 +73,27 @@ def unit_folds(
 
 @dataclass(frozen=True)
 class Trace:
-    """Accesses sorted by cell, then by time; see the module.
+    """Accesses sorted by cell, then by time; see the module."""
 
-    Attributes:
-        promise: What the collective promises.
-        title: Schedule and mode, for messages.
-        aliased: IN and OUT are the same memory.
-        pitch: Slots that a rank has in the numbering of cells.
-        ranks, rounds: ``[events]`` executing rank and round; a user's event has the round -1.
-        units: The unit folds; their accesses stand in no particular order.
-        when: ``[events]`` place of each event in the linear extension.
-        cell, event, unit, operand, write: ``[accesses]`` sorted; unit and operand number the folds
-            and their operands, and are -1 for the caller.
-        previous: ``[accesses]`` index of the last write to the cell before it, or -1.
-        following: ``[accesses]`` for a read, index of the next write to the cell; else -1.
-        result: ``[accesses]`` whether it is the user's read of an output at the end.
-    """
-
-    promise: Promise
-    title: str
-    aliased: bool
-    pitch: int
+    promise: Promise  # what the collective promises
+    title: str  # schedule and mode, for messages
+    aliased: bool  # IN and OUT are the same memory
+    pitch: int  # slots that a rank has in the numbering of cells
+    # ranks, rounds: ``[events]`` executing rank and round; a user's event has the round -1
     ranks: np.ndarray
     rounds: np.ndarray
-    units: Units
-    when: np.ndarray
+    units: Units  # the unit folds; their accesses stand in no particular order
+    when: np.ndarray  # ``[events]`` place of each event in the linear extension
+    # cell, event, unit, operand, write: ``[accesses]`` sorted; unit and operand number the folds
+    # and their operands, and are -1 for the caller
     cell: np.ndarray
     event: np.ndarray
     unit: np.ndarray
     operand: np.ndarray
     write: np.ndarray
-    previous: np.ndarray
-    following: np.ndarray
-    result: np.ndarray
+    previous: np.ndarray  # ``[accesses]`` index of the last write to the cell before it, or -1
+    following: np.ndarray  # ``[accesses]`` for a read, index of the next write to the cell; else -1
+    result: np.ndarray  # ``[accesses]`` whether it is the user's read of an output at the end
 
     def piece(self, cell: int) -> str:
         """Name a cell as plan listings do."""

@@ -31,28 +31,18 @@ CONSECUTIVE = 8  # worlds up to this size are also run over three consecutive ca
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of a schedule whose plans are proven.
+    """What is known of a schedule whose plans are proven."""
 
-    Attributes:
-        schedule: What was proven.
-        rounds: Number of rounds.
-        bytes_sent: Most bytes that leave a rank, as a fraction of the full vector.
-        order: ``"tree"``, ``"rank"`` or ``"any"``; ``""`` if nothing is reduced.
-        roundings: Largest number of folds on the way from an input to an output.
-        slots: Slots of a rank's cell in a direct, a staged and a message plan.
-        folds, waits: Numbers of instructions in the direct plans of all ranks.
-        seconds: Processor time the proof took.
-    """
-
-    schedule: Schedule
-    rounds: int
-    bytes_sent: float
-    order: str
-    roundings: int
-    slots: tuple[int, int, int]
+    schedule: Schedule  # what was proven
+    rounds: int  # number of rounds
+    bytes_sent: float  # most bytes that leave a rank, as a fraction of the full vector
+    order: str  # ``"tree"``, ``"rank"`` or ``"any"``; ``""`` if nothing is reduced
+    roundings: int  # largest number of folds on the way from an input to an output
+    slots: tuple[int, int, int]  # slots of a rank's cell in a direct, a staged and a message plan
+    # folds, waits: numbers of instructions in the direct plans of all ranks
     folds: int
     waits: int
-    seconds: float
+    seconds: float  # processor time the proof took
 
 
 @contextmanager
