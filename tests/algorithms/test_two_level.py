@@ -52,7 +52,7 @@ def schedule_of(collective, hosts, nbytes=1 << 20):
 
 def sent(schedule, of):
     """Return the chunks that leave each host."""
-    table = build_table(schedule, schedule.all_ranks())
+    table = build_table(schedule)
     of = np.array(of)
     owner = of[table.owner[table.unit]]
     away = owner != of[table.rank]

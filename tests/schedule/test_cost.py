@@ -39,7 +39,7 @@ def per_owner(table):
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_counts_are_those_of_the_table(algorithm):
     for schedule in schedules(algorithm):
-        table = build_table(schedule, schedule.all_ranks())
+        table = build_table(schedule)
         owner, write = table.owner[table.unit], table.is_write
         away = owner != table.rank
         n, unit = schedule.n, max(1, schedule.chunks)
@@ -58,7 +58,7 @@ def test_counts_are_those_of_the_table(algorithm):
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_staging_is_what_the_transformation_adds(algorithm):
     for schedule in schedules(algorithm):
-        table = build_table(schedule, schedule.all_ranks())
+        table = build_table(schedule)
         lowered, _ = stage(table, schedule)
         copies = staging(schedule)
         added = 2 * copies.copied_in + 2 * copies.copied_out + copies.twice

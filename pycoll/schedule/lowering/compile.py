@@ -7,6 +7,7 @@ folds of different ranks become waits; see docs/architecture.md, section 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from pycoll.schedule.lowering.plan import (
     step_of,
 )
 from pycoll.schedule.lowering.stage import stage
-from pycoll.schedule.lowering.table import FoldTable, build_table, distinct, partners, unique_rows
+from pycoll.schedule.lowering.table import FoldTable, build_table, distinct, unique_rows
 
 _IN, _OUT, _CELL = (place.value for place in PlanBuffer)  # for NumPy
 
@@ -43,26 +44,19 @@ def peer_plan(schedule: Schedule, rank: int, *, direct: bool, in_place: bool = F
         ScheduleError: If folds of one round conflict, if the schedule does not work in place, or if
             it has more lines than a step can count.
     """
-    _check_modes(schedule, direct, in_place)
-    table = build_table(schedule, partners(schedule, rank), focus=rank)
-    return _lower(schedule, table, [rank], direct, in_place)[0]
+    return _lower(schedule, build_table(schedule, rank), [rank], direct, in_place)[0]
 
 
 def peer_plans(schedule: Schedule, *, direct: bool, in_place: bool = False) -> list[Plan]:
     """Compile the plans of all ranks; see `peer_plan`."""
-    _check_modes(schedule, direct, in_place)
-    table = build_table(schedule, schedule.all_ranks())
-    return _lower(schedule, table, list(range(schedule.n)), direct, in_place)
-
-
-def _check_modes(schedule: Schedule, direct: bool, in_place: bool) -> None:
-    if direct and in_place and not schedule.algorithm.in_place:
-        raise ScheduleError(f"{schedule} does not work in place on memory that peers read directly")
+    return _lower(schedule, build_table(schedule), range(schedule.n), direct, in_place)
 
 
 def _lower(
-    schedule: Schedule, table: FoldTable, ranks: list[int], direct: bool, in_place: bool
+    schedule: Schedule, table: FoldTable, ranks: Sequence[int], direct: bool, in_place: bool
 ) -> list[Plan]:
+    if direct and in_place and not schedule.algorithm.in_place:
+        raise ScheduleError(f"{schedule} does not work in place on memory that peers read directly")
     complete = complete_folds(table)
     if direct:
         buffer = np.where(table.buffer == Buffer.TMP.value, _CELL, table.buffer)
@@ -240,7 +234,7 @@ def _emit(
     complete: np.ndarray,
     waits: np.ndarray,
     signals: np.ndarray,
-    ranks: list[int],
+    ranks: Sequence[int],
     slots: int,
     direct: bool,
 ) -> list[Plan]:

@@ -21,7 +21,7 @@ from pycoll.schedule.lowering.messages import message_plans
 from pycoll.schedule.lowering.plan import Opcode, Plan, PlanBuffer
 from pycoll.schedule.lowering.table import spans
 from pycoll.schedule.proof.bounds import Joined, check_bounds, check_contacts
-from pycoll.schedule.proof.interpret_messages import exchange, run_messages
+from pycoll.schedule.proof.interpret_messages import Exchange, run_messages
 from pycoll.schedule.proof.interpret_peer import check_races, check_run_ahead, run_peer, trace_of
 from pycoll.schedule.proof.trace import Trace
 from pycoll.schedule.proof.values import Expressions, Outcome, describe, judge
@@ -157,7 +157,7 @@ def _traces(joined: Joined, promise: Promise, in_place: bool) -> Iterator[Trace]
     """Run the plans; yield the accesses with IN and OUT being the same memory, and not."""
     ways = (True, False) if in_place else (False,)
     if joined.plans[0].messages:
-        found = exchange(joined)
+        found = Exchange(joined)
         for aliased in ways:
             yield run_messages(joined, found, promise, aliased)
         return
