@@ -117,13 +117,6 @@ class Algorithm:
         return Schedule(self, n, {**self.params, **params})
 
 
-def _name_of(rounds: Any) -> str:
-    name = getattr(rounds, "__name__", None)
-    if name is None:
-        raise ScheduleError(f"{rounds!r} has no name: expected a generator function, or a name")
-    return str(name)
-
-
 def algorithm(
     collective: str,
     name: str | None = None,
@@ -159,9 +152,11 @@ def algorithm(
         return (lambda n, **_: n) if value is None else (lambda n, **_: value)
 
     def decorate(rounds: Callable[..., Iterator[Round]]) -> Algorithm:
+        if not name and not hasattr(rounds, "__name__"):
+            raise ScheduleError(f"{rounds!r} has no name: expected a generator function, or a name")
         return Algorithm(
             collective=collective,
-            name=name or _name_of(rounds),
+            name=name or str(rounds.__name__),
             rounds=rounds,
             chunks=as_function(chunks),
             slots=as_function(slots),

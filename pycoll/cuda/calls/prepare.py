@@ -133,20 +133,13 @@ class DeviceCaller(Caller):
     def _choose(
         self, request: Request, op: ReduceOp, count: int, typed: ArrayView, reach: dict[str, bool]
     ) -> Choice:
-        wish = Wish(
-            request.collective,
-            count * typed.array.itemsize,
-            self.plans.world_size,
-            request.order or "",
-            typed.dtype if COLLECTIVES[request.collective].reduces else None,
-            op,
-            **reach,
-            in_place=self.in_place,
-            messages=self.plans.messages,
-        )
+        promise, nbytes = COLLECTIVES[request.collective], count * typed.array.itemsize
+        dtype = typed.dtype if promise.reduces else None
+        what = request.collective, nbytes, self.plans.world_size, request.order or "", dtype, op
+        wish = Wish(*what, **reach, in_place=self.in_place, messages=self.plans.messages)
         choice = choose(wish, request.algorithm)
-        transposes = COLLECTIVES[request.collective].transposes  # then x is copied by `_untangle`
-        wish = replace(wish, in_place=not transposes)  # on some rank, without the others knowing
+        # Some rank may work in place, unknown to the others; `_untangle` copies what transposes.
+        wish = replace(wish, in_place=not promise.transposes)
         reached = self.always_direct or wish.may_be_direct(choice.algorithm)
         direct = reached and not self.plans.messages
         return replace(choice, direct=direct)
@@ -164,13 +157,8 @@ def choose(wish: Wish, algorithm: str | Algorithm | None) -> Choice:
     """
     if algorithm == NATIVE:
         return _native(wish)
-    options = {
-        "order": wish.order or None,
-        "dtype": wish.dtype,
-        "op": wish.op,
-        "direct": wish.direct,
-        "messages": wish.messages,
-    }
+    names = ("dtype", "op", "direct", "messages")
+    options = {"order": wish.order or None, **{name: getattr(wish, name) for name in names}}
     known = wish.collective, wish.nbytes, wish.n
     if algorithm is not None or wish.messages:
         return select(*known, algorithm=algorithm, **options)

@@ -101,24 +101,9 @@ class VirtualRanks:
         """Send block j of each rank to rank j; arguments as for `all_reduce`."""
         return self._run(Kind.ALL_TO_ALL, xs, **options)
 
-    def _run(
-        self,
-        kind: Kind,
-        xs: Any,
-        *,
-        op: str = "sum",
-        root: int = 0,
-        out: Any = None,
-        order: str | None = None,
-        algorithm: Any = None,
-        timeout: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+    def _run(self, kind: Kind, xs: Any, *, timeout: float | None = None, **options: Any) -> Any:
         limit = TIMEOUT_S if timeout is None else check_timeout(timeout)
-        launch = self.bind(
-            kind, xs, op=op, root=root, out=out, order=order, algorithm=algorithm, stream=stream
-        )
-        return launch(limit)
+        return self.bind(kind, xs, **options)(limit)
 
     def bind(
         self,
@@ -157,11 +142,10 @@ class VirtualRanks:
         if len(specs) > 1:
             raise ArgumentError("the arrays of all ranks must have the same shape and dtype")
         _check_apart(prepared, self.world_size)
-        copies = [copy for p in prepared for copy in p.gathers]
         results: Any = [p.result for p in prepared]
         if stacked:
             results = results[wanted.root] if _root_only(wanted) else out
-        return Launch(self, prepared, stream, results, all(c.repeatable for c in copies))
+        return Launch(self, prepared, stream, results)
 
     def _opened(self) -> int:
         if not self._group:
@@ -222,10 +206,8 @@ class VirtualRanks:
             return
         if not spec.algorithm.schedule(self.world_size, **dict(spec.params)).slots:
             return
-        made = [
-            library().pointer("malloc", self.device, 2 * _CELL_BYTES)
-            for _ in range(self.world_size)
-        ]
+        size = 2 * _CELL_BYTES
+        made = [library().pointer("malloc", self.device, size) for _ in range(self.world_size)]
         library().call("group_connect", self._group, None, None, 0, pointers(made), _CELL_BYTES)
         self._cells = made
 
@@ -291,17 +273,12 @@ class Launch:
     """A collective on given arrays of virtual ranks, ready to be launched many times."""
 
     def __init__(
-        self,
-        ranks: VirtualRanks,
-        prepared: list[Prepared],
-        stream: Any,
-        results: Any,
-        repeatable: bool,
+        self, ranks: VirtualRanks, prepared: list[Prepared], stream: Any, results: Any
     ) -> None:
         """Keep what is needed; see `VirtualRanks.bind`."""
-        self._launch = ranks.launch
+        self._launch, self._launched = ranks.launch, False
         self._prepared, self._results = prepared, results
-        self._repeatable, self._launched = repeatable, False
+        self._copies = [copy for p in prepared for copy in p.gathers]
         self._stream, self._alive = arrays.stream_of(stream), stream
         self.spec: CallSpec = prepared[0].spec
 
@@ -309,9 +286,9 @@ class Launch:
         """Launch it once and return the results; ``options`` are those of `VirtualRanks.launch`."""
         limit = check_timeout(limit)
         stream = arrays.stream_of(options.pop("stream")) if "stream" in options else self._stream
-        if self._launched and not self._repeatable:
-            raise ArgumentError("an input is not contiguous; such a call can be launched once")
-        for copy in (c for p in self._prepared for c in p.gathers if self._launched):
+        for copy in self._copies if self._launched else ():
+            if not copy.repeatable:
+                raise ArgumentError("an input is not contiguous; such a call can be launched once")
             library().copy(copy.address, copy.given.pointer, copy.given.array.nbytes, stream)
         self._launch(self._prepared, stream, limit, **options)
         self._launched = True

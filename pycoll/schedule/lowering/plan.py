@@ -77,11 +77,6 @@ class Plan:
         return int(self.code["round"].max()) + 1 if len(self.code) else 0
 
     @property
-    def nbytes(self) -> int:
-        """Size of the plan, in bytes."""
-        return self.code.nbytes + self.operands.nbytes
-
-    @property
     def scales_in_fold(self) -> bool:
         """Whether every fold that reduces sees the contributions of all ranks, on every rank.
 

@@ -65,8 +65,7 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
         marks[table.rank[selected], table.chunk[selected]] = True
         return marks
 
-    read_in = mark(remote & is_in)
-    read_out = mark(remote & is_out & ~write)
+    read_in, read_out = mark(remote & is_in), mark(remote & is_out & ~write)
     written_out = mark(remote & is_out & write)
     user = is_in | is_out
     chunk = np.where(user, table.chunk, 0)

@@ -53,11 +53,10 @@ def judge_schedule(operator: str, change: str, mutant: Schedule) -> Verdict:
     for mode, in_place, plans in modes(mutant):
         if replay(plans, in_place=in_place):
             return Verdict(operator, f"{change}, {mode}", "", "")
+    reason = "the outputs are right all the same"
     if operator == "swap two sources":
-        return Verdict(
-            operator, change, "", f"the order {proof.order!r} allows it; same bits everywhere"
-        )
-    return Verdict(operator, change, "", "the outputs are right all the same")
+        reason = f"the order {proof.order!r} allows it; same bits everywhere"
+    return Verdict(operator, change, "", reason)
 
 
 def judge_plans(
@@ -88,12 +87,8 @@ def _reason(operator: str, mutant: list[Plan], wait: tuple[Plan, int] | None) ->
             return "the messages of both groups may be under way together"
         return "the rank knows it from other waits" if _is_known(mutant, *wait) else ""
     if operator == "shrink the slots by one":
-        used = [
-            plan.operands[plan.operands["buffer"] == PlanBuffer.CELL]["chunk"] for plan in mutant
-        ]
-        fits = all(
-            u.max(initial=0) < p.slots or not len(u) for u, p in zip(used, mutant, strict=True)
-        )
+        used = [p.operands["chunk"][p.operands["buffer"] == PlanBuffer.CELL] for p in mutant]
+        fits = all(np.all(u < p.slots) for u, p in zip(used, mutant, strict=True))
         return "the last slot is not used" if fits else ""
     return {
         "wait for a later step": "a longer wait, which ends all the same",
@@ -132,22 +127,14 @@ def mutate(schedule: Schedule, *, count: int = 3, seed: int = 0) -> Iterator[Ver
 # --- Schedules ------------------------------------------------------------------------------------
 
 
-def _drop(f: Fold, schedule: Schedule, rng: random.Random) -> list[Fold]:
-    return []
-
-
 def _redirect_rank(f: Fold, schedule: Schedule, rng: random.Random) -> list[Fold] | None:
     return [_moved(f, rng, rank=1)] if schedule.n > 1 else None
 
 
 def _redirect_chunk(f: Fold, schedule: Schedule, rng: random.Random) -> list[Fold] | None:
-    pieces = f.pieces
-    wide = [i for i, p in enumerate(pieces) if _places(p, schedule) > 1]
+    size = {buffer: schedule.chunks for buffer in Buffer} | {Buffer.TMP: schedule.slots}
+    wide = [i for i, p in enumerate(f.pieces) if size[p.buffer] > 1]
     return [_moved(f, rng, chunk=1, among=wide)] if wide else None
-
-
-def _places(piece: Piece, schedule: Schedule) -> int:
-    return schedule.slots if piece.buffer == Buffer.TMP else schedule.chunks
 
 
 def _moved(
@@ -170,7 +157,7 @@ def _swap_sources(f: Fold, schedule: Schedule, rng: random.Random) -> list[Fold]
 
 
 _EDITS: dict[str, Edit] = {
-    "drop a fold": _drop,
+    "drop a fold": lambda f, schedule, rng: [],
     "redirect a piece to another rank": _redirect_rank,
     "redirect a piece to another chunk": _redirect_chunk,
     "swap two sources": _swap_sources,

@@ -107,7 +107,7 @@ def proven(schedule: Schedule) -> tuple[Proof, dict[str, list[Plan]]]:
         bytes_sent=_bytes_sent(direct),
         order=declared if declared != "any" else outcome.order,
         roundings=outcome.roundings,
-        slots=(_slots(plans["direct"]), _slots(plans["staged"]), _slots(plans["messages"])),
+        slots=tuple(max(p.slots for p in plans[m]) for m in ("direct", "staged", "messages")),
         folds=int(np.sum(op == Opcode.FOLD)),
         waits=int(np.sum(op == Opcode.WAIT)),
         seconds=time.process_time() - started,
@@ -189,10 +189,6 @@ def _check_sources(
             f"{describe(expressions, shared[i])} where IN and OUT are one memory, and "
             f"{describe(expressions, separate[i])} elsewhere, but ranks may differ in that"
         )
-
-
-def _slots(plans: list[Plan]) -> int:
-    return max(int(plan.slots) for plan in plans)
 
 
 def _bytes_sent(joined: Joined) -> float:
