@@ -8,8 +8,8 @@ import pytest
 import oracle
 from cuda.memory_wire import MemoryWire, Network, NumpyDevice, Unmatched
 from pycoll.algorithms import ALGORITHMS
+from pycoll.cuda.transports.bound_calls import extent_of
 from pycoll.cuda.transports.program import Copy, Group, execute, lower
-from pycoll.cuda.transports.transport import extent_of
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.selection.select import select
 from pycoll.schedule.language.collectives import COLLECTIVES

@@ -16,9 +16,9 @@ from pycoll.cuda.calls.in_order import LaunchOrder
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans, number_of
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.library import library
-from pycoll.cuda.transports.links import Link
-from pycoll.cuda.transports.nccl import NcclLink
-from pycoll.cuda.transports.peers import PeerLink
+from pycoll.cuda.transports.base import Transport
+from pycoll.cuda.transports.nccl import NcclTransport
+from pycoll.cuda.transports.peers import PeerTransport
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepare import check_timeout
@@ -48,21 +48,21 @@ def open_side(session: Session) -> DeviceSide:
             "these send messages, so use 'nccl'"
         )
     if wanted == "nccl" or not on_one_host:
-        return DeviceSide(session, NcclLink(session, device))
-    return DeviceSide(session, PeerLink(session, device, session.config.device_heap_bytes))
+        return DeviceSide(session, NcclTransport(session, device))
+    return DeviceSide(session, PeerTransport(session, device, session.config.device_heap_bytes))
 
 
 class DeviceSide:
     """Calls of one rank of a communicator on the arrays of one device."""
 
-    def __init__(self, session: Session, link: Link) -> None:
-        """Use a link, which is opened by the first call of all ranks.
+    def __init__(self, session: Session, transport: Transport) -> None:
+        """Use a transport, which is opened by the first call of all ranks.
 
         Args:
             session: The host communicator.
-            link: How the ranks reach each other's devices.
+            transport: How the ranks reach each other's devices.
         """
-        self._session, self.link = session, link
+        self._session, self.transport = session, transport
         self._cupy = arrays.cupy()
         self._number_of = lru_cache(maxsize=64)(number_of)
         self._launches = LaunchOrder()
@@ -84,10 +84,10 @@ class DeviceSide:
             lambda: self._prepare(request, x, out, timeout, stream)
         )
         self._agree(prepared, number, timeout)
-        self.link.open(session)
+        self.transport.open(session)
         limit = check_timeout(session.config.timeout_s if timeout is None else timeout)
         capturing = arrays.capturing(handle)
-        with self._cupy.cuda.Device(self.link.device):
+        with self._cupy.cuda.Device(self.transport.device):
             event = self._launch(prepared, handle, limit, async_op, capturing)
         if async_op:
             return DeviceWork(self, prepared, event)
@@ -107,15 +107,15 @@ class DeviceSide:
             check_timeout(timeout)
         self.check()
         handle = arrays.stream_of(stream)
-        plans = DevicePlans(self._session.rank, self._session.world_size, self.link.messages)
-        caller = DeviceCaller(plans, self.link.memory, self.link.device, handle)
+        plans = DevicePlans(self._session.rank, self._session.world_size, self.transport.messages)
+        caller = DeviceCaller(plans, self.transport.memory, self.transport.device, handle)
         prepared = caller.prepare(request, x, out)
-        self.link.prepare(prepared.spec)
+        self.transport.prepare(prepared.spec)
         spec = prepared.spec  # of which arrays do not matter: one proof for all
         bare = CallSpec(
             spec.kind, spec.collective, spec.algorithm, spec.params, spec.direct, 0, 1, 0
         )
-        number = self._number_of(bare, plans.world_size, self.link.messages)
+        number = self._number_of(bare, plans.world_size, self.transport.messages)
         return prepared, number, handle
 
     def _agree(self, prepared: Prepared, number: int, timeout: float | None) -> None:
@@ -126,13 +126,13 @@ class DeviceSide:
         """
         spec, session = prepared.spec, self._session
         word = spec.descriptor(number, spec.direct)
-        own = np.array([word, spec.count, number >> 16, self.link.generation], np.uint64)
+        own = np.array([word, spec.count, number >> 16, self.transport.generation], np.uint64)
         own = own.view(np.int64).reshape(1, -1)
         rows = session.call(Kind.ALL_GATHER, own, None, "sum", 0, None, timeout=timeout)
         rows = rows.view(np.uint64)
         if (rows[:, :3] != rows[0, :3]).any():
             raise MismatchError(_difference(rows.tolist()))
-        self.link.heard(rows[:, 3].tolist())
+        self.transport.set_generations(rows[:, 3].tolist())
 
     def _launch(
         self, prepared: Prepared, handle: int, limit: float, async_op: bool, capturing: bool
@@ -146,7 +146,7 @@ class DeviceSide:
             arrays.order(stream, handle)
 
         def launch() -> None:
-            self.link.launch(prepared.spec, prepared.in_ptr, prepared.out_ptr, stream, limit)
+            self.transport.launch(prepared.spec, prepared.in_ptr, prepared.out_ptr, stream, limit)
             for detour in prepared.scatters:
                 detour.scatter(stream)
 
@@ -159,7 +159,7 @@ class DeviceSide:
             CollError: That of the failed call; again with every later call.
         """
         if self.failure is None:
-            self.failure = self.link.error()
+            self.failure = self.transport.error()
             if self.failure is not None:
                 self._session.abort(str(self.failure))
         if self.failure is not None:
@@ -172,37 +172,37 @@ class DeviceSide:
             CollTimeout: If that takes longer.
             CollError: If it failed.
         """
-        self.link.wait(event, timeout)
+        self.transport.wait(event, timeout)
         self._launches.sweep()
         self.check()
 
     def empty(self, shape: Any, dtype: Any, device: str) -> Any:
         """See `pycoll.Communicator.empty`."""
-        if device not in ("cuda", f"cuda:{self.link.device}"):
+        if device not in ("cuda", f"cuda:{self.transport.device}"):
             raise ArgumentError(
-                f"device={device!r}; this communicator uses 'cuda:{self.link.device}'"
+                f"device={device!r}; this communicator uses 'cuda:{self.transport.device}'"
             )
         self._launches.sweep()
-        with self._cupy.cuda.Device(self.link.device):
-            return self.link.memory.empty(shape, dtype)
+        with self._cupy.cuda.Device(self.transport.device):
+            return self.transport.memory.empty(shape, dtype)
 
     def abort(self) -> None:
         """End everything that runs."""
-        self.link.abort()
+        self.transport.abort()
 
     def close(self) -> None:
         """Wait for everything that was launched and free what the device side has."""
         if self._launches.last is not None and self.failure is None:
             try:
-                self.link.wait(self._launches.last, self._session.config.timeout_s)
+                self.transport.wait(self._launches.last, self._session.config.timeout_s)
             except CollTimeout:
-                self.link.abort()
+                self.transport.abort()
         self._launches.clear()
-        self.link.close()
+        self.transport.close()
 
     def free(self) -> None:
-        """Free what peers have used, when the host communicator is closed; see `Link`."""
-        self.link.free()
+        """Free what peers have used, when the host communicator is closed; see `Transport`."""
+        self.transport.free()
 
 
 class DeviceWork:

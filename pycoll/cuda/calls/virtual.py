@@ -17,8 +17,8 @@ from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import AnyMemory
 from pycoll.cuda.device.library import BEST, MAX_RANKS, CallInfo, KernelError, library, pointers
-from pycoll.cuda.transports.links import kernel_failure, most_telling, wait_for
-from pycoll.cuda.transports.transport import CallCache, nanoseconds
+from pycoll.cuda.transports.base import kernel_failure, root_cause, wait_for
+from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime.arrays.shapes import RESULT_SHAPE
 from pycoll.runtime.calls.plans import CallSpec
@@ -233,7 +233,7 @@ class VirtualRanks:
         records = [KernelError() for _ in range(self.world_size)]
         for rank, record in enumerate(records):
             library().call("group_error", self._group, rank, byref(record))
-        return kernel_failure(most_telling(records)) or CollError("the kernel was aborted")
+        return kernel_failure(root_cause(records)) or CollError("the kernel was aborted")
 
     def synchronize(self, timeout: float = 300.0) -> None:
         """Wait on the host for everything that was launched, and raise what went wrong."""

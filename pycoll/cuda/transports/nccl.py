@@ -11,7 +11,8 @@ from pycoll.config import environment
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import NoMemory
 from pycoll.cuda.device.library import MAX_RANKS, library
-from pycoll.cuda.transports.links import Link, places, wait_for
+from pycoll.cuda.transports.base import Transport, places, wait_for
+from pycoll.cuda.transports.bound_calls import element_type, extent_of
 from pycoll.cuda.transports.nccl_bindings import (
     NATIVE,
     UNIQUE_ID_BYTES,
@@ -19,7 +20,6 @@ from pycoll.cuda.transports.nccl_bindings import (
     native_arguments,
 )
 from pycoll.cuda.transports.program import DeviceFold, Program, execute, lower
-from pycoll.cuda.transports.transport import element_type, extent_of
 from pycoll.errors import ArgumentError, CollError, CollTimeout, TransportError
 from pycoll.runtime.calls.plans import CallSpec, compile_plans
 from pycoll.runtime.sessions.session import Session
@@ -29,8 +29,8 @@ MULTI_RANK_SINCE = 23000  # NCCL_MULTI_RANK_GPU_ENABLE
 _MAX_PROGRAMS = 1024
 
 
-class NcclLink(Link):
-    """NCCL between devices, on one host or many; see `pycoll.cuda.transports.links.Link`."""
+class NcclTransport(Transport):
+    """NCCL between devices, on one host or many; see `pycoll.cuda.transports.base.Transport`."""
 
     name = "NCCL"
     messages = True
@@ -45,7 +45,7 @@ class NcclLink(Link):
         self._binding = find_binding()
         library().call("preload", device)
         self._rank, self._n = session.rank, session.world_size
-        self._wire: Any = None
+        self._comm: Any = None
         self._programs: dict[CallSpec, Program] = {}
         self._scratch: Any = None
         self._dead = ""
@@ -72,7 +72,7 @@ class NcclLink(Link):
 
     def open(self, session: Session) -> None:
         """Make the NCCL communicator; the unique id goes through the host communicator."""
-        if self._wire is not None or self._n == 1:
+        if self._comm is not None or self._n == 1:
             return
         self._share_device(session)
         key = np.zeros(UNIQUE_ID_BYTES, np.uint8)
@@ -81,7 +81,7 @@ class NcclLink(Link):
             key[: len(made)] = np.frombuffer(made, np.uint8)
         key = session.call(Kind.BROADCAST, key, None, "sum", 0, None)
         with arrays.cupy().cuda.Device(self.device):
-            self._wire = self._binding(self._n, self._rank, key.tobytes())
+            self._comm = self._binding(self._n, self._rank, key.tobytes())
 
     def _share_device(self, session: Session) -> None:
         """Tell NCCL when ranks share a device; it refuses to start otherwise."""
@@ -92,13 +92,13 @@ class NcclLink(Link):
     def launch(
         self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
     ) -> None:
-        """See `Link`; NCCL has no time limits of its own."""
+        """See `Transport`; NCCL has no time limits of its own."""
         if spec.algorithm.name == NATIVE:
             return self._launch_native(spec, in_pointer, out_pointer, stream)
         program = self._programs[spec]
         regions = in_pointer, out_pointer, self._room(program.scratch_bytes)
         dtype = element_type(spec, DType.UINT8)
-        execute(program, regions, self._wire, library(), dtype, spec.op, stream)
+        execute(program, regions, self._comm, library(), dtype, spec.op, stream)
 
     def _launch_native(self, spec: CallSpec, source: int, target: int, stream: int) -> None:
         code, scale, more = _native_arguments(spec)
@@ -107,7 +107,7 @@ class NcclLink(Link):
         if self._n == 1:
             library().copy(target, source, spec.count * spec.itemsize, stream)
         elif count:
-            self._wire.native(spec.kind, (source, target), count, code, more, stream)
+            self._comm.native(spec.kind, (source, target), count, code, more, stream)
 
     def _room(self, nbytes: int) -> int:
         """Return scratch memory; a larger one replaces it when the device has done all its work."""
@@ -121,8 +121,8 @@ class NcclLink(Link):
         return int(self._scratch.data.ptr)
 
     def error(self) -> CollError | None:
-        """See `Link`."""
-        text = self._dead or (self._wire.error() if self._wire is not None else "")
+        """See `Transport`."""
+        text = self._dead or (self._comm.error() if self._comm is not None else "")
         if not text:
             return None
         self.abort()
@@ -130,7 +130,7 @@ class NcclLink(Link):
         return TransportError(f"NCCL failed in the background: {text}")
 
     def wait(self, event: Any, timeout: float) -> None:
-        """See `Link`; a time-out ends the NCCL communicator, which cannot be used any more."""
+        """See `Transport`; a time-out ends the NCCL communicator, which cannot be used any more."""
         try:
             wait_for(event, timeout, "the messages of NCCL")
         except CollTimeout as error:
@@ -139,17 +139,17 @@ class NcclLink(Link):
             raise
 
     def abort(self) -> None:
-        """See `Link`."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
+        """See `Transport`."""
+        comm, self._comm = self._comm, None
+        if comm is not None:
             self._dead = self._dead or "it was aborted"
-            wire.abort()
+            comm.abort()
 
     def close(self) -> None:
-        """See `Link`."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
+        """See `Transport`."""
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.close()
         self._programs.clear()
         self._scratch = None
 

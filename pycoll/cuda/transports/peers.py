@@ -1,7 +1,8 @@
 """Ranks that reach each other's device memory: by CUDA IPC between processes of one host.
 
-Every rank exports its control memory, its cells and, once it has one, its symmetric heap; the host
-communicator carries the handles. An array outside the heap goes through the cells.
+Every rank exports its control memory, its staging buffers and its symmetric heap, once it has one;
+the host communicator carries the handles. An array outside the heap goes through the staging
+buffers.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import numpy as np
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import DeviceHeap
 from pycoll.cuda.device.library import Ipc, KernelError, library, pointers
-from pycoll.cuda.transports.links import Link, Place, kernel_failure, places, wait_for
-from pycoll.cuda.transports.transport import CallCache, nanoseconds
+from pycoll.cuda.transports.base import Place, Transport, kernel_failure, places, wait_for
+from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, TransportError
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.sessions.session import Session
@@ -53,8 +54,8 @@ def _free_retired() -> None:
                 old.free()
 
 
-class PeerLink(Link):
-    """Kernels of ours over memory that peers map; see `pycoll.cuda.transports.links.Link`."""
+class PeerTransport(Transport):
+    """Kernels of ours over memory that peers map; see `pycoll.cuda.transports.base.Transport`."""
 
     name = "CUDA peer memory"
     messages = False
@@ -83,8 +84,8 @@ class PeerLink(Link):
         """1 before there is a heap, then 2."""
         return 2 if self.memory.base else 1
 
-    def heard(self, generations: list[int]) -> None:
-        """Take note of who has a heap by now."""
+    def set_generations(self, generations: list[int]) -> None:
+        """Note which ranks have a heap."""
         self._wanted = generations
 
     def open(self, session: Session) -> None:
@@ -163,13 +164,13 @@ class PeerLink(Link):
     def launch(
         self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
     ) -> None:
-        """See `Link`."""
+        """See `Transport`."""
         call = self._calls.find(spec, pin=arrays.capturing(stream))
         ins, outs = pointers([in_pointer]), pointers([out_pointer])
         library().call("launch", call, ins, outs, 0, 0, 0, nanoseconds(limit), 0, stream)
 
     def error(self) -> CollError | None:
-        """See `Link`."""
+        """See `Transport`."""
         failed = c_int()
         if not self._group:
             return None
@@ -184,17 +185,17 @@ class PeerLink(Link):
         )
 
     def wait(self, event: Any, timeout: float) -> None:
-        """See `Link`."""
+        """See `Transport`."""
         wait_for(event, timeout, "the kernel")
 
     def abort(self) -> None:
-        """See `Link`."""
+        """See `Transport`."""
         self._failed = True
         if self._group:
             library().call("group_abort", self._group)
 
     def close(self) -> None:
-        """See `Link`; one's own memory is freed when all peers have stopped using it.
+        """See `Transport`; one's own memory is freed when all peers have stopped using it.
 
         After a failure nobody knows what still runs: then it stays until the process ends.
         """
@@ -219,7 +220,7 @@ class PeerLink(Link):
         self._control = None
 
     def free(self) -> None:
-        """See `Link`."""
+        """See `Transport`."""
         _free_retired()
 
 
