@@ -38,7 +38,7 @@ class LaunchOrder:
         launch()
         event = cuda.Event(disable_timing=True)
         cuda.runtime.eventRecord(event.ptr, stream)
-        if capturing:  # the graph uses copies that nobody else keeps
+        if capturing:  # only the graph keeps these copies alive
             self._captured += [call for call in calls if call.gathers or call.scatters]
         else:
             self.last = event

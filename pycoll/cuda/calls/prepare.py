@@ -40,7 +40,7 @@ _ALGORITHMS = {
 
 @dataclass
 class DevicePlans:
-    """Stands where a cache of plans does: a transport compiles them when it launches."""
+    """Takes the place of the cache of plans: a transport compiles them when it launches."""
 
     # rank, world_size: of the caller
     rank: int
@@ -52,7 +52,7 @@ class DevicePlans:
         return spec
 
     def known(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """Make it: what is chosen depends on more than the key."""
+        """Make it anew: the choice depends on more than the key."""
         return make()
 
 
@@ -189,7 +189,7 @@ def _native(wish: Wish) -> Choice:
 
 @functools.cache
 def _native_algorithm(collective: str) -> Algorithm:
-    """NCCL's own collective, as if it were an algorithm: nobody knows its rounds."""
+    """NCCL's own collective, as if it were an algorithm: its rounds are unknown."""
     functions = {"rounds": lambda rank, n: iter(()), "chunks": lambda n: 1, "slots": lambda n: 0}
     return Algorithm(
         collective, NATIVE, **functions, order="any", in_place=True, in_place_staged=True

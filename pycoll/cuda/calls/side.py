@@ -92,7 +92,7 @@ class DeviceSide:
         if async_op:
             return DeviceWork(self, prepared, event)
         if stream is None and not capturing and not arrays.is_cupy(out if x is None else x):
-            self.synchronize(event, limit)  # nobody knows on which stream it will be used
+            self.synchronize(event, limit)  # the stream on which it will be used is unknown
         return prepared.result
 
     def _prepare(
@@ -111,7 +111,7 @@ class DeviceSide:
         caller = DeviceCaller(plans, self.transport.memory, self.transport.device, handle)
         prepared = caller.prepare(request, x, out)
         self.transport.prepare(prepared.spec)
-        spec = prepared.spec  # of which arrays do not matter: one proof for all
+        spec = prepared.spec  # the arrays do not matter: one proof for all
         bare = CallSpec(
             spec.kind, spec.collective, spec.algorithm, spec.params, spec.direct, 0, 1, 0
         )

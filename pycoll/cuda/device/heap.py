@@ -100,7 +100,7 @@ class DeviceHeap(AnyMemory):
             return cupy.ndarray(extent, kind, cupy.cuda.MemoryPointer(memory, 0))
 
     def free(self) -> None:
-        """Free the memory as soon as no array lies in it; nobody else may be using it."""
+        """Free the memory as soon as no array lies in it; no peer may be using it."""
         if self.base:
             self._blocks.end()
 

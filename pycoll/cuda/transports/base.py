@@ -31,7 +31,7 @@ class Transport(Protocol):
     generation: int = 0  # changes when there is new memory that peers have to map
 
     def prepare(self, spec: CallSpec) -> None:
-        """Check what only this transport knows; local, and before anything is launched."""
+        """Check what is special to this transport; local, before anything is launched."""
 
     def set_generations(self, generations: list[int]) -> None:
         """Note the generation of every rank's memory."""

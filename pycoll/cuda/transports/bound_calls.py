@@ -31,7 +31,7 @@ def nanoseconds(limit: float) -> int:
 
 
 def element_type(spec: CallSpec, other: DType | None = None) -> DType | None:
-    """Return a call's element type; ``other`` where elements only move and are none of ours."""
+    """Return a call's element type; ``other`` for a type that can be moved, not reduced."""
     return DType(spec.dtype) if spec.dtype < len(DType) else other
 
 

@@ -46,7 +46,7 @@ _retired: list[_Retired] = []
 
 
 def _free_retired() -> None:
-    """Free what nobody can be using any more."""
+    """Free what no peer can be using any more."""
     for old in list(_retired):
         if old.control.deserted():
             with contextlib.suppress(ValueError):  # another thread was faster
@@ -55,7 +55,7 @@ def _free_retired() -> None:
 
 
 class PeerTransport(Transport):
-    """Kernels of ours over memory that peers map; see `pycoll.cuda.transports.base.Transport`."""
+    """Our own kernels over memory that peers map; see `pycoll.cuda.transports.base.Transport`."""
 
     name = "CUDA peer memory"
     messages = False
@@ -197,12 +197,12 @@ class PeerTransport(Transport):
     def close(self) -> None:
         """See `Transport`; one's own memory is freed when all peers have stopped using it.
 
-        After a failure nobody knows what still runs: then it stays until the process ends.
+        After a failure it is unknown what still runs: then the memory stays until the process ends.
         """
         group, cells, self._group, self._connected = self._group, self._cells, 0, None
         if self._failed:
             return
-        if not group:  # nobody else has seen the heap
+        if not group:  # no peer has mapped the heap
             self.memory.free()
             return
         if self._calls is not None:
@@ -225,7 +225,7 @@ class PeerTransport(Transport):
 
 
 def _check_apart(found: Sequence[Place]) -> None:
-    """Refuse ranks of one process on one device: their kernels come one after the other.
+    """Refuse ranks of one process on one device: their kernels may run one after the other.
 
     Streams of one process are not apart: the default stream is one for all threads, and allocating,
     loading and freeing wait for the device. A kernel that waits for the next one never ends.

@@ -110,7 +110,7 @@ class Cost:
 
     rounds: int  # rounds in which data goes from one rank to another
     lines: int  # folds of the schedule, counted over all its rounds
-    # sent, received: data that leaves and reaches a rank, whoever moves it
+    # sent, received: data that leaves and reaches a rank, whichever rank moves it
     sent: Volume
     received: Volume
     # loaded, stored: data that a rank loads and stores as the owner of folds, its own included
@@ -190,7 +190,7 @@ def cost(schedule: Schedule) -> Cost:
 class Staging(NamedTuple):
     """Chunks that each rank copies because peers cannot reach its arrays, as ``[n]`` arrays.
 
-    A copy loads and stores once. ``twice`` counts stores alone: results that also go to the cell.
+    A copy loads and stores once. ``twice`` counts only stores: of results, to staging buffers too.
     """
 
     copied_in: np.ndarray

@@ -44,7 +44,7 @@ class Network:
         Args:
             schedule: What runs.
             nbytes: Size of the full vector.
-            direct: Of no meaning here: nobody reaches another rank's memory.
+            direct: Without meaning here: no rank reaches another rank's memory.
         """
         del direct
         hosts = self.hosts(schedule.n)

@@ -37,7 +37,7 @@ def peer_plan(schedule: Schedule, rank: int, *, direct: bool, in_place: bool = F
     Args:
         schedule: What to compile.
         rank: Whose plan.
-        direct: Peers access the users' arrays themselves; otherwise through cells.
+        direct: Peers access the users' arrays themselves; otherwise through staging buffers.
         in_place: IN and OUT are the same memory. It changes direct plans only.
 
     Raises:
@@ -72,7 +72,7 @@ def _lower(
 
 
 def complete_folds(table: FoldTable) -> np.ndarray:
-    """Tell which unit folds combine the inputs of all ranks at once."""
+    """Mark the unit folds that combine the inputs of all ranks at once."""
     unit = table.unit
     source = ~table.is_write & (table.buffer == Buffer.IN.value)
     seen = distinct(unit[source] * table.n + table.rank[source]) // table.n
@@ -94,7 +94,7 @@ def derive(
     in_place = in_place and direct
     waits = _dependences(table, direct, in_place, title)
     if in_place and np.any(_stored_onto_itself(table)):
-        # Those ranks make them whose arrays lie apart, and the plan is for either.
+        # Ranks whose arrays are apart execute these copies; the plan has to suit both.
         waits = np.concatenate([waits, _dependences(table, direct, False, title)])
     if direct:
         waits = np.concatenate([waits, _contacts(table)])
@@ -103,9 +103,9 @@ def derive(
 
 
 def _stored_onto_itself(table: FoldTable) -> np.ndarray:
-    """Tell which operands a copy writes where it has read them, if IN and OUT are one memory.
+    """Mark the operands that a copy writes where it read them, if IN and OUT are one memory.
 
-    The engines skip them then, so nobody has to wait for such a write; see docs/verification.md.
+    The engines skip such a copy, so nobody has to wait for it; see docs/verification.md.
     """
     unit = table.unit
     source = table.first[unit]
@@ -158,7 +158,7 @@ def _accesses(table: FoldTable, direct: bool, aliased: bool) -> tuple[np.ndarray
 def _contacts(table: FoldTable) -> np.ndarray:
     """Return a wait for the entry of every rank whose arrays a fold touches.
 
-    Others may have told that rank's progress already, but where its arrays lie it tells itself.
+    A rank's progress may be known through others; the addresses of its arrays come from itself.
     """
     user = table.owner[table.unit]
     away = (table.rank != user) & (table.buffer != _CELL)

@@ -270,7 +270,7 @@ def _received_at_home(runs: Runs, home: np.ndarray, apart: bool) -> np.ndarray:
     """Return the remote sources of reductions that can come to where the result will be.
 
     One of each reduction, whose own sources are elsewhere: what others read or write there in the
-    same round would be a conflict, so nobody misses what was there.
+    same round would be a conflict, so no access needs what was there.
     """
     first = runs.first_of(runs.source & runs.remote)
     at = home[runs.run]

@@ -24,7 +24,7 @@ class Opcode(IntEnum):
 
 
 class PlanBuffer(IntEnum):
-    """Memory an operand of a plan can name; CELL is staging and scratch memory, in slots."""
+    """Memory that an operand can name; CELL is the staging buffer, with scratch memory in slots."""
 
     IN = 0
     OUT = 1
@@ -67,7 +67,7 @@ class Plan:
     rank: int  # whose program it is
     code: np.ndarray  # ``[instructions]`` records of dtype `INSTR`
     operands: np.ndarray  # ``[operands]`` records of dtype `OPERAND`; sources before destinations
-    slots: int  # slots it uses in every rank's cell
+    slots: int  # slots it uses in every rank's staging buffer
     direct: bool  # peers read and write the users' arrays in place
     messages: bool = False  # it sends and receives; otherwise it signals and waits
 

@@ -1,4 +1,4 @@
-"""What can be said of plans without running them: every operand lies where its rank may go."""
+"""Checks of plans that need no run: every operand lies where its rank may access memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Joined:
         operands = b"".join(plan.operands.tobytes() for plan in plans)
         self.operands = np.frombuffer(operands, OPERAND)
         schedule = plans[0].schedule
-        # Peer plans count the slots of everybody's cell, message plans those of the rank itself.
+        # Peer plans count the slots of every rank, message plans those of the rank itself.
         same = {(plan.direct, plan.messages, plan.slots * (not plan.messages)) for plan in plans}
         if [plan.rank for plan in plans] != list(range(schedule.n)) or len(same) > 1:
             raise ScheduleError(
@@ -153,9 +153,9 @@ def _check_operands(joined: Joined, promise: Promise) -> None:
 
 
 def check_contacts(joined: Joined) -> None:
-    """Check that the graph of who waits for, or exchanges messages with, whom is connected.
+    """Check that the graph of waits, or of messages, connects all ranks.
 
-    Then a call that disagrees with its neighbours' is noticed, whoever is the odd one out.
+    Then a rank that makes another call than its neighbours is noticed, whichever rank it is.
     """
     code, n = joined.code, len(joined.plans)
     contact = joined.code["op"] == (

@@ -1,4 +1,4 @@
-"""Running the peer plans of all ranks at once: who may do what when, and who knows of it.
+"""Running the peer plans of all ranks at once: deadlocks, and what happens before what.
 
 A rank's program is cut into *blocks*: some WAITs, then everything up to the next WAIT. Signals are
 counters that only grow, so whether a block can start never depends on timing: one run decides for
@@ -233,9 +233,9 @@ def _report(run: Run, trace: Trace, first: int, second: int) -> None:
 
 
 def check_run_ahead(run: Run) -> None:
-    """Check that nobody enters call e while a peer is still in call e - 2.
+    """Check that no rank enters call e while a peer is still in call e - 2.
 
-    Flag lines and cells exist twice, by the parity of the call, so this is what makes them free.
+    Flag lines and staging buffers exist twice, by the parity of the call: this makes them free.
     """
     world = run.world
     entries = np.flatnonzero(

@@ -40,7 +40,7 @@ class Verdict:
 
     @property
     def unexplained(self) -> bool:
-        """Whether it was accepted and is wrong, or nobody knows."""
+        """Whether it was accepted, and is wrong or not shown to be right."""
         return not self.error and not self.reason
 
 

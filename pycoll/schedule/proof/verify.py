@@ -38,7 +38,7 @@ class Proof:
     bytes_sent: float  # most bytes that leave a rank, as a fraction of the full vector
     order: str  # ``"tree"``, ``"rank"`` or ``"any"``; ``""`` if nothing is reduced
     roundings: int  # largest number of folds on the way from an input to an output
-    slots: tuple[int, int, int]  # slots of a rank's cell in a direct, a staged and a message plan
+    slots: tuple[int, int, int]  # of a rank's staging buffer: direct, staged, message plan
     # folds, waits: numbers of instructions in the direct plans of all ranks
     folds: int
     waits: int
@@ -47,7 +47,7 @@ class Proof:
 
 @contextmanager
 def _hinting() -> Iterator[None]:
-    """Tell the author of what cannot work in place what to say."""
+    """Add to an error that in_place=False declares what cannot work in place."""
     try:
         yield
     except ScheduleError as error:
