@@ -19,25 +19,24 @@ class LaunchOrder:
 
     def __init__(self) -> None:
         """Begin with none."""
+        self._cuda = arrays.cupy().cuda  # once: finding it takes longer than a launch may
         self.last: Any = None
         self._pending: deque[tuple[Any, Sequence[Prepared]]] = deque()
         self._captured: list[Prepared] = []
 
-    def put(self, calls: Sequence[Prepared], stream: int, launch: Callable[[], None]) -> Any:
-        """Launch on a stream of the current device; return the event behind it.
+    def capturing(self, stream: int) -> bool:
+        """Whether a CUDA graph is made of what is put on a stream."""
+        return bool(self._cuda.runtime.streamIsCapturing(stream))
 
-        Args:
-            calls: What is launched.
-            stream: Handle of the stream.
-            launch: Puts it there.
-        """
-        cuda = arrays.cupy().cuda
-        capturing = arrays.capturing(stream)
+    def put(
+        self, calls: Sequence[Prepared], stream: int, capturing: bool, launch: Callable[[], None]
+    ) -> Any:
+        """Launch calls on a stream of the current device; return the event behind them."""
         if self.last is not None and not capturing:  # also on one stream: handles are reused
-            cuda.runtime.streamWaitEvent(stream, self.last.ptr)
+            self._cuda.runtime.streamWaitEvent(stream, self.last.ptr)
         launch()
-        event = cuda.Event(disable_timing=True)
-        cuda.runtime.eventRecord(event.ptr, stream)
+        event = self._cuda.Event(disable_timing=True)
+        self._cuda.runtime.eventRecord(event.ptr, stream)
         if capturing:  # only the graph keeps these copies alive
             self._captured += [call for call in calls if call.gathers or call.scatters]
         else:

@@ -86,7 +86,7 @@ class DeviceSide:
         self._agree(prepared, number, timeout)
         self.transport.open(session)
         limit = check_timeout(session.config.timeout_s if timeout is None else timeout)
-        capturing = arrays.capturing(handle)
+        capturing = self._launches.capturing(handle)
         with self._cupy.cuda.Device(self.transport.device):
             event = self._launch(prepared, handle, limit, async_op, capturing)
         if async_op:
@@ -150,7 +150,7 @@ class DeviceSide:
             for detour in prepared.scatters:
                 detour.scatter(stream)
 
-        return self._launches.put([prepared], stream, launch)
+        return self._launches.put([prepared], stream, capturing, launch)
 
     def check(self) -> None:
         """Raise what has gone wrong on the device since the last look.

@@ -191,13 +191,17 @@ class VirtualRanks:
         self.check()
         spec = prepared[0].spec
         self._connect(spec)
-        call = self._calls.find(spec, pin=arrays.capturing(stream))
+        capturing = self._launches.capturing(stream)
+        call = self._calls.find(spec, pin=capturing)
         ins = pointers(p.in_ptr for p in prepared)
         outs = pointers(p.out_ptr for p in prepared)
         form = blocks, threads, method, nanoseconds(limit), absent, stream
         with self._cupy.cuda.Device(self.device):
             self._launches.put(
-                prepared, stream, lambda: library().call("launch", call, ins, outs, *form)
+                prepared,
+                stream,
+                capturing,
+                lambda: library().call("launch", call, ins, outs, *form),
             )
 
     def _connect(self, spec: CallSpec) -> None:

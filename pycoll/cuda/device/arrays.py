@@ -124,11 +124,6 @@ def stream_of(stream: Any) -> int:
     )
 
 
-def capturing(stream: int) -> bool:
-    """Whether a CUDA graph is made of what is put on a stream."""
-    return bool(cupy().cuda.runtime.streamIsCapturing(stream))
-
-
 def new_like(v: ArrayView, shape: tuple[int, ...]) -> Any:
     """Make an uninitialised array of the caller's own kind, on the same device."""
     if not is_cupy(v.source) and hasattr(v.source, "new_empty"):

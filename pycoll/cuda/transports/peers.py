@@ -165,7 +165,8 @@ class PeerTransport(Transport):
         self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
     ) -> None:
         """See `Transport`."""
-        call = self._calls.find(spec, pin=arrays.capturing(stream))
+        capturing = bool(arrays.cupy().cuda.runtime.streamIsCapturing(stream))
+        call = self._calls.find(spec, pin=capturing)
         ins, outs = pointers([in_pointer]), pointers([out_pointer])
         library().call("launch", call, ins, outs, 0, 0, 0, nanoseconds(limit), 0, stream)
 
