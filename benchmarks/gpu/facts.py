@@ -6,7 +6,7 @@ from common import open_stage
 
 from pycoll.cli.common.machine import describe
 from pycoll.cuda.device.library import library
-from pycoll.cuda.device.probe import parts
+from pycoll.cuda.probe import parts
 
 IPC_EVENTS = 125  # cudaDevAttrIpcEventSupport, which CuPy has no name for
 

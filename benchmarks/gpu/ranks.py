@@ -14,7 +14,7 @@ import numpy as np
 from common import MIB, nonsense, open_stage, same_bits, skip
 
 import pycoll
-from pycoll.cuda.transports.links import wait_for
+from pycoll.cuda.transports.base import wait_for
 from pycoll.cuda.transports.nccl_bindings import find_binding
 
 SIZES = (17, 5003, 300_000)

@@ -31,21 +31,13 @@ def doublings(n: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Adjacent:
-    """The fold of n ranks, seen from some of them.
+    """The fold of n ranks, seen from some of them."""
 
-    Attributes:
-        p: Number of virtual ranks, the largest power of two that is at most n.
-        pairs: Number of pairs, e = n - p.
-        virtual: Virtual rank; that of a spare rank is its partner's.
-        acts: Whether the rank acts for itself or for a pair.
-        spare: Whether it is the odd rank of a pair.
-    """
-
-    p: int
-    pairs: int
-    virtual: Vector
-    acts: Vector
-    spare: Vector
+    p: int  # number of virtual ranks, the largest power of two that is at most n
+    pairs: int  # number of pairs, e = n - p
+    virtual: Vector  # virtual rank; that of a spare rank is its partner's
+    acts: Vector  # whether the rank acts for itself or for a pair
+    spare: Vector  # whether it is the odd rank of a pair
 
     @property
     def distances(self) -> list[int]:

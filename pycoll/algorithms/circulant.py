@@ -2,14 +2,21 @@
 
 Ranks talk to those at distance skip[0] = 1, ..., skip[q] = n, where each skip is half the next one,
 rounded up, and q = ceil(log2 n). n is the world size, m the size of the full vector.
+
+A broadcast or a reduction moves k blocks. In round i of k - 1 + q a rank receives from the one at
+distance skip[i mod q] behind it. The *receive schedule* says which block that is; it repeats every
+q rounds with all block numbers q higher. Within q rounds a rank receives q different blocks, and
+what a peer wants from it has come before.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
+
 from pycoll.algorithms.copies import alone, keep
-from pycoll.schedule.ir import ACC, IN, OUT, TMP, algorithm, at, fold
+from pycoll.schedule.ir import ACC, IN, OUT, TMP, Vector, algorithm, at, fold
 
 
 def skips(n: int) -> list[int]:
@@ -87,3 +94,115 @@ def all_gather(rank, n):
     """
     yield keep(rank, rank)
     yield from _gather(rank, n)
+
+
+def base_block(place: Vector, n: int) -> np.ndarray:
+    """First block that a rank at a distance from the root receives; q for the root.
+
+    It is the smallest skip in the distance written greedily as a sum of skips.
+    """
+    skip = skips(n)
+    rest = np.array(place)
+    block = np.full(rest.shape, len(skip) - 1)
+    for e in reversed(range(len(skip) - 1)):
+        block = np.where(rest >= skip[e], e, block)
+        rest = np.where(rest >= skip[e], rest - skip[e], rest)
+    return block
+
+
+def receive_schedule(place: Vector, n: int) -> np.ndarray:
+    """Find the blocks that ranks receive in a phase of q rounds, in O(log^2 n) vector steps.
+
+    In round j a rank at distance ``place`` from the root (counted as n + place, to allow for those
+    behind the root) receives the base block of a rank x that is at least skip[j] behind it. To find
+    x, walk greedily up from the root by the skips whose block is still free, never reaching the x
+    of the round before, and stop once x is closer than skip[j + 1]. The block is the last skip
+    used.
+
+    Args:
+        place: Distances from the root, any shape.
+        n: World size.
+
+    Returns:
+        ``[q, *place.shape]`` block numbers. All but one are negative: they belong to the phase
+        before. A rank's base block is the one that is not; the root receives nothing.
+    """
+    skip = np.array(skips(n))
+    q = len(skip) - 1
+    base = base_block(place, n)
+    free = np.arange(q + 1).reshape(-1, *[1] * base.ndim) != base
+    bound = np.full(base.shape, 2 * n)
+    blocks = np.empty((q, *base.shape), np.int64)
+    for j in range(q):
+        nearest, next_nearest = n + place - skip[j], n + place - skip[j + 1]
+        x, last = np.zeros_like(base), np.zeros_like(base)
+        for e in reversed(range(q + 1)):
+            go = free[e] & (x <= next_nearest) & (x + skip[e] <= nearest) & (x + skip[e] < bound)
+            x, last = np.where(go, x + skip[e], x), np.where(go, e, last)
+        np.put_along_axis(free, last[None], False, axis=0)
+        bound = x
+        blocks[j] = np.where(last == q, base, last - q)
+    return blocks
+
+
+def _block_rounds(n: int, k: int) -> list[tuple[int, int]]:
+    """List the rounds in order as (j, number to add to the block numbers of round j)."""
+    q = (n - 1).bit_length()
+    if not q:
+        return []
+    skipped = -(k - 1) % q  # so that the last round ends a phase
+    return [(i % q, i - i % q - skipped) for i in range(skipped, skipped + k - 1 + q)]
+
+
+@algorithm("broadcast", "circulant", chunks=lambda n, root, k: k, root=0, k=4)
+def broadcast(rank, n, root, k):
+    """Every rank fetches one block a round, each time from a rank that has had it before.
+
+    Cost: k - 1 + ceil(log2 n) rounds; m bytes per rank, (k - 1 + ceil(log2 n)) / k * m at the root.
+    Source: Träff, "Optimal broadcast schedules in logarithmic time with applications to broadcast,
+    all-broadcast, reduction and all-reduction", arXiv 2312.11236 and 2407.18004.
+    """
+    place = (rank - root) % n
+    blocks = receive_schedule(place, n)
+    skip = skips(n)
+    for j, phase in _block_rounds(n, k):
+        block = np.minimum(blocks[j] + phase, k - 1)
+        busy = (place > 0) & (block >= 0)
+        yield fold(at(rank - skip[j], ACC, block), to=at(rank, OUT, block), where=busy)
+    yield keep(rank, count=k, where=rank == root)
+
+
+@algorithm(
+    "reduce",
+    "circulant",
+    chunks=lambda n, root, k: k,
+    slots=lambda n, root, k: k if n > 1 else 0,
+    root=0,
+    k=4,
+)
+def reduce(rank, n, root, k):
+    """The broadcast run backwards: where a rank sent a block, it adds one that comes back.
+
+    Cost: k - 1 + ceil(log2 n) rounds; m bytes per rank, (k - 1 + ceil(log2 n)) / k * m at the root.
+    Source: Träff, "Optimal broadcast schedules in logarithmic time with applications to broadcast,
+    all-broadcast, reduction and all-reduction", arXiv 2312.11236 and 2407.18004.
+    """
+    yield from alone(rank, n, k)
+    skip = np.array(skips(n))
+    ahead = np.add.outer(skip[:-1], (rank - root) % n) % n  # who receives from a rank in round j
+    blocks = receive_schedule(ahead, n)
+    others, is_root = rank != root, rank == root
+    if n > 1:
+        yield fold(at(rank, IN), to=at(rank, TMP), count=k, where=others)
+    for j, phase in reversed(_block_rounds(n, k)):
+        block = np.minimum(blocks[j, j] + phase, k - 1)
+        busy = (ahead[j] > 0) & (block >= 0)
+        theirs, mine, result = (
+            at(rank + skip[j], TMP, block),
+            at(rank, TMP, block),
+            at(rank, OUT, block),
+        )
+        yield [
+            fold([theirs, mine], to=mine, where=busy & others),
+            fold([theirs, at(rank, ACC, block)], to=result, where=busy & is_root),
+        ]

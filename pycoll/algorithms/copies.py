@@ -10,7 +10,7 @@ from pycoll.schedule.ir import IN, OUT, Fold, Vector, at, fold
 def keep(rank: Vector, chunk: Vector = 0, *, count: int = 1, where: Vector = True) -> Fold:
     """Copy a rank's own input to the same place of its output; in place, nothing moves.
 
-    So it waits for nobody, though peers may be reading that very input: it is not changed.
+    So it waits for no peer, even if peers read that input: it does not change.
     """
     return fold(at(rank, IN, chunk), to=at(rank, OUT, chunk), count=count, where=where)
 

@@ -14,19 +14,12 @@ from pycoll.schedule.ir import ACC, IN, OUT, Vector, algorithm, at, fold
 
 
 class Node(NamedTuple):
-    """A place in the in-order binary tree over the places 0..n-1.
+    """A place in the in-order binary tree over the places 0..n-1."""
 
-    Attributes:
-        depth: Distance from the root, which is at place 0 and has one child.
-        parent: Place of the parent, if depth > 0.
-        left: Place of the child below, if has_left; its subtree lies just below the place.
-        right: Place of the child above, if has_right; its subtree lies just above.
-    """
-
-    depth: Vector
-    parent: Vector
-    left: Vector
-    right: Vector
+    depth: Vector  # distance from the root, which is at place 0 and has one child
+    parent: Vector  # place of the parent, if depth > 0
+    left: Vector  # place of the child below, if has_left; its subtree lies just below the place
+    right: Vector  # place of the child above, if has_right; its subtree lies just above
     has_left: Vector
     has_right: Vector
 

@@ -1,4 +1,4 @@
-"""Pairwise exchange: in round i every rank deals with the one at distance i, and with nobody else.
+"""Pairwise exchange: in round i every rank exchanges data with the one at distance i only.
 
 n is the world size, m the size of the full vector.
 """

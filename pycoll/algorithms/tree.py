@@ -18,7 +18,7 @@ from pycoll.schedule.ir import ACC, IN, OUT, TMP, algorithm, at, fold
 
 @algorithm("broadcast", "binomial", chunks=1, root=0)
 def broadcast(rank, n, root):
-    """In each round everybody who has the vector serves one rank that has not.
+    """In each round every rank that has the vector sends it to one that has not.
 
     Cost: ceil(log2 n) rounds; m bytes per rank, m ceil(log2 n) at the root.
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in

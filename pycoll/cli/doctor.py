@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pycoll.cli import installed_version
 from pycoll.config import tuning_path
-from pycoll.cuda.device.probe import parts
+from pycoll.cuda.probe import parts
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.startup.bootstrap import make_memfd
 

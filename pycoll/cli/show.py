@@ -20,8 +20,7 @@ from pycoll.schedule.language.formula import evaluate, stated
 from pycoll.schedule.language.promise import Promise
 from pycoll.schedule.lowering.compile import peer_plan, peer_plans
 from pycoll.schedule.lowering.plan import Plan
-from pycoll.schedule.pictures.draw import drawn
-from pycoll.schedule.pictures.transfers import as_text
+from pycoll.schedule.pictures import as_text, drawn
 
 _INTRODUCTION = """\
 # Algorithms

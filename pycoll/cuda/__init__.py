@@ -1,24 +1,30 @@
 """Arrays on CUDA devices: kernels over peer memory, NCCL, virtual ranks; see docs/cuda.md.
 
-Nothing of CUDA is loaded before it is needed. `pycoll.init` and `pycoll.virtual_ranks` are the ways
-in; `missing` tells what a machine lacks.
+Nothing of CUDA is loaded before it is needed. `pycoll.init` and `pycoll.virtual_ranks` make what
+uses it; `missing` tells what a machine lacks. Each folder uses those named before it: `device`,
+`transports`, `calls`. Read `calls.side` first.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pycoll.cuda.device.probe import missing
-
 if TYPE_CHECKING:
     from pycoll.runtime.sessions.session import Session
 
 
 def open_device(session: Session) -> Any:
-    """Make a rank's side of calls on device arrays; see `pycoll.cuda.transports.open.open_side`."""
-    from pycoll.cuda.transports.open import open_side  # only now, as most programs never need it
+    """Make a rank's side of calls on device arrays; see `pycoll.cuda.calls.side.open_side`."""
+    from pycoll.cuda.calls.side import open_side  # only now, as most programs never need it
 
     return open_side(session)
+
+
+def missing() -> list[str]:
+    """Return what is missing for arrays on CUDA devices, one line each; empty if they work."""
+    from pycoll.cuda.probe import parts  # likewise
+
+    return [f"{part.name}: {part.found} {part.fix}" for part in parts() if part.fix]
 
 
 __all__ = ["missing", "open_device"]

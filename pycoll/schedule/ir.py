@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ScheduleError
-from pycoll.schedule.language.blame import asking, suspended
+from pycoll.schedule.language.author_errors import author_errors, current_line
 from pycoll.schedule.language.collectives import order_of
 from pycoll.schedule.language.pieces import ACC, IN, OUT, TMP, Buffer, Fold, Piece, Vector, at, fold
 
@@ -97,7 +97,7 @@ class Algorithm:
         """
         if n < 1:
             return False
-        with asking(f"{self.collective}/{self.name}: worlds({n})", self.worlds):
+        with author_errors(f"{self.collective}/{self.name}: worlds({n})", self.worlds):
             return bool(self.worlds(n))
 
     def schedule(self, n: int, **params: Any) -> Schedule:
@@ -115,13 +115,6 @@ class Algorithm:
         if not self.works_for(n):
             raise ScheduleError(f"{self.collective}/{self.name} is not defined for {n} ranks")
         return Schedule(self, n, {**self.params, **params})
-
-
-def _name_of(rounds: Any) -> str:
-    name = getattr(rounds, "__name__", None)
-    if name is None:
-        raise ScheduleError(f"{rounds!r} has no name: expected a generator function, or a name")
-    return str(name)
 
 
 def algorithm(
@@ -159,9 +152,11 @@ def algorithm(
         return (lambda n, **_: n) if value is None else (lambda n, **_: value)
 
     def decorate(rounds: Callable[..., Iterator[Round]]) -> Algorithm:
+        if not name and not hasattr(rounds, "__name__"):
+            raise ScheduleError(f"{rounds!r} has no name: expected a generator function, or a name")
         return Algorithm(
             collective=collective,
-            name=name or _name_of(rounds),
+            name=name or str(rounds.__name__),
             rounds=rounds,
             chunks=as_function(chunks),
             slots=as_function(slots),
@@ -202,7 +197,7 @@ class Schedule:
         return self._number("slots", self.algorithm.slots)
 
     def _number(self, what: str, function: ChunkCount) -> int:
-        with asking(f"{self}: the number of {what}", function):
+        with author_errors(f"{self}: the number of {what}", function):
             found = operator.index(function(self.n, **self.params))
         if found < 0:
             raise ScheduleError(f"{self}: the number of {what} is {found}")
@@ -227,25 +222,25 @@ class Schedule:
         `MAX_LINES` folds or rounds.
         """
         lines, number, function = 0, 0, self.algorithm.rounds
-        with asking(self, function):
+        with author_errors(self, function):
             found = function(rank, self.n, **self.params)
             if not isinstance(found, Iterator):
                 raise ScheduleError(f"gives {found!r} in place of rounds: it must yield folds")
         while True:
-            with asking(self, function):
+            with author_errors(self, function):
                 folds = next(found, _END)
             if folds is _END:
                 return
             group = [folds] if isinstance(folds, Fold) else folds
             if not isinstance(group, (list, tuple)) or not all(isinstance(f, Fold) for f in group):
                 raise ScheduleError(
-                    f"{self}: {suspended(found)}round {number} is {folds!r}, expected a fold or a "
-                    f"list of folds"
+                    f"{self}: {current_line(found)}round {number} is {folds!r}, "
+                    "expected a fold or a list of folds"
                 )
             number, lines = number + 1, lines + len(group)
             if lines > MAX_LINES or number > MAX_LINES:
                 raise ScheduleError(
-                    f"{self}: {suspended(found)}more than {MAX_LINES} folds or rounds"
+                    f"{self}: {current_line(found)}more than {MAX_LINES} folds or rounds"
                 )
             yield list(group)
 
@@ -258,7 +253,7 @@ class Schedule:
         """Whether every piece moves in the same round, so that nothing is passed on."""
         everyone, found = self.all_ranks(), 0
         for folds in self.rounds(everyone):
-            pieces = [p for f in folds for p in (*f.srcs, *f.dsts)]
+            pieces = [p for f in folds for p in f.pieces]
             found += any(np.any((np.asarray(p.rank) - everyone) % self.n) for p in pieces)
             if found > 1:
                 return False

@@ -14,6 +14,7 @@ import numpy as np
 
 from pycoll.schedule.ir import ACC, IN, OUT, TMP
 from pycoll.schedule.language.collectives import COLLECTIVES
+from schedule.promises import inputs, outputs
 
 
 class Wrong(Exception):
@@ -88,8 +89,8 @@ class Machine:
         self.schedule, self.n, self.chunks = schedule, schedule.n, schedule.chunks
         self.alias = {IN: OUT if in_place else IN, OUT: OUT, TMP: TMP}
         spec = COLLECTIVES[schedule.collective]
-        self.inputs = set(spec.inputs(self.n, self.chunks, schedule.root))
-        self.outputs = {(r, c) for r, c, _ in spec.outputs(self.n, self.chunks, schedule.root)}
+        self.inputs = set(inputs(spec, self.n, self.chunks, schedule.root))
+        self.outputs = {(r, c) for r, c, _ in outputs(spec, self.n, self.chunks, schedule.root)}
         self.memory = {(r, self.alias[IN], c): (c, r) for r, c in self.inputs}
         self.written = set()
         self.result = Outcome(Trees(self.n), {}, moved=[0] * self.n)
@@ -188,7 +189,7 @@ def run(schedule, in_place=False):
         except Wrong as error:
             raise Wrong(f"{schedule} in_place={in_place}, round {number}: {error}") from None
     spec = COLLECTIVES[schedule.collective]
-    for rank, chunk, wanted in spec.outputs(schedule.n, machine.chunks, schedule.root):
+    for rank, chunk, wanted in outputs(spec, schedule.n, machine.chunks, schedule.root):
         value = machine.memory.get((rank, OUT, chunk))
         result.out[rank, chunk] = value
         mask = sum(1 << source for source, _ in wanted)

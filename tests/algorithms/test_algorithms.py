@@ -63,10 +63,10 @@ def written_out(schedule, ranks):
     for number, folds in enumerate(schedule.rounds(ranks)):
         for f in folds:
             arity = number, len(f.srcs), len(f.dsts), f.tree
-            buffers = [piece.buffer for piece in (*f.srcs, *f.dsts)]
+            buffers = [piece.buffer for piece in f.pieces]
             count = np.broadcast_to(f.count, width) * np.broadcast_to(f.where, width)
             columns = [count]
-            for piece in (*f.srcs, *f.dsts):
+            for piece in f.pieces:
                 columns += [np.broadcast_to(piece.rank, width), np.broadcast_to(piece.chunk, width)]
             rows.append((arity, buffers, np.stack(columns)))
     return rows

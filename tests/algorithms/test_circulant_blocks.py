@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from pycoll.algorithms.circulant import skips
-from pycoll.algorithms.circulant_blocks import base_block, receive_schedule
+from pycoll.algorithms.circulant import base_block, receive_schedule, skips
 
 
 def test_skips_halve():

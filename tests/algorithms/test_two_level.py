@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from algorithms.reference import run
+from algorithms.two_level_product import product
 from pycoll.algorithms import find
 from pycoll.algorithms.two_level.plans import PLANS
-from pycoll.algorithms.two_level.product import product
 from pycoll.algorithms.two_level.stages import Hosts
 from pycoll.runtime.selection.select import select
 from pycoll.runtime.selection.topology import Topology
@@ -52,7 +52,7 @@ def schedule_of(collective, hosts, nbytes=1 << 20):
 
 def sent(schedule, of):
     """Return the chunks that leave each host."""
-    table = build_table(schedule, schedule.all_ranks())
+    table = build_table(schedule)
     of = np.array(of)
     owner = of[table.owner[table.unit]]
     away = owner != of[table.rank]

@@ -10,7 +10,7 @@ from pycoll.cli import main
 from pycoll.cli.show import algorithms_page
 from pycoll.runtime.selection.rules import RULES
 from pycoll.schedule.lowering.compile import peer_plan
-from pycoll.schedule.pictures.transfers import as_text
+from pycoll.schedule.pictures import as_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 

@@ -8,11 +8,10 @@ import pytest
 
 from cuda import host_cupy
 from pycoll.cuda import missing
-from pycoll.cuda.calls import launch, virtual
+from pycoll.cuda.calls import side, virtual
 from pycoll.cuda.device import arrays, heap, optim
 from pycoll.cuda.device.library import Library
-from pycoll.cuda.transports import nccl, peers, transport
-from pycoll.cuda.transports import open as opening
+from pycoll.cuda.transports import bound_calls, nccl, peers
 
 BUILD = Path(__file__).with_name("host") / "build.sh"
 GPU = BUILD.parents[3] / "benchmarks/gpu"
@@ -74,7 +73,7 @@ def host_library_path():
 def host_kernels(monkeypatch, host_library_path):
     """Put that library and host memory in the place of a device and CuPy; yield the library."""
     host = HostLibrary(host_library_path)
-    for module in (arrays, heap, launch, nccl, opening, optim, peers, transport, virtual):
+    for module in (arrays, heap, nccl, optim, peers, side, bound_calls, virtual):
         monkeypatch.setattr(module, "library", lambda: host)
     monkeypatch.setitem(sys.modules, "cupy", host_cupy.cupy_module())
     before = host.misaligned()

@@ -160,20 +160,14 @@ class NumpyDevice:
     def copy(self, dst, src, nbytes, stream):
         ctypes.memmove(dst, src, nbytes)
 
-    def fold(self, dtype, op, step, srcs, dsts, stream):
+    def fold(self, dtype, op, srcs, dsts, count, tree, scale_n, stream):
         kind = oracle.dtype(DType(dtype).name.lower())
-        parts = [at(src, step.count, kind).copy() for src in srcs]
+        parts = [at(src, count, kind).copy() for src in srcs]
         wide = np.float32 if kind.itemsize == 2 and kind.name.endswith("float16") else kind
-        shape = oracle.tree if step.tree else oracle.serial
+        shape = oracle.tree if tree else oracle.serial
         with np.errstate(all="ignore"):
             name = ReduceOp(op).name.lower()
             total = shape([np.asarray(part, wide) for part in parts], oracle.UFUNCS[name])
-            total = oracle.divide(total, step.scale_n) if step.scale_n else total
+            total = oracle.divide(total, scale_n) if scale_n else total
         for dst in dsts:
-            at(dst, step.count, kind)[:] = np.asarray(total).astype(kind)
-
-    def scale(self, dtype, pointer, count, n, stream):
-        kind = oracle.dtype(DType(dtype).name.lower())
-        data = at(pointer, count, kind)
-        wide = np.float32 if kind.itemsize == 2 and kind.name.endswith("float16") else kind
-        data[:] = oracle.divide(np.asarray(data, wide), n).astype(kind)
+            at(dst, count, kind)[:] = np.asarray(total).astype(kind)

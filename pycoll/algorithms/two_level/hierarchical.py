@@ -8,13 +8,14 @@ the groups the shares are gathered. m is the size of the full vector.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial, update_wrapper
 
 from pycoll.algorithms import direct, halving_doubling, ring
 from pycoll.errors import ScheduleError
-from pycoll.schedule.ir import IN, OUT, TMP, Algorithm, Fold, Piece, Schedule, Vector, algorithm, at
+from pycoll.schedule.ir import IN, OUT, TMP, Algorithm, algorithm, at
+
+_SCATTER, _GATHER = direct.reduce_scatter[0], direct.all_gather_push  # inside the groups
 
 
 def group_size(n: int, local: int, allowed: Callable[[int], bool]) -> int:
@@ -37,23 +38,7 @@ def group_size(n: int, local: int, allowed: Callable[[int], bool]) -> int:
     return local
 
 
-def _rounds(
-    schedule: Schedule, rank: Vector, place: Callable[[Piece], Piece], share: int
-) -> Iterator[list[Fold]]:
-    """Run a schedule in another place, with ``share`` chunks for each of its own."""
-    for folds in schedule.rounds(rank):
-        yield [
-            replace(
-                f,
-                srcs=tuple(map(place, f.srcs)),
-                dsts=tuple(map(place, f.dsts)),
-                count=f.count * share,
-            )
-            for f in folds
-        ]
-
-
-def _rounds_of_product(rank, n, local, *, scatter, across, gather, allowed):
+def _rounds(rank, n, local, *, across, allowed):
     """Reduce-scatter inside groups of ``local`` ranks, all-reduce across, all-gather inside.
 
     Cost: rounds of the three; bytes per rank 2 (local - 1) / local * m, and those of the
@@ -76,27 +61,26 @@ def _rounds_of_product(rank, n, local, *, scatter, across, gather, allowed):
             return at(peer, TMP, piece.chunk)
         return at(peer, OUT, me * share + piece.chunk % share)
 
-    yield from _rounds(scatter.schedule(local), me, inside, share)
-    yield from _rounds(outer, group, between, 1)
-    yield from _rounds(gather.schedule(local), me, lambda p: inside(p, OUT), share)
+    for folds in _SCATTER.schedule(local).rounds(me):
+        yield [f.placed(inside, share) for f in folds]
+    for folds in outer.rounds(group):
+        yield [f.placed(between) for f in folds]
+    for folds in _GATHER.schedule(local).rounds(me):
+        yield [f.placed(lambda piece: inside(piece, OUT), share) for f in folds]
 
 
-def product(
+def _product(
     name: str,
-    scatter: Algorithm,
     across: Algorithm,
-    gather: Algorithm,
     *,
     order: str = "any",
     allowed: Callable[[int], bool] = lambda size: True,
 ) -> Algorithm:
-    """Compose an all-reduce of three algorithms that work in place.
+    """Compose an all-reduce.
 
     Args:
         name: Name of the composition.
-        scatter: Reduce-scatter inside the groups, with one chunk for each rank.
-        across: All-reduce across the groups, in which no fold wraps around the last chunk.
-        gather: All-gather inside the groups, with one chunk for each rank.
+        across: All-reduce across the groups, in place, where no fold wraps around the last chunk.
         order: Reduction order of the whole.
         allowed: Tells which group sizes are allowed.
     """
@@ -108,11 +92,10 @@ def product(
     def slots(n, local):
         local = group_size(n, local, allowed)
         outer = across.schedule(n // local)
-        inner = max(scatter.schedule(local).slots, gather.schedule(local).slots)
+        inner = max(_SCATTER.schedule(local).slots, _GATHER.schedule(local).slots)
         return max(inner * outer.chunks, outer.slots)
 
-    parts = {"scatter": scatter, "across": across, "gather": gather, "allowed": allowed}
-    rounds = update_wrapper(partial(_rounds_of_product, **parts), _rounds_of_product)
+    rounds = update_wrapper(partial(_rounds, across=across, allowed=allowed), _rounds)
     return algorithm(
         "all_reduce",
         name,
@@ -124,26 +107,11 @@ def product(
     )(rounds)
 
 
-hierarchical = product(
-    "hierarchical",
-    direct.reduce_scatter[0],
-    halving_doubling.all_reduce,
-    direct.all_gather_push,
-)
-
-# Trees nest: with groups of 2, 4, 8, ... ranks the whole has the in-order tree.
-hierarchical_tree = product(
+hierarchical = _product("hierarchical", halving_doubling.all_reduce)
+hierarchical_ring = _product("hierarchical_ring", ring.all_reduce)
+hierarchical_tree = _product(  # trees nest: groups of 2, 4, 8, ... ranks give the in-order tree
     "hierarchical_tree",
-    direct.reduce_scatter[0],
     halving_doubling.all_reduce,
-    direct.all_gather_push,
     order="tree",
     allowed=lambda size: size & (size - 1) == 0,
-)
-
-hierarchical_ring = product(
-    "hierarchical_ring",
-    direct.reduce_scatter[0],
-    ring.all_reduce,
-    direct.all_gather_push,
 )

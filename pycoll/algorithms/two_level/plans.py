@@ -17,7 +17,6 @@ from pycoll.algorithms.two_level.stages import (
     across_stage,
     fetch_stage,
     fold_stage,
-    to_all,
 )
 from pycoll.schedule.ir import IN, OUT, TMP, Algorithm, Buffer
 
@@ -56,7 +55,7 @@ def all_reduce(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
     places, stage, chunks = _whole(hosts, across, params, OUT, OUT)
     before = fold_stage(hosts, places, OUT)
     items = (
-        (owner, place, to_all(group, place))
+        (owner, place, dict.fromkeys(group, place))
         for host, group in enumerate(hosts.groups)
         for owner, place in _columns_of(hosts, places, host)
     )
@@ -95,7 +94,7 @@ def broadcast(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
     )
     before = fetch_stage(hosts, first, IN, OUT)
     items = (
-        (owner, place, to_all(group, place))
+        (owner, place, dict.fromkeys(group, place))
         for host, group in enumerate(hosts.groups)
         for owner, place in _columns_of(hosts, places, host)
     )
@@ -108,7 +107,7 @@ def all_gather(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
     Cost: (H - 1) p b out of every host, if the algorithm between hosts sends no more.
     """
     size = hosts.depth
-    own = ((r, r, to_all(hosts.groups[h], r)) for r, h in enumerate(hosts.of))
+    own = ((r, r, dict.fromkeys(hosts.groups[h], r)) for r, h in enumerate(hosts.of))
     before = fetch_stage(hosts, own, IN, OUT)
     stage = across_stage(hosts, across, params, size, hosts.count * size, OUT, OUT)
     for column, team in enumerate(hosts.teams()):
@@ -117,7 +116,7 @@ def all_gather(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
                 stage.gives[owner, host * size + t] = rank
                 stage.takes[list(team), host * size + t] = rank
     items = (
-        (hosts.owner(here, column), rank, to_all(group, rank))
+        (hosts.owner(here, column), rank, dict.fromkeys(group, rank))
         for here, group in enumerate(hosts.groups)
         for there in range(hosts.count)
         for column in range(hosts.columns)
@@ -210,7 +209,7 @@ def gather(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
             if host != home:
                 stage.gives[leader, host * size + i] = i
                 stage.takes[hosts.root, host * size + i] = rank
-    before = fetch_stage(hosts, items, IN, TMP, root_target=OUT)
+    before = replace(fetch_stage(hosts, items, IN, TMP), target=hosts.buffers(TMP, at_root=OUT))
     return TwoLevels(before, stage, None, fetch_stage(hosts, (), OUT, OUT), hosts.n, size)
 
 
@@ -220,8 +219,7 @@ def scatter(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
     Cost: p b into every host but the root's.
     """
     home, size = hosts.of[hosts.root], hosts.most
-    stage = across_stage(hosts, across, params, size, hosts.count * size, TMP, TMP)
-    stage = replace(stage, source=(IN,) * hosts.n)
+    stage = across_stage(hosts, across, params, size, hosts.count * size, IN, TMP)
     items: list[Item] = []
     for host, group in enumerate(hosts.groups):
         leader = hosts.owner(host, 0)
@@ -230,21 +228,12 @@ def scatter(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
             if host != home:
                 stage.gives[hosts.root, host * size + i] = rank
                 stage.takes[leader, host * size + i] = i
-    after = fetch_stage(hosts, items, TMP, OUT, root_source=IN)
+    after = replace(fetch_stage(hosts, items, TMP, OUT), source=hosts.buffers(TMP, at_root=IN))
     before = fetch_stage(hosts, (), OUT, OUT)
     return TwoLevels(before, stage, None, after, hosts.n, size)
 
 
+_PLANS = all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather, scatter
 PLANS: dict[str, Callable[[Hosts, Algorithm, Params], TwoLevels]] = {
-    plan.__name__: plan
-    for plan in (
-        all_reduce,
-        reduce,
-        broadcast,
-        all_gather,
-        reduce_scatter,
-        all_to_all,
-        gather,
-        scatter,
-    )
+    plan.__name__: plan for plan in _PLANS
 }

@@ -34,62 +34,40 @@ Item = tuple[int, int, dict[int, int]]  # holder, place there, place for each ra
 
 @dataclass(frozen=True)
 class Stage:
-    """An algorithm on teams of ranks, and where its chunks lie.
+    """An algorithm on teams of ranks, and where its chunks lie."""
 
-    Attributes:
-        teams: Ranks that run it together; no rank is in two teams.
-        algorithm: What they run.
-        params: Its parameters; ranks are counted within the team.
-        share: Chunks here for each chunk of the algorithm.
-        gives, takes: ``[n, chunks]`` place of each chunk in the rank's source and target, or NONE.
-        source, target: ``[n]`` buffer of each rank. A place is a chunk of the whole vector, or in
-            TMP a slot.
-    """
-
-    teams: tuple[tuple[int, ...], ...]
-    algorithm: Algorithm
-    params: dict[str, int]
-    share: int
+    teams: tuple[tuple[int, ...], ...]  # ranks that run it together; no rank is in two teams
+    algorithm: Algorithm  # what they run
+    params: dict[str, int]  # its parameters; ranks are counted within the team
+    share: int  # chunks here for each chunk of the algorithm
+    # gives, takes: ``[n, chunks]`` place of each chunk in the rank's source and target, or NONE
     gives: np.ndarray
     takes: np.ndarray
+    # source, target: ``[n]`` buffer of each rank. A place is a chunk of the whole vector, or in
+    # TMP a slot.
     source: tuple[Buffer, ...]
     target: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True)
 class TwoLevels:
-    """The stages of a call.
+    """The stages of a call."""
 
-    Attributes:
-        before: Inside hosts; every rank takes part, if only to show that it makes this call.
-        across: Between hosts; only owners take part.
-        between: Inside hosts, meanwhile; or None.
-        after: Inside hosts.
-        chunks: Chunks of the whole vector.
-        slots: Slots of scratch memory of each rank.
-    """
-
-    before: Stage
-    across: Stage
-    between: Stage | None
-    after: Stage
-    chunks: int
-    slots: int
+    before: Stage  # inside hosts; every rank takes part, if only to show that it makes this call
+    across: Stage  # between hosts; only owners take part
+    between: Stage | None  # inside hosts, meanwhile; or None
+    after: Stage  # inside hosts
+    chunks: int  # chunks of the whole vector
+    slots: int  # slots of scratch memory of each rank
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """Which rank is where.
+    """Which rank is where."""
 
-    Attributes:
-        of: Number of the host of each rank, counted from 0 in rank order.
-        columns: Number of columns, at most the smallest number of ranks of a host.
-        root: Rank that owns column 0 on its host.
-    """
-
-    of: tuple[int, ...]
-    columns: int = 1
-    root: int = 0
+    of: tuple[int, ...]  # number of the host of each rank, counted from 0 in rank order
+    columns: int = 1  # number of columns, at most the smallest number of ranks of a host
+    root: int = 0  # rank that owns column 0 on its host
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -127,6 +105,11 @@ class Hosts:
         """Whether every rank owns a column."""
         return all(len(group) == self.columns for group in self.groups)
 
+    def buffers(self, usual: Buffer, at_root: Buffer | None = None) -> tuple[Buffer, ...]:
+        """Return the buffer that each rank uses; the root may use another one."""
+        root = usual if at_root is None else at_root
+        return tuple(root if rank == self.root else usual for rank in range(self.n))
+
     def owner(self, host: int, column: int) -> int:
         """Return who owns a column on a host."""
         return self.ordered[host][column]
@@ -159,29 +142,12 @@ def fold_stage(hosts: Hosts, places: Callable[[int], Sequence[int]], target: Buf
             gives[list(group), at] = mine
             slots = np.where(mine == NONE, NONE, np.arange(len(mine)))
             takes[owner, at] = mine if target == OUT else slots
-    everyone = (IN,) * hosts.n, (target,) * hosts.n
-    algorithm = direct.reduce_scatter[0]
-    return Stage(hosts.groups, algorithm, {}, share, gives, takes, *everyone)
+    ends = hosts.buffers(IN), hosts.buffers(target)
+    return Stage(hosts.groups, direct.reduce_scatter[0], {}, share, gives, takes, *ends)
 
 
-def fetch_stage(
-    hosts: Hosts,
-    items: Iterable[Item],
-    source: Buffer,
-    target: Buffer,
-    root_source: Buffer | None = None,
-    root_target: Buffer | None = None,
-) -> Stage:
-    """Let the ranks of every host take what others of the host hold.
-
-    Args:
-        hosts: Who is where.
-        items: What is taken.
-        source: Where it lies.
-        target: Where it goes.
-        root_source: Where it lies on the root, if elsewhere.
-        root_target: Where it goes on the root, if elsewhere.
-    """
+def fetch_stage(hosts: Hosts, items: Iterable[Item], source: Buffer, target: Buffer) -> Stage:
+    """Let the ranks of every host take items from the source of others to their target."""
     held: list[list[Item]] = [[] for _ in hosts.of]
     for item in items:
         held[item[0]].append(item)
@@ -194,10 +160,7 @@ def fetch_stage(
                 gives[holder, i * share + t] = place
                 for taker, wanted in takers.items():
                     takes[taker, i * share + t] = wanted
-    ends = []
-    for usual, special in ((source, root_source), (target, root_target)):
-        root = usual if special is None else special
-        ends.append(tuple(root if r == hosts.root else usual for r in range(hosts.n)))
+    ends = hosts.buffers(source), hosts.buffers(target)
     return Stage(hosts.groups, direct.all_gather_pull, {}, share, gives, takes, *ends)
 
 
@@ -211,15 +174,9 @@ def across_stage(
     target: Buffer,
 ) -> Stage:
     """Make the stage between hosts, with empty tables of ``chunks`` entries."""
-    shape = hosts.n, chunks
-    ends = (source,) * hosts.n, (target,) * hosts.n
-    tables = np.full(shape, NONE), np.full(shape, NONE)
+    tables = np.full((hosts.n, chunks), NONE), np.full((hosts.n, chunks), NONE)
+    ends = hosts.buffers(source), hosts.buffers(target)
     return Stage(hosts.teams(), algorithm, params, share, *tables, *ends)
-
-
-def to_all(group: Sequence[int], place: int) -> dict[int, int]:
-    """Say that all ranks of a group take something to the same place."""
-    return dict.fromkeys(group, place)
 
 
 def refined(algorithm: Algorithm, share: int) -> Algorithm:
@@ -232,15 +189,7 @@ def refined(algorithm: Algorithm, share: int) -> Algorithm:
 
     def rounds(rank: Any, n: int, **params: Any) -> Iterator[list[Fold]]:
         for folds in algorithm.schedule(n, **params).rounds(rank):
-            yield [
-                replace(
-                    f,
-                    srcs=tuple(map(finer, f.srcs)),
-                    dsts=tuple(map(finer, f.dsts)),
-                    count=f.count * share,
-                )
-                for f in folds
-            ]
+            yield [f.placed(finer, share) for f in folds]
 
     return replace(
         algorithm,

@@ -10,7 +10,7 @@ from pycoll.cli.common.files import check_drawing, put
 from pycoll.cli.measure.bench_report import sized
 from pycoll.cli.measure.bench_time import Row
 from pycoll.errors import ArgumentError
-from pycoll.schedule.pictures.draw import saved
+from pycoll.schedule.pictures import saved
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,5 +1,6 @@
 """Collectives on device arrays: prepared, launched on a stream, waited for.
 
-`side` is one rank's part in a communicator, `virtual` the ranks of one device, `program` and
-`executor` run plans of messages. Uses `device` and `transports`. Read `side` first.
+`side` is one rank's part in a communicator, `virtual` the ranks of one device; `prepare` turns
+arguments into calls, `in_order` keeps launches in order. Uses `device` and `transports`. Read
+`side` first.
 """

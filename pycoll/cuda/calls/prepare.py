@@ -6,12 +6,14 @@ algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cuda.device import arrays
+from pycoll.cuda.transports.nccl_bindings import NATIVE
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView
 from pycoll.runtime.calls.descriptors import algorithm_number
@@ -25,48 +27,32 @@ from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import ReduceOp
 
-NATIVE = "native"
 _SMALL_BYTES = 64 << 10
-
-
-class _Row(NamedTuple):
-    """Algorithms for small and for large vectors, the first that gives the order is taken."""
-
-    small: tuple[str, ...]
-    large: tuple[str, ...]
-
-
-_SUMS = ("direct", "direct_rank")
-_RULES = {
-    "all_reduce": _Row(("one_shot", "one_shot_rank"), ("two_shot_push", "two_shot_push_rank")),
-    "reduce_scatter": _Row(_SUMS, _SUMS),
-    "reduce": _Row(_SUMS, _SUMS),
-    "all_gather": _Row(("direct_push",), ("direct_push",)),
-    **{name: _Row(("direct",), ("direct",)) for name in ("broadcast", "gather", "scatter")},
-    "all_to_all": _Row(("direct",), ("direct",)),
+_SMALL_ALL_REDUCE = ("one_shot", "one_shot_rank")
+_ALGORITHMS = {
+    "all_reduce": ("two_shot_push", "two_shot_push_rank"),
+    "reduce_scatter": ("direct", "direct_rank"),
+    "reduce": ("direct", "direct_rank"),
+    "all_gather": ("direct_push",),
 }
-"""For ranks that reach each other's memory; messages go by the table of the host."""
+"""Where ranks reach each other's memory, the first that gives the order; elsewhere ``direct``."""
 
 
 @dataclass
 class DevicePlans:
-    """Stands where a cache of plans does: a transport compiles them when it launches.
+    """Takes the place of the cache of plans: a transport compiles them when it launches."""
 
-    Attributes:
-        rank, world_size: Of the caller.
-        messages: Ranks send messages; otherwise they reach each other's memory.
-    """
-
+    # rank, world_size: of the caller
     rank: int
     world_size: int
-    messages: bool
+    messages: bool  # ranks send messages; otherwise they reach each other's memory
 
     def bind(self, spec: CallSpec) -> CallSpec:
         """Return the call itself."""
         return spec
 
     def known(self, key: tuple, make: Callable[[], Any]) -> Any:
-        """Make it: what is chosen depends on more than the key."""
+        """Make it anew: the choice depends on more than the key."""
         return make()
 
 
@@ -81,46 +67,11 @@ def number_of(spec: CallSpec, world_size: int, messages: bool) -> int:
     return compile_plans(spec, world_size, [], messages)[1]
 
 
-class AnyMemory:
-    """All memory of the device: what ranks in one process reach without doing anything."""
-
-    def empty(self, shape: Any, dtype: Any) -> Any:
-        """Make an array that peers reach."""
-        return arrays.cupy().empty(shape, dtype)
-
-    def holds(self, v: ArrayView) -> bool:
-        """Tell that peers reach it."""
-        return True
-
-    def has(self, v: ArrayView) -> bool:
-        """Tell that on devices no call reads inputs alone where they are."""
-        return False
-
-    def mirror(self, v: ArrayView) -> None:
-        """Return None: nothing lies elsewhere."""
-
-    def reach(self, v: ArrayView) -> None:
-        """Return None: peers write an array where it is."""
-
-
-class NoMemory(AnyMemory):
-    """What ranks that send messages reach of each other."""
-
-    def holds(self, v: ArrayView) -> bool:
-        """Tell that peers reach nothing."""
-        return False
-
-
 class InputCopy(NamedTuple):
-    """A call works on a copy of its input.
+    """A call works on a copy of its input."""
 
-    Attributes:
-        address: Of the copy.
-        given: What it is a copy of.
-    """
-
-    address: int
-    given: ArrayView
+    address: int  # of the copy
+    given: ArrayView  # what it is a copy of
 
     @property
     def repeatable(self) -> bool:
@@ -182,20 +133,13 @@ class DeviceCaller(Caller):
     def _choose(
         self, request: Request, op: ReduceOp, count: int, typed: ArrayView, reach: dict[str, bool]
     ) -> Choice:
-        wish = Wish(
-            request.collective,
-            count * typed.array.itemsize,
-            self.plans.world_size,
-            request.order or "",
-            typed.dtype if COLLECTIVES[request.collective].reduces else None,
-            op,
-            **reach,
-            in_place=self.in_place,
-            messages=self.plans.messages,
-        )
+        promise, nbytes = COLLECTIVES[request.collective], count * typed.array.itemsize
+        dtype = typed.dtype if promise.reduces else None
+        what = request.collective, nbytes, self.plans.world_size, request.order or "", dtype, op
+        wish = Wish(*what, **reach, in_place=self.in_place, messages=self.plans.messages)
         choice = choose(wish, request.algorithm)
-        transposes = COLLECTIVES[request.collective].transposes  # then x is copied by `_untangle`
-        wish = replace(wish, in_place=not transposes)  # on some rank, without the others knowing
+        # Some rank may work in place, unknown to the others; `_untangle` copies what transposes.
+        wish = replace(wish, in_place=not promise.transposes)
         reached = self.always_direct or wish.may_be_direct(choice.algorithm)
         direct = reached and not self.plans.messages
         return replace(choice, direct=direct)
@@ -213,20 +157,16 @@ def choose(wish: Wish, algorithm: str | Algorithm | None) -> Choice:
     """
     if algorithm == NATIVE:
         return _native(wish)
-    options = {
-        "order": wish.order or None,
-        "dtype": wish.dtype,
-        "op": wish.op,
-        "direct": wish.direct,
-        "messages": wish.messages,
-    }
+    names = ("dtype", "op", "direct", "messages")
+    options = {"order": wish.order or None, **{name: getattr(wish, name) for name in names}}
     known = wish.collective, wish.nbytes, wish.n
     if algorithm is not None or wish.messages:
         return select(*known, algorithm=algorithm, **options)
     if COLLECTIVES[wish.collective].reduces:
         options["order"] = wish.order or "tree"
-    row = _RULES[wish.collective]
-    names = row.small if wish.nbytes <= _SMALL_BYTES and not wish.in_place else row.large
+    small = wish.nbytes <= _SMALL_BYTES and not wish.in_place
+    names = _ALGORITHMS.get(wish.collective, ("direct",))
+    names = _SMALL_ALL_REDUCE if small and wish.collective == "all_reduce" else names
     for name in names[:-1]:
         try:
             return select(*known, algorithm=name, **options)
@@ -243,17 +183,14 @@ def _native(wish: Wish) -> Choice:
         )
     if wish.order not in ("", "any"):
         raise ArgumentError(f"order={wish.order!r}: NCCL's own collectives promise no order")
-    algorithm = Algorithm(wish.collective, NATIVE, _no_rounds, _one, _none, "any", True, True)
+    algorithm = _native_algorithm(wish.collective)
     return Choice(algorithm, {}, False, "any", "asked for by name", wish, Machine())
 
 
-def _no_rounds(rank: Any, n: int) -> Iterator[Any]:
-    return iter(())
-
-
-def _one(n: int) -> int:
-    return 1
-
-
-def _none(n: int) -> int:
-    return 0
+@functools.cache
+def _native_algorithm(collective: str) -> Algorithm:
+    """NCCL's own collective, as if it were an algorithm: its rounds are unknown."""
+    functions = {"rounds": lambda rank, n: iter(()), "chunks": lambda n: 1, "slots": lambda n: 0}
+    return Algorithm(
+        collective, NATIVE, **functions, order="any", in_place=True, in_place_staged=True
+    )

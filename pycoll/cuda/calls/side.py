@@ -7,43 +7,65 @@ before anything runs on a device; what the device does afterwards is asynchronou
 
 from __future__ import annotations
 
-from collections import deque
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from pycoll.cuda.calls.in_order import LaunchOrder
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans, number_of
-from pycoll.cuda.calls.work import DeviceWork
 from pycoll.cuda.device import arrays
+from pycoll.cuda.device.library import library
+from pycoll.cuda.transports.base import Transport
+from pycoll.cuda.transports.nccl import NcclTransport
+from pycoll.cuda.transports.peers import PeerTransport
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.sessions.message_session import MpiSession
 from pycoll.runtime.sessions.reports import FIELDS, PLANS, Call
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
-if TYPE_CHECKING:
-    from pycoll.cuda.transports.links import Link
-    from pycoll.runtime.sessions.session import Session
+
+def open_side(session: Session) -> DeviceSide:
+    """Make this rank's side of calls on device arrays; local, nothing is sent.
+
+    The device is the one that is current when it is made.
+
+    Raises:
+        CudaUnavailable: With what is missing, and what to do.
+        ArgumentError: If the transport that was asked for cannot serve these ranks.
+    """
+    library().device_count()
+    device = int(arrays.cupy().cuda.Device().id)
+    wanted = session.config.device_transport
+    on_one_host = not isinstance(session, MpiSession)
+    if wanted == "cuda" and not on_one_host:
+        raise ArgumentError(
+            "device_transport='cuda' is for ranks that share the memory of one host; "
+            "these send messages, so use 'nccl'"
+        )
+    if wanted == "nccl" or not on_one_host:
+        return DeviceSide(session, NcclTransport(session, device))
+    return DeviceSide(session, PeerTransport(session, device, session.config.device_heap_bytes))
 
 
 class DeviceSide:
     """Calls of one rank of a communicator on the arrays of one device."""
 
-    def __init__(self, session: Session, link: Link) -> None:
-        """Use a link, which is opened by the first call of all ranks.
+    def __init__(self, session: Session, transport: Transport) -> None:
+        """Use a transport, which is opened by the first call of all ranks.
 
         Args:
             session: The host communicator.
-            link: How the ranks reach each other's devices.
+            transport: How the ranks reach each other's devices.
         """
-        self._session, self.link = session, link
+        self._session, self.transport = session, transport
         self._cupy = arrays.cupy()
         self._number_of = lru_cache(maxsize=64)(number_of)
-        self._pending: deque[tuple[Any, Prepared]] = deque()
-        self._captured: list[Prepared] = []
-        self._last: Any = None  # end of the newest launch
+        self._launches = LaunchOrder()
         self._background: Any = None  # stream of calls with async_op
         self.failure: CollError | None = None
 
@@ -62,19 +84,16 @@ class DeviceSide:
             lambda: self._prepare(request, x, out, timeout, stream)
         )
         self._agree(prepared, number, timeout)
-        self.link.open(session)
+        self.transport.open(session)
         limit = check_timeout(session.config.timeout_s if timeout is None else timeout)
-        capturing = self._capturing(handle)
-        with self._cupy.cuda.Device(self.link.device):
+        capturing = self._launches.capturing(handle)
+        with self._cupy.cuda.Device(self.transport.device):
             event = self._launch(prepared, handle, limit, async_op, capturing)
         if async_op:
             return DeviceWork(self, prepared, event)
-        if stream is None and not capturing and not self._is_cupy(x, out):
-            self.synchronize(event, limit)  # nobody knows on which stream it will be used
+        if stream is None and not capturing and not arrays.is_cupy(out if x is None else x):
+            self.synchronize(event, limit)  # the stream on which it will be used is unknown
         return prepared.result
-
-    def _is_cupy(self, x: Any, out: Any) -> bool:
-        return arrays.is_cupy(x if x is not None else out)
 
     def _prepare(
         self, request: Request, x: Any, out: Any, timeout: float | None, stream: Any
@@ -88,15 +107,15 @@ class DeviceSide:
             check_timeout(timeout)
         self.check()
         handle = arrays.stream_of(stream)
-        plans = DevicePlans(self._session.rank, self._session.world_size, self.link.messages)
-        caller = DeviceCaller(plans, self.link.memory, self.link.device, handle)
+        plans = DevicePlans(self._session.rank, self._session.world_size, self.transport.messages)
+        caller = DeviceCaller(plans, self.transport.memory, self.transport.device, handle)
         prepared = caller.prepare(request, x, out)
-        self.link.prepare(prepared.spec)
-        spec = prepared.spec  # of which arrays do not matter: one proof for all
+        self.transport.prepare(prepared.spec)
+        spec = prepared.spec  # the arrays do not matter: one proof for all
         bare = CallSpec(
             spec.kind, spec.collective, spec.algorithm, spec.params, spec.direct, 0, 1, 0
         )
-        number = self._number_of(bare, plans.world_size, self.link.messages)
+        number = self._number_of(bare, plans.world_size, self.transport.messages)
         return prepared, number, handle
 
     def _agree(self, prepared: Prepared, number: int, timeout: float | None) -> None:
@@ -107,13 +126,13 @@ class DeviceSide:
         """
         spec, session = prepared.spec, self._session
         word = spec.descriptor(number, spec.direct)
-        own = np.array([word, spec.count, number >> 16, self.link.generation], np.uint64)
+        own = np.array([word, spec.count, number >> 16, self.transport.generation], np.uint64)
         own = own.view(np.int64).reshape(1, -1)
         rows = session.call(Kind.ALL_GATHER, own, None, "sum", 0, None, timeout=timeout)
         rows = rows.view(np.uint64)
         if (rows[:, :3] != rows[0, :3]).any():
             raise MismatchError(_difference(rows.tolist()))
-        self.link.heard(rows[:, 3].tolist())
+        self.transport.set_generations(rows[:, 3].tolist())
 
     def _launch(
         self, prepared: Prepared, handle: int, limit: float, async_op: bool, capturing: bool
@@ -125,27 +144,13 @@ class DeviceSide:
                 self._background = self._cupy.cuda.Stream(non_blocking=True)
             stream = self._background.ptr
             arrays.order(stream, handle)
-        if self._last is not None and not capturing:  # on whatever stream: handles come again
-            self._cupy.cuda.runtime.streamWaitEvent(stream, self._last.ptr)
-        self.link.launch(prepared.spec, prepared.in_ptr, prepared.out_ptr, stream, limit)
-        for detour in prepared.scatters:
-            detour.scatter(stream)
-        event = self._cupy.cuda.Event(disable_timing=True)
-        self._cupy.cuda.runtime.eventRecord(event.ptr, stream)
-        if not capturing:
-            self._last = event
-            self._sweep()
-            self._pending.append((event, prepared))
-        elif prepared.gathers or prepared.scatters:
-            self._captured.append(prepared)  # the graph uses arrays that nobody else keeps
-        return event
 
-    def _sweep(self) -> None:
-        while self._pending and self._pending[0][0].done:
-            self._pending.popleft()
+        def launch() -> None:
+            self.transport.launch(prepared.spec, prepared.in_ptr, prepared.out_ptr, stream, limit)
+            for detour in prepared.scatters:
+                detour.scatter(stream)
 
-    def _capturing(self, handle: int) -> bool:
-        return bool(self._cupy.cuda.runtime.streamIsCapturing(handle))
+        return self._launches.put([prepared], stream, capturing, launch)
 
     def check(self) -> None:
         """Raise what has gone wrong on the device since the last look.
@@ -154,7 +159,7 @@ class DeviceSide:
             CollError: That of the failed call; again with every later call.
         """
         if self.failure is None:
-            self.failure = self.link.error()
+            self.failure = self.transport.error()
             if self.failure is not None:
                 self._session.abort(str(self.failure))
         if self.failure is not None:
@@ -167,48 +172,89 @@ class DeviceSide:
             CollTimeout: If that takes longer.
             CollError: If it failed.
         """
-        self.link.wait(event, timeout)
-        self._sweep()
+        self.transport.wait(event, timeout)
+        self._launches.sweep()
         self.check()
 
     def empty(self, shape: Any, dtype: Any, device: str) -> Any:
         """See `pycoll.Communicator.empty`."""
-        if device not in ("cuda", f"cuda:{self.link.device}"):
+        if device not in ("cuda", f"cuda:{self.transport.device}"):
             raise ArgumentError(
-                f"device={device!r}; this communicator uses 'cuda:{self.link.device}'"
+                f"device={device!r}; this communicator uses 'cuda:{self.transport.device}'"
             )
-        self._sweep()
-        with self._cupy.cuda.Device(self.link.device):
-            return self.link.memory.empty(shape, dtype)
+        self._launches.sweep()
+        with self._cupy.cuda.Device(self.transport.device):
+            return self.transport.memory.empty(shape, dtype)
 
     def abort(self) -> None:
         """End everything that runs."""
-        self.link.abort()
+        self.transport.abort()
 
     def close(self) -> None:
         """Wait for everything that was launched and free what the device side has."""
-        if self._last is not None and self.failure is None:
+        if self._launches.last is not None and self.failure is None:
             try:
-                self.link.wait(self._last, self._session.config.timeout_s)
+                self.transport.wait(self._launches.last, self._session.config.timeout_s)
             except CollTimeout:
-                self.link.abort()
-        self._pending.clear()
-        self._captured.clear()
-        self.link.close()
+                self.transport.abort()
+        self._launches.clear()
+        self.transport.close()
 
     def free(self) -> None:
-        """Free what peers have used, when the host communicator is closed; see `Link`."""
-        self.link.free()
+        """Free what peers have used, when the host communicator is closed; see `Transport`."""
+        self.transport.free()
+
+
+class DeviceWork:
+    """A call under way on a device; its arrays are kept alive until it has ended."""
+
+    def __init__(self, side: DeviceSide, prepared: Prepared, event: Any) -> None:
+        self._side, self._prepared, self._event = side, prepared, event
+
+    def done(self) -> bool:
+        """Tell whether it has ended, without waiting."""
+        return bool(self._event.done)
+
+    def wait(self, timeout: float | None = None, *, stream: Any = None) -> Any:
+        """Make a stream wait for it; the host does not wait.
+
+        Args:
+            timeout: Not used: no time passes here. See `synchronize`.
+            stream: The stream; by default the current one of CuPy.
+
+        Returns:
+            What the blocking call would have returned, ready for use on that stream.
+
+        Raises:
+            CollError: If a launch of this communicator is known to have failed.
+        """
+        del timeout
+        self._side.check()
+        arrays.cupy().cuda.runtime.streamWaitEvent(arrays.stream_of(stream), self._event.ptr)
+        return self._prepared.result
+
+    def synchronize(self, timeout: float = 300.0) -> Any:
+        """Wait on the host until it has ended.
+
+        Args:
+            timeout: Seconds.
+
+        Returns:
+            What the blocking call would have returned.
+
+        Raises:
+            CollTimeout: If it is not done in time.
+            CollError: If it failed; the text says which rank waited for which, and at which step.
+        """
+        self._side.synchronize(self._event, timeout)
+        return self._prepared.result
 
 
 def _difference(rows: list[list[int]]) -> str:
     calls = [Call.unpack(word, count) for word, count, *_ in rows]
     fields = [f for f in FIELDS if len({getattr(c, f) for c in calls}) > 1]
-    lines = [f"  rank {rank}: {call}" for rank, call in enumerate(calls)]
-    return "\n".join(
-        [
-            f"ranks called different things on device arrays; field '{(fields or [PLANS])[0]}' "
-            "differs; nothing was launched",
-            *lines,
-        ]
+    first = (
+        f"ranks called different things on device arrays; field '{(fields or [PLANS])[0]}' "
+        "differs; nothing was launched"
     )
+    return "\n".join([first, *(f"  rank {rank}: {call}" for rank, call in enumerate(calls))])

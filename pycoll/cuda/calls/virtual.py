@@ -6,24 +6,28 @@ enough to run, test and measure kernels of several ranks.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from ctypes import byref, c_int
 from typing import Any
 
-from pycoll.cuda.calls.launch import TIMEOUT_S, Launch, check_apart, kind_of, root_only
-from pycoll.cuda.calls.prepare import AnyMemory, DeviceCaller, DevicePlans
+import numpy as np
+
+from pycoll.cuda.calls.in_order import LaunchOrder
+from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans
 from pycoll.cuda.device import arrays
+from pycoll.cuda.device.heap import AnyMemory
 from pycoll.cuda.device.library import BEST, MAX_RANKS, CallInfo, KernelError, library, pointers
-from pycoll.cuda.transports.links import kernel_failure, most_telling, wait_for
-from pycoll.cuda.transports.transport import CallCache, nanoseconds
+from pycoll.cuda.transports.base import kernel_failure, root_cause, wait_for
+from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime.arrays.shapes import RESULT_SHAPE
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 from pycoll.types import Kind
 
+TIMEOUT_S = 60.0
 MAX_BLOCKS = 256  # of a rank
 _CELL_BYTES = 32 << 20
 
@@ -52,9 +56,7 @@ class VirtualRanks:
         self.world_size, self.device = n, device
         self._group = library().pointer("group_virtual", device, n, MAX_BLOCKS)
         self._calls = CallCache(self._group, n, range(n))
-        self._pending: deque[tuple[Any, list[Prepared]]] = deque()
-        self._captured: list[Prepared] = []
-        self._last: Any = None  # end of the newest launch
+        self._launches = LaunchOrder()
         self._cells: list[int] = []
 
     def all_reduce(self, xs: Any, op: str = "sum", **options: Any) -> Any:
@@ -99,24 +101,9 @@ class VirtualRanks:
         """Send block j of each rank to rank j; arguments as for `all_reduce`."""
         return self._run(Kind.ALL_TO_ALL, xs, **options)
 
-    def _run(
-        self,
-        kind: Kind,
-        xs: Any,
-        *,
-        op: str = "sum",
-        root: int = 0,
-        out: Any = None,
-        order: str | None = None,
-        algorithm: Any = None,
-        timeout: float | None = None,
-        stream: Any = None,
-    ) -> Any:
+    def _run(self, kind: Kind, xs: Any, *, timeout: float | None = None, **options: Any) -> Any:
         limit = TIMEOUT_S if timeout is None else check_timeout(timeout)
-        launch = self.bind(
-            kind, xs, op=op, root=root, out=out, order=order, algorithm=algorithm, stream=stream
-        )
-        return launch(limit)
+        return self.bind(kind, xs, **options)(limit)
 
     def bind(
         self,
@@ -140,7 +127,7 @@ class VirtualRanks:
         stream = self._cupy.cuda.get_current_stream() if stream is None else stream
         handle = arrays.stream_of(stream)
         stacked = not isinstance(xs, (list, tuple))
-        wanted = Request(kind_of(collective), **request)
+        wanted = Request(_kind_of(collective), **request)
         with self._cupy.cuda.Device(self.device), arrays.external(handle):
             inputs, outputs = self._split(xs, "xs"), self._split(out, "out")
             if stacked and out is None:
@@ -154,12 +141,11 @@ class VirtualRanks:
         specs = {p.spec for p in prepared}
         if len(specs) > 1:
             raise ArgumentError("the arrays of all ranks must have the same shape and dtype")
-        check_apart(prepared, self.world_size)
-        copies = [copy for p in prepared for copy in p.gathers]
+        _check_apart(prepared, self.world_size)
         results: Any = [p.result for p in prepared]
         if stacked:
-            results = results[wanted.root] if root_only(wanted) else out
-        return Launch(self, prepared, stream, results, all(c.repeatable for c in copies))
+            results = results[wanted.root] if _root_only(wanted) else out
+        return Launch(self, prepared, stream, results)
 
     def _opened(self) -> int:
         if not self._group:
@@ -171,7 +157,7 @@ class VirtualRanks:
     ) -> Prepared:
         plans = DevicePlans(rank, self.world_size, messages=False)
         caller = DeviceCaller(plans, AnyMemory(), self.device, stream, True, in_place)
-        at_root = rank == request.root or not root_only(request)
+        at_root = rank == request.root or not _root_only(request)
         return caller.prepare(request, x, out if at_root else None)
 
     def _split(self, given: Any, what: str) -> list[Any]:
@@ -184,7 +170,7 @@ class VirtualRanks:
 
     def _stack(self, request: Request, x: Any) -> tuple[Any, list[Any]]:
         """Make one array for the results of all ranks, where all of them have one."""
-        if root_only(request):
+        if _root_only(request):
             return None, [None] * self.world_size
         shape = RESULT_SHAPE[request.kind](tuple(x.shape), self.world_size)
         out = self._cupy.empty((self.world_size, *shape), x.dtype)
@@ -203,27 +189,20 @@ class VirtualRanks:
     ) -> None:
         """Put one launch on a stream; see ``pycoll_cuda_launch``."""
         self.check()
-        runtime = self._cupy.cuda.runtime
-        capturing = bool(runtime.streamIsCapturing(stream))
         spec = prepared[0].spec
         self._connect(spec)
+        capturing = self._launches.capturing(stream)
         call = self._calls.find(spec, pin=capturing)
-        if self._last is not None and not capturing:  # on whatever stream: handles come again
-            runtime.streamWaitEvent(stream, self._last.ptr)
         ins = pointers(p.in_ptr for p in prepared)
         outs = pointers(p.out_ptr for p in prepared)
-        form = blocks, threads, method
-        library().call("launch", call, ins, outs, *form, nanoseconds(limit), absent, stream)
-        if capturing:
-            self._captured += [p for p in prepared if p.gathers]  # the graph uses their copies
-            return
+        form = blocks, threads, method, nanoseconds(limit), absent, stream
         with self._cupy.cuda.Device(self.device):
-            event = self._cupy.cuda.Event(disable_timing=True)
-        runtime.eventRecord(event.ptr, stream)
-        self._last = event
-        while self._pending and self._pending[0][0].done:
-            self._pending.popleft()
-        self._pending.append((event, list(prepared)))
+            self._launches.put(
+                prepared,
+                stream,
+                capturing,
+                lambda: library().call("launch", call, ins, outs, *form),
+            )
 
     def _connect(self, spec: CallSpec) -> None:
         """Give the ranks scratch memory when the first plan with slots comes."""
@@ -231,10 +210,8 @@ class VirtualRanks:
             return
         if not spec.algorithm.schedule(self.world_size, **dict(spec.params)).slots:
             return
-        made = [
-            library().pointer("malloc", self.device, 2 * _CELL_BYTES)
-            for _ in range(self.world_size)
-        ]
+        size = 2 * _CELL_BYTES
+        made = [library().pointer("malloc", self.device, size) for _ in range(self.world_size)]
         library().call("group_connect", self._group, None, None, 0, pointers(made), _CELL_BYTES)
         self._cells = made
 
@@ -260,12 +237,12 @@ class VirtualRanks:
         records = [KernelError() for _ in range(self.world_size)]
         for rank, record in enumerate(records):
             library().call("group_error", self._group, rank, byref(record))
-        return kernel_failure(most_telling(records)) or CollError("the kernel was aborted")
+        return kernel_failure(root_cause(records)) or CollError("the kernel was aborted")
 
     def synchronize(self, timeout: float = 300.0) -> None:
         """Wait on the host for everything that was launched, and raise what went wrong."""
-        if self._last is not None:
-            wait_for(self._last, timeout, "the kernel")
+        if self._launches.last is not None:
+            wait_for(self._launches.last, timeout, "the kernel")
         self.check()
 
     def abort(self) -> None:
@@ -284,8 +261,7 @@ class VirtualRanks:
             for cell in self._cells:
                 library().call("free", cell)
             self._group, self._cells = 0, []
-            self._pending.clear()
-            self._captured.clear()
+            self._launches.clear()
 
     def __enter__(self) -> VirtualRanks:
         return self
@@ -295,3 +271,67 @@ class VirtualRanks:
 
     def __repr__(self) -> str:
         return f"<pycoll.VirtualRanks {self.world_size} on device {self.device}>"
+
+
+class Launch:
+    """A collective on given arrays of virtual ranks, ready to be launched many times."""
+
+    def __init__(
+        self, ranks: VirtualRanks, prepared: list[Prepared], stream: Any, results: Any
+    ) -> None:
+        """Keep what is needed; see `VirtualRanks.bind`."""
+        self._launch, self._launched = ranks.launch, False
+        self._prepared, self._results = prepared, results
+        self._copies = [copy for p in prepared for copy in p.gathers]
+        self._stream, self._alive = arrays.stream_of(stream), stream
+        self.spec: CallSpec = prepared[0].spec
+
+    def __call__(self, limit: float = TIMEOUT_S, **options: Any) -> Any:
+        """Launch it once and return the results; ``options`` are those of `VirtualRanks.launch`."""
+        limit = check_timeout(limit)
+        stream = arrays.stream_of(options.pop("stream")) if "stream" in options else self._stream
+        for copy in self._copies if self._launched else ():
+            if not copy.repeatable:
+                raise ArgumentError("an input is not contiguous; such a call can be launched once")
+            library().copy(copy.address, copy.given.pointer, copy.given.array.nbytes, stream)
+        self._launch(self._prepared, stream, limit, **options)
+        self._launched = True
+        return self._results
+
+
+def _kind_of(collective: str | Kind) -> Kind:
+    """Return the kind of a collective of that name."""
+    name = collective if isinstance(collective, str) else collective.name.lower()
+    if name not in COLLECTIVES:
+        known = ", ".join(COLLECTIVES)
+        raise ArgumentError(f"collective={collective!r} is not known; accepted: {known}")
+    return Kind[name.upper()]
+
+
+def _root_only(request: Request) -> bool:
+    """Tell whether only the root has a result."""
+    return COLLECTIVES[request.collective].out_at_root
+
+
+def _check_apart(prepared: Sequence[Prepared], n: int) -> None:
+    """Refuse an output that shares memory with an array of another rank.
+
+    Raises:
+        ArgumentError: Naming the two ranks.
+    """
+    spec = prepared[0].spec
+    promise = COLLECTIVES[spec.collective]
+    sizes = [
+        spec.count * spec.itemsize // (n if layout == OWN else 1)
+        for layout in (promise.in_layout, promise.out_layout)
+    ]
+    starts = np.array([(p.in_ptr, p.out_ptr) for p in prepared], np.uint64).astype(np.int64)
+    ends = np.where(starts > 0, starts + sizes, starts)
+    low, high = starts[:, 1], ends[:, 1]
+    for other in (0, 1):
+        first, last = starts[:, other], ends[:, other]
+        shared = (low[:, None] < last[None]) & (first[None] < high[:, None])
+        np.fill_diagonal(shared, False)
+        if shared.any():
+            a, b = np.argwhere(shared)[0].tolist()
+            raise ArgumentError(f"the output of rank {a} overlaps an array of rank {b}")

@@ -6,22 +6,40 @@ of the device memory, and is never read or written. CuPy is imported when the fi
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from pycoll import _C
-from pycoll.cuda.device.library import library
-from pycoll.cuda.device.probe import cupy
+from pycoll.cuda.device.library import library, unavailable
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView, dlpack_view, dtype_of, on_device
-from pycoll.types import DType
 
 _MIXED = (
     "lies in host memory, but other arrays of this call on a CUDA device; a call takes arrays of "
     "one kind"
 )
+
+
+def cupy() -> Any:
+    """Import CuPy.
+
+    Raises:
+        CudaUnavailable: If it is not installed, or finds no device.
+    """
+    try:
+        module = importlib.import_module("cupy")
+    except ImportError as error:
+        raise unavailable(
+            f"CuPy cannot be imported ({error})", "pip install cupy-cuda13x"
+        ) from error
+    if not module.cuda.is_available():
+        raise unavailable(
+            "CuPy finds no CUDA device", "see that `nvidia-smi` lists one, and install its driver"
+        )
+    return module
 
 
 def is_cupy(x: Any) -> bool:
@@ -54,7 +72,7 @@ def _from_interface(x: Any, what: str, stream: int) -> ArrayView:
     if facts.get("mask") is not None:
         raise ArgumentError(f"{what} is a masked array; pass its data")
     shape, strides = tuple(facts["shape"]), facts.get("strides")
-    dtype, known, name = _type(x, facts)
+    dtype = np.dtype(getattr(x, "dtype", None) if is_cupy(x) else facts["typestr"])
     if strides is None:
         strides = np.cumprod([1, *shape[:0:-1]])[::-1] * dtype.itemsize if shape else ()
     pointer, read_only = facts["data"]
@@ -64,13 +82,7 @@ def _from_interface(x: Any, what: str, stream: int) -> ArrayView:
     producer = facts.get("stream")
     if producer not in (None, stream) and not is_cupy(x):
         order(stream, 0 if producer == 1 else producer)
-    return ArrayView(array, known, name, x)
-
-
-def _type(x: Any, facts: dict) -> tuple[np.dtype, DType | None, str]:
-    """Return a NumPy dtype of the right size, pycoll's type, and its name."""
-    dtype = np.dtype(getattr(x, "dtype", None) if is_cupy(x) else facts["typestr"])
-    return dtype, dtype_of(dtype), dtype.name
+    return ArrayView(array, dtype_of(dtype), dtype.name, x)
 
 
 def order(later: int, earlier: int) -> None:

@@ -1,4 +1,4 @@
-"""The symmetric heap on a device: arrays that peers reach."""
+"""Which arrays on a device peers reach: all, none, or those of the symmetric heap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pycoll.cuda.calls.prepare import AnyMemory
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.library import library
 from pycoll.errors import ArgumentError
@@ -16,16 +15,41 @@ from pycoll.runtime.arrays.host_arrays import ArrayView
 _ALIGN = 256
 
 
+class AnyMemory:
+    """All memory of the device: what ranks in one process reach without doing anything."""
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        """Make an array that peers reach."""
+        return arrays.cupy().empty(shape, dtype)
+
+    def holds(self, v: ArrayView) -> bool:
+        """Tell that peers reach it."""
+        return True
+
+    def has(self, v: ArrayView) -> bool:
+        """Tell that on devices no call reads inputs alone where they are."""
+        return False
+
+    def mirror(self, v: ArrayView) -> None:
+        """Return None: nothing lies elsewhere."""
+
+    def reach(self, v: ArrayView) -> Any:
+        """Return None: peers write an array where it is."""
+
+
+class NoMemory(AnyMemory):
+    """What ranks that send messages reach of each other."""
+
+    def holds(self, v: ArrayView) -> bool:
+        """Tell that peers reach nothing."""
+        return False
+
+
 class Detour(NamedTuple):
-    """An array in the heap in which a result is made that belongs elsewhere.
+    """An array in the heap in which a result is made that belongs elsewhere."""
 
-    Attributes:
-        made: The array in the heap.
-        wanted: Where the result belongs.
-    """
-
-    made: Any
-    wanted: ArrayView
+    made: Any  # the array in the heap
+    wanted: ArrayView  # where the result belongs
 
     @property
     def address(self) -> int:
@@ -76,20 +100,14 @@ class DeviceHeap(AnyMemory):
             return cupy.ndarray(extent, kind, cupy.cuda.MemoryPointer(memory, 0))
 
     def free(self) -> None:
-        """Free the memory as soon as no array lies in it; nobody else may be using it."""
+        """Free the memory as soon as no array lies in it; no peer may be using it."""
         if self.base:
             self._blocks.end()
 
     def holds(self, v: ArrayView) -> bool:
         """Whether peers reach all of an array."""
-        start = v.pointer
-        return bool(self.base) and (
-            self.base <= start and start + v.array.nbytes <= self.base + self.nbytes
-        )
-
-    def has(self, v: ArrayView) -> bool:
-        """Tell that on devices no call reads inputs alone where they are."""
-        return False
+        end = v.pointer + v.array.nbytes
+        return bool(self.base) and self.base <= v.pointer and end <= self.base + self.nbytes
 
     def reach(self, v: ArrayView) -> Detour | None:
         """Return where peers write an array, or None if it is where it is."""

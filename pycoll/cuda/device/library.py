@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from ctypes import (
     POINTER,
     byref,
@@ -24,8 +25,8 @@ from ctypes import (
 from pathlib import Path
 from typing import Any
 
-from pycoll.cuda.device.errors import unavailable
-from pycoll.errors import ArgumentError, ScheduleError, TransportError
+from pycoll.errors import ArgumentError, CudaUnavailable, ScheduleError, TransportError
+from pycoll.types import DType, ReduceOp
 
 ABI = 1
 MAX_RANKS = 64
@@ -35,24 +36,27 @@ BEST, INTERPRET = 0, 1
 INSTALL = "install an NVIDIA driver that supports CUDA 13, and see that `nvidia-smi` lists a device"
 
 
+def unavailable(missing: str, fix: str) -> CudaUnavailable:
+    """Make the error that names what is missing, and how to fix it."""
+    return CudaUnavailable(
+        f"{missing}.\nTo use arrays on a CUDA device: {fix}.\n`pycoll doctor` "
+        "lists everything that is needed."
+    )
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
 class DeviceInfo(ctypes.Structure):
     """``PycollCudaDevice``."""
 
     _fields_ = [
         ("name", c_char * 256),
         ("uuid", c_uint8 * 16),
-        ("major", c_int32),
-        ("minor", c_int32),
-        ("multiprocessors", c_int32),
-        ("cooperative", c_int32),
-        ("max_threads_per_block", c_int32),
-        ("pci_domain", c_int32),
-        ("pci_bus", c_int32),
-        ("pci_device", c_int32),
-        ("runnable", c_int32),
-        ("reserved", c_int32),
-        ("memory_bytes", c_uint64),
-        ("l2_bytes", c_uint64),
+        *_fields(c_int32, "major minor multiprocessors cooperative max_threads_per_block"),
+        *_fields(c_int32, "pci_domain pci_bus pci_device runnable reserved"),
+        *_fields(c_uint64, "memory_bytes l2_bytes"),
     ]
 
 
@@ -61,10 +65,8 @@ class Ipc(ctypes.Structure):
 
     _fields_ = [
         ("handle", c_uint8 * 64),
-        ("offset", c_uint64),
-        ("nbytes", c_uint64),
-        ("device", c_int32),
-        ("reserved", c_int32),
+        *_fields(c_uint64, "offset nbytes"),
+        *_fields(c_int32, "device reserved"),
     ]
 
 
@@ -72,16 +74,8 @@ class KernelError(ctypes.Structure):
     """``PycollCudaError``: what a kernel wrote before it gave up."""
 
     _fields_ = [
-        ("kind", c_uint32),
-        ("rank", c_uint32),
-        ("peer", c_uint32),
-        ("block", c_uint32),
-        ("step", c_uint32),
-        ("expected", c_uint32),
-        ("seen", c_uint32),
-        ("instruction", c_uint32),
-        ("waited_ns", c_uint64),
-        ("reserved", c_uint64),
+        *_fields(c_uint32, "kind rank peer block step expected seen instruction"),
+        *_fields(c_uint64, "waited_ns reserved"),
     ]
 
 
@@ -89,22 +83,11 @@ class Spec(ctypes.Structure):
     """``PycollCudaCallSpec``: one rank's plan with numbers."""
 
     _fields_ = [
-        ("code", c_void_p),
-        ("operands", c_void_p),
-        *(
-            (name, c_uint32)
-            for name in (
-                "ninstructions noperands rank chunks slots rounds direct dtype op itemsize "
-                "layout_in layout_out scale_n scale_at_exit"
-            ).split()
-        ),
-        ("count", c_uint64),
-        ("chunk", c_uint64),
-        ("descriptor", c_uint64),
-        ("in_offset", c_void_p),
-        ("in_length", c_void_p),
-        ("out_offset", c_void_p),
-        ("out_length", c_void_p),
+        *_fields(c_void_p, "code operands"),
+        *_fields(c_uint32, "ninstructions noperands rank chunks slots rounds direct dtype op"),
+        *_fields(c_uint32, "itemsize layout_in layout_out scale_n scale_at_exit"),
+        *_fields(c_uint64, "count chunk descriptor"),
+        *_fields(c_void_p, "in_offset in_length out_offset out_length"),
     ]
 
 
@@ -113,15 +96,9 @@ class CallInfo(ctypes.Structure):
 
     _fields_ = [
         ("kernel", c_char * 64),
-        ("max_blocks", c_int32),
-        ("blocks", c_int32),
-        ("threads", c_int32),
-        ("registers", c_int32),
-        ("local_bytes", c_int32),
-        ("shared_bytes", c_int32),
+        *_fields(c_int32, "max_blocks blocks threads registers local_bytes shared_bytes"),
         ("segments", c_uint64),
-        ("in_bytes", c_uint64 * MAX_RANKS),
-        ("out_bytes", c_uint64 * MAX_RANKS),
+        *_fields(c_uint64 * MAX_RANKS, "in_bytes out_bytes"),
     ]
 
 
@@ -129,13 +106,12 @@ class Step(ctypes.Structure):
     """``PycollCudaStep``: an optimizer step."""
 
     _fields_ = [
-        *((name, c_int32) for name in "kind state grad_type copy_type".split()),
-        ("param", c_void_p),
-        ("grad", c_void_p),
+        *_fields(c_int32, "kind state grad_type copy_type"),
+        *_fields(c_void_p, "param grad"),
         ("slots", c_void_p * 2),
         ("copy", c_void_p),
         ("count", c_uint64),
-        *((name, c_double) for name in "scale keep rate beta1 beta2 root eps decay".split()),
+        *_fields(c_double, "scale keep rate beta1 beta2 root eps decay"),
     ]
 
 
@@ -264,6 +240,22 @@ class Library:
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """Copy bytes between any two memories."""
         self.call("copy", dst, src, nbytes, stream)
+
+    def fold(
+        self,
+        dtype: DType,
+        op: ReduceOp,
+        srcs: Sequence[int],
+        dsts: Sequence[int],
+        count: int,
+        tree: bool,
+        scale_n: int,
+        stream: int,
+    ) -> None:
+        """Combine sources in order, with the contract of ``csrc/kernels/fold/fold.h``."""
+        how = int(dtype), int(op), int(tree), scale_n
+        ends = pointers(srcs), len(srcs), pointers(dsts), len(dsts)
+        self.call("fold", *how, *ends, count, stream)
 
 
 def pointers(addresses: Any) -> Any:

@@ -55,7 +55,7 @@ class DeviceKernels:
 
         Args:
             stream: Its handle.
-            waits: Steps wait until they are done, as nobody knows where the vectors are used next.
+            waits: Steps wait until they are done: the next stream of the vectors is unknown.
         """
         self._stream, self._waits = stream, waits
 

@@ -1,5 +1,5 @@
 """How ranks reach each other's devices: CUDA IPC (`peers`) or NCCL (`nccl`).
 
-`links` is what both offer, `transport` binds plans to numbers, `open` chooses. Uses `device`.
-Read `links` first.
+`base` is what both offer, `bound_calls` binds plans to sizes, `program` runs plans of messages.
+Uses `device`. Read `base` first.
 """

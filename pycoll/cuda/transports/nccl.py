@@ -2,70 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import MutableMapping
+from typing import Any
 
 import numpy as np
 
 from pycoll.config import environment
-from pycoll.cuda.calls.executor import execute
-from pycoll.cuda.calls.prepare import NATIVE, NoMemory
-from pycoll.cuda.calls.program import DeviceFold, Program, lower
 from pycoll.cuda.device import arrays
-from pycoll.cuda.device.library import MAX_RANKS, library, pointers
-from pycoll.cuda.transports.links import places, wait_for
-from pycoll.cuda.transports.nccl_bindings import UNIQUE_ID_BYTES, find_binding, native_arguments
-from pycoll.cuda.transports.transport import extent_of
+from pycoll.cuda.device.heap import NoMemory
+from pycoll.cuda.device.library import MAX_RANKS, library
+from pycoll.cuda.transports.base import Transport, places, wait_for
+from pycoll.cuda.transports.bound_calls import element_type, extent_of
+from pycoll.cuda.transports.nccl_bindings import (
+    NATIVE,
+    UNIQUE_ID_BYTES,
+    find_binding,
+    native_arguments,
+)
+from pycoll.cuda.transports.program import DeviceFold, Program, execute, lower
 from pycoll.errors import ArgumentError, CollError, CollTimeout, TransportError
 from pycoll.runtime.calls.plans import CallSpec, compile_plans
-from pycoll.types import DType, Kind, ReduceOp
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.sessions.session import Session
+from pycoll.types import DType, Kind
 
 MULTI_RANK_SINCE = 23000  # NCCL_MULTI_RANK_GPU_ENABLE
 _MAX_PROGRAMS = 1024
 
 
-class LibraryDevice:
-    """Copies and folds of the device library; see `pycoll.cuda.calls.executor.Device`."""
-
-    def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
-        """Copy bytes."""
-        library().copy(dst, src, nbytes, stream)
-
-    def fold(
-        self,
-        dtype: DType,
-        op: ReduceOp,
-        step: DeviceFold,
-        srcs: Sequence[int],
-        dsts: Sequence[int],
-        stream: int,
-    ) -> None:
-        """Combine sources in order."""
-        sources, targets = pointers(srcs), pointers(dsts)
-        library().call(
-            "fold",
-            *(int(dtype), int(op), int(step.tree), step.scale_n),
-            *(sources, len(srcs), targets, len(dsts)),
-            *(step.count, stream),
-        )
-
-    def scale(self, dtype: DType, pointer: int, count: int, n: int, stream: int) -> None:
-        """Divide in place: a fold of one source."""
-        where = pointers([pointer])
-        library().call(
-            "fold", int(dtype), int(ReduceOp.AVG), 0, n, where, 1, where, 1, count, stream
-        )
-
-
-class NcclLink:
-    """NCCL between devices, on one host or many; see `pycoll.cuda.transports.links.Link`."""
+class NcclTransport(Transport):
+    """NCCL between devices, on one host or many; see `pycoll.cuda.transports.base.Transport`."""
 
     name = "NCCL"
     messages = True
-    generation = 0
 
     def __init__(self, session: Session, device: int) -> None:
         """Find a binding; nothing is sent.
@@ -77,8 +45,7 @@ class NcclLink:
         self._binding = find_binding()
         library().call("preload", device)
         self._rank, self._n = session.rank, session.world_size
-        self._wire: Any = None
-        self._folds = LibraryDevice()
+        self._comm: Any = None
         self._programs: dict[CallSpec, Program] = {}
         self._scratch: Any = None
         self._dead = ""
@@ -86,15 +53,11 @@ class NcclLink:
     def prepare(self, spec: CallSpec) -> None:
         """Compile the program, and refuse what NCCL or the folds cannot do."""
         if spec.algorithm.name == NATIVE:
-            self._check_native(spec)
+            _native_arguments(spec)
         elif spec not in self._programs:
             if len(self._programs) >= _MAX_PROGRAMS:
                 self._programs.clear()
             self._programs[spec] = self._compile(spec)
-
-    def _check_native(self, spec: CallSpec) -> None:
-        dtype = DType(spec.dtype) if spec.dtype < len(DType) else None
-        native_arguments(spec.kind, dtype, spec.op, spec.root, spec.itemsize)
 
     def _compile(self, spec: CallSpec) -> Program:
         (plan,), _ = compile_plans(spec, self._n, [self._rank], messages=True)
@@ -107,12 +70,9 @@ class NcclLink:
             )
         return program
 
-    def heard(self, generations: list[int]) -> None:
-        """Nothing changes between calls."""
-
     def open(self, session: Session) -> None:
         """Make the NCCL communicator; the unique id goes through the host communicator."""
-        if self._wire is not None or self._n == 1:
+        if self._comm is not None or self._n == 1:
             return
         self._share_device(session)
         key = np.zeros(UNIQUE_ID_BYTES, np.uint8)
@@ -121,7 +81,7 @@ class NcclLink:
             key[: len(made)] = np.frombuffer(made, np.uint8)
         key = session.call(Kind.BROADCAST, key, None, "sum", 0, None)
         with arrays.cupy().cuda.Device(self.device):
-            self._wire = self._binding(self._n, self._rank, key.tobytes())
+            self._comm = self._binding(self._n, self._rank, key.tobytes())
 
     def _share_device(self, session: Session) -> None:
         """Tell NCCL when ranks share a device; it refuses to start otherwise."""
@@ -132,30 +92,22 @@ class NcclLink:
     def launch(
         self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
     ) -> None:
-        """See `Link`; NCCL has no time limits of its own."""
+        """See `Transport`; NCCL has no time limits of its own."""
         if spec.algorithm.name == NATIVE:
             return self._launch_native(spec, in_pointer, out_pointer, stream)
         program = self._programs[spec]
-        scratch = self._room(program.scratch_bytes)
-        execute(
-            program,
-            (in_pointer, out_pointer, scratch),
-            self._wire,
-            self._folds,
-            DType(spec.dtype) if spec.dtype < len(DType) else DType.UINT8,
-            spec.op,
-            stream,
-        )
+        regions = in_pointer, out_pointer, self._room(program.scratch_bytes)
+        dtype = element_type(spec, DType.UINT8)
+        execute(program, regions, self._comm, library(), dtype, spec.op, stream)
 
     def _launch_native(self, spec: CallSpec, source: int, target: int, stream: int) -> None:
-        dtype = DType(spec.dtype) if spec.dtype < len(DType) else None
-        code, scale, more = native_arguments(spec.kind, dtype, spec.op, spec.root, spec.itemsize)
+        code, scale, more = _native_arguments(spec)
         whole = spec.kind in (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE)
         count = (spec.count if whole else spec.count // self._n) * scale
         if self._n == 1:
-            self._folds.copy(target, source, spec.count * spec.itemsize, stream)
+            library().copy(target, source, spec.count * spec.itemsize, stream)
         elif count:
-            self._wire.native(spec.kind, (source, target), count, code, more, stream)
+            self._comm.native(spec.kind, (source, target), count, code, more, stream)
 
     def _room(self, nbytes: int) -> int:
         """Return scratch memory; a larger one replaces it when the device has done all its work."""
@@ -169,8 +121,8 @@ class NcclLink:
         return int(self._scratch.data.ptr)
 
     def error(self) -> CollError | None:
-        """See `Link`."""
-        text = self._dead or (self._wire.error() if self._wire is not None else "")
+        """See `Transport`."""
+        text = self._dead or (self._comm.error() if self._comm is not None else "")
         if not text:
             return None
         self.abort()
@@ -178,7 +130,7 @@ class NcclLink:
         return TransportError(f"NCCL failed in the background: {text}")
 
     def wait(self, event: Any, timeout: float) -> None:
-        """See `Link`; a time-out ends the NCCL communicator, which cannot be used any more."""
+        """See `Transport`; a time-out ends the NCCL communicator, which cannot be used any more."""
         try:
             wait_for(event, timeout, "the messages of NCCL")
         except CollTimeout as error:
@@ -187,22 +139,23 @@ class NcclLink:
             raise
 
     def abort(self) -> None:
-        """See `Link`."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
+        """See `Transport`."""
+        comm, self._comm = self._comm, None
+        if comm is not None:
             self._dead = self._dead or "it was aborted"
-            wire.abort()
+            comm.abort()
 
     def close(self) -> None:
-        """See `Link`."""
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
+        """See `Transport`."""
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.close()
         self._programs.clear()
         self._scratch = None
 
-    def free(self) -> None:
-        """See `Link`; peers use nothing."""
+
+def _native_arguments(spec: CallSpec) -> tuple[int, int, tuple[int, ...]]:
+    return native_arguments(spec.kind, element_type(spec), spec.op, spec.root, spec.itemsize)
 
 
 def share_device(environ: MutableMapping[str, str], ranks: int, version: int, rank: int) -> None:

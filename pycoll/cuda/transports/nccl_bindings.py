@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
-from pycoll.cuda.device.errors import unavailable
+from pycoll.cuda.device.library import unavailable
 from pycoll.errors import ArgumentError, CudaUnavailable, TransportError
 from pycoll.types import DType, Kind, ReduceOp
 
@@ -32,38 +32,62 @@ _TYPES = {
 _OPS = {ReduceOp.SUM: 0, ReduceOp.PROD: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.AVG: 4}
 _SUCCESS, _IN_PROGRESS = 0, 7
 UNIQUE_ID_BYTES = 128
+NATIVE = "native"
+"""Name of the algorithm that stands for NCCL's own collective."""
 
 
-class Binding(Protocol):
-    """One rank's NCCL communicator, or what the tests use in its place."""
+class Binding:
+    """One rank's NCCL communicator; what the bindings have in common."""
 
     name: str
+    _NATIVE: ClassVar[dict[Kind, str]]  # NCCL's own collectives, as the binding spells them
+    _comm: Any  # the communicator as a whole
+    _functions: Any  # what has the functions of point-to-point and collective communication
+    _handle: tuple = ()  # what they take before the stream
+    _group_ends: tuple[Callable[[], Any], Callable[[], Any]]
 
-    def group(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def group(self) -> Iterator[None]:
         """Post all messages of the body together."""
+        start, end = self._group_ends
+        _checked(start)
+        try:
+            yield
+        finally:
+            _checked(end)
 
     def send(self, pointer: int, nbytes: int, peer: int, stream: int) -> None:
         """Post one end of a message."""
+        self._run("send", pointer, nbytes, _BYTES, peer, stream=stream)
 
     def recv(self, pointer: int, nbytes: int, peer: int, stream: int) -> None:
         """Post the other end."""
+        self._run("recv", pointer, nbytes, _BYTES, peer, stream=stream)
 
     def native(
         self, kind: Kind, pointers: tuple[int, int], count: int, code: int, more: tuple, stream: int
     ) -> None:
         """Run NCCL's own collective; ``more`` holds the operation, the root, or nothing."""
+        if kind not in self._NATIVE:
+            raise ArgumentError(
+                f"CuPy's binding has no {kind.name.lower()} of NCCL; install nccl4py, or name "
+                "another algorithm"
+            )
+        self._run(self._NATIVE[kind], *pointers, count, code, *more, stream=stream)
 
-    def error(self) -> str:
-        """Return what has gone wrong in the background, or ``""``."""
+    def _run(self, name: str, *arguments: Any, stream: int) -> None:
+        _checked(getattr(self._functions, name), *arguments, *self._handle, stream)
 
     def abort(self) -> None:
         """End everything under way, and the communicator."""
+        self._comm.abort()
 
     def close(self) -> None:
         """Free the communicator after its last operation."""
+        self._comm.destroy()
 
 
-class Nccl4py:
+class Nccl4py(Binding):
     """The official binding, nccl4py 0.6 or later."""
 
     name = "nccl4py"
@@ -80,10 +104,11 @@ class Nccl4py:
 
     def __init__(self, n: int, rank: int, unique_id: bytes) -> None:
         """Join; a collective of all n ranks."""
-        self._core, self._raw = _nccl4py()
-        key = self._core.UniqueId.from_bytes(unique_id)
-        self._comm = _checked(self._core.Communicator.init, n, rank, key)
-        self._handle = self._raw.Comm(self._comm.ptr)
+        core, self._functions = _nccl4py()
+        key = core.UniqueId.from_bytes(unique_id)
+        self._comm = _checked(core.Communicator.init, n, rank, key)
+        self._handle = (self._functions.Comm(self._comm.ptr),)
+        self._group_ends = self._functions.group_start, self._functions.group_end
 
     @staticmethod
     def unique_id() -> bytes:
@@ -102,42 +127,15 @@ class Nccl4py:
                 f"nccl4py finds no NCCL library ({found})", "pip install nvidia-nccl-cu13"
             ) from error
 
-    def group(self) -> AbstractContextManager[None]:
-        """See `Binding`."""
-        return _group(self._raw.group_start, self._raw.group_end)
-
-    def send(self, pointer: int, nbytes: int, peer: int, stream: int) -> None:
-        """See `Binding`."""
-        _checked(self._raw.send, pointer, nbytes, _BYTES, peer, self._handle, stream)
-
-    def recv(self, pointer: int, nbytes: int, peer: int, stream: int) -> None:
-        """See `Binding`."""
-        _checked(self._raw.recv, pointer, nbytes, _BYTES, peer, self._handle, stream)
-
-    def native(
-        self, kind: Kind, pointers: tuple[int, int], count: int, code: int, more: tuple, stream: int
-    ) -> None:
-        """See `Binding`."""
-        function = getattr(self._raw, self._NATIVE[kind])
-        _checked(function, *pointers, count, code, *more, self._handle, stream)
-
     def error(self) -> str:
-        """See `Binding`."""
-        state = int(self._raw.comm_get_async_error(self._handle))
+        """Return what has gone wrong in the background, or ``""``."""
+        state = int(self._functions.comm_get_async_error(*self._handle))
         if state in (_SUCCESS, _IN_PROGRESS):
             return ""
-        return f"{self._raw.get_error_string(state)}: {self._comm.get_last_error()}"
-
-    def abort(self) -> None:
-        """See `Binding`."""
-        self._comm.abort()
-
-    def close(self) -> None:
-        """See `Binding`."""
-        self._comm.destroy()
+        return f"{self._functions.get_error_string(state)}: {self._comm.get_last_error()}"
 
 
-class Cupy:
+class Cupy(Binding):
     """The binding that CuPy brings."""
 
     name = "cupy.cuda.nccl"
@@ -152,7 +150,8 @@ class Cupy:
     def __init__(self, n: int, rank: int, unique_id: bytes) -> None:
         """Join; a collective of all n ranks."""
         self._nccl = _cupy_nccl()
-        self._comm = _checked(self._nccl.NcclCommunicator, n, unique_id, rank)
+        self._comm = self._functions = _checked(self._nccl.NcclCommunicator, n, unique_id, rank)
+        self._group_ends = self._nccl.groupStart, self._nccl.groupEnd
 
     @staticmethod
     def unique_id() -> bytes:
@@ -165,44 +164,13 @@ class Cupy:
         """Return the version of the library, such as 23203."""
         return int(_cupy_nccl().get_version())
 
-    def group(self) -> AbstractContextManager[None]:
-        """See `Binding`."""
-        return _group(self._nccl.groupStart, self._nccl.groupEnd)
-
-    def send(self, pointer: int, nbytes: int, peer: int, stream: int) -> None:
-        """See `Binding`."""
-        _checked(self._comm.send, pointer, nbytes, _BYTES, peer, stream)
-
-    def recv(self, pointer: int, nbytes: int, peer: int, stream: int) -> None:
-        """See `Binding`."""
-        _checked(self._comm.recv, pointer, nbytes, _BYTES, peer, stream)
-
-    def native(
-        self, kind: Kind, pointers: tuple[int, int], count: int, code: int, more: tuple, stream: int
-    ) -> None:
-        """See `Binding`."""
-        if kind not in self._NATIVE:
-            raise ArgumentError(
-                f"CuPy's binding has no {kind.name.lower()} of NCCL; install nccl4py, or name "
-                "another algorithm"
-            )
-        _checked(getattr(self._comm, self._NATIVE[kind]), *pointers, count, code, *more, stream)
-
     def error(self) -> str:
-        """See `Binding`."""
+        """Return what has gone wrong in the background, or ``""``."""
         try:
             self._comm.check_async_error()
         except self._nccl.NcclError as error:
             return str(error)
         return ""
-
-    def abort(self) -> None:
-        """See `Binding`."""
-        self._comm.abort()
-
-    def close(self) -> None:
-        """See `Binding`."""
-        self._comm.destroy()
 
 
 BINDINGS: tuple[type[Nccl4py] | type[Cupy], ...] = (Nccl4py, Cupy)
@@ -247,15 +215,6 @@ def native_arguments(
             "name another algorithm than 'native'"
         )
     return _TYPES[dtype], 1, more
-
-
-@contextmanager
-def _group(start: Callable[[], Any], end: Callable[[], Any]) -> Any:
-    _checked(start)
-    try:
-        yield
-    finally:
-        _checked(end)
 
 
 def _checked(function: Callable, *args: Any) -> Any:

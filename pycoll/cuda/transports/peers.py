@@ -1,7 +1,8 @@
 """Ranks that reach each other's device memory: by CUDA IPC between processes of one host.
 
-Every rank exports its control memory, its cells and, once it has one, its symmetric heap; the host
-communicator carries the handles. An array outside the heap goes through the cells.
+Every rank exports its control memory, its staging buffers and its symmetric heap, once it has one;
+the host communicator carries the handles. An array outside the heap goes through the staging
+buffers.
 """
 
 from __future__ import annotations
@@ -13,21 +14,19 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import DeviceHeap
 from pycoll.cuda.device.library import Ipc, KernelError, library, pointers
-from pycoll.cuda.transports.links import Place, kernel_failure, places, wait_for
-from pycoll.cuda.transports.transport import CallCache, nanoseconds
+from pycoll.cuda.transports.base import Place, Transport, kernel_failure, places, wait_for
+from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, TransportError
 from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 MAX_BLOCKS = 64  # of a rank
 _CELL_BYTES = 8 << 20
@@ -37,21 +36,17 @@ class _Retired(NamedTuple):
     """What a closed communicator has left, which peers may still use.
 
     Freeing memory that another process has mapped is undefined in CUDA.
-
-    Attributes:
-        control: Tells which ranks have left the communicator.
-        free: Frees it all.
     """
 
-    control: Any
-    free: Callable[[], None]
+    control: Any  # tells which ranks have left the communicator
+    free: Callable[[], None]  # frees it all
 
 
 _retired: list[_Retired] = []
 
 
 def _free_retired() -> None:
-    """Free what nobody can be using any more."""
+    """Free what no peer can be using any more."""
     for old in list(_retired):
         if old.control.deserted():
             with contextlib.suppress(ValueError):  # another thread was faster
@@ -59,8 +54,8 @@ def _free_retired() -> None:
                 old.free()
 
 
-class PeerLink:
-    """Kernels of ours over memory that peers map; see `pycoll.cuda.transports.links.Link`."""
+class PeerTransport(Transport):
+    """Our own kernels over memory that peers map; see `pycoll.cuda.transports.base.Transport`."""
 
     name = "CUDA peer memory"
     messages = False
@@ -89,11 +84,8 @@ class PeerLink:
         """1 before there is a heap, then 2."""
         return 2 if self.memory.base else 1
 
-    def prepare(self, spec: CallSpec) -> None:
-        """Nothing to check: the plans are checked when the call is made."""
-
-    def heard(self, generations: list[int]) -> None:
-        """Take note of who has a heap by now."""
+    def set_generations(self, generations: list[int]) -> None:
+        """Note which ranks have a heap."""
         self._wanted = generations
 
     def open(self, session: Session) -> None:
@@ -172,14 +164,14 @@ class PeerLink:
     def launch(
         self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
     ) -> None:
-        """See `Link`."""
+        """See `Transport`."""
         capturing = bool(arrays.cupy().cuda.runtime.streamIsCapturing(stream))
         call = self._calls.find(spec, pin=capturing)
         ins, outs = pointers([in_pointer]), pointers([out_pointer])
         library().call("launch", call, ins, outs, 0, 0, 0, nanoseconds(limit), 0, stream)
 
     def error(self) -> CollError | None:
-        """See `Link`."""
+        """See `Transport`."""
         failed = c_int()
         if not self._group:
             return None
@@ -194,24 +186,24 @@ class PeerLink:
         )
 
     def wait(self, event: Any, timeout: float) -> None:
-        """See `Link`."""
+        """See `Transport`."""
         wait_for(event, timeout, "the kernel")
 
     def abort(self) -> None:
-        """See `Link`."""
+        """See `Transport`."""
         self._failed = True
         if self._group:
             library().call("group_abort", self._group)
 
     def close(self) -> None:
-        """See `Link`; one's own memory is freed when all peers have stopped using it.
+        """See `Transport`; one's own memory is freed when all peers have stopped using it.
 
-        After a failure nobody knows what still runs: then it stays until the process ends.
+        After a failure it is unknown what still runs: then the memory stays until the process ends.
         """
         group, cells, self._group, self._connected = self._group, self._cells, 0, None
         if self._failed:
             return
-        if not group:  # nobody else has seen the heap
+        if not group:  # no peer has mapped the heap
             self.memory.free()
             return
         if self._calls is not None:
@@ -229,12 +221,12 @@ class PeerLink:
         self._control = None
 
     def free(self) -> None:
-        """See `Link`."""
+        """See `Transport`."""
         _free_retired()
 
 
 def _check_apart(found: Sequence[Place]) -> None:
-    """Refuse ranks of one process on one device: their kernels come one after the other.
+    """Refuse ranks of one process on one device: their kernels may run one after the other.
 
     Streams of one process are not apart: the default stream is one for all threads, and allocating,
     loading and freeing wait for the device. A kernel that waits for the next one never ends.

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pycoll.errors import ScheduleError
-from pycoll.schedule.ir import Buffer, Fold, Piece, Schedule, Vector
+from pycoll.schedule.ir import Buffer, Fold, Piece, Schedule
 from pycoll.schedule.lowering.stage import SlotMap
+from pycoll.schedule.lowering.table import spans
 
 
 def busbw_factor(collective: str, n: int) -> float:
@@ -29,16 +30,13 @@ def busbw_factor(collective: str, n: int) -> float:
     Raises:
         ScheduleError: For a collective that moves no data or is not known.
     """
-    part = (n - 1) / n
     factors = {
-        "all_reduce": 2 * part,
-        "reduce_scatter": part,
-        "all_gather": part,
-        "all_to_all": part,
+        "all_reduce": 2 * (n - 1) / n,
         "broadcast": 1.0,
         "reduce": 1.0,
-        "gather": part,
-        "scatter": part,
+        **dict.fromkeys(
+            ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"), (n - 1) / n
+        ),
     }
     if collective not in factors:
         raise ScheduleError(f"no bus bandwidth for {collective!r}; known: {', '.join(factors)}")
@@ -47,29 +45,56 @@ def busbw_factor(collective: str, n: int) -> float:
 
 @dataclass(frozen=True)
 class Machine:
-    """A host with shared memory; the defaults are rounded figures of a current server core.
+    """A host with shared memory; the defaults are rounded figures of a current server core."""
 
-    Attributes:
-        alpha: Seconds from a rank's store of a flag to a waiting peer's load: one synchronisation.
-        sigma: Seconds to look at the flag of each peer that a rank waits for.
-        beta: Seconds per byte that a rank loads or stores.
-        gamma: Seconds per byte that a rank folds into another.
-        bus: Seconds per byte that all ranks together load or store: the memory they share.
-        call: Seconds of a call that moves nothing.
-        cell_bytes: Staging memory of a rank; a staged call runs in segments that fit.
-    """
-
+    # seconds from a rank's store of a flag to a waiting peer's load: one synchronisation
     alpha: float = 1.5e-7
-    sigma: float = 5.0e-8
-    beta: float = 1.5e-11
-    gamma: float = 5.0e-12
+    sigma: float = 5.0e-8  # seconds to look at the flag of each peer that a rank waits for
+    beta: float = 1.5e-11  # seconds per byte that a rank loads or stores
+    gamma: float = 5.0e-12  # seconds per byte that a rank folds into another
+    # seconds per byte that all ranks together load or store: the memory they share
     bus: float = 4.0e-12
-    call: float = 5.0e-7
-    cell_bytes: int = 512 << 10
+    call: float = 5.0e-7  # seconds of a call that moves nothing
+    cell_bytes: int = 512 << 10  # staging memory of a rank; a staged call runs in segments that fit
 
     def predict(self, schedule: Schedule, nbytes: int, direct: bool) -> float:
-        """Predict the time of a call, in seconds; see `predict`."""
-        return predict(schedule, nbytes, self, direct)
+        """Predict the time of a call on memory that all ranks share, one of many in a row.
+
+        A round lasts as long as its busiest rank, which waits for peers, loads, stores and folds;
+        or as long as the shared memory needs for the bytes of all ranks together. Staged, a rank
+        may be one iteration ahead of others, so its copies overlap with their rounds: an iteration
+        lasts as long as the rounds, or as the rank that has most to do in all, copies included.
+
+        Args:
+            schedule: What runs.
+            nbytes: Size of the full vector.
+            direct: Peers access the users' arrays; otherwise copies to and from staging buffers
+                are added.
+
+        Returns:
+            Seconds.
+        """
+        chunk_bytes = nbytes / max(1, schedule.chunks)
+        moved, own = np.zeros(schedule.n), np.zeros(schedule.n)
+        moving, syncing, widest = 0.0, 0.0, 0.0
+        for t in traffic(schedule):
+            bytes_moved = (t.loaded + t.stored) * chunk_bytes
+            alone = self.beta * bytes_moved + self.gamma * t.reduced * chunk_bytes
+            moving += max(float(alone.max()), self.bus * float(bytes_moved.sum()))
+            moved, own = moved + bytes_moved, own + alone
+            peers = int(t.waits.max())
+            wait = self.alpha + self.sigma * peers if peers else 0.0
+            syncing, widest = syncing + wait, max(widest, wait)
+        if direct:
+            return self.call + moving + syncing + widest
+        copies = staging(schedule)
+        copied = (2 * copies.copied_in + 2 * copies.copied_out + copies.twice) * chunk_bytes
+        busiest = float((own + self.beta * copied).max())
+        moving = max(moving, busiest, self.bus * float((moved + copied).sum()))
+        syncing += widest if copies.copied_out.any() else 0.0
+        slots = SlotMap(schedule).slots if schedule.n > 1 else 0
+        segments = max(1, math.ceil(slots * chunk_bytes / self.cell_bytes))
+        return self.call + moving + syncing * segments
 
 
 class Volume(NamedTuple):
@@ -81,25 +106,18 @@ class Volume(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """Counts of one schedule.
+    """Counts of one schedule."""
 
-    Attributes:
-        rounds: Rounds in which data goes from one rank to another.
-        lines: Folds of the schedule, counted over all its rounds.
-        sent, received: Data that leaves and reaches a rank, whoever moves it.
-        loaded, stored: Data that a rank loads and stores as the owner of folds, its own included.
-        reduced: Data that a rank folds into other data.
-        critical: Sum over rounds of what the busiest rank sends or receives.
-    """
-
-    rounds: int
-    lines: int
+    rounds: int  # rounds in which data goes from one rank to another
+    lines: int  # folds of the schedule, counted over all its rounds
+    # sent, received: data that leaves and reaches a rank, whichever rank moves it
     sent: Volume
     received: Volume
+    # loaded, stored: data that a rank loads and stores as the owner of folds, its own included
     loaded: Volume
     stored: Volume
-    reduced: Volume
-    critical: Fraction
+    reduced: Volume  # data that a rank folds into other data
+    critical: Fraction  # sum over rounds of what the busiest rank sends or receives
 
     @property
     def per_rank(self) -> Fraction:
@@ -116,28 +134,21 @@ class Traffic:
     def __init__(self, schedule: Schedule, folds: list[Fold]) -> None:
         """Count the folds of a round."""
         n = schedule.n
-        ranks = schedule.all_ranks()
         self.sent, self.received, self.loaded, self.stored, self.reduced, self.waits = (
             np.zeros(n, np.int64) for _ in range(6)
         )
         for f in folds:
             count = active(f, n)
-            busy = count > 0
             self.loaded += len(f.srcs) * count
             self.stored += len(f.dsts) * count
             self.reduced += (len(f.srcs) - 1) * count
-            near, far = np.zeros(n, np.int64), np.zeros(n, np.int64)
-            for piece in f.srcs:
-                peer, away = _away(piece.rank, ranks, n, count)
-                self.received += away
-                self.sent += _by_rank(peer, away, n)
-                near += away > 0
-            for piece in f.dsts:
-                peer, away = _away(piece.rank, ranks, n, count)
-                self.sent += away
-                self.received += _by_rank(peer, away, n)
-                far += away > 0
-            self.waits += np.maximum(near, far) * busy
+            peers = np.zeros((2, n), np.int64)  # whose memory is read, and whose is written
+            for i, (src, dst) in enumerate(transfers(f, n)):
+                moved = np.where(src != dst, count, 0)
+                self.sent += np.bincount(src, moved, n).astype(np.int64)
+                self.received += np.bincount(dst, moved, n).astype(np.int64)
+                peers[int(i >= len(f.srcs))] += moved > 0
+            self.waits += peers.max(axis=0)
 
 
 def active(f: Fold, n: int) -> np.ndarray:
@@ -145,17 +156,12 @@ def active(f: Fold, n: int) -> np.ndarray:
     return np.broadcast_to(np.where(f.where, f.count, 0), (n,))
 
 
-def _away(rank: Vector, ranks: np.ndarray, n: int, count: np.ndarray) -> tuple[Vector, np.ndarray]:
-    peer = rank % n
-    return peer, np.where(peer != ranks, count, 0)
-
-
-def _by_rank(peer: Vector, amount: np.ndarray, n: int) -> np.ndarray:
-    if np.ndim(peer) == 0:
-        result = np.zeros(n, np.int64)
-        result[peer] = amount.sum()
-        return result
-    return np.bincount(peer, amount, n).astype(np.int64)
+def transfers(f: Fold, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield, for each piece of a fold, the rank that each owner moves it from, and to: ``[n]``."""
+    owner = np.arange(n)
+    for i, piece in enumerate(f.pieces):
+        peer = np.broadcast_to(piece.rank % n, (n,))
+        yield (peer, owner) if i < len(f.srcs) else (owner, peer)
 
 
 def traffic(schedule: Schedule) -> Iterator[Traffic]:
@@ -184,7 +190,7 @@ def cost(schedule: Schedule) -> Cost:
 class Staging(NamedTuple):
     """Chunks that each rank copies because peers cannot reach its arrays, as ``[n]`` arrays.
 
-    A copy loads and stores once. ``twice`` counts stores alone: results that also go to the cell.
+    A copy loads and stores once. ``twice`` counts only stores: of results, to staging buffers too.
     """
 
     copied_in: np.ndarray
@@ -200,8 +206,8 @@ def staging(schedule: Schedule) -> Staging:
     for folds in schedule.rounds(schedule.all_ranks()):
         now: list[np.ndarray] = []
         for f in folds:
-            owner, offset = _owners(f, n)
-            for i, piece in enumerate((*f.srcs, *f.dsts)):
+            owner, offset = spans(active(f, n))
+            for i, piece in enumerate(f.pieces):
                 if piece.buffer == Buffer.TMP:
                     continue
                 cell, own = _cells(piece, owner, offset, n, chunks)
@@ -220,13 +226,6 @@ def staging(schedule: Schedule) -> Staging:
     return Staging(*(a.reshape(n, chunks).sum(axis=1) for a in (read_in, by_others, twice)))
 
 
-def _owners(f: Fold, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """List who folds each chunk of a fold, and the chunk's place in it."""
-    count = active(f, n)
-    owner = np.repeat(np.arange(n), count)
-    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-
-
 def _cells(
     piece: Piece, owner: np.ndarray, offset: np.ndarray, n: int, chunks: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -234,40 +233,3 @@ def _cells(
     rank, chunk = (v if np.size(v) == 1 else v[owner] for v in (piece.rank, piece.chunk))
     rank = rank % n
     return rank * chunks + (chunk + offset) % chunks, rank == owner
-
-
-def predict(schedule: Schedule, nbytes: int, machine: Machine, direct: bool) -> float:
-    """Predict the time of a call on memory that all ranks share, one of many in a row, in seconds.
-
-    A round lasts as long as its busiest rank, which waits for peers, loads, stores and folds; or as
-    long as the shared memory needs for the bytes of all ranks together. Staged, a rank may be one
-    iteration ahead of others, so its copies overlap with their rounds: an iteration lasts as long
-    as the rounds, or as the rank that has most to do in all, copies included.
-
-    Args:
-        schedule: What runs.
-        nbytes: Size of the full vector.
-        machine: Where it runs.
-        direct: Peers access the users' arrays; otherwise copies to and from cells are added.
-    """
-    chunk_bytes = nbytes / max(1, schedule.chunks)
-    moved, own = np.zeros(schedule.n), np.zeros(schedule.n)
-    moving, syncing, widest = 0.0, 0.0, 0.0
-    for t in traffic(schedule):
-        bytes_moved = (t.loaded + t.stored) * chunk_bytes
-        alone = machine.beta * bytes_moved + machine.gamma * t.reduced * chunk_bytes
-        moving += max(float(alone.max()), machine.bus * float(bytes_moved.sum()))
-        moved, own = moved + bytes_moved, own + alone
-        peers = int(t.waits.max())
-        wait = machine.alpha + machine.sigma * peers if peers else 0.0
-        syncing, widest = syncing + wait, max(widest, wait)
-    if direct:
-        return machine.call + moving + syncing + widest
-    copies = staging(schedule)
-    copied = (2 * copies.copied_in + 2 * copies.copied_out + copies.twice) * chunk_bytes
-    busiest = float((own + machine.beta * copied).max())
-    moving = max(moving, busiest, machine.bus * float((moved + copied).sum()))
-    syncing += widest if copies.copied_out.any() else 0.0
-    slots = SlotMap(schedule).slots if schedule.n > 1 else 0
-    segments = max(1, math.ceil(slots * chunk_bytes / machine.cell_bytes))
-    return machine.call + moving + syncing * segments

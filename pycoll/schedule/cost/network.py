@@ -10,32 +10,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pycoll.schedule.cost.cost import active
+from pycoll.schedule.cost.cost import active, transfers
 from pycoll.schedule.ir import Fold, Schedule
 
 
 @dataclass(frozen=True)
 class Network:
-    """Hosts that exchange messages; the defaults are rounded figures of a cluster on Ethernet.
+    """Hosts that exchange messages; the defaults are rounded figures of a cluster on Ethernet."""
 
-    Attributes:
-        alpha: Seconds that a message within a host takes, however small.
-        beta: Seconds per byte of it.
-        far_alpha: Seconds that a message between hosts takes, however small.
-        far_beta: Seconds per byte on the link of a host, in each direction.
-        sigma: Seconds for each further message that a rank sends or receives in a round.
-        gamma: Seconds per byte that a rank folds into another.
-        call: Seconds of a call that moves nothing.
-        ranks_per_host: Number of ranks of each host, in rank order; empty: a host for each.
-    """
-
-    alpha: float = 1.0e-6
-    beta: float = 1.0e-10
-    far_alpha: float = 2.0e-5
-    far_beta: float = 8.0e-10
+    alpha: float = 1.0e-6  # seconds that a message within a host takes, however small
+    beta: float = 1.0e-10  # seconds per byte of it
+    far_alpha: float = 2.0e-5  # seconds that a message between hosts takes, however small
+    far_beta: float = 8.0e-10  # seconds per byte on the link of a host, in each direction
+    # seconds for each further message that a rank sends or receives in a round
     sigma: float = 3.0e-7
-    gamma: float = 5.0e-12
-    call: float = 1.0e-6
+    gamma: float = 5.0e-12  # seconds per byte that a rank folds into another
+    call: float = 1.0e-6  # seconds of a call that moves nothing
+    # number of ranks of each host, in rank order; empty: a host for each
     ranks_per_host: tuple[int, ...] = ()
 
     def hosts(self, n: int) -> np.ndarray:
@@ -53,7 +44,7 @@ class Network:
         Args:
             schedule: What runs.
             nbytes: Size of the full vector.
-            direct: Of no meaning here: nobody reaches another rank's memory.
+            direct: Without meaning here: no rank reaches another rank's memory.
         """
         del direct
         hosts = self.hosts(schedule.n)
@@ -62,40 +53,23 @@ class Network:
         return self.call + sum(self._round(schedule.n, folds, hosts, size) for folds in rounds)
 
     def _round(self, n: int, folds: list[Fold], hosts: np.ndarray, size: float) -> float:
-        near, far = (np.zeros((2, n)) for _ in range(2))  # bytes sent, bytes received
+        near, far, messages = (np.zeros((2, n)) for _ in range(3))  # sent, received
         links = np.zeros((2, int(hosts.max()) + 1))
-        messages, reduced = np.zeros((2, n)), np.zeros(n)
+        reduced = np.zeros(n)
         for f in folds:
             count = active(f, n)
             reduced += (len(f.srcs) - 1) * count * size
-            for piece in f.srcs:
-                self._move(piece.rank % n, np.arange(n), count, hosts, near, far, links, messages)
-            for piece in f.dsts:
-                self._move(np.arange(n), piece.rank % n, count, hosts, near, far, links, messages)
+            for ends in transfers(f, n):
+                src, dst = ends
+                moved = np.where(src != dst, count, 0)
+                outside = moved * (hosts[src] != hosts[dst])
+                for way, ranks in enumerate(ends):
+                    near[way] += np.bincount(ranks, moved - outside, n)
+                    far[way] += np.bincount(ranks, outside, n)
+                    links[way] += np.bincount(hosts[ranks], outside, len(links[way]))
+                    messages[way] += np.bincount(ranks, moved > 0, n)
         alpha = np.where(far > 0, self.far_alpha, np.where(near > 0, self.alpha, 0.0))
         more = self.sigma * np.maximum(messages - 1, 0)
         ranks = (alpha + more + self.beta * near * size).max(axis=0) + self.gamma * reduced
         link = self.far_beta * size * links.max()
         return float(max(ranks.max(), link + (self.far_alpha if link else 0.0)))
-
-    def _move(
-        self,
-        src: np.ndarray | int,
-        dst: np.ndarray | int,
-        count: np.ndarray,
-        hosts: np.ndarray,
-        near: np.ndarray,
-        far: np.ndarray,
-        links: np.ndarray,
-        messages: np.ndarray,
-    ) -> None:
-        """Add the messages of one piece of a fold."""
-        n = len(hosts)
-        src, dst = (np.broadcast_to(v, (n,)) for v in (src, dst))
-        moved = np.where(src != dst, count, 0)
-        outside = hosts[src] != hosts[dst]
-        for way, ranks in enumerate((src, dst)):
-            np.add.at(near[way], ranks, np.where(outside, 0, moved))
-            np.add.at(far[way], ranks, np.where(outside, moved, 0))
-            np.add.at(links[way], hosts[ranks], np.where(outside, moved, 0))
-            np.add.at(messages[way], ranks, moved > 0)

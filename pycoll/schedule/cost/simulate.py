@@ -14,22 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.schedule.ir import Fold, Schedule, Vector
+from pycoll.schedule.cost.cost import Traffic, active, transfers
+from pycoll.schedule.ir import Fold, Schedule
 
 
 @dataclass(frozen=True)
 class Link:
-    """What connects two ranks; the defaults are those of a fast network.
+    """What connects two ranks; the defaults are those of a fast network."""
 
-    Attributes:
-        alpha: Seconds from one rank to another, for any size.
-        beta: Seconds per byte.
-        gamma: Seconds per byte folded.
-    """
-
-    alpha: float = 2.0e-6
-    beta: float = 1 / 25e9
-    gamma: float = 1 / 50e9
+    alpha: float = 2.0e-6  # seconds from one rank to another, for any size
+    beta: float = 1 / 25e9  # seconds per byte
+    gamma: float = 1 / 50e9  # seconds per byte folded
 
 
 def simulate(
@@ -61,7 +56,7 @@ def simulate(
     if time.shape != (n,):
         raise ArgumentError(f"start has shape {time.shape}; {schedule} needs ({n},)")
     world = _World(schedule, nbytes, link or Link())
-    for number, folds in enumerate(schedule.rounds(world.ranks)):
+    for number, folds in enumerate(schedule.rounds(schedule.all_ranks())):
         time = world.advance(time, folds, None if noise is None else noise(number))
     return time
 
@@ -70,10 +65,8 @@ class _World:
     """Constants of a simulation, and the step from one round to the next."""
 
     def __init__(self, schedule: Schedule, nbytes: float, link: Link) -> None:
-        self.n = schedule.n
-        self.ranks = schedule.all_ranks()
+        self.schedule, self.alpha = schedule, link.alpha
         chunk_bytes = nbytes / max(1, schedule.chunks)
-        self.alpha = link.alpha
         self.per_chunk = link.beta * chunk_bytes
         self.fold_per_chunk = link.gamma * chunk_bytes
 
@@ -81,51 +74,27 @@ class _World:
         self, before: np.ndarray, folds: list[Fold], noise: np.ndarray | None
     ) -> np.ndarray:
         """Return the times after a round of concurrent folds."""
-        moves = [self._moves(f) for f in folds]
-        sent, received = self._ports(moves)
-        after = before + (sent > 0) * (self.alpha + self.per_chunk * sent)
+        n = self.schedule.n
+        moved = Traffic(self.schedule, folds)
+        after = before + (moved.sent > 0) * (self.alpha + self.per_chunk * moved.sent)
         own, arrive = [], []
-        for f, (busy, count, sources, targets) in zip(folds, moves, strict=True):
-            ready = before
-            for peer, away in sources:
-                transfer = self.alpha + self.per_chunk * np.maximum(sent[peer], received)
-                ready = np.maximum(ready, np.maximum(before, before[peer]) + away * transfer)
+        for f in folds:
+            count = active(f, n)
+            busy, ready = count > 0, before
+            ends = list(transfers(f, n))
+            for src, dst in ends[: len(f.srcs)]:
+                port = np.maximum(moved.sent[src], moved.received[dst])
+                transfer = (src != dst) * (self.alpha + self.per_chunk * port)
+                ready = np.maximum(ready, np.maximum(before, before[src]) + transfer)
             done = ready + self.fold_per_chunk * (len(f.srcs) - 1) * count
-            if noise is not None:
-                done = done + noise
+            done = done if noise is None else done + noise
             own.append((busy, done))
-            for peer, away in targets:
-                transfer = self.alpha + self.per_chunk * np.maximum(sent, received[peer])
-                arrive.append((busy & away, peer, np.maximum(done, before[peer]) + transfer))
+            for src, dst in ends[len(f.srcs) :]:
+                port = np.maximum(moved.sent[src], moved.received[dst])
+                transfer = self.alpha + self.per_chunk * port
+                arrive.append((busy & (src != dst), dst, np.maximum(done, before[dst]) + transfer))
         for busy, done in own:
             np.maximum(after, done, out=after, where=busy)
-        for busy, peer, when in arrive:
-            where = np.broadcast_to(peer, (self.n,))[busy]
-            np.maximum.at(after, where, when[busy])
+        for busy, dst, when in arrive:
+            np.maximum.at(after, dst[busy], when[busy])
         return after
-
-    def _moves(self, f: Fold) -> tuple:
-        """Return who takes part, chunk counts, and (peer, whether it is remote) of each operand."""
-        busy = np.broadcast_to(np.logical_and(f.where, np.asarray(f.count) > 0), (self.n,))
-        sources = [self._peer(piece.rank) for piece in f.srcs if piece.rank is not self.ranks]
-        targets = [self._peer(piece.rank) for piece in f.dsts if piece.rank is not self.ranks]
-        return busy, f.count, sources, targets
-
-    def _peer(self, rank: Vector) -> tuple[Vector, np.ndarray]:
-        peer = rank % self.n
-        return peer, peer != self.ranks
-
-    def _ports(self, moves: list[tuple]) -> tuple[np.ndarray, np.ndarray]:
-        """Count the chunks that leave and reach each rank in the round."""
-        sent, received = np.zeros(self.n), np.zeros(self.n)
-        for busy, count, sources, targets in moves:
-            active = busy * count
-            for operands, here, there in ((sources, received, sent), (targets, sent, received)):
-                for peer, away in operands:
-                    amount = active * away
-                    here += amount
-                    if np.ndim(peer):
-                        there += np.bincount(peer, amount, self.n)
-                    else:
-                        there[peer] += amount.sum()
-        return sent, received

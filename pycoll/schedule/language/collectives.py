@@ -7,7 +7,6 @@ chunks ``[rank * m, (rank + 1) * m)`` with ``m = chunks / n``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pycoll.errors import ScheduleError
@@ -17,65 +16,20 @@ FULL, OWN = "full", "own"
 
 @dataclass(frozen=True)
 class Collective:
-    """Shape and promise of one collective.
-
-    Attributes:
-        name: Its name.
-        in_layout: FULL or OWN, for the input.
-        out_layout: FULL or OWN, for the output.
-        in_at_root: Only the root has an input.
-        out_at_root: Only the root has an output.
-        reduces: Contributions of all ranks are combined.
-        transposes: Output chunk j of rank i is input chunk i of rank j.
-    """
+    """Shape and promise of one collective."""
 
     name: str
-    in_layout: str = FULL
-    out_layout: str = FULL
-    in_at_root: bool = False
-    out_at_root: bool = False
-    reduces: bool = False
-    transposes: bool = False
+    in_layout: str = FULL  # FULL or OWN, for the input
+    out_layout: str = FULL  # FULL or OWN, for the output
+    in_at_root: bool = False  # only the root has an input
+    out_at_root: bool = False  # only the root has an output
+    reduces: bool = False  # contributions of all ranks are combined
+    transposes: bool = False  # output chunk j of rank i is input chunk i of rank j
 
     @property
     def rooted(self) -> bool:
         """Whether the collective has a root."""
         return self.in_at_root or self.out_at_root
-
-    def holds(self, layout: str, rank: int, chunk: int, n: int, chunks: int) -> bool:
-        """Whether a buffer of that layout holds a chunk on a rank."""
-        share = chunks // n
-        return layout == FULL or rank * share <= chunk < (rank + 1) * share
-
-    def inputs(self, n: int, chunks: int, root: int) -> Iterator[tuple[int, int]]:
-        """Yield every (rank, chunk) that holds data at the start."""
-        for rank in range(n):
-            if not self.in_at_root or rank == root:
-                for chunk in range(chunks):
-                    if self.holds(self.in_layout, rank, chunk, n, chunks):
-                        yield rank, chunk
-
-    def outputs(self, n: int, chunks: int, root: int) -> Iterator[tuple[int, int, list]]:
-        """Yield every (rank, chunk, contributions) that must hold data at the end.
-
-        Contributions are (source rank, source chunk) pairs, in rank order, each wanted once.
-        """
-        for rank in range(n):
-            if self.out_at_root and rank != root:
-                continue
-            for chunk in range(chunks):
-                if self.holds(self.out_layout, rank, chunk, n, chunks):
-                    yield rank, chunk, self._sources(rank, chunk, n, chunks, root)
-
-    def _sources(self, rank: int, chunk: int, n: int, chunks: int, root: int) -> list:
-        if self.reduces:
-            return [(source, chunk) for source in range(n)]
-        share = chunks // n
-        if self.transposes:
-            return [(chunk // share, rank * share + chunk % share)]
-        if self.in_at_root:
-            return [(root, chunk)]
-        return [(chunk // share, chunk)]
 
 
 COLLECTIVES = {

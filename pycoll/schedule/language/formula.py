@@ -34,19 +34,12 @@ _FUNCTIONS = {"log2": lambda x: math.log2(x), "ceil": math.ceil, "max": max, "mi
 
 
 class Stated(NamedTuple):
-    """What a docstring states.
+    """What a docstring states."""
 
-    Attributes:
-        rounds: Formula of the number of rounds.
-        nbytes: Formula of the bytes that the busiest rank sends or receives.
-        rest: What follows the formula of the bytes.
-        source: The publication.
-    """
-
-    rounds: str
-    nbytes: str
-    rest: str
-    source: str
+    rounds: str  # formula of the number of rounds
+    nbytes: str  # formula of the bytes that the busiest rank sends or receives
+    rest: str  # what follows the formula of the bytes
+    source: str  # the publication
 
 
 def stated(algorithm: Algorithm) -> Stated:
@@ -65,33 +58,6 @@ def stated(algorithm: Algorithm) -> Stated:
         )
     rounds, nbytes, rest = match.groups(default="")
     return Stated(rounds, nbytes, rest, source)
-
-
-def limits(algorithm: Algorithm, n: int, k: int = 1) -> tuple[Fraction, Fraction, Fraction]:
-    """Evaluate what the docstring states for the busiest rank.
-
-    Returns:
-        Number of rounds, and the least and the most it sends or receives, in full vectors.
-
-    Raises:
-        ScheduleError: If the docstring is not in the form that this module describes.
-    """
-    text = stated(algorithm)
-    rounds = evaluate(text.rounds, n, k)
-    most = evaluate(text.nbytes.removeprefix("at most "), n, k)
-    least = Fraction(0) if text.nbytes.startswith("at most ") else most
-    if text.rest == " read and as many written per rank":
-        return rounds, 2 * least, 2 * most
-    at_root = re.fullmatch(r", (.+) at the root", text.rest)
-    if at_root:
-        root = evaluate(at_root.group(1), n, k)
-        return rounds, root, root
-    place = r"(?: at the root| at the busiest rank)?"
-    more = re.fullmatch(place + r"(?:, and at most (.+) more if n > p)?", text.rest)
-    if more is None:
-        raise ScheduleError(f"{algorithm.collective}/{algorithm.name}: cannot read {text.rest!r}")
-    extra = more.group(1)
-    return rounds, least, most + (evaluate(extra, n, k) if extra and n & (n - 1) else 0)
 
 
 def _section(text: str, name: str) -> str:

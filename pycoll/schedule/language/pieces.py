@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -50,6 +50,16 @@ class Fold:
     count: Vector
     where: Vector
     tree: bool
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All its pieces, sources before destinations."""
+        return self.srcs + self.dsts
+
+    def placed(self, place: Callable[[Piece], Piece], share: int = 1) -> Fold:
+        """Return the same fold of other pieces, with ``share`` chunks for each of its own."""
+        srcs, dsts = tuple(map(place, self.srcs)), tuple(map(place, self.dsts))
+        return Fold(srcs, dsts, self.count * share, self.where, self.tree)
 
     @property
     def happens(self) -> bool:

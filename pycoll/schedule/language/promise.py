@@ -13,23 +13,18 @@ from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 
 @dataclass(frozen=True)
 class Promise:
-    """The promise of a collective for one schedule; `collectives` defines it in words.
+    """The promise of a collective for one schedule; `collectives` defines it in words."""
 
-    Attributes:
-        n, chunks: World size and number of chunks.
-        alike: Chunks that are so far apart are equally long, whatever the size of the vector.
-        reduces: Every output wants the contributions of all ranks to its chunk, each once.
-        in_held, out_held: ``[n, chunks]`` whether the rank's IN (OUT) holds the chunk.
-        origin: ``[n, chunks]`` number of the input, ``rank * chunks + chunk``, that an output wants
-            when nothing is reduced.
-    """
-
+    # n, chunks: world size and number of chunks
     n: int
     chunks: int
-    alike: int
-    reduces: bool
+    alike: int  # chunks that are so far apart are equally long, whatever the size of the vector
+    reduces: bool  # every output wants the contributions of all ranks to its chunk, each once
+    # in_held, out_held: ``[n, chunks]`` whether the rank's IN (OUT) holds the chunk
     in_held: np.ndarray
     out_held: np.ndarray
+    # ``[n, chunks]`` number of the input, ``rank * chunks + chunk``, that an output wants when
+    # nothing is reduced
     origin: np.ndarray
 
     @classmethod

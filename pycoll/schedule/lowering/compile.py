@@ -7,6 +7,7 @@ folds of different ranks become waits; see docs/architecture.md, section 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from pycoll.schedule.lowering.plan import (
     step_of,
 )
 from pycoll.schedule.lowering.stage import stage
-from pycoll.schedule.lowering.table import FoldTable, build_table, distinct, partners, unique_rows
+from pycoll.schedule.lowering.table import FoldTable, build_table, distinct, unique_rows
 
 _IN, _OUT, _CELL = (place.value for place in PlanBuffer)  # for NumPy
 
@@ -36,33 +37,26 @@ def peer_plan(schedule: Schedule, rank: int, *, direct: bool, in_place: bool = F
     Args:
         schedule: What to compile.
         rank: Whose plan.
-        direct: Peers access the users' arrays themselves; otherwise through cells.
+        direct: Peers access the users' arrays themselves; otherwise through staging buffers.
         in_place: IN and OUT are the same memory. It changes direct plans only.
 
     Raises:
         ScheduleError: If folds of one round conflict, if the schedule does not work in place, or if
             it has more lines than a step can count.
     """
-    _check_modes(schedule, direct, in_place)
-    table = build_table(schedule, partners(schedule, rank), focus=rank)
-    return _lower(schedule, table, [rank], direct, in_place)[0]
+    return _lower(schedule, build_table(schedule, rank), [rank], direct, in_place)[0]
 
 
 def peer_plans(schedule: Schedule, *, direct: bool, in_place: bool = False) -> list[Plan]:
     """Compile the plans of all ranks; see `peer_plan`."""
-    _check_modes(schedule, direct, in_place)
-    table = build_table(schedule, schedule.all_ranks())
-    return _lower(schedule, table, list(range(schedule.n)), direct, in_place)
-
-
-def _check_modes(schedule: Schedule, direct: bool, in_place: bool) -> None:
-    if direct and in_place and not schedule.algorithm.in_place:
-        raise ScheduleError(f"{schedule} does not work in place on memory that peers read directly")
+    return _lower(schedule, build_table(schedule), range(schedule.n), direct, in_place)
 
 
 def _lower(
-    schedule: Schedule, table: FoldTable, ranks: list[int], direct: bool, in_place: bool
+    schedule: Schedule, table: FoldTable, ranks: Sequence[int], direct: bool, in_place: bool
 ) -> list[Plan]:
+    if direct and in_place and not schedule.algorithm.in_place:
+        raise ScheduleError(f"{schedule} does not work in place on memory that peers read directly")
     complete = complete_folds(table)
     if direct:
         buffer = np.where(table.buffer == Buffer.TMP.value, _CELL, table.buffer)
@@ -78,7 +72,7 @@ def _lower(
 
 
 def complete_folds(table: FoldTable) -> np.ndarray:
-    """Tell which unit folds combine the inputs of all ranks at once."""
+    """Mark the unit folds that combine the inputs of all ranks at once."""
     unit = table.unit
     source = ~table.is_write & (table.buffer == Buffer.IN.value)
     seen = distinct(unit[source] * table.n + table.rank[source]) // table.n
@@ -100,7 +94,7 @@ def derive(
     in_place = in_place and direct
     waits = _dependences(table, direct, in_place, title)
     if in_place and np.any(_stored_onto_itself(table)):
-        # Those ranks make them whose arrays lie apart, and the plan is for either.
+        # Ranks whose arrays are apart execute these copies; the plan has to suit both.
         waits = np.concatenate([waits, _dependences(table, direct, False, title)])
     if direct:
         waits = np.concatenate([waits, _contacts(table)])
@@ -109,9 +103,9 @@ def derive(
 
 
 def _stored_onto_itself(table: FoldTable) -> np.ndarray:
-    """Tell which operands a copy writes where it has read them, if IN and OUT are one memory.
+    """Mark the operands that a copy writes where it read them, if IN and OUT are one memory.
 
-    The engines skip them then, so nobody has to wait for such a write; see docs/verification.md.
+    The engines skip such a copy, so nobody has to wait for it; see docs/verification.md.
     """
     unit = table.unit
     source = table.first[unit]
@@ -164,7 +158,7 @@ def _accesses(table: FoldTable, direct: bool, aliased: bool) -> tuple[np.ndarray
 def _contacts(table: FoldTable) -> np.ndarray:
     """Return a wait for the entry of every rank whose arrays a fold touches.
 
-    Others may have told that rank's progress already, but where its arrays lie it tells itself.
+    A rank's progress may be known through others; the addresses of its arrays come from itself.
     """
     user = table.owner[table.unit]
     away = (table.rank != user) & (table.buffer != _CELL)
@@ -240,7 +234,7 @@ def _emit(
     complete: np.ndarray,
     waits: np.ndarray,
     signals: np.ndarray,
-    ranks: list[int],
+    ranks: Sequence[int],
     slots: int,
     direct: bool,
 ) -> list[Plan]:

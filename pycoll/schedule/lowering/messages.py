@@ -13,12 +13,25 @@ between two ranks are posted in the same order on both, so they need no tags.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
 import numpy as np
 
-from pycoll.schedule.ir import Schedule
-from pycoll.schedule.lowering.places import Runs, place, runs_of
-from pycoll.schedule.lowering.plan import ALL, INSTR, OPERAND, Opcode, Plan
-from pycoll.schedule.lowering.table import FoldTable, build_table, partners, unique_rows
+from pycoll.schedule.ir import Buffer, Schedule
+from pycoll.schedule.lowering.compile import complete_folds, merge_runs
+from pycoll.schedule.lowering.plan import (
+    ALL,
+    FOLD_COMPLETE,
+    FOLD_TREE,
+    INSTR,
+    OPERAND,
+    Opcode,
+    Plan,
+    PlanBuffer,
+)
+from pycoll.schedule.lowering.table import FoldTable, build_table, spans, unique_rows
 
 _FIRST, _FOLDS, _SECOND = 0, 2, 3  # phases; the WAIT behind one stands at the number after it
 
@@ -35,25 +48,51 @@ def message_plan(schedule: Schedule, rank: int, *, apart: bool = False) -> Plan:
     Raises:
         ScheduleError: If a scratch slot, a chunk count or a root is out of range.
     """
-    table = build_table(schedule, partners(schedule, rank), focus=rank)
-    return _lower(schedule, table, [rank], apart)[0]
+    return _lower(schedule, build_table(schedule, rank), [rank], apart)[0]
 
 
 def message_plans(schedule: Schedule, *, apart: bool = False) -> list[Plan]:
     """Compile the plans of all ranks; see `message_plan`."""
-    table = build_table(schedule, schedule.all_ranks())
-    return _lower(schedule, table, list(range(schedule.n)), apart)
+    return _lower(schedule, build_table(schedule), range(schedule.n), apart)
 
 
-def _lower(schedule: Schedule, table: FoldTable, ranks: list[int], apart: bool) -> list[Plan]:
-    runs = place(schedule, runs_of(table), apart)
-    moves, move_operands = _moves(runs)
-    folds, fold_operands = _folds(runs)
-    waits = _waits(moves)
-    return _emit(schedule, (moves, folds, waits), (move_operands, fold_operands), runs, ranks)
+def _lower(schedule: Schedule, table: FoldTable, ranks: Sequence[int], apart: bool) -> list[Plan]:
+    runs = _place(schedule, _runs_of(table), apart)
+    moves = _moves(runs)
+    return _emit(schedule, [*moves, _folds(runs), _waits(moves)], runs.slots, ranks)
 
 
-def _moves(runs: Runs) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+class _Part(NamedTuple):
+    """Instructions of one kind: what orders them, and their operands."""
+
+    code: np.ndarray  # ``[instructions]`` records of dtype `INSTR`
+    # rank, phase, key: ``[instructions]`` whose it is, and its place within the round
+    rank: np.ndarray
+    phase: np.ndarray
+    key: np.ndarray
+    instr: np.ndarray  # ``[operands]`` instruction of each operand
+    operands: np.ndarray  # ``[operands]`` records of dtype `OPERAND`
+
+
+def _part(
+    rank: np.ndarray,
+    phase: np.ndarray | int,
+    key: np.ndarray | int,
+    instr: np.ndarray,
+    places: Sequence[np.ndarray],
+    **fields: np.ndarray | int,
+) -> _Part:
+    """Make instructions of columns; ``places`` are buffers and chunks of the operands."""
+    code, operands = np.zeros(len(rank), INSTR), np.zeros(len(instr), OPERAND)
+    for name, column in fields.items():
+        code[name] = column
+    operands["rank"] = rank[instr]
+    operands["buffer"], operands["chunk"] = places
+    phase, key = (np.broadcast_to(column, rank.shape) for column in (phase, key))
+    return _Part(code, rank, phase, key, instr, operands)
+
+
+def _moves(runs: Runs) -> list[_Part]:
     """List every message twice, as SEND and as RECV."""
     at = np.flatnonzero(runs.remote)
     run, source = runs.run[at], runs.source[at]
@@ -62,39 +101,22 @@ def _moves(runs: Runs) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     kept = (runs.nsrc[run] == 1) & ~runs.remote[start]
     phase = np.where(source | kept, _FIRST, _SECOND)
     sender, receiver = np.where(source, other, owner), np.where(source, owner, other)
-    there = runs.buffer[at], runs.chunk[at]
-    here = runs.own_buffer[at], runs.own_chunk[at]
-    sent = [np.where(source, a, b) for a, b in zip(there, here, strict=True)]
-    received = [np.where(source, b, a) for a, b in zip(there, here, strict=True)]
-    both = np.concatenate
-    size = len(at)
-    instructions = {
-        "op": np.repeat([int(Opcode.SEND), int(Opcode.RECV)], size),
-        "rank": both([sender, receiver]),
-        "peer": both([receiver, sender]),
-        "round": both([runs.round[run]] * 2),
-        "phase": both([phase] * 2),
-        "key": both([_key(runs, run, at)] * 2),
-        "count": both([runs.count[run]] * 2),
-    }
-    operands = {
-        "instr": np.arange(2 * size),
-        "rank": instructions["rank"],
-        "buffer": both([sent[0], received[0]]),
-        "chunk": both([sent[1], received[1]]),
-    }
-    return instructions, operands
-
-
-def _key(runs: Runs, run: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Place of a message among those of its round, alike in the plans of both its ends."""
-    order = np.lexsort((at, runs.owner[run], runs.line[run]))
-    key = np.empty(len(at), np.int64)
+    order = np.lexsort((at, owner, runs.line[run]))
+    key = np.empty(len(at), np.int64)  # alike in the plans of both ends
     key[order] = np.arange(len(at))
-    return key
+    there, here = (runs.buffer, runs.chunk), (runs.own_buffer, runs.own_chunk)
+    parts = []
+    for op, rank, peer, is_there in (
+        (Opcode.SEND, sender, receiver, source),
+        (Opcode.RECV, receiver, sender, ~source),
+    ):
+        places = [np.where(is_there, a[at], b[at]) for a, b in zip(there, here, strict=True)]
+        fields = {"op": op.value, "peer": peer, "round": runs.round[run], "count": runs.count[run]}
+        parts.append(_part(rank, phase, key, np.arange(len(at)), places, **fields))
+    return parts
 
 
-def _folds(runs: Runs) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+def _folds(runs: Runs) -> _Part:
     """List the folds that remain: all reductions, and copies that a message does not make."""
     remote, size = runs.remote, len(runs.owner)
     own = ~runs.source & ~remote
@@ -108,63 +130,39 @@ def _folds(runs: Runs) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     stored[result] = True
     kept = np.zeros(size, bool)
     kept[runs.run[stored]] = True
-    index = np.cumsum(kept) - 1
     at = np.flatnonzero((runs.source | stored) & kept[runs.run])
     folds = np.flatnonzero(kept)
-    instructions = {
-        "op": np.full(len(folds), int(Opcode.FOLD)),
-        "rank": runs.owner[folds],
-        "peer": np.zeros(len(folds), np.int64),
-        "round": runs.round[folds],
-        "phase": np.full(len(folds), _FOLDS),
-        "key": folds,
-        "count": runs.count[folds],
-        "flags": runs.flags[folds],
-        "nsrc": runs.nsrc[folds],
-        "ndst": np.bincount(runs.run[stored], minlength=size)[folds],
-    }
-    operands = {
-        "instr": index[runs.run[at]],
-        "rank": runs.owner[runs.run[at]],
-        "buffer": runs.own_buffer[at],
-        "chunk": runs.own_chunk[at],
-    }
-    return instructions, operands
+    return _part(
+        runs.owner[folds],
+        _FOLDS,
+        folds,
+        (np.cumsum(kept) - 1)[runs.run[at]],
+        (runs.own_buffer[at], runs.own_chunk[at]),
+        op=Opcode.FOLD.value,
+        round=runs.round[folds],
+        count=runs.count[folds],
+        flags=runs.flags[folds],
+        nsrc=runs.nsrc[folds],
+        ndst=np.bincount(runs.run[stored], minlength=size)[folds],
+    )
 
 
-def _waits(moves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _waits(moves: list[_Part]) -> _Part:
     """One WAIT behind the messages of each rank, round and phase."""
-    where = np.stack([moves["rank"], moves["round"], moves["phase"]], axis=1)
-    rank, round_, phase = unique_rows(where).T
-    size = len(rank)
-    fixed = {"op": int(Opcode.WAIT), "peer": ALL, "key": 0, "count": 0}
-    columns = {name: np.full(size, value) for name, value in fixed.items()}
-    return {**columns, "rank": rank, "round": round_, "phase": phase + 1}
+    where = [np.stack([part.rank, part.code["round"], part.phase], axis=1) for part in moves]
+    rank, round_, phase = unique_rows(np.concatenate(where)).T
+    none = np.zeros(0, np.int64)
+    fields = {"op": Opcode.WAIT.value, "peer": ALL, "round": round_}
+    return _part(rank, phase + 1, 0, none, (none, none), **fields)
 
 
 def _emit(
-    schedule: Schedule,
-    parts: tuple[dict[str, np.ndarray], ...],
-    operand_parts: tuple[dict[str, np.ndarray], ...],
-    runs: Runs,
-    ranks: list[int],
+    schedule: Schedule, parts: list[_Part], slots: np.ndarray, ranks: Sequence[int]
 ) -> list[Plan]:
     """Lay the instructions of each rank out in order."""
-    sizes = [len(part["op"]) for part in parts]
-    code = np.zeros(sum(sizes), INSTR)
-    rank, phase, key = (
-        np.concatenate([part[name] for part in parts]) for name in ("rank", "phase", "key")
-    )
-    offset = 0
-    for part, size in zip(parts, sizes, strict=True):
-        for name in INSTR.names:
-            if name in part:
-                code[name][offset : offset + size] = part[name]
-        offset += size
-    instr = np.concatenate([operand_parts[0]["instr"], operand_parts[1]["instr"] + sizes[0]])
-    operands = np.zeros(len(instr), OPERAND)
-    for name in OPERAND.names:
-        operands[name] = np.concatenate([part[name] for part in operand_parts])
+    code, rank, phase, key, _, operands = map(np.concatenate, zip(*parts, strict=True))
+    offsets = np.cumsum([0, *(len(part.code) for part in parts[:-1])])
+    instr = np.concatenate([part.instr + k for part, k in zip(parts, offsets, strict=True)])
     order = np.lexsort((code["op"], key, phase, code["round"], rank))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
@@ -178,5 +176,123 @@ def _emit(
         own = code[low:high].copy()
         own["arg"] = np.where(own["op"] == Opcode.WAIT.value, 0, first[low:high] - first[low])
         pieces = operands[first[low] : first[high]]
-        plans.append(Plan(schedule, r, own, pieces, int(runs.slots[r]), False, messages=True))
+        plans.append(Plan(schedule, r, own, pieces, int(slots[r]), False, messages=True))
     return plans
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Folds over consecutive chunks, and where their operands lie for their owner."""
+
+    # owner, line, round, count, flags, nsrc: ``[runs]``
+    owner: np.ndarray
+    line: np.ndarray
+    round: np.ndarray
+    count: np.ndarray
+    flags: np.ndarray
+    nsrc: np.ndarray
+    # run, source: ``[operands]`` run of each operand, and whether it is a source
+    run: np.ndarray
+    source: np.ndarray
+    # rank, buffer, chunk: ``[operands]`` the piece that the schedule names
+    rank: np.ndarray
+    buffer: np.ndarray
+    chunk: np.ndarray
+    # own_buffer, own_chunk: ``[operands]`` where the owner has it: the piece itself, or a slot
+    own_buffer: np.ndarray
+    own_chunk: np.ndarray
+    slots: np.ndarray  # ``[n]`` slots that each rank needs
+
+    @property
+    def remote(self) -> np.ndarray:
+        """``[operands]`` whether the piece lies on another rank than the owner."""
+        return self.rank != self.owner[self.run]
+
+    def first_of(self, marked: np.ndarray) -> np.ndarray:
+        """``[runs]`` first marked operand of each run, or -1."""
+        result = np.full(len(self.owner), -1)
+        found = np.flatnonzero(marked)[::-1]
+        result[self.run[found]] = found
+        return result
+
+
+def _runs_of(table: FoldTable) -> Runs:
+    """Merge the folds of a table into runs, their operands where the schedule has them."""
+    complete = complete_folds(table)
+    order, starts, lengths = merge_runs(table, complete)
+    head = order[starts]
+    arity = (table.nsrc + table.ndst)[head]
+    run, place = spans(arity)
+    operand = table.first[head][run] + place
+    line = table.line[head]
+    scratch = table.buffer == Buffer.TMP.value
+    buffer = np.where(scratch, PlanBuffer.CELL.value, table.buffer)[operand]
+    chunk = table.chunk[operand]
+    return Runs(
+        owner=table.owner[head],
+        line=line,
+        round=table.line_round[line] if len(line) else line,
+        count=lengths,
+        flags=table.tree[head] * FOLD_TREE + complete[head] * FOLD_COMPLETE,
+        nsrc=table.nsrc[head],
+        run=run,
+        source=place < table.nsrc[head][run],
+        rank=table.rank[operand],
+        buffer=buffer,
+        chunk=chunk,
+        own_buffer=buffer,
+        own_chunk=chunk,
+        slots=np.zeros(table.n, np.int64),
+    )
+
+
+def _place(schedule: Schedule, runs: Runs, apart: bool) -> Runs:
+    """Choose where each owner keeps what it receives or sends: an own destination, or slots."""
+    remote, copy = runs.remote, runs.nsrc == 1
+    home = runs.first_of(~runs.source & ~remote)
+    start = runs.first_of(runs.source)
+    fetched = copy & remote[start] if len(start) else copy
+    kept = copy & ~fetched  # a copy of an own piece: that piece is what others get
+    needs = runs.source & remote & ~((fetched & (home >= 0))[runs.run])
+    result = runs.first_of(~runs.source & remote)
+    holds_result = ~copy & (home < 0) & (result >= 0)
+    needs[result[holds_result]] = True
+    needs[_received_at_home(runs, home, apart)] = False
+    slot, slots = _allocate(schedule, runs, needs)
+    buffer = np.where(needs, PlanBuffer.CELL.value, runs.buffer)
+    chunk = np.where(needs, slot, runs.chunk)
+    held = np.where(kept, start, np.where(home >= 0, home, np.where(copy, start, result)))
+    target = np.where(remote & ~needs, held[runs.run], np.arange(len(runs.run)))
+    return replace(runs, own_buffer=buffer[target], own_chunk=chunk[target], slots=slots)
+
+
+def _received_at_home(runs: Runs, home: np.ndarray, apart: bool) -> np.ndarray:
+    """Return the remote sources of reductions that can come to where the result will be.
+
+    One of each reduction, whose own sources are elsewhere: what others read or write there in the
+    same round would be a conflict, so no access needs what was there.
+    """
+    first = runs.first_of(runs.source & runs.remote)
+    at = home[runs.run]
+    same = (runs.buffer == runs.buffer[at]) & (runs.chunk == runs.chunk[at])
+    taken = runs.first_of(runs.source & ~runs.remote & same) >= 0
+    free = apart | (runs.buffer[home] == PlanBuffer.CELL.value)
+    return first[(runs.nsrc > 1) & (home >= 0) & (first >= 0) & free & ~taken]
+
+
+def _allocate(schedule: Schedule, runs: Runs, needs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give slots behind the schedule's own ones; every round begins anew."""
+    at = np.flatnonzero(needs)
+    run = runs.run[at]
+    order = np.lexsort((at, runs.round[run], runs.owner[run]))
+    at, run = at[order], run[order]
+    size = runs.count[run]
+    before = np.cumsum(size) - size
+    changed = np.diff(runs.round[run], prepend=-1) != 0
+    changed |= np.diff(runs.owner[run], prepend=-1) != 0
+    start = np.maximum.accumulate(np.where(changed, np.arange(len(at)), 0))
+    slot = np.zeros(len(needs), np.int64)
+    slot[at] = schedule.slots + before - before[start]
+    slots = np.full(schedule.n, schedule.slots)
+    np.maximum.at(slots, runs.owner[run], slot[at] + size)
+    return slot, slots

@@ -24,7 +24,7 @@ class Opcode(IntEnum):
 
 
 class PlanBuffer(IntEnum):
-    """Memory an operand of a plan can name; CELL is staging and scratch memory, in slots."""
+    """Memory that an operand can name; CELL is the staging buffer, with scratch memory in slots."""
 
     IN = 0
     OUT = 1
@@ -61,35 +61,20 @@ def step_of(line: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """One rank's program.
+    """One rank's program."""
 
-    Attributes:
-        schedule: What it was made from.
-        rank: Whose program it is.
-        code: ``[instructions]`` records of dtype `INSTR`.
-        operands: ``[operands]`` records of dtype `OPERAND`; sources before destinations.
-        slots: Slots it uses in every rank's cell.
-        direct: Peers read and write the users' arrays in place.
-        messages: It sends and receives; otherwise it signals and waits.
-    """
-
-    schedule: Schedule
-    rank: int
-    code: np.ndarray
-    operands: np.ndarray
-    slots: int
-    direct: bool
-    messages: bool = False
+    schedule: Schedule  # what it was made from
+    rank: int  # whose program it is
+    code: np.ndarray  # ``[instructions]`` records of dtype `INSTR`
+    operands: np.ndarray  # ``[operands]`` records of dtype `OPERAND`; sources before destinations
+    slots: int  # slots it uses in every rank's staging buffer
+    direct: bool  # peers read and write the users' arrays in place
+    messages: bool = False  # it sends and receives; otherwise it signals and waits
 
     @property
     def rounds(self) -> int:
         """Number of rounds in which this rank does something."""
         return int(self.code["round"].max()) + 1 if len(self.code) else 0
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the plan, in bytes."""
-        return self.code.nbytes + self.operands.nbytes
 
     @property
     def scales_in_fold(self) -> bool:

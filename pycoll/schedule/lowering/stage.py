@@ -1,9 +1,9 @@
 """Staging: the schedule transformation that serves arrays which peers cannot map.
 
-Every access to another rank's array is redirected to a slot of that rank's *cell*, memory that all
-ranks map. Chunks that others read are copied in before entry (line -1); chunks that others write
-are copied out at the end (line L); a chunk that the owner writes and others read is stored twice
-by the same fold. After the transformation only the owner touches IN and OUT.
+Every access to another rank's array is redirected to a slot of that rank's *staging buffer*, memory
+that all ranks map. Chunks that others read are copied in before entry (line -1); chunks that others
+write are copied out at the end (line L); a chunk that the owner writes and others read is stored
+twice by the same fold. After the transformation only the owner touches IN and OUT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pycoll.schedule.lowering.table import FoldTable, remote_buffers
 
 
 class SlotMap:
-    """Which slot of its owner's cell stands for a chunk of a user buffer."""
+    """Which slot of its owner's staging buffer stands for a chunk of a user buffer."""
 
     def __init__(self, schedule: Schedule) -> None:
         """Lay out scratch slots, then input slots, then output slots.
@@ -49,7 +49,7 @@ class SlotMap:
 
 
 def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
-    """Redirect every remote access to a cell.
+    """Redirect every remote access to a staging buffer.
 
     Returns:
         The new table, whose buffers are those of `PlanBuffer`, and the number of slots it uses.
@@ -65,8 +65,7 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
         marks[table.rank[selected], table.chunk[selected]] = True
         return marks
 
-    read_in = mark(remote & is_in)
-    read_out = mark(remote & is_out & ~write)
+    read_in, read_out = mark(remote & is_in), mark(remote & is_out & ~write)
     written_out = mark(remote & is_out & write)
     user = is_in | is_out
     chunk = np.where(user, table.chunk, 0)
@@ -86,7 +85,7 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
 def _store_twice(
     table: FoldTable, buffer: np.ndarray, chunk: np.ndarray, twice: np.ndarray, place: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Append a second destination, the cell, to the folds marked in ``twice``."""
+    """Append a second destination, the staging buffer, to the folds marked in ``twice``."""
     unit = table.unit
     extra = np.flatnonzero(twice)
     order = np.argsort(np.concatenate([unit, unit[extra]]), kind="stable")
@@ -104,7 +103,7 @@ def _store_twice(
 
 
 def _copies(marks: np.ndarray, buffer: Buffer, slots: SlotMap, line: int) -> dict[str, np.ndarray]:
-    """Copy each marked chunk between its owner's array and cell."""
+    """Copy each marked chunk between its owner's array and staging buffer."""
     rank, chunk = np.nonzero(marks)
     ones = np.ones(len(rank), np.int64)
     inward = buffer == Buffer.IN

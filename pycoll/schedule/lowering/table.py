@@ -11,34 +11,29 @@ call Python code then, and swallow an exception raised there, which may be that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from pycoll.errors import ScheduleError
-from pycoll.schedule.ir import Buffer, Fold, Schedule, Vector
+from pycoll.schedule.ir import Buffer, Schedule, Vector
 
 
 @dataclass
 class FoldTable:
-    """Unit folds of some ranks, with their operands.
+    """Unit folds of some ranks, with their operands."""
 
-    Attributes:
-        n: World size.
-        lines: Number of lines of the schedule.
-        line_round: ``[lines]`` round of each line.
-        owner, line, tree: ``[units]`` executing rank, line, and shape of each unit fold.
-        nsrc, ndst: ``[units]`` numbers of sources and destinations.
-        rank, buffer, chunk: ``[operands]`` where each operand lives.
-    """
-
-    n: int
-    lines: int
-    line_round: np.ndarray
+    n: int  # world size
+    lines: int  # number of lines of the schedule
+    line_round: np.ndarray  # ``[lines]`` round of each line
+    # owner, line, tree: ``[units]`` executing rank, line, and shape of each unit fold
     owner: np.ndarray
     line: np.ndarray
     tree: np.ndarray
+    # nsrc, ndst: ``[units]`` numbers of sources and destinations
     nsrc: np.ndarray
     ndst: np.ndarray
+    # rank, buffer, chunk: ``[operands]`` where each operand lives
     rank: np.ndarray
     buffer: np.ndarray
     chunk: np.ndarray
@@ -88,13 +83,13 @@ def partners(schedule: Schedule, rank: int) -> np.ndarray:
     for folds in schedule.rounds(np.array([rank])):
         for f in folds:
             if np.any(f.where) and np.any(f.count):
-                for piece in (*f.srcs, *f.dsts):
+                for piece in f.pieces:
                     touched[np.asarray(piece.rank) % n] = True
     everyone = schedule.all_ranks()
     involved = touched.copy()
     for folds in schedule.rounds(everyone):
         for f in folds:
-            for piece in (*f.srcs, *f.dsts):
+            for piece in f.pieces:
                 if piece.rank is not everyone:
                     hit = touched[np.asarray(piece.rank) % n]
                     involved |= hit if f.where is True else hit & np.asarray(f.where, bool)
@@ -107,7 +102,7 @@ def remote_buffers(schedule: Schedule) -> set[Buffer]:
     found: set[Buffer] = set()
     for folds in schedule.rounds(everyone):
         for f in folds:
-            for piece in (*f.srcs, *f.dsts):
+            for piece in f.pieces:
                 if piece.buffer not in found and piece.rank is not everyone:
                     away = (np.asarray(piece.rank) - everyone) % schedule.n != 0
                     if np.any(away & np.asarray(f.where, bool) & (np.asarray(f.count) > 0)):
@@ -115,147 +110,125 @@ def remote_buffers(schedule: Schedule) -> set[Buffer]:
     return found
 
 
-def build_table(schedule: Schedule, ranks: np.ndarray, focus: int | None = None) -> FoldTable:
-    """Expand the folds of the given ranks into unit folds.
+def build_table(schedule: Schedule, focus: int | None = None) -> FoldTable:
+    """Expand the folds of all ranks into unit folds, or those that touch memory that one touches.
 
     Args:
         schedule: What to expand.
-        ranks: The owners wanted.
-        focus: Keep only folds that touch memory which this rank touches too.
+        focus: The one rank; None stands for all.
 
     Raises:
         ScheduleError: If a scratch slot, a chunk count or a root is out of range.
     """
-    lines, line_round, nops, pieces, counts = _collect(schedule, ranks)
+    ranks = schedule.all_ranks() if focus is None else partners(schedule, focus)
+    lines = _lines_of(schedule, ranks)
+    counts = lines.counts
     if focus is not None:
-        column = int(np.flatnonzero(ranks == focus)[0])
-        counts *= _near(schedule, counts, nops, pieces, column, focus)
+        counts = counts * _near(schedule, lines, int(np.flatnonzero(ranks == focus)[0]), focus)
     line, column = np.nonzero(counts)
-    nsrc = np.array([len(f.srcs) for f in lines], np.int64)
-    tree = np.array([f.tree for f in lines], bool)
-    table = _expand(schedule, counts, line, column, nops, pieces)
-    unit_line = line[table["fold"]]
-    result = FoldTable(
+    fold, offset = spans(counts[line, column])
+    line, column = line[fold], column[fold]
+    unit, position = spans((lines.nsrc + lines.ndst)[line])
+    piece, at = lines.first[line[unit]] + position, column[unit]
+    buffer, chunk = lines.buffer[piece], lines.chunk[piece, at] + offset[unit]
+    table = FoldTable(
         n=schedule.n,
-        lines=len(lines),
-        line_round=np.array(line_round, np.int64),
-        owner=ranks[column[table["fold"]]].astype(np.int64),
-        line=unit_line,
-        tree=tree[unit_line] if len(lines) else np.zeros(0, bool),
-        nsrc=nsrc[unit_line] if len(lines) else np.zeros(0, np.int64),
-        ndst=(nops - nsrc)[unit_line] if len(lines) else np.zeros(0, np.int64),
-        rank=table["rank"],
-        buffer=table["buffer"],
-        chunk=table["chunk"],
+        lines=len(lines.round),
+        line_round=lines.round,
+        owner=ranks[column],
+        line=line,
+        tree=lines.tree[line],
+        nsrc=lines.nsrc[line],
+        ndst=lines.ndst[line],
+        rank=lines.rank[piece, at] % schedule.n,
+        buffer=buffer,
+        chunk=np.where(buffer == Buffer.TMP.value, chunk, chunk % max(1, schedule.chunks)),
     )
-    _check(schedule, result)
-    return _resolve_acc(result, schedule)
+    _check(schedule, table)
+    return _resolve_acc(table, schedule)
 
 
-def _collect(
-    schedule: Schedule, ranks: np.ndarray
-) -> tuple[list[Fold], list[int], np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
-    """List the lines with their rounds and arities, their pieces, and counts ``[lines, ranks]``."""
+class _Lines(NamedTuple):
+    """The folds of some ranks as the schedule has them, each over all of its chunks."""
+
+    # round, tree, nsrc, ndst, first: ``[lines]``, the last one the number of the first piece
+    round: np.ndarray
+    tree: np.ndarray
+    nsrc: np.ndarray
+    ndst: np.ndarray
+    first: np.ndarray
+    counts: np.ndarray  # ``[lines, ranks]`` chunks; 0 where a rank takes no part
+    line: np.ndarray  # ``[pieces]`` line of each piece
+    buffer: np.ndarray  # ``[pieces]``
+    rank: np.ndarray  # ``[pieces, ranks]``, likewise chunk; before they are taken modulo
+    chunk: np.ndarray
+
+
+def _lines_of(schedule: Schedule, ranks: np.ndarray) -> _Lines:
+    """List the folds of some ranks."""
+    rounds = [(i, f) for i, folds in enumerate(schedule.rounds(ranks)) for f in folds]
+    number, folds = [i for i, _ in rounds], [f for _, f in rounds]
     width = len(ranks)
-    lines: list[Fold] = []
-    line_round: list[int] = []
-    for number, folds in enumerate(schedule.rounds(ranks)):
-        lines.extend(folds)
-        line_round.extend([number] * len(folds))
 
     def whole(number: Vector) -> Vector:
         if not isinstance(number, int) and np.shape(number) not in ((), (width,)):
             raise ScheduleError(
-                f"{schedule}: round {line_round[i]}: {number!r} has shape {np.shape(number)}, "
+                f"{schedule}: round {rounds[i][0]}: {number!r} has shape {np.shape(number)}, "
                 f"expected one number, or one for each of {width} ranks"
             )
         return number
 
-    nops = np.array([len(f.srcs) + len(f.dsts) for f in lines], np.int64)
-    piece_rank = np.empty((int(nops.sum()), width), np.int64)
-    piece_chunk = np.empty_like(piece_rank)
-    piece_buffer = np.empty(len(piece_rank), np.int64)
-    counts = np.empty((len(lines), width), np.int64)
+    nsrc = np.array([len(f.srcs) for f in folds], np.int64)
+    ndst = np.array([len(f.dsts) for f in folds], np.int64)
+    line, _ = spans(nsrc + ndst)
+    rank, chunk = np.empty((2, len(line), width), np.int64)
+    counts = np.empty((len(folds), width), np.int64)
     row = 0
-    for i, f in enumerate(lines):
+    for i, f in enumerate(folds):
         count = whole(f.count)
         counts[i] = count if f.where is True else np.where(whole(f.where), count, 0)
-        for piece in (*f.srcs, *f.dsts):
-            piece_rank[row] = whole(piece.rank)
-            piece_chunk[row] = whole(piece.chunk)
-            piece_buffer[row] = int(piece.buffer)
+        for piece in f.pieces:
+            rank[row], chunk[row] = whole(piece.rank), whole(piece.chunk)
             row += 1
     most = max(1, schedule.chunks, schedule.slots)
     for odd in (counts.min(initial=0), counts.max(initial=0)):
         if not 0 <= odd <= most:
-            number = line_round[int(np.argwhere(counts == odd)[0][0])]
+            bad = number[int(np.argwhere(counts == odd)[0][0])]
             raise ScheduleError(
-                f"{schedule}: round {number}: a fold covers {odd} chunks, expected 0 to {most}"
+                f"{schedule}: round {bad}: a fold covers {odd} chunks, expected 0 to {most}"
             )
-    return lines, line_round, nops, (piece_rank, piece_chunk, piece_buffer), counts
+    buffer = np.array([int(piece.buffer) for f in folds for piece in f.pieces], np.int64)
+    tree = np.array([f.tree for f in folds], bool)
+    first = np.cumsum(nsrc + ndst) - nsrc - ndst
+    round_ = np.array(number, np.int64)
+    return _Lines(round_, tree, nsrc, ndst, first, counts, line, buffer, rank, chunk)
 
 
-def _near(
-    schedule: Schedule,
-    counts: np.ndarray,
-    nops: np.ndarray,
-    pieces: tuple[np.ndarray, ...],
-    column: int,
-    focus: int,
-) -> np.ndarray:
+def _near(schedule: Schedule, lines: _Lines, column: int, focus: int) -> np.ndarray:
     """Tell which folds overlap the memory of a rank or the hull of what it touches elsewhere.
 
     The rank is ``focus``, in column ``column``; the result has the shape ``[lines, ranks]``.
     """
-    rank, chunk, buffer = pieces
-    scratch = buffer == Buffer.TMP.value
-    line = np.repeat(np.arange(len(nops)), nops)
+    scratch = (lines.buffer == Buffer.TMP.value)[:, None]
+    counts = lines.counts[lines.line]
     chunks = max(1, schedule.chunks)
-    rank = 2 * (rank % schedule.n) + scratch[:, None]
-    low = np.where(scratch[:, None], chunk, chunk % chunks)
-    high = low + counts[line]
-    wraps = ~scratch[:, None] & (high > chunks)
+    rank = 2 * (lines.rank % schedule.n) + scratch
+    low = np.where(scratch, lines.chunk, lines.chunk % chunks)
+    high = low + counts
+    wraps = ~scratch & (high > chunks)
     low, high = np.where(wraps, 0, low), np.where(wraps, chunks, high)
-    mine = counts[line, column] > 0
+    mine = counts[:, column] > 0
     hull_low = np.full(2 * schedule.n, np.iinfo(np.int64).max)
     hull_high = np.full(2 * schedule.n, -1)
     np.minimum.at(hull_low, rank[mine, column], low[mine, column])
     np.maximum.at(hull_high, rank[mine, column], high[mine, column])
     hull_low[2 * focus : 2 * focus + 2] = 0
     hull_high[2 * focus : 2 * focus + 2] = chunks, schedule.slots
-    hit = (low < hull_high[rank]) & (high > hull_low[rank]) & (counts[line] > 0)
-    near = np.zeros(counts.shape, bool)
-    np.logical_or.at(near, line, hit)
+    hit = (low < hull_high[rank]) & (high > hull_low[rank]) & (counts > 0)
+    near = np.zeros(lines.counts.shape, bool)
+    np.logical_or.at(near, lines.line, hit)
     near[:, column] = True
     return near
-
-
-def _expand(
-    schedule: Schedule,
-    counts: np.ndarray,
-    line: np.ndarray,
-    column: np.ndarray,
-    nops: np.ndarray,
-    pieces: tuple[np.ndarray, ...],
-) -> dict[str, np.ndarray]:
-    """Spread every fold over its chunks; see `build_table`."""
-    piece_rank, piece_chunk, piece_buffer = pieces
-    fold, offset = spans(counts[line, column])
-    arity = nops[line[fold]] if len(line) else np.zeros(0, np.int64)
-    unit, position = spans(arity)
-    first_piece = np.cumsum(nops) - nops
-    op_fold = fold[unit]
-    piece = first_piece[line[op_fold]] + position if len(unit) else position
-    where = column[op_fold]
-    buffer = piece_buffer[piece]
-    chunk = piece_chunk[piece, where] + offset[unit]
-    scratch = buffer == Buffer.TMP.value
-    return {
-        "fold": fold,
-        "rank": piece_rank[piece, where] % schedule.n,
-        "buffer": buffer,
-        "chunk": np.where(scratch, chunk, chunk % max(1, schedule.chunks)),
-    }
 
 
 def _check(schedule: Schedule, table: FoldTable) -> None:

@@ -1,4 +1,4 @@
-"""What can be said of plans without running them: every operand lies where its rank may go."""
+"""Checks of plans that need no run: every operand lies where its rank may access memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Joined:
         operands = b"".join(plan.operands.tobytes() for plan in plans)
         self.operands = np.frombuffer(operands, OPERAND)
         schedule = plans[0].schedule
-        # Peer plans count the slots of everybody's cell, message plans those of the rank itself.
+        # Peer plans count the slots of every rank, message plans those of the rank itself.
         same = {(plan.direct, plan.messages, plan.slots * (not plan.messages)) for plan in plans}
         if [plan.rank for plan in plans] != list(range(schedule.n)) or len(same) > 1:
             raise ScheduleError(
@@ -83,26 +83,25 @@ def check_bounds(joined: Joined, promise: Promise) -> None:
     Raises:
         ScheduleError: Naming rank, round and piece.
     """
-    code, first = joined.code, joined.plans[0]
-    fold, wait = code["op"] == Opcode.FOLD.value, code["op"] == Opcode.WAIT.value
-    joined.reject(
-        fold & ((code["nsrc"] == 0) | (code["ndst"] == 0)), "lacks sources or destinations"
+    code, first, reject = joined.code, joined.plans[0], joined.reject
+    fold, signal, wait = (
+        code["op"] == op.value for op in (Opcode.FOLD, Opcode.SIGNAL, Opcode.WAIT)
     )
-    joined.reject((joined.arity > 0) & (code["count"] == 0), "covers no chunk")
+    move = ~(fold | signal | wait)
+    reject(fold & ((code["nsrc"] == 0) | (code["ndst"] == 0)), "lacks sources or destinations")
+    reject((joined.arity > 0) & (code["count"] == 0), "covers no chunk")
     if first.messages:
-        joined.reject(code["op"] == Opcode.SIGNAL.value, "has no place among messages")
-        joined.reject(wait & (code["peer"] != ALL), "waits for one peer only")
-        moves = (code["op"] == Opcode.SEND.value) | (code["op"] == Opcode.RECV.value)
-        joined.reject(moves & (code["peer"] >= promise.n), "names a rank that does not exist")
-        joined.reject(moves & (code["peer"] == joined.rank), "goes to its own rank")
+        reject(signal, "has no place among messages")
+        reject(wait & (code["peer"] != ALL), "waits for one peer only")
+        reject(move & (code["peer"] >= promise.n), "names a rank that does not exist")
+        reject(move & (code["peer"] == joined.rank), "goes to its own rank")
     else:
-        joined.reject(
-            ~fold & ~wait & (code["op"] != Opcode.SIGNAL.value), "needs a message transport"
+        reject(move, "needs a message transport")
+        reject(wait & (code["peer"] >= promise.n), "names a rank that does not exist")
+        reject(wait & (code["peer"] == joined.rank), "waits for its own rank")
+        reject(
+            ~fold & ((code["arg"] < ENTERED) | (code["arg"] >= FAILED)), "has a step out of range"
         )
-        joined.reject(wait & (code["peer"] >= promise.n), "names a rank that does not exist")
-        joined.reject(wait & (code["peer"] == joined.rank), "waits for its own rank")
-        step = code["arg"]
-        joined.reject(~fold & ((step < ENTERED) | (step >= FAILED)), "has a step out of range")
         if first.direct:
             _check_done(joined)
     _check_operands(joined, promise)
@@ -136,10 +135,8 @@ def _check_operands(joined: Joined, promise: Promise) -> None:
         rank < promise.n
     )
     i, c, top = rank % promise.n, low % promise.chunks, (high - 1) % promise.chunks
-    held = np.where(buffer == PlanBuffer.IN.value, promise.in_held[i, c], promise.out_held[i, c])
-    held &= np.where(
-        buffer == PlanBuffer.IN.value, promise.in_held[i, top], promise.out_held[i, top]
-    )
+    first, last = ((promise.in_held[i, at], promise.out_held[i, at]) for at in (c, top))
+    held = np.where(buffer == PlanBuffer.IN.value, first[0] & last[0], first[1] & last[1])
     private = plan.messages | (~slot & (not plan.direct))
     for bad, text in (
         (buffer > PlanBuffer.CELL.value, "which is no buffer"),
@@ -156,9 +153,9 @@ def _check_operands(joined: Joined, promise: Promise) -> None:
 
 
 def check_contacts(joined: Joined) -> None:
-    """Check that the graph of who waits for, or exchanges messages with, whom is connected.
+    """Check that the graph of waits, or of messages, connects all ranks.
 
-    Then a call that disagrees with its neighbours' is noticed, whoever is the odd one out.
+    Then a rank that makes another call than its neighbours is noticed, whichever rank it is.
     """
     code, n = joined.code, len(joined.plans)
     contact = joined.code["op"] == (

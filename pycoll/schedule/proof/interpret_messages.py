@@ -7,8 +7,6 @@ are no wildcards, so one run decides for all interleavings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pycoll.errors import ScheduleError
@@ -16,46 +14,35 @@ from pycoll.schedule.language.promise import Promise
 from pycoll.schedule.lowering.plan import OPERAND, Opcode
 from pycoll.schedule.lowering.table import spans
 from pycoll.schedule.proof.bounds import Joined
-from pycoll.schedule.proof.trace import Trace, conflicts, make_trace, unit_folds
+from pycoll.schedule.proof.trace import Trace, Units, conflicts
 
 
-@dataclass(frozen=True)
 class Exchange:
-    """The messages of all plans, and when they move.
+    """The messages of all plans, and when they move."""
 
-    Attributes:
-        send, recv: ``[messages]`` instruction of each end.
-        group: ``[instructions]`` number of WAITs before each instruction of its rank.
-        posted: ``[n, groups + 1]`` wave in which each rank posts each group.
-    """
+    def __init__(self, joined: Joined) -> None:
+        """Match all messages and run the plans to their end.
 
-    send: np.ndarray
-    recv: np.ndarray
-    group: np.ndarray
-    posted: np.ndarray
-
-
-def exchange(joined: Joined) -> Exchange:
-    """Match all messages and run the plans to their end.
-
-    Raises:
-        ScheduleError: If a message has no other end, if the sizes of its ends differ, if a rank
-            folds or returns while messages are under way, or if ranks wait for each other for ever.
-    """
-    op = joined.code["op"]
-    waits = np.cumsum(op == Opcode.WAIT)
-    first = np.searchsorted(joined.rank, np.arange(len(joined.plans)))
-    before = np.append(0, waits)[first]
-    group = waits - (op == Opcode.WAIT) - before[joined.rank]
-    move = (op == Opcode.SEND) | (op == Opcode.RECV)
-    latest = np.maximum.accumulate(np.where(move, np.arange(len(op)), -1))
-    fold = op == Opcode.FOLD
-    under_way = fold & (latest >= first[joined.rank]) & (group[latest] == group)
-    joined.reject(under_way, "comes while messages are under way")
-    count = np.bincount(joined.rank[op == Opcode.WAIT], minlength=len(joined.plans))
-    joined.reject(move & (group == count[joined.rank]), "is never waited for")
-    send, recv = _match(joined)
-    return Exchange(send, recv, group, _advance(joined, group, count, send, recv))
+        Raises:
+            ScheduleError: If a message has no other end, if the sizes of its ends differ, if a rank
+                folds or returns while messages are under way, or if ranks wait for each other for
+                ever.
+        """
+        op = joined.code["op"]
+        wait, fold = op == Opcode.WAIT, op == Opcode.FOLD
+        move = (op == Opcode.SEND) | (op == Opcode.RECV)
+        waits = np.cumsum(wait)
+        first = np.searchsorted(joined.rank, np.arange(len(joined.plans)))
+        # ``[instructions]`` number of WAITs before each instruction of its rank
+        self.group = waits - wait - np.append(0, waits)[first][joined.rank]
+        latest = np.maximum.accumulate(np.where(move, np.arange(len(op)), -1))
+        under_way = (latest >= first[joined.rank]) & (self.group[latest] == self.group)
+        joined.reject(fold & under_way, "comes while messages are under way")
+        count = np.bincount(joined.rank[wait], minlength=len(joined.plans))
+        joined.reject(move & (self.group == count[joined.rank]), "is never waited for")
+        self.send, self.recv = _match(joined)  # ``[messages]`` instruction of each end
+        # ``[n, groups + 1]`` wave in which each rank posts each group
+        self.posted = _advance(joined, self.group, count, self.send, self.recv)
 
 
 def _match(joined: Joined) -> tuple[np.ndarray, np.ndarray]:
@@ -161,16 +148,15 @@ def run_messages(joined: Joined, found: Exchange, promise: Promise, aliased: boo
     pairs = np.zeros(2 * messages, OPERAND)
     pairs[0::2] = joined.operands[code["arg"][found.send]]
     pairs[1::2] = joined.operands[code["arg"][found.recv]]
-    units = unit_folds(
+    units = Units(
         np.concatenate([code[folds], copies]),
         np.concatenate([joined.operands, pairs]),
         np.arange(size + messages),
         np.zeros(size + messages, np.int64),
     )
     users = size + messages + np.arange(2 * n)
-    trace = make_trace(
-        promise, joined.title, aliased, (ranks, rounds, when), units, users, users[n:]
-    )
+    events = ranks, rounds, when
+    trace = Trace(promise, joined.title, aliased, events, units, users, users[n:])
     conflicts(trace)
     _check_under_way(trace, found, size)
     return trace

@@ -1,4 +1,4 @@
-"""Running the peer plans of all ranks at once: who may do what when, and who knows of it.
+"""Running the peer plans of all ranks at once: deadlocks, and what happens before what.
 
 A rank's program is cut into *blocks*: some WAITs, then everything up to the next WAIT. Signals are
 counters that only grow, so whether a block can start never depends on timing: one run decides for
@@ -18,142 +18,100 @@ from pycoll.schedule.language.promise import Promise
 from pycoll.schedule.lowering.plan import ENTERED, Opcode
 from pycoll.schedule.lowering.table import spans
 from pycoll.schedule.proof.bounds import Joined
-from pycoll.schedule.proof.trace import Trace, Units, conflicts, make_trace, unit_folds
+from pycoll.schedule.proof.trace import Trace, Units, conflicts
 
 _CALLER = 255  # stands in the opcode column for "the caller may use its arrays"
 
 
-@dataclass(frozen=True)
 class World:
     """The programs of all ranks over some calls, rank by rank, each in program order.
 
-    Attributes:
-        title: Schedule and mode, for messages.
-        n, calls: World size and number of consecutive calls.
-        op, rank, call, round, peer, step: ``[events]``; the caller's events have the round -1.
-        instr: ``[events]`` index of the instruction in the joined code, or -1.
-        place: ``[events]`` place in the program of the rank, from 1.
-        block: ``[events]`` block it belongs to; blocks are numbered rank by rank.
-        first_block: ``[n + 1]`` first block of each rank.
-        waits: Events that are waits.
-        signal: ``[waits]`` event that each wait waits for.
+    Per call there are the caller, the gate and the plan; at the end the caller again.
     """
 
-    title: str
-    n: int
-    calls: int
-    op: np.ndarray
-    rank: np.ndarray
-    call: np.ndarray
-    round: np.ndarray
-    peer: np.ndarray
-    step: np.ndarray
-    instr: np.ndarray
-    place: np.ndarray
-    block: np.ndarray
-    first_block: np.ndarray
-    waits: np.ndarray
-    signal: np.ndarray
+    def __init__(self, joined: Joined, calls: int) -> None:
+        """Lay the programs out.
+
+        Raises:
+            ScheduleError: If a step is published out of order, or waited for and never published.
+        """
+        code, self.title, self.n, self.calls = joined.code, joined.title, len(joined.plans), calls
+        everyone, index = np.arange(self.n), np.arange(len(code))
+        parts = []  # op, rank, call, phase, peer, step, round, instruction
+        for call in range(calls + 1):
+            parts.append(_column(self.n, _CALLER, everyone, call, 0, 0, 0, -1, -1))
+        for call in range(1, calls):
+            rank, peer = np.nonzero(~np.eye(self.n, dtype=bool))
+            parts.append(_column(len(rank), Opcode.WAIT, rank, call, 1, peer, ENTERED, 0, -1))
+        for call in range(calls):
+            steps = code["peer"], code["arg"], code["round"], index
+            parts.append(_column(len(code), code["op"], joined.rank, call, 2, *steps))
+        columns = np.concatenate(parts, axis=1)
+        order = np.lexsort((np.arange(columns.shape[1]), columns[3], columns[2], columns[1]))
+        # ``[events]``, like `place` and `block`; the caller's events have the round -1, and
+        # `instr` numbers the instructions of the joined code, or is -1
+        self.op, self.rank, self.call, phase, self.peer, self.step, self.round, self.instr = (
+            columns[:, order]
+        )
+        first = np.searchsorted(self.rank, everyone)
+        self.place = np.arange(len(order)) - first[self.rank] + 1  # in the rank's program, from 1
+        wait = self.op == Opcode.WAIT
+        starts = (self.place == 1) | (wait & ~np.concatenate([[False], wait[:-1]]))
+        self.block = np.cumsum(starts) - 1  # blocks are numbered rank by rank
+        self.first_block = np.append(self.block[first], self.block[-1] + 1)  # ``[n + 1]``
+        self.waits = np.flatnonzero(wait)  # events
+        awaited = self.call[self.waits] - (phase[self.waits] == 1)
+        self.signal = self._signals(awaited)  # ``[waits]`` event that each wait waits for
+
+    def _signals(self, awaited: np.ndarray) -> np.ndarray:
+        """Find for each wait the first signal of the awaited call that satisfies it."""
+        signals, waits = np.flatnonzero(self.op == Opcode.SIGNAL), self.waits
+        series = (self.rank[signals] * self.calls + self.call[signals]) << 17
+        key = series + self.step[signals]
+        bad = np.flatnonzero(np.diff(key) <= 0)
+        if len(bad):
+            at = signals[bad[0] + 1]
+            raise ScheduleError(
+                f"{self.where(at)}: publishes step {self.step[at]} "
+                f"after step {self.step[signals[bad[0]]]}; steps must increase"
+            )
+        entered = key[self.step[signals] == ENTERED] >> 17
+        missing = np.flatnonzero(np.bincount(entered, minlength=self.n * self.calls) == 0)
+        if len(missing):
+            raise ScheduleError(
+                f"{self.title}: rank {missing[0] // self.calls} never publishes that it has entered"
+            )
+        wanted = ((self.peer[waits] * self.calls + awaited) << 17) + self.step[waits]
+        found = np.searchsorted(key, wanted)
+        known = found < len(key)
+        known[known] = key[found[known]] >> 17 == wanted[known] >> 17
+        if not np.all(known):
+            at = waits[np.flatnonzero(~known)[0]]
+            raise ScheduleError(
+                f"{self.where(at)}: waits for step {self.step[at]} of rank {self.peer[at]}, "
+                "which never publishes it"
+            )
+        return signals[found]
+
+    def where(self, event: int) -> str:
+        """Say where an event stands, to begin an error."""
+        return f"{self.title}: rank {self.rank[event]}, round {self.round[event]}"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a world to its end.
+    """A run of a world to its end."""
 
-    Attributes:
-        world: What ran.
-        clock: ``[blocks, n]`` place up to which the program of each rank has happened before.
-        when: ``[events]`` a linear extension of happens-before.
-        units: The unit folds.
-    """
-
-    world: World
+    world: World  # what ran
+    # ``[blocks, n]`` place up to which the program of each rank has happened before
     clock: np.ndarray
-    when: np.ndarray
-    units: Units
-
-
-def make_world(joined: Joined, calls: int) -> World:
-    """Lay the programs out: per call the caller, the gate, the plan; at the end the caller again.
-
-    Raises:
-        ScheduleError: If a step is published out of order, or waited for and never published.
-    """
-    n, title, code, owner = len(joined.plans), joined.title, joined.code, joined.rank
-    everyone, size = np.arange(n), len(code)
-    parts = []  # op, rank, call, phase, peer, step, round, instruction
-    for call in range(calls + 1):
-        parts.append(_column(n, _CALLER, everyone, call, 0, 0, 0, -1, -1))
-    for call in range(1, calls):
-        rank, peer = np.nonzero(~np.eye(n, dtype=bool))
-        parts.append(_column(len(rank), Opcode.WAIT, rank, call, 1, peer, ENTERED, 0, -1))
-    index = np.arange(size)
-    for call in range(calls):
-        parts.append(
-            _column(
-                size, code["op"], owner, call, 2, code["peer"], code["arg"], code["round"], index
-            )
-        )
-    columns = np.concatenate(parts, axis=1)
-    order = np.lexsort((np.arange(columns.shape[1]), columns[3], columns[2], columns[1]))
-    op, rank, call, phase, peer, step, round_, instr = columns[:, order]
-    first = np.searchsorted(rank, everyone)
-    place = np.arange(len(rank)) - first[rank] + 1
-    wait = op == Opcode.WAIT
-    starts = (place == 1) | (wait & ~np.concatenate([[False], wait[:-1]]))
-    block = np.cumsum(starts) - 1
-    first_block = np.append(block[first], block[-1] + 1)
-    waits = np.flatnonzero(wait)
-    awaited = call[waits] - (phase[waits] == 1)
-    signal = _signals(title, n, calls, (op, rank, call, step, round_, peer), waits, awaited)
-    return World(
-        title, n, calls, op, rank, call, round_, peer, step, instr, place, block,
-        first_block, waits, signal,
-    )  # fmt: skip
+    when: np.ndarray  # ``[events]`` a linear extension of happens-before
+    units: Units  # the unit folds
 
 
 def _column(size: int, *values: int | np.ndarray) -> np.ndarray:
     """One column of events: opcode, rank, call, phase, peer, step, round, instruction."""
     return np.stack([np.broadcast_to(np.asarray(v, np.int64), size) for v in values])
-
-
-def _signals(
-    title: str,
-    n: int,
-    calls: int,
-    columns: tuple[np.ndarray, ...],
-    waits: np.ndarray,
-    awaited: np.ndarray,
-) -> np.ndarray:
-    """Find for each wait the first signal that satisfies it."""
-    op, rank, call, step, round_, peer = columns
-    signals = np.flatnonzero(op == Opcode.SIGNAL)
-    series = (rank[signals] * calls + call[signals]) << 17
-    key = series + step[signals]
-    bad = np.flatnonzero(np.diff(key) <= 0)
-    if len(bad):
-        at = signals[bad[0] + 1]
-        raise ScheduleError(
-            f"{title}: rank {rank[at]}, round {round_[at]}: publishes step {step[at]} "
-            f"after step {step[signals[bad[0]]]}; steps must increase"
-        )
-    entered = key[step[signals] == ENTERED] >> 17
-    missing = np.flatnonzero(np.bincount(entered, minlength=n * calls) == 0)
-    if len(missing):
-        raise ScheduleError(
-            f"{title}: rank {missing[0] // calls} never publishes that it has entered"
-        )
-    wanted = ((peer[waits] * calls + awaited) << 17) + step[waits]
-    found = np.searchsorted(key, wanted)
-    known = found < len(key)
-    known[known] = key[found[known]] >> 17 == wanted[known] >> 17
-    if not np.all(known):
-        at = waits[np.flatnonzero(~known)[0]]
-        raise ScheduleError(
-            f"{title}: rank {rank[at]}, round {round_[at]}: waits for step {step[at]} of rank "
-            f"{peer[at]}, which never publishes it"
-        )
-    return signals[found]
 
 
 def run_peer(joined: Joined, calls: int = 1) -> Run:
@@ -166,13 +124,13 @@ def run_peer(joined: Joined, calls: int = 1) -> Run:
     Raises:
         ScheduleError: If ranks wait for each other for ever.
     """
-    world = make_world(joined, calls)
+    world = World(joined, calls)
     wave, clock = _advance(world)
     order = np.lexsort((world.place, world.rank, wave[world.block]))
     when = np.empty(len(order), np.int64)
     when[order] = np.arange(len(order))
     folds = np.flatnonzero(world.op == Opcode.FOLD)
-    units = unit_folds(joined.code[world.instr[folds]], joined.operands, folds, world.call[folds])
+    units = Units(joined.code[world.instr[folds]], joined.operands, folds, world.call[folds])
     return Run(world, clock, when, units)
 
 
@@ -238,7 +196,7 @@ def trace_of(run: Run, promise: Promise, aliased: bool) -> Trace:
     users = np.flatnonzero(world.op == _CALLER)
     last = users[world.call[users] == world.calls]
     events = world.rank, world.round, run.when
-    return make_trace(promise, world.title, aliased, events, run.units, users, last)
+    return Trace(promise, world.title, aliased, events, run.units, users, last)
 
 
 def check_races(run: Run, trace: Trace) -> None:
@@ -275,9 +233,9 @@ def _report(run: Run, trace: Trace, first: int, second: int) -> None:
 
 
 def check_run_ahead(run: Run) -> None:
-    """Check that nobody enters call e while a peer is still in call e - 2.
+    """Check that no rank enters call e while a peer is still in call e - 2.
 
-    Flag lines and cells exist twice, by the parity of the call, so this is what makes them free.
+    Flag lines and staging buffers exist twice, by the parity of the call: this makes them free.
     """
     world = run.world
     entries = np.flatnonzero(

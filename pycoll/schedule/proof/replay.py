@@ -11,7 +11,9 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 
-from pycoll.schedule.language.collectives import COLLECTIVES
+import numpy as np
+
+from pycoll.schedule.language.promise import Promise
 from pycoll.schedule.lowering.plan import FOLD_TREE, Opcode, Plan, PlanBuffer
 
 
@@ -22,11 +24,12 @@ class Replay:
         """Prepare memory in which every piece holds rubbish."""
         self.plans, self.in_place, self.rng = plans, in_place, random.Random(seed)
         self.schedule = plans[0].schedule
-        spec, n = COLLECTIVES[self.schedule.collective], self.schedule.n
-        chunks, root = self.schedule.chunks, self.schedule.root
+        self.promise = Promise.of(self.schedule)
+        n, self.chunks = self.promise.n, self.promise.chunks
         self.memory = defaultdict(self._rubbish)
-        self.inputs = {key: self._rubbish() for key in spec.inputs(n, chunks, root)}
-        self.wanted = list(spec.outputs(n, chunks, root))
+        held = np.argwhere(self.promise.in_held).tolist()
+        self.inputs = {(rank, chunk): self._rubbish() for rank, chunk in held}
+        self.outputs = np.argwhere(self.promise.out_held).tolist()
         self.found: dict[tuple[int, int], tuple[int, int]] = {}
         self.next = [-1] * n
         self.steps = [0] * n
@@ -81,10 +84,10 @@ class Replay:
                 self.memory[self._cell((rank, PlanBuffer.IN, chunk))] = value
 
     def _leave(self, rank: int) -> None:
-        for owner, chunk, _ in self.wanted:
+        for owner, chunk in self.outputs:
             if owner == rank:
                 self.found[owner, chunk] = self.memory[self._cell((rank, PlanBuffer.OUT, chunk))]
-        for chunk in range(self.schedule.chunks):
+        for chunk in range(self.chunks):
             for buffer in (PlanBuffer.IN, PlanBuffer.OUT):
                 self.memory[self._cell((rank, buffer, chunk))] = self._rubbish()
 
@@ -125,9 +128,11 @@ class Replay:
 
     def _compare(self) -> str:
         seen: dict[int, int] = {}
-        reduces = COLLECTIVES[self.schedule.collective].reduces
-        for rank, chunk, sources in self.wanted:
-            total = sum(self.inputs[source][0] for source in sources)
+        n, reduces = self.promise.n, self.promise.reduces
+        for rank, chunk in self.outputs:
+            origin = divmod(int(self.promise.origin[rank, chunk]), self.chunks)
+            wanted = [(source, chunk) for source in range(n)] if reduces else [origin]
+            total = sum(self.inputs[source][0] for source in wanted)
             value, expression = self.found[rank, chunk]
             if value != total:
                 return f"rank {rank} has a wrong chunk {chunk}"

@@ -1,14 +1,12 @@
 """Every access that plans make to memory, in an order in which they may happen.
 
-A `Trace` is what the interpreters of peer plans (`interpret`) and of message plans (`rendezvous`)
-leave behind, and what the checks of races and values read. Its accesses are sorted by cell, then by
-time; time is one linear extension of happens-before. If no two conflicting accesses are unordered,
-every other extension gives the same values, so one is enough.
+A `Trace` is what `interpret_peer` and `interpret_messages` leave behind, and what the checks of
+races and values read. Its accesses are sorted by cell, then by time; time is one linear extension
+of happens-before. If no two conflicting accesses are unordered, every other extension gives the
+same values, so one is enough.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,95 +18,96 @@ from pycoll.schedule.lowering.table import spans
 _NAMES = ("in", "out", "slot")
 
 
-@dataclass(frozen=True)
 class Units:
-    """Unit folds, one per chunk, with their accesses.
+    """Unit folds, one per chunk, with their accesses."""
 
-    Attributes:
-        event, nsrc, ndst, flags: ``[units]`` event that executes the unit, its shape and flags.
-        unit, event_of, write: ``[accesses]`` unit, event, and whether it is a destination.
-        rank, buffer, chunk, parity: ``[accesses]`` the cell; parity is that of the call, for slots.
-    """
+    def __init__(
+        self, folds: np.ndarray, operands: np.ndarray, event: np.ndarray, call: np.ndarray
+    ) -> None:
+        """Spread fold instructions over their chunks.
 
-    event: np.ndarray
-    nsrc: np.ndarray
-    ndst: np.ndarray
-    flags: np.ndarray
-    unit: np.ndarray
-    event_of: np.ndarray
-    write: np.ndarray
-    rank: np.ndarray
-    buffer: np.ndarray
-    chunk: np.ndarray
-    parity: np.ndarray
-
-
-def unit_folds(
-    folds: np.ndarray, operands: np.ndarray, event: np.ndarray, call: np.ndarray
-) -> Units:
-    """Spread fold instructions over their chunks.
-
-    Args:
-        folds: ``[folds]`` instructions; their ``arg`` counts from the start of ``operands``.
-        operands: All operands.
-        event: ``[folds]`` number of the event of each.
-        call: ``[folds]`` call it belongs to.
-    """
-    nsrc, ndst = folds["nsrc"].astype(np.int64), folds["ndst"].astype(np.int64)
-    fold, offset = spans(folds["count"].astype(np.int64))
-    unit, place = spans((nsrc + ndst)[fold])
-    of = fold[unit]
-    operand = operands[folds["arg"].astype(np.int64)[of] + place]
-    return Units(
-        event=event[fold],
-        nsrc=nsrc[fold],
-        ndst=ndst[fold],
-        flags=folds["flags"][fold],
-        unit=unit,
-        event_of=event[of],
-        write=place >= nsrc[of],
-        rank=operand["rank"].astype(np.int64),
-        buffer=operand["buffer"].astype(np.int64),
-        chunk=operand["chunk"] + offset[unit],
-        parity=call[of] % 2,
-    )
+        Args:
+            folds: ``[folds]`` instructions; their ``arg`` counts from the start of ``operands``.
+            operands: All operands.
+            event: ``[folds]`` number of the event of each.
+            call: ``[folds]`` call it belongs to.
+        """
+        nsrc, ndst = folds["nsrc"].astype(np.int64), folds["ndst"].astype(np.int64)
+        fold, offset = spans(folds["count"].astype(np.int64))
+        self.unit, place = spans((nsrc + ndst)[fold])
+        of = fold[self.unit]
+        # ``[units]``: the event that executes the unit, its shape and flags
+        self.event, self.nsrc, self.ndst = event[fold], nsrc[fold], ndst[fold]
+        self.flags = folds["flags"][fold]
+        # ``[accesses]``, like `unit`; parity is that of the call, for slots
+        operand = operands[folds["arg"].astype(np.int64)[of] + place]
+        self.event_of, self.write = event[of], place >= nsrc[of]
+        self.rank, self.buffer = (operand[k].astype(np.int64) for k in ("rank", "buffer"))
+        self.chunk, self.parity = operand["chunk"] + offset[self.unit], call[of] % 2
 
 
-@dataclass(frozen=True)
 class Trace:
-    """Accesses sorted by cell, then by time; see the module.
+    """Accesses sorted by cell, then by time; see the module."""
 
-    Attributes:
-        promise: What the collective promises.
-        title: Schedule and mode, for messages.
-        aliased: IN and OUT are the same memory.
-        pitch: Slots that a rank has in the numbering of cells.
-        ranks, rounds: ``[events]`` executing rank and round; a user's event has the round -1.
-        units: The unit folds; their accesses stand in no particular order.
-        when: ``[events]`` place of each event in the linear extension.
-        cell, event, unit, operand, write: ``[accesses]`` sorted; unit and operand number the folds
-            and their operands, and are -1 for the caller.
-        previous: ``[accesses]`` index of the last write to the cell before it, or -1.
-        following: ``[accesses]`` for a read, index of the next write to the cell; else -1.
-        result: ``[accesses]`` whether it is the user's read of an output at the end.
-    """
+    def __init__(
+        self,
+        promise: Promise,
+        title: str,
+        aliased: bool,
+        events: tuple[np.ndarray, np.ndarray, np.ndarray],
+        units: Units,
+        users: np.ndarray,
+        last: np.ndarray,
+    ) -> None:
+        """Sort all accesses.
 
-    promise: Promise
-    title: str
-    aliased: bool
-    pitch: int
-    ranks: np.ndarray
-    rounds: np.ndarray
-    units: Units
-    when: np.ndarray
-    cell: np.ndarray
-    event: np.ndarray
-    unit: np.ndarray
-    operand: np.ndarray
-    write: np.ndarray
-    previous: np.ndarray
-    following: np.ndarray
-    result: np.ndarray
+        Args:
+            promise: What the collective promises.
+            title: Schedule and mode, for messages.
+            aliased: IN and OUT are the same memory.
+            events: ``[events]`` rank, round and place in the linear extension of each; the events
+                of users have the round -1.
+            units: The unit folds.
+            users: Events at which the caller may read and write its arrays.
+            last: Those of them that end the last call; they read the outputs.
+        """
+        self.promise, self.title, self.aliased, self.units = promise, title, aliased, units
+        self.ranks, self.rounds, self.when = events
+        self.pitch = int(units.chunk.max(initial=0)) + 1  # slots of a rank, in numbers of cells
+        slot = (units.parity * promise.n + units.rank) * self.pitch + units.chunk
+        cell = np.where(
+            units.buffer == PlanBuffer.CELL,
+            2 * promise.n * promise.chunks + slot,
+            self._cells(units.buffer, units.rank, units.chunk),
+        )
+        made = np.flatnonzero(~(aliased & _stored_onto_itself(units, cell)))
+        no = np.zeros(len(made), bool)
+        parts = [(cell[made], units.event_of[made], units.unit[made], made, units.write[made], no)]
+        for held, buffer in ((promise.in_held, PlanBuffer.IN), (promise.out_held, PlanBuffer.OUT)):
+            for at, write in ((users, True), (last, False)):
+                if write or buffer == PlanBuffer.OUT:
+                    i, chunk = np.nonzero(held[self.ranks[at]])
+                    found = self._cells(buffer, self.ranks[at][i], chunk)
+                    none, flag = np.full(len(i), -1), np.full(len(i), write)
+                    parts.append((found, at[i], none, none, flag, ~flag))
+        columns = [np.concatenate(part) for part in zip(*parts, strict=True)]
+        cell, event, write = columns[0], columns[1], columns[4]
+        order = np.argsort((cell * len(self.when) + self.when[event]) * 2 + write, kind="stable")
+        # ``[accesses]``: unit and operand number the folds and their operands, and are -1 for the
+        # caller; result tells that it is the user's read of an output at the end
+        self.cell, self.event, self.unit, self.operand, self.write, self.result = (
+            column[order] for column in columns
+        )
+        # The last write to the cell before each access; for a read the next write to it; or -1
+        self.previous, self.following = _neighbours(self.cell, self.write)
+
+    def _cells(
+        self, buffer: np.ndarray | PlanBuffer, rank: np.ndarray, chunk: np.ndarray
+    ) -> np.ndarray:
+        """Number the cells of users' arrays: inputs, then outputs (the same ones when aliased)."""
+        size = self.promise.n * self.promise.chunks
+        cell = rank * self.promise.chunks + chunk
+        return cell if self.aliased else cell + np.where(buffer == PlanBuffer.OUT, size, 0)
 
     def piece(self, cell: int) -> str:
         """Name a cell as plan listings do."""
@@ -126,19 +125,6 @@ class Trace:
         return f"rank {self.ranks[event]}, round {self.rounds[event]}"
 
 
-def _cells(
-    promise: Promise,
-    aliased: bool,
-    buffer: np.ndarray | PlanBuffer,
-    rank: np.ndarray,
-    chunk: np.ndarray,
-) -> np.ndarray:
-    """Number the cells of users' arrays: inputs, then outputs (the same numbers when aliased)."""
-    size = promise.n * promise.chunks
-    cell = rank * promise.chunks + chunk
-    return cell if aliased else cell + np.where(buffer == PlanBuffer.OUT, size, 0)
-
-
 def _stored_onto_itself(units: Units, cell: np.ndarray) -> np.ndarray:
     """Tell which accesses are a copy's store to the array's chunk that it reads: never carried out.
 
@@ -148,58 +134,6 @@ def _stored_onto_itself(units: Units, cell: np.ndarray) -> np.ndarray:
     source = (np.cumsum(arity) - arity)[units.unit]
     same = units.write & (units.nsrc[units.unit] == 1) & (cell == cell[source])
     return same & (units.buffer != PlanBuffer.CELL)
-
-
-def make_trace(
-    promise: Promise,
-    title: str,
-    aliased: bool,
-    events: tuple[np.ndarray, np.ndarray, np.ndarray],
-    units: Units,
-    users: np.ndarray,
-    last: np.ndarray,
-) -> Trace:
-    """Sort all accesses.
-
-    Args:
-        promise: What the collective promises.
-        title: Schedule and mode.
-        aliased: IN and OUT are the same memory.
-        events: Rank, round and place in time of every event.
-        units: The unit folds.
-        users: Events at which the caller may read and write its arrays.
-        last: Those of them that end the last call; they read the outputs.
-    """
-    ranks, rounds, when = events
-    pitch = int(units.chunk.max(initial=0)) + 1
-    slot = (units.parity * promise.n + units.rank) * pitch + units.chunk
-    cell = np.where(
-        units.buffer == PlanBuffer.CELL,
-        2 * promise.n * promise.chunks + slot,
-        _cells(promise, aliased, units.buffer, units.rank, units.chunk),
-    )
-    made = np.flatnonzero(~(aliased & _stored_onto_itself(units, cell)))
-    inner = np.zeros(len(made), bool)
-    columns = [(cell[made], units.event_of[made], units.unit[made], made, units.write[made], inner)]
-    for held, buffer in ((promise.in_held, PlanBuffer.IN), (promise.out_held, PlanBuffer.OUT)):
-        for at, write in ((users, True), (last, False)):
-            if write or buffer == PlanBuffer.OUT:
-                i, chunk = np.nonzero(held[ranks[at]])
-                found = _cells(promise, aliased, buffer, ranks[at][i], chunk)
-                none, flag = np.full(len(i), -1), np.full(len(i), write)
-                columns.append((found, at[i], none, none, flag, ~flag))
-    cell, event, unit, operand, write, result = (
-        np.concatenate(part) for part in zip(*columns, strict=True)
-    )
-    order = np.argsort((cell * len(when) + when[event]) * 2 + write, kind="stable")
-    cell, event, unit, operand, write, result = (
-        column[order] for column in (cell, event, unit, operand, write, result)
-    )
-    previous, following = _neighbours(cell, write)
-    return Trace(
-        promise, title, aliased, pitch, ranks, rounds, units, when,
-        cell, event, unit, operand, write, previous, following, result,
-    )  # fmt: skip
 
 
 def _neighbours(cell: np.ndarray, write: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,18 +20,13 @@ _BITS = 16  # of the counter that each rank has in `Expressions.counts`
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves in the outputs.
+    """What a run leaves in the outputs."""
 
-    Attributes:
-        order: ``"tree"`` or ``"rank"`` if every chunk has that shape, ``"any"`` otherwise;
-            ``""`` if nothing is reduced.
-        orders: All the orders it has; small worlds can have several.
-        roundings: Largest number of folds on a path to an output.
-    """
-
+    # ``"tree"`` or ``"rank"`` if every chunk has that shape, ``"any"`` otherwise; ``""`` if
+    # nothing is reduced
     order: str
-    orders: frozenset[str]
-    roundings: int
+    orders: frozenset[str]  # all the orders it has; small worlds can have several
+    roundings: int  # largest number of folds on a path to an output
 
 
 class Expressions:

@@ -21,7 +21,7 @@ from pycoll.schedule.lowering.messages import message_plans
 from pycoll.schedule.lowering.plan import Opcode, Plan, PlanBuffer
 from pycoll.schedule.lowering.table import spans
 from pycoll.schedule.proof.bounds import Joined, check_bounds, check_contacts
-from pycoll.schedule.proof.interpret_messages import exchange, run_messages
+from pycoll.schedule.proof.interpret_messages import Exchange, run_messages
 from pycoll.schedule.proof.interpret_peer import check_races, check_run_ahead, run_peer, trace_of
 from pycoll.schedule.proof.trace import Trace
 from pycoll.schedule.proof.values import Expressions, Outcome, describe, judge
@@ -31,33 +31,23 @@ CONSECUTIVE = 8  # worlds up to this size are also run over three consecutive ca
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of a schedule whose plans are proven.
+    """What is known of a schedule whose plans are proven."""
 
-    Attributes:
-        schedule: What was proven.
-        rounds: Number of rounds.
-        bytes_sent: Most bytes that leave a rank, as a fraction of the full vector.
-        order: ``"tree"``, ``"rank"`` or ``"any"``; ``""`` if nothing is reduced.
-        roundings: Largest number of folds on the way from an input to an output.
-        slots: Slots of a rank's cell in a direct, a staged and a message plan.
-        folds, waits: Numbers of instructions in the direct plans of all ranks.
-        seconds: Processor time the proof took.
-    """
-
-    schedule: Schedule
-    rounds: int
-    bytes_sent: float
-    order: str
-    roundings: int
-    slots: tuple[int, int, int]
+    schedule: Schedule  # what was proven
+    rounds: int  # number of rounds
+    bytes_sent: float  # most bytes that leave a rank, as a fraction of the full vector
+    order: str  # ``"tree"``, ``"rank"`` or ``"any"``; ``""`` if nothing is reduced
+    roundings: int  # largest number of folds on the way from an input to an output
+    slots: tuple[int, int, int]  # of a rank's staging buffer: direct, staged, message plan
+    # folds, waits: numbers of instructions in the direct plans of all ranks
     folds: int
     waits: int
-    seconds: float
+    seconds: float  # processor time the proof took
 
 
 @contextmanager
 def _hinting() -> Iterator[None]:
-    """Tell the author of what cannot work in place what to say."""
+    """Add to an error that in_place=False declares what cannot work in place."""
     try:
         yield
     except ScheduleError as error:
@@ -117,7 +107,7 @@ def proven(schedule: Schedule) -> tuple[Proof, dict[str, list[Plan]]]:
         bytes_sent=_bytes_sent(direct),
         order=declared if declared != "any" else outcome.order,
         roundings=outcome.roundings,
-        slots=(_slots(plans["direct"]), _slots(plans["staged"]), _slots(plans["messages"])),
+        slots=tuple(max(p.slots for p in plans[m]) for m in ("direct", "staged", "messages")),
         folds=int(np.sum(op == Opcode.FOLD)),
         waits=int(np.sum(op == Opcode.WAIT)),
         seconds=time.process_time() - started,
@@ -167,7 +157,7 @@ def _traces(joined: Joined, promise: Promise, in_place: bool) -> Iterator[Trace]
     """Run the plans; yield the accesses with IN and OUT being the same memory, and not."""
     ways = (True, False) if in_place else (False,)
     if joined.plans[0].messages:
-        found = exchange(joined)
+        found = Exchange(joined)
         for aliased in ways:
             yield run_messages(joined, found, promise, aliased)
         return
@@ -199,10 +189,6 @@ def _check_sources(
             f"{describe(expressions, shared[i])} where IN and OUT are one memory, and "
             f"{describe(expressions, separate[i])} elsewhere, but ranks may differ in that"
         )
-
-
-def _slots(plans: list[Plan]) -> int:
-    return max(int(plan.slots) for plan in plans)
 
 
 def _bytes_sent(joined: Joined) -> float:

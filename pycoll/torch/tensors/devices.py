@@ -141,7 +141,7 @@ class DeviceCalls:
         """Wait until the device has done all calls; at once if there were none."""
         side = self._session.device
         if side is not None:
-            cuda.synchronize(side.link.device)
+            cuda.synchronize(side.transport.device)
             self._session.guard(side.check)
 
 

@@ -149,7 +149,7 @@ def test_symmetric_memory_is_worked_on_in_place(host_kernels):
         with pytest.raises(ArgumentError, match="'cuda:0'"):
             comm.empty(1, device="cuda:1")
         total = comm.all_reduce(x).get()[0]
-        specs.extend(spec.direct for spec in comm._session.device.link._calls._calls)
+        specs.extend(spec.direct for spec in comm._session.device.transport._calls._calls)
         return x.get()[0], start == again, total
 
     assert run_threads(2, rank, config=PEERS) == [(1.0, True, 2.0)] * 2
@@ -165,7 +165,7 @@ def test_blocks_move_in_place_in_symmetric_memory(host_kernels):
         comm.all_to_all(x, out=x)
         moved = x.get()
         comm.all_gather(x[comm.rank * 2000 : (comm.rank + 1) * 2000], out=x)
-        direct = [call.direct for call in comm._session.device.link._calls._calls]
+        direct = [call.direct for call in comm._session.device.transport._calls._calls]
         return moved, x.get(), direct
 
     blocks = np.arange(6000).reshape(3, 2000)
@@ -216,7 +216,7 @@ def test_native_collectives_of_nccl(host_kernels, monkeypatch):
         comm.all_gather(x, algorithm="native")
         comm.reduce(x, "max", root=1, algorithm="native")
         comm.all_to_all(x, algorithm="native")
-        return comm._session.device.link._wire.calls
+        return comm._session.device.transport._comm.calls
 
     expected = [
         ("ALL_REDUCE", 6, 7, (4,)),

@@ -4,7 +4,7 @@ import sys
 
 from pycoll.cli import main
 from pycoll.cuda import missing
-from pycoll.cuda.device.probe import parts
+from pycoll.cuda.probe import parts
 
 NAMES = ["CUDA kernels", "CUDA device", "CuPy", "NCCL"]
 

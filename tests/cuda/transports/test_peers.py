@@ -31,7 +31,7 @@ def asked(host_kernels, monkeypatch):
 
 def most_blocks(comm):
     """Return how many blocks of a rank may run at once, of the call that was made."""
-    calls = comm._session.device.link._calls
+    calls = comm._session.device.transport._calls
     return calls.info(next(iter(calls._calls))).max_blocks
 
 

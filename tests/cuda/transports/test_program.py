@@ -8,9 +8,8 @@ import pytest
 import oracle
 from cuda.memory_wire import MemoryWire, Network, NumpyDevice, Unmatched
 from pycoll.algorithms import ALGORITHMS
-from pycoll.cuda.calls.executor import execute
-from pycoll.cuda.calls.program import Copy, DeviceFold, Group, lower
-from pycoll.cuda.transports.transport import extent_of
+from pycoll.cuda.transports.bound_calls import extent_of
+from pycoll.cuda.transports.program import Copy, Group, execute, lower
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.selection.select import select
 from pycoll.schedule.language.collectives import COLLECTIVES
@@ -87,10 +86,8 @@ def inside(program, sizes, itemsize):
             pieces += [(m.ref, m.nbytes) for m in (*step.sends, *step.receives)]
         elif isinstance(step, Copy):
             pieces += [(step.src, step.nbytes), (step.dst, step.nbytes)]
-        elif isinstance(step, DeviceFold):
-            pieces += [(ref, step.count * itemsize) for ref in (*step.srcs, *step.dsts)]
         else:
-            pieces.append((step.ref, step.count * itemsize))
+            pieces += [(ref, step.count * itemsize) for ref in (*step.srcs, *step.dsts)]
     assert all(0 <= ref.offset <= sizes[ref.region] - size for ref, size in pieces), pieces
 
 
@@ -160,7 +157,8 @@ def test_whole_chunks_travel_without_copies():
     program = lower(plan, extent_of(spec, plan, 4))
     assert sum(isinstance(step, Group) for step in program.steps) == 6
     assert not any(isinstance(step, Copy) for step in program.steps)
-    assert program.sent_bytes == 2 * 3 * 64 * 4
+    groups = [step for step in program.steps if isinstance(step, Group)]
+    assert sum(m.nbytes for group in groups for m in group.sends) == 2 * 3 * 64 * 4
     assert program.scratch_bytes == 64 * 4  # one slot
 
 

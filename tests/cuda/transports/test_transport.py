@@ -4,17 +4,17 @@ import numpy as np
 
 import pycoll
 from cuda.host_cupy import TAPE, DeviceArray, Stream
-from pycoll.cuda.transports import transport
+from pycoll.cuda.transports import bound_calls
 
 
 def test_no_limit_becomes_the_default():
     """Which is what the device library takes 0 for."""
-    assert [transport.nanoseconds(s) for s in (1e-12, 0.5, 1e9)] == [1, 500_000_000, 10**18]
+    assert [bound_calls.nanoseconds(s) for s in (1e-12, 0.5, 1e9)] == [1, 500_000_000, 10**18]
 
 
 def test_nothing_is_freed_while_a_graph_is_captured(host_kernels, monkeypatch):
     """It would wait for the device, which ends the capture; afterwards there is room again."""
-    monkeypatch.setattr(transport, "_MAX_CALLS", 2)
+    monkeypatch.setattr(bound_calls, "_MAX_CALLS", 2)
     freed, call = [], host_kernels.call
 
     def note(name, *arguments):

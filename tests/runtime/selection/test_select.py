@@ -13,7 +13,7 @@ from pycoll.runtime.selection.candidates import candidates
 from pycoll.runtime.selection.message_rules import LINK_RULES, ONE_HOST_RULES
 from pycoll.runtime.selection.rules import ANY_N, ANY_SIZE, RULES
 from pycoll.runtime.selection.select import MAX_BLOCKS, STAGE_BELOW, select
-from pycoll.schedule.cost.cost import Machine, predict
+from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.lowering.compile import peer_plan
 from pycoll.schedule.lowering.plan import PlanBuffer
@@ -240,7 +240,7 @@ def test_pipelines_are_cut_by_size():
     assert blocks(0) == blocks(1 << 30, n=2) == 1
     for shift in (14, 17, 20):  # a neighbouring k is not much better
         times = {
-            k: predict(find("broadcast", "ring").schedule(8, k=k), 1 << shift, Machine(), True)
+            k: Machine().predict(find("broadcast", "ring").schedule(8, k=k), 1 << shift, True)
             for k in (1, 2, 4, 8, 16, 32, 64)
         }
         assert times[blocks(1 << shift)] < 1.1 * min(times.values())

@@ -11,7 +11,6 @@ from pycoll.schedule.cost.cost import (
     Traffic,
     busbw_factor,
     cost,
-    predict,
     staging,
     traffic,
 )
@@ -40,7 +39,7 @@ def per_owner(table):
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_counts_are_those_of_the_table(algorithm):
     for schedule in schedules(algorithm):
-        table = build_table(schedule, schedule.all_ranks())
+        table = build_table(schedule)
         owner, write = table.owner[table.unit], table.is_write
         away = owner != table.rank
         n, unit = schedule.n, max(1, schedule.chunks)
@@ -59,7 +58,7 @@ def test_counts_are_those_of_the_table(algorithm):
 @pytest.mark.parametrize("algorithm", EVERY)
 def test_staging_is_what_the_transformation_adds(algorithm):
     for schedule in schedules(algorithm):
-        table = build_table(schedule, schedule.all_ranks())
+        table = build_table(schedule)
         lowered, _ = stage(table, schedule)
         copies = staging(schedule)
         added = 2 * copies.copied_in + 2 * copies.copied_out + copies.twice
@@ -112,16 +111,16 @@ def test_prediction_by_hand():
     schedule = find("all_reduce", "two_shot_push").schedule(2)
     machine = Machine(alpha=100, sigma=10, beta=2, gamma=1, bus=0, call=5000, cell_bytes=64)
     # Each rank loads 2 halves, stores 2 halves, folds 1; it waits before the fold and at the end.
-    assert predict(schedule, 8, machine, True) == 5000 + 8 * 2 * 2 + 4 * 1 + 2 * 110
+    assert machine.predict(schedule, 8, True) == 5000 + 8 * 2 * 2 + 4 * 1 + 2 * 110
     # Staged, half an input is copied in and half an output out.
     once = 5000 + (8 + 4 + 4) * 2 * 2 + 4 * 1 + 2 * 110
-    assert predict(schedule, 8, machine, False) == once
+    assert machine.predict(schedule, 8, False) == once
     slots = SlotMap(schedule).slots
     segments = slots * 64 // 64
     assert segments > 1
-    assert predict(schedule, 128, machine, False) == 5000 + 16 * (once - 5220) + segments * 220
+    assert machine.predict(schedule, 128, False) == 5000 + 16 * (once - 5220) + segments * 220
     shared = Machine(alpha=0, sigma=0, beta=2, gamma=0, bus=3, call=0)
-    assert predict(schedule, 8, shared, True) == 3 * 32
+    assert shared.predict(schedule, 8, True) == 3 * 32
 
 
 def test_copies_overlap_with_the_rounds_of_others():
@@ -129,11 +128,11 @@ def test_copies_overlap_with_the_rounds_of_others():
     schedule = find("reduce", "direct").schedule(2)
     machine = Machine(alpha=0, sigma=0, beta=2, gamma=1, bus=0, call=0)
     fold = 8 * 3 * 2 + 8 * 1  # the root loads two inputs and stores the result
-    assert predict(schedule, 8, machine, True) == fold
-    assert predict(schedule, 8, machine, False) == fold
-    assert predict(schedule, 8, Machine(alpha=0, sigma=0, bus=1, call=0), False) == 8 * 3 + 8 * 2
+    assert machine.predict(schedule, 8, True) == fold
+    assert machine.predict(schedule, 8, False) == fold
+    assert Machine(alpha=0, sigma=0, bus=1, call=0).predict(schedule, 8, False) == 8 * 3 + 8 * 2
     push = find("reduce", "two_shot_push").schedule(2)  # the root copies half in and half out
-    assert predict(push, 8, machine, False) == (8 + 4 + 8 + 8) * 2 + 4
+    assert machine.predict(push, 8, False) == (8 + 4 + 8 + 8) * 2 + 4
 
 
 @pytest.mark.parametrize("algorithm", EVERY)
@@ -142,10 +141,10 @@ def test_predictions_grow_with_size(algorithm):
         if algorithm.worlds(n):
             schedule = algorithm.schedule(n)
             for direct in (True, False):
-                times = [predict(schedule, 1 << k, Machine(), direct) for k in (3, 12, 20, 26)]
+                times = [Machine().predict(schedule, 1 << k, direct) for k in (3, 12, 20, 26)]
                 assert times == sorted(times)
                 assert 0 < times[0] < times[-1]
-            assert predict(schedule, 1 << 26, Machine(), True) <= times[-1]
+            assert Machine().predict(schedule, 1 << 26, True) <= times[-1]
 
 
 def test_traffic_tells_ranks_apart():

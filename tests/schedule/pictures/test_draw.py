@@ -8,8 +8,16 @@ import pytest
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ArgumentError
 from pycoll.schedule.cost.cost import cost
-from pycoll.schedule.pictures.draw import MAX_RANKS, drawn, picture
-from pycoll.schedule.pictures.transfers import Arrow, Mark, as_text, caption, transfers
+from pycoll.schedule.pictures import (
+    MAX_RANKS,
+    Arrow,
+    Mark,
+    as_text,
+    caption,
+    drawn,
+    picture,
+    transfers,
+)
 
 EVERY = [pytest.param(a, id=f"{a.collective}-{a.name}") for a in ALGORITHMS]
 

@@ -17,6 +17,7 @@ from pycoll.schedule.proof.bounds import Joined
 from pycoll.schedule.proof.interpret_peer import check_races, check_run_ahead, run_peer, trace_of
 from pycoll.schedule.proof.replay import replay
 from pycoll.schedule.proof.verify import modes, prove
+from schedule.promises import inputs, outputs
 
 NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]
 
@@ -52,8 +53,8 @@ def test_promise_is_that_of_the_collective(collective):
         for root in range(n if spec.rooted else 1):
             promise = Promise.of(entry.schedule(n, **({"root": root} if spec.rooted else {})))
             held = {(int(r), int(c)) for r, c in np.argwhere(promise.in_held)}
-            assert held == set(spec.inputs(n, 2 * n, root))
-            wanted = {(r, c): sources for r, c, sources in spec.outputs(n, 2 * n, root)}
+            assert held == set(inputs(spec, n, 2 * n, root))
+            wanted = {(r, c): sources for r, c, sources in outputs(spec, n, 2 * n, root)}
             assert {(int(r), int(c)) for r, c in np.argwhere(promise.out_held)} == set(wanted)
             for (r, c), sources in wanted.items():
                 origin = divmod(int(promise.origin[r, c]), 2 * n)

@@ -14,12 +14,10 @@ _OURS = Path(__file__).parents[1]  # the folder of schedules
 
 
 @contextlib.contextmanager
-def asking(title: object, function: Callable[..., Any]) -> Iterator[None]:
-    """Turn whatever an author's function raises into a ScheduleError, ``sys.exit()`` too.
+def author_errors(title: object, function: Callable[..., Any]) -> Iterator[None]:
+    """Turn whatever ``function``, called in the block, raises into a ScheduleError.
 
-    Args:
-        title: What the function belongs to; the message begins with it.
-        function: The function that is called in the block.
+    ``sys.exit()`` too. The message begins with ``title``: what the function belongs to.
     """
     try:
         yield
@@ -35,7 +33,7 @@ def asking(title: object, function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _about_vectors(text: str) -> str:
-    """Explain what NumPy says where an author has taken the ranks for one."""
+    """Explain NumPy's errors where code for one rank is given the vector of all ranks."""
     if not any(part in text for part in ("truth value of an array", "only integer scalar arrays")):
         return ""
     return (
@@ -61,11 +59,11 @@ def _line(function: Callable[..., Any], error: BaseException) -> str:
 
 
 def place(path: str, line: int) -> str:
-    """Write the place of a line before a message."""
+    """Return the prefix of a message that names a line."""
     return f"{Path(path).name}:{line}: "
 
 
-def suspended(rounds: Iterator[Any]) -> str:
-    """Say at which line a generator stands; empty if that is not known."""
+def current_line(rounds: Iterator[Any]) -> str:
+    """Return the line at which a generator is suspended; empty if that is not known."""
     frame = getattr(rounds, "gi_frame", None)
     return place(frame.f_code.co_filename, frame.f_lineno) if frame else ""

@@ -1,7 +1,7 @@
-"""A collective over hosts as one algorithm over all ranks, for what judges algorithms.
+"""A collective over hosts as one algorithm over all ranks, so that it can be proven like any other.
 
-Ranks that run the stages use shared memory for some of them and messages for the rest. Here they
-are one schedule, so that they can be proven, priced and drawn like any other.
+Ranks that run the stages use shared memory for some of them and messages for the rest; here they
+are one schedule.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _single(
     """Yield the fold of one chunk; one for each kind of memory that ranks use in its place."""
     where = active & np.asarray(f.where) & (step < np.asarray(f.count))
     where = where if where.ndim else bool(where)
-    ends = [_end(stage, team, slots, chunks, piece, step) for piece in (*f.srcs, *f.dsts)]
+    ends = [_end(stage, team, slots, chunks, piece, step) for piece in f.pieces]
     for _, _, place in ends:
         where = where & (place != NONE)
     if not np.any(where):

@@ -8,8 +8,8 @@ from ctypes import byref
 
 import numpy as np
 
-from pycoll.cuda.calls.program import Extent
 from pycoll.cuda.device.library import BEST, CallInfo, Spec, library
+from pycoll.cuda.transports.program import Extent
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.plans import (
     LAYOUT_OWN,
@@ -28,6 +28,11 @@ _MAX_CALLS = 1024
 def nanoseconds(limit: float) -> int:
     """Return a checked time limit, in seconds, as the device library takes it: 0 is its default."""
     return max(1, int(limit * 1e9))
+
+
+def element_type(spec: CallSpec, other: DType | None = None) -> DType | None:
+    """Return a call's element type; ``other`` for a type that can be moved, not reduced."""
+    return DType(spec.dtype) if spec.dtype < len(DType) else other
 
 
 def _numbers(spec: CallSpec, plan: Plan, world_size: int, number: int) -> dict[str, int]:
@@ -59,7 +64,7 @@ def device_spec(spec: CallSpec, plan: Plan, world_size: int, number: int) -> tup
     numbers = _numbers(spec, plan, world_size, number)
     del numbers["check"]  # the descriptor has 15 bits of it
     code, operands = np.ascontiguousarray(plan.code), np.ascontiguousarray(plan.operands)
-    numbers["dtype"] = spec.dtype if spec.dtype < len(DType) else int(DType.UINT8)
+    numbers["dtype"] = int(element_type(spec, DType.UINT8))
     filled = Spec(
         code=code.ctypes.data,
         operands=operands.ctypes.data,

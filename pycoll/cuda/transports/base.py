@@ -5,49 +5,39 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pycoll.cuda.calls.prepare import AnyMemory
 from pycoll.cuda.device import arrays, library
+from pycoll.cuda.device.heap import AnyMemory
 from pycoll.cuda.device.library import DeviceInfo, KernelError
 from pycoll.errors import CollError, CollTimeout, MismatchError, Revoked, TransportError
 from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 _POLL_S = 0.0002
 _NOT_READY = 600  # cudaErrorNotReady
 
 
-class Link(Protocol):
-    """What a `DeviceSide` launches through.
+class Transport(Protocol):
+    """What a `pycoll.cuda.calls.side.DeviceSide` launches through."""
 
-    Attributes:
-        name: Of the transport.
-        device: Number of this rank's device.
-        messages: Ranks send messages; otherwise they reach each other's memory.
-        memory: Tells which arrays peers reach.
-        generation: Changes when peers have to be told of new memory.
-    """
-
-    name: str
-    device: int
-    messages: bool
-    memory: AnyMemory
-    generation: int
+    name: str  # of the transport
+    device: int  # number of this rank's device
+    messages: bool  # ranks send messages; otherwise they reach each other's memory
+    memory: AnyMemory  # tells which arrays peers reach
+    generation: int = 0  # changes when there is new memory that peers have to map
 
     def prepare(self, spec: CallSpec) -> None:
-        """Check what only this transport knows; local, and before anything is launched."""
+        """Check what is special to this transport; local, before anything is launched."""
 
-    def heard(self, generations: list[int]) -> None:
-        """Take note of the generation of every rank."""
+    def set_generations(self, generations: list[int]) -> None:
+        """Note the generation of every rank's memory."""
 
     def open(self, session: Session) -> None:
-        """Get in touch with the peers if that has not happened; a collective."""
+        """Connect to the peers unless that is done; a collective."""
 
     def launch(
         self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
@@ -67,23 +57,18 @@ class Link(Protocol):
         """Stop using what peers own, and free what they do not use."""
 
     def free(self) -> None:
-        """Free what peers have used if all of them have closed; after telling them of one's own."""
+        """Free what peers have used if all of them have closed; called after `close`."""
 
 
 class Place(NamedTuple):
-    """Where a rank runs.
+    """Where a rank runs."""
 
-    Attributes:
-        process: Number of its process.
-        device: Identity of its device, alike in all processes.
-    """
-
-    process: int
-    device: bytes
+    process: int  # number of its process
+    device: bytes  # identity of its device, alike in all processes
 
 
 def places(session: Session, device: DeviceInfo) -> list[Place]:
-    """Tell all ranks where this one runs; return where each of them does. A collective."""
+    """Exchange where ranks run; a collective."""
     process = np.array([os.getpid()], np.int64).view(np.uint8)
     own = np.concatenate([process, np.frombuffer(bytes(device.uuid), np.uint8)])
     rows = session.call(Kind.ALL_GATHER, own.reshape(1, -1), None, "sum", 0, None)
@@ -127,7 +112,7 @@ def kernel_failure(error: KernelError) -> CollError | None:
     )
 
 
-def most_telling(records: Sequence[KernelError]) -> KernelError:
+def root_cause(records: Sequence[KernelError]) -> KernelError:
     """Choose the record to show, of one for each rank: of a mismatch, or who waits for the culprit.
 
     Who waits for a rank that waits itself may be as far from going on as who waits for the one that

@@ -7,20 +7,21 @@ of full length copies them through a bounce buffer in scratch memory::
 
     scratch:  slot 0 | slot 1 | ... | bounce buffers of the present group
 
-Everything here is arithmetic on byte offsets; nothing touches a device.
+`lower` is arithmetic on byte offsets; `execute` puts the steps on a stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.lowering.plan import FOLD_COMPLETE, FOLD_TREE, Opcode, Plan, PlanBuffer
+from pycoll.types import DType, ReduceOp
 
 _ALIGN = 16  # of scratch memory: folds load 16 bytes at a time
 
@@ -50,14 +51,10 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Messages posted together and complete together; between two ranks the k-th meets the k-th.
+    """Messages posted together and complete together; between two ranks the k-th meets the k-th."""
 
-    Attributes:
-        round: Round of the schedule, for reports.
-        sends, receives: In the order in which they are posted.
-    """
-
-    round: int
+    round: int  # round of the schedule, for reports
+    # sends, receives: in the order in which they are posted
     sends: tuple[Message, ...]
     receives: tuple[Message, ...]
 
@@ -73,75 +70,41 @@ class Copy:
 
 @dataclass(frozen=True)
 class DeviceFold:
-    """Combine sources in order and store the result; ``csrc/kernels/fold/fold.h`` has the contract.
+    """Combine sources in order, store the result; the contract is in csrc/kernels/fold/fold.h."""
 
-    Attributes:
-        srcs, dsts: Where the pieces lie.
-        count: Elements.
-        tree: Along the in-order balanced tree, otherwise left to right.
-        scale_n: Divisor of the result, or 0.
-    """
-
+    # srcs, dsts: where the pieces lie
     srcs: tuple[Ref, ...]
     dsts: tuple[Ref, ...]
-    count: int
-    tree: bool
-    scale_n: int
+    count: int  # elements
+    tree: bool  # along the in-order balanced tree, otherwise left to right
+    scale_n: int  # divisor of the result, or 0; one source and a divisor finish an average
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Divide what an average has summed up."""
-
-    ref: Ref
-    count: int
-    n: int
-
-
-Step = Group | Copy | DeviceFold | Scale
+Step = Group | Copy | DeviceFold
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Sizes of a call: what turns chunks into bytes.
+    """Sizes of a call: what turns chunks into bytes."""
 
-    Attributes:
-        count: Elements of the full vector.
-        chunk: Elements of a chunk; the last ones may have fewer.
-        itemsize: Bytes of an element.
-        own_in, own_out: The buffer has only the owner's share of the chunks.
-        scale_n: Divisor of an average, else 0.
-        scale_at_exit: No single fold sees all contributions, so the result is divided at the end.
-    """
-
-    count: int
-    chunk: int
-    itemsize: int
+    count: int  # elements of the full vector
+    chunk: int  # elements of a chunk; the last ones may have fewer
+    itemsize: int  # bytes of an element
+    # own_in, own_out: the buffer has only the owner's share of the chunks
     own_in: bool = False
     own_out: bool = False
-    scale_n: int = 0
+    scale_n: int = 0  # divisor of an average, else 0
+    # scale_at_exit: no single fold sees all contributions, so the result is divided at the end
     scale_at_exit: bool = False
 
 
 @dataclass(frozen=True)
 class Program:
-    """What one rank does, in order.
+    """What one rank does, in order."""
 
-    Attributes:
-        steps: The steps of all segments.
-        scratch_bytes: Scratch memory that they use.
-        segments: Into how many segments every chunk was cut.
-    """
-
-    steps: tuple[Step, ...]
-    scratch_bytes: int
-    segments: int
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that the rank sends."""
-        groups = (s for s in self.steps if isinstance(s, Group))
-        return sum(m.nbytes for group in groups for m in group.sends)
+    steps: tuple[Step, ...]  # the steps of all segments
+    scratch_bytes: int  # scratch memory that they use
+    segments: int  # into how many segments every chunk was cut
 
 
 def lower(plan: Plan, extent: Extent, scratch_limit: int = 256 << 20) -> Program:
@@ -170,7 +133,7 @@ def lower(plan: Plan, extent: Extent, scratch_limit: int = 256 << 20) -> Program
     return Program(tuple(steps), scratch, len(starts))
 
 
-def _scales(plan: Plan, extent: Extent) -> Iterator[Scale]:
+def _scales(plan: Plan, extent: Extent) -> Iterator[DeviceFold]:
     if COLLECTIVES[plan.schedule.collective].out_at_root and plan.rank != plan.schedule.root:
         return  # it has no output
     whole = _Window(plan, extent, 0, min(extent.chunk, extent.count), 0)
@@ -180,7 +143,7 @@ def _scales(plan: Plan, extent: Extent) -> Iterator[Scale]:
     for chunk in mine:
         ref, length = whole.place(PlanBuffer.OUT, plan.rank, chunk)
         if length:
-            yield Scale(ref, length, extent.scale_n)
+            yield DeviceFold((ref,), (ref,), length, False, extent.scale_n)
 
 
 @dataclass
@@ -282,3 +245,41 @@ class _Window:
                 continue
             tree = bool(instr["flags"] & FOLD_TREE)
             yield DeviceFold(refs[:nsrc], refs[nsrc:], length, tree, scale_n)
+
+
+def execute(
+    program: Program,
+    pointers: Sequence[int],
+    wire: Any,
+    device: Any,
+    dtype: DType,
+    op: ReduceOp,
+    stream: int,
+) -> None:
+    """Put all steps of a program on a stream, in order.
+
+    Args:
+        program: What to do.
+        pointers: Address of each region: input, output, scratch.
+        wire: Carries the messages: a `pycoll.cuda.transports.nccl_bindings.Binding`.
+        device: Does the copies and folds: a `pycoll.cuda.device.library.Library`.
+        dtype: Element type of folds.
+        op: Operation of folds.
+        stream: Handle of the CUDA stream.
+    """
+
+    def at(ref: Ref) -> int:
+        return pointers[ref.region] + ref.offset
+
+    for step in program.steps:
+        if isinstance(step, Group):
+            with wire.group():
+                for m in step.receives:
+                    wire.recv(at(m.ref), m.nbytes, m.peer, stream)
+                for m in step.sends:
+                    wire.send(at(m.ref), m.nbytes, m.peer, stream)
+        elif isinstance(step, Copy):
+            device.copy(at(step.dst), at(step.src), step.nbytes, stream)
+        else:
+            srcs, dsts = [*map(at, step.srcs)], [*map(at, step.dsts)]
+            device.fold(dtype, op, srcs, dsts, step.count, step.tree, step.scale_n, stream)
