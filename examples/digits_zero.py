@@ -15,8 +15,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import pycoll
-from pycoll.parallel import AdamW, DataParallel, Mesh, ParameterSpec, Sequential
-from pycoll.parallel.analysis import estimate
+from pycoll.parallel import AdamW, DataParallel, Mesh, ParameterSpec, Sequential, estimate
 
 MICRO_BATCHES, MICRO_SIZE, TRAIN = 8, 32, 1437
 

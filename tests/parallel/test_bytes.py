@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from parallel.models import CrossEntropy, batches, mlp
-from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, Sequential
-from pycoll.parallel.analysis import estimate
+from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, Sequential, estimate
 from pycoll.parallel.nn import Linear
 from pycoll.parallel.random import Key
 from pycoll.testing import run_processes, run_threads
