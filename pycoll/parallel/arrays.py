@@ -85,30 +85,15 @@ def as_array(x: np.ndarray, like: Array) -> Array:
     return xp.asarray(x, dtype=like.dtype, device=like.device)
 
 
-def zeros(count: int, dtype: Any, like: Array) -> Array:
-    """Return a vector of zeros of the library and on the device of another array."""
+def move_to(x: Any, like: Array) -> Array:
+    """Return an array in the library and on the device of another one; without a copy if it can."""
     xp = namespace(like)
-    return np.zeros(count, dtype) if xp is np else xp.zeros(count, dtype=dtype, device=like.device)
-
-
-def brought(x: Any, like: Array) -> Array:
-    """Return any array as one of the library and on the device of another one, in its own type.
-
-    Where both are in the same memory, so is the result.
-    """
-    xp = namespace(like)
-    return np.asarray(x) if xp is np else xp.asarray(x, device=like.device)
+    return np.asanyarray(x) if xp is np else xp.asarray(x, device=like.device)
 
 
 def as_numpy(x: Any) -> np.ndarray:
     """Return an array as one of NumPy: itself, or a copy of what is on a device."""
     return x.get() if hasattr(x, "__cuda_array_interface__") else np.asarray(x)
-
-
-def as_mask(x: np.ndarray, like: Array) -> Array:
-    """Return a NumPy array of booleans as one of the library and on the device of another array."""
-    xp = namespace(like)
-    return x if xp is np else xp.asarray(x, device=like.device)
 
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:

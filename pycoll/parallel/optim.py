@@ -14,7 +14,7 @@ import numpy as np
 
 from pycoll import kernels
 from pycoll.errors import ArgumentError
-from pycoll.parallel.engine.limits import check_number, check_numbers
+from pycoll.parallel.settings import check_number, check_numbers
 
 
 class Optimizer(Protocol):

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from pycoll.errors import ArgumentError
+from pycoll.parallel.compare import gather_texts, told_by
 from pycoll.parallel.engine import data_parallel
-from pycoll.parallel.engine.checks import gather_texts, told_by
+from pycoll.parallel.engine.agreement import most_micro_batches
 from pycoll.parallel.engine.data_parallel import StepReport
 from pycoll.parallel.engine.options import Options
-from pycoll.parallel.engine.samples import most_micro_batches
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.state.bucket import Bucket
 from pycoll.parallel.state.layout import Unit

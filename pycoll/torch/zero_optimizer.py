@@ -12,10 +12,10 @@ import torch
 from pycoll import kernels
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
-from pycoll.parallel.analysis.ledger import Channel, Ledger
-from pycoll.parallel.engine.checks import check_unanimous, gather_texts, told_by, vote
-from pycoll.parallel.engine.limits import check_number
+from pycoll.parallel.channels import Channel, Ledger
+from pycoll.parallel.compare import check_unanimous, gather_texts, told_by, vote
 from pycoll.parallel.nn.layer import Model
+from pycoll.parallel.settings import check_number
 from pycoll.parallel.state.layout import bucket_elements, make_layouts, make_units, unit_parameters
 from pycoll.parallel.state.placement import Placed, Placement
 from pycoll.torch.modules.loss_scale import expect_scaler, tell, unscale

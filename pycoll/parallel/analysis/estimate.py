@@ -1,7 +1,8 @@
-"""How many bytes a run takes, without running it: memory at rest, at its peak, and on the wire."""
+"""The bytes of a run, without running it: memory at rest, at its peak, and on the wire."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -9,22 +10,14 @@ from typing import Any
 
 from pycoll.errors import ArgumentError
 from pycoll.kernels import EXACT_LIMBS
-from pycoll.parallel.analysis.dry_run import DryRun
-from pycoll.parallel.analysis.ledger import VOLUME
-from pycoll.parallel.engine.checks import VOTE_WORDS
-from pycoll.parallel.engine.groups import check_axis
-from pycoll.parallel.engine.limits import check_number
+from pycoll.parallel.analysis.dry_run import dry_run
+from pycoll.parallel.channels import VOLUME, check_axis
+from pycoll.parallel.compare import VOTE_WORDS
 from pycoll.parallel.engine.options import Options
-from pycoll.parallel.engine.precision import dtype_of
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Layer, Model, ParameterSpec, Sequential
-from pycoll.parallel.state.layout import (
-    Layout,
-    bucket_elements,
-    make_layouts,
-    make_units,
-    unit_parameters,
-)
+from pycoll.parallel.settings import check_number
+from pycoll.parallel.state.layout import Layout, make_units, unit_parameters
 from pycoll.parallel.state.placement import PRESETS, Placement
 
 
@@ -67,7 +60,7 @@ class Estimate:
 
 
 class _Parameters:
-    """Stands for a model of which only the number of parameters is known."""
+    """A layer of which only the number of parameters is known."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -85,10 +78,10 @@ def estimate(
     options: Options | None = None,
     **changes: Any,
 ) -> Estimate:
-    """Tell the bytes of one rank of `DataParallel` with the same arguments.
+    """Return the bytes of one rank of `DataParallel` with the same arguments.
 
-    They are those that its ledger counts: the layout is the same code, and the peak comes from
-    walking through a step without arrays. Parameters without gradients count as if they had some.
+    They are those that its ledger counts: layout and step are the engine's own code, run on arrays
+    without elements. Parameters without gradients count as if they had some.
 
     Args:
         model: The model (its shapes are those of one ``tp`` rank), or the number of parameters.
@@ -110,17 +103,14 @@ def estimate(
         layer: Layer = _Parameters(-(-int(model) // axes.get("tp", 1)))  # type: ignore[assignment]
         model = Sequential([("model", layer)])
     units = make_units(model)
-    itemsize = dtype_of(options.recipe.gradient).itemsize
-    elements = bucket_elements(options.zero, options.bucket_bytes, itemsize)
-    layouts = make_layouts(unit_parameters(units), axes.get("dp", 1), elements)
+    layouts = options.layouts(unit_parameters(units), axes.get("dp", 1))
     rest, padding = _at_rest(layouts, options, axes.get("dp", 1))
-    run = DryRun(units, layouts, options, axes)
-    run.step(micro_batches)
-    wire = {**run.wire, **_agreement_bytes(axes)}
+    ledger = dry_run(units, layouts, options, axes, micro_batches)
+    wire = {**ledger.sent_since(Counter()), **_agreement_bytes(axes)}
     return Estimate(
         *rest,
         padding=padding,
-        peak=sum(rest) + run.peak,
+        peak=ledger.peak,
         wire={purpose: nbytes for purpose, nbytes in wire.items() if nbytes},
     )
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.engine.describe import describe
-from pycoll.parallel.engine.limits import check_number
-from pycoll.parallel.engine.precision import LossScale, Precision, dtype_of, recipe
-from pycoll.parallel.hooks.hook import Hook
 from pycoll.parallel.optim import AdamW, Optimizer
+from pycoll.parallel.precision import LossScale, Precision, dtype_of, recipe
+from pycoll.parallel.settings import check_number, describe
+from pycoll.parallel.state.gradients import Settings
+from pycoll.parallel.state.hook import Hook
+from pycoll.parallel.state.layout import Layout, Parameter, bucket_elements, make_layouts
+from pycoll.parallel.state.placement import PRESETS
 
 _ACCEPTED = {
     "zero": (0, 1, 2, 3),
@@ -30,11 +32,6 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "hook": (lambda x: x is None or isinstance(x, Hook), "a Hook, or None"),
     "wrap": (callable, "a function of one array"),
 }
-# What has to be the same on every rank. `fused` and `wrap` change no result.
-_COMPARED = (
-    *("zero", "order", "bucket_bytes", "optimizer", "clip_norm", "loss_scale"),
-    *("hook", "prefetch", "start", "nonfinite", "unused", "device"),
-)
 
 
 def _as_it_is(array: Any) -> Any:
@@ -136,8 +133,27 @@ class Options:
             return LossScale(), True
         return LossScale(1.0, growth=1.0, backoff=1.0), False
 
+    @property
+    def settings(self) -> Settings:
+        """The settings of buckets."""
+        return Settings(
+            PRESETS[self.zero],
+            self.recipe,
+            self.order,
+            self.optimizer,
+            self.hook or Hook(),
+            self.fused,
+        )
+
+    def layouts(self, parameters: Sequence[Sequence[Parameter]], shards: int) -> list[Layout]:
+        """Return the layouts of the buckets, given the parameters of each unit."""
+        itemsize = dtype_of(self.recipe.gradient).itemsize
+        return make_layouts(
+            parameters, shards, bucket_elements(self.zero, self.bucket_bytes, itemsize)
+        )
+
     def step_facts(self, **more: Any) -> str:
-        """Describe what the parameters of a step follow from, a line for each setting.
+        """Describe the settings that determine the parameters of a step, a line for each.
 
         An optimizer may have changed since `facts`, on one rank alone.
         """
@@ -145,6 +161,10 @@ class Options:
         return "\n".join(f"{name}={describe(value)}" for name, value in settings.items())
 
     def facts(self) -> list[str]:
-        """Describe what has to be the same on every rank, a line for each setting."""
-        settings = {name: getattr(self, name) for name in _COMPARED} | {"precision": self.recipe}
+        """Describe the settings that have to be the same on every rank, a line for each.
+
+        `fused` and `wrap` change no result.
+        """
+        names = [field.name for field in fields(self) if field.name not in ("fused", "wrap")]
+        settings = {name: getattr(self, name) for name in names} | {"precision": self.recipe}
         return [f"{name}={describe(value)}" for name, value in settings.items()]

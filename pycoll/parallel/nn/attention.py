@@ -16,10 +16,10 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import (
     Array,
     as_array,
-    as_mask,
     cast,
     has_extras,
     matmul,
+    move_to,
     namespace,
     row_dot,
     widen,
@@ -151,4 +151,4 @@ class CausalAttention:
         part = [slice(first, first + samples), slice(rank * own, (rank + 1) * own)]
         shape = (first + samples, self.heads, length, length)
         keep = keep_mask(self.key.fold(self.cursor.step), self.drop, shape, part)
-        return as_mask(keep, weights)
+        return move_to(keep, weights)

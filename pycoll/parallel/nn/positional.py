@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.arrays import Array, Out, as_mask, cast, namespace, put, widen
+from pycoll.parallel.arrays import Array, Out, cast, move_to, namespace, put, widen
 from pycoll.parallel.nn.layer import ParameterSpec
 from pycoll.parallel.random import Cursor, Key, keep_mask, normal_init
 
@@ -119,7 +119,7 @@ class Dropout:
         ranks = 1 if self.sequence is None else self.sequence.world_size
         shape = (first + samples, length * ranks, features)
         key = self.key.fold(self.cursor.step)
-        keep = as_mask(keep_mask(key, self.drop, shape, [slice(first, first + samples), rows]), x)
+        keep = move_to(keep_mask(key, self.drop, shape, [slice(first, first + samples), rows]), x)
         return masked(x, keep, self.drop), keep
 
     def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:

@@ -1,55 +1,33 @@
-"""One bucket: parameters, gradient and optimizer states of a few neighbours in one flat vector."""
+"""One bucket: parameters, gradient and optimizer states of neighbouring layers as flat vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pycoll import kernels
-from pycoll.parallel.analysis.ledger import Pending
-from pycoll.parallel.arrays import as_array, zeros
-from pycoll.parallel.engine.gradients import Gradients
-from pycoll.parallel.engine.groups import Groups
-from pycoll.parallel.engine.precision import Precision, dtype_of
-from pycoll.parallel.hooks.hook import Hook
-from pycoll.parallel.optim import Optimizer, UpdateArgs
-from pycoll.parallel.state.layout import Entry, Layout
-from pycoll.parallel.state.placement import Placed, Placement, Preset, own_block
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all buckets of a run have in common.
-
-    Attributes:
-        preset: Placements.
-        precision: Number formats.
-        order: Reduction order.
-        optimizer: What steps the parameters.
-        hook: What reduces the gradients.
-        fused: Use fused kernels.
-    """
-
-    preset: Preset
-    precision: Precision
-    order: str
-    optimizer: Optimizer
-    hook: Hook
-    fused: bool
+from pycoll.parallel.arrays import as_array, namespace
+from pycoll.parallel.channels import Groups, Pending
+from pycoll.parallel.optim import UpdateArgs
+from pycoll.parallel.precision import dtype_of
+from pycoll.parallel.state.gradients import Gradients, Settings
+from pycoll.parallel.state.layout import Layout
+from pycoll.parallel.state.placement import Placed, Placement, own_block
 
 
 class Bucket:
     """The flat vectors of one bucket on this rank.
 
     Attributes:
-        layout: Which parameter is where.
+        layout: Positions of the parameters.
         parameter: The parameters, replicated or sharded.
-        complete: What waits until all of `parameter` is of the last step.
+        complete: Waits until all of `parameter` is of the last step.
         gradients: Their gradient.
-        slots: Optimizer states of the elements that this rank steps.
+        first: First of the elements that this rank updates.
+        size: Number of these elements.
+        slots: Their optimizer states.
     """
 
     def __init__(self, layout: Layout, settings: Settings, groups: Groups) -> None:
@@ -61,23 +39,21 @@ class Bucket:
         data = channel.empty(stored, self._dtype, "parameter")
         self.parameter = Placed(data, preset.parameter, channel, "parameter")
         self.complete = Pending(None, data, groups.ledger, "parameter")
-        self.gradients = Gradients(
-            layout, preset, dtype_of(precision.gradient), settings.order, groups, settings.hook
-        )
-        sharded = preset.optimizer == Placement.SHARD
-        size = layout.padded // (n if sharded else 1)
-        self.first = size * channel.rank if sharded else 0  # of the elements that this rank steps
-        self.size = size
+        self.gradients = Gradients(layout, settings, groups)
+        steps_all = preset.optimizer != Placement.SHARD
+        self.size = layout.padded if steps_all else layout.padded // n
+        self.first = 0 if steps_all else self.size * channel.rank
 
         def state() -> Any:
-            return groups.ledger.track(zeros(size, wide, data), "optimizer")
+            vector = namespace(data).zeros_like(data, dtype=wide, shape=(self.size,))
+            return groups.ledger.track(vector, "optimizer")
 
         self.slots = {name: state() for name in settings.optimizer.slots}
         self.master = state() if precision.master else None
         self.copy = state() if precision.gradient_copy else None
 
     def fill(self, values: dict[str, Any]) -> None:
-        """Set the parameters: those of this rank's part of each array in `values`, by full name."""
+        """Set the parameters: this rank's part of each array in `values`, by full name."""
         data = self.complete.wait()
         sharded = self.parameter.placement == Placement.SHARD
         self._fill(data, data.shape[0] * self._groups.shards.rank if sharded else 0, values)
@@ -121,17 +97,18 @@ class Bucket:
         fitting = (b.gradients for b in buckets if b.gradients.lends(count, dtype))
         return next(fitting, None) if self.scattered else None
 
-    def owned(self) -> tuple[int, int]:
-        """Return the elements that this rank alone accounts for, of all that have this bucket."""
+    def _counted(self) -> tuple[int, int]:
+        """Return the elements that this rank counts; each is counted on one rank of all data."""
         groups = self._groups
-        part, parts = groups.data.rank, groups.data.world_size
+        group = groups.data
         if self.size < self.layout.padded or groups.shards.world_size == 1:
-            part, parts = groups.replica.rank, groups.replica.world_size
+            group = groups.replica
+        part, parts = group.rank, group.world_size
         lo = self.first + self.size * part // parts
         return lo, self.first + self.size * (part + 1) // parts
 
     def add_squares(self, limbs: np.ndarray, bad: set[str]) -> int:
-        """Add the squares of the reduced gradient that are this rank's to count.
+        """Add the squares of the elements of the reduced gradient that this rank counts.
 
         Args:
             limbs: Accumulator; see `pycoll.kernels.add_squares`.
@@ -142,7 +119,7 @@ class Bucket:
         """
         gradient, lo = self.gradients.result, self.first
         count = 0
-        for start, stop, entry in self.layout.runs(*self.owned()):
+        for start, stop, entry in self.layout.runs(*self._counted()):
             spec = entry.parameter.spec
             if spec.tensor_axis is None and self._groups.tensor.rank > 0:
                 continue  # the first tensor-parallel rank counts what all of them have
@@ -153,9 +130,9 @@ class Bucket:
         return count
 
     def update(self, step: int, lr: float, scale: float) -> None:
-        """Step the parameters and start to hand them to the ranks that need them.
+        """Update the parameters and start to send them to the ranks that need them.
 
-        The ranks have them once `complete` has been waited for.
+        They have arrived once `complete` has been waited for.
 
         Args:
             step: Number of the step, from 1 on.
@@ -182,14 +159,14 @@ class Bucket:
             self.complete = shard.to(Placement.REPLICATE, "parameter", out=self.parameter.data)
 
     def _working(self) -> Any:
-        """Return the elements of the parameters that this rank steps, as a view."""
+        """Return the parameters that this rank updates, as a view."""
         data = self.parameter.data
         if data.shape[0] == self.size:
             return data
         return own_block(data, self._groups.shards.rank, self._groups.shards.world_size)
 
     def _stretches(self) -> list[tuple[int, int, bool]]:
-        """Join neighbouring parameters that are stepped alike: start, stop, weight decay."""
+        """Join neighbouring parameters with the same weight decay: start, stop, decay."""
         found: list[tuple[int, int, bool]] = []
         for start, stop, entry in self.layout.runs(self.first, self.first + self.size):
             decay = entry.parameter.spec.decay
@@ -197,7 +174,3 @@ class Bucket:
                 start = found.pop()[0]
             found.append((start, stop, decay))
         return found
-
-    def view(self, data: Any, entry: Entry) -> Any:
-        """Return the parameter of an entry as a view of the gathered vector."""
-        return data[entry.start : entry.stop].reshape(entry.parameter.spec.shape)

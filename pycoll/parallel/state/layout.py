@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from pycoll.errors import ArgumentError, kind_of
 from pycoll.parallel.nn.layer import Layer, Model, ParameterSpec, takes_out
@@ -57,6 +58,10 @@ class Entry:
     parameter: Parameter
     start: int
     stop: int
+
+    def view(self, data: Any) -> Any:
+        """Return the parameter, in its shape, as a view of the vector."""
+        return data[self.start : self.stop].reshape(self.parameter.spec.shape)
 
 
 @dataclass(frozen=True)
