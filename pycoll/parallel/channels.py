@@ -33,7 +33,7 @@ class Ledger:
 
     Attributes:
         live: Bytes held now, by kind (``parameter``, ``gradient``, ``optimizer``, ...). An array
-            counts until it has really been collected.
+            counts until it is collected.
         peak: Largest sum of `live` since the last `reset_peak`.
         wire: Bytes sent, by ``(purpose, group)``; purposes are ``gradient``, ``parameter``,
             ``norm``, ``count``, ...
@@ -44,7 +44,6 @@ class Ledger:
     def __init__(self) -> None:
         self.live: Counter[str] = Counter()
         self.peak = 0
-        self.peak_by_kind: Counter[str] = Counter()
         self.wire: Counter[tuple[str, str]] = Counter()
         self.calls: Counter[tuple[str, str, str]] = Counter()
         self.waits: Counter[str] = Counter()
@@ -52,13 +51,12 @@ class Ledger:
 
     def track(self, array: Any, kind: str) -> Any:
         """Count an array under a kind until it is collected, once; return it."""
-        if id(array) in self._tracked:  # a layer may give the same one in every step
+        if id(array) in self._tracked:  # a layer may return the same one in every step
             return array
         self._tracked.add(id(array))
         self.live[kind] += array.nbytes
         weakref.finalize(array, self._forget, id(array), kind, array.nbytes).atexit = False
-        if self.total > self.peak:
-            self.peak, self.peak_by_kind = self.total, Counter(self.live)
+        self.peak = max(self.peak, self.total)
         return array
 
     def _forget(self, array: int, kind: str, nbytes: int) -> None:
@@ -72,7 +70,7 @@ class Ledger:
 
     def reset_peak(self) -> None:
         """Start to look for a new peak from what is held now."""
-        self.peak, self.peak_by_kind = self.total, Counter(self.live)
+        self.peak = self.total
 
     def count(self, collective: str, purpose: str, group: str, n: int, nbytes: int) -> None:
         """Count a call of n ranks on a full vector of nbytes."""
@@ -92,14 +90,6 @@ class Ledger:
         for (purpose, _), nbytes in (self.wire - before).items():
             sent[purpose] += nbytes
         return dict(sent)
-
-    def wire_bytes(self, purpose: str | None = None, group: str | None = None) -> int:
-        """Bytes sent so far for a purpose (None: for all) in a group (None: in all)."""
-        return sum(
-            nbytes
-            for (p, g), nbytes in self.wire.items()
-            if purpose in (None, p) and group in (None, g)
-        )
 
 
 class Pending:

@@ -87,24 +87,8 @@ def _mapping(value: Mapping[Any, Any], inner: Inner) -> str:
     return "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
 
 
-def _set(value: Any, inner: Inner) -> str:
-    return "{" + ", ".join(sorted(map(inner, value))) + "}"
-
-
-def _tuple(value: Any, inner: Inner) -> str:
-    return f"({', '.join(map(inner, value))}{',' if len(value) == 1 else ''})"
-
-
-def _list(value: Any, inner: Inner) -> str:
-    return f"[{', '.join(map(inner, value))}]"
-
-
 def _partial(value: Any, inner: Inner) -> str:
     return f"partial({inner(value.func)}, {inner(list(value.args))}, {inner(value.keywords)})"
-
-
-def _named(value: Any, inner: Inner) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
 
 
 def _object(value: Any, inner: Inner) -> str:
@@ -134,10 +118,13 @@ _FORMS: tuple[tuple[Any, Callable[[Any, Inner], str]], ...] = (
     (np.dtype, lambda value, inner: str(value)),
     (np.ndarray, _array),
     (Mapping, _mapping),
-    ((set, frozenset), _set),
-    (tuple, _tuple),
-    (list, _list),
+    ((set, frozenset), lambda value, inner: f"{{{', '.join(sorted(map(inner, value)))}}}"),
+    (tuple, lambda value, inner: f"({', '.join(map(inner, value))}{',' * (len(value) == 1)})"),
+    (list, lambda value, inner: f"[{', '.join(map(inner, value))}]"),
     (functools.partial, _partial),
-    ((type, FunctionType, BuiltinFunctionType), _named),
+    (
+        (type, FunctionType, BuiltinFunctionType),
+        lambda value, inner: f"{value.__module__}.{value.__qualname__}",
+    ),
 )
 """Types and how to describe them; the first that fits. Others are objects with attributes."""

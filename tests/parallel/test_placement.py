@@ -28,7 +28,14 @@ def test_transitions(n):
         view = Placed(replicated, R, channel, "x").to(S, "parameter").wait()
         assert np.shares_memory(view, replicated)
         ledger = channel.ledger
-        return shard, both, replicated, view, ledger.wire_bytes("gradient"), ledger.wire_bytes()
+        return (
+            shard,
+            both,
+            replicated,
+            view,
+            ledger.wire["gradient", "dp"],
+            sum(ledger.wire.values()),
+        )
 
     expected = np.arange(30.0 * n) * (n * (n + 1) // 2)
     for r, found in enumerate(run_threads(n, rank)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -129,8 +130,8 @@ def dry_run(
     options: Options,
     axes: Mapping[str, int],
     micro_batches: int,
-) -> Ledger:
-    """Run a step of rank 0; the ledger then has its peak and the bytes that it sent."""
+) -> tuple[Counter[str], int, dict[str, int]]:
+    """Run a step of rank 0; return bytes held at rest by kind, at the peak, and sent by purpose."""
     ledger, recipe = Ledger(), options.recipe
     optimizer = _Optimizer(options.optimizer.slots)
     options = replace(options, optimizer=optimizer, hook=None, wrap=Options.wrap)
@@ -139,6 +140,7 @@ def dry_run(
     dtype = dtype_of(recipe.compute or recipe.parameter)
     dry = [replace(unit, layer=_Layer(unit.layer.parameters(), dtype)) for unit in units]
     passes = Passes(dry, buckets, _Loss(), options, ledger)
+    rest = Counter(ledger.live)
     passes.prepare()
     plan = plan_sum(micro_batches, options.order)
     for j, term in enumerate(plan):
@@ -149,4 +151,4 @@ def dry_run(
     for bucket in buckets:
         bucket.gradients.finish().wait()
         bucket.update(1, 0.0, 1.0)
-    return ledger
+    return rest, ledger.peak, ledger.sent_since(Counter())

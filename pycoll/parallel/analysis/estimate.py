@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -17,8 +16,7 @@ from pycoll.parallel.engine.options import Options
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Layer, Model, ParameterSpec, Sequential
 from pycoll.parallel.settings import check_number
-from pycoll.parallel.state.layout import Layout, make_units, unit_parameters
-from pycoll.parallel.state.placement import PRESETS, Placement
+from pycoll.parallel.state.layout import make_units, unit_parameters
 
 
 @dataclass(frozen=True)
@@ -104,13 +102,16 @@ def estimate(
         model = Sequential([("model", layer)])
     units = make_units(model)
     layouts = options.layouts(unit_parameters(units), axes.get("dp", 1))
-    rest, padding = _at_rest(layouts, options, axes.get("dp", 1))
-    ledger = dry_run(units, layouts, options, axes, micro_batches)
-    wire = {**ledger.sent_since(Counter()), **_agreement_bytes(axes)}
+    live, peak, sent = dry_run(units, layouts, options, axes, micro_batches)
+    rest = [live[kind] for kind in ("parameter", "gradient", "optimizer")]
+    count, padded = (
+        sum(getattr(layout, size) for layout in layouts) for size in ("count", "padded")
+    )
+    wire = {**sent, **_agreement_bytes(axes)}
     return Estimate(
         *rest,
-        padding=padding,
-        peak=ledger.peak,
+        padding=sum(nbytes - nbytes * count // padded for nbytes in rest if nbytes),
+        peak=peak,
         wire={purpose: nbytes for purpose, nbytes in wire.items() if nbytes},
     )
 
@@ -122,20 +123,6 @@ def _axes(mesh: Mesh | Mapping[str, int] | None) -> dict[str, int]:
     for axis, size in axes.items():
         check_axis(axis, size)
     return axes
-
-
-def _at_rest(layouts: Sequence[Layout], options: Options, shards: int) -> tuple[list[int], int]:
-    """Return bytes of parameters, gradients and states, and how many of all are padding."""
-    preset = PRESETS[options.zero]
-    sizes = options.recipe.bytes_per_parameter(len(options.optimizer.slots))
-    placements = (preset.parameter, preset.gradient, preset.optimizer)
-    parts = [shards if placement == Placement.SHARD else 1 for placement in placements]
-
-    def kept(count: int) -> list[int]:
-        return [count * size // part for size, part in zip(sizes, parts, strict=True)]
-
-    rest = kept(sum(layout.padded for layout in layouts))
-    return rest, sum(rest) - sum(kept(sum(layout.count for layout in layouts)))
 
 
 def _agreement_bytes(axes: Mapping[str, int]) -> dict[str, int]:

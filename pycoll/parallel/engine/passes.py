@@ -167,8 +167,8 @@ class Passes:
             del params
             self._release(order, at)
             for local, name in reversed(unit.names.items()):
-                gradient = gradients.pop(local, None)
-                self._places[name][0].gradients.add(name, gradient, local in placed)
+                whole = self._places[name][0].gradients  # popped: nothing else keeps the gradient
+                whole.add(name, gradients.pop(local, None), local in placed)
 
     def _weights(
         self, unit: Unit, params: dict[str, Any], kept: Any, dy: Any
