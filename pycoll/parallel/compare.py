@@ -16,12 +16,7 @@ _PART = (1 << 21) - 1  # 4,096 squares of this have a sum below 2**63
 
 
 def check_same(lines: Sequence[str], what: str, world: Channel) -> None:
-    """Compare lines of text over all ranks; a collective.
-
-    Args:
-        lines: In the same order everywhere.
-        what: Their subject, in the plural.
-        world: All ranks.
+    """Compare lines of text, about `what` in the plural, over all ranks; a collective.
 
     Raises:
         MismatchError: On every rank, with the first line that differs and the ranks.

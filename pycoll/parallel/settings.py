@@ -21,13 +21,9 @@ _ADDRESS = re.compile(r"\s+at 0x[0-9a-fA-F]+")
 
 
 def refusal(name: str, value: Any, interval: str, whole: bool = False) -> str:
-    """Return why a value is not a number of an interval; empty if it is one.
+    """Return why a value is not a number, or an integer if `whole`, of an interval; else ``""``.
 
-    Args:
-        name: Name of the setting.
-        value: Its value.
-        interval: Such as ``"[0, inf)"``, closed on the left and open on the right.
-        whole: Whether it has to be an integer.
+    The interval ``"[0, inf)"`` is closed on the left and open on the right.
     """
     low, high = map(float, interval[1:-1].split(","))
     fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)

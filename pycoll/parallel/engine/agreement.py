@@ -51,16 +51,10 @@ def check_mesh(parameters: Sequence[Parameter], mesh: Mesh) -> None:
 
 
 def check_structure(parameters: Sequence[Parameter], facts: Sequence[str], world: Channel) -> None:
-    """Compare names, shapes, types and settings over all ranks; a collective.
-
-    Args:
-        parameters: Those of the model.
-        facts: The settings, a line for each.
-        world: All ranks.
+    """Compare parameters and settings, a line for each, over all ranks; a collective.
 
     Raises:
-        MismatchError: On every rank, naming the first setting or parameter that differs and the
-            ranks.
+        MismatchError: On every rank, naming the first one that differs and the ranks.
     """
     lines = [*facts] + [
         f"{p.name} shape {p.spec.shape} tensor_axis {p.spec.tensor_axis} sequence "
@@ -76,12 +70,8 @@ def check_parts(units: Sequence[Unit], groups: Groups) -> None:
     Raises:
         MismatchError: On every rank, naming the parameter and the ranks.
     """
-    specs = {
-        f"{unit.name}.{local}": spec
-        for unit in units
-        for local, spec in unit.layer.parameters().items()
-        if spec.tensor_axis is not None
-    }
+    every = {name: spec for unit in units for name, spec in unit.specs.items()}
+    specs = {name: spec for name, spec in every.items() if spec.tensor_axis is not None}
     if specs:
         _refuse_parts(_other_place(specs, groups.tensor), groups)
         _refuse_parts(_other_partners(specs, groups), groups)
@@ -126,10 +116,7 @@ def _refuse_parts(text: str, groups: Groups) -> None:
 def most_micro_batches(micro_batches: Any, groups: Groups, refused: str = "") -> int:
     """Return the largest number of micro-batches of a rank; a collective.
 
-    Args:
-        micro_batches: Those of this rank.
-        groups: The ranks.
-        refused: Another reason why this rank cannot take a step.
+    `refused` is another reason why this rank cannot take a step.
 
     Raises:
         ArgumentError: On every rank, if any has something else or cannot take the step, or none
@@ -187,9 +174,9 @@ def agree(
     norm is the same for every mesh, stage and bucket size.
 
     Args:
-        buckets: The buckets, whose reductions have been started.
+        buckets: The buckets; their reductions have been started.
         groups: The ranks.
-        problems: What is wrong on this rank.
+        problems: Problems of this rank.
         forgiving: Whether to accept gradients that are not finite.
         settings: What has to be the same on all ranks in this step, a line for each.
 

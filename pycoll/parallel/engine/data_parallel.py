@@ -92,8 +92,7 @@ class DataParallel:
         Args:
             model: Layers; see `pycoll.parallel.nn.layer`.
             loss: The loss to minimize.
-            mesh: The ranks. Samples are divided over ``replica`` and ``dp``; sharding is over
-                ``dp``.
+            mesh: The ranks. Samples are divided over ``replica`` and ``dp``, shards over ``dp``.
             options: Settings; by default those of `Options`.
             changes: Settings by name, which override `options`.
 
@@ -171,11 +170,7 @@ class DataParallel:
         )
 
     def _accumulate(self, micro_batches: Sequence[Sample], lr: Any) -> tuple[float, int, list[str]]:
-        """Run all micro-batches.
-
-        Returns:
-            Sum of losses and number of samples of all ranks, and the problems of this rank.
-        """
+        """Return sum of losses and number of samples of all ranks, and problems of this rank."""
         for bucket in self.buckets:
             bucket.gradients.reset()
         self._begin_hook()
@@ -184,7 +179,7 @@ class DataParallel:
         most = most_micro_batches(micro_batches, self.groups, refused)
         plan = plan_sum(most, self.options.order)
         problems: list[str] = []
-        totals: Sums[Any] = Sums(np.zeros(2), partial(np.zeros, 2))
+        totals = Sums(np.zeros(2), partial(np.zeros, 2))
         for j, term in enumerate(plan):
             sample = micro_batches[j] if j < len(micro_batches) else None
             loss, count, back = self._passes.run(sample, self.loss_scale.value)
@@ -226,10 +221,7 @@ class DataParallel:
             bucket.update(self.steps, lr, scale)
 
     def settle(self) -> None:
-        """Wait until this rank has all parameters of the last step; not a collective.
-
-        Methods of the engine do so when they use them.
-        """
+        """Wait until this rank has all parameters of the last step; not a collective."""
         for bucket in self.buckets:
             bucket.complete.wait()
 
@@ -248,7 +240,11 @@ class DataParallel:
         """
         if self.options.zero:
             raise ArgumentError(f"with zero={self.options.zero} each rank has only its shard")
-        return values.gradient_views(self.buckets)
+        return {
+            entry.parameter.name: entry.view(bucket.gradients.kept)
+            for bucket in self.buckets
+            for entry in bucket.layout.entries
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and optimizer states in full, independent of the mesh; a collective.
@@ -267,8 +263,7 @@ class DataParallel:
         """Load the result of `state_dict`; a collective. On another mesh drop its ``"hook"``.
 
         Raises:
-            ArgumentError: On every rank, if any state does not fit, or has the hook of another
-                rank.
+            ArgumentError: On every rank, if any state does not fit, or has another rank's hook.
             MismatchError: On every rank, if they differ.
         """
         scale, hook = self.loss_scale, self._hook
@@ -276,11 +271,7 @@ class DataParallel:
         self._hook_scale = self.loss_scale.value
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close the engine's communicators; not a collective.
-
-        Args:
-            error: Why this rank cannot go on; peers that wait for it raise an error, too.
-        """
+        """Close the engine's communicators; with an error, waiting peers raise, too."""
         try:
             if error is None:
                 self.settle()

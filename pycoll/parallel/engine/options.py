@@ -45,7 +45,7 @@ class Options:
     Attributes:
         zero: ZeRO stage: 0 replicates everything, 1 shards optimizer states, 2 gradients as well, 3
             parameters as well.
-        optimizer: What steps the parameters.
+        optimizer: Updates the parameters.
         order: Order of all sums: ``"tree"``, ``"rank"`` or ``"any"``; see docs/parallel.md.
         bucket_bytes: Gradient bytes that are reduced in one call; with stage 3 a bucket is a layer.
         precision: A recipe, or the name of one: ``fp32``, ``fp64``, ``fp16``, ``bf16``,
@@ -54,16 +54,16 @@ class Options:
             recipe needs one; elsewhere the loss is as it is.
         clip_norm: Largest norm of the mean gradient, above 0; a longer one is shortened. None and
             infinity: any.
-        hook: What reduces buckets; see `pycoll.parallel.hooks.hook`.
+        hook: Reduces buckets; see `pycoll.parallel.Hook`.
         prefetch: Layers that stage 3 gathers ahead.
-        start: ``"check"``: raise if parameters differ between ranks; ``"broadcast"``: take those of
-            the first rank; ``"trust"``.
-        nonfinite: What infinite gradients mean where the loss is not scaled: ``"error"``, or
+        start: ``"check"``: raise if parameters differ between ranks; ``"broadcast"``: use those of
+            the first rank; ``"trust"``: neither.
+        nonfinite: What to do about infinite gradients if the loss is not scaled: ``"error"``, or
             ``"skip"`` the step.
-        unused: What a parameter without a gradient means: ``"zero"``, or ``"error"`` if it had one
-            in the first micro-batch, or the other way round (a changed graph).
-        fused: Use fused kernels; otherwise the same formulas in array operations.
-        wrap: Makes of an array of the engine what the layers want, sharing memory; for instance
+        unused: A parameter without a gradient: ``"zero"``, or ``"error"`` if it had one in the
+            first micro-batch, or the other way round (a changed graph).
+        fused: Use fused kernels, or else the same formulas in array operations.
+        wrap: Converts arrays of the engine for the layers, sharing memory, such as
             ``torch.from_numpy``.
         device: Where parameters, gradients and states are: ``"cpu"``, in NumPy arrays, or
             ``"cuda"``, in CuPy arrays on the current device of each rank.
@@ -136,29 +136,21 @@ class Options:
     @property
     def settings(self) -> Settings:
         """The settings of buckets."""
-        return Settings(
-            PRESETS[self.zero],
-            self.recipe,
-            self.order,
-            self.optimizer,
-            self.hook or Hook(),
-            self.fused,
-        )
+        preset, hook = PRESETS[self.zero], self.hook or Hook()
+        return Settings(preset, self.recipe, self.order, self.optimizer, hook, self.fused)
 
     def layouts(self, parameters: Sequence[Sequence[Parameter]], shards: int) -> list[Layout]:
         """Return the layouts of the buckets, given the parameters of each unit."""
         itemsize = dtype_of(self.recipe.gradient).itemsize
-        return make_layouts(
-            parameters, shards, bucket_elements(self.zero, self.bucket_bytes, itemsize)
-        )
+        elements = bucket_elements(self.zero, self.bucket_bytes, itemsize)
+        return make_layouts(parameters, shards, elements)
 
     def step_facts(self, **more: Any) -> str:
         """Describe the settings that determine the parameters of a step, a line for each.
 
         An optimizer may have changed since `facts`, on one rank alone.
         """
-        settings = more | {"clip_norm": self.clip_norm, "optimizer": self.optimizer}
-        return "\n".join(f"{name}={describe(value)}" for name, value in settings.items())
+        return "\n".join(_lines(more | {"clip_norm": self.clip_norm, "optimizer": self.optimizer}))
 
     def facts(self) -> list[str]:
         """Describe the settings that have to be the same on every rank, a line for each.
@@ -166,5 +158,8 @@ class Options:
         `fused` and `wrap` change no result.
         """
         names = [field.name for field in fields(self) if field.name not in ("fused", "wrap")]
-        settings = {name: getattr(self, name) for name in names} | {"precision": self.recipe}
-        return [f"{name}={describe(value)}" for name, value in settings.items()]
+        return _lines({name: getattr(self, name) for name in names} | {"precision": self.recipe})
+
+
+def _lines(settings: dict[str, Any]) -> list[str]:
+    return [f"{name}={describe(value)}" for name, value in settings.items()]

@@ -173,10 +173,7 @@ class Passes:
     def _weights(
         self, unit: Unit, params: dict[str, Any], kept: Any, dy: Any
     ) -> tuple[dict[str, Any], set[str]]:
-        """Return the gradients of a layer that are not in their buckets, and names of the others.
-
-        They are arrays like those of the buckets, counted.
-        """
+        """Return a layer's gradients that are not in their buckets, and names of the others."""
         self._land()
         layer: Any = unit.layer
         out = {}

@@ -40,11 +40,7 @@ class ErrorFeedback(Hook):
         self._next[table, name] = array
 
     def _add_unsent(self, key: str, data: Any, channel: Channel) -> Any:
-        """Return a gradient plus what is unsent of its bucket, as a new array.
-
-        Raises:
-            ArgumentError: If that is of another bucket, from a checkpoint of another run.
-        """
+        """Return a gradient plus what is unsent of its bucket, as a new array."""
         error = self._get(self._unsent, key)
         if error is None:
             error = np.zeros_like(data)

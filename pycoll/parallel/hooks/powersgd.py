@@ -112,11 +112,9 @@ def _matrix(flat: Any, entry: Entry) -> Any:
 
 
 def _orthonormal(matrix: Any) -> Any:
-    """Return orthonormal columns that span those of a tall matrix, by Householder's reflections.
-
-    Ranks have the same numbers and need the same bits. Those of LAPACK depend on the processor and
-    the number of threads; sums by NumPy do not.
-    """
+    """Return orthonormal columns that span those of a tall matrix, by Householder's reflections."""
+    # All ranks need the same bits. Those of LAPACK depend on the processor and the number of
+    # threads; sums by NumPy do not.
     rest, reflections = matrix.astype(np.float64), []
     for j in range(rest.shape[1]):
         v = _scaled(rest[j:, j])
@@ -144,28 +142,17 @@ def _multiply(p: Any, q: Any, out: Any) -> None:
 
 
 def _scaled(basis: Any) -> Any:
-    """Divide by the power of two that makes numbers at most 1: no digit changes.
-
-    Only directions matter, and with numbers as large as gradients their product would overflow, or
-    vanish, at the square root of what a gradient may be.
-    """
+    """Divide by the power of two that makes numbers at most 1; products then cannot overflow."""
     return np.ldexp(basis, -np.frexp(np.abs(basis).max(initial=0))[1])
 
 
 def _pack(parts: list[Any], channel: Channel, dtype: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    shapes = [part.shape for part in parts]
     vector = channel.empty(sum(part.size for part in parts), dtype, "hook")
-    at = 0
-    for part in parts:
-        vector[at : at + part.size] = part.reshape(-1)
-        at += part.size
-    return vector, shapes
+    np.concatenate([part.reshape(-1) for part in parts], out=vector)
+    return vector, [part.shape for part in parts]
 
 
 def _unpack(vector: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
-    found, at = [], 0
-    for shape in shapes:
-        size = int(np.prod(shape))
-        found.append(vector[at : at + size].reshape(shape))
-        at += size
-    return found
+    stops = np.cumsum([np.prod(shape) for shape in shapes])
+    parts = np.split(vector, stops[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -46,16 +46,17 @@ class TopK(ErrorFeedback):
         def finish(rows: Any) -> Any:
             whole[where] = 0
             self._put("unsent", key, whole)
-            return self._add(rows.reshape(channel.world_size, row.size), k, data)
+            data[...] = 0
+            for found in rows.reshape(channel.world_size, row.size):
+                data[found[:k]] += found[k:].view(data.dtype)
+            return data
 
         return pending.then(finish)
 
     def _largest(self, sizes: Any, layout: Layout) -> Any:
-        """Return the indices of the elements to send, in ascending order.
-
-        Elements that all ranks of ``tp`` have compete among themselves: these ranks have to choose
-        the same ones, whatever their parts of split parameters hold.
-        """
+        """Return the indices of the elements to send, in ascending order."""
+        # Elements that all ranks of tp have compete among themselves: these ranks have to choose
+        # the same ones, whatever their parts of split parameters hold.
         split = [entry.parameter.spec.tensor_axis is not None for entry in layout.entries]
         if all(split) or not any(split):
             chosen = self._most(sizes)
@@ -69,10 +70,3 @@ class TopK(ErrorFeedback):
         """Return the indices of the largest, in any order."""
         left = sizes.size - math.ceil(self.ratio * sizes.size)
         return np.argpartition(sizes, left)[left:]
-
-    @staticmethod
-    def _add(rows: Any, k: int, data: Any) -> Any:
-        data[...] = 0
-        for row in rows:
-            data[row[:k]] += row[k:].view(data.dtype)
-        return data

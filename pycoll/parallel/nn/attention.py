@@ -15,10 +15,10 @@ from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import (
     Array,
-    as_array,
     cast,
     has_extras,
     matmul,
+    move_to,
     namespace,
     row_dot,
     widen,
@@ -92,7 +92,9 @@ class CausalAttention(NoParameters):
         q, k, v = self._heads(x)
         scores = matmul(widen(q) * self.width**-0.5, transposed(widen(k)))
         length = x.shape[1]
-        scores += as_array(np.triu(np.full((length, length), -np.inf, np.float32), 1), scores)
+        scores += move_to(
+            np.triu(np.full((length, length), -np.inf, np.float32), 1), scores, scores.dtype
+        )
         weights = cast(softmax_(scores), x.dtype)
         part = span(self.heads // self.ranks, self.comm)
         keep = draw_mask(weights, self.key, self.drop, self.cursor, self.heads, part)

@@ -9,15 +9,10 @@ from pycoll.parallel.nn.layer import Grads, Layer, ParameterSpec, Params, takes_
 
 
 class _Trace(NamedTuple):
-    """The state of a chain for one input.
+    """The state of a chain for one input."""
 
-    Attributes:
-        saved: What each layer has saved.
-        gradients: Gradient of each layer's output; empty until `backward_input`.
-    """
-
-    saved: list[Any]
-    gradients: list[Array]
+    saved: list[Any]  # of each layer
+    gradients: list[Array]  # of each layer's output; empty until `backward_input`
 
 
 class Chain:

@@ -94,14 +94,10 @@ def split_over(comm: Communicator | None, axis: int) -> dict[str, Any]:
 
 
 def normal_weight(layer: Any, shape: tuple[int, ...], axis: int = 0, **more: Any) -> ParameterSpec:
-    """Return the specification of a normally distributed weight.
+    """Return the specification of a normally distributed weight, of which this rank has `shape`.
 
-    Args:
-        layer: Has `key`, `std` (None: ``in_features ** -0.5``) and `dtype`. If it has `comm`, the
-            weight is split over these ranks.
-        shape: Shape of this rank's part.
-        axis: Axis that is split.
-        more: Other fields.
+    The layer has `key`, `std` (None: ``in_features ** -0.5``) and `dtype`. If it has `comm`, `axis`
+    is split over these ranks. `more` are other fields.
     """
     comm = getattr(layer, "comm", None)
     std = layer.in_features**-0.5 if layer.std is None else layer.std

@@ -51,11 +51,7 @@ def initial(layer: Layer) -> dict[str, np.ndarray]:
 
 
 def check_shape(array: Array, shape: tuple[int, ...], what: str) -> None:
-    """Refuse an array of another shape.
-
-    Raises:
-        ArgumentError: With what it is, and both shapes.
-    """
+    """Refuse an array of another shape."""
     if tuple(array.shape) != shape:
         raise ArgumentError(f"{what} has shape {tuple(array.shape)}, expected {shape}")
 
@@ -132,11 +128,7 @@ class Linear:
 
 
 def check_indices(indices: Array, high: int, what: str) -> None:
-    """Refuse indices outside of [0, high).
-
-    Raises:
-        ArgumentError: With the first one that is.
-    """
+    """Refuse indices outside of [0, high)."""
     bad = indices[(indices < 0) | (indices >= high)]
     if bad.shape[0]:
         raise ArgumentError(f"{what} holds {int(bad[0])}, expected integers of [0, {high})")

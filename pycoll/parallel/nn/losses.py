@@ -12,30 +12,18 @@ from pycoll.parallel.nn.layers import check_indices, flat
 
 
 class Saved(NamedTuple):
-    """What the backward pass of a cross-entropy needs.
+    """What the backward pass of a cross-entropy needs."""
 
-    Attributes:
-        odds: Probabilities ``[n, vocabulary]``, or this rank's columns of them.
-        column: Column of the target in each row; 0 where `here` is False.
-        here: Whether the row's target is among the columns.
-        ignored: Rows that have no target, or None if there are none.
-        shape: Shape of the logits.
-        dtype: Type of the logits.
-    """
-
-    odds: Array
-    column: Array
-    here: Array
-    ignored: Array | None
-    shape: tuple[int, ...]
-    dtype: Any
+    odds: Array  # probabilities ``[n, vocabulary]``, or this rank's columns of them
+    column: Array  # of the target in each row; 0 where `here` is False
+    here: Array  # whether the row's target is among the columns
+    ignored: Array | None  # rows that have no target; None: all have one
+    shape: tuple[int, ...]  # of the logits
+    dtype: Any  # of the logits
 
 
 def prepare(logits: Array, targets: Any, ignore_index: int, vocabulary: int) -> tuple[Array, ...]:
-    """Check the arguments of a loss.
-
-    Returns:
-        Targets ``[n]``, and which of them count.
+    """Check the arguments of a loss; return targets ``[n]``, and which of them count.
 
     Raises:
         ArgumentError: If there are not as many targets as rows, or one is not in the vocabulary.

@@ -27,13 +27,8 @@ def draw_mask(
 ) -> Array | None:
     """Return which elements of `x` are kept, one byte each; None: all.
 
-    Args:
-        x: ``[samples, ...]``: a part of an array that has all samples of the step.
-        key: Name of the layer.
-        drop: Probability with which an element is dropped.
-        cursor: Position of training; None: nothing is dropped.
-        size: Length of axis 1 of the whole array.
-        part: Indices of `x` along axis 1.
+    `x` is a part of an array with all samples of the step along axis 0, and along axis 1 with
+    `size` elements, of which `x` has `part`.
     """
     if not drop or cursor is None or not cursor.training:
         return None

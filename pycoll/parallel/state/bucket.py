@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from pycoll import kernels
-from pycoll.parallel.arrays import as_array, namespace
+from pycoll.parallel.arrays import move_to, namespace
 from pycoll.parallel.channels import Groups, Pending
 from pycoll.parallel.optim import UpdateArgs
 from pycoll.parallel.precision import dtype_of
 from pycoll.parallel.state.gradients import Gradients, Settings
 from pycoll.parallel.state.layout import Layout
-from pycoll.parallel.state.placement import Placed, Placement, own_block
+from pycoll.parallel.state.placement import Placed, Placement
 
 
 class Bucket:
@@ -52,24 +52,27 @@ class Bucket:
         self.master = state() if precision.master else None
         self.copy = state() if precision.gradient_copy else None
 
-    def fill(self, values: dict[str, Any]) -> None:
-        """Set the parameters: this rank's part of each array in `values`, by full name."""
+    @property
+    def states(self) -> dict[str, Any]:
+        """What a checkpoint has, by kind; ``"parameters"`` is None without a master copy."""
+        return {"parameters": self.master, **self.slots}
+
+    def fill(self, values: dict[str, dict[str, Any]]) -> None:
+        """Set parameters and states to this rank's part of full arrays, by kind and full name."""
         data = self.complete.wait()
         sharded = self.parameter.placement == Placement.SHARD
-        self._fill(data, data.shape[0] * self._groups.shards.rank if sharded else 0, values)
-        if self.master is not None:
-            self._fill(self.master, self.first, values)
-
-    def fill_slot(self, name: str, values: dict[str, Any]) -> None:
-        """Set an optimizer state, likewise."""
-        self._fill(self.slots[name], self.first, values)
+        first = data.shape[0] * self._groups.shards.rank if sharded else 0
+        self._fill(data, first, values["parameters"])
+        for kind, vector in self.states.items():
+            if vector is not None and kind in values:
+                self._fill(vector, self.first, values[kind])
 
     def _fill(self, data: Any, first: int, values: dict[str, Any]) -> None:
         data[...] = 0
         for start, stop, entry in self.layout.runs(first, first + data.shape[0]):
             flat = np.asarray(values[entry.parameter.name]).reshape(-1)
             part = flat[start - entry.start : stop - entry.start]
-            data[start - first : stop - first] = as_array(part, data)
+            data[start - first : stop - first] = move_to(part, data, data.dtype)
 
     @property
     def scattered(self) -> bool:
@@ -78,11 +81,7 @@ class Bucket:
         return sharded and self._groups.shards.world_size > 1
 
     def gather(self, lender: Gradients | None = None) -> Pending:
-        """Start to make all parameters available; the result is a flat vector.
-
-        Args:
-            lender: A gradient in flight, whose vector is used.
-        """
+        """Start to gather all parameters, if given into the vector of a gradient in flight."""
         if not self.scattered:
             return self.complete
         if lender is None:
@@ -110,12 +109,7 @@ class Bucket:
     def add_squares(self, limbs: np.ndarray, bad: set[str]) -> int:
         """Add the squares of the elements of the reduced gradient that this rank counts.
 
-        Args:
-            limbs: Accumulator; see `pycoll.kernels.add_squares`.
-            bad: Takes the names of parameters with infinities or NaNs.
-
-        Returns:
-            How many elements are not finite.
+        `bad` gets the names of parameters with infinities or NaNs; returns how many elements are.
         """
         gradient, lo = self.gradients.result, self.first
         count = 0
@@ -132,20 +126,18 @@ class Bucket:
     def update(self, step: int, lr: float, scale: float) -> None:
         """Update the parameters and start to send them to the ranks that need them.
 
-        They have arrived once `complete` has been waited for.
-
-        Args:
-            step: Number of the step, from 1 on.
-            lr: Learning rate.
-            scale: Factor of the summed gradient.
+        They have arrived once `complete` has been waited for. `step` counts from 1; `scale` is a
+        factor of the summed gradient.
         """
         settings, gradient = self._settings, self.gradients.result
         self.complete.wait()
-        working = self._working()
+        working = self.parameter.data
+        if working.shape[0] > self.size:
+            working = working[self.first : self.first + self.size]
         if self.copy is not None:
             kernels.unscale(gradient, self.copy, scale)
             gradient, scale = self.copy, 1.0
-        for start, stop, decay in self._stretches():
+        for start, stop, decay in self._runs_by_decay():
             part = slice(start - self.first, stop - self.first)
             target = working[part] if self.master is None else self.master[part]
             slots = {name: slot[part] for name, slot in self.slots.items()}
@@ -158,14 +150,7 @@ class Bucket:
             shard = Placed(working, Placement.SHARD, self._groups.shards, "parameter")
             self.complete = shard.to(Placement.REPLICATE, "parameter", out=self.parameter.data)
 
-    def _working(self) -> Any:
-        """Return the parameters that this rank updates, as a view."""
-        data = self.parameter.data
-        if data.shape[0] == self.size:
-            return data
-        return own_block(data, self._groups.shards.rank, self._groups.shards.world_size)
-
-    def _stretches(self) -> list[tuple[int, int, bool]]:
+    def _runs_by_decay(self) -> list[tuple[int, int, bool]]:
         """Join neighbouring parameters with the same weight decay: start, stop, decay."""
         found: list[tuple[int, int, bool]] = []
         for start, stop, entry in self.layout.runs(self.first, self.first + self.size):

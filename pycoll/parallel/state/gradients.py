@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from pycoll import kernels
 from pycoll.errors import ArgumentError
@@ -22,21 +22,10 @@ from pycoll.parallel.state.hook import Hook
 from pycoll.parallel.state.layout import Entry, Layout
 from pycoll.parallel.state.placement import Placement, Preset, own_block
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that all buckets of a run share.
-
-    Attributes:
-        preset: Placements.
-        precision: Number formats.
-        order: Reduction order.
-        optimizer: Updates the parameters.
-        hook: Reduces the gradients.
-        fused: Use fused kernels.
-    """
+    """Settings that all buckets of a run share; see `pycoll.parallel.Options`."""
 
     preset: Preset
     precision: Precision
@@ -92,15 +81,14 @@ def plan_sum(k: int, order: str) -> list[Term]:
     return plan
 
 
-class Sums(Generic[T]):
+class Sums:
     """The partial sums of one vector."""
 
-    def __init__(self, first: T, new: Callable[[], T]) -> None:
-        """Keep the memory of the first sum, and how to make more."""
+    def __init__(self, first: Any, new: Callable[[], Any]) -> None:
         self._first, self._new = first, new
-        self.stack: list[T] = []
+        self.stack: list[Any] = []
 
-    def begin(self, term: Term) -> T:
+    def begin(self, term: Term) -> Any:
         """Return where the next term goes; it has to be added if ``term.add``."""
         if not term.add:
             self.stack.append(self._new() if self.stack else self._first)
@@ -109,10 +97,10 @@ class Sums(Generic[T]):
     def end(self, term: Term) -> None:
         """Merge sums, after the term is in."""
         for _ in range(term.merges):
-            last: Any = self.stack.pop()
+            last = self.stack.pop()
             self.stack[-1] += last
 
-    def take(self) -> T:
+    def take(self) -> Any:
         """Return the sum of all terms and forget it."""
         (total,) = self.stack
         self.stack = []
@@ -150,7 +138,7 @@ class Gradients:
         self.kept = self._channel.empty(size, self._dtype, "gradient")
         self.kept[...] = 0
         more = partial(_empty, self._channel, layout, size, self._dtype, "accumulator")
-        self._sums: Sums[Any] = Sums(self.kept, more)
+        self._sums = Sums(self.kept, more)
         self._term, self._last = Term(False, 0), True
         self._data: Any = None
         self._missing: dict[str, int] = {}
@@ -184,10 +172,7 @@ class Gradients:
     def add(self, name: str, gradient: Any, placed: bool = False) -> None:
         """Take the gradient of one use of a parameter; reduce when the bucket is complete.
 
-        Args:
-            name: Full name of the parameter.
-            gradient: The gradient; None for zeros.
-            placed: It has been written where `place` said.
+        None stands for zeros; a `placed` gradient has been written where `place` said.
 
         Raises:
             ArgumentError: If its shape is not that of the parameter.
@@ -280,8 +265,6 @@ class Gradients:
 
     def lend(self, count: int) -> Any:
         """Return part of the vector in flight for the channel's next call; `land` after that."""
-        if self._flight is None:
-            raise AssertionError("only a vector in flight is lent")
         self._lent = True
         return self._flight[1][:count]
 

@@ -24,10 +24,7 @@ from pycoll.parallel.state.layout import Entry, Parameter
 def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
     """Make the first values of all parameters, bucket by bucket; a collective.
 
-    Args:
-        buckets: The buckets.
-        groups: The ranks.
-        start: ``"check"``, ``"broadcast"`` or ``"trust"``; see `Options`.
+    `start` is ``"check"``, ``"broadcast"`` or ``"trust"``; see `Options`.
 
     Raises:
         ArgumentError: If an initial value has a wrong shape.
@@ -45,7 +42,7 @@ def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
                     groups.tensor.comm.broadcast(value, out=value)
         elif start == "check":
             _check_values(values, parameters, groups)
-        bucket.fill(values)
+        bucket.fill({"parameters": values})
 
 
 def _first_value(parameter: Parameter) -> np.ndarray:
@@ -96,41 +93,29 @@ def _advice(parameter: Parameter) -> str:
 
 
 def gather_parameters(buckets: Sequence[Bucket], groups: Groups) -> dict[str, np.ndarray]:
-    """Return what the layers see, in full."""
+    """Return the parameters as the layers see them, in full."""
     found: dict[str, np.ndarray] = {}
     for bucket in buckets:
-        flat = bucket.gather().wait()
-        for entry in bucket.layout.entries:
-            found[entry.parameter.name] = _whole(flat, entry, groups)
+        found |= _gather(None, bucket, groups)
     return found
-
-
-def gradient_views(buckets: Sequence[Bucket]) -> dict[str, np.ndarray]:
-    """Return the gradients by name, as views of the vectors that hold all of them."""
-    return {
-        entry.parameter.name: entry.view(bucket.gradients.kept)
-        for bucket in buckets
-        for entry in bucket.layout.entries
-    }
 
 
 def gather_states(buckets: Sequence[Bucket], groups: Groups) -> dict[str, Any]:
-    """Return parameters in the type that they are stepped in, and optimizer states, in full."""
+    """Return parameters, in the type in which they are updated, and optimizer states, in full."""
     found: dict[str, Any] = {"parameters": {}}
     for bucket in buckets:
-        vectors = {"parameters": bucket.master, **bucket.slots}
-        for key, vector in vectors.items():
-            flat = bucket.gather().wait() if vector is None else _join(vector, bucket, groups)
-            for entry in bucket.layout.entries:
-                found.setdefault(key, {})[entry.parameter.name] = _whole(flat, entry, groups)
+        for kind, vector in bucket.states.items():
+            found.setdefault(kind, {}).update(_gather(vector, bucket, groups))
     return found
 
 
-def _join(vector: Any, bucket: Bucket, groups: Groups) -> Any:
-    """Return the full vector of which this rank steps a part."""
-    if vector.shape[0] == bucket.layout.padded:
-        return vector
-    return groups.shards.gather_rows(as_numpy(vector), "state").reshape(-1)
+def _gather(vector: Any, bucket: Bucket, groups: Groups) -> dict[str, np.ndarray]:
+    """Return the full arrays in a vector of which this rank has a part; None: the parameters."""
+    if vector is None:
+        vector = bucket.gather().wait()
+    elif vector.shape[0] < bucket.layout.padded:
+        vector = groups.shards.gather_rows(as_numpy(vector), "state").reshape(-1)
+    return {e.parameter.name: _whole(vector, e, groups) for e in bucket.layout.entries}
 
 
 def _whole(flat: Any, entry: Entry, groups: Groups) -> np.ndarray:
@@ -181,9 +166,7 @@ def restore(
         hook.load(before)
         raise
     for bucket in buckets:
-        bucket.fill(values["parameters"])
-        for name in bucket.slots:
-            bucket.fill_slot(name, values[name])
+        bucket.fill(values)
     return steps, scale
 
 
@@ -214,7 +197,7 @@ def _load_values(
     found: dict[str, dict[str, np.ndarray]] = {}
     names = set()
     for bucket in buckets:
-        for kind in ("parameters", *bucket.slots):
+        for kind in bucket.states:
             for entry in bucket.layout.entries:
                 value = np.asarray(_value(saved, kind, entry, groups), order="C")
                 name, axis = entry.parameter.name, entry.parameter.spec.tensor_axis

@@ -35,16 +35,7 @@ from pycoll.parallel.tensor.regions import (
 
 
 def _check_divisible(size: int, comm: Communicator, what: str) -> None:
-    """Refuse an axis of a parameter that ranks cannot share evenly.
-
-    Args:
-        size: Length of the axis over all ranks.
-        comm: The tensor-parallel ranks.
-        what: Name of the parameter and the axis, for the message.
-
-    Raises:
-        ArgumentError: For such an axis, or if `comm` is not a communicator.
-    """
+    """Refuse an axis of a parameter that ranks cannot share evenly."""
     if not hasattr(comm, "world_size"):
         raise ArgumentError(
             f"{what}: comm is {kind_of(comm)}; expected the communicator of the "
@@ -58,11 +49,7 @@ def _check_divisible(size: int, comm: Communicator, what: str) -> None:
 
 
 def _check_part(array: Array, shape: tuple[int, ...], comm: Communicator, what: str) -> None:
-    """Refuse a parameter that is not this rank's part.
-
-    Raises:
-        ArgumentError: With the name of the parameter and the rank.
-    """
+    """Refuse a parameter that is not this rank's part."""
     if tuple(array.shape) != shape:
         raise ArgumentError(
             f"{what} on rank {comm.rank} of {comm.world_size} tensor-parallel ranks has shape "
@@ -71,13 +58,38 @@ def _check_part(array: Array, shape: tuple[int, ...], comm: Communicator, what: 
         )
 
 
-def _output(layer: RowParallelLinear | VocabParallelEmbedding) -> Region:
-    """Return the end of a layer of which each rank computes a term of the output."""
-    return REDUCE_SCATTER_SEQUENCE if layer.sequence_parallel else REDUCE
+class _SplitLayer:
+    """Base of layers with a weight that is split over ranks, along axis `_axis` of `_whole`."""
+
+    key: Key
+    comm: Communicator
+    sequence_parallel: bool
+    _axis = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a weight that ranks cannot share evenly."""
+        what = f"axis {self._axis} of {self.key.name}.weight"
+        _check_divisible(self._whole[self._axis], self.comm, what)
+
+    @property
+    def _whole(self) -> tuple[int, int]:
+        raise NotImplementedError
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Shape of this rank's part of the weight."""
+        rows, columns = self._whole
+        n = self.comm.world_size
+        return (rows, columns // n) if self._axis else (rows // n, columns)
+
+    @property
+    def _output(self) -> Region:
+        """The end of a layer of which each rank computes a term of the output."""
+        return REDUCE_SCATTER_SEQUENCE if self.sequence_parallel else REDUCE
 
 
 @dataclass(frozen=True)
-class ColumnParallelLinear:
+class ColumnParallelLinear(_SplitLayer):
     """A linear layer of which each rank computes some of the output features.
 
     ``[b, s, in]``, the same on every rank, -> ``[b, s, out / n]``; with `sequence_parallel`
@@ -86,19 +98,12 @@ class ColumnParallelLinear:
     Cost: forward none, backward an all-reduce of the input's gradient; see docs/layers.md for the
     variants.
 
-    Attributes:
-        in_features: Features of the input.
-        out_features: Features of the output, over all ranks.
-        key: Name of the layer.
+    Attributes are those of `Linear`, features over all ranks, and:
         comm: The tensor-parallel ranks.
-        bias: Whether there is a bias.
         gather_output: All-gather the output features: ``[b, s, out]`` on every rank.
         sequence_parallel: The input is this rank's part of the sequence.
         regather: With `sequence_parallel`, keep only this rank's part for the backward pass and
             gather the input again; False keeps all of it, n times the memory.
-        std: Standard deviation of the initial weights; by default ``in_features ** -0.5``.
-        dtype: Type of the parameters.
-        tied_to: Full name of the parameter that the weight is.
     """
 
     in_features: int
@@ -113,17 +118,13 @@ class ColumnParallelLinear:
     dtype: str = "float32"
     tied_to: str | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse features that ranks cannot share evenly."""
-        _check_divisible(self.out_features, self.comm, f"axis 0 of {self.key.name}.weight")
-
     @property
-    def _shape(self) -> tuple[int, int]:
-        return self.out_features // self.comm.world_size, self.in_features
+    def _whole(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
 
     def parameters(self) -> dict[str, ParameterSpec]:
         """Return weight ``[out / n, in]`` and bias ``[out / n]``."""
-        specs = {"weight": normal_weight(self, self._shape, 0, tied_to=self.tied_to)}
+        specs = {"weight": normal_weight(self, self._shape, tied_to=self.tied_to)}
         if self.bias:
             split = split_over(self.comm, 0)
             specs["bias"] = ParameterSpec(self._shape[:1], self.dtype, decay=False, **split)
@@ -155,7 +156,7 @@ class ColumnParallelLinear:
 
 
 @dataclass(frozen=True)
-class RowParallelLinear:
+class RowParallelLinear(_SplitLayer):
     """A linear layer of which each rank has some of the input features.
 
     ``[b, s, in / n]`` -> ``[b, s, out]``, the same on every rank; with `sequence_parallel`
@@ -163,15 +164,9 @@ class RowParallelLinear:
 
     Cost: forward an all-reduce of the output, backward none; see docs/layers.md for the variants.
 
-    Attributes:
-        in_features: Features of the input, over all ranks.
-        out_features: Features of the output.
-        key: Name of the layer.
+    Attributes are those of `Linear`, features over all ranks, and:
         comm: The tensor-parallel ranks.
-        bias: Whether there is a bias.
         sequence_parallel: The output is this rank's part of the sequence.
-        std: Standard deviation of the initial weights; by default ``in_features ** -0.5``.
-        dtype: Type of the parameters.
     """
 
     in_features: int
@@ -182,18 +177,15 @@ class RowParallelLinear:
     sequence_parallel: bool = False
     std: float | None = None
     dtype: str = "float32"
-
-    def __post_init__(self) -> None:
-        """Refuse features that ranks cannot share evenly."""
-        _check_divisible(self.in_features, self.comm, f"axis 1 of {self.key.name}.weight")
+    _axis = 1
 
     @property
-    def _shape(self) -> tuple[int, int]:
-        return self.out_features, self.in_features // self.comm.world_size
+    def _whole(self) -> tuple[int, int]:
+        return self.out_features, self.in_features
 
     def parameters(self) -> dict[str, ParameterSpec]:
         """Return weight ``[out, in / n]`` and bias ``[out]``, which every rank has."""
-        specs = {"weight": normal_weight(self, self._shape, 1)}
+        specs = {"weight": normal_weight(self, self._shape, self._axis)}
         if self.bias:
             shape, partial = self._shape[:1], self.sequence_parallel
             specs["bias"] = ParameterSpec(shape, self.dtype, sequence=partial, decay=False)
@@ -202,30 +194,30 @@ class RowParallelLinear:
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves the input, and later the gradient of the whole output."""
         _check_part(params["weight"], self._shape, self.comm, f"{self.key.name}.weight")
-        where = f"rank {self.comm.rank} of {self.comm.world_size} tensor-parallel ranks"
-        shape = (*x.shape[:-1], self._shape[1])
-        check_shape(x, shape, f"the input of {self.key.name} on {where}")
-        y = _output(self).forward(affine(x, params["weight"], None), self.comm)
+        where = f"on rank {self.comm.rank} of {self.comm.world_size} tensor-parallel ranks"
+        what = f"the input of {self.key.name} {where}"
+        check_shape(x, (*x.shape[:-1], self._shape[1]), what)
+        y = self._output.forward(affine(x, params["weight"], None), self.comm)
         if self.bias:
             y += params["bias"]
         return y, {"x": x}
 
     def backward_input(self, params: Params, saved: dict[str, Array], dy: Array) -> Array:
         """Return the gradient of this rank's features."""
-        saved["dy"] = _output(self).backward(dy, self.comm)
+        saved["dy"] = self._output.backward(dy, self.comm)
         return affine(saved["dy"], params["weight"].T, None)
 
     def backward_weight(
         self, params: Params, saved: dict[str, Array], dy: Array, out: Out = None
     ) -> Grads:
         """Return the gradients of this rank's part of the weight, and of the bias."""
-        whole = saved.pop("dy") if "dy" in saved else _output(self).backward(dy, self.comm)
+        whole = saved.pop("dy") if "dy" in saved else self._output.backward(dy, self.comm)
         found = affine_gradients(saved["x"], whole, bias=False, out=out)
         return found | bias_gradient(dy, out) if self.bias else found
 
 
 @dataclass(frozen=True)
-class VocabParallelEmbedding:
+class VocabParallelEmbedding(_SplitLayer):
     """A row of a table for each token, each rank having the rows of some tokens.
 
     ``[b, s]`` integers, the same on every rank, -> ``[b, s, features]``; with `sequence_parallel`
@@ -233,14 +225,9 @@ class VocabParallelEmbedding:
 
     Cost: forward an all-reduce (or reduce-scatter) of the output, backward none (or an all-gather).
 
-    Attributes:
-        vocabulary: Number of tokens, over all ranks.
-        features: Length of a row.
-        key: Name of the layer.
+    Attributes are those of `Embedding`, tokens over all ranks, and:
         comm: The tensor-parallel ranks.
         sequence_parallel: The output is this rank's part of the sequence.
-        std: Standard deviation of the initial table.
-        dtype: Type of the table.
     """
 
     vocabulary: int
@@ -251,13 +238,9 @@ class VocabParallelEmbedding:
     std: float = 0.02
     dtype: str = "float32"
 
-    def __post_init__(self) -> None:
-        """Refuse a vocabulary that ranks cannot share evenly."""
-        _check_divisible(self.vocabulary, self.comm, f"axis 0 of {self.key.name}.weight")
-
     @property
-    def _shape(self) -> tuple[int, int]:
-        return self.vocabulary // self.comm.world_size, self.features
+    def _whole(self) -> tuple[int, int]:
+        return self.vocabulary, self.features
 
     def parameters(self) -> dict[str, ParameterSpec]:
         """Return weight ``[vocabulary / n, features]``."""
@@ -271,7 +254,7 @@ class VocabParallelEmbedding:
         check_indices(tokens, self.vocabulary, f"the input of {self.key.name}")
         here, rows = columns(tokens, self._shape[0], self.comm.rank)
         y = namespace(weight).where(here[..., None], take_rows(weight, rows), 0)
-        return _output(self).forward(y, self.comm), (here, rows)
+        return self._output.forward(y, self.comm), (here, rows)
 
     def backward_input(self, params: Params, saved: Any, dy: Array) -> None:
         """Return None: token numbers have no gradient."""
@@ -281,11 +264,9 @@ class VocabParallelEmbedding:
         here, rows = saved
         xp = namespace(dy)
         mine = xp.reshape(here, (-1,))
-        whole = flat(_output(self).backward(dy, self.comm))
-        place = (out or {}).get("weight")
-        return {
-            "weight": add_rows(self._shape[0], xp.reshape(rows, (-1,))[mine], whole[mine, :], place)
-        }
+        whole = flat(self._output.backward(dy, self.comm))
+        rows, place = xp.reshape(rows, (-1,))[mine], (out or {}).get("weight")
+        return {"weight": add_rows(self._shape[0], rows, whole[mine, :], place)}
 
 
 @dataclass(frozen=True)
