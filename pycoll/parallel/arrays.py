@@ -150,11 +150,7 @@ def sum_rows(x: Array, factor: Array | None = None) -> Array:
 def add_rows(count: int, indices: Array, rows: Array, out: Array | None = None) -> Array:
     """Return ``[count, width]`` with the sum of the rows of each index, the same bits every time.
 
-    Args:
-        count: Number of rows of the result.
-        indices: Integers of [0, count), shape ``[n]``.
-        rows: Shape ``[n, width]``.
-        out: Takes the result.
+    `rows` are ``[n, width]``, `indices` ``[n]`` integers of [0, count). `out` takes the result.
     """
     xp, shape = namespace(rows), (count, rows.shape[1])
     if xp is np:

@@ -224,11 +224,7 @@ class Metered:
 
 
 def check_axis(axis: str, size: int) -> None:
-    """Refuse an axis of a mesh that data parallelism does not know.
-
-    Raises:
-        ArgumentError: With the axes that it knows.
-    """
+    """Refuse an axis of a mesh that data parallelism does not know."""
     if axis not in AXES and size > 1:
         raise ArgumentError(
             f"the mesh has axis {axis}={size}; data parallelism knows {', '.join(AXES)}"

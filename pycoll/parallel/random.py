@@ -164,17 +164,14 @@ def integers(key: Key, high: int, shape: Sequence[int], part: Part = ()) -> np.n
 def normal_init(
     key: Key, std: float, axis: int | None = None, rank: int = 0, world_size: int = 1
 ) -> Callable[[tuple[int, ...]], np.ndarray]:
-    """Return an initialiser for the part of a rank of a normally distributed parameter.
+    """Return a function of the shape of a rank's part that makes it, in float64.
 
     Args:
-        key: Name of the parameter.
+        key: Name of the parameter, which is normally distributed.
         std: Standard deviation.
         axis: Axis that is split over ranks; None: every rank has the whole.
-        rank: Rank whose part it makes.
+        rank: The rank.
         world_size: Number of parts.
-
-    Returns:
-        Function of the shape of the part; the result is float64.
     """
 
     def init(shape: tuple[int, ...]) -> np.ndarray:

@@ -41,11 +41,7 @@ def all_gather(x: Array, comm: Communicator, axis: int) -> Array:
 
 
 def blocks(x: Array, comm: Communicator, axis: int) -> Array:
-    """Return a view ``[world_size, ...]`` of the parts into which an axis is split.
-
-    Raises:
-        ArgumentError: If the axis cannot be split evenly.
-    """
+    """Return a view ``[world_size, ...]`` of the equal parts into which an axis is split."""
     axis %= len(x.shape)
     size, n = x.shape[axis], comm.world_size
     if size % n:
