@@ -10,6 +10,7 @@ from pycoll.parallel.hooks.top_k import TopK
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Layer, Loss, Model, ParameterSpec, Sequential
 from pycoll.parallel.optim import SGD, AdamW, WarmupCosine, WarmupLinear, linear_scale
+from pycoll.parallel.pipeline import Pipeline
 from pycoll.parallel.precision import RECIPES, LossScale, Precision
 from pycoll.parallel.state.hook import Hook
 from pycoll.parallel.state.placement import PRESETS, Placed, Placement, Preset
@@ -31,6 +32,7 @@ __all__ = [
     "Model",
     "Options",
     "ParameterSpec",
+    "Pipeline",
     "Placed",
     "Placement",
     "PowerSGD",

@@ -14,7 +14,7 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.mesh import Mesh
 
 AXES = ("replica", "dp", "tp")
-"""Axes of a mesh that data parallelism knows."""
+"""Axes of a mesh that data parallelism knows; pipelines know ``pp``, too."""
 
 VOLUME: dict[str, Callable[[int, int], int]] = {
     "all_reduce": lambda n, nbytes: -(-2 * (n - 1) * nbytes // n),
@@ -223,11 +223,12 @@ class Metered:
             return call(x, **options)
 
 
-def check_axis(axis: str, size: int) -> None:
-    """Refuse an axis of a mesh that data parallelism does not know."""
-    if axis not in AXES and size > 1:
+def check_axis(axis: str, size: int, known: tuple[str, ...] = AXES) -> None:
+    """Refuse an axis of a mesh that an engine does not know."""
+    if axis not in known and size > 1:
+        hint = "; Pipeline takes pp" if axis == "pp" else ""
         raise ArgumentError(
-            f"the mesh has axis {axis}={size}; data parallelism knows {', '.join(AXES)}"
+            f"the mesh has axis {axis}={size}; data parallelism knows {', '.join(known)}{hint}"
         )
 
 
@@ -245,24 +246,32 @@ class Groups:
         replica: The copies of this shard.
         data: All ranks that see different samples (``replica`` and ``dp``).
         tensor: The ranks that share a layer (``tp``).
+        pipeline: The stages (``pp``).
+        stage: All ranks of one stage.
         world: All ranks.
     """
 
-    def __init__(self, mesh: Mesh, ledger: Ledger, device: str = "cpu") -> None:
+    def __init__(
+        self, mesh: Mesh, ledger: Ledger, device: str = "cpu", known: tuple[str, ...] = AXES
+    ) -> None:
         """Make the channels, whose arrays are on a device; a collective.
 
         Raises:
             ArgumentError: If the mesh has an axis that data parallelism does not know.
         """
         for axis, size in mesh.axes.items():
-            check_axis(axis, size)
+            check_axis(axis, size, known)
         self.mesh, self.ledger, self._device = mesh, ledger, device
         self._owned: list[Communicator] = []
         self.shards = self._duplicate("dp", mesh.group("dp"))
         self.replica = self._duplicate("replica", mesh.group("replica"))
         self.data = self._duplicate("data", mesh.group("replica", "dp"))
         self.tensor = self._duplicate("tp", mesh.group("tp"))
-        self.world = self._duplicate("world", mesh.world)
+        self.world = self.stage = self._duplicate("world", mesh.world)
+        self.pipeline = Channel(mesh.group("pp"), "pp", ledger, device)
+        if self.pipeline.world_size > 1:
+            self.pipeline = self._duplicate("pp", mesh.group("pp"))
+            self.stage = self._duplicate("stage", mesh.group("replica", "dp", "tp"))
 
     def _duplicate(self, name: str, comm: Communicator) -> Channel:
         self._owned.append(comm.dup())

@@ -34,7 +34,7 @@ from pycoll.parallel.settings import refusal
 from pycoll.parallel.state import values
 from pycoll.parallel.state.bucket import Bucket
 from pycoll.parallel.state.gradients import Sums, plan_sum
-from pycoll.parallel.state.layout import Unit, make_units, unit_parameters
+from pycoll.parallel.state.layout import Parameter, Unit, make_units, unit_parameters
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ class DataParallel:
         parameters: All parameters, in forward order.
     """
 
+    AXES = ("replica", "dp", "tp")
+
     def __init__(
         self, model: Model, loss: Loss, mesh: Mesh, options: Options | None = None, **changes: Any
     ) -> None:
@@ -108,18 +110,29 @@ class DataParallel:
         owned = unit_parameters(units)
         self.parameters = [parameter for group in owned for parameter in group]
         check_mesh(self.parameters, mesh)
-        self.groups = Groups(mesh, self.ledger, options.device)
-        check_structure(self.parameters, [f"mesh={mesh.axes}", *options.facts()], self.groups.world)
+        self.groups = Groups(mesh, self.ledger, options.device, self.AXES)
+        facts = [f"mesh={mesh.axes}", *self._facts(), *options.facts()]
+        check_structure(self.parameters, facts, self.groups.world)
         check_parts(units, self.groups)
-        settings = options.settings
-        self._hook = settings.hook
-        layouts = options.layouts(owned, self.groups.shards.world_size)
-        self.buckets = [Bucket(layout, settings, self.groups) for layout in layouts]
+        self._hook = options.settings.hook
+        self.buckets = self._make_buckets(units, owned)
         values.initialise(self.buckets, self.groups, options.start)
         self._passes = self._make_passes(model, loss, units)
         self._graph: frozenset[str] | None = None
 
-    def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Passes:
+    def _facts(self) -> list[str]:
+        """Describe what has to be the same on all ranks besides the options."""
+        return []
+
+    def _make_buckets(
+        self, units: Sequence[Unit], owned: Sequence[Sequence[Parameter]]
+    ) -> list[Bucket]:
+        """Make the buckets of the parameters that each unit owns."""
+        settings = self.options.settings
+        layouts = self.options.layouts(owned, self.groups.shards.world_size)
+        return [Bucket(layout, settings, self.groups) for layout in layouts]
+
+    def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Any:
         if isinstance(loss, type) or not isinstance(loss, Loss):
             raise ArgumentError(f"loss={loss!r}; expected a loss, such as CrossEntropy()")
         return Passes(units, self.buckets, loss, self.options, self.ledger)

@@ -14,7 +14,7 @@ from pycoll.parallel.engine.options import Options
 from pycoll.parallel.nn.layer import Loss
 from pycoll.parallel.precision import cast
 from pycoll.parallel.state.bucket import Bucket
-from pycoll.parallel.state.gradients import Gradients
+from pycoll.parallel.state.gradients import Gradients, Term
 from pycoll.parallel.state.layout import Entry, Unit
 
 Sample = tuple[Any, Any]
@@ -119,8 +119,44 @@ class Passes:
         self._gather(self._forward[::-1], 0)  # for the backward pass, while the loss is computed
         if sample is None:
             return 0.0, 0, (None, saved)
-        total, count, kept = self._loss.forward(x, self._on_device(sample[1]))
-        return float(total), int(count), (self._loss.backward(kept, scale), saved)
+        total, count, dy = self.loss(x, sample[1], scale)
+        return total, count, (dy, saved)
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        """Run the layers forward; return the output, and what both backward passes need."""
+        saved: list[Any] = []
+        return self._run_layers(x, saved), saved
+
+    def loss(self, x: Any, targets: Any, scale: float) -> tuple[float, int, Any]:
+        """Return the sum of losses, the number of samples, and the gradient of the output."""
+        total, count, kept = self._loss.forward(x, self._on_device(targets))
+        return float(total), int(count), self._loss.backward(kept, scale)
+
+    def back_input(self, dy: Any, saved: list[Any]) -> tuple[Any, list[Any]]:
+        """Run the layers backward to their input; return its gradient, and those of all outputs."""
+        order, gradients = self._forward[::-1], []
+        for at, index in enumerate(order):
+            params = self._acquire(order, at)
+            gradients.append(dy)
+            dy = self._units[index].layer.backward_input(params, saved[index], dy)
+            del params
+            self._release(order, at)
+        return dy, gradients[::-1]
+
+    def begin(self, term: Term, last: bool) -> None:
+        """Expect the gradients of a micro-batch."""
+        for bucket in self._buckets:
+            bucket.gradients.begin(term, last)
+
+    def back_weight(self, saved: list[Any], gradients: list[Any]) -> None:
+        """Run the rest of the backward pass: gradients of parameters go to the buckets."""
+        order = self._forward[::-1]
+        for at, index in enumerate(order):
+            unit, params = self._units[index], self._acquire(order, at)
+            found, placed = self._weights(unit, params, saved.pop(), gradients.pop())
+            del params
+            self._release(order, at)
+            self._deliver(unit, found, placed)
 
     def predict(self, x: Any) -> Any:
         """Run the layers forward and return the output of the last."""
@@ -166,9 +202,13 @@ class Passes:
                 self._land()
             del params
             self._release(order, at)
-            for local, name in reversed(unit.names.items()):
-                whole = self._places[name][0].gradients  # popped: nothing else keeps the gradient
-                whole.add(name, gradients.pop(local, None), local in placed)
+            self._deliver(unit, gradients, placed)
+
+    def _deliver(self, unit: Unit, gradients: dict[str, Any], placed: set[str]) -> None:
+        """Give a layer's gradients to their buckets, and keep none."""
+        for local, name in reversed(unit.names.items()):
+            whole = self._places[name][0].gradients
+            whole.add(name, gradients.pop(local, None), local in placed)
 
     def _weights(
         self, unit: Unit, params: dict[str, Any], kept: Any, dy: Any

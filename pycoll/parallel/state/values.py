@@ -81,7 +81,7 @@ def _check_values(
                     f"{channel.name} group of {channel.world_size} not as the others; "
                     f"{_advice(parameter)}"
                 )
-    if found := next(filter(None, gather_texts(problem, groups.world)), ""):
+    if found := next(filter(None, gather_texts(problem, groups.stage)), ""):
         raise MismatchError(problem or found)
 
 
@@ -161,7 +161,7 @@ def restore(
                 f"the saved state was not loaded: {problems}. Nothing was changed; load what "
                 "state_dict of the same model and optimizer gave"
             )
-        check_same(facts, "saved states, so none was loaded", groups.world)
+        check_same(facts, "saved states, so none was loaded", groups.stage)
     except (ArgumentError, MismatchError):
         hook.load(before)
         raise
