@@ -15,57 +15,21 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import pycoll
-from pycoll.parallel import AdamW, DataParallel, Mesh, ParameterSpec, Sequential
-from pycoll.parallel.analysis import estimate
+from pycoll.parallel import AdamW, DataParallel, Mesh, Sequential, estimate
+from pycoll.parallel.nn import Chain, CrossEntropy, Linear, ReLU
+from pycoll.parallel.random import Key
 
 MICRO_BATCHES, MICRO_SIZE, TRAIN = 8, 32, 1437
 
 
-class Dense:
-    """``max(x @ weight + bias, 0)``, or without the max."""
-
-    def __init__(self, inputs, outputs, seed, relu):
-        self.shape, self.seed, self.relu = (inputs, outputs), seed, relu
-
-    def parameters(self):
-        def normal(shape):
-            return np.random.default_rng(self.seed).standard_normal(shape) / np.sqrt(shape[0])
-
-        return {
-            "weight": ParameterSpec(self.shape, init=normal),
-            "bias": ParameterSpec(self.shape[1:], decay=False),
-        }
-
-    def forward(self, params, x):
-        y = x @ params["weight"] + params["bias"]
-        mask = y > 0 if self.relu else None
-        return (y * mask if self.relu else y), {"x": x, "mask": mask}
-
-    def backward_input(self, params, saved, dy):
-        saved["dy"] = dy * saved["mask"] if self.relu else dy
-        return saved["dy"] @ params["weight"].T
-
-    def backward_weight(self, params, saved, dy):
-        return {"weight": saved["x"].T @ saved["dy"], "bias": saved["dy"].sum(axis=0)}
-
-
-class CrossEntropy:
-    def forward(self, logits, targets):
-        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        odds /= odds.sum(axis=1, keepdims=True)
-        rows = np.arange(len(targets))
-        return -np.log(odds[rows, targets]).sum(), len(targets), (odds, rows, targets)
-
-    def backward(self, saved, scale):
-        odds, rows, targets = saved
-        odds[rows, targets] -= 1
-        return odds * odds.dtype.type(scale)
-
-
 def model():
-    sizes = (64, 96, 48, 10)
-    pairs = pairwise(sizes)
-    return Sequential([(f"dense{i}", Dense(a, b, i, b != 10)) for i, (a, b) in enumerate(pairs)])
+    layers = []
+    for i, (inputs, outputs) in enumerate(pairwise((64, 96, 48, 10))):
+        name = f"dense{i}"
+        linear, last = Linear(inputs, outputs, Key(0).fold(name)), outputs == 10
+        chain = [("linear", linear)] if last else [("linear", linear), ("relu", ReLU())]
+        layers.append((name, Chain(*chain)))
+    return Sequential(layers)
 
 
 def load():

@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_limits
 
 import pycoll
 from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, WarmupCosine
-from pycoll.parallel.analysis.metered import Metered
+from pycoll.parallel.channels import Metered
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.parallel.random import Cursor, Key, integers
 

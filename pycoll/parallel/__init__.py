@@ -1,17 +1,18 @@
 """Parallel training on top of the communicator; see docs/parallel.md."""
 
 from pycoll.parallel.analysis.estimate import Estimate, estimate
-from pycoll.parallel.analysis.ledger import Ledger
-from pycoll.parallel.engine.data_parallel import DataParallel
+from pycoll.parallel.channels import Ledger
+from pycoll.parallel.engine.data_parallel import DataParallel, StepReport
 from pycoll.parallel.engine.options import Options
-from pycoll.parallel.engine.precision import RECIPES, LossScale, Precision
-from pycoll.parallel.engine.step_report import StepReport
-from pycoll.parallel.hooks.hook import Compress, Hook
+from pycoll.parallel.hooks.compress import Compress
 from pycoll.parallel.hooks.powersgd import PowerSGD
 from pycoll.parallel.hooks.top_k import TopK
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Layer, Loss, Model, ParameterSpec, Sequential
 from pycoll.parallel.optim import SGD, AdamW, WarmupCosine, WarmupLinear, linear_scale
+from pycoll.parallel.pipeline import Pipeline
+from pycoll.parallel.precision import RECIPES, LossScale, Precision
+from pycoll.parallel.state.hook import Hook
 from pycoll.parallel.state.placement import PRESETS, Placed, Placement, Preset
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Model",
     "Options",
     "ParameterSpec",
+    "Pipeline",
     "Placed",
     "Placement",
     "PowerSGD",

@@ -63,7 +63,7 @@ def widen(x: Array) -> Array:
 
 
 def as_indices(x: Any, like: Array) -> Array:
-    """Return integers as int64, as an array of the library and on the device of another array.
+    """Return integers as int64, in the library and on the device of another array.
 
     Raises:
         ArgumentError: If they are not integers.
@@ -71,44 +71,18 @@ def as_indices(x: Any, like: Array) -> Array:
     x = x if hasattr(x, "dtype") else np.asarray(x)
     if "int" not in dtype_name(x):
         raise ArgumentError(f"indices have type {dtype_name(x)}, expected integers")
+    return move_to(x, like, namespace(like).int64)
+
+
+def move_to(x: Any, like: Array, dtype: Any = None) -> Array:
+    """Return an array in the library and on the device of another one; without a copy if it can."""
     xp = namespace(like)
-    if xp is np:
-        return np.asarray(x, np.int64)
-    return xp.asarray(x, dtype=xp.int64, device=like.device)
-
-
-def as_array(x: np.ndarray, like: Array) -> Array:
-    """Return a NumPy array as one of the library, type and device of another array."""
-    xp = namespace(like)
-    if xp is np:
-        return x.astype(like.dtype, copy=False)
-    return xp.asarray(x, dtype=like.dtype, device=like.device)
-
-
-def zeros(count: int, dtype: Any, like: Array) -> Array:
-    """Return a vector of zeros of the library and on the device of another array."""
-    xp = namespace(like)
-    return np.zeros(count, dtype) if xp is np else xp.zeros(count, dtype=dtype, device=like.device)
-
-
-def brought(x: Any, like: Array) -> Array:
-    """Return any array as one of the library and on the device of another one, in its own type.
-
-    Where both are in the same memory, so is the result.
-    """
-    xp = namespace(like)
-    return np.asarray(x) if xp is np else xp.asarray(x, device=like.device)
+    return np.asanyarray(x, dtype) if xp is np else xp.asarray(x, dtype=dtype, device=like.device)
 
 
 def as_numpy(x: Any) -> np.ndarray:
-    """Return an array as one of NumPy: itself, or a copy of what is on a device."""
+    """Return an array as one of NumPy: itself, or a copy from a device."""
     return x.get() if hasattr(x, "__cuda_array_interface__") else np.asarray(x)
-
-
-def as_mask(x: np.ndarray, like: Array) -> Array:
-    """Return a NumPy array of booleans as one of the library and on the device of another array."""
-    xp = namespace(like)
-    return x if xp is np else xp.asarray(x, device=like.device)
 
 
 def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -126,7 +100,7 @@ def matmul(a: Array, b: Array, out: Array | None = None) -> Array:
 
 
 def put(value: Array, out: Array | None) -> Array:
-    """Return a value, in `out` if given, perhaps already."""
+    """Return a value, in `out` if given; it may be there already."""
     if out is None or value is out:
         return value
     out[...] = value
@@ -134,7 +108,7 @@ def put(value: Array, out: Array | None) -> Array:
 
 
 def put_all(values: Mapping[str, Array], out: Out) -> dict[str, Array]:
-    """Return values by name, each in `out` if that has a place for it."""
+    """Return values by name, in the arrays of `out` that have these names."""
     return {name: put(value, (out or {}).get(name)) for name, value in values.items()}
 
 
@@ -176,11 +150,7 @@ def sum_rows(x: Array, factor: Array | None = None) -> Array:
 def add_rows(count: int, indices: Array, rows: Array, out: Array | None = None) -> Array:
     """Return ``[count, width]`` with the sum of the rows of each index, the same bits every time.
 
-    Args:
-        count: Number of rows of the result.
-        indices: Integers of [0, count), shape ``[n]``.
-        rows: Shape ``[n, width]``.
-        out: Takes the result.
+    `rows` are ``[n, width]``, `indices` ``[n]`` integers of [0, count). `out` takes the result.
     """
     xp, shape = namespace(rows), (count, rows.shape[1])
     if xp is np:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pycoll.parallel.nn.containers import Chain
 from pycoll.parallel.nn.layer import Layer, Loss
-from pycoll.parallel.nn.layers import Embedding, Linear
+from pycoll.parallel.nn.layers import Embedding
 from pycoll.parallel.nn.losses import CrossEntropy
 from pycoll.parallel.nn.positional import Position
 from pycoll.parallel.nn.transformer import Block, TransformerConfig
 from pycoll.parallel.random import Key
-from pycoll.parallel.tensor.linear import ColumnParallelLinear
-from pycoll.parallel.tensor.vocabulary import VocabParallelCrossEntropy, VocabParallelEmbedding
+from pycoll.parallel.tensor.layers import VocabParallelCrossEntropy, VocabParallelEmbedding
 
 
 class GPT:
@@ -34,11 +33,13 @@ class GPT:
         """
         self.config, key = config, Key(seed)
         blocks = [f"block{i}" for i in range(config.depth)]
+        tied_to = "embedding.token.weight" if tied else None
+        head = config.widening(config.vocabulary, key.fold("head"), bias=False, tied_to=tied_to)
         self.layers: list[tuple[str, Layer]] = [
             ("embedding", _embedding(config, key.fold("embedding"))),
             *((name, Block(config, key.fold(name))) for name in blocks),
             ("norm", config.norm(key.fold("norm"))),
-            ("head", _head(config, key.fold("head"), "embedding.token.weight" if tied else None)),
+            ("head", head),
         ]
 
     def loss(self) -> Loss:
@@ -55,20 +56,3 @@ def _embedding(c: TransformerConfig, key: Key) -> Chain:
         table = VocabParallelEmbedding(*size, token, c.comm, c.sequence_parallel, c.std, c.dtype)
     position = Position(c.length, c.features, key.fold("position"), c.sequence, c.std, c.dtype)
     return Chain(("token", table), ("position", position), *c.drop(key))
-
-
-def _head(c: TransformerConfig, key: Key, tied_to: str | None) -> Layer:
-    size = (c.features, c.vocabulary)
-    if c.comm is None:
-        return Linear(*size, key, bias=False, std=c.std, dtype=c.dtype, tied_to=tied_to)
-    return ColumnParallelLinear(
-        *size,
-        key,
-        c.comm,
-        bias=False,
-        sequence_parallel=c.sequence_parallel,
-        regather=c.regather,
-        std=c.std,
-        dtype=c.dtype,
-        tied_to=tied_to,
-    )

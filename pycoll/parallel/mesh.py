@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -49,14 +49,11 @@ class Mesh:
                 key = key * size + here[axis]
             else:
                 color = color * size + here[axis]
-        found = self.world.split(color, key)
-        if found is None:
-            raise AssertionError("a split with a colour gives a communicator")
-        return found
+        return self.world.split(color, key)  # type: ignore[return-value]
 
     @property
     def coordinates(self) -> dict[str, int]:
-        """Where this rank is on each axis."""
+        """Index of this rank along each axis."""
         found, rest = {}, self.world.rank
         for axis in reversed(self.axes):
             rest, found[axis] = divmod(rest, self.axes[axis])
@@ -67,7 +64,7 @@ class Mesh:
         return self.axes.get(axis, 1)
 
     def coordinate(self, axis: str) -> int:
-        """Place of this rank on an axis; 0 if the mesh has no such axis."""
+        """Index of this rank along an axis; 0 if the mesh has no such axis."""
         return self.coordinates.get(axis, 0)
 
     def group(self, *names: str) -> Communicator:
@@ -100,26 +97,13 @@ class Mesh:
     def __enter__(self) -> Mesh:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self.close()
-            return
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         for comm in self._groups.values():
             comm.__exit__(kind, error, trace)
 
 
 def _agreed(comm: Communicator, axes: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes of the axes, the same on all ranks; a collective.
-
-    Raises:
-        ArgumentError: If they do not fit.
-        MismatchError: On every rank, if other ranks have other ones, or some that do not fit.
-    """
+    """Return the sizes of the axes, compared with those of all ranks; a collective."""
     sizes, refused = {}, None
     try:
         sizes = _sizes(comm.world_size, axes)
@@ -131,8 +115,8 @@ def _agreed(comm: Communicator, axes: Mapping[str, int]) -> dict[str, int]:
         raise refused
     seen = lines.rstrip("\n").split("\n")
     if len(set(seen)) > 1:
-        told = "; ".join(f"rank {rank} has {other}" for rank, other in enumerate(seen))
-        raise MismatchError(f"ranks make different meshes: {told}; give all of them the same axes")
+        each = "; ".join(f"rank {rank} has {other}" for rank, other in enumerate(seen))
+        raise MismatchError(f"ranks make different meshes: {each}; give all of them the same axes")
     return sizes
 
 

@@ -1,7 +1,7 @@
 """Optimizers: formulas in array operations, and the fused passes that give the same bits.
 
-An optimizer works on flat vectors, whichever part of the parameters this rank keeps states for, and
-holds none itself: states are passed in, like parameters to layers.
+An optimizer works on flat vectors: the part of the parameters that this rank updates. It holds no
+states itself; they are passed in, like parameters to layers.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 
 from pycoll import kernels
 from pycoll.errors import ArgumentError
-from pycoll.parallel.engine.limits import check_number, check_numbers
+from pycoll.parallel.settings import check_number, check_numbers
 
 
 class Optimizer(Protocol):
-    """How parameters follow from gradients.
+    """Updates parameters.
 
-    Ranks compare their optimizers: class and public attributes (``_x`` is private), or what
-    ``__repr__`` says if the class has one.
+    Ranks compare their optimizers: class and public attributes (``_x`` is private), or
+    ``__repr__`` if the class has one.
 
     Attributes:
         lr: Learning rate, unless a step is given another.
@@ -46,7 +46,7 @@ class Optimizer(Protocol):
 
 @dataclass
 class UpdateArgs:
-    """What one update works on.
+    """The arguments of one update.
 
     Attributes:
         step: Number of the step, from 1 on.
@@ -56,7 +56,7 @@ class UpdateArgs:
         slots: States by name; updated.
         scale: Factor of the gradient.
         decay: Whether weight decay applies.
-        copy: Takes the new parameter in a 16-bit type; None: there is no copy.
+        copy: The new parameter is also written here, in a 16-bit type; None: no copy.
     """
 
     step: int
@@ -88,7 +88,7 @@ class SGD:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse numbers with which nothing is learnt."""
+        """Check the numbers."""
         check_numbers(self, lr="[0, inf)", momentum="[0, 1]", weight_decay="[0, inf)")
 
     @property
@@ -101,17 +101,9 @@ class SGD:
         decay = self.weight_decay if args.decay else 0.0
         buffer = args.slots.get("momentum")
         if fused:
-            kernels.sgd(
-                args.param,
-                args.grad,
-                buffer,
-                rate=args.lr,
-                beta=self.momentum,
-                decay=decay,
-                nesterov=self.nesterov,
-                scale=args.scale,
-                copy=args.copy,
-            )
+            numbers = {"rate": args.lr, "beta": self.momentum, "decay": decay}
+            common = {"nesterov": self.nesterov, "scale": args.scale, "copy": args.copy}
+            kernels.sgd(args.param, args.grad, buffer, **numbers, **common)
             return
         g, kind = args.scaled()
         p, rate, beta = args.param, kind(args.lr), kind(self.momentum)
@@ -137,7 +129,7 @@ class AdamW:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        """Refuse numbers with which nothing is learnt."""
+        """Check the numbers."""
         check_numbers(self, lr="[0, inf)", eps="[0, inf)", weight_decay="[0, inf)")
         if len(self.betas) != 2:
             raise ArgumentError(f"there are {len(self.betas)} betas; expected 2")
@@ -157,20 +149,9 @@ class AdamW:
         root = 1 / math.sqrt(1 - beta2**args.step)
         m, v = args.slots["first_moment"], args.slots["second_moment"]
         if fused:
-            kernels.adamw(
-                args.param,
-                args.grad,
-                m,
-                v,
-                rate=rate,
-                keep=keep,
-                beta1=beta1,
-                beta2=beta2,
-                root=root,
-                eps=self.eps,
-                scale=args.scale,
-                copy=args.copy,
-            )
+            numbers = {"rate": rate, "keep": keep, "beta1": beta1, "beta2": beta2, "root": root}
+            common = {"eps": self.eps, "scale": args.scale, "copy": args.copy}
+            kernels.adamw(args.param, args.grad, m, v, **numbers, **common)
             return
         g, kind = args.scaled()
         p = args.param
@@ -209,7 +190,7 @@ class WarmupCosine:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what gives no rate."""
+        """Check the numbers."""
         check_numbers(self, peak="[0, inf)", floor="[0, inf)")
         check_numbers(self, warmup="[0, inf)", total="[0, inf)")
 
@@ -236,7 +217,7 @@ class WarmupLinear:
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what gives no rate."""
+        """Check the numbers."""
         check_numbers(self, peak="[0, inf)", warmup="[0, inf)", start="[0, inf)")
 
     def __call__(self, step: int) -> float:

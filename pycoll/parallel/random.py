@@ -1,7 +1,7 @@
-"""Random numbers that depend on where an element stands in the global array, and on nothing else.
+"""Random numbers that depend on the index of an element in the global array, and on nothing else.
 
-Element i of the array named by a key is word i of that key's sequence. Any part of an array can be
-made alone, by any rank: weights and dropout masks are the same on every mesh, bit for bit.
+Element i of the array named by a key is word i of that key's sequence. Any rank can make any part
+of an array alone: weights and dropout masks are the same on every mesh, bit for bit.
 
 Words come from Philox4x64-10, a counter-based generator (Salmon, Moraes, Dror and Shaw, "Parallel
 random numbers: as easy as 1, 2, 3", SC 2011, section 4.2), in NumPy's implementation. What is made
@@ -66,7 +66,7 @@ class Key:
     path: tuple[str | int, ...] = ()
 
     def fold(self, *names: str | int) -> Key:
-        """Return the key of something inside of what this key names."""
+        """Return the key of a part of what this key names."""
         return Key(self.seed, self.path + names)
 
     @property
@@ -82,7 +82,7 @@ class Key:
 
 @dataclass
 class Cursor:
-    """Where training is, for layers that draw new numbers in every step.
+    """Position of training, for layers that draw new numbers in every step.
 
     Set it before each micro-batch, for instance in the generator that yields micro-batches.
 
@@ -107,10 +107,7 @@ def words(key: Key, shape: Sequence[int], part: Part = ()) -> np.ndarray:
     Args:
         key: Name of the array.
         shape: Global shape.
-        part: The part that is wanted.
-
-    Returns:
-        Array of uint64 with the shape of the part.
+        part: The part to return.
 
     Raises:
         ArgumentError: If the part does not lie within the array.
@@ -167,17 +164,14 @@ def integers(key: Key, high: int, shape: Sequence[int], part: Part = ()) -> np.n
 def normal_init(
     key: Key, std: float, axis: int | None = None, rank: int = 0, world_size: int = 1
 ) -> Callable[[tuple[int, ...]], np.ndarray]:
-    """Return an initialiser for the part of a rank of a normally distributed parameter.
+    """Return a function of the shape of a rank's part that makes it, in float64.
 
     Args:
-        key: Name of the parameter.
+        key: Name of the parameter, which is normally distributed.
         std: Standard deviation.
         axis: Axis that is split over ranks; None: every rank has the whole.
-        rank: Rank whose part it makes.
+        rank: The rank.
         world_size: Number of parts.
-
-    Returns:
-        Function of the shape of the part; the result is float64.
     """
 
     def init(shape: tuple[int, ...]) -> np.ndarray:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from pycoll.errors import ArgumentError
+from pycoll.parallel.compare import gather_problems
 from pycoll.parallel.engine import data_parallel
-from pycoll.parallel.engine.checks import gather_texts, told_by
+from pycoll.parallel.engine.agreement import most_micro_batches
 from pycoll.parallel.engine.data_parallel import StepReport
 from pycoll.parallel.engine.options import Options
-from pycoll.parallel.engine.samples import most_micro_batches
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.state.bucket import Bucket
 from pycoll.parallel.state.layout import Unit
@@ -116,7 +116,7 @@ class DataParallel(data_parallel.DataParallel):
         Raises:
             ArgumentError: On every rank, if a parameter of any cannot be: `otherwise`, and which.
         """
-        if told := told_by(gather_texts(self._passes.problem(), self.groups.world)):
+        if told := gather_problems(self._passes.problem(), self.groups.world):
             raise ArgumentError(f"{otherwise}: {told}")
         self._passes.prepare()
 
@@ -149,7 +149,7 @@ class _Autograd:
         parts = []
         for full, p in named.items():
             bucket, entry = places[full]
-            view = bucket.view(bucket.parameter.data, entry)
+            view = entry.view(bucket.parameter.data)
             parts.append(part_of(full, p, view.reshape(-1)))
             p.register_post_accumulate_grad_hook(partial(_notify, weakref.ref(self), full))
         frozen = {k: p for k, p in module.named_parameters() if not p.requires_grad}

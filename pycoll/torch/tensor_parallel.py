@@ -16,8 +16,8 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.nn import initial
 from pycoll.parallel.nn.layer import Layer
 from pycoll.parallel.random import Cursor
+from pycoll.parallel.tensor.layers import VocabParallelCrossEntropy
 from pycoll.parallel.tensor.regions import Region
-from pycoll.parallel.tensor.vocabulary import VocabParallelCrossEntropy
 from pycoll.torch.backend.compiling import leave_alone
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import torch
 from pycoll import kernels
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
-from pycoll.parallel.analysis.ledger import Channel, Ledger
-from pycoll.parallel.engine.checks import check_unanimous, gather_texts, told_by, vote
-from pycoll.parallel.engine.limits import check_number
+from pycoll.parallel.channels import Channel, Ledger
+from pycoll.parallel.compare import check_unanimous, gather_problems, vote
 from pycoll.parallel.nn.layer import Model
+from pycoll.parallel.settings import check_number
 from pycoll.parallel.state.layout import bucket_elements, make_layouts, make_units, unit_parameters
 from pycoll.parallel.state.placement import Placed, Placement
 from pycoll.torch.modules.loss_scale import expect_scaler, tell, unscale
@@ -199,7 +199,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._channel.all_reduce(vector, "norm").wait()
         limbs, votes, odd = vector[: limbs.size], vector[limbs.size : -2], int(vector[-2])
         if vector[-1]:
-            told = told_by(gather_texts(problem, self._channel))
+            told = gather_problems(problem, self._channel)
             raise ArgumentError(f"the step was not taken: {told}")
         check_unanimous(votes, settings, self._channel)
         norm = float("nan") if odd else float(np.sqrt(kernels.exact_sum(limbs))) / n

@@ -11,13 +11,13 @@ from pycoll.parallel import SGD, DataParallel, Mesh
 from pycoll.parallel.arrays import add_rows, sum_rows
 from pycoll.parallel.gpt import GPT
 from pycoll.parallel.nn import Embedding, LayerNorm, Linear
-from pycoll.parallel.nn.activations import GELU, ReLU, Tanh
 from pycoll.parallel.nn.attention import CausalAttention
+from pycoll.parallel.nn.layers import GELU, ReLU, Tanh
 from pycoll.parallel.nn.losses import CrossEntropy
 from pycoll.parallel.nn.positional import Dropout
 from pycoll.parallel.nn.transformer import Block, TransformerConfig
 from pycoll.parallel.random import Cursor, Key
-from pycoll.parallel.tensor.vocabulary import VocabParallelCrossEntropy, VocabParallelEmbedding
+from pycoll.parallel.tensor.layers import VocabParallelCrossEntropy, VocabParallelEmbedding
 from pycoll.testing import run_threads
 
 KEY, CURSOR = Key(2).fold("layer"), Cursor(1, 2)

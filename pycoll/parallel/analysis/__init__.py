@@ -1,5 +1,5 @@
-"""Bytes and memory of a run: predicted without running it, and counted while it runs.
+"""Bytes and memory of a run, predicted without running it.
 
-`estimate` predicts from `dry_run`, `ledger` counts what happens, `metered` counts a communicator's
-calls. Read `ledger` first.
+`estimate` is the interface; `dry_run` runs a step of the engine on arrays without elements. Uses
+`engine`, `state` and `channels`. Read `estimate` first.
 """

@@ -1,31 +1,22 @@
-"""How many bytes a run takes, without running it: memory at rest, at its peak, and on the wire."""
+"""The bytes of a run, without running it: memory at rest, at its peak, and on the wire."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from pycoll.errors import ArgumentError
 from pycoll.kernels import EXACT_LIMBS
-from pycoll.parallel.analysis.dry_run import DryRun
-from pycoll.parallel.analysis.ledger import VOLUME
-from pycoll.parallel.engine.checks import VOTE_WORDS
-from pycoll.parallel.engine.groups import check_axis
-from pycoll.parallel.engine.limits import check_number
+from pycoll.parallel.analysis.dry_run import dry_run
+from pycoll.parallel.channels import VOLUME, check_axis
+from pycoll.parallel.compare import VOTE_WORDS
 from pycoll.parallel.engine.options import Options
-from pycoll.parallel.engine.precision import dtype_of
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Layer, Model, ParameterSpec, Sequential
-from pycoll.parallel.state.layout import (
-    Layout,
-    bucket_elements,
-    make_layouts,
-    make_units,
-    unit_parameters,
-)
-from pycoll.parallel.state.placement import PRESETS, Placement
+from pycoll.parallel.settings import check_number
+from pycoll.parallel.state.layout import make_units, unit_parameters
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class Estimate:
 
 
 class _Parameters:
-    """Stands for a model of which only the number of parameters is known."""
+    """A layer of which only the number of parameters is known."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -85,10 +76,10 @@ def estimate(
     options: Options | None = None,
     **changes: Any,
 ) -> Estimate:
-    """Tell the bytes of one rank of `DataParallel` with the same arguments.
+    """Return the bytes of one rank of `DataParallel` with the same arguments.
 
-    They are those that its ledger counts: the layout is the same code, and the peak comes from
-    walking through a step without arrays. Parameters without gradients count as if they had some.
+    They are those that its ledger counts: layout and step are the engine's own code, run on arrays
+    without elements. Parameters without gradients count as if they had some.
 
     Args:
         model: The model (its shapes are those of one ``tp`` rank), or the number of parameters.
@@ -110,17 +101,17 @@ def estimate(
         layer: Layer = _Parameters(-(-int(model) // axes.get("tp", 1)))  # type: ignore[assignment]
         model = Sequential([("model", layer)])
     units = make_units(model)
-    itemsize = dtype_of(options.recipe.gradient).itemsize
-    elements = bucket_elements(options.zero, options.bucket_bytes, itemsize)
-    layouts = make_layouts(unit_parameters(units), axes.get("dp", 1), elements)
-    rest, padding = _at_rest(layouts, options, axes.get("dp", 1))
-    run = DryRun(units, layouts, options, axes)
-    run.step(micro_batches)
-    wire = {**run.wire, **_agreement_bytes(axes)}
+    layouts = options.layouts(unit_parameters(units), axes.get("dp", 1))
+    live, peak, sent = dry_run(units, layouts, options, axes, micro_batches)
+    rest = [live[kind] for kind in ("parameter", "gradient", "optimizer")]
+    count, padded = (
+        sum(getattr(layout, size) for layout in layouts) for size in ("count", "padded")
+    )
+    wire = {**sent, **_agreement_bytes(axes)}
     return Estimate(
         *rest,
-        padding=padding,
-        peak=sum(rest) + run.peak,
+        padding=sum(nbytes - nbytes * count // padded for nbytes in rest if nbytes),
+        peak=peak,
         wire={purpose: nbytes for purpose, nbytes in wire.items() if nbytes},
     )
 
@@ -132,20 +123,6 @@ def _axes(mesh: Mesh | Mapping[str, int] | None) -> dict[str, int]:
     for axis, size in axes.items():
         check_axis(axis, size)
     return axes
-
-
-def _at_rest(layouts: Sequence[Layout], options: Options, shards: int) -> tuple[list[int], int]:
-    """Return bytes of parameters, gradients and states, and how many of all are padding."""
-    preset = PRESETS[options.zero]
-    sizes = options.recipe.bytes_per_parameter(len(options.optimizer.slots))
-    placements = (preset.parameter, preset.gradient, preset.optimizer)
-    parts = [shards if placement == Placement.SHARD else 1 for placement in placements]
-
-    def kept(count: int) -> list[int]:
-        return [count * size // part for size, part in zip(sizes, parts, strict=True)]
-
-    rest = kept(sum(layout.padded for layout in layouts))
-    return rest, sum(rest) - sum(kept(sum(layout.count for layout in layouts)))
 
 
 def _agreement_bytes(axes: Mapping[str, int]) -> dict[str, int]:

@@ -1,6 +1,6 @@
-"""The data-parallel engine: the passes of a step, its gradients, its settings and their checks.
+"""The data-parallel engine: what runs a training step.
 
-`data_parallel` is the engine, `passes` runs forward and backward, `gradients` reduces them early,
-`checks` compares settings over ranks. Uses `state`, `hooks` and `nn.layer`. Read `data_parallel`
-first.
+`data_parallel` is the engine, `passes` runs forward and backward, `options` has the settings,
+`agreement` what ranks compare before and in a step. Uses `state`, `channels` and `nn.layer`. Read
+`data_parallel` first.
 """

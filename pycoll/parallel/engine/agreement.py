@@ -1,17 +1,164 @@
-"""What all ranks decide together at the end of a step: the norm, and whether to take it."""
+"""What all ranks must have in common: the model at the start, samples and gradients in a step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from pycoll import kernels
-from pycoll.errors import ArgumentError
-from pycoll.parallel.engine.checks import check_unanimous, gather_texts, told_by, vote
-from pycoll.parallel.engine.groups import Groups
+from pycoll.errors import ArgumentError, MismatchError
+from pycoll.parallel.channels import Channel, Groups
+from pycoll.parallel.compare import (
+    check_same,
+    check_unanimous,
+    gather_problems,
+    gather_texts,
+    name_ranks,
+    ranks_with,
+    vote,
+)
+from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.nn.layer import ParameterSpec
 from pycoll.parallel.state.bucket import Bucket
+from pycoll.parallel.state.layout import Parameter, Unit
+
+
+def check_mesh(parameters: Sequence[Parameter], mesh: Mesh) -> None:
+    """Refuse a model whose layers are split over an axis that the mesh does not have.
+
+    Raises:
+        ArgumentError: Naming the parameter, or if `mesh` is not a mesh.
+    """
+    if not isinstance(mesh, Mesh):
+        raise ArgumentError(f"mesh={mesh!r}; expected a mesh, such as Mesh(comm, dp=-1)")
+    size = mesh.size("tp")
+    for parameter in parameters:
+        axis, shape = parameter.spec.tensor_axis, parameter.spec.shape
+        if axis is None:
+            continue
+        if size == 1:
+            raise ArgumentError(
+                f"parameter {parameter.name} is split over tp along its axis {axis}, but "
+                f"{mesh} has no tp axis; make model and engine with the same mesh"
+            )
+        if not 0 <= axis < len(shape):
+            raise ArgumentError(
+                f"parameter {parameter.name} has shape {shape} and tensor_axis={axis}"
+            )
+
+
+def check_structure(parameters: Sequence[Parameter], facts: Sequence[str], world: Channel) -> None:
+    """Compare parameters and settings, a line for each, over all ranks; a collective.
+
+    Raises:
+        MismatchError: On every rank, naming the first one that differs and the ranks.
+    """
+    lines = [*facts] + [
+        f"{p.name} shape {p.spec.shape} tensor_axis {p.spec.tensor_axis} sequence "
+        f"{p.spec.sequence} decay {p.spec.decay} uses {p.uses}"
+        for p in parameters
+    ]
+    check_same(lines, "models or settings", world)
+
+
+def check_parts(units: Sequence[Unit], groups: Groups) -> None:
+    """Refuse layers that are split over other ranks than those of ``tp``; a collective.
+
+    Raises:
+        MismatchError: On every rank, naming the parameter and the ranks.
+    """
+    every = {name: spec for unit in units for name, spec in unit.specs.items()}
+    specs = {name: spec for name, spec in every.items() if spec.tensor_axis is not None}
+    if specs:
+        _refuse_parts(_other_place(specs, groups.tensor), groups)
+        _refuse_parts(_other_partners(specs, groups), groups)
+
+
+def _other_place(specs: Mapping[str, ParameterSpec], tensor: Channel) -> str:
+    """Describe the first parameter that has another part than this rank's place along tp."""
+    place = (tensor.rank, tensor.world_size)
+    for name, part in ((name, spec.tensor_part) for name, spec in specs.items()):
+        if part not in (None, place):
+            part, place = (f"{rank} of {size}" for rank, size in (part, place))
+            return f"{name} differs from the mesh: part {part} in place {place}"
+    return ""
+
+
+def _other_partners(specs: Mapping[str, ParameterSpec], groups: Groups) -> str:
+    """Describe the first parameter that is split over ranks with the right places, but others."""
+    me = np.array([groups.world.rank])
+    right, seen, problem = groups.tensor.gather_rows(me, "check")[:, 0].tolist(), set(), ""
+    for name, comm in ((name, spec.tensor_comm) for name, spec in specs.items()):
+        if comm is None or id(comm) in seen:
+            continue
+        seen.add(id(comm))
+        plain = getattr(comm, "comm", comm)  # a meter would count this call as the layers'
+        found = np.asarray(plain.all_gather(me)).tolist()
+        if found != right and not problem:  # go on: others wait for this rank in the next one
+            ranks = f"{name_ranks(found)} in place of {name_ranks(right)}"
+            problem = f"{name} differs from the mesh: split over {ranks}"
+    return problem
+
+
+def _refuse_parts(text: str, groups: Groups) -> None:
+    seen = gather_texts(text, groups.world)
+    found = [f"{t} along tp, on {ranks_with(seen, t)}" for t in dict.fromkeys(seen) if t]
+    if found:
+        raise MismatchError(
+            f"parameter {'; parameter '.join(found)}: a layer has to be split over the mesh's tp "
+            "axis, not over another; make it with the communicator mesh.tp"
+        )
+
+
+def most_micro_batches(micro_batches: Any, groups: Groups, refused: str = "") -> int:
+    """Return the largest number of micro-batches of a rank; a collective.
+
+    `refused` is another reason why this rank cannot take a step.
+
+    Raises:
+        ArgumentError: On every rank, if any has something else or cannot take the step, or none
+            has a micro-batch.
+        MismatchError: On every rank, if those of a ``tp`` group have different numbers of them.
+    """
+    problem = refused or _not_micro_batches(micro_batches)
+    count = (-2 if refused else -1) if problem else len(micro_batches)
+    counts = groups.world.gather_rows(np.array([count]), "count")[:, 0]
+    if (counts < 0).any():
+        problems = gather_problems(problem, groups.world)
+        if (counts >= -1).all():
+            problems += (
+                "; expected a sequence of (inputs, targets), such as a list, with one pair for "
+                "each micro-batch"
+            )
+        raise ArgumentError(f"the step was not taken: {problems}")
+    axes = groups.mesh.axes
+    if "tp" in axes and np.ptp(counts.reshape(tuple(axes.values())), list(axes).index("tp")).any():
+        each = "; ".join(f"{ranks_with(counts, n)}: {n}" for n in np.unique(counts))
+        raise MismatchError(
+            "the step was not taken: ranks of one tp group, which share their samples, have "
+            f"different numbers of micro-batches: {each}"
+        )
+    if not counts.any():
+        raise ArgumentError("no rank has a micro-batch")
+    return int(counts.max())
+
+
+def _not_micro_batches(micro_batches: Any) -> str:
+    """Return what is wrong; takes no item of a sequence that may make it only when asked."""
+    kind = type(micro_batches).__name__
+    sized = hasattr(micro_batches, "__len__") and hasattr(micro_batches, "__getitem__")
+    if not sized or isinstance(micro_batches, (Mapping, str, bytes)):
+        return f"a {kind} in place of micro-batches"
+    if isinstance(micro_batches, (list, tuple)):
+        for j, sample in enumerate(micro_batches):
+            if not isinstance(sample, (list, tuple)):
+                return f"a {type(sample).__name__} as micro-batch {j} of {len(micro_batches)}"
+            if len(sample) < 2:
+                return f"only {len(sample)} of two parts in micro-batch {j}"
+    return ""
 
 
 def agree(
@@ -27,14 +174,14 @@ def agree(
     norm is the same for every mesh, stage and bucket size.
 
     Args:
-        buckets: The buckets, whose reductions have been started.
+        buckets: The buckets; their reductions have been started.
         groups: The ranks.
-        problems: What this rank has found wrong.
-        forgiving: Whether gradients that are not finite are no error.
+        problems: Problems of this rank.
+        forgiving: Whether to accept gradients that are not finite.
         settings: What has to be the same on all ranks in this step, a line for each.
 
     Returns:
-        The norm, and whether a gradient is not finite somewhere.
+        The norm, and whether a gradient is not finite on any rank.
 
     Raises:
         ArgumentError: On every rank, if any has a problem.
@@ -54,14 +201,14 @@ def agree(
         if odd and names:
             fault = "gradients that are not finite" if blamed else "part of an infinite sum"
             texts.append(f"{fault}, of {names}")
-        told = told_by(gather_texts("; ".join(texts), groups.world))
-        raise ArgumentError(f"the step was not taken: {told}")
+        found = gather_problems("; ".join(texts), groups.world)
+        raise ArgumentError(f"the step was not taken: {found}")
     norm = math.sqrt(kernels.exact_sum(limbs))
     return (math.inf if odd else norm), odd > 0
 
 
 def _reduced(buckets: Sequence[Bucket], groups: Groups) -> Iterator[Bucket]:
-    """Yield each bucket once its gradient is there, while others are still on their way."""
+    """Yield each bucket once its gradient is reduced, one call over the replicas ahead."""
     ahead, waiting = groups.replica.world_size > 1, []
     for bucket in buckets:
         waiting.append((bucket, bucket.gradients.finish()))

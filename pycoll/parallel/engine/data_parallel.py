@@ -1,9 +1,9 @@
 """The data-parallel engine: plain data parallelism, ZeRO-1, 2 and 3, MiCS and HSDP.
 
-One class, one table of placements. What a step does: the layers run forward and backward over the
-micro-batches; buckets are reduced while the backward pass goes on; one exact norm is formed over
-all ranks; the optimizer steps the elements that this rank keeps states for; parameters go back to
-whoever needs them.
+One class, one table of placements. In a step the layers run forward and backward over the
+micro-batches; buckets are reduced while the backward pass goes on; all ranks form one exact norm;
+the optimizer updates the elements that this rank keeps states for; updated parameters are gathered
+by the ranks that need them.
 """
 
 from __future__ import annotations
@@ -11,38 +11,57 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.analysis.ledger import Ledger
-from pycoll.parallel.engine.accumulate import Sums, turns
-from pycoll.parallel.engine.agreement import agree
-from pycoll.parallel.engine.checks import check_mesh, check_parts, check_structure
-from pycoll.parallel.engine.groups import Groups
-from pycoll.parallel.engine.limits import refusal
+from pycoll.parallel.channels import Groups, Ledger
+from pycoll.parallel.engine.agreement import (
+    agree,
+    check_mesh,
+    check_parts,
+    check_structure,
+    most_micro_batches,
+)
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Passes, Sample
-from pycoll.parallel.engine.precision import dtype_of
-from pycoll.parallel.engine.samples import most_micro_batches
-from pycoll.parallel.engine.step_report import StepReport
-from pycoll.parallel.hooks.hook import Hook
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss, Model
-from pycoll.parallel.state import values as state
-from pycoll.parallel.state.bucket import Bucket, Settings
-from pycoll.parallel.state.layout import (
-    Unit,
-    bucket_elements,
-    make_layouts,
-    make_units,
-    unit_parameters,
-)
-from pycoll.parallel.state.placement import PRESETS
-from pycoll.parallel.state.restore import restore
+from pycoll.parallel.settings import refusal
+from pycoll.parallel.state import values
+from pycoll.parallel.state.bucket import Bucket
+from pycoll.parallel.state.gradients import Sums, plan_sum
+from pycoll.parallel.state.layout import Parameter, Unit, make_units, unit_parameters
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The result of a training step.
+
+    Attributes:
+        loss: Mean loss over all samples of all ranks.
+        samples: Number of samples of all ranks.
+        grad_norm: Norm of the mean gradient, before clipping; the same on every mesh.
+        skipped: Whether parameters were left alone because a gradient was not finite.
+        loss_scale: Factor of the loss.
+        bytes: Bytes that this rank sent, by purpose.
+        waits: Seconds that this rank waited for communication, by purpose.
+        peak_bytes: Largest memory of parameters, gradients, states and buffers during the step.
+        seconds: Time of the step.
+    """
+
+    loss: float
+    samples: int
+    grad_norm: float
+    skipped: bool
+    loss_scale: float
+    bytes: dict[str, int] = field(default_factory=dict)
+    waits: dict[str, float] = field(default_factory=dict)
+    peak_bytes: int = 0
+    seconds: float = 0.0
 
 
 class DataParallel:
@@ -65,6 +84,8 @@ class DataParallel:
         parameters: All parameters, in forward order.
     """
 
+    AXES = ("replica", "dp", "tp")
+
     def __init__(
         self, model: Model, loss: Loss, mesh: Mesh, options: Options | None = None, **changes: Any
     ) -> None:
@@ -72,11 +93,10 @@ class DataParallel:
 
         Args:
             model: Layers; see `pycoll.parallel.nn.layer`.
-            loss: What to make small.
-            mesh: The ranks. Samples are divided over ``replica`` and ``dp``; sharding is over
-                ``dp``.
+            loss: The loss to minimize.
+            mesh: The ranks. Samples are divided over ``replica`` and ``dp``, shards over ``dp``.
             options: Settings; by default those of `Options`.
-            changes: Settings by name, which go before `options`.
+            changes: Settings by name, which override `options`.
 
         Raises:
             ArgumentError: For a setting or a model that cannot be used, naming the parameter.
@@ -90,38 +110,32 @@ class DataParallel:
         owned = unit_parameters(units)
         self.parameters = [parameter for group in owned for parameter in group]
         check_mesh(self.parameters, mesh)
-        self.groups = Groups(mesh, self.ledger, options.device)
-        check_structure(self.parameters, [f"mesh={mesh.axes}", *options.facts()], self.groups.world)
+        self.groups = Groups(mesh, self.ledger, options.device, self.AXES)
+        facts = [f"mesh={mesh.axes}", *self._facts(), *options.facts()]
+        check_structure(self.parameters, facts, self.groups.world)
         check_parts(units, self.groups)
-        precision, preset = options.recipe, PRESETS[options.zero]
-        self._hook = options.hook or Hook()
-        settings = Settings(
-            preset, precision, options.order, options.optimizer, self._hook, options.fused
-        )
-        elements = bucket_elements(
-            options.zero, options.bucket_bytes, dtype_of(precision.gradient).itemsize
-        )
-        layouts = make_layouts(owned, self.groups.shards.world_size, elements)
-        self.buckets = [Bucket(layout, settings, self.groups) for layout in layouts]
-        state.initialise(self.buckets, self.groups, options.start)
+        self._hook = options.settings.hook
+        self.buckets = self._make_buckets(units, owned)
+        values.initialise(self.buckets, self.groups, options.start)
         self._passes = self._make_passes(model, loss, units)
         self._graph: frozenset[str] | None = None
 
-    def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Passes:
-        """Make what runs the layers."""
+    def _facts(self) -> list[str]:
+        """Describe what has to be the same on all ranks besides the options."""
+        return []
+
+    def _make_buckets(
+        self, units: Sequence[Unit], owned: Sequence[Sequence[Parameter]]
+    ) -> list[Bucket]:
+        """Make the buckets of the parameters that each unit owns."""
+        settings = self.options.settings
+        layouts = self.options.layouts(owned, self.groups.shards.world_size)
+        return [Bucket(layout, settings, self.groups) for layout in layouts]
+
+    def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Any:
         if isinstance(loss, type) or not isinstance(loss, Loss):
             raise ArgumentError(f"loss={loss!r}; expected a loss, such as CrossEntropy()")
-        options = self.options
-        return Passes(
-            units,
-            self.buckets,
-            loss,
-            compute=options.recipe.compute,
-            prefetch=options.prefetch if options.zero == 3 else 0,
-            vectors={2: 3, 3: 2 + options.prefetch}.get(options.zero),
-            ledger=self.ledger,
-            wrap=options.wrap,
-        )
+        return Passes(units, self.buckets, loss, self.options, self.ledger)
 
     def step(self, micro_batches: Sequence[Sample], lr: float | None = None) -> StepReport:
         """Train on one batch; a collective.
@@ -133,9 +147,10 @@ class DataParallel:
             lr: Learning rate of this step; by default the optimizer's.
 
         Raises:
-            ArgumentError, MismatchError: On every rank: for what is no `lr` or micro-batches,
-                gradients that are not finite, with ``unused="error"`` a changed graph, different
-                rates, optimizers or, in a ``tp`` group, numbers of micro-batches.
+            ArgumentError: On every rank, for a wrong `lr` or wrong micro-batches, gradients that
+                are not finite, and with ``unused="error"`` a changed graph.
+            MismatchError: On every rank, for different rates, optimizers or, in a ``tp`` group,
+                numbers of micro-batches.
         """
         lr = self.options.optimizer.lr if lr is None else lr
         start = time.perf_counter()
@@ -168,27 +183,24 @@ class DataParallel:
         )
 
     def _accumulate(self, micro_batches: Sequence[Sample], lr: Any) -> tuple[float, int, list[str]]:
-        """Run all micro-batches.
-
-        Returns:
-            Sum of losses and number of samples of all ranks, and what this rank found wrong.
-        """
+        """Return sum of losses and number of samples of all ranks, and problems of this rank."""
         for bucket in self.buckets:
             bucket.gradients.reset()
         self._begin_hook()
         self._passes.prepare()
         refused = refusal("lr", lr, "[0, inf)")
-        plan = turns(most_micro_batches(micro_batches, self.groups, refused), self.options.order)
+        most = most_micro_batches(micro_batches, self.groups, refused)
+        plan = plan_sum(most, self.options.order)
         problems: list[str] = []
-        totals: Sums[Any] = Sums(np.zeros(2), partial(np.zeros, 2))
-        for j, turn in enumerate(plan):
+        totals = Sums(np.zeros(2), partial(np.zeros, 2))
+        for j, term in enumerate(plan):
             sample = micro_batches[j] if j < len(micro_batches) else None
             loss, count, back = self._passes.run(sample, self.loss_scale.value)
             for bucket in self.buckets:
-                bucket.gradients.begin(turn, j == len(plan) - 1)
-            total = totals.begin(turn)
+                bucket.gradients.begin(term, j == len(plan) - 1)
+            total = totals.begin(term)
             total += (loss, count)
-            totals.end(turn)
+            totals.end(term)
             self._passes.back(back)
             if sample is not None:
                 problems += self._graph_problems(j)
@@ -196,12 +208,12 @@ class DataParallel:
         return float(both[0]), int(both[1]), problems
 
     def _begin_hook(self) -> None:
-        """Give what the hook has not sent the scale of the next gradients."""
+        """Rescale what the hook has not sent to the next gradients."""
         self._hook.begin(self.loss_scale.value / self._hook_scale)
         self._hook_scale = self.loss_scale.value
 
     def _graph_problems(self, j: int) -> list[str]:
-        """Tell whether a micro-batch gave gradients of other parameters than the first."""
+        """Return a problem if a micro-batch gave gradients of other parameters than the first."""
         arrived = frozenset().union(*(b.gradients.arrived for b in self.buckets))
         self._graph = arrived if self._graph is None else self._graph
         if self.options.unused == "zero" or arrived == self._graph:
@@ -213,19 +225,16 @@ class DataParallel:
         ]
 
     def _update(self, lr: float, scale: float, norm: float) -> None:
-        """Step all parameters with the clipped mean gradient."""
+        """Update all parameters with the clipped mean gradient."""
         self.steps += 1
         clip = self.options.clip_norm
         if clip is not None and norm > clip:
             scale *= clip / norm
-        for bucket in reversed(self.buckets):  # in the order in which the layers want them
+        for bucket in reversed(self.buckets):  # in the order in which the layers need them
             bucket.update(self.steps, lr, scale)
 
     def settle(self) -> None:
-        """Wait until this rank has all parameters of the last step; not a collective.
-
-        Whatever uses them here does so by itself, a layer when its turn comes.
-        """
+        """Wait until this rank has all parameters of the last step; not a collective."""
         for bucket in self.buckets:
             bucket.complete.wait()
 
@@ -235,7 +244,7 @@ class DataParallel:
 
     def gather(self) -> dict[str, np.ndarray]:
         """Return all parameters in full, by name, on every rank; a collective."""
-        return state.gather_parameters(self.buckets, self.groups)
+        return values.gather_parameters(self.buckets, self.groups)
 
     def gradients(self) -> dict[str, np.ndarray]:
         """Return the sums of the gradients of the last step by name: views of stage 0's buckets.
@@ -244,38 +253,38 @@ class DataParallel:
         """
         if self.options.zero:
             raise ArgumentError(f"with zero={self.options.zero} each rank has only its shard")
-        return state.gradient_views(self.buckets)
+        return {
+            entry.parameter.name: entry.view(bucket.gradients.kept)
+            for bucket in self.buckets
+            for entry in bucket.layout.entries
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters and optimizer states in full, independent of the mesh; a collective.
 
-        Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank, which
-        ``"hook_of"`` names then.
+        Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank, named by
+        ``"hook_of"``.
         """
         scale = (self.loss_scale.value, self.loss_scale.good_steps)
         self._begin_hook()
-        found = state.gather_states(self.buckets, self.groups)
+        found = values.gather_states(self.buckets, self.groups)
         if unsent := self._hook.state():
             found["hook_of"] = self.groups.place
         return {"steps": self.steps, "loss_scale": scale, "hook": unsent, **found}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take what `state_dict` gave; a collective. On another mesh drop its ``"hook"``.
+        """Load the result of `state_dict`; a collective. On another mesh drop its ``"hook"``.
 
         Raises:
-            ArgumentError: On every rank, if any state does not fit, or has the hook of another
-                rank; MismatchError: if they differ.
+            ArgumentError: On every rank, if any state does not fit, or has another rank's hook.
+            MismatchError: On every rank, if they differ.
         """
         scale, hook = self.loss_scale, self._hook
-        self.steps, self.loss_scale = restore(self.buckets, self.groups, scale, hook, saved)
+        self.steps, self.loss_scale = values.restore(self.buckets, self.groups, scale, hook, saved)
         self._hook_scale = self.loss_scale.value
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close the engine's communicators; not a collective.
-
-        Args:
-            error: Why this rank cannot go on; peers that wait for it are told.
-        """
+        """Close the engine's communicators; with an error, waiting peers raise, too."""
         try:
             if error is None:
                 self.settle()

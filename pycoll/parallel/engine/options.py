@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.engine.describe import describe
-from pycoll.parallel.engine.limits import check_number
-from pycoll.parallel.engine.precision import LossScale, Precision, dtype_of, recipe
-from pycoll.parallel.hooks.hook import Hook
 from pycoll.parallel.optim import AdamW, Optimizer
+from pycoll.parallel.precision import LossScale, Precision, dtype_of, recipe
+from pycoll.parallel.settings import check_number, describe
+from pycoll.parallel.state.gradients import Settings
+from pycoll.parallel.state.hook import Hook
+from pycoll.parallel.state.layout import Layout, Parameter, bucket_elements, make_layouts
+from pycoll.parallel.state.placement import PRESETS
 
 _ACCEPTED = {
     "zero": (0, 1, 2, 3),
@@ -30,11 +32,6 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "hook": (lambda x: x is None or isinstance(x, Hook), "a Hook, or None"),
     "wrap": (callable, "a function of one array"),
 }
-# What has to be the same on every rank. `fused` and `wrap` change no result.
-_COMPARED = (
-    *("zero", "order", "bucket_bytes", "optimizer", "clip_norm", "loss_scale"),
-    *("hook", "prefetch", "start", "nonfinite", "unused", "device"),
-)
 
 
 def _as_it_is(array: Any) -> Any:
@@ -48,7 +45,7 @@ class Options:
     Attributes:
         zero: ZeRO stage: 0 replicates everything, 1 shards optimizer states, 2 gradients as well, 3
             parameters as well.
-        optimizer: What steps the parameters.
+        optimizer: Updates the parameters.
         order: Order of all sums: ``"tree"``, ``"rank"`` or ``"any"``; see docs/parallel.md.
         bucket_bytes: Gradient bytes that are reduced in one call; with stage 3 a bucket is a layer.
         precision: A recipe, or the name of one: ``fp32``, ``fp64``, ``fp16``, ``bf16``,
@@ -57,16 +54,16 @@ class Options:
             recipe needs one; elsewhere the loss is as it is.
         clip_norm: Largest norm of the mean gradient, above 0; a longer one is shortened. None and
             infinity: any.
-        hook: What reduces buckets; see `pycoll.parallel.hooks.hook`.
+        hook: Reduces buckets; see `pycoll.parallel.Hook`.
         prefetch: Layers that stage 3 gathers ahead.
-        start: ``"check"``: raise if parameters differ between ranks; ``"broadcast"``: take those of
-            the first rank; ``"trust"``.
-        nonfinite: What infinite gradients mean where the loss is not scaled: ``"error"``, or
+        start: ``"check"``: raise if parameters differ between ranks; ``"broadcast"``: use those of
+            the first rank; ``"trust"``: neither.
+        nonfinite: What to do about infinite gradients if the loss is not scaled: ``"error"``, or
             ``"skip"`` the step.
-        unused: What a parameter without a gradient means: ``"zero"``, or ``"error"`` if it had one
-            in the first micro-batch, or the other way round (a changed graph).
-        fused: Use fused kernels; otherwise the same formulas in array operations.
-        wrap: Makes of an array of the engine what the layers want, sharing memory; for instance
+        unused: A parameter without a gradient: ``"zero"``, or ``"error"`` if it had one in the
+            first micro-batch, or the other way round (a changed graph).
+        fused: Use fused kernels, or else the same formulas in array operations.
+        wrap: Converts arrays of the engine for the layers, sharing memory, such as
             ``torch.from_numpy``.
         device: Where parameters, gradients and states are: ``"cpu"``, in NumPy arrays, or
             ``"cuda"``, in CuPy arrays on the current device of each rank.
@@ -136,15 +133,33 @@ class Options:
             return LossScale(), True
         return LossScale(1.0, growth=1.0, backoff=1.0), False
 
+    @property
+    def settings(self) -> Settings:
+        """The settings of buckets."""
+        preset, hook = PRESETS[self.zero], self.hook or Hook()
+        return Settings(preset, self.recipe, self.order, self.optimizer, hook, self.fused)
+
+    def layouts(self, parameters: Sequence[Sequence[Parameter]], shards: int) -> list[Layout]:
+        """Return the layouts of the buckets, given the parameters of each unit."""
+        itemsize = dtype_of(self.recipe.gradient).itemsize
+        elements = bucket_elements(self.zero, self.bucket_bytes, itemsize)
+        return make_layouts(parameters, shards, elements)
+
     def step_facts(self, **more: Any) -> str:
-        """Describe what the parameters of a step follow from, a line for each setting.
+        """Describe the settings that determine the parameters of a step, a line for each.
 
         An optimizer may have changed since `facts`, on one rank alone.
         """
-        settings = more | {"clip_norm": self.clip_norm, "optimizer": self.optimizer}
-        return "\n".join(f"{name}={describe(value)}" for name, value in settings.items())
+        return "\n".join(_lines(more | {"clip_norm": self.clip_norm, "optimizer": self.optimizer}))
 
     def facts(self) -> list[str]:
-        """Describe what has to be the same on every rank, a line for each setting."""
-        settings = {name: getattr(self, name) for name in _COMPARED} | {"precision": self.recipe}
-        return [f"{name}={describe(value)}" for name, value in settings.items()]
+        """Describe the settings that have to be the same on every rank, a line for each.
+
+        `fused` and `wrap` change no result.
+        """
+        names = [field.name for field in fields(self) if field.name not in ("fused", "wrap")]
+        return _lines({name: getattr(self, name) for name in names} | {"precision": self.recipe})
+
+
+def _lines(settings: dict[str, Any]) -> list[str]:
+    return [f"{name}={describe(value)}" for name, value in settings.items()]

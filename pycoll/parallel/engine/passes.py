@@ -1,19 +1,20 @@
-"""Forward and backward of one micro-batch, with parameters there just when they are needed."""
+"""Forward and backward of one micro-batch; parameters are gathered just before they are needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.analysis.ledger import Ledger, Pending
-from pycoll.parallel.arrays import brought
-from pycoll.parallel.engine.gradients import Gradients
-from pycoll.parallel.engine.precision import cast
+from pycoll.parallel.arrays import move_to
+from pycoll.parallel.channels import Ledger, Pending
+from pycoll.parallel.engine.options import Options
 from pycoll.parallel.nn.layer import Loss
+from pycoll.parallel.precision import cast
 from pycoll.parallel.state.bucket import Bucket
+from pycoll.parallel.state.gradients import Gradients, Term
 from pycoll.parallel.state.layout import Entry, Unit
 
 Sample = tuple[Any, Any]
@@ -23,10 +24,11 @@ class Passes:
     """Runs the layers of a model.
 
     With replicated parameters a layer sees views of the buckets. With sharded ones, the buckets of
-    a layer are gathered before it runs, and given back after; the next `prefetch` layers are
-    gathered meanwhile, where possible into the vector of a gradient that is being reduced: the
-    channel does one after the other. Never more than `vectors` full vectors exist at once, gathered
-    parameters and gradients together (None: any number); before there are more, reductions land.
+    a layer are gathered before it runs and freed after it; the next `prefetch` layers are gathered
+    meanwhile, where possible into the vector of a gradient that is being reduced: the channel runs
+    these calls one after the other. At most so many full vectors exist at once, gathered
+    parameters and gradients together: 3 with stage 2, ``2 + prefetch`` with stage 3. Before there
+    are more, reductions are waited for.
     """
 
     def __init__(
@@ -34,36 +36,34 @@ class Passes:
         units: Sequence[Unit],
         buckets: Sequence[Bucket],
         loss: Loss,
-        compute: str,
-        prefetch: int,
-        vectors: int | None,
+        options: Options,
         ledger: Ledger,
-        wrap: Callable[[Any], Any],
     ) -> None:
         self._units, self._buckets, self._loss = units, buckets, loss
-        self._compute, self._prefetch, self._vectors = compute, prefetch, vectors
-        self._ledger, self._wrap = ledger, wrap
+        self._compute, self._ledger, self._wrap = options.recipe.compute, ledger, options.wrap
+        self._prefetch = options.prefetch if options.zero == 3 else 0
+        self._vectors = {2: 3, 3: 2 + options.prefetch}.get(options.zero)
         self._places: dict[str, tuple[Bucket, Entry]] = {
             entry.parameter.name: (bucket, entry)
             for bucket in buckets
             for entry in bucket.layout.entries
         }
-        self._needs = [self._buckets_of(unit) for unit in units]
-        self._gathered: dict[int, Pending] = {}
-        self._lenders: dict[int, Gradients] = {}
-
-    def _buckets_of(self, unit: Unit) -> list[Bucket]:
-        found = {id(self._places[name][0]): self._places[name][0] for name in unit.names.values()}
-        return list(found.values())
+        self._needs = [
+            list(dict.fromkeys(self._places[name][0] for name in unit.names.values()))
+            for unit in units
+        ]
+        self._forward = range(len(units))
+        self._gathered: dict[Bucket, Pending] = {}
+        self._lenders: dict[Bucket, Gradients] = {}
 
     def _acquire(self, order: Sequence[int], at: int) -> dict[str, Any]:
         """Return the parameters of the layer at place `at` of `order`, gathering those ahead."""
-        self._start(order, at)
+        self._gather(order, at)
         params = {}
         for local, name in self._units[order[at]].names.items():
             bucket, entry = self._places[name]
-            view = bucket.view(self._gathered[id(bucket)].wait(), entry)
-            if (lender := self._lenders.pop(id(bucket), None)) is not None:
+            view = entry.view(self._gathered[bucket].wait())
+            if (lender := self._lenders.pop(bucket, None)) is not None:
                 lender.land()
             small = cast(view, self._compute)
             params[local] = self._wrap(
@@ -71,83 +71,124 @@ class Passes:
             )
         return params
 
-    def _start(self, order: Sequence[int], at: int) -> None:
+    def _gather(self, order: Sequence[int], at: int) -> None:
         """Start to gather for the layer at place `at` of `order`, and for those ahead."""
         for index in order[at : at + 1 + self._prefetch]:
             for bucket in self._needs[index]:
-                if id(bucket) not in self._gathered:
+                if bucket not in self._gathered:
                     if bucket.scattered:
                         self._land()
                     if (lender := bucket.lender(self._buckets)) is not None:
-                        self._lenders[id(bucket)] = lender
-                    self._gathered[id(bucket)] = bucket.gather(lender)
+                        self._lenders[bucket] = lender
+                    self._gathered[bucket] = bucket.gather(lender)
 
     def _release(self, order: Sequence[int], at: int) -> None:
-        """Give back what the layer at place `at` has used, unless one just ahead wants it."""
+        """Free what the layer at place `at` has used, unless one of the next needs it."""
         ahead = order[at + 1 : at + 1 + max(1, self._prefetch)]
-        wanted = {id(bucket) for index in ahead for bucket in self._needs[index]}
         for bucket in self._needs[order[at]]:
-            if id(bucket) not in wanted:
-                self._gathered.pop(id(bucket), None)
+            if not any(bucket in self._needs[index] for index in ahead):
+                self._gathered.pop(bucket, None)
+
+    def _land(self) -> None:
+        """Wait for reductions until there may be one more full vector."""
+        if self._vectors is None:
+            return
+        flying = [b.gradients for b in self._buckets if b.gradients.in_flight]
+        held = sum(bucket.scattered for bucket in self._gathered)
+        for gradients in flying[: max(0, held + len(flying) + 1 - self._vectors)]:
+            gradients.land()
 
     def prepare(self) -> None:
         """Start to gather for the first layers of a step."""
         self._gathered.clear()  # a step that failed may have left something
         self._lenders.clear()
-        self._start(range(len(self._units)), 0)
+        self._gather(self._forward, 0)
 
     def run(self, sample: Sample | None, scale: float) -> tuple[float, int, Any]:
         """Run the layers forward.
 
         Args:
-            sample: Inputs and targets; None runs no layer, but moves what the other ranks need.
+            sample: Inputs and targets; None runs no layer, but joins the collectives of the others.
             scale: Factor of the loss in the backward pass.
 
         Returns:
-            Sum of losses, number of samples, and what `back` needs.
+            Sum of losses, number of samples, and the argument of `back`.
         """
-        order = range(len(self._units))
         saved: list[Any] = []
-        x = None if sample is None else self._input(sample[0])
-        for at, index in enumerate(order):
-            params = self._acquire(order, at)
-            if sample is not None:
-                x, kept = self._units[index].layer.forward(params, x)
-                saved.append(kept)
-            del params
-            self._release(order, at)
-        self._start(order[::-1], 0)  # of the backward pass, beside the loss
+        x = self._run_layers(None if sample is None else sample[0], saved, idle=sample is None)
+        self._gather(self._forward[::-1], 0)  # for the backward pass, while the loss is computed
         if sample is None:
             return 0.0, 0, (None, saved)
-        total, count, kept = self._loss.forward(x, self._on_device(sample[1]))
-        return float(total), int(count), (self._loss.backward(kept, scale), saved)
+        total, count, dy = self.loss(x, sample[1], scale)
+        return total, count, (dy, saved)
 
-    def _input(self, x: Any) -> Any:
-        """Return what the first layer gets: real numbers in its type, on its device."""
-        kind = str(self._buckets[0].parameter.data.dtype) if self._buckets else ""
-        return self._on_device(cast(x, self._compute or kind))
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        """Run the layers forward; return the output, and what both backward passes need."""
+        saved: list[Any] = []
+        return self._run_layers(x, saved), saved
+
+    def loss(self, x: Any, targets: Any, scale: float) -> tuple[float, int, Any]:
+        """Return the sum of losses, the number of samples, and the gradient of the output."""
+        total, count, kept = self._loss.forward(x, self._on_device(targets))
+        return float(total), int(count), self._loss.backward(kept, scale)
+
+    def back_input(self, dy: Any, saved: list[Any]) -> tuple[Any, list[Any]]:
+        """Run the layers backward to their input; return its gradient, and those of all outputs."""
+        order, gradients = self._forward[::-1], []
+        for at, index in enumerate(order):
+            params = self._acquire(order, at)
+            gradients.append(dy)
+            dy = self._units[index].layer.backward_input(params, saved[index], dy)
+            del params
+            self._release(order, at)
+        return dy, gradients[::-1]
+
+    def begin(self, term: Term, last: bool) -> None:
+        """Expect the gradients of a micro-batch."""
+        for bucket in self._buckets:
+            bucket.gradients.begin(term, last)
+
+    def back_weight(self, saved: list[Any], gradients: list[Any]) -> None:
+        """Run the rest of the backward pass: gradients of parameters go to the buckets."""
+        order = self._forward[::-1]
+        for at, index in enumerate(order):
+            unit, params = self._units[index], self._acquire(order, at)
+            found, placed = self._weights(unit, params, saved.pop(), gradients.pop())
+            del params
+            self._release(order, at)
+            self._deliver(unit, found, placed)
+
+    def predict(self, x: Any) -> Any:
+        """Run the layers forward and return the output of the last."""
+        self.prepare()
+        return self._run_layers(x)
+
+    def _run_layers(self, x: Any, saved: list[Any] | None = None, idle: bool = False) -> Any:
+        if not idle:  # real numbers in the type of the first layer
+            kind = str(self._buckets[0].parameter.data.dtype) if self._buckets else ""
+            x = self._on_device(cast(x, self._compute or kind))
+        for at in self._forward:
+            params = self._acquire(self._forward, at)
+            if not idle:
+                x, kept = self._units[at].layer.forward(params, x)
+                if saved is not None:
+                    saved.append(kept)
+                del kept
+            del params
+            self._release(self._forward, at)
+        return x
 
     def _on_device(self, x: Any) -> Any:
         """Return an array of NumPy on the device of the parameters, anything else as it is."""
         data = self._buckets[0].parameter.data if self._buckets else x
         if not isinstance(x, np.ndarray) or isinstance(data, np.ndarray):
             return x
-        return self._wrap(brought(x, data))
-
-    def predict(self, x: Any) -> Any:
-        """Run the layers forward and return the output of the last."""
-        self.prepare()
-        order = range(len(self._units))
-        x = self._input(x)
-        for at, index in enumerate(order):
-            x, _ = self._units[index].layer.forward(self._acquire(order, at), x)
-            self._release(order, at)
-        return x
+        return self._wrap(move_to(x, data))
 
     def back(self, state: Any) -> None:
         """Run the layers backward; gradients go to the buckets as they arrive."""
         dy, saved = state
-        order = range(len(self._units) - 1, -1, -1)
+        order = self._forward[::-1]
         for at, index in enumerate(order):
             unit, gradients = self._units[index], {}
             params, placed = self._acquire(order, at), set()
@@ -161,62 +202,40 @@ class Passes:
                 self._land()
             del params
             self._release(order, at)
-            self._hand_over(unit, gradients, placed)
+            self._deliver(unit, gradients, placed)
+
+    def _deliver(self, unit: Unit, gradients: dict[str, Any], placed: set[str]) -> None:
+        """Give a layer's gradients to their buckets, and keep none."""
+        for local, name in reversed(unit.names.items()):
+            whole = self._places[name][0].gradients
+            whole.add(name, gradients.pop(local, None), local in placed)
 
     def _weights(
         self, unit: Unit, params: dict[str, Any], kept: Any, dy: Any
     ) -> tuple[dict[str, Any], set[str]]:
-        """Return the gradients of a layer by name, and which of them are in their buckets."""
+        """Return a layer's gradients that are not in their buckets, and names of the others."""
         self._land()
-        if not unit.takes_out:
-            gradients = unit.layer.backward_weight(params, kept, dy)
-            return self._checked(unit, gradients, set()), set()
-        views = {
-            local: self._places[name][0].gradients.place(name) for local, name in unit.names.items()
-        }
-        out = {local: self._wrap(view) for local, view in views.items() if view is not None}
         layer: Any = unit.layer
-        gradients = layer.backward_weight(params, kept, dy, out=out)
-        placed = {local for local, array in out.items() if gradients.get(local) is array}
-        return self._checked(unit, gradients, placed), placed
-
-    def _checked(self, unit: Unit, gradients: dict[str, Any], placed: set[str]) -> dict[str, Any]:
-        """Return the gradients that are not in their buckets, as arrays like these, counted."""
-        unknown = sorted(set(gradients) - set(unit.names))
-        if unknown:
+        out = {}
+        if unit.takes_out:
+            for local, name in unit.names.items():
+                view = self._places[name][0].gradients.place(name)
+                if view is not None:
+                    out[local] = self._wrap(view)
+            gradients = layer.backward_weight(params, kept, dy, out=out)
+        else:
+            gradients = layer.backward_weight(params, kept, dy)
+        if unknown := sorted(set(gradients) - set(unit.names)):
             raise ArgumentError(
                 f"layer {unit.name} gave gradients of {', '.join(unknown)}, which are not among "
                 f"its parameters: {', '.join(unit.names) or 'none'}"
             )
-        like = self._buckets[0].parameter.data if gradients else None
-        return {
-            local: self._ledger.track(brought(gradient, like), "layer gradient")
+        placed = {local for local, array in out.items() if gradients.get(local) is array}
+        rest = {
+            local: self._ledger.track(
+                move_to(gradient, self._buckets[0].parameter.data), "layer gradient"
+            )
             for local, gradient in gradients.items()
             if local not in placed
         }
-
-    def _land(self) -> None:
-        """Wait for reductions until there may be one more full vector."""
-        if self._vectors is None:
-            return
-        flying = [b.gradients for b in self._buckets if b.gradients.in_flight]
-        held = sum(b.scattered and id(b) in self._gathered for b in self._buckets)
-        for gradients in flying[: max(0, held + len(flying) + 1 - self._vectors)]:
-            gradients.land()
-
-    def _hand_over(self, unit: Unit, gradients: dict[str, Any], placed: set[str]) -> None:
-        for bucket, names in _by_bucket(unit, self._places):
-            for local, name in names:
-                gradient = gradients.pop(local, None)
-                bucket.gradients.add(name, gradient, local in placed)
-
-
-def _by_bucket(
-    unit: Unit, places: dict[str, tuple[Bucket, Entry]]
-) -> Iterable[tuple[Bucket, list[tuple[str, str]]]]:
-    """Yield the parameters of a unit by bucket, in the order in which buckets are reduced."""
-    found: dict[int, tuple[Bucket, list[tuple[str, str]]]] = {}
-    for local, name in reversed(unit.names.items()):
-        bucket = places[name][0]
-        found.setdefault(id(bucket), (bucket, []))[1].append((local, name))
-    return list(found.values())
+        return rest, placed

@@ -1,5 +1,5 @@
-"""What happens between a whole bucket and its sum over ranks: compression, top-k, PowerSGD.
+"""Communication hooks that compress: 16-bit numbers, top-k, PowerSGD.
 
-`hook` is the contract and the fp16 and bf16 hooks. Uses `state` and `analysis.ledger`. Read `hook`
-first.
+`pycoll.parallel.state.hook` is the contract, `compress` the simplest hook, `error_feedback` the
+base of the others. They use `state` and `channels`. Read `compress` first.
 """

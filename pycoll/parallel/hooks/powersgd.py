@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from pycoll import kernels
-from pycoll.errors import ArgumentError
-from pycoll.parallel.analysis.ledger import Channel, Pending
-from pycoll.parallel.engine.limits import check_number
-from pycoll.parallel.hooks.hook import Hook, Kept, Then
+from pycoll.parallel.channels import Channel, Pending
+from pycoll.parallel.hooks.error_feedback import ErrorFeedback
+from pycoll.parallel.settings import check_number
 from pycoll.parallel.state.layout import Entry, Layout
 
 
-class PowerSGD(Hook):
+class PowerSGD(ErrorFeedback):
     """Sends rank-r approximations of the gradient matrices.
 
     A gradient of shape ``[rows, ...]`` is a matrix M of that many rows. One step of subspace
@@ -29,14 +28,11 @@ class PowerSGD(Hook):
     distributed optimization", NeurIPS 2019, algorithms 1 and 2.
     """
 
-    stages = (0, 1, 2)
-    devices = ("cpu",)
-
     def __init__(self, rank: int = 4) -> None:
         """Choose the rank of the approximations."""
         check_number("rank", rank, "[1, inf)", whole=True)
+        super().__init__("error", "basis")
         self.rank = rank
-        self._errors, self._bases = Kept(), Kept()
 
     def _matrices(self, layout: Layout) -> tuple[list[Entry], list[Entry]]:
         """Divide the entries into those that are compressed and the others."""
@@ -51,7 +47,7 @@ class PowerSGD(Hook):
 
     def _basis(self, entry: Entry, columns: int, dtype: Any) -> Any:
         name = entry.parameter.name
-        basis = self._bases.get(name)
+        basis = self._get("basis", name)
         if basis is None:  # the same on every rank
             rng = np.random.default_rng(zlib.crc32(name.encode()))
             basis = rng.standard_normal((columns, self.rank)).astype(dtype)
@@ -61,7 +57,7 @@ class PowerSGD(Hook):
         self, key: str, data: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
         """Start to add a bucket over the ranks; see `Hook.all_reduce`."""
-        whole = channel.ledger.track(self._errors.unsent(self, key, data) + data, "hook")
+        whole = self._add_unsent(key, data, channel)
         small, plain = self._matrices(layout)
         parts = []
         for entry in small:
@@ -79,16 +75,14 @@ class PowerSGD(Hook):
             for entry, values in zip(plain, found[len(small) :], strict=True):
                 data[entry.start : entry.stop] = values
                 whole[entry.start : entry.stop] = 0
-            self._second(small, found, whole, data, channel, order)
+            self._reduce_bases(small, found, whole, data, channel, order)
             if not kernels.count_nonfinite(whole):
-                self._errors.put(key, whole)
+                self._put("error", key, whole)
             return data
 
-        return Then(first, finish)
+        return first.then(finish)
 
-    reduce_scatter = Hook.take_block
-
-    def _second(
+    def _reduce_bases(
         self,
         small: list[Entry],
         sums: list[Any],
@@ -97,7 +91,7 @@ class PowerSGD(Hook):
         channel: Channel,
         order: str,
     ) -> None:
-        """Form Q over all ranks, the approximation, and what this rank's gradient lacks of it."""
+        """Sum Q over the ranks, form the approximation and this rank's error."""
         if not small:
             return
         left = [_orthonormal(p) for p in sums[: len(small)]]
@@ -107,40 +101,10 @@ class PowerSGD(Hook):
         for entry, p, mine, q in zip(small, left, own, total, strict=True):
             _multiply(p, q, _matrix(data, entry))
             _matrix(error, entry)[...] -= p @ mine.T
-            self._bases.put(entry.parameter.name, _scaled(q))
+            self._put("basis", entry.parameter.name, _scaled(q))
 
-    def begin(self, factor: float) -> None:
-        """Give what is unsent the scale of the next gradients; see `Hook.begin`."""
-        self._errors.drop()
-        self._bases.drop()
-        self._errors.rescale(factor)
-
-    def settle(self) -> None:
-        """Keep what the step has made; see `Hook.settle`."""
-        self._errors.settle()
-        self._bases.settle()
-
-    def state(self) -> dict[str, Any]:
-        """Return what has not been sent yet by bucket, and where the iterations stand."""
-        return {
-            **{f"error {key}": error.copy() for key, error in self._errors.arrays.items()},
-            **{f"basis {name}": basis.copy() for name, basis in self._bases.arrays.items()},
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take what `state` gave on this rank.
-
-        Raises:
-            ArgumentError: If it is that of another hook, or another rank of approximations.
-        """
-        tables: dict[str, dict[str, Any]] = {"error": {}, "basis": {}}
-        for key, x in state.items():
-            kind, _, name = key.partition(" ")
-            array = np.array(x)
-            if kind not in tables or (kind == "basis" and array.shape[1:] != (self.rank,)):
-                raise ArgumentError(f"{key} {list(array.shape)} is not of PowerSGD({self.rank})")
-            tables[kind][name] = array
-        self._errors.arrays, self._bases.arrays = tables["error"], tables["basis"]
+    def _fits(self, table: str, array: Any) -> bool:
+        return table == "error" or array.shape[1:] == (self.rank,)
 
 
 def _matrix(flat: Any, entry: Entry) -> Any:
@@ -148,11 +112,9 @@ def _matrix(flat: Any, entry: Entry) -> Any:
 
 
 def _orthonormal(matrix: Any) -> Any:
-    """Return orthonormal columns that span those of a tall matrix, by Householder's reflections.
-
-    Ranks form it of the same numbers and have to get the same bits. What LAPACK gives depends on
-    the processor and on the number of threads; sums by NumPy do not.
-    """
+    """Return orthonormal columns that span those of a tall matrix, by Householder's reflections."""
+    # All ranks need the same bits. Those of LAPACK depend on the processor and the number of
+    # threads; sums by NumPy do not.
     rest, reflections = matrix.astype(np.float64), []
     for j in range(rest.shape[1]):
         v = _scaled(rest[j:, j])
@@ -180,28 +142,17 @@ def _multiply(p: Any, q: Any, out: Any) -> None:
 
 
 def _scaled(basis: Any) -> Any:
-    """Divide by the power of two that makes numbers at most 1: no digit changes.
-
-    Only directions matter, and with numbers as large as gradients their product would overflow, or
-    vanish, at the square root of what a gradient may be.
-    """
+    """Divide by the power of two that makes numbers at most 1; products then cannot overflow."""
     return np.ldexp(basis, -np.frexp(np.abs(basis).max(initial=0))[1])
 
 
 def _pack(parts: list[Any], channel: Channel, dtype: Any) -> tuple[Any, list[tuple[int, ...]]]:
-    shapes = [part.shape for part in parts]
     vector = channel.empty(sum(part.size for part in parts), dtype, "hook")
-    at = 0
-    for part in parts:
-        vector[at : at + part.size] = part.reshape(-1)
-        at += part.size
-    return vector, shapes
+    np.concatenate([part.reshape(-1) for part in parts], out=vector)
+    return vector, [part.shape for part in parts]
 
 
 def _unpack(vector: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
-    found, at = [], 0
-    for shape in shapes:
-        size = int(np.prod(shape))
-        found.append(vector[at : at + size].reshape(shape))
-        at += size
-    return found
+    stops = np.cumsum([np.prod(shape) for shape in shapes])
+    parts = np.split(vector, stops[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -6,36 +6,30 @@ Source: Vaswani et al., arXiv 1706.03762, section 3.2. The backward pass takes t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import (
     Array,
-    as_array,
-    as_mask,
     cast,
     has_extras,
     matmul,
+    move_to,
     namespace,
     row_dot,
     widen,
 )
-from pycoll.parallel.nn.layer import ParameterSpec
-from pycoll.parallel.nn.positional import masked
-from pycoll.parallel.random import Cursor, Key, keep_mask
-
-if TYPE_CHECKING:
-    from pycoll.comm import Communicator
-
-Params = Mapping[str, Array]
+from pycoll.parallel.nn.layer import NoParameters, Params
+from pycoll.parallel.nn.positional import draw_mask, masked, span
+from pycoll.parallel.random import Cursor, Key
 
 
 class _Saved(NamedTuple):
-    """Input, weights ``[b, heads, s, s]``, which of them were kept, and the output."""
+    """Input, weights ``[b, heads, s, s]``, which of them are kept, and the output."""
 
     x: Array
     weights: Array
@@ -43,8 +37,8 @@ class _Saved(NamedTuple):
     y: Array
 
 
-def turned(x: Array) -> Array:
-    """Return matrices with rows and columns exchanged: a view."""
+def transposed(x: Array) -> Array:
+    """Return matrices with rows and columns exchanged, as a view."""
     return namespace(x).moveaxis(x, -1, -2)
 
 
@@ -58,7 +52,7 @@ def softmax_(x: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class CausalAttention:
+class CausalAttention(NoParameters):
     """Attention of each position to itself and those before it, for the heads of this rank.
 
     ``[b, s, heads * 3 * width]`` -> ``[b, s, heads * width]``. Query, key and value of a head lie
@@ -70,7 +64,7 @@ class CausalAttention:
         key: Name of the layer.
         comm: Ranks over which heads are split.
         drop: Probability with which a weight is dropped.
-        cursor: Where training is, for dropout.
+        cursor: Position of training, for dropout.
     """
 
     heads: int
@@ -93,18 +87,17 @@ class CausalAttention:
         """Number of ranks over which heads are split."""
         return 1 if self.comm is None else self.comm.world_size
 
-    def parameters(self) -> dict[str, ParameterSpec]:
-        """Return nothing."""
-        return {}
-
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves input, weights and output."""
         q, k, v = self._heads(x)
-        scores = matmul(widen(q) * self.width**-0.5, turned(widen(k)))
+        scores = matmul(widen(q) * self.width**-0.5, transposed(widen(k)))
         length = x.shape[1]
-        scores += as_array(np.triu(np.full((length, length), -np.inf, np.float32), 1), scores)
+        scores += move_to(
+            np.triu(np.full((length, length), -np.inf, np.float32), 1), scores, scores.dtype
+        )
         weights = cast(softmax_(scores), x.dtype)
-        keep = self._keep(weights)
+        part = span(self.heads // self.ranks, self.comm)
+        keep = draw_mask(weights, self.key, self.drop, self.cursor, self.heads, part)
         xp, y = namespace(x), matmul(masked(weights, keep, self.drop), v)
         y = xp.reshape(xp.moveaxis(y, 1, 2), (*x.shape[:2], x.shape[2] // 3))
         return y, _Saved(x, weights, keep, y)
@@ -118,18 +111,14 @@ class CausalAttention:
         dout, out = (xp.moveaxis(xp.reshape(a, shape), 1, 2) for a in (dy, y))
         dx = xp.empty_like(x)
         dq, dk, dv = self._heads(dx)
-        dv[...] = matmul(turned(masked(weights, keep, self.drop)), dout)
-        dscores = masked(matmul(dout, turned(v)), keep, self.drop)
+        dv[...] = matmul(transposed(masked(weights, keep, self.drop)), dout)
+        dscores = masked(matmul(dout, transposed(v)), keep, self.drop)
         dscores -= row_dot(dout, out)
         dscores *= weights
         dscores *= self.width**-0.5
         dq[...] = matmul(dscores, k)
-        dk[...] = matmul(turned(dscores), q)
+        dk[...] = matmul(transposed(dscores), q)
         return dx
-
-    def backward_weight(self, params: Params, saved: _Saved, dy: Array) -> dict[str, Array]:
-        """Return nothing."""
-        return {}
 
     def _heads(self, x: Array) -> tuple[Array, Array, Array]:
         """Return views of queries, keys and values: ``[b, heads, s, width]`` each."""
@@ -142,13 +131,3 @@ class CausalAttention:
         xp = namespace(x)
         parts = xp.moveaxis(xp.reshape(x, (*x.shape[:2], own, 3, self.width)), 1, 2)
         return parts[:, :, :, 0, :], parts[:, :, :, 1, :], parts[:, :, :, 2, :]
-
-    def _keep(self, weights: Array) -> Array | None:
-        if not self.drop or self.cursor is None or not self.cursor.training:
-            return None
-        samples, own, length, _ = weights.shape
-        first, rank = self.cursor.sample, 0 if self.comm is None else self.comm.rank
-        part = [slice(first, first + samples), slice(rank * own, (rank + 1) * own)]
-        shape = (first + samples, self.heads, length, length)
-        keep = keep_mask(self.key.fold(self.cursor.step), self.drop, shape, part)
-        return as_mask(keep, weights)

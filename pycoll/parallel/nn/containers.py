@@ -1,33 +1,25 @@
-"""Layers made of layers: one after the other, and around the outside."""
+"""Layers made of layers: one after the other, and with a residual connection."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pycoll.parallel.arrays import Array, Out, put
-from pycoll.parallel.nn.layer import Layer, ParameterSpec, takes_out
-
-Params = Mapping[str, Array]
+from pycoll.parallel.nn.layer import Grads, Layer, ParameterSpec, Params, takes_out
 
 
 class _Trace(NamedTuple):
-    """What a chain remembers of one input.
+    """The state of a chain for one input."""
 
-    Attributes:
-        saved: What each layer has saved.
-        gradients: Gradient of each layer's output; empty until `backward_input`.
-    """
-
-    saved: list[Any]
-    gradients: list[Array]
+    saved: list[Any]  # of each layer
+    gradients: list[Array]  # of each layer's output; empty until `backward_input`
 
 
 class Chain:
     """Layers one after the other, as one layer.
 
-    Parameter ``p`` of the layer ``a`` is named ``a.p``. `backward_weight` takes the gradients that
-    `backward_input` has left behind, and lets go of them and of what the layers have saved.
+    Parameter ``p`` of the layer ``a`` is named ``a.p``. `backward_weight` uses the gradients that
+    `backward_input` has stored, and frees them and what the layers have saved.
     """
 
     def __init__(self, *layers: tuple[str, Layer]) -> None:
@@ -67,9 +59,7 @@ class Chain:
             dy = self.layers[i][1].backward_input(own, saved.saved[i], dy)
         return dy
 
-    def backward_weight(
-        self, params: Params, saved: _Trace, dy: Array, out: Out = None
-    ) -> dict[str, Array]:
+    def backward_weight(self, params: Params, saved: _Trace, dy: Array, out: Out = None) -> Grads:
         """Return the gradients of all parameters."""
         if not saved.gradients:
             Chain.backward_input(self, params, saved, dy)

@@ -1,8 +1,8 @@
 """What a model is: layers with an explicit forward and backward, parameters passed in.
 
-There is no automatic differentiation. A layer says which parameters it wants; whoever runs it
-decides where they live, hands them over for one call and takes the gradients back. So the same
-layer runs on one rank, data-parallel, or with its parameters scattered over many ranks.
+There is no automatic differentiation. A layer specifies its parameters; the engine that runs it
+decides where they live, passes them in for one call and takes the gradients. So the same layer runs
+on one rank, data-parallel, or with its parameters sharded over many ranks.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-Array = Any
-"""A mutable strided array: NumPy, CuPy or a torch tensor without gradients of its own."""
+from pycoll.comm import Communicator
+from pycoll.parallel.arrays import Array
+from pycoll.parallel.random import normal_init
+
+Params = Mapping[str, Array]
+"""Parameters of a layer by name."""
+Grads = dict[str, Array]
+"""Gradients of parameters by name."""
 
 
 @dataclass(frozen=True)
@@ -62,32 +68,65 @@ class Layer(Protocol):
         """Return the specification of each parameter; names are dotted when layers nest."""
         ...
 
-    def forward(self, params: Mapping[str, Array], x: Any) -> tuple[Any, Any]:
+    def forward(self, params: Params, x: Any) -> tuple[Any, Any]:
         """Return the output and what the backward functions need: ``(y, saved)``."""
         ...
 
-    def backward_input(self, params: Mapping[str, Array], saved: Any, dy: Any) -> Any:
+    def backward_input(self, params: Params, saved: Any, dy: Any) -> Any:
         """Return the gradient of the input, or None where it has none (token numbers)."""
         ...
 
-    def backward_weight(self, params: Mapping[str, Array], saved: Any, dy: Any) -> dict[str, Array]:
+    def backward_weight(self, params: Params, saved: Any, dy: Any) -> Grads:
         """Return gradients by name; a parameter that was not used may be left out.
 
         A layer may have one more argument, ``out=None``: arrays by name, not for every parameter.
-        It then writes each gradient that ``out`` has a place for there, and returns that array.
+        Then it writes a gradient to the array of its name, if there is one, and returns that array.
         """
         ...
 
 
+def split_over(comm: Communicator | None, axis: int) -> dict[str, Any]:
+    """Return the fields of a `ParameterSpec` that is split along an axis; none for one rank."""
+    if comm is None or comm.world_size == 1:
+        return {}
+    part = (comm.rank, comm.world_size)
+    return {"tensor_axis": axis, "tensor_part": part, "tensor_comm": comm}
+
+
+def normal_weight(layer: Any, shape: tuple[int, ...], axis: int = 0, **more: Any) -> ParameterSpec:
+    """Return the specification of a normally distributed weight, of which this rank has `shape`.
+
+    The layer has `key`, `std` (None: ``in_features ** -0.5``) and `dtype`. If it has `comm`, `axis`
+    is split over these ranks. `more` are other fields.
+    """
+    comm = getattr(layer, "comm", None)
+    std = layer.in_features**-0.5 if layer.std is None else layer.std
+    place = () if comm is None else (axis, comm.rank, comm.world_size)
+    init = normal_init(layer.key.fold("weight"), std, *place)
+    return ParameterSpec(shape, layer.dtype, init, **split_over(comm, axis), **more)
+
+
+class NoParameters:
+    """Base class of layers without parameters."""
+
+    def parameters(self) -> dict[str, ParameterSpec]:
+        """Return no specification."""
+        return {}
+
+    def backward_weight(self, params: Params, saved: Any, dy: Array) -> Grads:
+        """Return no gradient."""
+        return {}
+
+
 def takes_out(layer: Layer) -> bool:
-    """Tell whether a layer writes gradients where it is told; see `Layer.backward_weight`."""
+    """Tell whether a layer can write gradients to given arrays; see `Layer.backward_weight`."""
     method = getattr(layer, "backward_weight", None)  # layers that only hold parameters have none
     return method is not None and "out" in inspect.signature(method).parameters
 
 
 @runtime_checkable
 class Loss(Protocol):
-    """What training makes small: a sum over samples, so that any split of a batch adds up."""
+    """The function to minimize: a sum over samples, so that any split of a batch adds up."""
 
     def forward(self, logits: Any, targets: Any) -> tuple[float, int, Any]:
         """Return the sum of the losses, the number of samples (or tokens), and ``saved``."""

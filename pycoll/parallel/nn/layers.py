@@ -1,4 +1,4 @@
-"""Layers of one rank: linear, embedding, normalisation.
+"""Layers of one rank: linear, embedding, normalisation, activations.
 
 Each has an explicit forward and backward; see `pycoll.parallel.nn.layer.Layer`. Shapes: ``b``
 samples, ``s`` positions, ``h`` features. `pycoll.parallel.tensor` splits these layers over ranks.
@@ -6,7 +6,7 @@ samples, ``s`` positions, ``h`` features. `pycoll.parallel.tensor` splits these 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +21,22 @@ from pycoll.parallel.arrays import (
     cast,
     matmul,
     namespace,
+    pieces,
     put_all,
     row_dot,
     sum_rows,
     take_rows,
     widen,
 )
-from pycoll.parallel.nn.layer import Layer, ParameterSpec
-from pycoll.parallel.random import Key, normal_init
-
-Params = Mapping[str, Array]
+from pycoll.parallel.nn.layer import (
+    Grads,
+    Layer,
+    NoParameters,
+    ParameterSpec,
+    Params,
+    normal_weight,
+)
+from pycoll.parallel.random import Key
 
 
 def initial(layer: Layer) -> dict[str, np.ndarray]:
@@ -45,11 +51,7 @@ def initial(layer: Layer) -> dict[str, np.ndarray]:
 
 
 def check_shape(array: Array, shape: tuple[int, ...], what: str) -> None:
-    """Refuse an array of another shape.
-
-    Raises:
-        ArgumentError: With what it is, and both shapes.
-    """
+    """Refuse an array of another shape."""
     if tuple(array.shape) != shape:
         raise ArgumentError(f"{what} has shape {tuple(array.shape)}, expected {shape}")
 
@@ -67,13 +69,13 @@ def affine(x: Array, weight: Array, bias: Array | None) -> Array:
     return namespace(y).reshape(y, (*x.shape[:-1], weight.shape[0]))
 
 
-def affine_gradients(x: Array, dy: Array, bias: bool, out: Out = None) -> dict[str, Array]:
+def affine_gradients(x: Array, dy: Array, bias: bool, out: Out = None) -> Grads:
     """Return the gradients of weight and bias of `affine`."""
     weight = {"weight": matmul(flat(dy).T, flat(x), (out or {}).get("weight"))}
     return weight | bias_gradient(dy, out) if bias else weight
 
 
-def bias_gradient(dy: Array, out: Out = None) -> dict[str, Array]:
+def bias_gradient(dy: Array, out: Out = None) -> Grads:
     """Return the sum of the rows, as ``bias``."""
     return put_all({"bias": cast(sum_rows(widen(flat(dy))), dy.dtype)}, out)
 
@@ -85,11 +87,11 @@ class Linear:
     Attributes:
         in_features: Features of the input.
         out_features: Features of the output.
-        key: Name of the layer for its random numbers and its messages.
+        key: Name of the layer in random numbers and errors.
         bias: Whether there is a bias, which starts as zeros.
         std: Standard deviation of the initial weights; by default ``in_features ** -0.5``.
         dtype: Type of the parameters.
-        tied_to: Full name of the parameter that the weight is.
+        tied_to: Full name of the parameter that is used as the weight.
     """
 
     in_features: int
@@ -102,10 +104,8 @@ class Linear:
 
     def parameters(self) -> dict[str, ParameterSpec]:
         """Return weight ``[out, in]`` and bias ``[out]``."""
-        std = self.in_features**-0.5 if self.std is None else self.std
-        init = normal_init(self.key.fold("weight"), std)
         shape = (self.out_features, self.in_features)
-        specs = {"weight": ParameterSpec(shape, self.dtype, init, tied_to=self.tied_to)}
+        specs = {"weight": normal_weight(self, shape, tied_to=self.tied_to)}
         if self.bias:
             specs["bias"] = ParameterSpec((self.out_features,), self.dtype, decay=False)
         return specs
@@ -122,19 +122,13 @@ class Linear:
         """Return ``dy @ weight``."""
         return affine(dy, params["weight"].T, None)
 
-    def backward_weight(
-        self, params: Params, saved: Any, dy: Array, out: Out = None
-    ) -> dict[str, Array]:
+    def backward_weight(self, params: Params, saved: Any, dy: Array, out: Out = None) -> Grads:
         """Return ``dy.T @ x`` and the sum of the rows of ``dy``."""
         return affine_gradients(saved, dy, self.bias, out)
 
 
 def check_indices(indices: Array, high: int, what: str) -> None:
-    """Refuse indices outside of [0, high).
-
-    Raises:
-        ArgumentError: With the first one that is.
-    """
+    """Refuse indices outside of [0, high)."""
     bad = indices[(indices < 0) | (indices >= high)]
     if bad.shape[0]:
         raise ArgumentError(f"{what} holds {int(bad[0])}, expected integers of [0, {high})")
@@ -160,8 +154,7 @@ class Embedding:
 
     def parameters(self) -> dict[str, ParameterSpec]:
         """Return weight ``[vocabulary, features]``."""
-        init = normal_init(self.key.fold("weight"), self.std)
-        return {"weight": ParameterSpec((self.vocabulary, self.features), self.dtype, init)}
+        return {"weight": normal_weight(self, (self.vocabulary, self.features))}
 
     def forward(self, params: Params, x: Any) -> tuple[Array, Any]:
         """Return the rows; saves the tokens."""
@@ -174,9 +167,7 @@ class Embedding:
     def backward_input(self, params: Params, saved: Any, dy: Array) -> None:
         """Return None: token numbers have no gradient."""
 
-    def backward_weight(
-        self, params: Params, saved: Any, dy: Array, out: Out = None
-    ) -> dict[str, Array]:
+    def backward_weight(self, params: Params, saved: Any, dy: Array, out: Out = None) -> Grads:
         """Return the sum of the gradients of each row."""
         place, tokens = (out or {}).get("weight"), namespace(saved).reshape(saved, (-1,))
         return {"weight": add_rows(self.vocabulary, tokens, flat(dy), place)}
@@ -233,10 +224,75 @@ class LayerNorm:
         dx *= inverse
         return cast(dx, dy.dtype)
 
-    def backward_weight(
-        self, params: Params, saved: Any, dy: Array, out: Out = None
-    ) -> dict[str, Array]:
+    def backward_weight(self, params: Params, saved: Any, dy: Array, out: Out = None) -> Grads:
         """Return the sums over rows of ``dy n`` and ``dy``."""
         normal, rows = flat(saved[0]), widen(flat(dy))
         found = {"weight": sum_rows(rows, normal), "bias": sum_rows(rows)}
         return put_all({name: cast(value, dy.dtype) for name, value in found.items()}, out)
+
+
+class _Pointwise(NoParameters):
+    """Base of functions of single numbers, of any shape; `saved` is the derivative."""
+
+    def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
+        """Return ``dy`` times the derivative."""
+        return dy * saved
+
+
+class GELU(_Pointwise):
+    """The Gaussian error linear unit in its tanh form, of any shape.
+
+    Source: Hendrycks and Gimpel, arXiv 1606.08415, section 2.
+    """
+
+    def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
+        """Return the output; saves the derivative."""
+        xp, vector = namespace(x), namespace(x).reshape(x, (-1,))
+        y, slope = xp.empty_like(vector), xp.empty_like(vector)
+        for piece in pieces(vector):
+            y[piece], slope[piece] = _gelu(widen(vector[piece]))
+        return xp.reshape(y, x.shape), xp.reshape(slope, x.shape)
+
+
+def _gelu(x: Array) -> tuple[Array, Array]:
+    """Return ``x (1 + tanh u) / 2`` with ``u = c (x + 0.044715 x^3)``, and its derivative."""
+    c = math.sqrt(2 / math.pi)
+    square = x * x
+    t = square * (0.044715 * c)
+    t += c
+    t *= x
+    t = namespace(x).tanh(t)
+    square *= 3 * 0.044715 * c  # becomes x times the derivative of u
+    square += c
+    square *= x
+    half = t + 1
+    half *= 0.5
+    t *= t  # becomes the derivative: half + (1 - tanh^2) / 2 * x u'
+    t -= 1
+    t *= -0.5
+    t *= square
+    t += half
+    half *= x
+    return half, t
+
+
+class ReLU(_Pointwise):
+    """The positive part, of any shape."""
+
+    def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
+        """Return the output; saves where it is not zero."""
+        positive = x > 0
+        return namespace(x).where(positive, x, 0), positive
+
+    def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
+        """Return ``dy`` where the input was positive."""
+        return namespace(dy).where(saved, dy, 0)
+
+
+class Tanh(_Pointwise):
+    """The hyperbolic tangent, of any shape."""
+
+    def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
+        """Return the output; saves the derivative."""
+        y = namespace(x).tanh(x)
+        return y, 1 - y * y

@@ -5,36 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import Array, as_indices, cast, has_extras, namespace, widen
 from pycoll.parallel.nn.layers import check_indices, flat
 
 
 class Saved(NamedTuple):
-    """What the backward pass of a cross-entropy needs.
+    """What the backward pass of a cross-entropy needs."""
 
-    Attributes:
-        odds: Probabilities ``[n, vocabulary]``, or this rank's columns of them.
-        column: Column of the target in each row; anything where `counted` is False.
-        counted: Whether the row's target is among the columns.
-        ignored: Rows that have no target, or None if there are none.
-        shape: Shape of the logits.
-        dtype: Type of the logits.
-    """
-
-    odds: Array
-    column: Array
-    counted: Array
-    ignored: Array | None
-    shape: tuple[int, ...]
-    dtype: Any
+    odds: Array  # probabilities ``[n, vocabulary]``, or this rank's columns of them
+    column: Array  # of the target in each row; 0 where `here` is False
+    here: Array  # whether the row's target is among the columns
+    ignored: Array | None  # rows that have no target; None: all have one
+    shape: tuple[int, ...]  # of the logits
+    dtype: Any  # of the logits
 
 
 def prepare(logits: Array, targets: Any, ignore_index: int, vocabulary: int) -> tuple[Array, ...]:
-    """Check the arguments of a loss.
-
-    Returns:
-        Targets ``[n]``, and which of them count.
+    """Check the arguments of a loss; return targets ``[n]``, and which of them count.
 
     Raises:
         ArgumentError: If there are not as many targets as rows, or one is not in the vocabulary.
@@ -51,24 +40,70 @@ def prepare(logits: Array, targets: Any, ignore_index: int, vocabulary: int) -> 
     return targets, valid
 
 
-def gradient(saved: Saved, scale: float) -> Array:
-    """Return ``scale * (probabilities - one at the target)``, zero in rows that are ignored."""
-    xp = namespace(saved.odds)
-    dlogits = saved.odds * scale
-    if has_extras(dlogits):
-        rows = xp.nonzero(saved.counted)[0]
-        dlogits[rows, saved.column[rows]] -= scale
-    else:
-        columns = xp.arange(dlogits.shape[1], dtype=saved.column.dtype, device=dlogits.device)
-        target = (columns[None, :] == saved.column[:, None]) & saved.counted[:, None]
-        dlogits -= scale * xp.astype(target, dlogits.dtype)
-    if saved.ignored is not None:
-        dlogits[saved.ignored] = 0
-    return xp.reshape(cast(dlogits, saved.dtype), saved.shape)
+def columns(tokens: Array, own: int, rank: int) -> tuple[Array, Array]:
+    """Return which tokens are among the `own` ones of a rank, and their index there (else 0)."""
+    local = tokens - rank * own
+    here = (local >= 0) & (local < own)
+    return here, namespace(tokens).where(here, local, 0)
+
+
+class SoftmaxCrossEntropy:
+    """What cross-entropies share, whether ranks have all columns of the logits or some of them."""
+
+    ignore_index: int
+    _comm: Communicator | None = None  # the ranks with the other columns
+
+    def forward(self, logits: Array, targets: Any) -> tuple[float, int, Saved]:
+        """Return the sum, the number of rows that count, and what the backward pass needs.
+
+        Args:
+            logits: ``[..., vocabulary]``; of a split vocabulary, this rank's columns.
+            targets: Integers ``[...]`` of [0, vocabulary), or `ignore_index`; the same on all
+                ranks of a split vocabulary.
+        """
+        own, comm = logits.shape[-1], self._comm
+        rank, n = (0, 1) if comm is None else (comm.rank, comm.world_size)
+        targets, valid = prepare(logits, targets, self.ignore_index, own * n)
+        rows = widen(flat(logits))
+        xp = namespace(rows)
+        top = self._all_reduce(xp.max(rows, axis=-1), "max")
+        odds = xp.exp(rows - top[:, None])
+        total = self._all_reduce(xp.sum(odds, axis=-1), "sum")
+        here, column = columns(targets, own, rank)
+        target = xp.where(here, rows[xp.arange(rows.shape[0]), column], 0)
+        losses = xp.log(total) + (top - self._all_reduce(target, "sum"))
+        odds /= total[:, None]
+        every = bool(xp.all(valid))
+        loss = float(xp.sum(cast(losses if every else losses[valid], xp.float64)))
+        shape, ignored = tuple(logits.shape), None if every else ~valid
+        saved = Saved(odds, column, here, ignored, shape, logits.dtype)
+        return loss, int(xp.count_nonzero(valid)), saved
+
+    def backward(self, saved: Saved, scale: float) -> Array:
+        """Return the gradient of ``scale * sum`` with respect to the logits.
+
+        It is ``scale * (probabilities - one at the target)``, zero in rows that are ignored.
+        """
+        xp = namespace(saved.odds)
+        dlogits = saved.odds * scale
+        if has_extras(dlogits):
+            rows = xp.nonzero(saved.here)[0]
+            dlogits[rows, saved.column[rows]] -= scale
+        else:
+            numbers = xp.arange(dlogits.shape[1], dtype=saved.column.dtype, device=dlogits.device)
+            target = (numbers[None, :] == saved.column[:, None]) & saved.here[:, None]
+            dlogits -= scale * xp.astype(target, dlogits.dtype)
+        if saved.ignored is not None:
+            dlogits[saved.ignored] = 0
+        return xp.reshape(cast(dlogits, saved.dtype), saved.shape)
+
+    def _all_reduce(self, x: Array, op: str) -> Array:
+        comm = self._comm
+        return x if comm is None or comm.world_size == 1 else comm.all_reduce(x, op)
 
 
 @dataclass(frozen=True)
-class CrossEntropy:
+class CrossEntropy(SoftmaxCrossEntropy):
     """The sum of ``-log softmax(logits)[target]``, in nats; logits ``[..., vocabulary]``.
 
     Attributes:
@@ -76,30 +111,3 @@ class CrossEntropy:
     """
 
     ignore_index: int = -100
-
-    def forward(self, logits: Array, targets: Any) -> tuple[float, int, Saved]:
-        """Return the sum, the number of rows that count, and what the backward pass needs.
-
-        Args:
-            logits: ``[..., vocabulary]``.
-            targets: Integers ``[...]`` of [0, vocabulary), or `ignore_index`.
-        """
-        targets, valid = prepare(logits, targets, self.ignore_index, logits.shape[-1])
-        rows = widen(flat(logits))
-        xp = namespace(rows)
-        top = xp.max(rows, axis=-1, keepdims=True)
-        odds = xp.exp(rows - top)
-        total = xp.sum(odds, axis=-1)
-        column = xp.where(valid, targets, 0)
-        index = xp.arange(rows.shape[0])
-        losses = xp.log(total) + (top[:, 0] - rows[index, column])
-        odds /= total[:, None]
-        every = bool(xp.all(valid))
-        loss = float(xp.sum(cast(losses if every else losses[valid], xp.float64)))
-        shape, ignored = tuple(logits.shape), None if every else ~valid
-        saved = Saved(odds, column, valid, ignored, shape, logits.dtype)
-        return loss, int(xp.count_nonzero(valid)), saved
-
-    def backward(self, saved: Saved, scale: float) -> Array:
-        """Return the gradient of ``scale * sum`` with respect to the logits."""
-        return gradient(saved, scale)

@@ -1,30 +1,40 @@
-"""Layers that depend on where their input stands: in the sequence, or in the whole run.
+"""Layers that depend on the position of their input: in the sequence, or in the whole run.
 
-Where the sequence is split over ranks, they take the communicator of these ranks, and their input
+If the sequence is split over ranks, they have the communicator of these ranks, and their input
 ``[b, s, h]`` is this rank's part of ``s`` consecutive positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
-from pycoll.parallel.arrays import Array, Out, as_mask, cast, namespace, put, widen
-from pycoll.parallel.nn.layer import ParameterSpec
-from pycoll.parallel.random import Cursor, Key, keep_mask, normal_init
-
-if TYPE_CHECKING:
-    from pycoll.comm import Communicator
-
-Params = Mapping[str, Array]
+from pycoll.parallel.arrays import Array, Out, cast, move_to, namespace, put, widen
+from pycoll.parallel.nn.layer import Grads, NoParameters, ParameterSpec, Params, normal_weight
+from pycoll.parallel.random import Cursor, Key, keep_mask
 
 
 def span(length: int, comm: Communicator | None) -> slice:
     """Return the positions of this rank, each rank having ``length`` of them."""
     first = 0 if comm is None else comm.rank * length
     return slice(first, first + length)
+
+
+def draw_mask(
+    x: Array, key: Key, drop: float, cursor: Cursor | None, size: int, part: slice
+) -> Array | None:
+    """Return which elements of `x` are kept, one byte each; None: all.
+
+    `x` is a part of an array with all samples of the step along axis 0, and along axis 1 with
+    `size` elements, of which `x` has `part`.
+    """
+    if not drop or cursor is None or not cursor.training:
+        return None
+    samples = slice(cursor.sample, cursor.sample + x.shape[0])
+    shape = (samples.stop, size, *x.shape[2:])
+    return move_to(keep_mask(key.fold(cursor.step), drop, shape, [samples, part]), x)
 
 
 def masked(x: Array, keep: Array | None, drop: float) -> Array:
@@ -58,9 +68,8 @@ class Position:
 
     def parameters(self) -> dict[str, ParameterSpec]:
         """Return weight ``[length, features]``."""
-        init = normal_init(self.key.fold("weight"), self.std)
-        shape, partial = (self.length, self.features), self.sequence is not None
-        return {"weight": ParameterSpec(shape, self.dtype, init, sequence=partial)}
+        shape = (self.length, self.features)
+        return {"weight": normal_weight(self, shape, sequence=self.sequence is not None)}
 
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the sum."""
@@ -76,9 +85,7 @@ class Position:
         """Return ``dy``."""
         return dy
 
-    def backward_weight(
-        self, params: Params, saved: slice, dy: Array, out: Out = None
-    ) -> dict[str, Array]:
+    def backward_weight(self, params: Params, saved: slice, dy: Array, out: Out = None) -> Grads:
         """Return the sum over samples, zero in rows that were not used."""
         place = (out or {}).get("weight")
         fresh = place is None
@@ -88,16 +95,16 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Dropout:
+class Dropout(NoParameters):
     """Set numbers of ``[b, s, h]`` to zero at random, and scale the others by ``1 / (1 - drop)``.
 
-    Which ones depends on key, step, and global sample, position and feature: not on the mesh.
+    Which ones depends on key, step, and global sample, position and feature, not on the mesh.
     Source: Srivastava et al., JMLR 15 (2014), section 4, with the scaling in training.
 
     Attributes:
         drop: Probability of a zero.
         key: Name of the layer.
-        cursor: Where training is.
+        cursor: Position of training.
         sequence: Ranks over which the sequence is split.
     """
 
@@ -106,26 +113,13 @@ class Dropout:
     cursor: Cursor
     sequence: Communicator | None = None
 
-    def parameters(self) -> dict[str, ParameterSpec]:
-        """Return nothing."""
-        return {}
-
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
-        """Return the output; saves which numbers are kept, one byte each."""
-        if not self.drop or not self.cursor.training:
-            return x, None
-        samples, length, features = x.shape
-        first, rows = self.cursor.sample, span(length, self.sequence)
-        ranks = 1 if self.sequence is None else self.sequence.world_size
-        shape = (first + samples, length * ranks, features)
-        key = self.key.fold(self.cursor.step)
-        keep = as_mask(keep_mask(key, self.drop, shape, [slice(first, first + samples), rows]), x)
+        """Return the output; saves which numbers are kept."""
+        length, ranks = x.shape[1], 1 if self.sequence is None else self.sequence.world_size
+        part = span(length, self.sequence)
+        keep = draw_mask(x, self.key, self.drop, self.cursor, length * ranks, part)
         return masked(x, keep, self.drop), keep
 
     def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
         """Return the gradient of what was kept."""
         return masked(dy, saved, self.drop)
-
-    def backward_weight(self, params: Params, saved: Any, dy: Array) -> dict[str, Array]:
-        """Return nothing."""
-        return {}

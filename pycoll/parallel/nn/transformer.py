@@ -7,20 +7,17 @@ models are unsupervised multitask learners", 2019, section 2.3).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
+from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
-from pycoll.parallel.nn.activations import GELU
 from pycoll.parallel.nn.attention import CausalAttention
 from pycoll.parallel.nn.containers import Chain, Residual
 from pycoll.parallel.nn.layer import Layer
-from pycoll.parallel.nn.layers import LayerNorm, Linear
+from pycoll.parallel.nn.layers import GELU, LayerNorm, Linear
 from pycoll.parallel.nn.positional import Dropout
 from pycoll.parallel.random import Cursor, Key
-from pycoll.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
-
-if TYPE_CHECKING:
-    from pycoll.comm import Communicator
+from pycoll.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class TransformerConfig:
         comm: The tensor-parallel ranks; None: nothing is split.
         sequence_parallel: Between the split layers each rank has part of the sequence.
         regather: See `ColumnParallelLinear`.
-        cursor: Where training is; needed for dropout.
+        cursor: Position of training; needed for dropout.
     """
 
     features: int
@@ -70,35 +67,21 @@ class TransformerConfig:
         """Ranks over which the sequence is split between the split layers."""
         return self.comm if self.sequence_parallel else None
 
-    def widening(self, out_features: int, key: Key) -> Layer:
+    def widening(self, out_features: int, key: Key, **more: Any) -> Layer:
         """Return a linear layer that begins at the residual stream."""
+        size, more = (self.features, out_features, key), {"dtype": self.dtype, **more}
         if self.comm is None:
-            return Linear(self.features, out_features, key, std=self.std, dtype=self.dtype)
-        return ColumnParallelLinear(
-            self.features,
-            out_features,
-            key,
-            self.comm,
-            sequence_parallel=self.sequence_parallel,
-            regather=self.regather,
-            std=self.std,
-            dtype=self.dtype,
-        )
+            return Linear(*size, std=self.std, **more)
+        more |= {"sequence_parallel": self.sequence_parallel, "regather": self.regather}
+        return ColumnParallelLinear(*size, self.comm, std=self.std, **more)
 
     def narrowing(self, in_features: int, key: Key) -> Layer:
         """Return a linear layer that ends in the residual stream."""
-        std = self.std * (2 * self.depth) ** -0.5
+        size, std = (in_features, self.features, key), self.std * (2 * self.depth) ** -0.5
         if self.comm is None:
-            return Linear(in_features, self.features, key, std=std, dtype=self.dtype)
-        return RowParallelLinear(
-            in_features,
-            self.features,
-            key,
-            self.comm,
-            sequence_parallel=self.sequence_parallel,
-            std=std,
-            dtype=self.dtype,
-        )
+            return Linear(*size, std=std, dtype=self.dtype)
+        split = {"sequence_parallel": self.sequence_parallel, "dtype": self.dtype}
+        return RowParallelLinear(*size, self.comm, std=std, **split)
 
     def norm(self, key: Key) -> LayerNorm:
         """Return a layer normalisation of the residual stream."""

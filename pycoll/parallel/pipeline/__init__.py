@@ -2,9 +2,11 @@
 
 `program` is the language and the lowering to sends and receives, `schedules` and `streams` are the
 schedules (with a flush, and without), `proof` checks a program, `timing` predicts its time and
-memory, `picture` draws it. They use `pycoll.errors` only. Read `program` first.
+memory, `picture` draws it; they use `pycoll.errors` only. `engine` runs a program on top of the
+data-parallel engine. Read `program` first.
 """
 
+from pycoll.parallel.pipeline.engine import Pipeline
 from pycoll.parallel.pipeline.program import B, F, Op, Program, Schedule, W, pipeline
 from pycoll.parallel.pipeline.proof import Proof, prove
 from pycoll.parallel.pipeline.timing import Costs, Timing, simulate
@@ -14,6 +16,7 @@ __all__ = [
     "Costs",
     "F",
     "Op",
+    "Pipeline",
     "Program",
     "Proof",
     "Schedule",

@@ -1,55 +1,33 @@
-"""One bucket: parameters, gradient and optimizer states of a few neighbours in one flat vector."""
+"""One bucket: parameters, gradient and optimizer states of neighbouring layers as flat vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pycoll import kernels
-from pycoll.parallel.analysis.ledger import Pending
-from pycoll.parallel.arrays import as_array, zeros
-from pycoll.parallel.engine.gradients import Gradients
-from pycoll.parallel.engine.groups import Groups
-from pycoll.parallel.engine.precision import Precision, dtype_of
-from pycoll.parallel.hooks.hook import Hook
-from pycoll.parallel.optim import Optimizer, UpdateArgs
-from pycoll.parallel.state.layout import Entry, Layout
-from pycoll.parallel.state.placement import Placed, Placement, Preset, own_block
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all buckets of a run have in common.
-
-    Attributes:
-        preset: Placements.
-        precision: Number formats.
-        order: Reduction order.
-        optimizer: What steps the parameters.
-        hook: What reduces the gradients.
-        fused: Use fused kernels.
-    """
-
-    preset: Preset
-    precision: Precision
-    order: str
-    optimizer: Optimizer
-    hook: Hook
-    fused: bool
+from pycoll.parallel.arrays import move_to, namespace
+from pycoll.parallel.channels import Groups, Pending
+from pycoll.parallel.optim import UpdateArgs
+from pycoll.parallel.precision import dtype_of
+from pycoll.parallel.state.gradients import Gradients, Settings
+from pycoll.parallel.state.layout import Layout
+from pycoll.parallel.state.placement import Placed, Placement
 
 
 class Bucket:
     """The flat vectors of one bucket on this rank.
 
     Attributes:
-        layout: Which parameter is where.
+        layout: Positions of the parameters.
         parameter: The parameters, replicated or sharded.
-        complete: What waits until all of `parameter` is of the last step.
+        complete: Waits until all of `parameter` is of the last step.
         gradients: Their gradient.
-        slots: Optimizer states of the elements that this rank steps.
+        first: First of the elements that this rank updates.
+        size: Number of these elements.
+        slots: Their optimizer states.
     """
 
     def __init__(self, layout: Layout, settings: Settings, groups: Groups) -> None:
@@ -61,39 +39,40 @@ class Bucket:
         data = channel.empty(stored, self._dtype, "parameter")
         self.parameter = Placed(data, preset.parameter, channel, "parameter")
         self.complete = Pending(None, data, groups.ledger, "parameter")
-        self.gradients = Gradients(
-            layout, preset, dtype_of(precision.gradient), settings.order, groups, settings.hook
-        )
-        sharded = preset.optimizer == Placement.SHARD
-        size = layout.padded // (n if sharded else 1)
-        self.first = size * channel.rank if sharded else 0  # of the elements that this rank steps
-        self.size = size
+        self.gradients = Gradients(layout, settings, groups)
+        steps_all = preset.optimizer != Placement.SHARD
+        self.size = layout.padded if steps_all else layout.padded // n
+        self.first = 0 if steps_all else self.size * channel.rank
 
         def state() -> Any:
-            return groups.ledger.track(zeros(size, wide, data), "optimizer")
+            vector = namespace(data).zeros_like(data, dtype=wide, shape=(self.size,))
+            return groups.ledger.track(vector, "optimizer")
 
         self.slots = {name: state() for name in settings.optimizer.slots}
         self.master = state() if precision.master else None
         self.copy = state() if precision.gradient_copy else None
 
-    def fill(self, values: dict[str, Any]) -> None:
-        """Set the parameters: those of this rank's part of each array in `values`, by full name."""
+    @property
+    def states(self) -> dict[str, Any]:
+        """What a checkpoint has, by kind; ``"parameters"`` is None without a master copy."""
+        return {"parameters": self.master, **self.slots}
+
+    def fill(self, values: dict[str, dict[str, Any]]) -> None:
+        """Set parameters and states to this rank's part of full arrays, by kind and full name."""
         data = self.complete.wait()
         sharded = self.parameter.placement == Placement.SHARD
-        self._fill(data, data.shape[0] * self._groups.shards.rank if sharded else 0, values)
-        if self.master is not None:
-            self._fill(self.master, self.first, values)
-
-    def fill_slot(self, name: str, values: dict[str, Any]) -> None:
-        """Set an optimizer state, likewise."""
-        self._fill(self.slots[name], self.first, values)
+        first = data.shape[0] * self._groups.shards.rank if sharded else 0
+        self._fill(data, first, values["parameters"])
+        for kind, vector in self.states.items():
+            if vector is not None and kind in values:
+                self._fill(vector, self.first, values[kind])
 
     def _fill(self, data: Any, first: int, values: dict[str, Any]) -> None:
         data[...] = 0
         for start, stop, entry in self.layout.runs(first, first + data.shape[0]):
             flat = np.asarray(values[entry.parameter.name]).reshape(-1)
             part = flat[start - entry.start : stop - entry.start]
-            data[start - first : stop - first] = as_array(part, data)
+            data[start - first : stop - first] = move_to(part, data, data.dtype)
 
     @property
     def scattered(self) -> bool:
@@ -102,11 +81,7 @@ class Bucket:
         return sharded and self._groups.shards.world_size > 1
 
     def gather(self, lender: Gradients | None = None) -> Pending:
-        """Start to make all parameters available; the result is a flat vector.
-
-        Args:
-            lender: A gradient in flight, whose vector is used.
-        """
+        """Start to gather all parameters, if given into the vector of a gradient in flight."""
         if not self.scattered:
             return self.complete
         if lender is None:
@@ -121,28 +96,24 @@ class Bucket:
         fitting = (b.gradients for b in buckets if b.gradients.lends(count, dtype))
         return next(fitting, None) if self.scattered else None
 
-    def owned(self) -> tuple[int, int]:
-        """Return the elements that this rank alone accounts for, of all that have this bucket."""
+    def _counted(self) -> tuple[int, int]:
+        """Return the elements that this rank counts; each is counted on one rank of all data."""
         groups = self._groups
-        part, parts = groups.data.rank, groups.data.world_size
+        group = groups.data
         if self.size < self.layout.padded or groups.shards.world_size == 1:
-            part, parts = groups.replica.rank, groups.replica.world_size
+            group = groups.replica
+        part, parts = group.rank, group.world_size
         lo = self.first + self.size * part // parts
         return lo, self.first + self.size * (part + 1) // parts
 
     def add_squares(self, limbs: np.ndarray, bad: set[str]) -> int:
-        """Add the squares of the reduced gradient that are this rank's to count.
+        """Add the squares of the elements of the reduced gradient that this rank counts.
 
-        Args:
-            limbs: Accumulator; see `pycoll.kernels.add_squares`.
-            bad: Takes the names of parameters with infinities or NaNs.
-
-        Returns:
-            How many elements are not finite.
+        `bad` gets the names of parameters with infinities or NaNs; returns how many elements are.
         """
         gradient, lo = self.gradients.result, self.first
         count = 0
-        for start, stop, entry in self.layout.runs(*self.owned()):
+        for start, stop, entry in self.layout.runs(*self._counted()):
             spec = entry.parameter.spec
             if spec.tensor_axis is None and self._groups.tensor.rank > 0:
                 continue  # the first tensor-parallel rank counts what all of them have
@@ -153,22 +124,20 @@ class Bucket:
         return count
 
     def update(self, step: int, lr: float, scale: float) -> None:
-        """Step the parameters and start to hand them to the ranks that need them.
+        """Update the parameters and start to send them to the ranks that need them.
 
-        The ranks have them once `complete` has been waited for.
-
-        Args:
-            step: Number of the step, from 1 on.
-            lr: Learning rate.
-            scale: Factor of the summed gradient.
+        They have arrived once `complete` has been waited for. `step` counts from 1; `scale` is a
+        factor of the summed gradient.
         """
         settings, gradient = self._settings, self.gradients.result
         self.complete.wait()
-        working = self._working()
+        working = self.parameter.data
+        if working.shape[0] > self.size:
+            working = working[self.first : self.first + self.size]
         if self.copy is not None:
             kernels.unscale(gradient, self.copy, scale)
             gradient, scale = self.copy, 1.0
-        for start, stop, decay in self._stretches():
+        for start, stop, decay in self._runs_by_decay():
             part = slice(start - self.first, stop - self.first)
             target = working[part] if self.master is None else self.master[part]
             slots = {name: slot[part] for name, slot in self.slots.items()}
@@ -181,15 +150,8 @@ class Bucket:
             shard = Placed(working, Placement.SHARD, self._groups.shards, "parameter")
             self.complete = shard.to(Placement.REPLICATE, "parameter", out=self.parameter.data)
 
-    def _working(self) -> Any:
-        """Return the elements of the parameters that this rank steps, as a view."""
-        data = self.parameter.data
-        if data.shape[0] == self.size:
-            return data
-        return own_block(data, self._groups.shards.rank, self._groups.shards.world_size)
-
-    def _stretches(self) -> list[tuple[int, int, bool]]:
-        """Join neighbouring parameters that are stepped alike: start, stop, weight decay."""
+    def _runs_by_decay(self) -> list[tuple[int, int, bool]]:
+        """Join neighbouring parameters with the same weight decay: start, stop, decay."""
         found: list[tuple[int, int, bool]] = []
         for start, stop, entry in self.layout.runs(self.first, self.first + self.size):
             decay = entry.parameter.spec.decay
@@ -197,7 +159,3 @@ class Bucket:
                 start = found.pop()[0]
             found.append((start, stop, decay))
         return found
-
-    def view(self, data: Any, entry: Entry) -> Any:
-        """Return the parameter of an entry as a view of the gathered vector."""
-        return data[entry.start : entry.stop].reshape(entry.parameter.spec.shape)

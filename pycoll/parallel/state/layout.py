@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from pycoll.errors import ArgumentError, kind_of
 from pycoll.parallel.nn.layer import Layer, Model, ParameterSpec, takes_out
@@ -19,7 +20,7 @@ class Parameter:
 
     Attributes:
         name: Full name, ``"layer.name"``.
-        spec: What the layer has asked for.
+        spec: Its specification by the layer.
         uses: Number of layers that use it: more than one if others are tied to it.
     """
 
@@ -35,19 +36,24 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Unit:
-    """A layer, with the full names of its parameters by their names in the layer.
+    """A layer, and the full names of its parameters by their names in the layer.
 
     Attributes:
         name: Name of the layer.
         layer: The layer.
-        names: Full names of its parameters.
-        takes_out: Whether it writes gradients where it is told.
+        names: Full names of its parameters, or of those they are tied to.
+        takes_out: Whether it can write gradients to given arrays.
     """
 
     name: str
     layer: Layer
     names: dict[str, str]
     takes_out: bool
+
+    @property
+    def specs(self) -> dict[str, ParameterSpec]:
+        """Specifications of its parameters, by full names of its own."""
+        return {f"{self.name}.{local}": p for local, p in self.layer.parameters().items()}
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,10 @@ class Entry:
     parameter: Parameter
     start: int
     stop: int
+
+    def view(self, data: Any) -> Any:
+        """Return the parameter, in its shape, as a view of the vector."""
+        return data[self.start : self.stop].reshape(self.parameter.spec.shape)
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,8 @@ def make_units(model: Model) -> list[Unit]:
     """Return the layers of a model as units.
 
     Raises:
-        ArgumentError: If it is no chain of named layers, or two of them have the same name, or two
-            parameters.
+        ArgumentError: If it is no chain of named layers, or two layers or parameters have the same
+            name.
     """
     units, seen, owners = [], set(), dict[str, str]()
     for name, layer in _layers(model):
@@ -106,7 +116,7 @@ def make_units(model: Model) -> list[Unit]:
 
 
 def _layers(model: Model) -> Iterator[tuple[str, Layer]]:
-    """Yield what is in a chain, which is seen to be one."""
+    """Yield the entries of a chain after checking that it is one."""
     expected = "expected a chain of named layers, such as Sequential([(name, layer), ...])"
     if not hasattr(model, "layers"):
         raise ArgumentError(f"the model is {kind_of(model)}; {expected}")
@@ -121,14 +131,10 @@ def unit_parameters(units: Sequence[Unit]) -> list[list[Parameter]]:
     """Return the parameters that each unit owns; tied ones belong to the unit they are tied to.
 
     Raises:
-        ArgumentError: If a parameter is tied to none, to one of another shape, or to one that
-            the ranks of ``tp`` have in another way.
+        ArgumentError: If a parameter is tied to none, to one of another shape, or to one that is
+            split over ``tp`` in another way.
     """
-    specs = {
-        f"{unit.name}.{local}": spec
-        for unit in units
-        for local, spec in unit.layer.parameters().items()
-    }
+    specs = {name: spec for unit in units for name, spec in unit.specs.items()}
     uses = dict.fromkeys(specs, 0)
     for name, spec in specs.items():
         owner = specs.get(spec.tied_to or name)
@@ -148,11 +154,7 @@ def unit_parameters(units: Sequence[Unit]) -> list[list[Parameter]]:
                 )
         uses[spec.tied_to or name] += 1
     return [
-        [
-            Parameter(f"{unit.name}.{local}", spec, uses[f"{unit.name}.{local}"])
-            for local, spec in unit.layer.parameters().items()
-            if not spec.tied_to
-        ]
+        [Parameter(name, p, uses[name]) for name, p in unit.specs.items() if not p.tied_to]
         for unit in units
     ]
 

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.analysis.ledger import Channel, Pending
+from pycoll.parallel.channels import Channel, Pending
 
 
 class Placement(Enum):

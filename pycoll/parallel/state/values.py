@@ -1,34 +1,36 @@
-"""Values of buckets: the start, gathered parameters, and states that fit any mesh."""
+"""Values of buckets: first values, gathered parameters, saved states that fit any mesh.
+
+Loading checks everything on every rank before it changes anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.arrays import as_numpy
-from pycoll.parallel.engine.checks import check_values
-from pycoll.parallel.engine.groups import Groups
+from pycoll.parallel.channels import Groups
+from pycoll.parallel.compare import check_same, digest, gather_problems, gather_texts, name_ranks
+from pycoll.parallel.precision import LossScale
 from pycoll.parallel.state.bucket import Bucket
+from pycoll.parallel.state.hook import Hook
 from pycoll.parallel.state.layout import Entry, Parameter
 
 
 def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
     """Make the first values of all parameters, bucket by bucket; a collective.
 
-    Args:
-        buckets: The buckets.
-        groups: The ranks.
-        start: ``"check"``, ``"broadcast"`` or ``"trust"``; see `DataParallel`.
+    `start` is ``"check"``, ``"broadcast"`` or ``"trust"``; see `Options`.
 
     Raises:
-        ArgumentError: If `start` is none of these, or an initial value has a wrong shape.
-        MismatchError: If values differ between ranks that must have the same.
+        ArgumentError: If an initial value has a wrong shape.
+        MismatchError: On every rank, if values differ between ranks that must have the same,
+            naming parameter and ranks.
     """
-    if start not in ("check", "broadcast", "trust"):
-        raise ArgumentError(f"start={start!r}; accepted are check, broadcast and trust")
     for bucket in buckets:
         parameters = [entry.parameter for entry in bucket.layout.entries]
         values = {p.name: _first_value(p) for p in parameters}
@@ -39,8 +41,8 @@ def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
                 if parameter.spec.tensor_axis is None:
                     groups.tensor.comm.broadcast(value, out=value)
         elif start == "check":
-            check_values(values, parameters, groups)
-        bucket.fill(values)
+            _check_values(values, parameters, groups)
+        bucket.fill({"parameters": values})
 
 
 def _first_value(parameter: Parameter) -> np.ndarray:
@@ -55,42 +57,65 @@ def _first_value(parameter: Parameter) -> np.ndarray:
     return np.ascontiguousarray(value)
 
 
+def _check_values(
+    values: Mapping[str, Any], parameters: Sequence[Parameter], groups: Groups
+) -> None:
+    """Compare the values of parameters with the ranks that must have the same; a collective."""
+    problem = ""
+    for channel, chosen in (
+        (groups.data, list(parameters)),
+        (groups.tensor, [p for p in parameters if p.spec.tensor_axis is None]),
+    ):
+        if not chosen:
+            continue
+        rows = [digest(np.ascontiguousarray(values[p.name])) for p in chosen]
+        table = channel.gather_rows(np.concatenate(rows), "check")
+        table = table.reshape(channel.world_size, len(chosen), -1)
+        for i, parameter in enumerate(chosen):
+            seen = [bytes(row) for row in table[:, i]]
+            if len(set(seen)) > 1 and not problem:
+                usual = max(seen, key=seen.count)
+                odd = [rank for rank, found in enumerate(seen) if found != usual]
+                problem = (
+                    f"parameter {parameter.name} differs at the start: {name_ranks(odd)} of the "
+                    f"{channel.name} group of {channel.world_size} not as the others; "
+                    f"{_advice(parameter)}"
+                )
+    if found := next(filter(None, gather_texts(problem, groups.stage)), ""):
+        raise MismatchError(problem or found)
+
+
+def _advice(parameter: Parameter) -> str:
+    same = "make it from the same seed everywhere, or pass start='broadcast'"
+    if parameter.spec.tensor_axis is None:
+        return same
+    return f"its layer has to be split over the mesh's tp axis, not over another; if it is, {same}"
+
+
 def gather_parameters(buckets: Sequence[Bucket], groups: Groups) -> dict[str, np.ndarray]:
-    """Return what the layers see, in full."""
+    """Return the parameters as the layers see them, in full."""
     found: dict[str, np.ndarray] = {}
     for bucket in buckets:
-        flat = bucket.gather().wait()
-        for entry in bucket.layout.entries:
-            found[entry.parameter.name] = _whole(flat, entry, groups)
+        found |= _gather(None, bucket, groups)
     return found
-
-
-def gradient_views(buckets: Sequence[Bucket]) -> dict[str, np.ndarray]:
-    """Return the gradients by name, as views of the vectors that hold all of them."""
-    return {
-        entry.parameter.name: bucket.view(bucket.gradients.kept, entry)
-        for bucket in buckets
-        for entry in bucket.layout.entries
-    }
 
 
 def gather_states(buckets: Sequence[Bucket], groups: Groups) -> dict[str, Any]:
-    """Return parameters in the type that they are stepped in, and optimizer states, in full."""
+    """Return parameters, in the type in which they are updated, and optimizer states, in full."""
     found: dict[str, Any] = {"parameters": {}}
     for bucket in buckets:
-        vectors = {"parameters": bucket.master, **bucket.slots}
-        for key, vector in vectors.items():
-            flat = bucket.gather().wait() if vector is None else _join(vector, bucket, groups)
-            for entry in bucket.layout.entries:
-                found.setdefault(key, {})[entry.parameter.name] = _whole(flat, entry, groups)
+        for kind, vector in bucket.states.items():
+            found.setdefault(kind, {}).update(_gather(vector, bucket, groups))
     return found
 
 
-def _join(vector: Any, bucket: Bucket, groups: Groups) -> Any:
-    """Return the full vector of which this rank steps a part."""
-    if vector.shape[0] == bucket.layout.padded:
-        return vector
-    return groups.shards.gather_rows(as_numpy(vector), "state").reshape(-1)
+def _gather(vector: Any, bucket: Bucket, groups: Groups) -> dict[str, np.ndarray]:
+    """Return the full arrays in a vector of which this rank has a part; None: the parameters."""
+    if vector is None:
+        vector = bucket.gather().wait()
+    elif vector.shape[0] < bucket.layout.padded:
+        vector = groups.shards.gather_rows(as_numpy(vector), "state").reshape(-1)
+    return {e.parameter.name: _whole(vector, e, groups) for e in bucket.layout.entries}
 
 
 def _whole(flat: Any, entry: Entry, groups: Groups) -> np.ndarray:
@@ -100,3 +125,121 @@ def _whole(flat: Any, entry: Entry, groups: Groups) -> np.ndarray:
         return part.reshape(spec.shape).copy()
     rows = groups.tensor.gather_rows(np.ascontiguousarray(part), "state")
     return np.concatenate([row.reshape(spec.shape) for row in rows], axis=spec.tensor_axis)
+
+
+def restore(
+    buckets: Sequence[Bucket], groups: Groups, scale: LossScale, hook: Hook, saved: dict[str, Any]
+) -> tuple[int, LossScale]:
+    """Load full parameters and states; each rank keeps its part. A collective.
+
+    Args:
+        buckets: The buckets to fill.
+        groups: The ranks.
+        scale: The loss scale, whose value and good steps are replaced by those of `saved`.
+        hook: Loads its own part of `saved`.
+        saved: The result of `DataParallel.state_dict`.
+
+    Returns:
+        Number of steps taken, and the scale of the loss in the next one.
+
+    Raises:
+        ArgumentError: On every rank, if the state of any does not fit, naming parameter and rank.
+        MismatchError: On every rank, if ranks have different states. Nothing has changed then.
+    """
+    before, problem, facts, values = hook.state(), "", [], {}
+    try:
+        steps, scale = _load_counters(scale, saved, facts)
+        values = _load_values(buckets, groups, saved, facts)
+        _load_hook(hook, saved.get("hook", {}), saved.get("hook_of"), groups.place)
+    except ArgumentError as error:
+        problem = str(error)
+    except Exception as error:  # whatever arrays of a user raise: the other ranks wait
+        problem = f"{type(error).__name__}: {error}"
+    try:
+        if problems := gather_problems(problem, groups.world):
+            raise ArgumentError(
+                f"the saved state was not loaded: {problems}. Nothing was changed; load what "
+                "state_dict of the same model and optimizer gave"
+            )
+        check_same(facts, "saved states, so none was loaded", groups.stage)
+    except (ArgumentError, MismatchError):
+        hook.load(before)
+        raise
+    for bucket in buckets:
+        bucket.fill(values)
+    return steps, scale
+
+
+def _load_counters(
+    scale: LossScale, saved: dict[str, Any], facts: list[str]
+) -> tuple[int, LossScale]:
+    """Return the number of steps and the loss scale; extend `facts`."""
+    if not isinstance(saved, Mapping):
+        raise ArgumentError(f"{saved!r} in place of a dictionary")
+    steps = saved.get("steps")
+    if not isinstance(steps, (int, np.integer)) or steps < 0:
+        raise ArgumentError(f"steps is {steps!r}, expected an integer >= 0")
+    pair = saved.get("loss_scale")
+    if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
+        raise ArgumentError(f"loss_scale is {pair!r}, expected (value, good steps)")
+    scale = replace(scale, value=pair[0], good_steps=pair[1])
+    facts += [
+        f"steps {int(steps)}",
+        f"loss_scale {float(scale.value)}, {scale.good_steps} good steps",
+    ]
+    return int(steps), scale
+
+
+def _load_values(
+    buckets: Sequence[Bucket], groups: Groups, saved: dict[str, Any], facts: list[str]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return this rank's part of all parameters and states, by kind and name; extend `facts`."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    names = set()
+    for bucket in buckets:
+        for kind in bucket.states:
+            for entry in bucket.layout.entries:
+                value = np.asarray(_value(saved, kind, entry, groups), order="C")
+                name, axis = entry.parameter.name, entry.parameter.spec.tensor_axis
+                hashed = digest(value, 8).tobytes().hex()
+                facts.append(f"{kind} {name} of type {value.dtype} with hash {hashed}")
+                if axis is not None:
+                    value = np.split(value, groups.tensor.world_size, axis)[groups.tensor.rank]
+                found.setdefault(kind, {})[name] = value
+                names.add(name)
+    if unknown := sorted(map(str, saved["parameters"].keys() - names)):
+        raise ArgumentError(f"parameters that the model does not have: {', '.join(unknown)}")
+    return found
+
+
+def _load_hook(hook: Hook, state: dict[str, Any], saved_by: Any, place: str) -> None:
+    if state and saved_by is not None and str(saved_by) != place:
+        raise ArgumentError(
+            f'a "hook" that was saved by {saved_by}, where this is {place}: load on every rank '
+            "what it has saved itself, and on another mesh drop it"
+        )
+    try:
+        hook.load(state)
+    except Exception as error:  # whatever a hook of a user does with an unknown state
+        name = f"{type(error).__name__}: {error}"
+        raise ArgumentError(f"a state that {type(hook).__name__} refuses: {name}") from error
+
+
+def _value(saved: dict[str, Any], kind: str, entry: Entry, groups: Groups) -> np.ndarray:
+    """Return one saved parameter or state of it in full."""
+    name, spec = entry.parameter.name, entry.parameter.spec
+    group = saved.get(kind)
+    if not isinstance(group, Mapping) or name not in group:
+        raise ArgumentError(f"no {kind} of parameter {name}")
+    try:
+        value = np.asarray(group[name])
+    except (TypeError, ValueError, RuntimeError) as error:  # PyTorch's: it requires grad
+        raise ArgumentError(f"{name} in {kind} is no array: {error}") from error
+    shape = list(spec.shape)
+    if spec.tensor_axis is not None:
+        shape[spec.tensor_axis] *= groups.tensor.world_size
+    if value.shape != tuple(shape):
+        raise ArgumentError(f"parameter {name} has shape {tuple(shape)}, saved is {value.shape}")
+    if value.dtype.kind not in "fiu" and value.dtype.name != "bfloat16":
+        raise ArgumentError(f"{name} in {kind} has type {value.dtype}, expected real numbers")
+    return value

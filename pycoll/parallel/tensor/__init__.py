@@ -1,5 +1,5 @@
-"""Tensor parallelism: layers split over ranks, and what happens at their edges.
+"""Tensor parallelism: layers split over ranks, and the collectives at their edges.
 
-`regions` are the conjugate pairs of collectives at the edges, `linear` and `vocabulary` the split
-layers. Uses the communicator and `nn`. Read `regions` first.
+`regions` are the conjugate pairs of collectives at the edges, `layers` the split layers. Uses the
+communicator and `nn`. Read `regions` first.
 """

@@ -1,21 +1,19 @@
-"""Tensor parallelism: what happens where an activation enters or leaves the split layers.
+"""Tensor parallelism: the collectives where an activation enters or leaves the split layers.
 
-Each boundary is a pair of a forward and a backward function, the adjoint of one another. ``f`` and
+Each boundary is a pair of a forward and a backward function, the adjoint of the other. ``f`` and
 ``g`` of Megatron-LM are COPY and REDUCE (Shoeybi et al., arXiv 1909.08053, section 3); the pairs of
-sequence parallelism put a reduce-scatter and an all-gather in the place of each all-reduce
+sequence parallelism replace each all-reduce by a reduce-scatter and an all-gather
 (Korthikanti et al., arXiv 2205.05198, section 4.2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-from pycoll.errors import ArgumentError, kind_of
+from pycoll.comm import Communicator
+from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import Array, namespace
-
-if TYPE_CHECKING:
-    from pycoll.comm import Communicator
 
 SEQUENCE, FEATURES = 1, -1  # axes of an activation [b, s, h]
 
@@ -43,11 +41,7 @@ def all_gather(x: Array, comm: Communicator, axis: int) -> Array:
 
 
 def blocks(x: Array, comm: Communicator, axis: int) -> Array:
-    """Return a view ``[world_size, ...]`` of the parts into which an axis is split.
-
-    Raises:
-        ArgumentError: If the axis cannot be split evenly.
-    """
+    """Return a view ``[world_size, ...]`` of the equal parts into which an axis is split."""
     axis %= len(x.shape)
     size, n = x.shape[axis], comm.world_size
     if size % n:
@@ -91,51 +85,5 @@ SPLIT_FEATURES = Region(_along(split, FEATURES), _along(all_gather, FEATURES))
 GATHER_SEQUENCE = Region(_along(all_gather, SEQUENCE), _along(reduce_scatter, SEQUENCE))
 """Like COPY, where each rank has part of the sequence."""
 REDUCE_SCATTER_SEQUENCE = Region(_along(reduce_scatter, SEQUENCE), _along(all_gather, SEQUENCE))
-"""Like REDUCE, where each rank shall have part of the sequence."""
+"""Like REDUCE, where each rank gets part of the sequence."""
 SPLIT_SEQUENCE = Region(_along(split, SEQUENCE), _along(all_gather, SEQUENCE))
-
-
-def share(size: int, comm: Communicator, what: str) -> int:
-    """Return one rank's share of an axis of a parameter.
-
-    Args:
-        size: Length of the axis over all ranks.
-        comm: The tensor-parallel ranks.
-        what: Name of the parameter and the axis, for the message.
-
-    Raises:
-        ArgumentError: If ranks cannot share it evenly, or `comm` is not a communicator.
-    """
-    if not hasattr(comm, "world_size"):
-        raise ArgumentError(
-            f"{what}: comm is {kind_of(comm)}; expected the communicator of the "
-            "tensor-parallel ranks, such as mesh.tp"
-        )
-    if size % comm.world_size:
-        raise ArgumentError(
-            f"{what} has length {size}, which cannot be split over tensor-parallel ranks 0 to "
-            f"{comm.world_size - 1}: {size} is not divisible by {comm.world_size}"
-        )
-    return size // comm.world_size
-
-
-def own_part(axis: int, comm: Communicator) -> dict[str, Any]:
-    """Return what a `ParameterSpec` says of an axis split over ranks; nothing for one rank."""
-    if comm.world_size == 1:
-        return {}
-    part = (comm.rank, comm.world_size)
-    return {"tensor_axis": axis, "tensor_part": part, "tensor_comm": comm}
-
-
-def check_part(array: Array, shape: tuple[int, ...], comm: Communicator, what: str) -> None:
-    """Refuse a parameter that is not this rank's part.
-
-    Raises:
-        ArgumentError: With the name of the parameter and the rank.
-    """
-    if tuple(array.shape) != shape:
-        raise ArgumentError(
-            f"{what} on rank {comm.rank} of {comm.world_size} tensor-parallel ranks has shape "
-            f"{tuple(array.shape)}, expected {shape}; parameters and layer must be made for the "
-            "same communicator"
-        )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.analysis.ledger import Channel
+from pycoll.parallel.channels import Channel
 from pycoll.parallel.state.layout import Layout
 from pycoll.parallel.state.placement import own_block
 from pycoll.torch.modules.module_parameters import Part, part_of

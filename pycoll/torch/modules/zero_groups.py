@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.analysis.ledger import Channel
-from pycoll.parallel.engine.checks import check_same
-from pycoll.parallel.engine.describe import describe
+from pycoll.parallel.channels import Channel
+from pycoll.parallel.compare import check_same
 from pycoll.parallel.nn.layer import ParameterSpec
+from pycoll.parallel.settings import describe
 from pycoll.torch.modules.module_parameters import layer_specs, trainable
 
 Group = Mapping[str, Any]

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from parallel.models import CrossEntropy, batches, mlp
-from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, Sequential
-from pycoll.parallel.analysis import estimate
+from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, Sequential, estimate
 from pycoll.parallel.nn import Linear
 from pycoll.parallel.random import Key
 from pycoll.testing import run_processes, run_threads
@@ -176,7 +175,7 @@ def test_memory_goes_back_with_the_engine():
 
 
 def test_the_ledger_counts_rounds_up():
-    from pycoll.parallel.analysis.ledger import VOLUME
+    from pycoll.parallel.channels import VOLUME
 
     assert VOLUME["all_reduce"](3, 10) == 14
     assert VOLUME["all_gather"](4, 16) == VOLUME["reduce_scatter"](4, 16) == 12

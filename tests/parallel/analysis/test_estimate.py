@@ -6,8 +6,7 @@ import pytest
 from parallel.engine.test_data_parallel import tied
 from parallel.models import CrossEntropy, batches, mlp
 from pycoll.errors import ArgumentError
-from pycoll.parallel import SGD, AdamW, DataParallel, Mesh, Sequential
-from pycoll.parallel.analysis import estimate
+from pycoll.parallel import SGD, AdamW, DataParallel, Mesh, Sequential, estimate
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.parallel.nn import Linear
 from pycoll.parallel.random import Key

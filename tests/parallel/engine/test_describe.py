@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pycoll.parallel import SGD, AdamW, Compress, Hook, PowerSGD, TopK
-from pycoll.parallel.engine.describe import describe
+from pycoll.parallel.settings import describe
 
 
 class Plain:

@@ -8,8 +8,8 @@ import pytest
 
 from parallel.models import CrossEntropy, Linear, batches
 from pycoll.parallel import SGD, DataParallel, Mesh, Sequential
-from pycoll.parallel.analysis.ledger import Pending
-from pycoll.parallel.hooks.hook import Hook
+from pycoll.parallel.channels import Pending
+from pycoll.parallel.state.hook import Hook
 from pycoll.testing import run_threads
 
 SIZES = (7, 19, 5)

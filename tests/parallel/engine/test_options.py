@@ -23,8 +23,8 @@ from pycoll.parallel import (
     TopK,
     WarmupCosine,
     WarmupLinear,
+    estimate,
 )
-from pycoll.parallel.analysis import estimate
 from pycoll.testing import run_processes, run_threads
 
 INF, NAN = float("inf"), float("nan")

@@ -8,7 +8,7 @@ from parallel.engine.test_data_parallel import digest
 from parallel.models import CrossEntropy, Linear, batches, mlp, values
 from pycoll.errors import ArgumentError
 from pycoll.parallel import SGD, DataParallel, LossScale, Mesh, ParameterSpec, Sequential
-from pycoll.parallel.engine.precision import RECIPES, cast, dtype_of, recipe
+from pycoll.parallel.precision import RECIPES, cast, dtype_of, recipe
 from pycoll.testing import run_threads
 
 BYTES = {"fp32": 16, "fp64": 32, "fp16": 16, "bf16": 18, "fp16_copy": 20}

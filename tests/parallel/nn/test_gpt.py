@@ -5,7 +5,7 @@ import pytest
 
 from parallel.gpt_training import BATCH, SIZE, WHOLE, train
 from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh
-from pycoll.parallel.analysis.metered import Metered
+from pycoll.parallel.channels import Metered
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.testing import RankFailed, run_processes, run_threads
 

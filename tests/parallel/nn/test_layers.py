@@ -10,10 +10,10 @@ import pytest
 from layer_checks import check_gradients, distance, perturbed, run_layer
 from pycoll.errors import ArgumentError
 from pycoll.parallel.nn import Embedding, LayerNorm, Linear, initial
-from pycoll.parallel.nn.activations import GELU, ReLU, Tanh
 from pycoll.parallel.nn.attention import CausalAttention
 from pycoll.parallel.nn.containers import Chain, Residual
 from pycoll.parallel.nn.layer import Layer
+from pycoll.parallel.nn.layers import GELU, ReLU, Tanh
 from pycoll.parallel.nn.positional import Dropout, Position
 from pycoll.parallel.nn.transformer import Block, TransformerConfig
 from pycoll.parallel.random import Cursor, Key, keep_mask

@@ -7,7 +7,7 @@ from layer_checks import Recorder, distance, numeric_gradient, part
 from pycoll.errors import ArgumentError
 from pycoll.parallel.nn.layer import Loss
 from pycoll.parallel.nn.losses import CrossEntropy
-from pycoll.parallel.tensor.vocabulary import VocabParallelCrossEntropy
+from pycoll.parallel.tensor.layers import VocabParallelCrossEntropy
 from pycoll.testing import run_threads
 
 RNG = np.random.default_rng(0)

@@ -6,9 +6,9 @@ import pytest
 from parallel import serial
 from pycoll.errors import ArgumentError
 from pycoll.parallel import Placed, Placement
-from pycoll.parallel.analysis.ledger import Channel, Ledger
-from pycoll.parallel.engine.accumulate import Sums, turns
+from pycoll.parallel.channels import Channel, Ledger
 from pycoll.parallel.nn.layer import ParameterSpec
+from pycoll.parallel.state.gradients import Sums, plan_sum
 from pycoll.parallel.state.layout import ALIGN, Parameter, make_layouts
 from pycoll.testing import run_threads
 
@@ -28,7 +28,14 @@ def test_transitions(n):
         view = Placed(replicated, R, channel, "x").to(S, "parameter").wait()
         assert np.shares_memory(view, replicated)
         ledger = channel.ledger
-        return shard, both, replicated, view, ledger.wire_bytes("gradient"), ledger.wire_bytes()
+        return (
+            shard,
+            both,
+            replicated,
+            view,
+            ledger.wire["gradient", "dp"],
+            sum(ledger.wire.values()),
+        )
 
     expected = np.arange(30.0 * n) * (n * (n + 1) // 2)
     for r, found in enumerate(run_threads(n, rank)):
@@ -61,24 +68,24 @@ def test_micro_batches_are_added_in_order(k, order):
         return made[-1]
 
     sums = Sums(np.zeros(50, np.float32), new)
-    for term, turn in zip(terms, turns(k, order), strict=True):
+    for term, turn in zip(terms, plan_sum(k, order), strict=True):
         where = sums.begin(turn)
         where[...] = where + term if turn.add else term
         sums.end(turn)
     np.testing.assert_array_equal(sums.take(), serial.ORDERS[order](terms))
     needed = max(0, (k - 1).bit_length() - 1) if order == "tree" else 0
-    assert max_depth(turns(k, order)) - 1 <= needed
+    assert max_depth(plan_sum(k, order)) - 1 <= needed
     if order == "tree" and k & (k - 1) == 0:
-        assert max_depth(turns(k, order)) - 1 == needed
-    assert bool(made) == (max_depth(turns(k, order)) > 1)
+        assert max_depth(plan_sum(k, order)) - 1 == needed
+    assert bool(made) == (max_depth(plan_sum(k, order)) > 1)
 
 
 def max_depth(plan):
     depth = most = 0
-    for turn in plan:
-        depth += not turn.add
+    for term in plan:
+        depth += not term.add
         most = max(most, depth)
-        depth -= turn.merges
+        depth -= term.merges
     assert depth == 1
     return most
 

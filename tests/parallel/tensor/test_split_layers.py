@@ -12,8 +12,11 @@ from pycoll.parallel.nn.positional import Dropout
 from pycoll.parallel.nn.transformer import MLP, Attention, Block, TransformerConfig
 from pycoll.parallel.random import Cursor, Key
 from pycoll.parallel.tensor import regions
-from pycoll.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
-from pycoll.parallel.tensor.vocabulary import VocabParallelEmbedding
+from pycoll.parallel.tensor.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from pycoll.testing import run_threads
 
 KEY = Key(11).fold("block3", "part")

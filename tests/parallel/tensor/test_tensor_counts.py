@@ -8,8 +8,11 @@ from pycoll.parallel.gpt import GPT
 from pycoll.parallel.nn import LayerNorm, initial
 from pycoll.parallel.nn.transformer import MLP, Attention, Block, TransformerConfig
 from pycoll.parallel.random import Cursor, Key
-from pycoll.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
-from pycoll.parallel.tensor.vocabulary import VocabParallelEmbedding
+from pycoll.parallel.tensor.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from pycoll.testing import run_threads
 
 KEY = Key(0).fold("layer")

@@ -7,8 +7,11 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.nn import Linear, initial
 from pycoll.parallel.nn.transformer import Attention, TransformerConfig
 from pycoll.parallel.random import Key
-from pycoll.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
-from pycoll.parallel.tensor.vocabulary import VocabParallelEmbedding
+from pycoll.parallel.tensor.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from pycoll.testing import RankFailed, run_threads
 
 KEY = Key(11).fold("block3", "part")

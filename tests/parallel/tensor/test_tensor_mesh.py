@@ -16,7 +16,7 @@ from pycoll.parallel import (
     TopK,
 )
 from pycoll.parallel.random import Key
-from pycoll.parallel.tensor.linear import ColumnParallelLinear
+from pycoll.parallel.tensor.layers import ColumnParallelLinear
 from pycoll.testing import run_threads
 
 SIZES = (7, 12, 5)

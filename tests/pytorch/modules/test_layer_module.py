@@ -12,15 +12,17 @@ torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from pycoll.parallel.nn import Linear  # noqa: E402
-from pycoll.parallel.nn.activations import Tanh  # noqa: E402
 from pycoll.parallel.nn.attention import CausalAttention  # noqa: E402
 from pycoll.parallel.nn.containers import Chain  # noqa: E402
+from pycoll.parallel.nn.layers import Tanh  # noqa: E402
 from pycoll.parallel.nn.positional import Dropout  # noqa: E402
 from pycoll.parallel.nn.transformer import Block, TransformerConfig  # noqa: E402
 from pycoll.parallel.random import Cursor, Key  # noqa: E402
 from pycoll.parallel.tensor import regions  # noqa: E402
-from pycoll.parallel.tensor.linear import ColumnParallelLinear  # noqa: E402
-from pycoll.parallel.tensor.vocabulary import VocabParallelCrossEntropy  # noqa: E402
+from pycoll.parallel.tensor.layers import (  # noqa: E402
+    ColumnParallelLinear,
+    VocabParallelCrossEntropy,
+)
 from pycoll.testing import run_processes, run_threads  # noqa: E402
 from pycoll.torch.tensor_parallel import (  # noqa: E402
     LayerModule,

@@ -11,7 +11,7 @@ from pycoll.parallel import AdamW, Mesh  # noqa: E402
 from pycoll.parallel.nn import LayerNorm  # noqa: E402
 from pycoll.parallel.random import Key  # noqa: E402
 from pycoll.parallel.tensor import regions  # noqa: E402
-from pycoll.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear  # noqa: E402
+from pycoll.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 from pycoll.testing import run_threads  # noqa: E402
 from pycoll.torch.data_parallel import DataParallel  # noqa: E402
 from pycoll.torch.tensor_parallel import LayerModule, cross  # noqa: E402

@@ -12,8 +12,11 @@ from pycoll.parallel.nn import Embedding, LayerNorm, Linear  # noqa: E402
 from pycoll.parallel.nn.transformer import Block, TransformerConfig  # noqa: E402
 from pycoll.parallel.random import Key  # noqa: E402
 from pycoll.parallel.tensor import regions  # noqa: E402
-from pycoll.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear  # noqa: E402
-from pycoll.parallel.tensor.vocabulary import VocabParallelEmbedding  # noqa: E402
+from pycoll.parallel.tensor.layers import (  # noqa: E402
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from pycoll.testing import run_threads  # noqa: E402
 from pycoll.torch.tensor_parallel import (  # noqa: E402
     LayerModule,

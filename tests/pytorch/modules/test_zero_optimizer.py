@@ -1,6 +1,7 @@
 """PyTorch optimizers with states divided over ranks, against PyTorch on one rank."""
 
 import copy
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -75,7 +76,8 @@ def test_it_steps_as_the_optimizer_does(kind, settings, set_to_none):
         states = sum(
             x.numel() for s in optimizer.inner.state.values() for x in s.values() if x.ndim
         )
-        wire = optimizer.ledger.wire_bytes("gradient") + optimizer.ledger.wire_bytes("parameter")
+        sent = optimizer.ledger.sent_since(Counter())
+        wire = sent["gradient"] + sent["parameter"]
         padded = sum(flat.layout.padded for flat in optimizer._flats)
         optimizer.close()
         return [p.detach().numpy().copy() for p in net.parameters()], seen, states, wire, padded

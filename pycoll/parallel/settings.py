@@ -1,4 +1,4 @@
-"""Settings as text that ranks can compare: what a value is, never where it lies in memory."""
+"""Values of settings: which numbers are accepted, and a text that ranks can compare."""
 
 from __future__ import annotations
 
@@ -14,19 +14,50 @@ from typing import Any
 
 import numpy as np
 
-Inner = Callable[[Any], str]  # describes a part
+from pycoll.errors import ArgumentError
+
+Inner = Callable[[Any], str]  # describes a part of a value
 _ADDRESS = re.compile(r"\s+at 0x[0-9a-fA-F]+")
+
+
+def refusal(name: str, value: Any, interval: str, whole: bool = False) -> str:
+    """Return why a value is not a number, or an integer if `whole`, of an interval; else ``""``.
+
+    The interval ``"[0, inf)"`` is closed on the left and open on the right.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    fits = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    fits = fits and (low < value if interval[0] == "(" else low <= value)
+    fits = fits and (value < high if interval[-1] == ")" else value <= high)
+    kind = "integers" if whole else "numbers"
+    return "" if fits else f"{name}={value!r}; accepted are {kind} in {interval}"
+
+
+def check_number(name: str, value: Any, interval: str, whole: bool = False) -> None:
+    """Refuse a value, such as NaN, that is not a number of an interval; see `refusal`.
+
+    Raises:
+        ArgumentError: Naming the setting and what is accepted.
+    """
+    if problem := refusal(name, value, interval, whole):
+        raise ArgumentError(problem)
+
+
+def check_numbers(owner: Any, **intervals: str) -> None:
+    """Refuse attributes of `owner` that are not in their intervals; see `check_number`."""
+    for name, interval in intervals.items():
+        check_number(name, getattr(owner, name), interval)
 
 
 def describe(value: Any, path: tuple[int, ...] = ()) -> str:
     """Return a text that is the same for equal settings, on every rank.
 
-    An object that has no text of its own is its class and its public attributes; what is private
-    is not looked at. Of an array the text has a digest.
+    An object without a ``__repr__`` of its own is described by its class and public attributes, an
+    array by a digest. Memory addresses are left out.
 
     Args:
         value: Any object.
-        path: The objects that it is part of, by `id`: one that contains itself ends there.
+        path: `id` of the objects that contain it: one that contains itself ends there.
     """
     if id(value) in path:
         return "..."
@@ -36,7 +67,7 @@ def describe(value: Any, path: tuple[int, ...] = ()) -> str:
 
 
 def _number(value: Any, inner: Inner) -> str:
-    """Write 1, 1.0 and NumPy's 1.0 alike."""
+    """Describe 1, 1.0 and NumPy's 1.0 alike."""
     return str(int(value)) if isinstance(value, Integral) else repr(float(value)).removesuffix(".0")
 
 
@@ -52,24 +83,8 @@ def _mapping(value: Mapping[Any, Any], inner: Inner) -> str:
     return "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
 
 
-def _set(value: Any, inner: Inner) -> str:
-    return "{" + ", ".join(sorted(map(inner, value))) + "}"
-
-
-def _tuple(value: Any, inner: Inner) -> str:
-    return f"({', '.join(map(inner, value))}{',' if len(value) == 1 else ''})"
-
-
-def _list(value: Any, inner: Inner) -> str:
-    return f"[{', '.join(map(inner, value))}]"
-
-
 def _partial(value: Any, inner: Inner) -> str:
     return f"partial({inner(value.func)}, {inner(list(value.args))}, {inner(value.keywords)})"
-
-
-def _named(value: Any, inner: Inner) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
 
 
 def _object(value: Any, inner: Inner) -> str:
@@ -81,7 +96,7 @@ def _object(value: Any, inner: Inner) -> str:
 
 
 def _public(value: Any) -> dict[str, Any]:
-    """Return the data of an object and its classes by name, without what is private."""
+    """Return the public attributes of an object and its classes."""
     found: dict[str, Any] = {}
     for kind in reversed(type(value).__mro__[:-1]):
         for name, part in vars(kind).items():
@@ -99,10 +114,13 @@ _FORMS: tuple[tuple[Any, Callable[[Any, Inner], str]], ...] = (
     (np.dtype, lambda value, inner: str(value)),
     (np.ndarray, _array),
     (Mapping, _mapping),
-    ((set, frozenset), _set),
-    (tuple, _tuple),
-    (list, _list),
+    ((set, frozenset), lambda value, inner: f"{{{', '.join(sorted(map(inner, value)))}}}"),
+    (tuple, lambda value, inner: f"({', '.join(map(inner, value))}{',' * (len(value) == 1)})"),
+    (list, lambda value, inner: f"[{', '.join(map(inner, value))}]"),
     (functools.partial, _partial),
-    ((type, FunctionType, BuiltinFunctionType), _named),
+    (
+        (type, FunctionType, BuiltinFunctionType),
+        lambda value, inner: f"{value.__module__}.{value.__qualname__}",
+    ),
 )
-"""How to write what; the first line that fits. Anything else is an object with attributes."""
+"""Types and how to describe them; the first that fits. Others are objects with attributes."""

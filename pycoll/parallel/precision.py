@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.parallel.engine.limits import check_numbers
+from pycoll.parallel.settings import check_numbers
 
 
 @dataclass(frozen=True)

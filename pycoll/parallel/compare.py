@@ -1,0 +1,92 @@
+"""Compare texts, settings and values over the ranks of a channel; errors name the ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import MismatchError
+from pycoll.parallel.channels import Channel
+
+VOTE_WORDS = 6
+_PART = (1 << 21) - 1  # 4,096 squares of this have a sum below 2**63
+
+
+def check_same(lines: Sequence[str], what: str, world: Channel) -> None:
+    """Compare lines of text, about `what` in the plural, over all ranks; a collective.
+
+    Raises:
+        MismatchError: On every rank, with the first line that differs and the ranks.
+    """
+    text = "\n".join(lines)
+    table = world.gather_rows(digest(text.encode()), "check")
+    if (table == table[0]).all():
+        return
+    if each := _difference(gather_texts(text, world)):
+        raise MismatchError(
+            f"ranks have different {what}: {each}; they have to be the same everywhere"
+        )
+
+
+def _difference(texts: Sequence[str]) -> str:
+    """Return the first line in which texts differ, and which ranks have what."""
+    views = [text.split("\n") for text in texts]
+    for i in range(max(map(len, views))):
+        seen = [view[i] if i < len(view) else "(nothing)" for view in views]
+        if len(set(seen)) > 1:
+            return "; ".join(f"{ranks_with(seen, line)}: {line}" for line in dict.fromkeys(seen))
+    return ""
+
+
+def vote(value: str) -> np.ndarray:
+    """Return `VOTE_WORDS` integers; their sums over ranks show whether all have the same value."""
+    parts = np.frombuffer(digest(value.encode(), 8), np.uint64) >> np.array([0, 21, 42], np.uint64)
+    parts = (parts & np.uint64(_PART)).astype(np.int64)
+    return np.concatenate([parts, parts * parts])
+
+
+def check_unanimous(sums: np.ndarray, value: str, channel: Channel) -> None:
+    """Compare a text with those of all ranks, given the sums of their votes.
+
+    Votes are equal if the mean of their squares is the square of their mean.
+
+    Raises:
+        MismatchError: On every rank, with the first line that differs and the ranks.
+    """
+    total, half = sums.tolist(), VOTE_WORDS // 2
+    n, pairs = channel.world_size, zip(total[:half], total[half:], strict=True)
+    if all(n * square == x * x for x, square in pairs):
+        return
+    each = _difference(gather_texts(value, channel))
+    raise MismatchError(f"the step was not taken: ranks have different settings: {each}")
+
+
+def gather_texts(text: str, channel: Channel) -> list[str]:
+    """Return the texts of all ranks; a collective."""
+    raw = np.frombuffer(f"{text}\0".encode(), np.uint8)
+    return bytes(channel.comm.all_gather_v(raw)).decode().split("\0")[:-1]
+
+
+def gather_problems(text: str, channel: Channel) -> str:
+    """Return ``"rank 1 has ...; rank 3 has ..."`` for the ranks with a text; a collective."""
+    texts = gather_texts(text, channel)
+    return "; ".join(f"rank {rank} has {found}" for rank, found in enumerate(texts) if found)
+
+
+def ranks_with(seen: Sequence[Any], value: Any) -> str:
+    """Name the ranks that have a value: ``"rank 2"``, ``"ranks 0, 1, 3"``."""
+    return name_ranks([rank for rank, other in enumerate(seen) if other == value])
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ``"rank 2"``, or ``"ranks 0, 1, 3"``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def digest(data: Any, size: int = 16) -> np.ndarray:
+    """Return `size` bytes that stand for a buffer of bytes, or a contiguous array."""
+    raw = data if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)
+    return np.frombuffer(hashlib.blake2b(raw, digest_size=size).digest(), np.uint8)
