@@ -22,6 +22,7 @@ _ACCEPTED = {
     "nonfinite": ("error", "skip"),
     "unused": ("zero", "error"),
     "device": ("cpu", "cuda"),
+    "recompute": ("none", "full"),
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "optimizer": (
@@ -65,6 +66,10 @@ class Options:
         fused: Use fused kernels, or else the same formulas in array operations.
         wrap: Converts arrays of the engine for the layers, sharing memory, such as
             ``torch.from_numpy``.
+        recompute: ``"full"``: of each layer only the input is kept for the backward pass, which
+            runs the layer forward again; about a third more computation. Layers that draw random numbers
+            must draw the same ones, as `pycoll.parallel.nn.Dropout` does. ``"none"``: a layer keeps
+            what its backward pass needs.
         device: Where parameters, gradients and states are: ``"cpu"``, in NumPy arrays, or
             ``"cuda"``, in CuPy arrays on the current device of each rank.
     """
@@ -84,6 +89,7 @@ class Options:
     fused: bool = True
     wrap: Callable[[Any], Any] = _as_it_is
     device: str = "cpu"
+    recompute: str = "none"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be used.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,12 @@ from pycoll.parallel.state.gradients import Gradients, Term
 from pycoll.parallel.state.layout import Entry, Unit
 
 Sample = tuple[Any, Any]
+
+
+class _Input(NamedTuple):
+    """The input of a layer that runs forward again in the backward pass."""
+
+    x: Any
 
 
 class Passes:
@@ -41,6 +47,7 @@ class Passes:
     ) -> None:
         self._units, self._buckets, self._loss = units, buckets, loss
         self._compute, self._ledger, self._wrap = options.recipe.compute, ledger, options.wrap
+        self._recompute = options.recompute == "full"
         self._prefetch = options.prefetch if options.zero == 3 else 0
         self._vectors = {2: 3, 3: 2 + options.prefetch}.get(options.zero)
         self._places: dict[str, tuple[Bucket, Entry]] = {
@@ -138,10 +145,16 @@ class Passes:
         for at, index in enumerate(order):
             params = self._acquire(order, at)
             gradients.append(dy)
-            dy = self._units[index].layer.backward_input(params, saved[index], dy)
+            unit = self._units[index]
+            saved[index] = self._kept(unit, params, saved[index])
+            dy = unit.layer.backward_input(params, saved[index], dy)
             del params
             self._release(order, at)
         return dy, gradients[::-1]
+
+    def _kept(self, unit: Unit, params: dict[str, Any], kept: Any) -> Any:
+        """Return what the backward pass of a layer needs, computing it again if it was not kept."""
+        return unit.layer.forward(params, kept.x)[1] if isinstance(kept, _Input) else kept
 
     def begin(self, term: Term, last: bool) -> None:
         """Expect the gradients of a micro-batch."""
@@ -170,10 +183,11 @@ class Passes:
         for at in self._forward:
             params = self._acquire(self._forward, at)
             if not idle:
-                x, kept = self._units[at].layer.forward(params, x)
+                y, kept = self._units[at].layer.forward(params, x)
                 if saved is not None:
-                    saved.append(kept)
-                del kept
+                    saved.append(_Input(x) if self._recompute else kept)
+                x = y
+                del kept, y
             del params
             self._release(self._forward, at)
         return x
@@ -193,7 +207,7 @@ class Passes:
             unit, gradients = self._units[index], {}
             params, placed = self._acquire(order, at), set()
             if dy is not None:
-                kept = saved.pop()
+                kept = self._kept(unit, params, saved.pop())
                 dx = unit.layer.backward_input(params, kept, dy)
                 gradients, placed = self._weights(unit, params, kept, dy)
                 dy = dx

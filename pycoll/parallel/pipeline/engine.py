@@ -265,17 +265,19 @@ class _Step:
     def _forward(self, op: Op) -> None:
         i, c = op.micro, op.chunk
         engine, passes = self._engine, self._engine._passes[c]
-        x = self._samples[i][0] if c == 0 else self._values.pop(("x", i, c - 1))
+        inputs, targets = self._samples[i]  # on every stage: taking one may set a `Cursor`
+        x = inputs if c == 0 else self._values.pop(("x", i, c - 1))
         y, self._saved[i, c] = passes.forward(x)
         if c < self._program.depth - 1:
             self._values["x", i, c] = y
             return
-        loss, count, dy = passes.loss(y, self._samples[i][1], engine.loss_scale.value)
+        loss, count, dy = passes.loss(y, targets, engine.loss_scale.value)
         self.losses.append((loss, count))
         self._values["dx", i, c + 1] = dy
 
     def _backward(self, op: Op) -> None:
         i, c = op.micro, op.chunk
+        self._samples[i]  # layers that run forward again draw the same random numbers
         dy = self._values.pop(("dx", i, c + 1))
         dx, self._gradients[i, c] = self._engine._passes[c].back_input(dy, self._saved[i, c])
         if c:
