@@ -67,9 +67,9 @@ class Options:
         wrap: Converts arrays of the engine for the layers, sharing memory, such as
             ``torch.from_numpy``.
         recompute: ``"full"``: of each layer only the input is kept for the backward pass, which
-            runs the layer forward again; about a third more computation. Layers that draw random numbers
-            must draw the same ones, as `pycoll.parallel.nn.Dropout` does. ``"none"``: a layer keeps
-            what its backward pass needs.
+            runs the layer forward again; about a third more computation. Layers that draw random
+            numbers must draw the same ones, as `pycoll.parallel.nn.Dropout` does. ``"none"``: a
+            layer keeps what its backward pass needs.
         device: Where parameters, gradients and states are: ``"cpu"``, in NumPy arrays, or
             ``"cuda"``, in CuPy arrays on the current device of each rank.
     """
