@@ -131,9 +131,9 @@ class Traffic:
     ``waits`` estimates how many peers a rank has to hear of.
     """
 
-    def __init__(self, schedule: Schedule, folds: list[Fold]) -> None:
-        """Count the folds of a round."""
-        n = schedule.n
+    def __init__(self, folds: list[Fold], ranks: np.ndarray) -> None:
+        """Count the folds of a round, made for the vector of all ranks."""
+        n = len(ranks)
         self.sent, self.received, self.loaded, self.stored, self.reduced, self.waits = (
             np.zeros(n, np.int64) for _ in range(6)
         )
@@ -143,11 +143,12 @@ class Traffic:
             self.stored += len(f.dsts) * count
             self.reduced += (len(f.srcs) - 1) * count
             peers = np.zeros((2, n), np.int64)  # whose memory is read, and whose is written
-            for i, (src, dst) in enumerate(transfers(f, n)):
-                moved = np.where(src != dst, count, 0)
-                self.sent += np.bincount(src, moved, n).astype(np.int64)
-                self.received += np.bincount(dst, moved, n).astype(np.int64)
-                peers[int(i >= len(f.srcs))] += moved > 0
+            for stores, peer in peers_of(f, ranks):
+                moved = np.where(peer != ranks, count, 0)
+                there = np.bincount(peer, moved, n).astype(np.int64)
+                self.sent += moved if stores else there
+                self.received += there if stores else moved
+                peers[int(stores)] += moved > 0
             self.waits += peers.max(axis=0)
 
 
@@ -156,18 +157,18 @@ def active(f: Fold, n: int) -> np.ndarray:
     return np.broadcast_to(np.where(f.where, f.count, 0), (n,))
 
 
-def transfers(f: Fold, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield, for each piece of a fold, the rank that each owner moves it from, and to: ``[n]``."""
-    owner = np.arange(n)
+def peers_of(f: Fold, ranks: np.ndarray) -> Iterator[tuple[bool, np.ndarray]]:
+    """Yield, for pieces that may be remote, whether the owners store them, and where they lie."""
     for i, piece in enumerate(f.pieces):
-        peer = np.broadcast_to(piece.rank % n, (n,))
-        yield (peer, owner) if i < len(f.srcs) else (owner, peer)
+        if piece.rank is not ranks:
+            yield i >= len(f.srcs), np.broadcast_to(piece.rank % len(ranks), ranks.shape)
 
 
 def traffic(schedule: Schedule) -> Iterator[Traffic]:
     """Yield what moves in each round."""
-    for folds in schedule.rounds(schedule.all_ranks()):
-        yield Traffic(schedule, folds)
+    ranks = schedule.all_ranks()
+    for folds in schedule.rounds(ranks):
+        yield Traffic(folds, ranks)
 
 
 def cost(schedule: Schedule) -> Cost:
@@ -175,8 +176,9 @@ def cost(schedule: Schedule) -> Cost:
     names = ("sent", "received", "loaded", "stored", "reduced")
     sums = {name: np.zeros(schedule.n, np.int64) for name in names}
     rounds, lines, critical = 0, 0, 0
-    for folds in schedule.rounds(schedule.all_ranks()):
-        moved = Traffic(schedule, folds)
+    everyone = schedule.all_ranks()
+    for folds in schedule.rounds(everyone):
+        moved = Traffic(folds, everyone)
         lines += len(folds)
         rounds += bool(moved.sent.any())
         critical += int(np.maximum(moved.sent, moved.received).max())

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pycoll.schedule.cost.cost import active, transfers
+from pycoll.schedule.cost.cost import active, peers_of
 from pycoll.schedule.ir import Fold, Schedule
 
 
@@ -49,21 +49,24 @@ class Network:
         del direct
         hosts = self.hosts(schedule.n)
         size = nbytes / max(1, schedule.chunks)
-        rounds = schedule.rounds(schedule.all_ranks())
-        return self.call + sum(self._round(schedule.n, folds, hosts, size) for folds in rounds)
+        ranks = schedule.all_ranks()
+        rounds = schedule.rounds(ranks)
+        return self.call + sum(self._round(ranks, folds, hosts, size) for folds in rounds)
 
-    def _round(self, n: int, folds: list[Fold], hosts: np.ndarray, size: float) -> float:
+    def _round(
+        self, everyone: np.ndarray, folds: list[Fold], hosts: np.ndarray, size: float
+    ) -> float:
+        n = len(everyone)
         near, far, messages = (np.zeros((2, n)) for _ in range(3))  # sent, received
         links = np.zeros((2, int(hosts.max()) + 1))
         reduced = np.zeros(n)
         for f in folds:
             count = active(f, n)
             reduced += (len(f.srcs) - 1) * count * size
-            for ends in transfers(f, n):
-                src, dst = ends
-                moved = np.where(src != dst, count, 0)
-                outside = moved * (hosts[src] != hosts[dst])
-                for way, ranks in enumerate(ends):
+            for stores, peer in peers_of(f, everyone):
+                moved = np.where(peer != everyone, count, 0)
+                outside = moved * (hosts[peer] != hosts)
+                for way, ranks in enumerate((everyone, peer) if stores else (peer, everyone)):
                     near[way] += np.bincount(ranks, moved - outside, n)
                     far[way] += np.bincount(ranks, outside, n)
                     links[way] += np.bincount(hosts[ranks], outside, len(links[way]))

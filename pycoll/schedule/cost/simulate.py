@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pycoll.errors import ArgumentError
-from pycoll.schedule.cost.cost import Traffic, active, transfers
+from pycoll.schedule.cost.cost import Traffic, active, peers_of
 from pycoll.schedule.ir import Fold, Schedule
 
 
@@ -56,7 +56,7 @@ def simulate(
     if time.shape != (n,):
         raise ArgumentError(f"start has shape {time.shape}; {schedule} needs ({n},)")
     world = _World(schedule, nbytes, link or Link())
-    for number, folds in enumerate(schedule.rounds(schedule.all_ranks())):
+    for number, folds in enumerate(schedule.rounds(world.ranks)):
         time = world.advance(time, folds, None if noise is None else noise(number))
     return time
 
@@ -65,7 +65,7 @@ class _World:
     """Constants of a simulation, and the step from one round to the next."""
 
     def __init__(self, schedule: Schedule, nbytes: float, link: Link) -> None:
-        self.schedule, self.alpha = schedule, link.alpha
+        self.ranks, self.alpha = schedule.all_ranks(), link.alpha
         chunk_bytes = nbytes / max(1, schedule.chunks)
         self.per_chunk = link.beta * chunk_bytes
         self.fold_per_chunk = link.gamma * chunk_bytes
@@ -74,25 +74,26 @@ class _World:
         self, before: np.ndarray, folds: list[Fold], noise: np.ndarray | None
     ) -> np.ndarray:
         """Return the times after a round of concurrent folds."""
-        n = self.schedule.n
-        moved = Traffic(self.schedule, folds)
-        after = before + (moved.sent > 0) * (self.alpha + self.per_chunk * moved.sent)
+        moved = Traffic(folds, self.ranks)
+        sent, received = moved.sent, moved.received
+        after = before + (sent > 0) * (self.alpha + self.per_chunk * sent)
         own, arrive = [], []
         for f in folds:
-            count = active(f, n)
-            busy, ready = count > 0, before
-            ends = list(transfers(f, n))
-            for src, dst in ends[: len(f.srcs)]:
-                port = np.maximum(moved.sent[src], moved.received[dst])
-                transfer = (src != dst) * (self.alpha + self.per_chunk * port)
-                ready = np.maximum(ready, np.maximum(before, before[src]) + transfer)
+            count = active(f, len(self.ranks))
+            busy, ready, targets = count > 0, before, []
+            for stores, peer in peers_of(f, self.ranks):
+                away = peer != self.ranks
+                ports = (sent, received[peer]) if stores else (sent[peer], received)
+                transfer = self.alpha + self.per_chunk * np.maximum(*ports)
+                if stores:
+                    targets.append((busy & away, peer, transfer))
+                else:
+                    ready = np.maximum(ready, np.maximum(before, before[peer]) + away * transfer)
             done = ready + self.fold_per_chunk * (len(f.srcs) - 1) * count
             done = done if noise is None else done + noise
             own.append((busy, done))
-            for src, dst in ends[len(f.srcs) :]:
-                port = np.maximum(moved.sent[src], moved.received[dst])
-                transfer = self.alpha + self.per_chunk * port
-                arrive.append((busy & (src != dst), dst, np.maximum(done, before[dst]) + transfer))
+            for away, peer, transfer in targets:
+                arrive.append((away, peer, np.maximum(done, before[peer]) + transfer))
         for busy, done in own:
             np.maximum(after, done, out=after, where=busy)
         for busy, dst, when in arrive:

@@ -59,7 +59,7 @@ def message_plans(schedule: Schedule, *, apart: bool = False) -> list[Plan]:
 def _lower(schedule: Schedule, table: FoldTable, ranks: Sequence[int], apart: bool) -> list[Plan]:
     runs = _place(schedule, _runs_of(table), apart)
     moves = _moves(runs)
-    return _emit(schedule, [*moves, _folds(runs), _waits(moves)], runs.slots, ranks)
+    return _emit(schedule, (moves, _folds(runs), _waits(moves)), runs.slots, ranks)
 
 
 class _Part(NamedTuple):
@@ -92,7 +92,7 @@ def _part(
     return _Part(code, rank, phase, key, instr, operands)
 
 
-def _moves(runs: Runs) -> list[_Part]:
+def _moves(runs: Runs) -> _Part:
     """List every message twice, as SEND and as RECV."""
     at = np.flatnonzero(runs.remote)
     run, source = runs.run[at], runs.source[at]
@@ -104,16 +104,20 @@ def _moves(runs: Runs) -> list[_Part]:
     order = np.lexsort((at, owner, runs.line[run]))
     key = np.empty(len(at), np.int64)  # alike in the plans of both ends
     key[order] = np.arange(len(at))
-    there, here = (runs.buffer, runs.chunk), (runs.own_buffer, runs.own_chunk)
-    parts = []
-    for op, rank, peer, is_there in (
-        (Opcode.SEND, sender, receiver, source),
-        (Opcode.RECV, receiver, sender, ~source),
-    ):
-        places = [np.where(is_there, a[at], b[at]) for a, b in zip(there, here, strict=True)]
-        fields = {"op": op.value, "peer": peer, "round": runs.round[run], "count": runs.count[run]}
-        parts.append(_part(rank, phase, key, np.arange(len(at)), places, **fields))
-    return parts
+    there, here = (runs.buffer[at], runs.chunk[at]), (runs.own_buffer[at], runs.own_chunk[at])
+    sent = [np.where(source, a, b) for a, b in zip(there, here, strict=True)]
+    received = [np.where(source, b, a) for a, b in zip(there, here, strict=True)]
+    return _part(
+        np.concatenate([sender, receiver]),
+        np.concatenate([phase] * 2),
+        np.concatenate([key] * 2),
+        np.arange(2 * len(at)),
+        [np.concatenate(ends) for ends in zip(sent, received, strict=True)],
+        op=np.repeat([Opcode.SEND.value, Opcode.RECV.value], len(at)),
+        peer=np.concatenate([receiver, sender]),
+        round=np.concatenate([runs.round[run]] * 2),
+        count=np.concatenate([runs.count[run]] * 2),
+    )
 
 
 def _folds(runs: Runs) -> _Part:
@@ -147,20 +151,23 @@ def _folds(runs: Runs) -> _Part:
     )
 
 
-def _waits(moves: list[_Part]) -> _Part:
+def _waits(moves: _Part) -> _Part:
     """One WAIT behind the messages of each rank, round and phase."""
-    where = [np.stack([part.rank, part.code["round"], part.phase], axis=1) for part in moves]
-    rank, round_, phase = unique_rows(np.concatenate(where)).T
+    where = np.stack([moves.rank, moves.code["round"], moves.phase], axis=1)
+    rank, round_, phase = unique_rows(where).T
     none = np.zeros(0, np.int64)
     fields = {"op": Opcode.WAIT.value, "peer": ALL, "round": round_}
     return _part(rank, phase + 1, 0, none, (none, none), **fields)
 
 
 def _emit(
-    schedule: Schedule, parts: list[_Part], slots: np.ndarray, ranks: Sequence[int]
+    schedule: Schedule, parts: Sequence[_Part], slots: np.ndarray, ranks: Sequence[int]
 ) -> list[Plan]:
     """Lay the instructions of each rank out in order."""
-    code, rank, phase, key, _, operands = map(np.concatenate, zip(*parts, strict=True))
+    # Records by their bytes, as joining arrays of them takes NumPy ten times as long.
+    code = np.frombuffer(b"".join(part.code.tobytes() for part in parts), INSTR)
+    operands = np.frombuffer(b"".join(part.operands.tobytes() for part in parts), OPERAND)
+    rank, phase, key = map(np.concatenate, zip(*(part[1:4] for part in parts), strict=True))
     offsets = np.cumsum([0, *(len(part.code) for part in parts[:-1])])
     instr = np.concatenate([part.instr + k for part, k in zip(parts, offsets, strict=True)])
     order = np.lexsort((code["op"], key, phase, code["round"], rank))

@@ -182,6 +182,7 @@ def _lines_of(schedule: Schedule, ranks: np.ndarray) -> _Lines:
     ndst = np.array([len(f.dsts) for f in folds], np.int64)
     line, _ = spans(nsrc + ndst)
     rank, chunk = np.empty((2, len(line), width), np.int64)
+    buffer = np.empty(len(line), np.int64)
     counts = np.empty((len(folds), width), np.int64)
     row = 0
     for i, f in enumerate(folds):
@@ -189,6 +190,7 @@ def _lines_of(schedule: Schedule, ranks: np.ndarray) -> _Lines:
         counts[i] = count if f.where is True else np.where(whole(f.where), count, 0)
         for piece in f.pieces:
             rank[row], chunk[row] = whole(piece.rank), whole(piece.chunk)
+            buffer[row] = int(piece.buffer)
             row += 1
     most = max(1, schedule.chunks, schedule.slots)
     for odd in (counts.min(initial=0), counts.max(initial=0)):
@@ -197,7 +199,6 @@ def _lines_of(schedule: Schedule, ranks: np.ndarray) -> _Lines:
             raise ScheduleError(
                 f"{schedule}: round {bad}: a fold covers {odd} chunks, expected 0 to {most}"
             )
-    buffer = np.array([int(piece.buffer) for f in folds for piece in f.pieces], np.int64)
     tree = np.array([f.tree for f in folds], bool)
     first = np.cumsum(nsrc + ndst) - nsrc - ndst
     round_ = np.array(number, np.int64)

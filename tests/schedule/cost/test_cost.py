@@ -149,7 +149,7 @@ def test_predictions_grow_with_size(algorithm):
 
 def test_traffic_tells_ranks_apart():
     (folds, *_) = find("broadcast", "direct").schedule(4).rounds(np.arange(4))
-    moved = Traffic(find("broadcast", "direct").schedule(4), folds)
+    moved = Traffic(folds, np.arange(4))
     assert moved.sent.tolist() == [3, 0, 0, 0]
     assert moved.received.tolist() == [0, 1, 1, 1]
     assert moved.waits.tolist() == [0, 1, 1, 1]
