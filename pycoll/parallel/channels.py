@@ -119,13 +119,7 @@ class Pending:
 class Channel:
     """A group of ranks; every call is counted in a ledger. A group of one rank sends nothing.
 
-    Attributes:
-        comm: The ranks.
-        name: Name of the group in the ledger.
-        ledger: Where its calls are counted.
-        device: Where arrays are made, ``"cpu"`` or ``"cuda"``.
-        rank: Rank of this process in the group.
-        world_size: Number of ranks of the group.
+    `name` is that of the group in the ledger; arrays are made on `device`, ``"cpu"`` or ``"cuda"``.
     """
 
     def __init__(self, comm: Communicator, name: str, ledger: Ledger, device: str = "cpu") -> None:
@@ -193,7 +187,7 @@ class Metered:
 
         Args:
             comm: The communicator; stays the caller's.
-            ledger: Where its calls are counted.
+            ledger: The ledger.
             group: Name of the ranks in the ledger.
             purpose: What the bytes are for.
             order: Order of reductions; see `pycoll.Communicator.all_reduce`.

@@ -46,27 +46,16 @@ class Optimizer(Protocol):
 
 @dataclass
 class UpdateArgs:
-    """The arguments of one update.
+    """The arguments of one update."""
 
-    Attributes:
-        step: Number of the step, from 1 on.
-        lr: Learning rate.
-        param: Parameter in the state type, ``[count]``; updated.
-        grad: Gradient, of any floating-point type.
-        slots: States by name; updated.
-        scale: Factor of the gradient.
-        decay: Whether weight decay applies.
-        copy: The new parameter is also written here, in a 16-bit type; None: no copy.
-    """
-
-    step: int
+    step: int  # from 1 on
     lr: float
-    param: Any
-    grad: Any
-    slots: dict[str, Any]
-    scale: float = 1.0
-    decay: bool = True
-    copy: Any = None
+    param: Any  # in the state type, ``[count]``; updated
+    grad: Any  # of any floating-point type
+    slots: dict[str, Any]  # states by name; updated
+    scale: float = 1.0  # of the gradient
+    decay: bool = True  # whether weight decay applies
+    copy: Any = None  # the new parameter is also written here, in a 16-bit type
 
     def scaled(self) -> tuple[Any, type]:
         """Return the gradient in the state type, times its factor, and that type."""

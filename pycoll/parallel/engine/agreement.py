@@ -173,12 +173,8 @@ def agree(
     Every element counts on exactly one rank, and squares are added without rounding, so that the
     norm is the same for every mesh, stage and bucket size.
 
-    Args:
-        buckets: The buckets; their reductions have been started.
-        groups: The ranks.
-        problems: Problems of this rank.
-        forgiving: Whether to accept gradients that are not finite.
-        settings: What has to be the same on all ranks in this step, a line for each.
+    The reductions of the buckets have been started. `problems` are those of this rank, `settings`
+    has to be the same on all ranks, and `forgiving` accepts gradients that are not finite.
 
     Returns:
         The norm, and whether a gradient is not finite on any rank.

@@ -112,14 +112,10 @@ class Passes:
         self._gather(self._forward, 0)
 
     def run(self, sample: Sample | None, scale: float) -> tuple[float, int, Any]:
-        """Run the layers forward.
+        """Run the layers forward; return sum of losses, number of samples, the argument of `back`.
 
-        Args:
-            sample: Inputs and targets; None runs no layer, but joins the collectives of the others.
-            scale: Factor of the loss in the backward pass.
-
-        Returns:
-            Sum of losses, number of samples, and the argument of `back`.
+        None as sample runs no layer, but joins the collectives of the other ranks. `scale` is the
+        factor of the loss in the backward pass.
         """
         saved: list[Any] = []
         x = self._run_layers(None if sample is None else sample[0], saved, idle=sample is None)

@@ -50,11 +50,8 @@ class Term(NamedTuple):
 def plan_sum(k: int, order: str) -> list[Term]:
     """Plan the sum of k terms, in the order in which they arrive.
 
-    Args:
-        k: Number of terms.
-        order: ``"tree"``: the in-order balanced tree of docs/architecture.md; needs up to
-            ``ceil(log2(k)) - 1`` sums besides the first. ``"rank"`` or ``"any"``: from left to
-            right.
+    ``"tree"`` is the in-order balanced tree of docs/architecture.md and needs up to
+    ``ceil(log2(k)) - 1`` sums besides the first; ``"rank"`` and ``"any"`` go from left to right.
     """
     if order != "tree" or k <= 2:
         return [Term(i > 0, 0) for i in range(k)]

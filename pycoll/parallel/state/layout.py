@@ -16,17 +16,11 @@ ALIGN = 16
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter with its place in the model.
+    """A parameter with its place in the model."""
 
-    Attributes:
-        name: Full name, ``"layer.name"``.
-        spec: Its specification by the layer.
-        uses: Number of layers that use it: more than one if others are tied to it.
-    """
-
-    name: str
+    name: str  # in full, ``"layer.name"``
     spec: ParameterSpec
-    uses: int = 1
+    uses: int = 1  # number of layers that use it: more than one if others are tied to it
 
     @property
     def size(self) -> int:
@@ -36,19 +30,12 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Unit:
-    """A layer, and the full names of its parameters by their names in the layer.
-
-    Attributes:
-        name: Name of the layer.
-        layer: The layer.
-        names: Full names of its parameters, or of those they are tied to.
-        takes_out: Whether it can write gradients to given arrays.
-    """
+    """A layer, and the full names of its parameters by their names in the layer."""
 
     name: str
     layer: Layer
-    names: dict[str, str]
-    takes_out: bool
+    names: dict[str, str]  # of tied parameters: of those they are tied to
+    takes_out: bool  # whether it can write gradients to given arrays
 
     @property
     def specs(self) -> dict[str, ParameterSpec]:
@@ -71,17 +58,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """The parameters of one bucket, one after the other in a flat vector.
-
-    Attributes:
-        entries: The parameters, in order.
-        count: Number of elements.
-        padded: The same, rounded up so that all shards are alike and aligned.
-    """
+    """The parameters of one bucket, one after the other in a flat vector."""
 
     entries: tuple[Entry, ...]
-    count: int
-    padded: int
+    count: int  # of elements
+    padded: int  # the same, rounded up so that all shards are equal and aligned
 
     def runs(self, lo: int, hi: int) -> Iterator[tuple[int, int, Entry]]:
         """Yield the parts of entries in [lo, hi): start, stop and entry. Padding is in none."""
@@ -177,13 +158,10 @@ def bucket_elements(zero: int, bucket_bytes: int, itemsize: int) -> int | None:
 def make_layouts(
     parameters: Sequence[Sequence[Parameter]], shards: int, elements: int | None
 ) -> list[Layout]:
-    """Cut the parameters of a model into buckets.
+    """Cut the parameters of each unit, in forward order, into buckets that are divided into shards.
 
-    Args:
-        parameters: Those of each unit, in forward order.
-        shards: Number of ranks that a bucket is divided among.
-        elements: Elements of a bucket; one that is larger has a bucket of its own. Buckets
-            are filled in reverse order, in which gradients arrive. None: one bucket for each unit.
+    Buckets are filled in reverse order, in which gradients arrive, with at most so many elements; a
+    larger parameter has a bucket of its own. None: one bucket for each unit.
     """
     if elements is None:
         return [lay_out(owned, shards) for owned in reversed(parameters) if owned]

@@ -132,12 +132,7 @@ def restore(
 ) -> tuple[int, LossScale]:
     """Load full parameters and states; each rank keeps its part. A collective.
 
-    Args:
-        buckets: The buckets to fill.
-        groups: The ranks.
-        scale: The loss scale, whose value and good steps are replaced by those of `saved`.
-        hook: Loads its own part of `saved`.
-        saved: The result of `DataParallel.state_dict`.
+    `saved` is the result of `DataParallel.state_dict`; it replaces the values of `scale`.
 
     Returns:
         Number of steps taken, and the scale of the loss in the next one.
