@@ -5,7 +5,6 @@
 #include <pybind11/stl.h>
 
 #include "base/error.h"
-#include "base/gil.h"
 #include "base/one_thread.h"
 #include "bindings/bindings.h"
 
@@ -27,7 +26,6 @@ Survivors::Check until(double timeout_s) {
 
 void bind_survivors(py::module_& m) {
   using namespace pybind11::literals;
-  using Release = py::call_guard<Unlocked>;
   py::class_<Use>(m, "Use");
   py::enum_<Round>(m, "Round")
       .value("JOINED", Round::kJoined)

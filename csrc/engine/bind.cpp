@@ -1,10 +1,12 @@
 // From a plan and numbers to segments that fit the cells.
+#include "engine/bind.h"
+
 #include <algorithm>
 #include <fstream>
 #include <numeric>
 #include <utility>
 
-#include "engine/engine.h"
+#include "base/error.h"
 #include "kernels/fold/fold.h"
 
 namespace pycoll {
@@ -64,11 +66,7 @@ class Binder {
   // Makes bytes the elements, if they are wide and only moved: a cell need not hold a whole one.
   // Nothing but the call itself decides, since all ranks, and its alternative, must do the same.
   void count_bytes() {
-    const auto computes = [](const Instr& i) {
-      return Opcode(i.op) == Opcode::kFold && i.nsrc > 1;
-    };
-    if (call_.elem_bytes < kWideBytes) return;
-    if (std::any_of(plan_.code.begin(), plan_.code.end(), computes)) return;
+    if (call_.elem_bytes < kWideBytes || plan_.reduces) return;
     const uint64_t width = std::exchange(call_.elem_bytes, 1);
     for (uint64_t* elements : {&call_.count, &call_.chunk}) *elements *= width;
     for (PieceTable* table : {&call_.in_table, &call_.out_table}) {

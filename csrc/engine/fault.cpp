@@ -3,8 +3,7 @@
 #include <cstring>
 #include <sstream>
 
-#include "base/process.h"
-#include "engine/liveness.h"
+#include "base/liveness.h"
 #include "engine/plan.h"
 
 namespace pycoll {
@@ -28,32 +27,6 @@ const char* headline(Cause cause) {
     default:
       return "aborted the communicator";
   }
-}
-
-void describe_rank(std::ostream& out, uint32_t rank, const RankReport& entry) {
-  out << "\n  rank " << rank << " (pid " << entry.pid << ", ";
-  switch (Phase(entry.phase)) {
-    case Phase::kAbsent:
-      out << "never attached";
-      break;
-    case Phase::kLeft:
-      out << "left";
-      break;
-    case Phase::kClosed:
-      out << "closed";
-      break;
-    default:
-      out << (entry.alive ? "state " : "dead, state ") << entry.state;
-  }
-  out << "): call " << entry.call_seq << std::hex << ", descriptor 0x" << entry.descriptor
-      << std::dec << ", count " << entry.count;
-  if (entry.site[0] != '\0') out << ", at " << entry.site;
-  if (!entry.entered) out << ", not in that iteration";
-  if (entry.waiting_peer >= 0) {
-    out << ", has waited " << double(entry.waiting_ns / 1'000'000) / 1e3 << " s for rank "
-        << entry.waiting_peer << " to reach step " << entry.waiting_step;
-  }
-  if (entry.text[0] != '\0') out << ": " << entry.text;
 }
 
 }  // namespace
@@ -91,9 +64,6 @@ std::string describe(const Report& report) {
   if (!report.text.empty()) out << " (" << report.text << ")";
   out << "; iteration " << report.iteration << ", reported by rank " << report.reporter;
   if (!report.complete) out << ", which did not finish its report";
-  for (uint32_t rank = 0; rank < report.ranks.size(); ++rank) {
-    describe_rank(out, rank, report.ranks[rank]);
-  }
   return out.str();
 }
 
@@ -149,7 +119,7 @@ void Faults::fill(uint32_t rank, uint64_t iteration, RankReport& entry) {
   RankBlock& block = control_->block(rank);
   const ProcessStat stat = process_stat(block.pid.load(kRelaxed));
   entry.phase = block.phase.load(std::memory_order_acquire);
-  entry.alive = threads_ || !(life_lost(&block.life) || control_->died_joining(rank));
+  entry.alive = threads_ || !(owner_died(&block.liveness) || control_->died_joining(rank));
   entry.state = stat.starttime == block.starttime.load(kRelaxed) ? stat.state : '?';
   entry.pid = block.pid.load(kRelaxed);
   const CallRecord* record = nullptr;  // the newest call that began no later than this iteration
@@ -196,7 +166,7 @@ void Faults::check_peers(uint64_t iteration) {
     const Phase phase = Phase(block.phase.load(std::memory_order_acquire));
     if (phase == Phase::kLeft) raise(Cause::kLeft, peer, iteration, block.leave_text);
     if (threads_ || phase == Phase::kClosed) continue;
-    if (life_lost(&block.life) || control_->died_joining(peer)) {
+    if (owner_died(&block.liveness) || control_->died_joining(peer)) {
       raise(Cause::kLost, peer, iteration);
     }
   }

@@ -40,7 +40,7 @@ class Aborted : public Error {
   Cause cause_;
 };
 
-// A plain text for people, in numbers only: who failed, who waits for whom at which step.
+// What failed, in one line; pycoll/runtime/sessions/reports.py writes about every rank.
 std::string describe(const Report& report);
 // "rank 3", or "any rank".
 std::string rank_name(int32_t rank);
@@ -50,7 +50,7 @@ const char* closed_text(int32_t rank);
 // The failures of one communicator as one rank sees and makes them. Thread-safe.
 class Faults {
  public:
-  // `threads_as_ranks`: all ranks live in this process, so the life locks are not used.
+  // `threads_as_ranks`: all ranks live in this process, so the liveness locks are not used.
   Faults(std::shared_ptr<ControlSegment> control, uint32_t rank, bool threads_as_ranks);
 
   bool pending() const { return word_->load(std::memory_order_acquire) != 0; }

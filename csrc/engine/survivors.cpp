@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "base/process.h"
-#include "engine/liveness.h"
+#include "base/liveness.h"
 
 namespace pycoll {
 namespace {
@@ -39,7 +38,7 @@ bool Survivors::gone(uint32_t rank) const {
       [[fallthrough]];
     default:
       if (threads_ || control_->died_joining(rank)) return !threads_;
-      return life_lost(&block.life) &&
+      return owner_died(&block.liveness) &&
              process_over(block.pid.load(std::memory_order_relaxed),
                           block.starttime.load(std::memory_order_relaxed));
   }
@@ -117,7 +116,7 @@ int32_t Survivors::offer_of(uint32_t rank) const {
 bool Survivors::offers(uint32_t rank) const {
   RankBlock& block = control_->block(rank);
   return block.came.load(kAcquire) == round_ && Phase(block.phase.load(kAcquire)) == Phase::kRun &&
-         (threads_ || !life_lost(&block.life));
+         (threads_ || !owner_died(&block.liveness));
 }
 
 bool Survivors::await_other_offer(uint32_t rank, const Check& check) const {

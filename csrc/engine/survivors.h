@@ -28,7 +28,7 @@ class Survivors {
   // rank must leave the communicator, for the others may count on it.
   using Check = std::function<bool(Pulse)>;
 
-  // `threads_as_ranks`: all ranks live in this process, so the life locks are not used.
+  // `threads_as_ranks`: all ranks live in this process, so the liveness locks are not used.
   Survivors(std::shared_ptr<ControlSegment> control, uint32_t rank, bool threads_as_ranks);
 
   // Comes to the next round, or goes on with one that it could not leave, and waits until it is

@@ -106,7 +106,7 @@ void Registration::take_pages(uint32_t region) {
   const auto inner = static_cast<uint64_t>(last_ - first_);
   char* pages = heap_->pool(region).pages(head + inner + tail);
   offset_ = heap_->offset_of(pages, 1).value();
-  trust_ = heap_->trust();
+  generation_ = heap_->generation();
   mirror_ = pages + head - (first_ - data_);
   std::memcpy(mirror_, data_, static_cast<size_t>(end_ - data_));
   if (!heap_->map_over(first_, offset_ + head, inner)) {
@@ -143,7 +143,7 @@ void Registration::release() {
   in_ = false;
   if (!heap_->is_owner()) return;  // a child made by fork: the block is its parent's
   heap_->drop_alias(data_);
-  if (heap_->trust() == trust_) heap_->free(offset_);
+  if (heap_->generation() == generation_) heap_->free(offset_);
 }
 
 void Registration::hold() {

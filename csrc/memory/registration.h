@@ -77,8 +77,8 @@ class Registration {
   std::shared_ptr<Heap> heap_;
   bool in_ = false;
   int holds_ = 0;
-  uint64_t offset_ = 0;  // of the pages in the heap
-  uint64_t trust_ = 0;   // of the heap, when they were taken
+  uint64_t offset_ = 0;      // of the pages in the heap
+  uint64_t generation_ = 0;  // of the heap, when they were taken
   // The array, its whole pages, and its end.
   char *data_ = nullptr, *first_ = nullptr, *last_ = nullptr, *end_ = nullptr;
   char* mirror_ = nullptr;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/wait.h"
+#include "base/wait.h"
 
 namespace pycoll {
 namespace {

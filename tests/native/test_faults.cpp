@@ -91,7 +91,7 @@ void going_on_after_a_mismatch() {
     Ints x(4);
     const auto run_it = [&] { me.engine.run(*call, x.data(), x.data()); };
     add_ones(me);
-    if (me.rank == 0) me.engine.set_meanwhile(until_then);
+    if (me.rank == 0) me.engine.set_other_work(until_then);
     if (me.rank == 2) expect_kind("MismatchError", [&] { add_ones(me); }, "the odd call");
     expect_kind("MismatchError", run_it, "the call of the others");
     if (me.rank == 2) gone_on = true;
