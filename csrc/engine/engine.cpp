@@ -186,8 +186,10 @@ void Engine::end_iteration() {
 }
 
 // Before we say that we are done with our peers' arrays: they leave a call in order only when they
-// have heard that, so one that has left has failed, and may have changed what we were reading.
+// have heard that, so one that has left has failed, and may have changed what we were reading. The
+// fence keeps the reads before the look at the abort word.
 inline void Engine::check_reads() {
+  std::atomic_thread_fence(std::memory_order_acquire);
   if (faults_.pending()) [[unlikely]]
     throw_aborted();
 }
