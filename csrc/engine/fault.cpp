@@ -77,9 +77,8 @@ void Faults::set(Cause cause, uint32_t culprit, uint64_t iteration, std::string_
   const AbortWord word{cause, uint16_t(culprit), uint16_t(rank_), uint16_t(iteration)};
   uint64_t none = 0;
   if (!word_->compare_exchange_strong(none, word.pack())) return;
-  write_report(word, iteration, text);
-  control_->abort_block().ready.store(1, std::memory_order_seq_cst);
-  control_->wake_everybody();
+  if (cause == Cause::kMismatch) await_others(iteration);
+  publish_report(iteration, text);
 }
 
 void Faults::raise(Cause cause, uint32_t culprit, uint64_t iteration, std::string_view text) {
@@ -92,14 +91,29 @@ void Faults::throw_pending() {
   throw Aborted(snapshot.cause, describe(snapshot));
 }
 
-void Faults::write_report(const AbortWord& word, uint64_t iteration, std::string_view text) {
+void Faults::publish_report(uint64_t iteration, std::string_view text) {
   AbortBlock& block = control_->abort_block();
   block.iteration = iteration;
   store_text(block.text, kTextBytes, text);
-  if (word.cause == Cause::kMismatch) await_others(iteration);
   for (uint32_t rank = 0; rank < control_->geometry().world_size; ++rank) {
     fill(rank, iteration, control_->report(rank));
   }
+  block.ready.store(1, std::memory_order_seq_cst);
+  control_->wake_everybody();
+}
+
+// Writes the report if the rank that set the abort word, or took over from it, died before it had.
+void Faults::take_over(const AbortWord& word) {
+  AbortBlock& block = control_->abort_block();
+  uint32_t taken_over = block.taken_over.load(std::memory_order_acquire);
+  const uint32_t writer = taken_over == 0 ? word.reporter : taken_over - 1;
+  if (threads_ || writer == rank_ || !owner_died(&control_->block(writer).liveness)) return;
+  if (!block.taken_over.compare_exchange_strong(taken_over, rank_ + 1)) return;
+  // The word has the iteration modulo 2^16; ours is at most one away from it.
+  const RankBlock& own = control_->block(rank_);
+  const CallRecord& call = own.records[own.call_seq.load() % kRecords];
+  const uint64_t near = call.iteration.load(std::memory_order_relaxed);
+  publish_report(near + static_cast<int16_t>(word.iteration - static_cast<uint16_t>(near)), {});
 }
 
 // Ranks that come to this iteration later show what they wanted to call before they raise.
@@ -201,13 +215,16 @@ Report Faults::report() {
   const uint64_t word = word_->load(std::memory_order_acquire);
   if (word == 0) return {};
   AbortBlock& block = control_->abort_block();
-  const uint64_t until = now_ns() + kReportLimitNs;
+  const AbortWord abort = AbortWord::unpack(word);
+  const uint64_t until = now_ns() + (gave_up_.load() ? 0 : kReportLimitNs);
   const auto ready = [&] { return block.ready.load(std::memory_order_acquire) != 0; };
-  const auto too_long = [&](Pulse) { return now_ns() > until; };
-  const bool complete = wait_until(kPatient, control_->report_bell(), ready, too_long);
+  const bool complete = wait_until(kPatient, control_->report_bell(), ready, [&](Pulse) {
+    take_over(abort);
+    return now_ns() > until;
+  });
+  if (!complete) gave_up_.store(true);
   std::lock_guard lock(mutex_);
   if (report_.complete) return report_;
-  const AbortWord abort = AbortWord::unpack(word);
   report_.cause = abort.cause;
   report_.culprit = abort.culprit;
   report_.reporter = abort.reporter;

@@ -1,9 +1,11 @@
 // How a communicator fails: one cause, one snapshot, the same error on every rank.
 //
 // The first rank to notice sets the abort word, writes the report and marks it ready; everybody
-// else waits for it (at most 1 s) and raises from it. Nothing resets an abort.
+// else waits for it (at most 1 s) and raises from it. If that rank dies first, one of those that
+// wait writes the report. Nothing resets an abort.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -80,7 +82,8 @@ class Faults {
   Report report();
 
  private:
-  void write_report(const AbortWord& word, uint64_t iteration, std::string_view text);
+  void publish_report(uint64_t iteration, std::string_view text);
+  void take_over(const AbortWord& word);
   void fill(uint32_t rank, uint64_t iteration, RankReport& entry);
   void await_others(uint64_t iteration);
 
@@ -88,7 +91,8 @@ class Faults {
   std::atomic<uint64_t>* word_;
   uint32_t rank_;
   bool threads_;
-  std::mutex mutex_;  // of report_
+  std::atomic<bool> gave_up_{false};  // a wait for the report has taken too long
+  std::mutex mutex_;                  // of report_
   Report report_;
 };
 

@@ -28,7 +28,7 @@ static_assert(std::endian::native == std::endian::little, "the flag word is spli
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-inline constexpr uint32_t kAbiVersion = 3;
+inline constexpr uint32_t kAbiVersion = 4;
 inline constexpr uint32_t kMaxWorldSize = 4096;
 inline constexpr size_t kPayloadBytes = 40;  // of a flag line
 inline constexpr uint32_t kRecords = 64;     // calls remembered per rank
@@ -173,6 +173,7 @@ struct AbortBlock {
   alignas(128) std::atomic<uint64_t> word;   // 0, or AbortWord::pack by compare-and-swap
   alignas(128) std::atomic<uint32_t> ready;  // 1: text and the RankReports may be read
   std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> taken_over;  // rank + 1 of the one that writes the report of a dead one
   uint64_t iteration;
   char text[kTextBytes];
 };
