@@ -15,7 +15,7 @@ void init_liveness(pthread_mutex_t* lock);
 // PID namespace, and long before its memory is torn down.
 bool owner_died(pthread_mutex_t* lock);
 
-// Whether nobody has taken the lock so far, or its owner has released it.
+// Whether no thread holds the lock: none has taken it so far, or its owner has released it.
 bool is_unowned(pthread_mutex_t* lock);
 
 // State letter and start time of a process; {'?', 0} when /proc does not know it.

@@ -43,8 +43,8 @@ WaitPolicy default_policy(uint32_t ranks);
 WaitPolicy background_policy(uint32_t ranks);
 
 // What to sleep on: a 32-bit word that every event changes, and the count of those who sleep.
-// Whoever makes an event stores it, then calls wake() if `sleepers` is not zero; store and load
-// must be sequentially consistent. A bell without a word just sleeps for its slice.
+// A thread that makes an event stores it, then calls wake() if `sleepers` is not zero; store and
+// load must be sequentially consistent. A bell without a word just sleeps for its slice.
 struct Bell {
   const void* word = nullptr;
   std::atomic<uint32_t>* sleepers = nullptr;
@@ -82,7 +82,7 @@ class SharedCore {
 
   // A wait has ended with the first yield, which took `ns`.
   void yielded(uint64_t ns) { in_a_row_ = ns >= kSwitchNs ? in_a_row_ + 1 : in_a_row_ / 2; }
-  // A wait has gone on.
+  // A wait has gone on after its first yield.
   void waited() { in_a_row_ /= 2; }
   // How to wait next.
   Way way() {
@@ -94,7 +94,7 @@ class SharedCore {
   }
 
  private:
-  static constexpr uint64_t kSwitchNs = 1000;  // a yield to nobody takes less
+  static constexpr uint64_t kSwitchNs = 1000;  // a yield without another thread takes less
   static constexpr uint32_t kMany = 16;
   uint32_t in_a_row_ = 0;
   bool slept_ = false;

@@ -124,8 +124,8 @@ void bind_mpi(py::module_& m) {
       .def("poll", &MpiEngine::poll, Release())
       .def("report", [](MpiEngine& e) { return report_of(e, rank_report); })
       .def_property_readonly("failed", &MpiEngine::failed);
-  // Neither MPI nor a connection can be told to stop in the middle of a message. What such a
-  // message refers to has to stay, even when Python ends: MPI_Finalize comes after that.
+  // Neither MPI nor a connection can stop in the middle of a message. The memory of such a message
+  // has to stay, even when Python ends: MPI_Finalize comes after that.
   m.def("never_free", [](py::object owner) { owner.release(); }, "owner"_a);
   bind_two_level(m);
   py::class_<MailPostbox> postbox(m, "MailPostbox");

@@ -1,4 +1,4 @@
-// The part of pycoll._C for counting who is left of a communicator.
+// The part of pycoll._C for finding which ranks of a communicator are left.
 #include "engine/survivors.h"
 
 #include <pybind11/pybind11.h>

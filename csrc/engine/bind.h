@@ -36,8 +36,8 @@ struct Binding {
   uint64_t chunk = 0;       // elements of a chunk; in kFull and kOwn chunk c covers
                             // [c * chunk, min((c + 1) * chunk, count)) of the vector
   uint64_t descriptor = 0;  // kind:8 dtype:8 op:8 flags:8 root:16 algorithm:16
-  // Checksum of the algorithm, whose number in the descriptor may be that of another one, too; goes
-  // into the fingerprint.
+  // Checksum of the algorithm, since algorithms of users may have equal numbers in the descriptor;
+  // goes into the fingerprint.
   uint32_t check = 0;
   Layout in_layout = Layout::kFull, out_layout = Layout::kFull;
   PieceTable in_table, out_table;  // for kTable

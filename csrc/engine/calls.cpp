@@ -172,13 +172,13 @@ void Engine::run_call(const Job& job, const BoundCall& call) {
 }
 
 // Leaves a direct call that has failed. Peers may be reading and writing our arrays, which belong
-// to the caller again when we return: those who are in the call get the time to notice and to
-// leave. Who does not, because it is stopped, may go on with what it was doing at any time: what
-// our arrays lie in is not used for others. After a refusal all have left; see quiesce.
+// to the caller again when we return: peers in the call get time to notice and to leave. One that
+// does not, because it is stopped, may go on at any time, so the memory of our arrays is not used
+// again. After a refusal all have left; see quiesce.
 void Engine::leave_direct_call() {
   const uint64_t call = block_->inside.exchange(0, std::memory_order_seq_cst);
   const bool entered = published_ && step_ >= kEntered;
-  if (iteration() == call && !entered) return;  // nobody has been told where our arrays are
+  if (iteration() == call && !entered) return;  // no peer knows where our arrays are
   if (!faults_.pending()) return;
   const uint64_t end = now_ns() + kLeaveNs;
   bool alone = true;

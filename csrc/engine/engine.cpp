@@ -12,8 +12,8 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // Payload of the flag line in direct plans: where the rank's arrays lie in the heap, or in its own
-// memory if the call is across. The check word tells it from the bytes that a rank in another call
-// may have put there. Calls with an alternative tell times, whichever plan they run.
+// memory if the call is across. The check word distinguishes it from the bytes of a rank in another
+// call. Calls with an alternative report times, whichever plan they run.
 struct Payload {
   uint64_t in, out, check;
   ReportedTimes times;
@@ -23,7 +23,7 @@ struct Payload {
 };
 static_assert(sizeof(Payload) <= kPayloadBytes);
 
-// Waits with something else under way, which nobody wakes us for.
+// For waits with other work under way, which does not wake this thread.
 constexpr WaitPolicy kBusy = {
     .spins = 50, .yield_us = 20'000, .first_slice_us = 50, .last_slice_us = 100};
 
@@ -83,8 +83,8 @@ inline void Engine::await_entry_of_all() {
   }
 }
 
-// A refusal in the iteration before this one is over and done with for a new call; a call that
-// goes on after it (`continuing`) has lost the rank that refused.
+// A new call ignores a refusal in the previous iteration; a call that goes on after it
+// (`continuing`) has lost the rank that refused.
 void Engine::gate(bool continuing) {
   const uint64_t previous = iteration() - 1;
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
@@ -117,7 +117,7 @@ void Engine::gate_peer(uint32_t peer, bool continuing) {
   peers_[peer].seen = previous;
 }
 
-// Makes our line tell what this iteration is about. The next publish makes it visible.
+// Writes the descriptor of this iteration to our line. The next publish makes it visible.
 inline void Engine::open_line() {
   const uint64_t iteration = this->iteration();
   line_ = &control_->line(rank_, iteration & 1);
@@ -334,8 +334,8 @@ void Engine::throw_ahead(uint32_t peer) {
               iteration(), ": the control segment is corrupt");
 }
 
-// `peer` gave up the running iteration (`entered`), or the one before it. Passes it on to those who
-// wait for us, and leaves the iteration when nobody uses our arrays any more.
+// `peer` gave up the running iteration (`entered`), or the one before it. Passes it on to the
+// ranks that wait for us, and leaves the iteration when no peer uses our arrays any more.
 void Engine::peer_rejected(uint32_t peer, bool entered) {
   const uint32_t parity = (iteration() - (entered ? 0 : 1)) & 1;
   const int32_t origin = control_->block(peer).refusal[parity].origin.load(kRelaxed);

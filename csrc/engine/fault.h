@@ -28,7 +28,7 @@ struct Report {
   std::vector<RankReport> ranks;
 };
 
-// The error that a cause is for whoever meets it: MismatchError, PeerLost, PeerLeft, CollTimeout,
+// The kind of error that a cause raises: MismatchError, PeerLost, PeerLeft, CollTimeout,
 // Revoked (interrupt, abort).
 const char* kind_of(Cause cause);
 
@@ -46,7 +46,7 @@ class Aborted : public Error {
 std::string describe(const Report& report);
 // "rank 3", or "any rank".
 std::string rank_name(int32_t rank);
-// What ends a wait for a message to or from this rank when check() tells that it has closed.
+// The end of the error text when a wait for a message ends because this rank has closed.
 const char* closed_text(int32_t rank);
 
 // The failures of one communicator as one rank sees and makes them. Thread-safe.

@@ -125,7 +125,7 @@ bool HelperThread::run_next(bool helped) {
   } catch (...) {
     error = std::current_exception();
   }
-  work = nullptr;  // whoever waits may free what the work held on to
+  work = nullptr;  // a thread that waits may free what the work refers to
   bool more;
   {
     std::lock_guard lock(mutex_);

@@ -1,5 +1,5 @@
 // The helper thread of a rank: it runs calls in the background, and by holding the liveness lock
-// of its rank it tells the peers that the process lives.
+// of its rank it shows the peers that the process lives.
 #pragma once
 
 #include <pthread.h>

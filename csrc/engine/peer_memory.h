@@ -49,7 +49,7 @@ class PeerMemory {
 
   std::shared_ptr<ControlSegment> control_;
   uint32_t rank_;
-  uint64_t word_;  // what peers read; nobody knows it who has not been told
+  uint64_t word_;  // what peers read; only ranks of this communicator know it
   bool able_ = true, probed_ = false;
   std::vector<char> copy_;
   std::array<Stretch, kStretches> readable_;  // where the kernel has read

@@ -10,8 +10,8 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kDeathNs = 2'000'000'000;
-// After so many bytes a rank looks whether the call has failed: peers whose arrays it works on wait
-// for it to leave.
+// After so many bytes a rank checks whether the call has failed: the owners of the arrays wait for
+// it to leave.
 constexpr uint64_t kPieceBytes = 8 << 20;
 
 bool overlap(const void* a, uint64_t a_bytes, const void* b, uint64_t b_bytes) {
@@ -66,7 +66,7 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
   if (length > 0) fold_resolved(instr, operands, length);
 }
 
-// Folds what srcs_ and dsts_ tell; `operands`: of the latter.
+// Folds srcs_ into dsts_, whose operands are `operands`.
 inline void Engine::fold_resolved(const Instr& instr, const Operand* operands, uint64_t length) {
   const uint64_t most = std::max<uint64_t>(1, kPieceBytes / call_->elem_bytes);
   for (; length > most; length -= most) {
@@ -132,7 +132,7 @@ void Engine::begin_results(const BoundCall& call) {
   }
 }
 
-// A copy that srcs_ and dsts_ tell, out of the private memory of another rank if it is from there.
+// Copies srcs_[0] to dsts_, from the private memory of another rank if it lies there.
 void Engine::copy_from_peer(const Instr& instr, const Operand& source, uint64_t nbytes) {
   const bool away = source.rank != rank_;
   if (away) read_peer(source.rank, dsts_[0], srcs_[0], nbytes);
@@ -142,8 +142,8 @@ void Engine::copy_from_peer(const Instr& instr, const Operand& source, uint64_t 
   }
 }
 
-// Copies out of a peer's private memory. Whose process is gone has died, which its liveness lock
-// tells after a moment at most.
+// Copies from a peer's private memory. If its process is gone it has died, which its liveness lock
+// shows a moment later.
 void Engine::read_peer(uint32_t peer, void* to, const void* from, uint64_t nbytes) {
   if (peer_memory_->read(peer, to, from, nbytes)) return;
   const int error = errno;

@@ -54,7 +54,7 @@ static_assert(sizeof(Instr) == 20);
 // Peer of a WAIT of a plan of messages: everything under way.
 inline constexpr uint16_t kAllPeers = 0xFFFF;
 
-// One rank's plan. Whoever makes one calls check(), once; see Binding.
+// One rank's plan. Its maker calls check(), once; see Binding.
 struct Plan {
   std::vector<Instr> code;
   std::vector<Operand> operands;

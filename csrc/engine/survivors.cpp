@@ -12,7 +12,7 @@ namespace {
 
 constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
-constexpr uint64_t kLockNs = 1'000'000'000;  // far longer than anybody who runs keeps the lock
+constexpr uint64_t kLockNs = 1'000'000'000;  // far longer than a running rank holds the lock
 
 // Takes a robust lock if it is free. Its last owner may have died: what it guards is changed so
 // that every state in between is one that may be.
@@ -46,7 +46,7 @@ bool Survivors::gone(uint32_t rank) const {
 
 bool Survivors::decided() const { return control_->election().decided.load(kAcquire) >= round_; }
 
-// Whether there is nobody to wait for any more.
+// Whether every rank has come to the round or is gone.
 bool Survivors::settled() const {
   for (uint32_t rank = 0; rank < control_->geometry().world_size; ++rank) {
     if (control_->block(rank).came.load(kAcquire) < round_ && !gone(rank)) return false;

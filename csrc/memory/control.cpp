@@ -32,7 +32,7 @@ struct Header {
 };
 static_assert(sizeof(Header) <= kPage);
 
-// The whole file, in place of a segment, where a rank has declined before anybody laid one out.
+// The whole file, in place of a segment, where a rank has declined before one was laid out.
 struct Absence {
   uint64_t magic;  // kAbsent
   uint32_t rank;
@@ -143,7 +143,7 @@ bool read_absence(int fd, Absence& absence) {
          pread(fd, &absence, sizeof(absence), 0) == sizeof(absence) && absence.magic == kAbsent;
 }
 
-// Whether nobody can lay out a segment any more; leaves the note if there is none. The lock is
+// Whether no rank can lay out a segment any more; leaves the note if there is none. The lock is
 // held, so a file without the magic is what a creator that was killed has left.
 bool leave_absence(int fd, uint32_t rank, std::string_view text) {
   Absence absence{};
@@ -317,7 +317,7 @@ bool ControlSegment::died_joining(uint32_t rank) {
   return runs() && is_unowned(&own.liveness) &&
          process_over(own.pid.load(std::memory_order_relaxed),
                       own.starttime.load(std::memory_order_relaxed)) &&
-         runs();  // who closes lets go of the lock after it has said so
+         runs();  // a rank that closes stores its phase before it releases the lock
 }
 
 bool ControlSegment::deserted() {

@@ -147,7 +147,7 @@ struct RankReport {
   uint8_t entered;  // 1: descriptor and count are those of the failed iteration
   int32_t pid;
   uint64_t flag[2];              // both flag words, by parity
-  uint64_t call_seq, iteration;  // of the call the next fields tell of
+  uint64_t call_seq, iteration;  // of the call that the next fields describe
   uint64_t descriptor, count;
   int32_t waiting_peer;  // -1: none
   uint32_t waiting_step;
@@ -190,15 +190,15 @@ class ControlSegment {
  public:
   // Maps `fd` (a memfd; kept open by the caller or not, as it likes). The first process to come
   // sizes, allocates, seals and initialises it; the others check that they were given the same
-  // geometry. Throws TransportError: no memory, another geometry or ABI, no /proc; CollTimeout: who
-  // lays it out takes longer than that; PeerLeft: another rank cannot join.
+  // geometry. Throws TransportError: no memory, another geometry or ABI, no /proc; CollTimeout: the
+  // rank that lays it out takes longer than that; PeerLeft: another rank cannot join.
   static std::shared_ptr<ControlSegment> open(int fd, const Geometry& geometry,
                                               const Patience& patience = {});
   // For a process that cannot, or on behalf of one that is over: declines, see below, if the
   // segment has been laid out, whatever its geometry; otherwise nobody can lay it out any more, and
-  // who tries is told. Throws CollTimeout: somebody lays it out right now, and takes longer than
-  // that; TransportError: the rank has taken its slot before. `pid` is the process of the rank; 0
-  // is the calling one.
+  // a rank that tries gets the reason. Throws CollTimeout: another rank lays it out right now, and
+  // takes longer than that; TransportError: the rank has taken its slot before. `pid` is the
+  // process of the rank; 0 is the calling one.
   static void decline(int fd, uint32_t rank, std::string_view text, double timeout_s, int32_t pid);
   ~ControlSegment();
   ControlSegment(const ControlSegment&) = delete;
@@ -213,7 +213,7 @@ class ControlSegment {
   // The same for a process that cannot join: its peers raise PeerLeft with the text.
   void decline(uint32_t rank, std::string_view text, int32_t pid = 0);
   // Whether the process that took the slot was over before its helper held the liveness lock, which
-  // therefore does not tell of it.
+  // therefore does not show it.
   bool died_joining(uint32_t rank);
 
   const Geometry& geometry() const { return geometry_; }
@@ -267,7 +267,7 @@ class ControlSegment {
   char* mailboxes_ = nullptr;
 };
 
-// Forbids that anybody resizes the file from now on; no effect on a file that cannot be sealed.
+// Forbids to resize the file from now on; no effect on a file that cannot be sealed.
 void seal_size(int fd);
 
 // Copies text into a fixed field: cut to fit at a UTF-8 boundary, zero-terminated.

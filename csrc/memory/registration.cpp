@@ -21,7 +21,7 @@ char* page_below(char* p) {
 
 bool is_stack(const char* name) { return std::strncmp(name, "[stack", 6) == 0; }
 
-// What the kernel tells of one mapping, since Linux 6.11: `struct procmap_query` and PROCMAP_QUERY
+// The kernel's answer about one mapping, since Linux 6.11: `struct procmap_query` and PROCMAP_QUERY
 // of <linux/fs.h>, which older headers lack.
 struct MapQuery {
   uint64_t size, flags, address;
@@ -33,7 +33,7 @@ constexpr unsigned long kMapQuery = _IOWR('f', 17, MapQuery);
 constexpr uint64_t kReadable = 1, kWritable = 2, kExecutable = 4, kShared = 8, kThisOrNext = 16;
 
 // Whether the kernel says of all mappings in [first, last) that they are this process's own. False
-// if it does not, or cannot be asked so; then reading all mappings tells why.
+// if it does not, or cannot be asked so; then reading all mappings shows why.
 bool known_private(int maps, const char* first, const char* last) {
   const auto end = reinterpret_cast<uintptr_t>(last);
   for (auto at = reinterpret_cast<uintptr_t>(first); at < end;) {

@@ -14,7 +14,7 @@ namespace {
 constexpr uint32_t kFragments = 4;         // per ring
 constexpr uint64_t kMostRead = 256 << 20;  // bytes that one offer is for: then others have a turn
 
-// What a fragment is, and what has become of an offer: its reader says so, and who withdraws it.
+// What a fragment is, and the state of an offer: its reader sets it, or the sender that withdraws.
 enum State : uint32_t { kHere, kOffered, kRead, kRefused, kWithdrawn };
 
 // Messages whose sizes have the same highest bit go the same way.
@@ -273,7 +273,8 @@ void Mailboxes::read_offer(Fragment& part, Message& message) {
   const int32_t pid = control_.block(message.src).pid.load(std::memory_order_relaxed);
   const char* data = nullptr;
   std::memcpy(&data, part.data, sizeof(data));
-  // It was the sender's memory, and not that of somebody with its number, if that is still there.
+  // It was the sender's memory, not that of a process that reuses its pid, if the sender still
+  // lives.
   const bool read = read_process(pid, message.data + message.received, data, part.nbytes) &&
                     PeerMemory::reaches(control_, message.src);
   uint32_t offered = kOffered;
@@ -285,7 +286,7 @@ void Mailboxes::read_offer(Fragment& part, Message& message) {
   if (!lasts) arrived_.erase(arrived_.begin() + (&message - arrived_.data()));
 }
 
-// A message has come whole: tells its sender how the next one of its size is to come.
+// A message is complete: chooses how its sender is to send the next one of its size.
 void Mailboxes::choose(Ring& in, const Message& message) {
   if (!large(message.nbytes) || message.own != nullptr) return;
   CopyChoice& choice = choices_[{message.src, size_bit(message.nbytes)}];

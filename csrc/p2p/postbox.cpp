@@ -68,7 +68,7 @@ void Postbox::wake_thread() {
     try {
       thread_ = std::thread([this] { serve(); });
     } catch (const std::system_error&) {
-      return;  // a limit: messages move while somebody waits
+      return;  // a limit: messages move while a thread waits
     }
   }
   thread_busy_ = true;
@@ -238,7 +238,7 @@ void Postbox::serve() {
 }
 
 void Postbox::close() {
-  std::thread last;  // of two who close at the same time one waits for it
+  std::thread last;  // of two threads that close at the same time one waits for it
   {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (static_cast<uint64_t>(getpid()) != pid_) {
