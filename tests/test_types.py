@@ -39,10 +39,11 @@ def test_enums_are_those_of_the_engine(header, name, enum):
 
 
 def test_constants_are_those_of_the_engine():
-    names = {"kFoldTree": "FOLD_TREE", "kFoldComplete": "FOLD_COMPLETE", "kEntered": "ENTERED"}
-    names |= {"kDone": "DONE", "kFailed": "FAILED"}
-    for theirs, ours in names.items():
-        assert constant("engine/plan.h", theirs) == getattr(plan, ours), theirs
+    flags = {"kFoldTree": "FOLD_TREE", "kFoldComplete": "FOLD_COMPLETE"}
+    steps = {"kEntered": "ENTERED", "kDone": "DONE", "kFailed": "FAILED"}
+    for header, names in {"engine/plan.h": flags, "base/types.h": steps}.items():
+        for theirs, ours in names.items():
+            assert constant(header, theirs) == getattr(plan, ours), theirs
     assert constant("engine/engine.h", "kRefusedDescriptor") == types.Kind.REFUSED
 
 

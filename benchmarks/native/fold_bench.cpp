@@ -4,7 +4,7 @@
 // destination written once.
 //
 //   g++ -O3 -std=c++20 -ffp-contract=off -Icsrc benchmarks/native/fold_bench.cpp
-//   csrc/kernels/fold/fold*.cpp
+//   csrc/kernels/*.cpp csrc/kernels/fold/fold.cpp
 //       csrc/base/types.cpp -o /tmp/fold_bench && /tmp/fold_bench [isa]
 #include <algorithm>
 #include <chrono>
@@ -125,7 +125,7 @@ void bench(const pycoll::FoldSpec& spec, int nsrc, int ndst, size_t nbytes) {
   }
   const Timing fold_time = summarise(fold_seconds);
   const double gb = static_cast<double>(nsrc + ndst) * nbytes * 1e-9;
-  std::printf("%-9s %-6s %-3s %4d %4d %9zu %10.1f %10.1f", pycoll::fold_isa(),
+  std::printf("%-9s %-6s %-3s %4d %4d %9zu %10.1f %10.1f", pycoll::isa_name(),
               spec.tree ? "tree" : "serial", spec.dtype == DType::kFloat32 ? "f32" : "bf16", nsrc,
               ndst, nbytes, gb / fold_time.median, gb / fold_time.minimum);
   if (plain != nullptr) {
@@ -153,7 +153,7 @@ void bench_latency(size_t count) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1 && !pycoll::fold_force_isa(argv[1])) {
+  if (argc > 1 && !pycoll::force_isa(argv[1])) {
     std::fprintf(stderr, "this CPU has no %s\n", argv[1]);
     return 1;
   }

@@ -16,7 +16,7 @@
 #include <cstring>
 #include <vector>
 
-#include "memory/cross_memory.h"
+#include "engine/peer_memory.h"
 
 namespace {
 

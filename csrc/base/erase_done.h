@@ -1,4 +1,4 @@
-// Removing what has ended from a list of requests, where to ask may throw.
+// Removing finished requests from a list, where testing one may throw.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 namespace pycoll {
 
 // Removes the items for which done(item) is true; the others stay in order. If done() throws, the
-// items that are left are still in the list once each (std::erase_if would have some there twice,
-// and a request that is freed twice is somebody else's the second time).
+// remaining items are in the list once each (std::erase_if would leave some there twice, and MPI
+// may have given the handle of a freed request to another one).
 template <typename T, typename Done>
 void erase_done(std::vector<T>& items, Done&& done) {
   size_t kept = 0, i = 0;

@@ -1,4 +1,4 @@
-// Tells a process from a child that fork has made of it, without a system call.
+// Whether this is the process that made an object or a child made by fork, without a system call.
 #pragma once
 
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
-// Element types and reduction operations. The numbers are those of pycoll/types.py; a test compares
-// them.
+// Element types, reduction operations and the steps of a rank. The numbers are those of
+// pycoll/types.py and pycoll/schedule/lowering/plan.py; a test compares them.
 #pragma once
 
 #include <cstddef>
@@ -35,6 +35,11 @@ enum class ReduceOp : uint8_t {
   kXor = 7,
 };
 inline constexpr int kReduceOpCount = 8;
+
+// Steps a rank can publish; ordinary lines use 2 .. kDone - 1.
+inline constexpr uint32_t kEntered = 1;
+inline constexpr uint32_t kDone = 0xFFFE;
+inline constexpr uint32_t kFailed = 0xFFFF;
 
 // Whether op is defined for dtype (bitwise operations are for integers only).
 bool fold_supports(DType dtype, ReduceOp op);

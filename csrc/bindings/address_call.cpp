@@ -8,7 +8,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/fast_path.h"
-#include "engine/short_calls.h"
+#include "bindings/gil.h"
 
 namespace py = pybind11;
 namespace pycoll {

@@ -1,10 +1,16 @@
-// What the files of bindings share.
+// What the files of bindings share. They convert arguments and errors and let go of Python's lock,
+// and may use everything else in csrc; contracts are in the headers of what they bind.
+//
+// Read module.cpp first; fast_path.h is how a collective gets from a method to the engine.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
+#include <cstring>
 #include <memory>
+#include <string>
 
+#include "bindings/gil.h"
 #include "engine/engine.h"
 
 namespace pycoll {
@@ -30,9 +36,104 @@ void bind_address_call(pybind11::module_& m);
 void bind_arrays(pybind11::module_& m);  // arrays.cpp
 void bind_memory(pybind11::module_& m);  // memory.cpp
 void bind_optim(pybind11::module_& m);   // optim.cpp
-void bind_mail(pybind11::module_& m);    // p2p.cpp
+void bind_p2p(pybind11::module_& m);     // p2p.cpp
 void bind_mpi(pybind11::module_& m);     // messages.cpp
-void bind_queue(pybind11::module_& m);   // queue.cpp
 void bind_survivors(pybind11::module_& m);
+
+using Release = pybind11::call_guard<Unlocked>;
+
+template <typename T = void>
+T* pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+inline pybind11::str decoded(const char* text) {
+  return pybind11::reinterpret_steal<pybind11::str>(
+      PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "replace"));
+}
+
+// An engine's report of a failure as a dict, None without a failure. rank_report(rank, entry) makes
+// one of its entries for each rank.
+template <typename AnyEngine, typename RankReportOf>
+pybind11::object report_of(AnyEngine& engine, const RankReportOf& rank_report) {
+  const auto found = [&] {
+    const Unlocked unlocked;  // whoever has the engine's mutex may wait for Python's lock
+    return engine.report();
+  }();
+  if (found.cause == Cause::kNone) return pybind11::none();
+  pybind11::dict out;
+  out["cause"] = static_cast<int>(found.cause);
+  out["culprit"] = found.culprit;
+  out["reporter"] = found.reporter;
+  out["iteration"] = found.iteration;
+  out["text"] = found.text;
+  pybind11::list ranks;
+  for (uint32_t rank = 0; rank < found.ranks.size(); ++rank) {
+    ranks.append(rank_report(rank, found.ranks[rank], found.iteration));
+  }
+  out["ranks"] = ranks;
+  return out;
+}
+
+// What the call with this ticket has failed with: None or (kind, text). Unlike a wait for it, this
+// raises nothing, so whatever is raised meanwhile is known to come from a signal handler.
+template <typename AnyEngine>
+pybind11::object error_of_ticket(AnyEngine& engine, uint64_t ticket) {
+  const std::exception_ptr failure = engine.error(ticket);
+  if (failure == nullptr) return pybind11::none();
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return pybind11::make_tuple(error.kind(), error.what());
+  } catch (const std::bad_alloc& error) {
+    return pybind11::make_tuple("MemoryError", error.what());
+  } catch (const std::exception& error) {
+    return pybind11::make_tuple("CollError", error.what());
+  }
+}
+
+// Adds the methods, and functions of the module, that all engines of one level have.
+template <typename E, typename Class>
+void add_engine_methods(pybind11::module_& m, Class& cls) {
+  using namespace pybind11::literals;
+  cls.def("site", [](E& e, std::string_view text) { return e.site(text); })
+      .def("done", &E::done, Release())
+      .def("wait", &E::wait, Release())
+      .def(
+          "refuse", [](E& e, const std::string& text, uint32_t site) { e.refuse(text, site); },
+          Release())
+      .def(
+          "abort", [](E& e, const std::string& text) { e.abort(text); }, Release())
+      .def(
+          "leave", [](E& e, const std::string& text) { e.leave(text); }, Release())
+      .def("close", &E::close, Release())
+      .def_property_readonly("iteration", &E::iteration);
+  m.def("error_of", &error_of_ticket<E>, "engine"_a, "ticket"_a);
+  m.def("forget", [](E& e, uint64_t ticket) { e.forget(ticket); }, "engine"_a, "ticket"_a);
+}
+
+// Adds send(data, nbytes, type, dst, tag, ...) and recv(data, nbytes, type, src, tag, ...).
+template <typename Box, typename... Last, typename Class>
+void add_send_recv(Class& cls) {
+  cls.def(
+         "send",
+         [](Box& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag,
+            Last... last) { return box.send(pointer(data), nbytes, type, dst, tag, last...); },
+         Release())
+      .def(
+          "recv",
+          [](Box& box, uintptr_t data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
+             Last... last) { return box.recv(pointer(data), nbytes, type, src, tag, last...); },
+          Release());
+}
+
+// Adds the methods of a box that sends and receives in the background.
+template <typename Box, typename Class>
+void add_postbox_methods(Class& cls) {
+  add_send_recv<Box>(cls);
+  cls.def("done", &Box::done, Release())
+      .def("wait", &Box::wait, Release())
+      .def("close", &Box::close, Release());
+}
 
 }  // namespace pycoll

@@ -67,7 +67,7 @@ void spread(const Signature& signature, PyObject* const* args, Py_ssize_t nargs,
   }
 }
 
-// The qualified name and "() ", as functools.update_wrapper has told it.
+// The qualified name, which functools.update_wrapper has set, and "() ".
 std::string called(PyObject* self) {
   PyObject* dict = reinterpret_cast<Method*>(self)->dict;
   PyObject* name = dict != nullptr ? PyDict_GetItemString(dict, "__qualname__") : nullptr;

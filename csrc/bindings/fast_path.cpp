@@ -4,12 +4,11 @@
 #include <limits>
 #include <optional>
 
-#include "base/gil.h"
 #include "bindings/arguments.h"
+#include "bindings/gil.h"
 #include "bindings/python_frame.h"
 #include "engine/engine.h"
-#include "engine/short_calls.h"
-#include "engine/two_level.h"
+#include "transports/two_level.h"
 
 namespace py = pybind11;
 namespace pycoll {

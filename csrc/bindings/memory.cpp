@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "engine/engine.h"
+#include "bindings/bindings.h"
 #include "memory/heap.h"
 #include "memory/pool.h"
 #include "memory/registration.h"
@@ -143,14 +143,10 @@ void bind_memory(py::module_& m) {
   m.def("available_memory", &available_memory, "root"_a = "");
   py::class_<Heap, std::shared_ptr<Heap>>(m, "Heap")
       .def(py::init<int, uint32_t, uint64_t>(), "fd"_a, "regions"_a, "region_bytes"_a)
-      .def("contains",
-           [](const Heap& h, uintptr_t p, uint64_t nbytes) {
-             return h.contains(reinterpret_cast<void*>(p), nbytes);
-           })
-      .def("is_aliased",
-           [](const Heap& h, uintptr_t p, uint64_t nbytes) {
-             return h.is_aliased(reinterpret_cast<void*>(p), nbytes);
-           })
+      .def("contains", [](const Heap& h, uintptr_t p,
+                          uint64_t nbytes) { return h.contains(pointer(p), nbytes); })
+      .def("is_aliased", [](const Heap& h, uintptr_t p,
+                            uint64_t nbytes) { return h.is_aliased(pointer(p), nbytes); })
       .def("alias_below", &Heap::alias_below)
       .def("empty", &heap_empty, "region"_a, "shape"_a, "dtype"_a, "zero"_a = false)
       .def("numpy_handler", &make_handler, "region"_a)
@@ -159,27 +155,24 @@ void bind_memory(py::module_& m) {
       });
   py::class_<Registration, std::shared_ptr<Registration>>(m, "Registration")
       .def(py::init<std::shared_ptr<Heap>>(), "heap"_a)
-      .def("move_in",
-           [](Registration& r, uint32_t region, uintptr_t data, uint64_t nbytes) {
-             r.move_in(region, reinterpret_cast<char*>(data), nbytes);
-           })
+      .def("move_in", [](Registration& r, uint32_t region, uintptr_t data,
+                         uint64_t nbytes) { r.move_in(region, pointer<char>(data), nbytes); })
       .def_property_readonly("is_in", &Registration::is_in)
       .def_property_readonly("is_held", &Registration::is_held)
       .def("release", &Registration::release)
       .def("release_unheld", &Registration::release_unheld)
       .def("forget", &Registration::forget)
       .def("gather", [](const Registration& r, uintptr_t data,
-                        uint64_t nbytes) { r.gather(reinterpret_cast<char*>(data), nbytes); })
+                        uint64_t nbytes) { r.gather(pointer<char>(data), nbytes); })
       .def("scatter", [](const Registration& r, uintptr_t data,
-                         uint64_t nbytes) { r.scatter(reinterpret_cast<char*>(data), nbytes); })
+                         uint64_t nbytes) { r.scatter(pointer<char>(data), nbytes); })
       .def("edges",
            [](const Registration& r, uintptr_t data, uint64_t nbytes) {
              std::vector<std::tuple<uintptr_t, uintptr_t, uint64_t>> found;
-             r.edges(reinterpret_cast<char*>(data), nbytes,
-                     [&](char* user, char* mirror, size_t n) {
-                       found.emplace_back(reinterpret_cast<uintptr_t>(user),
-                                          reinterpret_cast<uintptr_t>(mirror), n);
-                     });
+             r.edges(pointer<char>(data), nbytes, [&](char* user, char* mirror, size_t n) {
+               found.emplace_back(reinterpret_cast<uintptr_t>(user),
+                                  reinterpret_cast<uintptr_t>(mirror), n);
+             });
              return found;
            })
       .def_property_readonly(
@@ -193,7 +186,7 @@ void bind_memory(py::module_& m) {
              auto detours = std::make_shared<Detours>();
              const auto add = [](std::vector<Detours::Copy>& to, const Copies& copies) {
                for (const auto& [dst, src, nbytes] : copies) {
-                 to.push_back({reinterpret_cast<void*>(dst), reinterpret_cast<void*>(src), nbytes});
+                 to.push_back({pointer(dst), pointer(src), nbytes});
                }
              };
              add(detours->before, before);

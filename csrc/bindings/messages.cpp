@@ -3,19 +3,16 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "base/gil.h"
 #include "bindings/bindings.h"
-#include "engine/two_level.h"
 #include "p2p/message_postbox.h"
 #include "transports/messages/message_engine.h"
 #include "transports/messages/message_mail.h"
 #include "transports/tcp/socket_api.h"
+#include "transports/two_level.h"
 
 namespace py = pybind11;
 namespace pycoll {
 namespace {
-
-using Release = py::call_guard<Unlocked>;
 
 std::shared_ptr<MpiApi> make_api(std::string module, uintptr_t byte, int tag_ub, bool multiple,
                                  int proc_failed) {
@@ -33,12 +30,12 @@ std::shared_ptr<MpiEngine> make_engine(std::shared_ptr<MpiApi> api, uintptr_t co
                                      options);
 }
 
-py::dict rank_report(uint32_t rank, const Notice& notice, const MpiReport& report) {
+py::dict rank_report(uint32_t rank, const Notice& notice, uint64_t iteration) {
   py::dict out;
   const bool known = notice.kind != 0;
   out["rank"] = rank;
   out["answered"] = known;
-  out["entered"] = known && notice.in_call != 0 && notice.seq == report.iteration;
+  out["entered"] = known && notice.in_call != 0 && notice.seq == iteration;
   out["state"] = std::string("?");
   out["descriptor"] = notice.descriptor;
   out["count"] = notice.count;
@@ -47,34 +44,8 @@ py::dict rank_report(uint32_t rank, const Notice& notice, const MpiReport& repor
   out["waiting_step"] = notice.waiting_step;
   out["waiting_s"] = static_cast<double>(notice.waiting_ns) * 1e-9;
   out["site"] = std::string(notice.site);
-  out["text"] = py::reinterpret_steal<py::str>(
-      PyUnicode_DecodeUTF8(notice.text, std::strlen(notice.text), "replace"));
+  out["text"] = decoded(notice.text);
   return out;
-}
-
-py::object report(const MpiEngine& engine) {
-  const MpiReport found = [&] {
-    const Unlocked unlocked;  // whoever has the engine's mutex may wait for Python's lock
-    return engine.report();
-  }();
-  if (found.cause == Cause::kNone) return py::none();
-  py::dict out;
-  out["cause"] = static_cast<int>(found.cause);
-  out["culprit"] = found.culprit;
-  out["reporter"] = found.reporter;
-  out["iteration"] = found.iteration;
-  out["text"] = found.text;
-  py::list ranks;
-  for (uint32_t r = 0; r < found.ranks.size(); ++r) {
-    ranks.append(rank_report(r, found.ranks[r], found));
-  }
-  out["ranks"] = ranks;
-  return out;
-}
-
-template <typename T>
-T* pointer(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
 }
 
 using BoundStagePieces = std::tuple<std::shared_ptr<BoundCall>, int, int>;
@@ -105,9 +76,7 @@ void bind_two_level(py::module_& m) {
       .def(
           "run",
           [](TwoLevelEngine& e, const StagedCall& call, uintptr_t in, uintptr_t out, uint32_t site,
-             double timeout_s) {
-            e.run(call, pointer<void>(in), pointer<void>(out), site, timeout_s);
-          },
+             double timeout_s) { e.run(call, pointer(in), pointer(out), site, timeout_s); },
           Release())
       .def("queue", &TwoLevelEngine::queue)
       .def_property_readonly("failed_inside", &TwoLevelEngine::failed_inside);
@@ -123,7 +92,9 @@ void bind_mpi(py::module_& m) {
       .def(py::init<std::vector<int>, std::vector<std::string>>(), "sockets"_a, "names"_a)
       .def("close", &SocketApi::close, "patience_s"_a = 1.0, Release())
       .def("forget", &SocketApi::forget);
-  py::class_<MpiEngine, std::shared_ptr<MpiEngine>>(m, "MpiEngine")
+  py::class_<MpiEngine, std::shared_ptr<MpiEngine>> engine(m, "MpiEngine");
+  add_engine_methods<MpiEngine>(m, engine);
+  engine
       .def(py::init(&make_engine), "api"_a, "comm"_a, "members"_a, "rank"_a, "context"_a,
            "timeout_s"_a, "crowd"_a)
       .def(
@@ -135,76 +106,35 @@ void bind_mpi(py::module_& m) {
                           agree, std::move(team));
           },
           "plan"_a, "segment_bytes"_a, "packet_bytes"_a, "agree"_a, "team"_a)
-      .def("site", [](MpiEngine& e, std::string_view text) { return e.site(text); })
       .def(
           "run",
           [](MpiEngine& e, const BoundCall& call, uintptr_t in, uintptr_t out, uint32_t site,
-             double timeout_s) {
-            e.run(call, pointer<void>(in), pointer<void>(out), site, timeout_s);
-          },
+             double timeout_s) { e.run(call, pointer(in), pointer(out), site, timeout_s); },
           Release())
       .def(
           "submit",
           [](MpiEngine& e, std::shared_ptr<BoundCall> call, uintptr_t in, uintptr_t out,
              uint32_t site, double timeout_s) {
-            return e.submit(std::move(call), pointer<void>(in), pointer<void>(out), site,
-                            timeout_s);
+            return e.submit(std::move(call), pointer(in), pointer(out), site, timeout_s);
           },
-          Release())
-      .def("done", &MpiEngine::done, Release())
-      .def("wait", &MpiEngine::wait, Release())
-      .def(
-          "refuse",
-          [](MpiEngine& e, const std::string& text, uint32_t site) { e.refuse(text, site); },
           Release())
       .def("skip", &MpiEngine::skip, Release())
       .def("listen", &MpiEngine::listen, Release())
-      .def(
-          "abort", [](MpiEngine& e, const std::string& text) { e.abort(text); }, Release())
       .def("spread", &MpiEngine::spread, Release())
       .def("poll", &MpiEngine::poll, Release())
-      .def(
-          "leave", [](MpiEngine& e, const std::string& text) { e.leave(text); }, Release())
-      .def("close", &MpiEngine::close, Release())
-      .def("report", &report)
-      .def_property_readonly("failed", &MpiEngine::failed)
-      .def_property_readonly("iteration", &MpiEngine::iteration);
-  // Neither MPI nor a connection can be told to stop in the middle of a message. What such a
-  // message refers to has to stay, even when Python ends: MPI_Finalize comes after that.
+      .def("report", [](MpiEngine& e) { return report_of(e, rank_report); })
+      .def_property_readonly("failed", &MpiEngine::failed);
+  // Neither MPI nor a connection can stop in the middle of a message. The memory of such a message
+  // has to stay, even when Python ends: MPI_Finalize comes after that.
   m.def("never_free", [](py::object owner) { owner.release(); }, "owner"_a);
   bind_two_level(m);
-  py::class_<MailPostbox>(m, "MailPostbox")
-      .def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a)
-      .def(
-          "send",
-          [](MailPostbox& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst,
-             uint32_t tag) { return box.send(pointer<void>(data), nbytes, type, dst, tag); },
-          Release())
-      .def(
-          "recv",
-          [](MailPostbox& box, uintptr_t data, uint64_t nbytes, uint32_t type, int32_t src,
-             uint32_t tag) { return box.recv(pointer<void>(data), nbytes, type, src, tag); },
-          Release())
-      .def("done", &MailPostbox::done, Release())
-      .def("wait", &MailPostbox::wait, Release())
-      .def("close", &MailPostbox::close, Release());
-  py::class_<MpiMail>(m, "MpiMail")
-      .def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a)
-      .def_property_readonly("given_up", &MpiMail::given_up)
-      .def(
-          "send",
-          [](MpiMail& box, uintptr_t data, uint64_t nbytes, uint32_t type, uint32_t dst,
-             uint32_t tag, double timeout_s) {
-            box.send(pointer<void>(data), nbytes, type, dst, tag, timeout_s);
-          },
-          Release())
-      .def(
-          "recv",
-          [](MpiMail& box, uintptr_t data, uint64_t nbytes, uint32_t type, int32_t src,
-             uint32_t tag, double timeout_s) {
-            return box.recv(pointer<void>(data), nbytes, type, src, tag, timeout_s);
-          },
-          Release());
+  py::class_<MailPostbox> postbox(m, "MailPostbox");
+  postbox.def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a);
+  add_postbox_methods<MailPostbox>(postbox);
+  py::class_<MpiMail> mail(m, "MpiMail");
+  mail.def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a)
+      .def_property_readonly("given_up", &MpiMail::given_up);
+  add_send_recv<MpiMail, double>(mail);
 }
 
 }  // namespace pycoll

@@ -3,12 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <cstring>
-
-#include "base/gil.h"
 #include "bindings/bindings.h"
 #include "bindings/fast_path.h"
-#include "engine/engine.h"
 #include "kernels/fold/fold.h"
 
 namespace py = pybind11;
@@ -16,7 +12,6 @@ namespace pycoll {
 
 namespace {
 
-using Release = py::call_guard<Unlocked>;
 using Table = py::array_t<uint64_t, py::array::c_style | py::array::forcecast>;
 
 template <typename T>
@@ -78,29 +73,7 @@ py::dict rank_report(uint32_t rank, const RankReport& r, uint64_t iteration) {
   out["waiting_step"] = r.waiting_step;
   out["waiting_s"] = static_cast<double>(r.waiting_ns) * 1e-9;
   out["site"] = std::string(r.site);
-  out["text"] =
-      py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(r.text, std::strlen(r.text), "replace"));
-  return out;
-}
-
-py::object report(Engine& engine) {
-  Report snapshot;
-  {
-    const Unlocked unlocked;
-    snapshot = engine.report();
-  }
-  if (snapshot.cause == Cause::kNone) return py::none();
-  py::dict out;
-  out["cause"] = static_cast<int>(snapshot.cause);
-  out["culprit"] = snapshot.culprit;
-  out["reporter"] = snapshot.reporter;
-  out["iteration"] = snapshot.iteration;
-  out["text"] = snapshot.text;
-  py::list ranks;
-  for (uint32_t r = 0; r < snapshot.ranks.size(); ++r) {
-    ranks.append(rank_report(r, snapshot.ranks[r], snapshot.iteration));
-  }
-  out["ranks"] = ranks;
+  out["text"] = decoded(r.text);
   return out;
 }
 
@@ -162,7 +135,7 @@ PYBIND11_MODULE(_C, m) {
       raise_in_python(error);
     }
   });
-  m.def("fold_isa", &fold_isa);
+  m.def("fold_isa", &isa_name);
   bind_arrays(m);
   bind_memory(m);
   bind_optim(m);
@@ -194,8 +167,9 @@ PYBIND11_MODULE(_C, m) {
                       &ControlSegment::decline),
                   "fd"_a, "rank"_a, "text"_a, "timeout_s"_a, "pid"_a, Release())
       .def("deserted", &ControlSegment::deserted);
-  py::class_<Engine, std::shared_ptr<Engine>>(m, "Engine")
-      .def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a)
+  py::class_<Engine, std::shared_ptr<Engine>> engine(m, "Engine");
+  add_engine_methods<Engine>(m, engine);
+  engine.def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a)
       .def(
           "bind",
           [](const Engine& e, std::shared_ptr<Plan> plan, bool across, bool input_only,
@@ -208,42 +182,28 @@ PYBIND11_MODULE(_C, m) {
           },
           "plan"_a, "across"_a = false, "input_only"_a = false, "alternative"_a = nullptr)
       .def("reads", &Engine::reads)
-      .def("site", [](Engine& e, std::string_view text) { return e.site(text); })
       .def(
           "run",
           [](Engine& e, const BoundCall& call, uintptr_t in, uintptr_t out, uint32_t site,
              double timeout_s, std::shared_ptr<Detours> detours) {
-            e.run(call, reinterpret_cast<void*>(in), reinterpret_cast<void*>(out), site, timeout_s,
-                  std::move(detours));
+            e.run(call, pointer(in), pointer(out), site, timeout_s, std::move(detours));
           },
           "call"_a, "x"_a, "out"_a, "site"_a, "timeout_s"_a, "detours"_a = nullptr, Release())
       .def(
           "submit",
           [](Engine& e, std::shared_ptr<BoundCall> call, uintptr_t in, uintptr_t out, uint32_t site,
              double timeout_s, std::shared_ptr<Detours> detours) {
-            return e.submit(std::move(call), reinterpret_cast<void*>(in),
-                            reinterpret_cast<void*>(out), site, timeout_s, std::move(detours));
+            return e.submit(std::move(call), pointer(in), pointer(out), site, timeout_s,
+                            std::move(detours));
           },
           "call"_a, "x"_a, "out"_a, "site"_a, "timeout_s"_a, "detours"_a = nullptr, Release())
-      .def("done", &Engine::done)
-      .def("wait", &Engine::wait, Release())
-      .def(
-          "refuse", [](Engine& e, const std::string& text, uint32_t site) { e.refuse(text, site); },
-          Release())
-      .def(
-          "abort", [](Engine& e, const std::string& text) { e.abort(text); }, Release())
-      .def(
-          "leave", [](Engine& e, const std::string& text) { e.leave(text); }, Release())
       .def("hold", &Engine::hold, py::keep_alive<0, 1>())
       .def("drain", &Engine::drain, Release())
-      .def("close", &Engine::close, Release())
       .def(
           "check_peers", [](Engine& e) { e.check(kNoRank, Pulse::kYield); }, Release())
-      .def("report", &report)
-      .def_property_readonly("iteration", &Engine::iteration);
+      .def("report", [](Engine& e) { return report_of(e, rank_report); });
   bind_address_call(m);
   add_fastcall(m);
   add_method(m);
-  bind_mail(m);
-  bind_queue(m);
+  bind_p2p(m);
 }

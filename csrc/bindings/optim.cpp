@@ -6,12 +6,12 @@
 #include <pybind11/stl.h>
 
 #include "base/error.h"
+#include "bindings/bindings.h"
+#include "kernels/fold/fold.h"
 
 namespace py = pybind11;
 namespace pycoll {
 namespace {
-
-void* at(uintptr_t address) { return reinterpret_cast<void*>(address); }
 
 void step(int kind, int state, int grad, int copy, uintptr_t param, uintptr_t gradient,
           uintptr_t first, uintptr_t second, uintptr_t target, size_t count,
@@ -20,10 +20,18 @@ void step(int kind, int state, int grad, int copy, uintptr_t param, uintptr_t gr
   const OptimTypes types{static_cast<DType>(state), static_cast<DType>(grad),
                          static_cast<DType>(copy)};
   const auto& [scale, keep, rate, beta1, beta2, root, eps, decay] = scalars;
-  const OptimArgs args{at(param),  at(gradient), {at(first), at(second)},
-                       at(target), count,        scale,
-                       keep,       rate,         beta1,
-                       beta2,      root,         eps,
+  const OptimArgs args{pointer(param),
+                       pointer(gradient),
+                       {pointer(first), pointer(second)},
+                       pointer(target),
+                       count,
+                       scale,
+                       keep,
+                       rate,
+                       beta1,
+                       beta2,
+                       root,
+                       eps,
                        decay};
   py::gil_scoped_release release;
   optim_step(static_cast<OptimKind>(kind), types, args);
@@ -31,12 +39,12 @@ void step(int kind, int state, int grad, int copy, uintptr_t param, uintptr_t gr
 
 size_t unscale(int type, uintptr_t in, uintptr_t out, size_t count, double scale) {
   py::gil_scoped_release release;
-  return optim_unscale(static_cast<DType>(type), at(in), at(out), count, scale);
+  return optim_unscale(static_cast<DType>(type), pointer(in), pointer(out), count, scale);
 }
 
 size_t nonfinite(int type, uintptr_t data, size_t count) {
   py::gil_scoped_release release;
-  return optim_nonfinite(static_cast<DType>(type), at(data), count);
+  return optim_nonfinite(static_cast<DType>(type), pointer(data), count);
 }
 
 size_t add_squares(int type, uintptr_t data, size_t count, py::array_t<int64_t>& limbs) {
@@ -44,7 +52,7 @@ size_t add_squares(int type, uintptr_t data, size_t count, py::array_t<int64_t>&
              "ArgumentError", "the accumulator has ", kExactLimbs, " limbs");
   int64_t* const out = limbs.mutable_data();
   py::gil_scoped_release release;
-  return optim_add_squares(static_cast<DType>(type), at(data), count, out);
+  return optim_add_squares(static_cast<DType>(type), pointer(data), count, out);
 }
 
 }  // namespace
@@ -58,8 +66,8 @@ void bind_optim(py::module_& m) {
   m.def("optim_unscale", &unscale, "type"_a, "input"_a, "output"_a, "count"_a, "scale"_a);
   m.def("optim_nonfinite", &nonfinite, "type"_a, "data"_a, "count"_a);
   m.def("optim_add_squares", &add_squares, "type"_a, "data"_a, "count"_a, "limbs"_a.noconvert());
-  m.def("optim_isa", &optim_isa);
-  m.def("optim_force_isa", &optim_force_isa, "name"_a);
+  m.def("optim_isa", &isa_name);
+  m.def("optim_force_isa", &force_isa, "name"_a);
 }
 
 }  // namespace pycoll

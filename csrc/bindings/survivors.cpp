@@ -1,11 +1,10 @@
-// The part of pycoll._C for counting who is left of a communicator.
+// The part of pycoll._C for finding which ranks of a communicator are left.
 #include "engine/survivors.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "base/error.h"
-#include "base/gil.h"
 #include "base/one_thread.h"
 #include "bindings/bindings.h"
 
@@ -27,7 +26,6 @@ Survivors::Check until(double timeout_s) {
 
 void bind_survivors(py::module_& m) {
   using namespace pybind11::literals;
-  using Release = py::call_guard<Unlocked>;
   py::class_<Use>(m, "Use");
   py::enum_<Round>(m, "Round")
       .value("JOINED", Round::kJoined)

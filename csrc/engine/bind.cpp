@@ -1,10 +1,12 @@
-// From a plan and numbers to segments that fit the cells.
+// Checks a plan and its numbers, and cuts the call into segments that fit the staging buffers.
+#include "engine/bind.h"
+
 #include <algorithm>
 #include <fstream>
 #include <numeric>
 #include <utility>
 
-#include "engine/engine.h"
+#include "base/error.h"
 #include "kernels/fold/fold.h"
 
 namespace pycoll {
@@ -17,8 +19,8 @@ constexpr uint64_t kWideBytes = 1024;  // of an element
 constexpr uint64_t kUsualCacheBytes = 32 << 20;
 constexpr uint64_t kScratchBytes = 16 << 20;  // of one segment of messages
 
-// Size of the cache that the first core shares with others, or a guess where Linux does not tell.
-// (What sysconf tells is the sum over a processor's parts.)
+// Size of the cache that the first core shares with others, or a guess where Linux has no entry for
+// it. (sysconf returns the sum over a processor's parts.)
 uint64_t last_cache_bytes() {
   static const uint64_t found = [] {
     std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
@@ -61,14 +63,11 @@ class Binder {
     }
   }
 
-  // Makes bytes the elements, if they are wide and only moved: a cell need not hold a whole one.
-  // Nothing but the call itself decides, since all ranks, and its alternative, must do the same.
+  // Makes bytes the elements, if they are wide and only moved: a staging buffer need not hold a
+  // whole one. Nothing but the call itself decides, since all ranks, and its alternative, must do
+  // the same.
   void count_bytes() {
-    const auto computes = [](const Instr& i) {
-      return Opcode(i.op) == Opcode::kFold && i.nsrc > 1;
-    };
-    if (call_.elem_bytes < kWideBytes) return;
-    if (std::any_of(plan_.code.begin(), plan_.code.end(), computes)) return;
+    if (call_.elem_bytes < kWideBytes || plan_.reduces) return;
     const uint64_t width = std::exchange(call_.elem_bytes, 1);
     for (uint64_t* elements : {&call_.count, &call_.chunk}) *elements *= width;
     for (PieceTable* table : {&call_.in_table, &call_.out_table}) {
@@ -140,7 +139,7 @@ class Binder {
   }
 
  private:
-  // Bytes of a cell whose slots hold so many bytes each, as a setting.
+  // The setting cell_bytes that gives each slot so many bytes.
   uint64_t slots_bytes(uint64_t nbytes) const {
     const uint64_t need = plan_.slots * ((nbytes + kLine - 1) / kLine * kLine);
     return (need + kPage - 1) / kPage * kPage;

@@ -1,12 +1,16 @@
-// Around the iterations of an engine: making it, its threads and queue, leaving and closing.
+// Around the iterations of an engine: making it, which plan a call runs, its threads and queue,
+// leaving a failed call, closing.
 #include <algorithm>
 
+#include "base/liveness.h"
 #include "engine/engine.h"
 
 namespace pycoll {
 namespace {
 
 constexpr uint32_t kMinOperands = 64;
+constexpr size_t kMaxChoices = 1024;
+constexpr uint64_t kLeaveNs = 500'000'000;
 constexpr char kNotHere[] = "this call belongs to the parent process";
 
 }  // namespace
@@ -17,7 +21,7 @@ uint64_t deadline_after(double timeout_s) {
 }
 
 Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> heap, uint32_t rank,
-               const EngineOptions& options, std::vector<uint32_t> regions)
+               const EngineOptions& options)
     : iteration_(control->geometry().start_iteration),
       rank_(rank),
       world_size_(control->geometry().world_size),
@@ -26,11 +30,7 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
       heap_(std::move(heap)),
       options_(options),
       policy_(default_policy(world_size_)),
-      regions_(std::move(regions)),
       faults_(control_, rank, options.threads_as_ranks) {
-  COLL_CHECK(regions_.empty() || regions_.size() == world_size_, "TransportError", regions_.size(),
-             " heap regions for ", world_size_, " ranks");
-  for (uint32_t r = uint32_t(regions_.size()); r < world_size_; ++r) regions_.push_back(r);
   peers_ = std::make_unique<Peer[]>(world_size_);
   for (uint32_t r = 0; r < world_size_; ++r) {
     peers_[r].seen = r == rank_ ? UINT64_MAX : control_->geometry().start_iteration - 1;
@@ -43,7 +43,7 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
   if (options_.threads_as_ranks) return;
   try {
     peer_memory_ = std::make_unique<PeerMemory>(control_, rank_);
-    keeper_ = std::make_unique<Keeper>(&block_->life, world_size_);
+    helper_ = std::make_unique<HelperThread>(&block_->liveness, world_size_);
   } catch (const std::exception& error) {  // the slot is taken, so the peers would wait for us
     leave(error.what());
     throw;
@@ -51,13 +51,13 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
 }
 
 Engine::~Engine() {
-  if (fork_guard_.at_home() && !closed() && keeper_ != nullptr && !keeper_->idle()) {
+  if (fork_guard_.at_home() && !closed() && helper_ != nullptr && !helper_->idle()) {
     faults_.set(Cause::kAbort, rank_, iteration(), "dropped with calls in flight");
   }
   try {
     close();
   } catch (const Error&) {  // what is left to release does not depend on it
-    if (keeper_ != nullptr) keeper_->stop();
+    if (helper_ != nullptr) helper_->stop();
   }
 }
 
@@ -110,7 +110,7 @@ void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site
   const Use use(user_, rank_);
   Job job = prepare(call, in, out, site, timeout_s);
   job.detours = std::move(detours);
-  if (keeper_ == nullptr || keeper_->idle()) [[likely]]
+  if (helper_ == nullptr || helper_->idle()) [[likely]]
     return execute(job);
   run_queued([this, job](bool helped) mutable {
     job.signals = helped;
@@ -125,45 +125,109 @@ Engine::Ticket Engine::submit(std::shared_ptr<const BoundCall> call, const void*
   const Use use(user_, rank_);
   Job job = prepare(*call, in, out, site, timeout_s);
   job.detours = std::move(detours);
-  return keeper().submit([this, job, call = std::move(call)](bool helped) mutable {
+  return helper().submit([this, job, call = std::move(call)](bool helped) mutable {
     job.signals = helped;
     execute(job);
   });
 }
 
+void Engine::execute(const Job& job) {
+  if (job.call->alternative != nullptr) return run_with_choice(job);
+  choice_.reset();
+  run_call(job, *job.call);
+}
+
+// Runs a call that has an alternative, or the alternative.
+void Engine::run_with_choice(const Job& job) {
+  const uint32_t key = job.call->fingerprint;
+  const auto known = choices_.find(key);
+  choice_ = known == choices_.end() ? CopyChoice{} : known->second;
+  reported_ = choice_->begin(peer_memory_ != nullptr && peer_memory_->able());
+  const uint64_t begin = choice_->timed() ? now_ns() : 0;
+  first_iteration_ = iteration();
+  entry_wait_ns_ = 0;
+  run_call(job, choice_->reads() ? *job.call->alternative : *job.call);
+  if (peer_memory_ != nullptr) peer_memory_->probe();
+  choice_->end(choice_->timed() ? now_ns() - begin - entry_wait_ns_ : 0);
+  // Only calls that have succeeded count, so all ranks remember, and forget, the same.
+  if (known == choices_.end() && choices_.size() == kMaxChoices) choices_.clear();
+  choices_.insert_or_assign(key, *choice_);
+}
+
+bool Engine::reads(const BoundCall& call) const {
+  const auto known = choices_.find(call.fingerprint);
+  return known != choices_.end() && known->second.reads();
+}
+
+void Engine::run_call(const Job& job, const BoundCall& call) {
+  if (!call.plan->direct) return run_segments(job, call);
+  block_->inside.store(iteration(), std::memory_order_seq_cst);  // before it looks for an abort
+  try {
+    run_segments(job, call);
+  } catch (...) {
+    leave_direct_call();
+    throw;
+  }
+  block_->inside.store(0, std::memory_order_release);
+}
+
+// Leaves a direct call that has failed. Peers may be reading and writing our arrays, which belong
+// to the caller again when we return: peers in the call get time to notice and to leave. One that
+// does not, because it is stopped, may go on at any time, so the memory of our arrays is not used
+// again. After a refusal all have left; see quiesce.
+void Engine::leave_direct_call() {
+  const uint64_t call = block_->inside.exchange(0, std::memory_order_seq_cst);
+  const bool entered = published_ && step_ >= kEntered;
+  if (iteration() == call && !entered) return;  // no peer knows where our arrays are
+  if (!faults_.pending()) return;
+  const uint64_t end = now_ns() + kLeaveNs;
+  bool alone = true;
+  for (uint32_t peer = 0; peer < world_size_; ++peer) {
+    const auto& inside = control_->block(peer).inside;
+    alone &= wait_until(
+        kPatient, control_->bell(peer, 0),
+        [&] {
+          return inside.load(std::memory_order_seq_cst) != call ||
+                 owner_died(&control_->block(peer).liveness);
+        },
+        [&](Pulse) { return now_ns() >= end; });
+  }
+  if (!alone && heap_ != nullptr) heap_->retire_blocks();
+}
+
 void Engine::refuse(std::string_view text, uint32_t site, double timeout_s) {
   check_usable();
   const Use use(user_, rank_);
-  if (keeper_ == nullptr || keeper_->idle()) return execute_refusal(text, site, timeout_s, true);
+  if (helper_ == nullptr || helper_->idle()) return execute_refusal(text, site, timeout_s, true);
   run_queued([=, this](bool helped) { execute_refusal(text, site, timeout_s, helped); });
 }
 
-Keeper& Engine::keeper() {
+HelperThread& Engine::helper() {
   std::lock_guard lock(mutex_);
-  if (keeper_ == nullptr) keeper_ = std::make_unique<Keeper>(nullptr, world_size_);
-  return *keeper_;
+  if (helper_ == nullptr) helper_ = std::make_unique<HelperThread>(nullptr, world_size_);
+  return *helper_;
 }
 
 // Runs work behind the queue. It may refer to the caller's memory: it is over when this returns.
-void Engine::run_queued(Keeper::Work work) {
-  const Ticket ticket = keeper_->submit(std::move(work));
+void Engine::run_queued(HelperThread::Work work) {
+  const Ticket ticket = helper_->submit(std::move(work));
   try {
     wait(ticket);
   } catch (...) {
-    keeper_->wait(ticket, [](Pulse) { return false; });
+    helper_->wait(ticket, [](Pulse) { return false; });
     forget(ticket);
     throw;
   }
 }
 
-bool Engine::done(Ticket ticket) const { return keeper_ != nullptr && keeper_->done(ticket); }
+bool Engine::done(Ticket ticket) const { return helper_ != nullptr && helper_->done(ticket); }
 
 void Engine::wait(Ticket ticket, double timeout_s) {
   COLL_CHECK(fork_guard_.at_home(), "ForkedError", kNotHere);
-  COLL_CHECK(keeper_ != nullptr, "CommClosed", "no call was submitted");
+  COLL_CHECK(helper_ != nullptr, "CommClosed", "no call was submitted");
   const uint64_t deadline = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
-  if (timeout_s < 0) keeper_->help(ticket);  // which may take as long as the calls may
-  const bool finished = keeper_->wait(ticket, [&](Pulse pulse) {
+  if (timeout_s < 0) helper_->help(ticket);  // which may take as long as the calls may
+  const bool finished = helper_->wait(ticket, [&](Pulse pulse) {
     check_signals(pulse);
     return now_ns() >= deadline;
   });
@@ -174,11 +238,11 @@ void Engine::wait(Ticket ticket, double timeout_s) {
 
 std::exception_ptr Engine::error(Ticket ticket) const {
   if (!fork_guard_.at_home()) return std::make_exception_ptr(Error("ForkedError", kNotHere));
-  return keeper_ != nullptr ? keeper_->error(ticket) : nullptr;
+  return helper_ != nullptr ? helper_->error(ticket) : nullptr;
 }
 
 void Engine::forget(Ticket ticket) {
-  if (fork_guard_.at_home() && keeper_ != nullptr) keeper_->forget(ticket);
+  if (fork_guard_.at_home() && helper_ != nullptr) helper_->forget(ticket);
 }
 
 void Engine::check_signals(Pulse pulse) {
@@ -209,9 +273,9 @@ void Engine::leave(std::string_view text) {
 }
 
 void Engine::drain() {
-  if (keeper_ == nullptr) return;
-  keeper_->help(keeper_->last());
-  keeper_->wait(keeper_->last(), [this](Pulse pulse) {
+  if (helper_ == nullptr) return;
+  helper_->help(helper_->last());
+  helper_->wait(helper_->last(), [this](Pulse pulse) {
     check_signals(pulse);
     return false;
   });
@@ -224,7 +288,7 @@ std::unique_ptr<Use> Engine::hold() {
 
 void Engine::close() {
   if (!fork_guard_.at_home()) {
-    if (keeper_ != nullptr) keeper_->abandon();
+    if (helper_ != nullptr) helper_->abandon();
     closed_.store(true);
     return;
   }
@@ -236,7 +300,7 @@ void Engine::close() {
     block_->phase.store(static_cast<uint32_t>(Phase::kClosed), std::memory_order_seq_cst);
   }
   control_->wake_everybody();
-  if (keeper_ != nullptr) keeper_->stop();
+  if (helper_ != nullptr) helper_->stop();
 }
 
 }  // namespace pycoll

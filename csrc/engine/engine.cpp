@@ -12,18 +12,18 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 // Payload of the flag line in direct plans: where the rank's arrays lie in the heap, or in its own
-// memory if the call is across. The check word tells it from the bytes that a rank in another call
-// may have put there. Calls with an alternative tell times, whichever plan they run.
+// memory if the call is across. The check word distinguishes it from the bytes of a rank in another
+// call. Calls with an alternative report times, whichever plan they run.
 struct Payload {
   uint64_t in, out, check;
-  ToldTimes times;
+  ReportedTimes times;
   uint64_t checksum(uint32_t fingerprint) const {
     return in * 0x9E3779B97F4A7C15 ^ (out + fingerprint) * 0xBF58476D1CE4E5B9;
   }
 };
 static_assert(sizeof(Payload) <= kPayloadBytes);
 
-// Waits with something else under way, which nobody wakes us for.
+// For waits with other work under way, which does not wake this thread.
 constexpr WaitPolicy kBusy = {
     .spins = 50, .yield_us = 20'000, .first_slice_us = 50, .last_slice_us = 100};
 
@@ -50,7 +50,7 @@ void Engine::begin_call(uint64_t descriptor, uint64_t count, uint32_t site, doub
   signals_ = signals;
   published_ = false;
   if (faults_.pending()) [[unlikely]]
-    aborted();
+    throw_aborted();
 }
 
 void Engine::run_segments(const Job& job, const BoundCall& call) {
@@ -65,7 +65,7 @@ void Engine::run_segments(const Job& job, const BoundCall& call) {
   for (uint32_t segment = 0; segment < call.segments; ++segment) {
     begin_iteration(job, segment);
     interpret(*call.plan);
-    if (segment + 1 == call.segments) meet_everybody();
+    if (segment + 1 == call.segments) await_entry_of_all();
     end_iteration();
   }
   if (job.detours != nullptr) [[unlikely]]
@@ -77,47 +77,47 @@ void Engine::run_segments(const Job& job, const BoundCall& call) {
 // Nobody returns from a call before every rank has entered it with the same arguments, even where
 // the plan needs nothing of that rank: so every rank raises if one of them disagrees. Step 0 is
 // enough: a plan that nobody waits for does not signal any other.
-inline void Engine::meet_everybody() {
+inline void Engine::await_entry_of_all() {
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
     if (peers_[peer].seen < iteration()) await(peer, 0);
   }
 }
 
-// A refusal in the iteration before this one is over and done with for a new call; a call that
-// goes on after it (`continuing`) has lost the rank that refused.
+// A new call ignores a refusal in the previous iteration; a call that goes on after it
+// (`continuing`) has lost the rank that refused.
 void Engine::gate(bool continuing) {
   const uint64_t previous = iteration() - 1;
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
     if (peers_[peer].seen < previous) [[unlikely]]
-      gate_on(peer, continuing);
+      gate_peer(peer, continuing);
   }
 }
 
-void Engine::gate_on(uint32_t peer, bool continuing) {
+void Engine::gate_peer(uint32_t peer, bool continuing) {
   const uint64_t previous = iteration() - 1;
   const FlagLine& line = control_->line(peer, previous & 1);
-  switch (watch(peer, previous, 0, previous_fingerprint_)) {
-    case Sight::kReady:
+  switch (wait_for_line(peer, previous, 0, previous_fingerprint_)) {
+    case PeerState::kReady:
       if (previous_failed_ || (line.descriptor.load(kRelaxed) == previous_descriptor_ &&
                                line.count.load(kRelaxed) == previous_count_)) {
         break;
       }
       [[fallthrough]];
-    case Sight::kMismatch:
+    case PeerState::kMismatch:
       if (previous_failed_) break;
       faults_.raise(Cause::kMismatch, peer, previous);
-    case Sight::kFailed:
+    case PeerState::kFailed:
       if (continuing) peer_rejected(peer, false);
       break;
-    case Sight::kPending:
+    case PeerState::kPending:
       faults_.raise(Cause::kLeft, peer, iteration(), "closed while others waited for it");
-    case Sight::kAhead:
-      ahead(peer);
+    case PeerState::kAhead:
+      throw_ahead(peer);
   }
   peers_[peer].seen = previous;
 }
 
-// Makes our line tell what this iteration is about. The next publish makes it visible.
+// Writes the descriptor of this iteration to our line. The next publish makes it visible.
 inline void Engine::open_line() {
   const uint64_t iteration = this->iteration();
   line_ = &control_->line(rank_, iteration & 1);
@@ -137,18 +137,19 @@ void Engine::begin_iteration(const Job& job, uint32_t segment) {
   start_ = segment * call.segment;
   reach_ = std::min(call.segment, call.largest - start_);
   if (call.tiny) {
-    cells_ = reinterpret_cast<char*>(control_->line(0, parity).payload);
-    cell_pitch_ = 2 * sizeof(FlagLine);
+    staging_ = reinterpret_cast<char*>(control_->line(0, parity).payload);
+    staging_pitch_ = 2 * sizeof(FlagLine);
   } else {
-    cells_ = control_->cell(0, parity);
-    cell_pitch_ = 2 * control_->geometry().cell_bytes;
+    staging_ = control_->cell(0, parity);
+    staging_pitch_ = 2 * control_->geometry().cell_bytes;
   }
 }
 
 void Engine::fill_payload(const Job& job) {
-  Payload payload{job.in_offset, job.out_offset, 0, told_};
+  Payload payload{job.in_offset, job.out_offset, 0, reported_};
   if (call_->across) {
-    payload.in = reinterpret_cast<uintptr_t>(peer_memory_->show(job.in, call_->in_bytes));
+    payload.in =
+        reinterpret_cast<uintptr_t>(peer_memory_->readable_address(job.in, call_->in_bytes));
     payload.out = reinterpret_cast<uintptr_t>(job.out);
   }
   payload.check = payload.checksum(fingerprint_);
@@ -185,10 +186,12 @@ void Engine::end_iteration() {
 }
 
 // Before we say that we are done with our peers' arrays: they leave a call in order only when they
-// have heard that, so one that has left has failed, and may have changed what we were reading.
+// have heard that, so one that has left has failed, and may have changed what we were reading. The
+// fence keeps the reads before the look at the abort word.
 inline void Engine::check_reads() {
+  std::atomic_thread_fence(std::memory_order_acquire);
   if (faults_.pending()) [[unlikely]]
-    aborted();
+    throw_aborted();
 }
 
 inline void Engine::close_iteration(bool failed) {
@@ -208,42 +211,42 @@ inline void Engine::publish(uint32_t step) {
   ring(control_->bell(rank_, position_ >> 16 & 1));
 }
 
-inline Engine::Sight Engine::look(uint64_t flag, uint32_t want, uint32_t fingerprint) {
+inline Engine::PeerState Engine::classify(uint64_t flag, uint32_t want, uint32_t fingerprint) {
   const auto position = static_cast<uint32_t>(flag >> 32);
   const auto ahead = static_cast<int32_t>(position - want);
-  if (ahead >= 0 && static_cast<uint32_t>(flag) == fingerprint) return Sight::kReady;
-  if ((position ^ want) >> 16 != 0) return ahead > 0 ? Sight::kAhead : Sight::kPending;
-  if ((position & 0xFFFF) == kFailed) return Sight::kFailed;
-  return static_cast<uint32_t>(flag) == fingerprint ? Sight::kPending : Sight::kMismatch;
+  if (ahead >= 0 && static_cast<uint32_t>(flag) == fingerprint) return PeerState::kReady;
+  if ((position ^ want) >> 16 != 0) return ahead > 0 ? PeerState::kAhead : PeerState::kPending;
+  if ((position & 0xFFFF) == kFailed) return PeerState::kFailed;
+  return static_cast<uint32_t>(flag) == fingerprint ? PeerState::kPending : PeerState::kMismatch;
 }
 
 inline void Engine::await(uint32_t peer, uint32_t step) {
   const FlagLine& line = control_->line(peer, position_ >> 16 & 1);
   const uint64_t flag = line.flag.load(std::memory_order_acquire);
-  if (look(flag, position_ | step, fingerprint_) != Sight::kReady) await_slow(peer, step);
-  if (peers_[peer].seen != iteration()) first_contact(peer);
+  if (classify(flag, position_ | step, fingerprint_) != PeerState::kReady) await_slow(peer, step);
+  if (peers_[peer].seen != iteration()) compare_calls(peer);
 }
 
 void Engine::await_slow(uint32_t peer, uint32_t step) {
   if (!published_) publish(0);  // two ranks that wait for each other must see each other's call
-  Sight sight = Sight::kReady;
-  if (choice_ && choice_->timed() && peers_[peer].seen < met_since_) {
-    late_ns_ -= now_ns();
-    sight = watch(peer, iteration(), 0, fingerprint_);
-    late_ns_ += now_ns();
+  PeerState sight = PeerState::kReady;
+  if (choice_ && choice_->timed() && peers_[peer].seen < first_iteration_) {
+    entry_wait_ns_ -= now_ns();
+    sight = wait_for_line(peer, iteration(), 0, fingerprint_);
+    entry_wait_ns_ += now_ns();
   }
-  if (sight == Sight::kReady) sight = watch(peer, iteration(), step, fingerprint_);
+  if (sight == PeerState::kReady) sight = wait_for_line(peer, iteration(), step, fingerprint_);
   switch (sight) {
-    case Sight::kReady:
+    case PeerState::kReady:
       return;
-    case Sight::kMismatch:
+    case PeerState::kMismatch:
       faults_.raise(Cause::kMismatch, peer, iteration());
-    case Sight::kFailed:
+    case PeerState::kFailed:
       peer_rejected(peer, true);
-    case Sight::kPending:
+    case PeerState::kPending:
       faults_.raise(Cause::kLeft, peer, iteration(), "closed while others waited for it");
-    case Sight::kAhead:
-      ahead(peer);
+    case PeerState::kAhead:
+      throw_ahead(peer);
   }
 }
 
@@ -254,18 +257,18 @@ inline void Engine::done_waiting() {
 }
 
 // Waits until the line of a peer says something about an iteration. kPending: the peer has closed.
-Engine::Sight Engine::watch(uint32_t peer, uint64_t iteration, uint32_t step,
-                            uint32_t fingerprint) {
+Engine::PeerState Engine::wait_for_line(uint32_t peer, uint64_t iteration, uint32_t step,
+                                        uint32_t fingerprint) {
   const uint32_t parity = iteration & 1, want = position_of(iteration) | step;
   const FlagLine& line = control_->line(peer, parity);
-  Sight sight = Sight::kPending;
+  PeerState sight = PeerState::kPending;
   const auto ready = [&] {
-    sight = look(line.flag.load(std::memory_order_acquire), want, fingerprint);
-    return sight != Sight::kPending;
+    sight = classify(line.flag.load(std::memory_order_acquire), want, fingerprint);
+    return sight != PeerState::kPending;
   };
-  const bool busy = meanwhile_ && meanwhile_();
+  const bool busy = other_work_ && other_work_();
   wait_until(busy ? kBusy : policy_, control_->bell(peer, parity), ready, [&](Pulse pulse) {
-    if (meanwhile_) meanwhile_();
+    if (other_work_) other_work_();
     return check_call(peer, want, pulse);
   });
   done_waiting();
@@ -273,7 +276,7 @@ Engine::Sight Engine::watch(uint32_t peer, uint64_t iteration, uint32_t step,
 }
 
 bool Engine::check_call(uint32_t peer, uint32_t position, Pulse pulse) {
-  if (faults_.pending()) aborted();
+  if (faults_.pending()) throw_aborted();
   faults_.check_peers(iteration());
   const uint64_t now = now_ns();
   if (!waiting_noted_) {
@@ -291,7 +294,7 @@ bool Engine::check_call(uint32_t peer, uint32_t position, Pulse pulse) {
   return faults_.closed(peer);
 }
 
-void Engine::first_contact(uint32_t peer) {
+void Engine::compare_calls(uint32_t peer) {
   const FlagLine& line = control_->line(peer, iteration() & 1);
   if (line.descriptor.load(kRelaxed) != descriptor_ || line.count.load(kRelaxed) != count_) {
     faults_.raise(Cause::kMismatch, peer, iteration());
@@ -306,7 +309,7 @@ void Engine::read_payload(uint32_t peer, const FlagLine& line) {
   if (payload.check != payload.checksum(fingerprint_)) {
     faults_.raise(Cause::kMismatch, peer, iteration());
   }
-  if (choice_) choice_->hear(payload.times);
+  if (choice_) choice_->add(payload.times);
   if (!call_->plan->direct) return;
   peers_[peer].in = call_->across ? reinterpret_cast<char*>(payload.in) : heap_->at(payload.in);
   peers_[peer].out = call_->across ? reinterpret_cast<char*>(payload.out) : heap_->at(payload.out);
@@ -314,7 +317,7 @@ void Engine::read_payload(uint32_t peer, const FlagLine& line) {
 
 // An abort is pending. If ranks disagree on this very iteration, show what we wanted: the first
 // time only. A later call is in the same iteration, and may be just what a peer still waits for.
-void Engine::aborted() {
+void Engine::throw_aborted() {
   const AbortWord word = faults_.word();
   const bool shown = has_reached(control_->line(rank_, iteration() & 1), position_of(iteration()));
   if (word.cause == Cause::kMismatch && word.iteration == (iteration() & 0xFFFF) && !shown) {
@@ -325,14 +328,14 @@ void Engine::aborted() {
 }
 
 // A line that is two iterations ahead of us is possible only after an abort.
-void Engine::ahead(uint32_t peer) {
-  if (faults_.pending()) aborted();
+void Engine::throw_ahead(uint32_t peer) {
+  if (faults_.pending()) throw_aborted();
   throw_error("TransportError", "rank ", peer, " is ahead of rank ", rank_, " in iteration ",
               iteration(), ": the control segment is corrupt");
 }
 
-// `peer` gave up the running iteration (`entered`), or the one before it. Passes it on to those who
-// wait for us, and leaves the iteration when nobody uses our arrays any more.
+// `peer` gave up the running iteration (`entered`), or the one before it. Passes it on to the
+// ranks that wait for us, and leaves the iteration when no peer uses our arrays any more.
 void Engine::peer_rejected(uint32_t peer, bool entered) {
   const uint32_t parity = (iteration() - (entered ? 0 : 1)) & 1;
   const int32_t origin = control_->block(peer).refusal[parity].origin.load(kRelaxed);

@@ -1,9 +1,11 @@
-// The engine: runs the plans of one rank over a control segment, and over the symmetric heap for
+// The engine runs the plans of one rank over a control segment, and over the symmetric heap for
 // direct plans. It knows bytes and steps only. The protocol is section 2 of docs/architecture.md.
 //
-// bind.cpp cuts a call into segments, one_call.cpp chooses its plan, engine.cpp runs one iteration
-// after the other, pieces.cpp finds and folds the pieces, calls.cpp is everything around it:
-// threads, the queue, closing.
+// This folder uses base/, memory/ and kernels/. Read plan.h and bind.h first, then this file and
+// engine.cpp, which runs one iteration after the other. bind.cpp cuts a call into segments,
+// pieces.cpp finds and folds the pieces, calls.cpp has what is around a call: which plan it runs,
+// threads, the queue, closing. fault.h is how a communicator fails, helper_thread.h runs calls in
+// the background, survivors.h counts who is left for shrink.
 #pragma once
 
 #include <functional>
@@ -16,75 +18,19 @@
 #include "base/fork_guard.h"
 #include "base/one_thread.h"
 #include "base/types.h"
+#include "engine/bind.h"
 #include "engine/copy_choice.h"
 #include "engine/fault.h"
-#include "engine/liveness.h"
-#include "engine/plan.h"
+#include "engine/helper_thread.h"
+#include "engine/peer_memory.h"
 #include "kernels/fold/result_stores.h"
 #include "memory/control.h"
-#include "memory/cross_memory.h"
 #include "memory/heap.h"
 
 namespace pycoll {
 
 // The descriptor of an iteration in which the rank refused its arguments: kind 0xFF.
 inline constexpr uint64_t kRefusedDescriptor = 0xFF;
-
-// Where chunk c of rank r lies in an array, in elements.
-enum class Layout : uint8_t {
-  kFull = 0,   // at c * chunk: the array holds the whole vector
-  kOwn = 1,    // at (c - r * m) * chunk: r holds chunks r * m .. (r + 1) * m - 1 only,
-               // where m = chunks / world_size
-  kTable = 2,  // at offset[r * chunks + c], length[r * chunks + c] long
-};
-
-struct PieceTable {
-  std::vector<uint64_t> offset, length;  // elements; [world_size * chunks]
-};
-
-struct BoundCall;
-
-// A plan with numbers: everything of a call but the arrays. Two calls match when descriptor, count
-// and check are equal on all ranks; everything else here must follow from those.
-struct Binding {
-  std::shared_ptr<const Plan> plan;  // has passed Plan::check
-  DType dtype = DType::kUInt8;       // of folds with more than one source
-  ReduceOp op = ReduceOp::kSum;
-  uint32_t elem_bytes = 1;  // itemsize(dtype) if the plan reduces; any if it only moves
-  uint64_t count = 0;       // elements of the whole vector; goes into the flag line
-  uint64_t chunk = 0;       // elements of a chunk; in kFull and kOwn chunk c covers
-                            // [c * chunk, min((c + 1) * chunk, count)) of the vector
-  uint64_t descriptor = 0;  // kind:8 dtype:8 op:8 flags:8 root:16 algorithm:16
-  // Checksum of the algorithm, whose number in the descriptor may be that of another one, too; goes
-  // into the fingerprint.
-  uint32_t check = 0;
-  Layout in_layout = Layout::kFull, out_layout = Layout::kFull;
-  PieceTable in_table, out_table;  // for kTable
-  uint32_t scale_n = 0;            // kAvg: what complete folds divide by; 0: world_size
-  bool scale_at_exit = false;      // kAvg: no fold divides; this rank's OUT is divided at the end
-  // The plan is direct but the arrays are private: ranks copy out of those of others through the
-  // kernel, and neither fold nor write there.
-  bool across = false;
-  // The plan is direct but only IN lies in the heap: peers do not touch OUT.
-  bool input_only = false;
-  // The same call, across; it runs instead where that turns out to be faster. Results are the same.
-  std::shared_ptr<const BoundCall> alternative{};
-};
-
-// A Binding checked and cut into segments for the engines of one communicator. Immutable.
-struct BoundCall : Binding {
-  uint32_t fingerprint = 0;  // odd; 0 stands for a failed iteration
-  uint32_t segments = 1;     // iterations per call
-  uint64_t segment = 0;      // elements of a chunk per iteration
-  uint64_t stride = 0;       // bytes between slots
-  uint64_t largest = 0;      // elements of the largest chunk
-  uint64_t in_bytes = 0;     // this rank's arrays must have at least these
-  uint64_t out_bytes = 0;
-  bool streams = false;          // the arrays of all ranks are 1.5 times the cache or more
-  bool tiny = false;             // the slots lie in the flag line; messages: each fits one packet
-  std::vector<uint32_t> team{};  // messages: the ranks that take part; empty: all
-  bool agree = false;  // messages: a rank may not depend on all others, so they agree first
-};
 
 struct EngineOptions {
   double timeout_s = 300;         // of a call, from the moment it first has to wait
@@ -95,9 +41,9 @@ struct EngineOptions {
   void* context = nullptr;
 };
 
-// What is copied around a call whose arrays peers reach elsewhere than where the caller has them;
-// see Registration. It belongs to the call: one that waits in the queue reads what those before it
-// have written.
+// What a call copies before and after it, because peers reach its arrays elsewhere than where the
+// caller has them; see Registration. It belongs to the call: a queued call reads what the calls
+// before it have written.
 struct Detours {
   struct Copy {
     void* to;
@@ -117,13 +63,12 @@ struct Detours {
 // ConcurrentUseError, "Interrupted" (check_signals returned true; the communicator is aborted).
 class Engine {
  public:
-  using Ticket = Keeper::Ticket;
+  using Ticket = HelperThread::Ticket;
   static constexpr double kDefaultTimeout = -1;
 
-  // Claims the slot of `rank`. `heap` may be null if no plan is direct. `regions`: the region of
-  // the heap of each rank of this communicator (empty: region = rank).
+  // Claims the slot of `rank`. `heap` may be null if no plan is direct.
   Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> heap, uint32_t rank,
-         const EngineOptions& options, std::vector<uint32_t> regions = {});
+         const EngineOptions& options);
   // Like close(), but aborts the communicator if queued calls are still running.
   ~Engine();
   Engine(const Engine&) = delete;
@@ -133,8 +78,6 @@ class Engine {
   uint32_t world_size() const { return world_size_; }
   // Number of the running iteration, or of the next.
   uint64_t iteration() const { return iteration_.load(std::memory_order_relaxed); }
-  const std::shared_ptr<Heap>& heap() const { return heap_; }
-  uint32_t region() const { return regions_[rank_]; }
   // Whether the last call has stored its results past the caches.
   bool past_caches() const { return stream_; }
   ControlSegment& control() { return *control_; }
@@ -156,12 +99,12 @@ class Engine {
   void run(const BoundCall& call, const void* in, void* out, uint32_t site = 0,
            double timeout_s = kDefaultTimeout, std::shared_ptr<const Detours> detours = nullptr);
 
-  // Whether a call would begin at once, and waits for other processes only.
+  // Whether a call would begin at once, and would wait for other processes only.
   bool prompt() const {
-    return !options_.threads_as_ranks && keeper_ != nullptr && keeper_->idle();
+    return !options_.threads_as_ranks && helper_ != nullptr && helper_->idle();
   }
 
-  // The same on the keeper thread. The arrays must live until the ticket is done.
+  // The same on the helper thread. The arrays must live until the ticket is done.
   Ticket submit(std::shared_ptr<const BoundCall> call, const void* in, void* out, uint32_t site = 0,
                 double timeout_s = kDefaultTimeout,
                 std::shared_ptr<const Detours> detours = nullptr);
@@ -174,17 +117,17 @@ class Engine {
   std::exception_ptr error(Ticket ticket) const;
   void forget(Ticket ticket);
 
-  // Takes part in the next call by telling that this rank refused its arguments: consumes one
-  // iteration on every rank. Waits until every rank has entered the call before.
+  // Takes part in the next call by reporting that this rank refused its arguments: consumes one
+  // iteration on every rank. Waits until every rank has entered the previous call.
   void refuse(std::string_view text, uint32_t site = 0, double timeout_s = kDefaultTimeout);
 
   // Ends the communicator for all ranks (Revoked). Any thread.
   void abort(std::string_view text);
-  // Says that this rank leaves by an exception or exit: every peer raises PeerLeft.
+  // Reports that this rank leaves by an exception or exit: every peer raises PeerLeft.
   void leave(std::string_view text);
-  // Keeps other threads, and signal handlers, out of this engine until the result is destroyed.
+  // Excludes other threads, and signal handlers, until the result is destroyed.
   std::unique_ptr<Use> hold();
-  // Waits for queued calls, whatever becomes of them. For the thread that holds the engine.
+  // Waits for queued calls, whether they succeed or not. For the thread that holds the engine.
   void drain();
   // Leaves in order. Waits for queued calls. Idempotent; also in a child made by fork.
   void close();
@@ -193,17 +136,16 @@ class Engine {
   // The snapshot behind Aborted; cause kNone if there was no abort. Any thread.
   Report report() { return faults_.report(); }
 
-  // Something else that this thread has to do while it waits: called often, and true as long as
-  // there is something under way. Null: nothing.
-  void set_meanwhile(std::function<bool()> meanwhile) { meanwhile_ = std::move(meanwhile); }
+  // Other work of this thread, called often while it waits; true while there is some under way.
+  // Null: none.
+  void set_other_work(std::function<bool()> work) { other_work_ = std::move(work); }
 
-  // The checks of a wait outside a call (tagged messages; the deadline is the caller's affair):
-  // raises on an abort, a lost peer, a signal; true if `peer` has closed (kAnyRank: if every other
-  // rank has).
+  // The checks of a wait outside a call (tagged messages), but for the deadline: raises on an
+  // abort, a lost peer, a signal; true if `peer` has closed (kAnyRank: if every other rank has).
   bool check(int32_t peer, Pulse pulse);
 
  private:
-  enum class Sight : uint8_t { kPending, kReady, kFailed, kMismatch, kAhead };
+  enum class PeerState : uint8_t { kPending, kReady, kFailed, kMismatch, kAhead };
   struct Job {
     const BoundCall* call;
     const void* in;
@@ -221,8 +163,8 @@ class Engine {
 
   void check_usable() const;
   Job prepare(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
-  void run_queued(Keeper::Work work);
-  Keeper& keeper();
+  void run_queued(HelperThread::Work work);
+  HelperThread& helper();
   void check_signals(Pulse pulse);
 
   void execute(const Job& job);
@@ -231,8 +173,8 @@ class Engine {
                   bool signals);
   void run_call(const Job& job, const BoundCall& call);
   void run_segments(const Job& job, const BoundCall& call);
-  void part();
-  void run_chosen(const Job& job);
+  void leave_direct_call();
+  void run_with_choice(const Job& job);
   void begin_iteration(const Job& job, uint32_t segment);
   void fill_payload(const Job& job);
   void interpret(const Plan& plan);
@@ -240,21 +182,21 @@ class Engine {
   void check_reads();
   void open_line();
   void close_iteration(bool failed);
-  [[noreturn]] void aborted();
+  [[noreturn]] void throw_aborted();
 
-  void meet_everybody();
+  void await_entry_of_all();
   void gate(bool continuing);
-  void gate_on(uint32_t peer, bool continuing);
+  void gate_peer(uint32_t peer, bool continuing);
   void publish(uint32_t step);
   void await(uint32_t peer, uint32_t step);
   void await_slow(uint32_t peer, uint32_t step);
-  void first_contact(uint32_t peer);
+  void compare_calls(uint32_t peer);
   void read_payload(uint32_t peer, const FlagLine& line);
-  Sight watch(uint32_t peer, uint64_t iteration, uint32_t step, uint32_t fingerprint);
+  PeerState wait_for_line(uint32_t peer, uint64_t iteration, uint32_t step, uint32_t fingerprint);
   bool check_call(uint32_t peer, uint32_t position, Pulse pulse);
-  static Sight look(uint64_t flag, uint32_t want, uint32_t fingerprint);
+  static PeerState classify(uint64_t flag, uint32_t want, uint32_t fingerprint);
   void done_waiting();
-  [[noreturn]] void ahead(uint32_t peer);
+  [[noreturn]] void throw_ahead(uint32_t peer);
   [[noreturn]] void peer_rejected(uint32_t peer, bool entered);
   void quiesce();
 
@@ -262,8 +204,8 @@ class Engine {
   void fold_range(const Instr& instr, const Operand* operands, uint32_t k, uint32_t chunks);
   void fold_resolved(const Instr& instr, const Operand* operands, uint64_t length);
   void fold_piece(const Instr& instr, const Operand* operands, uint64_t length);
-  void copy_to_cell(void* cell, const void* src, uint64_t nbytes);
-  void copy_across(const Instr& instr, const Operand& source, uint64_t nbytes);
+  void copy_to_staging(void* staging, const void* src, uint64_t nbytes);
+  void copy_from_peer(const Instr& instr, const Operand& source, uint64_t nbytes);
   void read_peer(uint32_t peer, void* to, const void* from, uint64_t nbytes);
   void begin_results(const BoundCall& call);
   char* resolve(const Operand& operand, uint32_t k, uint32_t chunks, uint64_t& length) const;
@@ -282,17 +224,17 @@ class Engine {
   const BoundCall* call_ = nullptr;
   uint64_t descriptor_ = 0, count_ = 0;
   char *in_ = nullptr, *out_ = nullptr;
-  bool stream_ = false;      // results are stored past the caches
-  ResultStores results_;     // finds out whether they should be
-  uint64_t start_ = 0;       // first element of the segment within a chunk
-  uint64_t reach_ = 0;       // elements of the largest chunk in this segment
-  char* cells_ = nullptr;    // slot 0 of rank 0
-  uint64_t cell_pitch_ = 0;  // bytes between the cells of ranks
-  StoreChoiceBySize cell_stores_;
+  bool stream_ = false;         // results are stored past the caches
+  ResultStores results_;        // chooses whether they are
+  uint64_t start_ = 0;          // first element of the segment within a chunk
+  uint64_t reach_ = 0;          // elements of the largest chunk in this segment
+  char* staging_ = nullptr;     // slot 0 of rank 0
+  uint64_t staging_pitch_ = 0;  // bytes between the staging buffers of ranks
+  StoreChoiceBySize staging_stores_;
   std::optional<CopyChoice> choice_;  // of the running call, if it has an alternative
-  ToldTimes told_;                    // by this rank in it
-  uint64_t met_since_ = 0;            // its first iteration
-  uint64_t late_ns_ = 0;              // how long it has waited for peers to come to it
+  ReportedTimes reported_;            // by this rank in it
+  uint64_t first_iteration_ = 0;      // its first iteration
+  uint64_t entry_wait_ns_ = 0;        // how long it has waited for peers to enter it
   std::unordered_map<uint32_t, CopyChoice> choices_;  // by fingerprint
   std::unique_ptr<PeerMemory> peer_memory_;           // null: ranks are threads
   std::unique_ptr<Peer[]> peers_;
@@ -317,30 +259,14 @@ class Engine {
   std::shared_ptr<Heap> heap_;
   EngineOptions options_;
   WaitPolicy policy_;
-  std::function<bool()> meanwhile_;
-  std::vector<uint32_t> regions_;
+  std::function<bool()> other_work_;
   Faults faults_;
   std::unordered_map<std::string, uint32_t> sites_;
-  std::mutex mutex_;  // of sites_, and of making keeper_
-  std::unique_ptr<Keeper> keeper_;
+  std::mutex mutex_;  // of sites_, and of making helper_
+  std::unique_ptr<HelperThread> helper_;
 };
 
 // The clock's reading `timeout_s` from now; far in the future for infinity.
 uint64_t deadline_after(double timeout_s);
-
-// Checks a Binding for `rank` of the communicator and cuts it into segments; see Engine::bind.
-std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geometry,
-                                           uint64_t cookie, uint32_t rank, uint32_t max_operands);
-
-// Of a communicator that sends messages.
-struct MessageLimits {
-  uint32_t world_size = 1, rank = 0;
-  uint64_t segment_bytes = 0;  // of a chunk that is sent at once
-  uint64_t packet_bytes = 0;   // of a message that is copied into a packet
-};
-
-// The same for a plan of messages.
-std::shared_ptr<const BoundCall> bind_messages(Binding binding, const MessageLimits& limits,
-                                               bool agree, std::vector<uint32_t> team);
 
 }  // namespace pycoll

@@ -3,8 +3,7 @@
 #include <cstring>
 #include <sstream>
 
-#include "base/process.h"
-#include "engine/liveness.h"
+#include "base/liveness.h"
 #include "engine/plan.h"
 
 namespace pycoll {
@@ -28,32 +27,6 @@ const char* headline(Cause cause) {
     default:
       return "aborted the communicator";
   }
-}
-
-void describe_rank(std::ostream& out, uint32_t rank, const RankReport& entry) {
-  out << "\n  rank " << rank << " (pid " << entry.pid << ", ";
-  switch (Phase(entry.phase)) {
-    case Phase::kAbsent:
-      out << "never attached";
-      break;
-    case Phase::kLeft:
-      out << "left";
-      break;
-    case Phase::kClosed:
-      out << "closed";
-      break;
-    default:
-      out << (entry.alive ? "state " : "dead, state ") << entry.state;
-  }
-  out << "): call " << entry.call_seq << std::hex << ", descriptor 0x" << entry.descriptor
-      << std::dec << ", count " << entry.count;
-  if (entry.site[0] != '\0') out << ", at " << entry.site;
-  if (!entry.entered) out << ", not in that iteration";
-  if (entry.waiting_peer >= 0) {
-    out << ", has waited " << double(entry.waiting_ns / 1'000'000) / 1e3 << " s for rank "
-        << entry.waiting_peer << " to reach step " << entry.waiting_step;
-  }
-  if (entry.text[0] != '\0') out << ": " << entry.text;
 }
 
 }  // namespace
@@ -91,9 +64,6 @@ std::string describe(const Report& report) {
   if (!report.text.empty()) out << " (" << report.text << ")";
   out << "; iteration " << report.iteration << ", reported by rank " << report.reporter;
   if (!report.complete) out << ", which did not finish its report";
-  for (uint32_t rank = 0; rank < report.ranks.size(); ++rank) {
-    describe_rank(out, rank, report.ranks[rank]);
-  }
   return out.str();
 }
 
@@ -107,9 +77,8 @@ void Faults::set(Cause cause, uint32_t culprit, uint64_t iteration, std::string_
   const AbortWord word{cause, uint16_t(culprit), uint16_t(rank_), uint16_t(iteration)};
   uint64_t none = 0;
   if (!word_->compare_exchange_strong(none, word.pack())) return;
-  write_report(word, iteration, text);
-  control_->abort_block().ready.store(1, std::memory_order_seq_cst);
-  control_->wake_everybody();
+  if (cause == Cause::kMismatch) await_others(iteration);
+  publish_report(iteration, text);
 }
 
 void Faults::raise(Cause cause, uint32_t culprit, uint64_t iteration, std::string_view text) {
@@ -122,14 +91,29 @@ void Faults::throw_pending() {
   throw Aborted(snapshot.cause, describe(snapshot));
 }
 
-void Faults::write_report(const AbortWord& word, uint64_t iteration, std::string_view text) {
+void Faults::publish_report(uint64_t iteration, std::string_view text) {
   AbortBlock& block = control_->abort_block();
   block.iteration = iteration;
   store_text(block.text, kTextBytes, text);
-  if (word.cause == Cause::kMismatch) await_others(iteration);
   for (uint32_t rank = 0; rank < control_->geometry().world_size; ++rank) {
     fill(rank, iteration, control_->report(rank));
   }
+  block.ready.store(1, std::memory_order_seq_cst);
+  control_->wake_everybody();
+}
+
+// Writes the report if the rank that set the abort word, or took over from it, died before it had.
+void Faults::take_over(const AbortWord& word) {
+  AbortBlock& block = control_->abort_block();
+  uint32_t taken_over = block.taken_over.load(std::memory_order_acquire);
+  const uint32_t writer = taken_over == 0 ? word.reporter : taken_over - 1;
+  if (threads_ || writer == rank_ || !owner_died(&control_->block(writer).liveness)) return;
+  if (!block.taken_over.compare_exchange_strong(taken_over, rank_ + 1)) return;
+  // The word has the iteration modulo 2^16; ours is at most one away from it.
+  const RankBlock& own = control_->block(rank_);
+  const CallRecord& call = own.records[own.call_seq.load() % kRecords];
+  const uint64_t near = call.iteration.load(std::memory_order_relaxed);
+  publish_report(near + static_cast<int16_t>(word.iteration - static_cast<uint16_t>(near)), {});
 }
 
 // Ranks that come to this iteration later show what they wanted to call before they raise.
@@ -149,7 +133,7 @@ void Faults::fill(uint32_t rank, uint64_t iteration, RankReport& entry) {
   RankBlock& block = control_->block(rank);
   const ProcessStat stat = process_stat(block.pid.load(kRelaxed));
   entry.phase = block.phase.load(std::memory_order_acquire);
-  entry.alive = threads_ || !(life_lost(&block.life) || control_->died_joining(rank));
+  entry.alive = threads_ || !(owner_died(&block.liveness) || control_->died_joining(rank));
   entry.state = stat.starttime == block.starttime.load(kRelaxed) ? stat.state : '?';
   entry.pid = block.pid.load(kRelaxed);
   const CallRecord* record = nullptr;  // the newest call that began no later than this iteration
@@ -196,7 +180,7 @@ void Faults::check_peers(uint64_t iteration) {
     const Phase phase = Phase(block.phase.load(std::memory_order_acquire));
     if (phase == Phase::kLeft) raise(Cause::kLeft, peer, iteration, block.leave_text);
     if (threads_ || phase == Phase::kClosed) continue;
-    if (life_lost(&block.life) || control_->died_joining(peer)) {
+    if (owner_died(&block.liveness) || control_->died_joining(peer)) {
       raise(Cause::kLost, peer, iteration);
     }
   }
@@ -231,13 +215,16 @@ Report Faults::report() {
   const uint64_t word = word_->load(std::memory_order_acquire);
   if (word == 0) return {};
   AbortBlock& block = control_->abort_block();
-  const uint64_t until = now_ns() + kReportLimitNs;
+  const AbortWord abort = AbortWord::unpack(word);
+  const uint64_t until = now_ns() + (gave_up_.load() ? 0 : kReportLimitNs);
   const auto ready = [&] { return block.ready.load(std::memory_order_acquire) != 0; };
-  const auto too_long = [&](Pulse) { return now_ns() > until; };
-  const bool complete = wait_until(kPatient, control_->report_bell(), ready, too_long);
+  const bool complete = wait_until(kPatient, control_->report_bell(), ready, [&](Pulse) {
+    take_over(abort);
+    return now_ns() > until;
+  });
+  if (!complete) gave_up_.store(true);
   std::lock_guard lock(mutex_);
   if (report_.complete) return report_;
-  const AbortWord abort = AbortWord::unpack(word);
   report_.cause = abort.cause;
   report_.culprit = abort.culprit;
   report_.reporter = abort.reporter;

@@ -1,9 +1,11 @@
 // How a communicator fails: one cause, one snapshot, the same error on every rank.
 //
 // The first rank to notice sets the abort word, writes the report and marks it ready; everybody
-// else waits for it (at most 1 s) and raises from it. Nothing resets an abort.
+// else waits for it (at most 1 s) and raises from it. If that rank dies first, one of those that
+// wait writes the report. Nothing resets an abort.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -26,7 +28,7 @@ struct Report {
   std::vector<RankReport> ranks;
 };
 
-// The error that a cause is for whoever meets it: MismatchError, PeerLost, PeerLeft, CollTimeout,
+// The kind of error that a cause raises: MismatchError, PeerLost, PeerLeft, CollTimeout,
 // Revoked (interrupt, abort).
 const char* kind_of(Cause cause);
 
@@ -40,17 +42,17 @@ class Aborted : public Error {
   Cause cause_;
 };
 
-// A plain text for people, in numbers only: who failed, who waits for whom at which step.
+// What failed, in one line; pycoll/runtime/sessions/reports.py writes about every rank.
 std::string describe(const Report& report);
 // "rank 3", or "any rank".
 std::string rank_name(int32_t rank);
-// What ends a wait for a message to or from this rank when check() tells that it has closed.
+// The end of the error text when a wait for a message ends because this rank has closed.
 const char* closed_text(int32_t rank);
 
 // The failures of one communicator as one rank sees and makes them. Thread-safe.
 class Faults {
  public:
-  // `threads_as_ranks`: all ranks live in this process, so the life locks are not used.
+  // `threads_as_ranks`: all ranks live in this process, so the liveness locks are not used.
   Faults(std::shared_ptr<ControlSegment> control, uint32_t rank, bool threads_as_ranks);
 
   bool pending() const { return word_->load(std::memory_order_acquire) != 0; }
@@ -80,7 +82,8 @@ class Faults {
   Report report();
 
  private:
-  void write_report(const AbortWord& word, uint64_t iteration, std::string_view text);
+  void publish_report(uint64_t iteration, std::string_view text);
+  void take_over(const AbortWord& word);
   void fill(uint32_t rank, uint64_t iteration, RankReport& entry);
   void await_others(uint64_t iteration);
 
@@ -88,7 +91,8 @@ class Faults {
   std::atomic<uint64_t>* word_;
   uint32_t rank_;
   bool threads_;
-  std::mutex mutex_;  // of report_
+  std::atomic<bool> gave_up_{false};  // a wait for the report has taken too long
+  std::mutex mutex_;                  // of report_
   Report report_;
 };
 

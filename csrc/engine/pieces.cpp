@@ -10,8 +10,8 @@ namespace pycoll {
 namespace {
 
 constexpr uint64_t kDeathNs = 2'000'000'000;
-// After so many bytes a rank looks whether the call has failed: peers whose arrays it works on wait
-// for it to leave.
+// After so many bytes a rank checks whether the call has failed: the owners of the arrays wait for
+// it to leave.
 constexpr uint64_t kPieceBytes = 8 << 20;
 
 bool overlap(const void* a, uint64_t a_bytes, const void* b, uint64_t b_bytes) {
@@ -27,7 +27,7 @@ inline char* Engine::resolve(const Operand& operand, uint32_t k, uint32_t chunks
   const BoundCall& call = *call_;
   const Plan& plan = *call.plan;
   if (operand.buffer == static_cast<uint16_t>(Buffer::kCell)) {
-    return cells_ + operand.rank * cell_pitch_ + (operand.chunk + k) * call.stride;
+    return staging_ + operand.rank * staging_pitch_ + (operand.chunk + k) * call.stride;
   }
   const bool in = operand.buffer == static_cast<uint16_t>(Buffer::kIn);
   char* base = in ? in_ : out_;
@@ -66,12 +66,12 @@ inline void Engine::fold_range(const Instr& instr, const Operand* operands, uint
   if (length > 0) fold_resolved(instr, operands, length);
 }
 
-// Folds what srcs_ and dsts_ tell; `operands`: of the latter.
+// Folds srcs_ into dsts_, whose operands are `operands`.
 inline void Engine::fold_resolved(const Instr& instr, const Operand* operands, uint64_t length) {
   const uint64_t most = std::max<uint64_t>(1, kPieceBytes / call_->elem_bytes);
   for (; length > most; length -= most) {
     fold_piece(instr, operands, most);
-    if (faults_.pending()) aborted();
+    if (faults_.pending()) throw_aborted();
     const uint64_t step = most * call_->elem_bytes;
     for (uint32_t i = 0; i < instr.nsrc; ++i) srcs_[i] = static_cast<const char*>(srcs_[i]) + step;
     for (uint32_t i = 0; i < instr.ndst; ++i) dsts_[i] = static_cast<char*>(dsts_[i]) + step;
@@ -84,55 +84,56 @@ inline void Engine::fold_piece(const Instr& instr, const Operand* operands, uint
   const bool complete = (instr.flags & kFoldComplete) != 0 && !call.scale_at_exit;
   const uint32_t scale_n = complete ? call.scale_n : 0;
   const uint64_t nbytes = length * call.elem_bytes;
-  const auto in_cell = [&](uint32_t i) {
+  const auto in_staging = [&](uint32_t i) {
     return operands[i].buffer == static_cast<uint16_t>(Buffer::kCell);
   };
   const bool copies = instr.nsrc == 1 && scale_n == 0;
-  if (copies && call.across) return copy_across(instr, operands[-1], nbytes);
-  uint32_t cells = 0;
-  for (uint32_t i = 0; i < instr.ndst; ++i) cells += in_cell(i);
-  const uint64_t timed = results_.timed() ? (instr.ndst - cells) * nbytes : 0;
+  if (copies && call.across) return copy_from_peer(instr, operands[-1], nbytes);
+  uint32_t staged = 0;
+  for (uint32_t i = 0; i < instr.ndst; ++i) staged += in_staging(i);
+  const uint64_t timed = results_.timed() ? (instr.ndst - staged) * nbytes : 0;
   const ResultStores::Clock clock(results_, timed);
   const bool large = nbytes >= StoreChoiceBySize::kLeastBytes;
-  if (copies && (cells == 0 || !large)) {
-    return copy_to_all(dsts_.get(), instr.ndst, srcs_[0], nbytes, stream_ && cells == 0);
+  if (copies && (staged == 0 || !large)) {
+    return copy_to_all(dsts_.get(), instr.ndst, srcs_[0], nbytes, stream_ && staged == 0);
   }
-  if (copies) {  // to cells, which is timed each by itself
+  if (copies) {  // each copy to a staging buffer is timed by itself
     for (uint32_t i = 0; i < instr.ndst; ++i) {
-      if (in_cell(i)) {
-        copy_to_cell(dsts_[i], srcs_[0], nbytes);
+      if (in_staging(i)) {
+        copy_to_staging(dsts_[i], srcs_[0], nbytes);
       } else {
         copy(dsts_[i], srcs_[0], nbytes, stream_);
       }
     }
     return;
   }
-  const bool past_to_cells = cells > 0 && large && cell_stores_[nbytes].usually_past_caches();
-  uint32_t past_caches = stream_ && cells == 0 ? kAll : 0;
-  for (uint32_t i = 0; cells > 0 && i < std::min<uint32_t>(instr.ndst, 32); ++i) {
-    past_caches |= uint32_t{in_cell(i) ? past_to_cells : stream_} << i;
+  const bool past_to_staging = staged > 0 && large && staging_stores_[nbytes].usually_past_caches();
+  uint32_t past_caches = stream_ && staged == 0 ? kAll : 0;
+  for (uint32_t i = 0; staged > 0 && i < std::min<uint32_t>(instr.ndst, 32); ++i) {
+    past_caches |= uint32_t{in_staging(i) ? past_to_staging : stream_} << i;
   }
   const FoldSpec spec{call.dtype, call.op, (instr.flags & kFoldTree) != 0, scale_n, past_caches};
   fold(spec, srcs_.get(), instr.nsrc, dsts_.get(), instr.ndst, length);
 }
 
-// Chooses how the call that begins stores its results: in place not where it reads, and past the
-// caches what is read again in the same call only if all is larger than the caches anyway.
+// Chooses how the call that begins stores its results. A reduction in place stores where it has
+// just read, so it stays in the caches; results that the same call reads again go past them only if
+// all arrays together are larger than the caches anyway.
 void Engine::begin_results(const BoundCall& call) {
   const bool in_place = overlap(in_, call.in_bytes, out_, call.out_bytes);
-  const bool fresh = !in_place || !call.plan->rewrites;
+  const bool fresh = !in_place || !call.plan->reduces;
   const bool again = call.plan->rereads || call.scale_at_exit;
   if (fresh && !again && call.out_bytes >= ResultStores::kLeastBytes) {
     const uint32_t kind = call.fingerprint + (call.across ? 1 : 0) + (in_place ? 2 : 0);
-    stream_ = results_.begin(kind, out_, !call.streams);
+    stream_ = results_.begin(kind, !call.streams);
   } else {
     stream_ = fresh && call.streams;
     results_.begin();
   }
 }
 
-// A copy that srcs_ and dsts_ tell, out of the private memory of another rank if it is from there.
-void Engine::copy_across(const Instr& instr, const Operand& source, uint64_t nbytes) {
+// Copies srcs_[0] to dsts_, from the private memory of another rank if it lies there.
+void Engine::copy_from_peer(const Instr& instr, const Operand& source, uint64_t nbytes) {
   const bool away = source.rank != rank_;
   if (away) read_peer(source.rank, dsts_[0], srcs_[0], nbytes);
   const ResultStores::Clock clock(results_, results_.timed() ? (instr.ndst - away) * nbytes : 0);
@@ -141,15 +142,15 @@ void Engine::copy_across(const Instr& instr, const Operand& source, uint64_t nby
   }
 }
 
-// Copies out of a peer's private memory. Whose process is gone has died, which its life lock tells
-// after a moment at most.
+// Copies from a peer's private memory. If its process is gone it has died, which its liveness lock
+// shows a moment later.
 void Engine::read_peer(uint32_t peer, void* to, const void* from, uint64_t nbytes) {
   if (peer_memory_->read(peer, to, from, nbytes)) return;
   const int error = errno;
   const auto never = [] { return false; };
   const uint64_t end = now_ns() + (error == ESRCH ? kDeathNs : 0);
   wait_until(kPatient, control_->bell(peer, 0), never, [&](Pulse) {
-    if (faults_.pending()) aborted();
+    if (faults_.pending()) throw_aborted();
     faults_.check_peers(iteration());
     return now_ns() >= end;
   });
@@ -162,12 +163,12 @@ void Engine::read_peer(uint32_t peer, void* to, const void* from, uint64_t nbyte
                     ": " + reason + "; with PYCOLL_SINGLE_COPY=off the kernel is not asked");
 }
 
-void Engine::copy_to_cell(void* cell, const void* src, uint64_t nbytes) {
-  StoreChoice& stores = cell_stores_[nbytes];
+void Engine::copy_to_staging(void* staging, const void* src, uint64_t nbytes) {
+  StoreChoice& stores = staging_stores_[nbytes];
   const uint64_t begin = stores.timed() ? now_ns() : 0;
-  copy(cell, src, nbytes, stores.past_caches());
+  copy(staging, src, nbytes, stores.past_caches());
   const uint64_t end = stores.timed() ? now_ns() : 0;
-  stores.note(nbytes, end - begin, end);
+  stores.note(nbytes, end - begin);
 }
 
 void Engine::fold_pieces(const Instr& instr, const Operand* operands) {

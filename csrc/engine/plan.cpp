@@ -1,8 +1,5 @@
 #include "engine/plan.h"
 
-#include <algorithm>
-#include <iterator>
-#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -83,52 +80,6 @@ struct Checker {
   }
 };
 
-// Chunks of the arrays of ranks: IN and OUT are the same, as they are in place.
-class Chunks {
- public:
-  explicit Chunks(uint32_t of_all) : of_all_(of_all) {}
-
-  void add(const Operand& o, uint32_t count) {
-    const uint64_t end = uint64_t{o.chunk} + count;
-    spans_.push_back({o.rank, o.chunk, std::min<uint64_t>(end, of_all_)});
-    if (end > of_all_) spans_.push_back({o.rank, 0, end - of_all_});  // from the last to the first
-  }
-  // Ends the additions.
-  void sort() {
-    std::sort(spans_.begin(), spans_.end());
-    std::vector<Span> merged;
-    for (const Span& span : spans_) {
-      if (!merged.empty() && merged.back().rank == span.rank && span.first <= merged.back().end) {
-        merged.back().end = std::max(merged.back().end, span.end);
-      } else {
-        merged.push_back(span);
-      }
-    }
-    spans_ = std::move(merged);
-  }
-  bool meet(const Chunks& others) const {
-    return std::any_of(others.spans_.begin(), others.spans_.end(), [&](const Span& other) {
-      const auto after =
-          std::lower_bound(spans_.begin(), spans_.end(), Span{other.rank, other.end, 0});
-      return after != spans_.begin() && std::prev(after)->rank == other.rank &&
-             std::prev(after)->end > other.first;
-    });
-  }
-
- private:
-  struct Span {
-    uint32_t rank;
-    uint64_t first, end;
-    bool operator<(const Span& other) const {
-      return std::tie(rank, first, end) < std::tie(other.rank, other.first, other.end);
-    }
-  };
-  uint64_t of_all_;
-  std::vector<Span> spans_;
-};
-
-bool in_array(const Operand& o) { return o.buffer != uint16_t(Buffer::kCell); }
-
 }  // namespace
 
 void Plan::check() {
@@ -149,27 +100,13 @@ void Plan::check() {
                     "folds while messages are under way");
   }
   checker.require(!open, "ends while messages are under way");
-  look_at_stores();
-}
-
-void Plan::look_at_stores() {
-  Chunks read(chunks), stored(chunks);
   for (const Instr& instr : code) {
     if (Opcode(instr.op) != Opcode::kFold) continue;
-    const Operand* const source = operands.data() + instr.arg;
-    const Operand* const target = source + instr.nsrc;
-    for (const Operand* o = source; o < target; ++o) {
-      if (in_array(*o)) read.add(*o, instr.count);
-      rereads |= o->buffer == uint16_t(Buffer::kOut);
-    }
-    for (const Operand* o = target; o < target + instr.ndst; ++o) {
-      const bool itself = instr.nsrc == 1 && in_array(*source) && source->rank == o->rank &&
-                          source->chunk == o->chunk;
-      if (in_array(*o) && !itself) stored.add(*o, instr.count);
+    reduces |= instr.nsrc > 1;
+    for (uint32_t i = instr.arg; i < instr.arg + instr.nsrc; ++i) {
+      rereads |= operands[i].buffer == uint16_t(Buffer::kOut);
     }
   }
-  read.sort();
-  rewrites = read.meet(stored);
 }
 
 }  // namespace pycoll

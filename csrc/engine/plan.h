@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/types.h"
+
 namespace pycoll {
 
 // The kinds of instruction.
@@ -52,12 +54,7 @@ static_assert(sizeof(Instr) == 20);
 // Peer of a WAIT of a plan of messages: everything under way.
 inline constexpr uint16_t kAllPeers = 0xFFFF;
 
-// Steps a rank can publish; ordinary lines use 2 .. kDone - 1.
-inline constexpr uint32_t kEntered = 1;
-inline constexpr uint32_t kDone = 0xFFFE;
-inline constexpr uint32_t kFailed = 0xFFFF;
-
-// One rank's plan. Whoever makes one calls check(), once; see Binding.
+// One rank's plan. Its maker calls check(), once; see Binding.
 struct Plan {
   std::vector<Instr> code;
   std::vector<Operand> operands;
@@ -68,16 +65,13 @@ struct Plan {
   uint32_t rounds = 0;    // rounds of the schedule
   bool direct = false;    // peers read and write the users' arrays in place
   bool messages = false;  // it sends and receives; otherwise it signals and waits
-  // Told by check(), of folds that store into arrays. A chunk copied to itself is not stored.
-  bool rewrites = false;  // in place, some go where this rank reads
-  bool rereads = false;   // ranks read OUT, so what they have stored, in the same call
+  // Set by check().
+  bool reduces = false;  // some fold has more than one source
+  bool rereads = false;  // ranks read OUT, so what they have stored, in the same call
 
   // Throws ScheduleError with the index of the bad instruction when an operand table index, rank,
   // buffer, chunk, slot or step is out of range, or a fold has no source or no destination.
   void check();
-
- private:
-  void look_at_stores();
 };
 
 }  // namespace pycoll

@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "base/process.h"
-#include "engine/liveness.h"
+#include "base/liveness.h"
 
 namespace pycoll {
 namespace {
 
 constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
-constexpr uint64_t kLockNs = 1'000'000'000;  // far longer than anybody who runs keeps the lock
+constexpr uint64_t kLockNs = 1'000'000'000;  // far longer than a running rank holds the lock
 
 // Takes a robust lock if it is free. Its last owner may have died: what it guards is changed so
 // that every state in between is one that may be.
@@ -39,7 +38,7 @@ bool Survivors::gone(uint32_t rank) const {
       [[fallthrough]];
     default:
       if (threads_ || control_->died_joining(rank)) return !threads_;
-      return life_lost(&block.life) &&
+      return owner_died(&block.liveness) &&
              process_over(block.pid.load(std::memory_order_relaxed),
                           block.starttime.load(std::memory_order_relaxed));
   }
@@ -47,7 +46,7 @@ bool Survivors::gone(uint32_t rank) const {
 
 bool Survivors::decided() const { return control_->election().decided.load(kAcquire) >= round_; }
 
-// Whether there is nobody to wait for any more.
+// Whether every rank has come to the round or is gone.
 bool Survivors::settled() const {
   for (uint32_t rank = 0; rank < control_->geometry().world_size; ++rank) {
     if (control_->block(rank).came.load(kAcquire) < round_ && !gone(rank)) return false;
@@ -117,7 +116,7 @@ int32_t Survivors::offer_of(uint32_t rank) const {
 bool Survivors::offers(uint32_t rank) const {
   RankBlock& block = control_->block(rank);
   return block.came.load(kAcquire) == round_ && Phase(block.phase.load(kAcquire)) == Phase::kRun &&
-         (threads_ || !life_lost(&block.life));
+         (threads_ || !owner_died(&block.liveness));
 }
 
 bool Survivors::await_other_offer(uint32_t rank, const Check& check) const {

@@ -1,10 +1,10 @@
-// Who is left of a communicator: what its ranks agree on when some of them are gone.
+// Which ranks of a communicator are left: they agree on it when some of them are gone.
 //
 // Agreement goes by rounds. A rank *comes* to a round by publishing its number; the round is
 // decided, once for all, when every rank has come to it or is gone, and counts those that have
 // come. Then each of them makes its part of the new communicator and *joins*. If one of them can no
-// longer join there is another round. Nobody who lives is ever left out, so nobody can write into
-// the memory of those who go on; and whoever gives up waiting can go on with it later.
+// longer join there is another round. No living rank is ever left out, so none can write into
+// the memory of those that go on; and a rank that gives up waiting can go on with it later.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace pycoll {
 // How a round has ended so far.
 enum class Round { kJoined, kAnother, kLate };
 
-// One rank's part in it. Ranks are gone when they have left or closed the communicator, or when
+// The part of one rank. Ranks are gone when they have left or closed the communicator, or when
 // their process has died and none of its threads runs any more. For the thread that holds the
 // engine of this rank, which has no call under way; the communicator has failed.
 class Survivors {
@@ -28,7 +28,7 @@ class Survivors {
   // rank must leave the communicator, for the others may count on it.
   using Check = std::function<bool(Pulse)>;
 
-  // `threads_as_ranks`: all ranks live in this process, so the life locks are not used.
+  // `threads_as_ranks`: all ranks live in this process, so the liveness locks are not used.
   Survivors(std::shared_ptr<ControlSegment> control, uint32_t rank, bool threads_as_ranks);
 
   // Comes to the next round, or goes on with one that it could not leave, and waits until it is
@@ -41,18 +41,18 @@ class Survivors {
   int32_t pid_of(uint32_t rank) const;
   int32_t offer_of(uint32_t rank) const;
 
-  // Whether that is still what it offers. Who has opened it asks afterwards: the descriptor may
-  // have become another one's.
+  // Whether it still offers that. To be asked after opening it: the descriptor may have been closed
+  // and reused.
   bool offers(uint32_t rank) const;
-  // Waits until it is not, and tells whether it is not.
+  // Waits until it does not; false if `check` gave up.
   bool await_other_offer(uint32_t rank, const Check& check) const;
 
-  // Tells the others that this rank has joined, and waits for them. kAnother: one of them cannot
-  // any more, and what was made for the round is to be dropped. kLate: `check` gave up; the others
-  // may have gone on, so this is to be called again.
+  // Publishes that this rank has joined, and waits for the others. kAnother: one of them cannot
+  // any more; drop what was made for the round. kLate: `check` gave up; the others may have gone
+  // on, so call this again.
   Round join(const Check& check);
 
-  // Whom this rank has waited for in vain: to come, or to join a round that has been decided.
+  // The ranks that this one still waits for: to come, or to join a round that has been decided.
   std::vector<uint32_t> missing() const;
 
  private:

@@ -13,9 +13,8 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "base/process.h"
-#include "engine/liveness.h"
-#include "engine/plan.h"
+#include "base/liveness.h"
+#include "base/types.h"
 #include "memory/reservation.h"
 
 namespace pycoll {
@@ -30,11 +29,10 @@ struct Header {
   uint32_t abi;
   Geometry geometry;
   uint64_t cookie;
-  std::atomic<uint32_t> attached;
 };
 static_assert(sizeof(Header) <= kPage);
 
-// The whole file, in place of a segment, where a rank has declined before anybody laid one out.
+// The whole file, in place of a segment, where a rank has declined before one was laid out.
 struct Absence {
   uint64_t magic;  // kAbsent
   uint32_t rank;
@@ -145,7 +143,7 @@ bool read_absence(int fd, Absence& absence) {
          pread(fd, &absence, sizeof(absence), 0) == sizeof(absence) && absence.magic == kAbsent;
 }
 
-// Whether nobody can lay out a segment any more; leaves the note if there is none. The lock is
+// Whether no rank can lay out a segment any more; leaves the note if there is none. The lock is
 // held, so a file without the magic is what a creator that was killed has left.
 bool leave_absence(int fd, uint32_t rank, std::string_view text) {
   Absence absence{};
@@ -160,16 +158,6 @@ bool leave_absence(int fd, uint32_t rank, std::string_view text) {
   }
   seal_size(fd);
   return true;
-}
-
-bool life_untaken(pthread_mutex_t* life) {
-#if defined(__GLIBC__)
-  return __atomic_load_n(&life->__data.__lock, __ATOMIC_ACQUIRE) == 0;
-#else
-  const bool untaken = pthread_mutex_trylock(life) == 0;
-  if (untaken) pthread_mutex_unlock(life);
-  return untaken;
-#endif
 }
 
 }  // namespace
@@ -261,10 +249,10 @@ void ControlSegment::initialise(int fd) {
   COLL_CHECK(getrandom(&cookie, sizeof(cookie), 0) == sizeof(cookie), "TransportError",
              "no random numbers: ", std::strerror(errno));
   header->cookie = cookie;
-  life_init(&election_->lock);
+  init_liveness(&election_->lock);
   for (uint32_t rank = 0; rank < geometry_.world_size; ++rank) {
     RankBlock& own = block(rank);
-    life_init(&own.life);
+    init_liveness(&own.liveness);
     own.waiting_peer.store(-1, std::memory_order_relaxed);
     // As if every rank had finished the two iterations before the first.
     for (uint64_t back = 1; back <= 2; ++back) {
@@ -294,7 +282,6 @@ void ControlSegment::claim(uint32_t rank, int32_t pid) {
   own.tid.store(int32_t(syscall(SYS_gettid)), std::memory_order_relaxed);
   own.starttime.store(process_stat(pid).starttime, std::memory_order_relaxed);
   own.phase.store(uint32_t(Phase::kRun), std::memory_order_release);
-  reinterpret_cast<Header*>(base_)->attached.fetch_add(1);
 }
 
 void ControlSegment::decline(uint32_t rank, std::string_view text, int32_t pid) {
@@ -327,14 +314,10 @@ void ControlSegment::decline(int fd, uint32_t rank, std::string_view text, doubl
 bool ControlSegment::died_joining(uint32_t rank) {
   RankBlock& own = block(rank);
   const auto runs = [&] { return Phase(own.phase.load(std::memory_order_acquire)) == Phase::kRun; };
-  return runs() && life_untaken(&own.life) &&
+  return runs() && is_unowned(&own.liveness) &&
          process_over(own.pid.load(std::memory_order_relaxed),
                       own.starttime.load(std::memory_order_relaxed)) &&
-         runs();  // who closes lets go of the lock after it has said so
-}
-
-uint32_t ControlSegment::attached() const {
-  return reinterpret_cast<Header*>(base_)->attached.load();
+         runs();  // a rank that closes stores its phase before it releases the lock
 }
 
 bool ControlSegment::deserted() {

@@ -1,8 +1,12 @@
 // The control segment: the shared memory that the ranks of one communicator have in common.
 //
+// This folder has the memory that ranks share, and uses base/ only. heap.h is the symmetric heap,
+// pool.h cuts blocks from it, registration.h moves existing arrays into it, reservation.h asks the
+// system for pages. Read this file first.
+//
 // Order in memory: header, abort word and report, election, one block per rank, flag lines, sleeper
-// counts, cells, mailboxes. Everything that more than one process touches is a lock-free
-// std::atomic, or is plain memory that a release store on an atomic publishes. Times are
+// counts, staging buffers ("cells"), mailboxes. Everything that more than one process touches is a
+// lock-free std::atomic, or is plain memory that a release store on an atomic publishes. Times are
 // CLOCK_MONOTONIC nanoseconds.
 #pragma once
 
@@ -16,7 +20,7 @@
 #include <string>
 #include <string_view>
 
-#include "engine/wait.h"
+#include "base/wait.h"
 
 namespace pycoll {
 
@@ -24,7 +28,7 @@ static_assert(std::endian::native == std::endian::little, "the flag word is spli
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-inline constexpr uint32_t kAbiVersion = 3;
+inline constexpr uint32_t kAbiVersion = 4;
 inline constexpr uint32_t kMaxWorldSize = 4096;
 inline constexpr size_t kPayloadBytes = 40;  // of a flag line
 inline constexpr uint32_t kRecords = 64;     // calls remembered per rank
@@ -42,13 +46,13 @@ struct Geometry {
   bool operator==(const Geometry&) const = default;
 };
 
-// How long a rank waits for another one that lays out the segment.
+// How long a rank waits for another rank that lays out the segment.
 struct Patience {
   double timeout_s = 300;
   bool (*check_signals)(void*) = nullptr;  // as EngineOptions has it
 };
 
-// In place of a peer: any of the other ranks, or none in particular.
+// In place of a peer: any of the other ranks, or no particular one.
 constexpr int32_t kAnyRank = -1, kNoRank = -2;
 
 enum class Phase : uint32_t { kAbsent = 0, kRun = 1, kLeft = 2, kClosed = 3 };
@@ -69,7 +73,7 @@ struct alignas(128) FlagLine {
   std::atomic<uint64_t> flag;
   std::atomic<uint64_t> descriptor;
   std::atomic<uint64_t> count;
-  unsigned char payload[kPayloadBytes];  // a tiny cell, or Payload of engine.cpp
+  unsigned char payload[kPayloadBytes];  // a tiny staging buffer, or Payload of engine.cpp
 };
 static_assert(sizeof(FlagLine) == 128 && offsetof(FlagLine, payload) == 24);
 
@@ -78,7 +82,7 @@ inline uint32_t position_of(uint64_t iteration) {
   return static_cast<uint32_t>(iteration & 0xFFFF) << 16;
 }
 
-// Whether the owner of a line has come to a position.
+// Whether the owner of a line has reached a position.
 inline bool has_reached(const FlagLine& line, uint32_t position) {
   const uint64_t flag = line.flag.load(std::memory_order_acquire);
   return static_cast<int32_t>(static_cast<uint32_t>(flag >> 32) - position) >= 0;
@@ -104,15 +108,15 @@ struct Refusal {
   char text[kRefusalBytes];
 };
 
-// Everything a rank tells about itself. Written by that rank only.
+// The state of a rank that its peers read. Written by that rank only.
 struct alignas(4096) RankBlock {
-  // What peers read in every check of a wait.
-  pthread_mutex_t life;         // robust; held by the rank's keeper thread while it lives
+  // Read by peers in every check of a wait.
+  pthread_mutex_t liveness;     // robust; held by the rank's helper thread while it lives
   std::atomic<uint32_t> phase;  // Phase
   std::atomic<uint32_t> claimed;
   std::atomic<int32_t> pid;
   std::atomic<int32_t> tid;
-  std::atomic<uint64_t> starttime;  // field 22 of /proc/pid/stat: tells a reused pid
+  std::atomic<uint64_t> starttime;  // field 22 of /proc/pid/stat: shows a reused pid
   std::atomic<uint64_t> word_at;    // address in that process; see PeerMemory
   // Progress. The waiting fields are set only when a wait takes long.
   alignas(128) std::atomic<uint64_t> call_seq;  // the newest record
@@ -126,9 +130,9 @@ struct alignas(4096) RankBlock {
   alignas(128) char leave_text[kTextBytes];  // published by phase
   Refusal refusal[2];                        // published by the kFailed flag of that parity
   CallRecord records[kRecords];              // call_seq mod kRecords
-  // Counting who is left; see Survivors. Numbers of rounds, each the newest.
+  // Who is left, see Survivors: the newest round that each of these is true of.
   alignas(128) std::atomic<uint64_t> came;  // to which the rank has come, with its `offer`
-  std::atomic<uint64_t> counted;            // that counts it; written by whoever decides
+  std::atomic<uint64_t> counted;            // that counts it; written by the rank that decides
   std::atomic<uint64_t> joined;             // whose communicator it has joined
   std::atomic<int32_t> offer;               // descriptor of memory for that
   std::atomic<uint32_t> sites;              // published entries of site_text
@@ -138,12 +142,12 @@ struct alignas(4096) RankBlock {
 // One rank in the snapshot that the first rank to notice a failure takes.
 struct RankReport {
   uint32_t phase;   // Phase
-  uint8_t alive;    // 0: its life lock says that the process died
+  uint8_t alive;    // 0: its liveness lock says that the process died
   char state;       // of /proc/pid/stat (R, S, T, D, Z); '?' when not known
   uint8_t entered;  // 1: descriptor and count are those of the failed iteration
   int32_t pid;
   uint64_t flag[2];              // both flag words, by parity
-  uint64_t call_seq, iteration;  // of the call the next fields tell of
+  uint64_t call_seq, iteration;  // of the call that the next fields describe
   uint64_t descriptor, count;
   int32_t waiting_peer;  // -1: none
   uint32_t waiting_step;
@@ -169,6 +173,7 @@ struct AbortBlock {
   alignas(128) std::atomic<uint64_t> word;   // 0, or AbortWord::pack by compare-and-swap
   alignas(128) std::atomic<uint32_t> ready;  // 1: text and the RankReports may be read
   std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> taken_over;  // rank + 1 of the one that writes the report of a dead one
   uint64_t iteration;
   char text[kTextBytes];
 };
@@ -185,15 +190,15 @@ class ControlSegment {
  public:
   // Maps `fd` (a memfd; kept open by the caller or not, as it likes). The first process to come
   // sizes, allocates, seals and initialises it; the others check that they were given the same
-  // geometry. Throws TransportError: no memory, another geometry or ABI, no /proc; CollTimeout: who
-  // lays it out takes longer than that; PeerLeft: another rank cannot join.
+  // geometry. Throws TransportError: no memory, another geometry or ABI, no /proc; CollTimeout: the
+  // rank that lays it out takes longer than that; PeerLeft: another rank cannot join.
   static std::shared_ptr<ControlSegment> open(int fd, const Geometry& geometry,
                                               const Patience& patience = {});
   // For a process that cannot, or on behalf of one that is over: declines, see below, if the
   // segment has been laid out, whatever its geometry; otherwise nobody can lay it out any more, and
-  // who tries is told. Throws CollTimeout: somebody lays it out right now, and takes longer than
-  // that; TransportError: the rank has taken its slot before. `pid` is the process of the rank; 0
-  // is the calling one.
+  // a rank that tries gets the reason. Throws CollTimeout: another rank lays it out right now, and
+  // takes longer than that; TransportError: the rank has taken its slot before. `pid` is the
+  // process of the rank; 0 is the calling one.
   static void decline(int fd, uint32_t rank, std::string_view text, double timeout_s, int32_t pid);
   ~ControlSegment();
   ControlSegment(const ControlSegment&) = delete;
@@ -207,13 +212,12 @@ class ControlSegment {
   void claim(uint32_t rank, int32_t pid = 0);
   // The same for a process that cannot join: its peers raise PeerLeft with the text.
   void decline(uint32_t rank, std::string_view text, int32_t pid = 0);
-  // Whether the process that took the slot was over before its keeper held the life lock, which
-  // therefore does not tell of it.
+  // Whether the process that took the slot was over before its helper held the liveness lock, which
+  // therefore does not show it.
   bool died_joining(uint32_t rank);
 
   const Geometry& geometry() const { return geometry_; }
   uint64_t cookie() const { return cookie_; }  // random, alike on all ranks
-  uint32_t attached() const;                   // ranks that have claimed their slot
   bool deserted();                             // every rank has left, closed or died
 
   FlagLine& line(uint32_t rank, uint32_t parity) { return lines_[2 * rank + parity]; }
@@ -263,7 +267,7 @@ class ControlSegment {
   char* mailboxes_ = nullptr;
 };
 
-// Forbids that anybody resizes the file from now on; no effect on a file that cannot be sealed.
+// Forbids to resize the file from now on; no effect on a file that cannot be sealed.
 void seal_size(int fd);
 
 // Copies text into a fixed field: cut to fit at a UTF-8 boundary, zero-terminated.

@@ -38,10 +38,10 @@ class Heap {
   // parent still uses them.
   void free(uint64_t offset);
 
-  // What was taken before now is not to be used again: somebody may still write into it.
-  void distrust() { trust_.fetch_add(1, std::memory_order_relaxed); }
+  // Blocks taken before now are not used again: a stopped peer may still write into them.
+  void retire_blocks() { generation_.fetch_add(1, std::memory_order_relaxed); }
   // Changes with every call of that.
-  uint64_t trust() const { return trust_.load(std::memory_order_relaxed); }
+  uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
 
   // Maps pages of the heap a second time, over `place`. False, with errno, if that fails.
   bool map_over(char* place, uint64_t offset, uint64_t nbytes) const;
@@ -92,7 +92,7 @@ class Heap {
   std::map<uint32_t, std::unique_ptr<Pool>> pools_;
   std::map<uintptr_t, uintptr_t> aliases_;  // first byte -> past the last one
   std::atomic<size_t> alias_count_{0};
-  std::atomic<uint64_t> trust_{0};
+  std::atomic<uint64_t> generation_{0};
 };
 
 }  // namespace pycoll

@@ -42,7 +42,7 @@ void* Pool::alloc(uint64_t nbytes, bool* zeroed) {
     block = size < kPage ? carve(size) : take_pages(size, least);
     regret(size);
   }
-  used_.emplace(block, Used{size, heap_.trust()});
+  used_.emplace(block, Used{size, heap_.generation()});
   used_bytes_ += size;
   most_used_bytes_ = std::max(most_used_bytes_, used_bytes_);
   return block;
@@ -53,10 +53,10 @@ void Pool::free(void* block) {
   std::lock_guard lock(mutex_);
   const auto it = used_.find(block);
   COLL_CHECK(it != used_.end(), "TransportError", "this block of symmetric memory is not in use");
-  const auto [size, trust] = it->second;
+  const auto [size, generation] = it->second;
   used_.erase(it);
   used_bytes_ -= size;
-  if (trust != heap_.trust()) return;
+  if (generation != heap_.generation()) return;
   if (size > limit_) return give_back(size, static_cast<char*>(block));
   free_[size].push_back(static_cast<char*>(block));
   kept_bytes_ += size;

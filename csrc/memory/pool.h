@@ -12,13 +12,13 @@
 namespace pycoll {
 
 // Sizes are rounded up to classes, four to each power of two. Blocks below a page come from slabs;
-// larger ones are pages of their own. A freed block waits for the next request of its class; the
-// pages of large ones go back to the system, oldest first, when too many bytes wait, or when the
-// heap is full. Too many is more than kKeptBytes at first; whenever pages have to be taken of a
-// class that some were given back of, it is that much more, up to twice the most that was ever in
-// use: a program that goes through several sizes in turn needs the blocks of all of them again.
-// A block for which a whole class does not fit any more has the pages that were asked for. One that
-// the heap distrusts stays taken when it is freed. Thread-safe.
+// larger ones are pages of their own. A freed block is kept for the next request of its class; the
+// pages of large ones go back to the system, oldest first, when the kept bytes exceed a limit, or
+// when the heap is full. The limit is kKeptBytes at first. When a class needs pages again after
+// some went back, the limit grows by that size, up to twice the most that was ever in use: a
+// program that goes through several sizes in turn needs the blocks of all of them. Where a whole
+// class does not fit any more a block has just the pages asked for. A block that the heap has
+// retired stays taken when it is freed. Thread-safe.
 class Pool {
  public:
   static constexpr uint64_t kKeptBytes = 64 << 20;
@@ -54,8 +54,8 @@ class Pool {
   const uint32_t region_;
   std::mutex mutex_;
   struct Used {
-    uint64_t size;   // of its class
-    uint64_t trust;  // see Heap
+    uint64_t size;        // of its class
+    uint64_t generation;  // see Heap
   };
   std::unordered_map<const void*, Used> used_;             // by block
   std::unordered_map<uint64_t, std::vector<char*>> free_;  // size of the class -> blocks

@@ -21,7 +21,7 @@ char* page_below(char* p) {
 
 bool is_stack(const char* name) { return std::strncmp(name, "[stack", 6) == 0; }
 
-// What the kernel tells of one mapping, since Linux 6.11: `struct procmap_query` and PROCMAP_QUERY
+// The kernel's answer about one mapping, since Linux 6.11: `struct procmap_query` and PROCMAP_QUERY
 // of <linux/fs.h>, which older headers lack.
 struct MapQuery {
   uint64_t size, flags, address;
@@ -33,7 +33,7 @@ constexpr unsigned long kMapQuery = _IOWR('f', 17, MapQuery);
 constexpr uint64_t kReadable = 1, kWritable = 2, kExecutable = 4, kShared = 8, kThisOrNext = 16;
 
 // Whether the kernel says of all mappings in [first, last) that they are this process's own. False
-// if it does not, or cannot be asked so; then reading all mappings tells why.
+// if it does not, or cannot be asked so; then reading all mappings shows why.
 bool known_private(int maps, const char* first, const char* last) {
   const auto end = reinterpret_cast<uintptr_t>(last);
   for (auto at = reinterpret_cast<uintptr_t>(first); at < end;) {
@@ -106,7 +106,7 @@ void Registration::take_pages(uint32_t region) {
   const auto inner = static_cast<uint64_t>(last_ - first_);
   char* pages = heap_->pool(region).pages(head + inner + tail);
   offset_ = heap_->offset_of(pages, 1).value();
-  trust_ = heap_->trust();
+  generation_ = heap_->generation();
   mirror_ = pages + head - (first_ - data_);
   std::memcpy(mirror_, data_, static_cast<size_t>(end_ - data_));
   if (!heap_->map_over(first_, offset_ + head, inner)) {
@@ -143,7 +143,7 @@ void Registration::release() {
   in_ = false;
   if (!heap_->is_owner()) return;  // a child made by fork: the block is its parent's
   heap_->drop_alias(data_);
-  if (heap_->trust() == trust_) heap_->free(offset_);
+  if (heap_->generation() == generation_) heap_->free(offset_);
 }
 
 void Registration::hold() {

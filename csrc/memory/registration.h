@@ -31,8 +31,8 @@ class Registration {
   // it; MemoryError when the heap is full.
   void move_in(uint32_t region, char* data, uint64_t nbytes);
 
-  // Whether the array has been moved in, and neither released nor forgotten since. Only then there
-  // is something to release: whoever was interrupted may do so once more.
+  // Whether the array has been moved in, and neither released nor forgotten since. After an
+  // interrupt release() may be called again as long as this is true.
   bool is_in() const { return in_; }
 
   // Where the engine finds the array.
@@ -63,9 +63,8 @@ class Registration {
   // as they are, and their block of the heap is not used again, because it may still be mapped.
   void forget();
 
-  // Who holds an array may use it where it is until letting go. Throws ArgumentError if it is not
-  // in. All of this is for threads that exclude each other, by Python's lock: either a call holds
-  // the array in time or it is released.
+  // While a call holds an array it stays where it is. Throws ArgumentError if it is not in. For
+  // threads that exclude each other, by Python's lock.
   void hold();
   void let_go() { --holds_; }
   // A child made by fork has none of the threads that hold the array.
@@ -77,8 +76,8 @@ class Registration {
   std::shared_ptr<Heap> heap_;
   bool in_ = false;
   int holds_ = 0;
-  uint64_t offset_ = 0;  // of the pages in the heap
-  uint64_t trust_ = 0;   // of the heap, when they were taken
+  uint64_t offset_ = 0;      // of the pages in the heap
+  uint64_t generation_ = 0;  // of the heap, when they were taken
   // The array, its whole pages, and its end.
   char *data_ = nullptr, *first_ = nullptr, *last_ = nullptr, *end_ = nullptr;
   char* mirror_ = nullptr;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "engine/wait.h"
+#include "base/wait.h"
 
 namespace pycoll {
 namespace {
@@ -154,8 +154,8 @@ class Allowance {
   std::atomic<uint64_t> left_{0}, end_{0};
 };
 
-// The kernel would rather kill a process, of anybody, than refuse pages of a memfd. So it is asked
-// for parts, and each time before how much there is: other ranks reserve at the same moment.
+// The kernel would rather kill any process than refuse pages of a memfd. So pages are taken in
+// parts, after a look before each at how many there are: other ranks reserve at the same moment.
 void reserve_pages(int fd, uint64_t offset, uint64_t nbytes, const char* kind, const char* fix) {
   constexpr uint64_t kPart = 64 << 20, kSpare = 512 << 20;
   static Allowance allowance;

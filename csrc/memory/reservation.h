@@ -8,7 +8,7 @@ namespace pycoll {
 
 // The bytes that this process may still be given: what the machine has available, and what the
 // limits of its control groups (a container's, say, of either version) leave, file caches being
-// given up first. Reads the kernel's files below `root`. UINT64_MAX when they tell nothing.
+// given up first. Reads the kernel's files below `root`. UINT64_MAX without them.
 uint64_t available_memory(const std::string& root = "");
 
 // Allocates the pages [offset, offset + nbytes) of a memfd. Throws Error(kind) naming the bytes

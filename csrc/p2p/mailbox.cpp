@@ -14,14 +14,14 @@ namespace {
 constexpr uint32_t kFragments = 4;         // per ring
 constexpr uint64_t kMostRead = 256 << 20;  // bytes that one offer is for: then others have a turn
 
-// What a fragment is, and what has become of an offer: its reader says so, and who withdraws it.
+// What a fragment is, and the state of an offer: its reader sets it, or the sender that withdraws.
 enum State : uint32_t { kHere, kOffered, kRead, kRefused, kWithdrawn };
 
 // Messages whose sizes have the same highest bit go the same way.
 uint64_t size_bit(uint64_t nbytes) { return std::bit_floor(nbytes); }
 
 // So many bytes of a message have left.
-void advance(Mailboxes::Outgoing& message, uint64_t nbytes) {
+void advance(Mailboxes::SendRequest& message, uint64_t nbytes) {
   message.offset += nbytes;
   message.sent = message.offset == message.nbytes;
 }
@@ -43,16 +43,6 @@ struct Mailboxes::Ring {
   alignas(64) std::atomic<uint32_t> taken;
   std::atomic<uint64_t> wanted;
   alignas(64) char fragments[];
-};
-
-class Mailboxes::Deadline {
- public:
-  explicit Deadline(double timeout_s)
-      : limit_ns_(now_ns() + static_cast<uint64_t>(std::min(timeout_s, 1e9) * 1e9)) {}
-  bool passed() const { return now_ns() >= limit_ns_; }
-
- private:
-  uint64_t limit_ns_;
 };
 
 Mailboxes::Mailboxes(std::shared_ptr<Engine> engine, Offers offers)
@@ -79,7 +69,7 @@ Mailboxes::Fragment& Mailboxes::fragment(Ring& ring, uint32_t index) const {
   return *reinterpret_cast<Fragment*>(ring.fragments + (index % kFragments) * pitch);
 }
 
-void Mailboxes::knock(uint32_t rank) {
+void Mailboxes::ring_doorbell(uint32_t rank) {
   control_.block(rank).doorbell.fetch_add(1, std::memory_order_seq_cst);
   pycoll::ring(control_.doorbell(rank));
 }
@@ -88,17 +78,17 @@ bool Mailboxes::large(uint64_t nbytes) const {
   return nbytes > uint64_t{kFragments} * fragment_bytes_;
 }
 
-bool Mailboxes::offers(const Outgoing& message) const {
+bool Mailboxes::offers(const SendRequest& message) const {
   const Offers offers = offers_[message.dst];
   if (offers == Offers::kNever || !large(message.nbytes)) return false;
   const uint64_t wanted = ring(rank_, message.dst).wanted.load(std::memory_order_relaxed);
   return offers == Offers::kAlways || (wanted & size_bit(message.nbytes)) != 0;
 }
 
-void Mailboxes::push(Outgoing& message) {
+void Mailboxes::push(SendRequest& message) {
   Ring& out = ring(rank_, message.dst);
   while (!message.sent) {
-    if (message.offered && !settle(message)) return;
+    if (message.offered && !is_answered(message)) return;
     if (message.sent) return;
     const uint32_t index = out.sent.load(std::memory_order_relaxed);
     if (index - out.taken.load(std::memory_order_acquire) >= kFragments) return;
@@ -108,8 +98,8 @@ void Mailboxes::push(Outgoing& message) {
     part.type = message.type;
     const uint64_t rest = message.nbytes - message.offset;
     const char* const data = message.data + message.offset;
-    if (message.offset == 0) message.once = offers(message);
-    message.offered = message.once;
+    if (message.offset == 0) message.single_copy = offers(message);
+    message.offered = message.single_copy;
     message.index = index;
     part.nbytes = static_cast<uint32_t>(
         std::min<uint64_t>(message.offered ? kMostRead : fragment_bytes_, rest));
@@ -121,12 +111,12 @@ void Mailboxes::push(Outgoing& message) {
       advance(message, part.nbytes);
     }
     out.sent.store(index + 1, std::memory_order_release);
-    knock(message.dst);
+    ring_doorbell(message.dst);
   }
 }
 
 // Looks what has become of an offer; false if nothing yet.
-bool Mailboxes::settle(Outgoing& message) {
+bool Mailboxes::is_answered(SendRequest& message) {
   Ring& out = ring(rank_, message.dst);
   const uint32_t taken = out.taken.load(std::memory_order_acquire);
   if (static_cast<int32_t>(taken - message.index) <= 0) return false;
@@ -134,14 +124,14 @@ bool Mailboxes::settle(Outgoing& message) {
   message.offered = false;
   if (part.state.load(std::memory_order_relaxed) != kRead) {
     offers_[message.dst] = Offers::kNever;
-    message.once = false;
+    message.single_copy = false;
     return true;
   }
   advance(message, part.nbytes);
   return true;
 }
 
-bool Mailboxes::withdraw(Outgoing& message) {
+bool Mailboxes::withdraw(SendRequest& message) {
   if (!message.offered) return message.sent;
   message.offered = false;
   Fragment& part = fragment(ring(rank_, message.dst), message.index);
@@ -155,8 +145,8 @@ void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
                      double timeout_s) {
   const Use use(user_, rank_);
   engine_->check(kNoRank, Pulse::kOnce);
-  Outgoing message{static_cast<const char*>(data), nbytes, type, dst, tag};
-  const Deadline deadline(timeout_s);
+  SendRequest message{static_cast<const char*>(data), nbytes, type, dst, tag};
+  const uint64_t deadline = deadline_after(timeout_s);
   const auto gone = [&] {
     drain({});
     push(message);
@@ -165,14 +155,14 @@ void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
   bool sent = false;
   try {
     sent = wait_until(policy_, control_.doorbell(rank_), gone, [&](Pulse pulse) {
-      return engine_->check(static_cast<int32_t>(dst), pulse) || deadline.passed();
+      return engine_->check(static_cast<int32_t>(dst), pulse) || now_ns() >= deadline;
     });
   } catch (...) {
     withdraw(message);
     throw;
   }
   if (sent || withdraw(message)) return;
-  COLL_CHECK(deadline.passed(), "PeerLeft", "send from rank ", rank_, " to rank ", dst,
+  COLL_CHECK(now_ns() >= deadline, "PeerLeft", "send from rank ", rank_, " to rank ", dst,
              closed_text(static_cast<int32_t>(dst)));
   engine_->abort("a send timed out half way");
   throw_error("CollTimeout", "send from rank ", rank_, " to rank ", dst, " (tag ", tag, ", ",
@@ -183,20 +173,20 @@ void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
 uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                          double timeout_s) {
   const Use use(user_, rank_);
-  const Wanted wanted{static_cast<char*>(data), nbytes, type, src, tag};
-  const Deadline deadline(timeout_s);
+  const RecvRequest request{static_cast<char*>(data), nbytes, type, src, tag};
+  const uint64_t deadline = deadline_after(timeout_s);
   std::optional<uint32_t> sender;
   const auto arrived = [&] {
     if (!sender) {
-      drain({&wanted, 1});
-      sender = collect(wanted);
+      drain({&request, 1});
+      sender = collect(request);
     }
     return sender.has_value();
   };
   try {
     const auto give_up = [&](Pulse pulse) {
       try {
-        return engine_->check(src, pulse) || deadline.passed();
+        return engine_->check(src, pulse) || now_ns() >= deadline;
       } catch (const Aborted& end) {
         const bool ended = end.cause() == Cause::kLost || end.cause() == Cause::kLeft;
         if (ended && arrived()) return true;
@@ -205,7 +195,7 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
     };
     give_up(Pulse::kOnce);
     const bool done = wait_until(policy_, control_.doorbell(rank_), arrived, give_up);
-    COLL_CHECK(done || deadline.passed(), "PeerLeft", "recv on rank ", rank_, " from ",
+    COLL_CHECK(done || now_ns() >= deadline, "PeerLeft", "recv on rank ", rank_, " from ",
                rank_name(src), closed_text(src));
     COLL_CHECK(done, "CollTimeout", "recv on rank ", rank_, " (tag ", tag, "): nothing from ",
                rank_name(src), " within ", timeout_s, " s");
@@ -216,28 +206,28 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
   return *sender;
 }
 
-std::optional<uint32_t> Mailboxes::collect(const Wanted& wanted) {
-  Message* found = find(wanted);
+std::optional<uint32_t> Mailboxes::collect(const RecvRequest& request) {
+  Message* found = find(request);
   if (found == nullptr || found->received != found->nbytes) return std::nullopt;
-  if (found->nbytes != wanted.nbytes || found->type != wanted.type) {
-    throw_error("MismatchError", "recv on rank ", rank_, " (tag ", wanted.tag, ") expects ",
-                wanted.nbytes, " bytes of ", type_name(wanted.type), "; rank ", found->src,
+  if (found->nbytes != request.nbytes || found->type != request.type) {
+    throw_error("MismatchError", "recv on rank ", rank_, " (tag ", request.tag, ") expects ",
+                request.nbytes, " bytes of ", type_name(request.type), "; rank ", found->src,
                 " sent ", found->nbytes, " bytes of ", type_name(found->type),
                 ". The message is kept: receive it into a fitting array");
   }
-  if (found->own != nullptr) copy(wanted.data, found->own.get(), wanted.nbytes);
+  if (found->own != nullptr) copy(request.data, found->own.get(), request.nbytes);
   const uint32_t sender = found->src;
   arrived_.erase(arrived_.begin() + (found - arrived_.data()));
   return sender;
 }
 
-bool Mailboxes::drain(std::span<const Wanted> wanted) {
+bool Mailboxes::drain(std::span<const RecvRequest> requests) {
   if (lost_) return false;
   bool any = false;
   for (uint32_t src = 0; src < world_size_; ++src) {
     Ring& in = ring(src, rank_);
     while (in.sent.load(std::memory_order_acquire) != in.taken.load(std::memory_order_relaxed)) {
-      take(src, wanted);
+      take(src, requests);
       any = true;
     }
   }
@@ -245,7 +235,7 @@ bool Mailboxes::drain(std::span<const Wanted> wanted) {
 }
 
 // Takes one fragment.
-void Mailboxes::take(uint32_t src, std::span<const Wanted> wanted) {
+void Mailboxes::take(uint32_t src, std::span<const RecvRequest> requests) {
   Ring& in = ring(src, rank_);
   const uint32_t index = in.taken.load(std::memory_order_relaxed);
   Fragment& part = fragment(in, index);
@@ -254,10 +244,10 @@ void Mailboxes::take(uint32_t src, std::span<const Wanted> wanted) {
   });
   Message* message = open == arrived_.rend() ? nullptr : &*open;
   if (message == nullptr) {
-    char* data = landing(src, part, wanted);
+    char* data = destination(src, part, requests);
     std::unique_ptr<char[]> own;
-    if (data == nullptr && !(own = room(part.message_bytes))) {
-      throw_error("TransportError", lose(src, part.message_bytes));
+    if (data == nullptr && !(own = allocate(part.message_bytes))) {
+      throw_error("TransportError", fail_without_memory(src, part.message_bytes));
     }
     if (data == nullptr) data = own.get();
     const bool offered = part.state.load(std::memory_order_relaxed) != kHere;
@@ -274,7 +264,7 @@ void Mailboxes::take(uint32_t src, std::span<const Wanted> wanted) {
     if (message->received == message->nbytes) choose(in, *message);
   }
   in.taken.store(index + 1, std::memory_order_release);
-  knock(src);
+  ring_doorbell(src);
 }
 
 // Copies what a fragment offers out of the memory of the sender, or refuses. If the offer has been
@@ -283,26 +273,27 @@ void Mailboxes::read_offer(Fragment& part, Message& message) {
   const int32_t pid = control_.block(message.src).pid.load(std::memory_order_relaxed);
   const char* data = nullptr;
   std::memcpy(&data, part.data, sizeof(data));
-  // It was the sender's memory, and not that of somebody with its number, if that is still there.
+  // It was the sender's memory, not that of a process that reuses its pid, if the sender still
+  // lives.
   const bool read = read_process(pid, message.data + message.received, data, part.nbytes) &&
                     PeerMemory::reaches(control_, message.src);
   uint32_t offered = kOffered;
   const bool lasts = part.state.compare_exchange_strong(offered, read ? kRead : kRefused,
                                                         std::memory_order_acq_rel);
-  message.once = read;
+  message.single_copy = read;
   if (lasts && read) message.received += part.nbytes;
   if (lasts && message.received == message.nbytes) choose(ring(message.src, rank_), message);
   if (!lasts) arrived_.erase(arrived_.begin() + (&message - arrived_.data()));
 }
 
-// A message has come whole: tells its sender how the next one of its size is to come.
+// A message is complete: chooses how its sender is to send the next one of its size.
 void Mailboxes::choose(Ring& in, const Message& message) {
   if (!large(message.nbytes) || message.own != nullptr) return;
   CopyChoice& choice = choices_[{message.src, size_bit(message.nbytes)}];
-  if (message.once == choice.reads()) {  // not begun before the sender knew
+  if (message.single_copy == choice.reads()) {  // not begun before the sender knew
     uint64_t ns = now_ns() - message.begins_ns;
     // What its first fragment took was over when it was seen.
-    if (!message.once) ns += ns * fragment_bytes_ / (message.nbytes - fragment_bytes_);
+    if (!message.single_copy) ns += ns * fragment_bytes_ / (message.nbytes - fragment_bytes_);
     // As if it were of the least of those sizes that go the same way.
     const double share = static_cast<double>(size_bit(message.nbytes)) / message.nbytes;
     choice.begin(true);
@@ -313,10 +304,11 @@ void Mailboxes::choose(Ring& in, const Message& message) {
                   std::memory_order_relaxed);
 }
 
-// Where a new message can go at once: to the user's array of the first call that waits for its
-// source and tag, if it fits, and if no older message is for that call. Null otherwise.
-char* Mailboxes::landing(uint32_t src, const Fragment& part, std::span<const Wanted> wanted) {
-  for (const Wanted& w : wanted) {
+// Where a new message can go at once: to the user's array of the first call that waits for
+// its source and tag, if it fits, and if no older message is for that call. Null otherwise.
+char* Mailboxes::destination(uint32_t src, const Fragment& part,
+                             std::span<const RecvRequest> requests) {
+  for (const RecvRequest& w : requests) {
     const bool matches = part.tag == w.tag && (w.src < 0 || static_cast<uint32_t>(w.src) == src);
     if (!matches) continue;
     const bool fits = part.type == w.type && part.message_bytes == w.nbytes;
@@ -325,21 +317,21 @@ char* Mailboxes::landing(uint32_t src, const Fragment& part, std::span<const Wan
   return nullptr;
 }
 
-Mailboxes::Message* Mailboxes::find(const Wanted& wanted) {
+Mailboxes::Message* Mailboxes::find(const RecvRequest& request) {
   for (Message& m : arrived_) {
-    const bool from = wanted.src < 0 || static_cast<uint32_t>(wanted.src) == m.src;
-    if (from && m.tag == wanted.tag) return &m;
+    const bool from = request.src < 0 || static_cast<uint32_t>(request.src) == m.src;
+    if (from && m.tag == request.tag) return &m;
   }
   return nullptr;
 }
 
 // Memory of our own for a message, or null. Limits of address space are usual on clusters.
-std::unique_ptr<char[]> Mailboxes::room(uint64_t nbytes) {
+std::unique_ptr<char[]> Mailboxes::allocate(uint64_t nbytes) {
   return std::unique_ptr<char[]>(new (std::nothrow) char[std::max<uint64_t>(1, nbytes)]);
 }
 
 // A message cannot be kept, nor can what comes behind it: the communicator has failed. Returns why.
-std::string Mailboxes::lose(uint32_t src, uint64_t nbytes) {
+std::string Mailboxes::fail_without_memory(uint32_t src, uint64_t nbytes) {
   lost_ = true;
   std::ostringstream text;
   text << "rank " << rank_ << " has no memory for a message of " << nbytes << " bytes from rank "
@@ -354,9 +346,9 @@ std::string Mailboxes::lose(uint32_t src, uint64_t nbytes) {
 void Mailboxes::keep_copies() {
   for (Message& m : arrived_) {
     if (m.own != nullptr) continue;
-    m.own = room(m.nbytes);
+    m.own = allocate(m.nbytes);
     if (m.own == nullptr) {
-      lose(m.src, m.nbytes);
+      fail_without_memory(m.src, m.nbytes);
       break;
     }
     copy(m.own.get(), m.data, m.received);

@@ -1,15 +1,16 @@
-// Tagged messages between two ranks.
+// Tagged messages between two ranks of a host. This folder uses the engine; read this file first,
+// then postbox.h, which sends and receives in the background.
 //
 // Every ordered pair of ranks has a mailbox in the control segment: a ring of fragments, written by
 // the sender only except for the count of fragments taken. A message is one or more fragments. A
-// receiver that looks for another message stores what it finds on the way; so does a sender that
-// waits for room, so two ranks that send to each other at the same time do not block one another.
+// receiver that looks for another message stores those it finds; so does a sender that waits for
+// room, so two ranks that send to each other at the same time do not block one another.
 //
 // Of a message that is larger than its mailbox the fragment may be an offer: where the data lie in
 // the memory of the sender, from where the receiver copies them once. The sender waits until it
 // has; if it leaves before, it withdraws the offer, and what was copied counts for nothing.
-// Receivers time both ways and tell, beside the count of fragments taken, for which sizes they want
-// offers (copy_choice.h).
+// Receivers time both ways and report, beside the count of fragments taken, for which sizes they
+// want offers (copy_choice.h).
 //
 // Cache lines that move per fragment: the ring's two counts, the fragment itself, the doorbell.
 #pragma once
@@ -34,18 +35,18 @@ enum class Offers { kNever, kWanted, kAlways };
 class Mailboxes {
  public:
   // A message to send; `offset` bytes of it have left.
-  struct Outgoing {
+  struct SendRequest {
     const char* data;
     uint64_t nbytes;
     uint32_t type, dst, tag;
     uint64_t offset = 0;
-    bool sent = false;     // all of it
-    bool once = false;     // it is offered, not put into the mailbox
-    bool offered = false;  // fragment `index` offers what lies behind `offset`
+    bool sent = false;         // all of it
+    bool single_copy = false;  // it is offered, not put into the mailbox
+    bool offered = false;      // fragment `index` offers what lies behind `offset`
     uint32_t index = 0;
   };
   // A message to receive; src < 0: from any rank.
-  struct Wanted {
+  struct RecvRequest {
     char* data;
     uint64_t nbytes;
     uint32_t type;
@@ -73,20 +74,20 @@ class Mailboxes {
   uint32_t recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
                 double timeout_s);
 
-  // The parts of send and recv that do not wait, for a caller who waits himself (postbox.h).
+  // The parts of send and recv that do not wait, for callers that wait themselves (postbox.h).
   //
   // Puts as much of a message into the mailbox as there is room for. A message must be all sent
   // before the next one to the same rank is begun.
-  void push(Outgoing& message);
+  void push(SendRequest& message);
   // Takes every fragment that lies in this rank's mailboxes; returns whether there was one. A
-  // message that fits the first entry of `wanted` with its source and tag goes straight there.
-  bool drain(std::span<const Wanted> wanted);
+  // message that fits the first entry of `requests` with its source and tag goes straight there.
+  bool drain(std::span<const RecvRequest> requests);
   // The sender of the oldest message that matches, which is copied if need be and removed; nothing
   // if it has not arrived in full. Throws MismatchError as recv does.
-  std::optional<uint32_t> collect(const Wanted& wanted);
+  std::optional<uint32_t> collect(const RecvRequest& request);
   // Takes back what a message offers, because the sender gives up: its memory may be changed then.
   // Returns whether all of the message had been taken before that.
-  bool withdraw(Outgoing& message);
+  bool withdraw(SendRequest& message);
   // Moves what has landed in a user's array so far to memory of our own, because the caller gives
   // up. Without memory for it the communicator fails.
   void keep_copies();
@@ -100,24 +101,23 @@ class Mailboxes {
     uint64_t received;
     std::unique_ptr<char[]> own;
     char* data;
-    bool once;           // its sender offers it
+    bool single_copy;    // its sender offers it
     uint64_t begins_ns;  // of the clock, if it is large
   };
-  class Deadline;
 
   Ring& ring(uint32_t src, uint32_t dst) const;
   Fragment& fragment(Ring& ring, uint32_t index) const;
   bool large(uint64_t nbytes) const;
-  bool offers(const Outgoing& message) const;
-  bool settle(Outgoing& message);
-  void take(uint32_t src, std::span<const Wanted> wanted);
+  bool offers(const SendRequest& message) const;
+  bool is_answered(SendRequest& message);
+  void take(uint32_t src, std::span<const RecvRequest> requests);
   void read_offer(Fragment& part, Message& message);
   void choose(Ring& in, const Message& message);
-  char* landing(uint32_t src, const Fragment& part, std::span<const Wanted> wanted);
-  Message* find(const Wanted& wanted);
-  void knock(uint32_t rank);
-  static std::unique_ptr<char[]> room(uint64_t nbytes);
-  std::string lose(uint32_t src, uint64_t nbytes);
+  char* destination(uint32_t src, const Fragment& part, std::span<const RecvRequest> requests);
+  Message* find(const RecvRequest& request);
+  void ring_doorbell(uint32_t rank);
+  static std::unique_ptr<char[]> allocate(uint64_t nbytes);
+  std::string fail_without_memory(uint32_t src, uint64_t nbytes);
 
   std::shared_ptr<Engine> engine_;
   ControlSegment& control_;

@@ -9,9 +9,9 @@
 namespace pycoll {
 namespace {
 
-// How the thread waits: it is there for whoever computes meanwhile, so it hardly spins.
+// How the thread waits: other threads compute meanwhile, so it hardly spins.
 constexpr WaitPolicy kBackground = {.spins = 20, .yield_us = 0};
-// Whoever posts mostly waits at once; the thread lets him.
+// A thread that posts mostly waits at once, and then moves its messages itself.
 constexpr auto kHeadStart = std::chrono::microseconds(200);
 
 }  // namespace
@@ -26,98 +26,98 @@ Postbox::Postbox(std::shared_ptr<Engine> engine, Offers offers)
 
 Postbox::Ticket Postbox::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst,
                               uint32_t tag) {
-  Item item{};
-  item.out = {static_cast<const char*>(data), nbytes, type, dst, tag};
-  return post(std::move(item));
+  Request request{};
+  request.out = {static_cast<const char*>(data), nbytes, type, dst, tag};
+  return post(std::move(request));
 }
 
 Postbox::Ticket Postbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src,
                               uint32_t tag) {
-  Item item{};
-  item.incoming = true;
-  item.in = {static_cast<char*>(data), nbytes, type, src, tag};
-  return post(std::move(item));
+  Request request{};
+  request.incoming = true;
+  request.in = {static_cast<char*>(data), nbytes, type, src, tag};
+  return post(std::move(request));
 }
 
-Postbox::Ticket Postbox::post(Item item) {
+Postbox::Ticket Postbox::post(Request request) {
   engine_->check(kNoRank, Pulse::kOnce);
   std::lock_guard lock(mutex_);
-  const Ticket ticket = item.ticket = ++newest_;
-  (item.incoming ? incoming_ : outgoing_).push_back(ticket);
-  if (item.incoming) wanted_.push_back(item.in);
-  items_.emplace(ticket, std::move(item));
+  const Ticket ticket = request.ticket = ++newest_;
+  (request.incoming ? incoming_ : outgoing_).push_back(ticket);
+  if (request.incoming) recvs_.push_back(request.in);
+  requests_.emplace(ticket, std::move(request));
   try {
     progress();
-  } catch (...) {  // whoever hears of it may change or free the memory
+  } catch (...) {  // the caller may change or free the memory then
     fail_all(std::current_exception());
-    items_.erase(ticket);
+    requests_.erase(ticket);
     throw;
   }
-  const auto it = items_.find(ticket);
+  const auto it = requests_.find(ticket);
   if (!it->second.incoming && it->second.state == State::kDone) {
-    items_.erase(it);
+    requests_.erase(it);
     return 0;
   }
-  call_thread();
+  wake_thread();
   return ticket;
 }
 
-void Postbox::call_thread() {
-  if (idle() || awake_) return;
+void Postbox::wake_thread() {
+  if (idle() || thread_busy_) return;
   if (!thread_.joinable()) {
     try {
       thread_ = std::thread([this] { serve(); });
     } catch (const std::system_error&) {
-      return;  // a limit: messages move while somebody waits
+      return;  // a limit: messages move while a thread waits
     }
   }
-  awake_ = true;
+  thread_busy_ = true;
   work_->notify_one();
 }
 
 // Moves everything that can be moved.
 void Postbox::progress() {
   if (closing_) return;
-  if (boxes_.drain(wanted_) || !incoming_.empty()) progress_incoming();
+  if (boxes_.drain(recvs_) || !incoming_.empty()) progress_incoming();
   std::vector<bool> blocked;  // ranks to which an older message has not left yet
   std::erase_if(outgoing_, [&](Ticket ticket) {
-    Item& item = items_.at(ticket);
-    const uint32_t dst = item.out.dst;
+    Request& request = requests_.at(ticket);
+    const uint32_t dst = request.out.dst;
     if (blocked.size() <= dst) blocked.resize(dst + 1);
     if (blocked[dst]) return false;
-    boxes_.push(item.out);
-    blocked[dst] = !item.out.sent;
-    if (item.out.sent) finish(item);
-    return item.out.sent;
+    boxes_.push(request.out);
+    blocked[dst] = !request.out.sent;
+    if (request.out.sent) finish(request);
+    return request.out.sent;
   });
 }
 
 void Postbox::progress_incoming() {
   for (size_t i = 0; i < incoming_.size();) {
-    Item& item = items_.at(incoming_[i]);
+    Request& request = requests_.at(incoming_[i]);
     try {
-      const std::optional<uint32_t> sender = boxes_.collect(item.in);
+      const std::optional<uint32_t> sender = boxes_.collect(request.in);
       if (!sender) {
         ++i;
         continue;
       }
-      item.sender = *sender;
+      request.sender = *sender;
     } catch (...) {
-      item.error = std::current_exception();
+      request.error = std::current_exception();
     }
     incoming_.erase(incoming_.begin() + static_cast<std::ptrdiff_t>(i));
-    wanted_.erase(wanted_.begin() + static_cast<std::ptrdiff_t>(i));
-    finish(item);
+    recvs_.erase(recvs_.begin() + static_cast<std::ptrdiff_t>(i));
+    finish(request);
   }
 }
 
-void Postbox::finish(Item& item) {
-  if (!item.incoming) item.sender = rank_;
-  item.state = item.error != nullptr ? State::kFailed : State::kDone;
+void Postbox::finish(Request& request) {
+  if (!request.incoming) request.sender = rank_;
+  request.state = request.error != nullptr ? State::kFailed : State::kDone;
 }
 
 void Postbox::withdraw_all() {
-  for (const Ticket ticket : outgoing_) boxes_.withdraw(items_.at(ticket).out);
+  for (const Ticket ticket : outgoing_) boxes_.withdraw(requests_.at(ticket).out);
 }
 
 void Postbox::fail_all(const std::exception_ptr& error) {
@@ -125,37 +125,37 @@ void Postbox::fail_all(const std::exception_ptr& error) {
   withdraw_all();
   for (const std::deque<Ticket>* queue : {&outgoing_, &incoming_}) {
     for (const Ticket ticket : *queue) {
-      Item& item = items_.at(ticket);
-      item.error = error;
-      finish(item);
+      Request& request = requests_.at(ticket);
+      request.error = error;
+      finish(request);
     }
   }
   outgoing_.clear();
   incoming_.clear();
-  wanted_.clear();
+  recvs_.clear();
 }
 
 bool Postbox::done(Ticket ticket) {
   std::lock_guard lock(mutex_);
   try {
     progress();
-  } catch (const Error&) {  // wait() tells of it
+  } catch (const Error&) {  // wait() throws it
     fail_all(std::current_exception());
   }
-  const auto it = items_.find(ticket);
-  return it == items_.end() || it->second.state != State::kPosted;
+  const auto it = requests_.find(ticket);
+  return it == requests_.end() || it->second.state != State::kPosted;
 }
 
 uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
   const uint64_t deadline = deadline_after(timeout_s);
   std::unique_lock lock(mutex_);
-  const auto it = items_.find(ticket);
-  COLL_CHECK(it != items_.end(), "ArgumentError", "message ", ticket,
+  const auto it = requests_.find(ticket);
+  COLL_CHECK(it != requests_.end(), "ArgumentError", "message ", ticket,
              " was waited for, or its communicator closed");
-  Item& item = it->second;  // stays where it is while others come and go
-  COLL_CHECK(!item.awaited, "ConcurrentUseError", "another thread waits for message ", ticket);
-  item.awaited = true;
-  const int32_t peer = item.incoming ? item.in.src : static_cast<int32_t>(item.out.dst);
+  Request& request = it->second;  // stays where it is while others come and go
+  COLL_CHECK(!request.awaited, "ConcurrentUseError", "another thread waits for message ", ticket);
+  request.awaited = true;
+  const int32_t peer = request.incoming ? request.in.src : static_cast<int32_t>(request.out.dst);
   ++waiters_;
   lock.unlock();
   struct Leave {
@@ -163,57 +163,57 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
     Ticket ticket;
     ~Leave() {
       std::lock_guard lock(box.mutex_);
-      const auto left = box.items_.find(ticket);
-      if (left != box.items_.end()) left->second.awaited = false;
+      const auto left = box.requests_.find(ticket);
+      if (left != box.requests_.end()) left->second.awaited = false;
       --box.waiters_;
-      box.call_thread();
+      box.wake_thread();
     }
   } leave{*this, ticket};
   const auto arrived = [&] {
     std::lock_guard guard(mutex_);
     progress();
-    return item.state != State::kPosted;
+    return request.state != State::kPosted;
   };
   bool finished = false;
   try {
     finished = wait_until(policy_, bell_, arrived, [&](Pulse pulse) {
       return engine_->check(peer, pulse) || now_ns() >= deadline;
     });
-  } catch (const Error&) {  // whoever hears of it may change or free the memory
+  } catch (const Error&) {  // the caller may change or free the memory then
     std::lock_guard guard(mutex_);
     fail_all(std::current_exception());
     throw;
   }
   if (!finished) {
-    COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(item), closed_text(peer));
-    throw_error("CollTimeout", describe(item), ": not done within ", timeout_s, " s");
+    COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(request), closed_text(peer));
+    throw_error("CollTimeout", describe(request), ": not done within ", timeout_s, " s");
   }
   lock.lock();
-  const std::exception_ptr error = item.error;
-  const uint32_t sender = item.sender;
-  items_.erase(ticket);
+  const std::exception_ptr error = request.error;
+  const uint32_t sender = request.sender;
+  requests_.erase(ticket);
   lock.unlock();
   if (error != nullptr) std::rethrow_exception(error);
   return sender;
 }
 
-std::string Postbox::describe(const Item& item) const {
+std::string Postbox::describe(const Request& request) const {
   std::ostringstream out;
-  if (!item.incoming) {
-    out << "send from rank " << rank_ << " to rank " << item.out.dst << " (tag " << item.out.tag
-        << ", " << item.out.nbytes << " bytes)";
+  if (!request.incoming) {
+    out << "send from rank " << rank_ << " to rank " << request.out.dst << " (tag "
+        << request.out.tag << ", " << request.out.nbytes << " bytes)";
   } else {
-    out << "recv on rank " << rank_ << " from " << rank_name(item.in.src) << " (tag " << item.in.tag
-        << ", " << item.in.nbytes << " bytes)";
+    out << "recv on rank " << rank_ << " from " << rank_name(request.in.src) << " (tag "
+        << request.in.tag << ", " << request.in.nbytes << " bytes)";
   }
   return out.str();
 }
 
-// The thread: moves messages while something is under way and nobody waits.
+// The thread: moves messages while something is under way and no other thread waits.
 void Postbox::serve() {
   std::unique_lock lock(mutex_);
   while (!closing_) {
-    work_->wait(lock, [&] { return closing_ || awake_; });
+    work_->wait(lock, [&] { return closing_ || thread_busy_; });
     lock.unlock();
     std::this_thread::sleep_for(kHeadStart);
     std::exception_ptr error;
@@ -223,8 +223,8 @@ void Postbox::serve() {
           [&] {
             std::lock_guard guard(mutex_);
             if (!idle()) progress();
-            awake_ = !idle();
-            return !awake_;
+            thread_busy_ = !idle();
+            return !thread_busy_;
           },
           [&](Pulse) { return engine_->check(kNoRank, Pulse::kOnce); });
     } catch (...) {
@@ -233,12 +233,12 @@ void Postbox::serve() {
     lock.lock();
     if (error == nullptr) continue;
     fail_all(error);
-    awake_ = false;
+    thread_busy_ = false;
   }
 }
 
 void Postbox::close() {
-  std::thread last;  // of two who close at the same time one waits for it
+  std::thread last;  // of two threads that close at the same time one waits for it
   {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (static_cast<uint64_t>(getpid()) != pid_) {
@@ -251,7 +251,7 @@ void Postbox::close() {
     withdraw_all();
     outgoing_.clear();
     incoming_.clear();
-    wanted_.clear();
+    recvs_.clear();
     work_->notify_one();
     last = std::move(thread_);
   }

@@ -1,8 +1,8 @@
 // Tagged messages that are sent and received in the background, on top of the mailboxes.
 //
-// Posting returns at once. Whoever waits moves all messages of the rank himself; while nobody waits
-// and something is under way, a thread of the postbox does. Messages to one rank leave in the order
-// in which they were posted, and messages with one source and tag arrive in that order.
+// send and recv return at once. A thread that waits moves all messages of the rank; while none
+// waits and something is under way, a thread of the postbox does. Messages to one rank leave in the
+// order in which they were posted, and messages with one source and tag arrive in that order.
 #pragma once
 
 #include <condition_variable>
@@ -46,27 +46,27 @@ class Postbox {
 
  private:
   enum class State : uint8_t { kPosted, kDone, kFailed };
-  struct Item {
+  struct Request {
     Ticket ticket;
     bool incoming;
-    Mailboxes::Outgoing out;
-    Mailboxes::Wanted in;
+    Mailboxes::SendRequest out;
+    Mailboxes::RecvRequest in;
     State state = State::kPosted;
     uint32_t sender = 0;
     std::exception_ptr error;
     bool awaited = false;
   };
 
-  Ticket post(Item item);
+  Ticket post(Request request);
   void progress();
   void progress_incoming();
-  void finish(Item& item);
+  void finish(Request& request);
   void fail_all(const std::exception_ptr& error);
   void withdraw_all();
   void serve();
   bool idle() const { return closing_ || waiters_ > 0 || (outgoing_.empty() && incoming_.empty()); }
-  void call_thread();
-  std::string describe(const Item& item) const;
+  void wake_thread();
+  std::string describe(const Request& request) const;
 
   std::shared_ptr<Engine> engine_;
   Mailboxes boxes_;
@@ -74,13 +74,13 @@ class Postbox {
   Bell bell_;
   WaitPolicy policy_;
   std::mutex mutex_;  // of everything below
-  std::unordered_map<Ticket, Item> items_;
-  std::deque<Ticket> outgoing_, incoming_;  // posted and not done, in order
-  std::vector<Mailboxes::Wanted> wanted_;   // of incoming_
+  std::unordered_map<Ticket, Request> requests_;
+  std::deque<Ticket> outgoing_, incoming_;     // posted and not done, in order
+  std::vector<Mailboxes::RecvRequest> recvs_;  // of incoming_
   Ticket newest_ = 0;
   uint32_t waiters_ = 0;
   bool closing_ = false;
-  bool awake_ = false;  // the thread looks by itself whether there is something to do
+  bool thread_busy_ = false;  // the thread looks by itself whether there is something to do
   std::unique_ptr<std::condition_variable> work_ = std::make_unique<std::condition_variable>();
   std::thread thread_;
   const uint64_t pid_;  // a child made by fork has no thread to join, nor one to wait for

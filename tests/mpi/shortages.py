@@ -112,7 +112,7 @@ def no_thread(comm):
 
     with large_stacks(1 << 30):
         (name, text), (again, _), took = outcomes(comm, call, 1 << 26)
-    sound = name == again == "TransportError" and "cannot start the keeper thread" in text
+    sound = name == again == "TransportError" and "cannot start the helper thread" in text
     told = f"{name} {text}, then {again}, {took:.1f} s"
     comm.barrier()
     twin.close()

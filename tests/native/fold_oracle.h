@@ -1,5 +1,5 @@
-// What a fold must give, written independently of csrc/fold*: trees level by level on a vector, and
-// 16-bit floats by arithmetic on doubles instead of bits.
+// What a fold must give, written independently of csrc/kernels: trees level by level on a vector,
+// and 16-bit floats by arithmetic on doubles instead of bits.
 #pragma once
 
 #include <algorithm>

@@ -106,10 +106,6 @@ int pycoll_cuda_device_properties(int device, PycollCudaDevice* properties) {
 int pycoll_cuda_preload(int device) {
   return guarded([&] { machine::preload(device); });
 }
-int pycoll_cuda_can_access_peer(int device, int peer, int* possible) {
-  *possible = 0;
-  return guarded([&] { *possible = machine::can_access_peer(device, peer); });
-}
 int pycoll_cuda_enable_peer_access(int device, int peer) {
   return guarded([&] { machine::enable_peer_access(device, peer); });
 }

@@ -53,9 +53,7 @@ PycollCudaCall::PycollCudaCall(PycollCudaGroup& group, const PycollCudaCallSpec*
     if (r == 0) whole = one;
     whole.found = whole.found && one.found && one.tree == whole.tree && one.push == whole.push &&
                   one.own_chunk == whole.own_chunk;
-    for (const Instr& instr : call.plan->code) {
-      moves &= Opcode(instr.op) != Opcode::kFold || instr.nsrc == 1;
-    }
+    moves &= !call.plan->reduces;
   }
   const BoundCall& call = *bound_[0];
   moves = moves && call.scale_n == 0;

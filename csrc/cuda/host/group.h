@@ -8,7 +8,7 @@
 
 #include "cuda/host/machine.h"
 #include "cuda/kernels/kernels.h"
-#include "engine/engine.h"
+#include "engine/bind.h"
 
 struct PycollCudaGroup {
  public:

@@ -139,13 +139,6 @@ void preload(int device) {
   });
 }
 
-bool can_access_peer(int device, int peer) {
-  if (device == peer) return device < device_count();
-  int possible = 0;
-  check(cudaDeviceCanAccessPeer(&possible, device, peer), "asking for access between devices");
-  return possible != 0;
-}
-
 void enable_peer_access(int device, int peer) {
   if (device == peer) return;
   const OnDevice on(device);

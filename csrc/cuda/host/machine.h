@@ -1,6 +1,10 @@
 // What groups and calls need of the machine that runs kernels. machine.cu is CUDA; the tests have
 // one that runs the same templates on the host, so that everything above is tested without a GPU.
 //
+// cuda/ is a library of its own with a C interface, pycoll_cuda.h, which is to be read first. It
+// uses base/, engine/plan.h and bind.h, and the formulas of kernels/optim/; kernels/ has what runs
+// on the device, optim/ the passes of optimizers, host/ everything else.
+//
 // Functions throw Error of kind "CudaUnavailable", "ArgumentError", "TooLarge" or "CudaError".
 #pragma once
 
@@ -15,7 +19,6 @@ void versions(int* driver, int* runtime);  // never throws
 void properties(int device, PycollCudaDevice& properties);
 // Loads every kernel of the library on a device.
 void preload(int device);
-bool can_access_peer(int device, int peer);
 void enable_peer_access(int device, int peer);
 
 // Device memory, zeroed.

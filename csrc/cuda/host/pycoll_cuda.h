@@ -12,8 +12,7 @@
 //           b of its peers.
 //   control device memory of a rank: its epoch, flags that peers write, an abort word.
 //   cell    scratch memory of a rank: `slots` slots of a plan, twice (even and odd segments).
-//   plan    the records of csrc/engine/plan.h (Instr of 20 bytes, Operand of 8), exactly the bytes
-//   that
+//   plan    the records of csrc/engine/plan.h (Instr of 20 bytes, Operand of 8), the bytes that
 //           pycoll/schedule/lowering/compile.py makes for ranks in shared memory (peer_plan).
 //   call    plans bound to dtype, operation and count, lying in device memory; launched many times.
 //
@@ -94,8 +93,6 @@ PYCOLL_CUDA_API int pycoll_cuda_device_properties(int device, PycollCudaDevice* 
 // milliseconds. The functions that make groups call it too.
 PYCOLL_CUDA_API int pycoll_cuda_preload(int device);
 
-// *possible = 1 if `device` can map memory of `peer` (also true for device == peer).
-PYCOLL_CUDA_API int pycoll_cuda_can_access_peer(int device, int peer, int* possible);
 // Lets kernels on `device` reach memory of `peer` in this process. Idempotent.
 PYCOLL_CUDA_API int pycoll_cuda_enable_peer_access(int device, int peer);
 
@@ -216,14 +213,14 @@ PYCOLL_CUDA_API int pycoll_cuda_group_peer(int device, int rank, int world_size,
 // Own control memory of a peer group (device memory of the library's, freed with the group).
 PYCOLL_CUDA_API int pycoll_cuda_group_control(PycollCudaGroup* group, void** control);
 
-// Peer group: says how many of its ranks run on one device at most, 1 to world_size; 1 until then.
+// Peer group: sets how many of its ranks run on one device at most, 1 to world_size; 1 until then.
 // So many have to fit on the device side by side, as ranks wait for each other in their kernels:
 // the default number of blocks leaves room for them. The same on all ranks, before the first
 // launch.
 PYCOLL_CUDA_API int pycoll_cuda_group_share(PycollCudaGroup* group, int ranks);
 
-// Says where memory of all ranks is mapped in this process. Arrays of world_size device pointers
-// (read before return), own entries included:
+// Gives the addresses in this process of the memory of all ranks. Arrays of world_size device
+// pointers (read before return), own entries included:
 //   controls  peer group: the control memory of every rank. Virtual group: null.
 //   heaps     peer group: the symmetric heap of every rank, heap_bytes long; arrays of calls with
 //             direct plans must lie inside one's own. They may lie at different offsets on
@@ -253,8 +250,8 @@ typedef enum {
 // docs/architecture.md (1 entered, i + 2 line i done, 0xFFFE left). 48 bytes.
 typedef struct {
   uint32_t kind;         // PycollCudaErrorKind
-  uint32_t rank;         // who gave up
-  uint32_t peer;         // whom it waited for
+  uint32_t rank;         // the rank that gave up
+  uint32_t peer;         // the rank it waited for
   uint32_t block;        // in which block
   uint32_t step;         // newest step that `rank` had published
   uint32_t expected;     // position it waited for (mismatch: own fingerprint)
@@ -266,8 +263,8 @@ typedef struct {
 
 // Reads the record of a rank (peer group: own rank only) from host memory; never waits. kind is
 // NO_ERROR while it has not given up. When one rank gives up, every other one that still waits
-// follows, and says for whom it waited: a record whose peer does not wait itself names who is
-// missing.
+// follows, and records for which rank it waited: a record whose peer does not wait itself names the
+// missing rank.
 PYCOLL_CUDA_API int pycoll_cuda_group_error(PycollCudaGroup* group, int rank,
                                             PycollCudaError* error);
 
@@ -305,7 +302,7 @@ typedef struct {
   uint32_t dtype;
   uint32_t op;
   uint32_t itemsize;   // bytes of an element
-  uint32_t layout_in;  // Layout of csrc/engine/engine.h: 0 full, 1 own part, 2 table
+  uint32_t layout_in;  // Layout of csrc/engine/bind.h: 0 full, 1 own part, 2 table
   uint32_t layout_out;
   uint32_t scale_n;           // avg: what complete folds divide by; else 0
   uint32_t scale_at_exit;     // avg: 1: this rank's output is divided at the end instead

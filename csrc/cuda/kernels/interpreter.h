@@ -14,7 +14,7 @@ struct With {
 
 inline constexpr uint64_t kUnbounded = ~uint64_t{0};
 
-// Finds where pieces lie and folds this block's slice of them.
+// Finds the addresses of pieces and folds this block's slice of them.
 template <typename P>
 class Pieces {
  public:
@@ -98,7 +98,7 @@ class Pieces {
   }
 
  private:
-  static constexpr uint8_t kLayoutOwn = 1, kLayoutTable = 2;  // Layout of engine.h
+  static constexpr uint8_t kLayoutOwn = 1, kLayoutTable = 2;  // Layout of bind.h
   static constexpr uint8_t kDivide = 0x80;                    // Instr::flags of a division
 
   PYCOLL_DEVICE uint32_t own_chunks() const {

@@ -67,7 +67,7 @@ struct Table {
   const uint64_t* length;
 };
 
-// The numbers of a call, the same on all ranks; see BoundCall in engine.h for most.
+// The numbers of a call, the same on all ranks; see BoundCall in bind.h for most.
 struct Shape {
   uint64_t count, chunk, segment, stride, largest;
   uint32_t segments;

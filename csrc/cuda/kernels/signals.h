@@ -1,5 +1,5 @@
-// How blocks of different ranks wait for each other: positions in flags, bounded waits, and what a
-// rank leaves behind when it gives up. Protocol: docs/cuda.md.
+// How blocks of different ranks wait for each other: positions in flags, bounded waits, and the
+// record of a rank that gives up. Protocol: docs/cuda.md.
 #pragma once
 
 #include "cuda/kernels/layout.h"
@@ -54,7 +54,7 @@ class Member {
     return !p_.any(!fine);
   }
 
-  // Publishes a step to all peers: whatever this block did before is visible to who sees it.
+  // Publishes a step to all peers: what this block did before is visible to those that see it.
   // `written`: it has written something in this call that peers read, cards aside.
   PYCOLL_DEVICE void signal(uint32_t step, bool written = true) {
     p_.barrier();
@@ -81,7 +81,7 @@ class Member {
   // peer's arrays are. False: give up.
   PYCOLL_DEVICE bool await_step(uint32_t peer, uint32_t step, uint32_t instruction) {
     if (!await(flag_from(peer), position_of(epoch_, step), peer, instruction)) return false;
-    return meet(peer, instruction);
+    return learn_arrays(peer, instruction);
   }
 
   // By all threads: the same for all peers.
@@ -96,7 +96,7 @@ class Member {
   // Ends a call. The last block of the rank makes the epoch that of the next call and tells peers
   // that the whole rank is done.
   PYCOLL_DEVICE void finish() {
-    if (!meet_everybody()) return;
+    if (!await_entry_of_all()) return;
     Control& own = control(rank_);
     Shared& s = p_.shared();
     p_.barrier();
@@ -143,7 +143,7 @@ class Member {
   }
 
   // By one thread that has seen the peer enter.
-  PYCOLL_DEVICE bool meet(uint32_t peer, uint32_t instruction) {
+  PYCOLL_DEVICE bool learn_arrays(uint32_t peer, uint32_t instruction) {
     Shared& s = p_.shared();
     if (s.met[peer]) return true;
     const Card& card = cards(rank_)[block_ * a_.world_size + peer];
@@ -160,13 +160,13 @@ class Member {
 
   // Nobody leaves a call before every rank has entered it with the same arguments, even where its
   // plan needs nothing of that rank.
-  PYCOLL_DEVICE bool meet_everybody() {
+  PYCOLL_DEVICE bool await_entry_of_all() {
     if (!a_.exchange) return true;
     bool fine = true;
     const uint32_t entered = position_of(epoch_ - segment_, kEntered);
     for (uint32_t q = p_.tid(); q < a_.world_size; q += p_.threads()) {
       if (p_.shared().met[q]) continue;
-      fine &= await(flag_from(q), entered, q, kOutside) && meet(q, kOutside);
+      fine &= await(flag_from(q), entered, q, kOutside) && learn_arrays(q, kOutside);
     }
     return !p_.any(!fine);
   }

@@ -1,9 +1,12 @@
 #include "kernels/fold/fold.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <cstring>
 
-#include "base/isa.h"
-#include "kernels/fold/fold_kernels.h"
+#include "kernels/isa.h"
 
 namespace pycoll {
 namespace {
@@ -15,12 +18,6 @@ constexpr size_t kAlignFrom = 2048;
 // Below this many bytes the fence costs more than the caches gain.
 constexpr size_t kNontemporalFrom = 4096;
 constexpr size_t kCacheLine = 64;
-
-#if defined(__x86_64__)
-constinit Dispatch<FoldIsa> g_isa{&kFoldBase, &kFoldAvx2, &kFoldAvx512};
-#else
-constinit Dispatch<FoldIsa> g_isa{&kFoldBase};
-#endif
 
 inline void store_fence() {
 #if defined(__x86_64__)
@@ -36,16 +33,29 @@ constexpr size_t kStringFrom = 64 << 10;
 constexpr size_t kMayBeString = 2 << 10;
 
 #if defined(__x86_64__)
+// Whether "rep movsb" is fast, as the processor itself says (FSRM: Intel since Ice Lake, AMD since
+// Zen 3).
+bool has_fast_string() {
+  unsigned eax, ebx, ecx, edx;
+  constexpr unsigned kFsrm = 1u << 4;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kFsrm) != 0;
+}
+
+bool is_amd() {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd");
+}
+
 const bool g_fast_string = has_fast_string(), g_amd = is_amd();
 #else
 constexpr bool g_amd = false;
 #endif
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-inline void copy_bytes(const FoldIsa& isa, char* dst, const char* src, size_t n) {
+inline void copy_bytes(const Kernels& isa, char* dst, const char* src, size_t n) {
   if (n >= kMayBeString && slow_for_strings(dst, src)) {
-    isa.kernels[kShapeSerial][static_cast<size_t>(DType::kUInt8)]
-               [static_cast<size_t>(ReduceOp::kSum)]({&src, &dst, 1, 1, 0, 0, n, 0});
+    isa.fold[kShapeSerial][static_cast<size_t>(DType::kUInt8)][static_cast<size_t>(ReduceOp::kSum)](
+        {&src, &dst, 1, 1, 0, 0, n, 0});
   } else if (n >= kStringFrom && g_fast_string) {
     asm volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(n) : : "memory");
   } else {
@@ -53,7 +63,7 @@ inline void copy_bytes(const FoldIsa& isa, char* dst, const char* src, size_t n)
   }
 }
 #else
-inline void copy_bytes(const FoldIsa&, char* dst, const char* src, size_t n) {
+inline void copy_bytes(const Kernels&, char* dst, const char* src, size_t n) {
   std::memcpy(dst, src, n);
 }
 #endif
@@ -70,7 +80,7 @@ inline bool is_set(uint32_t bits, int d) {
 
 // Copies one source to all destinations; with several, block by block, so that each block is
 // fetched once.
-void copy_to_all(const FoldIsa& isa, const FoldArgs& args, uint32_t nontemporal) {
+void copy_to_all(const Kernels& isa, const FoldArgs& args, uint32_t nontemporal) {
   const size_t block = args.ndst == 1 ? args.nbytes : kBlock;
   for (size_t i = 0; i < args.nbytes; i += block) {
     const size_t n = args.nbytes - i < block ? args.nbytes - i : block;
@@ -88,7 +98,7 @@ void copy_to_all(const FoldIsa& isa, const FoldArgs& args, uint32_t nontemporal)
 
 // Non-temporal stores of whole cache lines to some destinations, whatever their alignments: each
 // block is folded into the L1 cache and goes on from there.
-void fold_nontemporal(const FoldIsa& isa, FoldKernel kernel, const FoldArgs& args, uint32_t which) {
+void fold_nontemporal(const Kernels& isa, FoldKernel kernel, const FoldArgs& args, uint32_t which) {
   alignas(kCacheLine) char buffer[kBlock];
   char* const folded = buffer;
   FoldArgs part = args;
@@ -113,7 +123,7 @@ void fold_nontemporal(const FoldIsa& isa, FoldKernel kernel, const FoldArgs& arg
 
 void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* dsts, int ndst,
           size_t count) {
-  const FoldIsa& isa = g_isa.current();
+  const Kernels& isa = kernels();
   const auto dtype = static_cast<size_t>(spec.dtype);
   const size_t itemsize = pycoll::itemsize(spec.dtype);
   const size_t nbytes = count * itemsize;
@@ -130,7 +140,7 @@ void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* 
   if (op == ReduceOp::kAvg && spec.scale_n == 0) op = ReduceOp::kSum;
   if (nsrc == 1 && op != ReduceOp::kAvg) return copy_to_all(isa, args, nontemporal);
   const FoldKernel kernel =
-      isa.kernels[spec.tree ? kShapeTree : kShapeSerial][dtype][static_cast<size_t>(op)];
+      isa.fold[spec.tree ? kShapeTree : kShapeSerial][dtype][static_cast<size_t>(op)];
   if (nontemporal != 0) return fold_nontemporal(isa, kernel, args, nontemporal);
   const size_t head = nbytes >= kAlignFrom ? bytes_to_alignment(args.dsts[0], itemsize) : 0;
   if (head > 0) {
@@ -148,8 +158,7 @@ void copy(void* dst, const void* src, size_t nbytes, bool nontemporal) {
 
 void copy_to_all(void* const* dsts, int ndst, const void* src, size_t nbytes, bool nontemporal) {
   const auto* from = static_cast<const char*>(src);
-  copy_to_all(g_isa.current(),
-              {&from, reinterpret_cast<char* const*>(dsts), 1, ndst, 0, 0, nbytes, 0},
+  copy_to_all(kernels(), {&from, reinterpret_cast<char* const*>(dsts), 1, ndst, 0, 0, nbytes, 0},
               nontemporal && nbytes >= kNontemporalFrom ? kAll : 0);
 }
 
@@ -168,9 +177,5 @@ bool slow_for_strings(const void* dst, const void* src) {
       (reinterpret_cast<uintptr_t>(dst) - reinterpret_cast<uintptr_t>(src)) % kPage;
   return g_amd && behind - 1 < kSlow - 1;
 }
-
-const char* fold_isa() { return g_isa.current().name; }
-
-bool fold_force_isa(const char* name) { return g_isa.force(name); }
 
 }  // namespace pycoll

@@ -38,7 +38,7 @@ inline constexpr uint32_t kAll = ~uint32_t{0};  // also those that have no bit
 inline constexpr int kMaxFoldSources = 4096;
 
 // Runs one fold; see the contract above. Picks the widest instruction set of this CPU (AVX-512,
-// AVX2 with F16C, or the baseline: SSE2 / NEON) once per process, unless fold_force_isa was called.
+// AVX2 with F16C, or the baseline: SSE2 / NEON) once per process, unless force_isa was called.
 void fold(const FoldSpec& spec, const void* const* srcs, int nsrc, void* const* dsts, int ndst,
           size_t count);
 
@@ -57,10 +57,11 @@ bool slow_for_strings(const void* dst, const void* src);
 // ranks).
 void scale(DType dtype, void* data, size_t count, uint32_t n);
 
-// Name of the instruction set in use: "avx512", "avx2", "base". For tests and `doctor`.
-const char* fold_isa();
+// Name of the instruction set that folds and optimizer steps use: "avx512", "avx2", "base". For
+// tests and `doctor`.
+const char* isa_name();
 
 // Forces an instruction set for tests; returns false when this CPU lacks it.
-bool fold_force_isa(const char* name);
+bool force_isa(const char* name);
 
 }  // namespace pycoll

@@ -1,9 +1,10 @@
-// The fold kernels, written once for all instruction sets.
+// The fold kernels, written once for all instruction sets; isa_*.cpp include them.
 //
 // A translation unit opens `namespace pycoll::<isa> { namespace {`, defines
 //   constexpr int kWidth     bytes of a full vector register,
 // includes this file under its target options, specialises load_half, pack_half, load_widened,
-// pack_bfloats and stream_vector where the instruction set has better, and calls make_isa.
+// pack_bfloats, stream_vector and square_root where the instruction set has better, includes
+// optim_kernels.inl too, and calls make_kernels.
 // Everything here has internal linkage, and of std only types and compile-time values are used: no
 // function compiled for a wide instruction set can stand in for one of another translation unit.
 //
@@ -312,21 +313,9 @@ inline void stream_bytes(char* dst, const char* src, size_t nbytes) {
 }
 
 template <FoldShape kShape, size_t... I>
-constexpr void fill_kernels(FoldIsa& isa, std::index_sequence<I...>) {
-  ((isa.kernels[kShape][I / kReduceOpCount][I % kReduceOpCount] =
+constexpr void fill_folds(Kernels& table, std::index_sequence<I...>) {
+  ((table.fold[kShape][I / kReduceOpCount][I % kReduceOpCount] =
         select_kernel<kShape, static_cast<DType>(I / kReduceOpCount),
                       static_cast<ReduceOp>(I % kReduceOpCount)>()),
    ...);
 }
-
-constexpr FoldIsa make_isa(const char* name) {
-  FoldIsa isa{};
-  isa.name = name;
-  constexpr auto kAll = std::make_index_sequence<kDTypeCount * kReduceOpCount>();
-  fill_kernels<kShapeSerial>(isa, kAll);
-  fill_kernels<kShapeTree>(isa, kAll);
-  isa.stream = stream_bytes;
-  return isa;
-}
-
-#undef PYCOLL_INLINE

@@ -6,7 +6,7 @@
 #include <new>
 #include <unordered_map>
 
-#include "engine/wait.h"
+#include "base/wait.h"
 #include "kernels/fold/store_choice.h"
 
 namespace pycoll {
@@ -14,9 +14,8 @@ namespace pycoll {
 // Chooses for each kind of call, by the time that its stores into results take: folds and copies,
 // not waits, nor what the kernel copies. Where the same few arrays come again, the caches have
 // their lines; where an array has not been touched for long, a line would be fetched from memory
-// only to be overwritten. So calls whose result lies where the last one of their kind did are
-// chosen for apart: who turns from many arrays to one need not find out anew. Every rank chooses
-// for itself: both ways leave the same bytes. Not thread-safe.
+// only to be overwritten. Every rank chooses for itself: both ways leave the same bytes. Not
+// thread-safe.
 class ResultStores {
  public:
   using Now = uint64_t (*)();
@@ -24,10 +23,10 @@ class ResultStores {
 
   explicit ResultStores(Now now = now_ns) : now_(now) {}
 
-  // Begins a call of the kind `key`; returns whether `result` is to be stored past the caches.
-  // `kept`: caches have room for the arrays of this kind.
-  bool begin(uint32_t key, const void* result, bool kept = true) {
-    choice_ = find(key, result, kept);
+  // Begins a call of the kind `key`; returns whether it stores its result past the caches. `kept`:
+  // caches have room for the arrays of this kind.
+  bool begin(uint32_t key, bool kept = true) {
+    choice_ = find(key, kept);
     timed_ = choice_ != nullptr && choice_->timed();
     nbytes_ = ns_ = 0;
     return choice_ != nullptr && choice_->past_caches();
@@ -41,8 +40,7 @@ class ResultStores {
   bool timed() const { return timed_; }
   // Ends a call that has succeeded. One that stores nothing does not count.
   void end() {
-    if (choice_ == nullptr || (timed_ && nbytes_ == 0)) return;
-    choice_->note(nbytes_, ns_, timed_ ? now_() : 0);
+    if (choice_ != nullptr && (!timed_ || nbytes_ > 0)) choice_->note(nbytes_, ns_);
   }
 
   // While one exists, what passes is the time of storing so many bytes; none: nothing is.
@@ -64,28 +62,15 @@ class ResultStores {
   };
 
  private:
-  static constexpr size_t kMost = 1024;
+  static constexpr size_t kMost = 1024;  // kinds
 
-  struct Kind {
-    explicit Kind(bool kept) : elsewhere(kept), again(kept) {}
-    const void* result = nullptr;  // of the last call
-    StoreChoice elsewhere, again;
-  };
-
-  // The choice for a call; null without memory for its kind.
-  StoreChoice* find(uint32_t key, const void* result, bool kept) {
-    Kind* kind = find(key, kept);
-    if (kind == nullptr) return nullptr;
-    const bool again = result == kind->result;
-    kind->result = result;
-    return again ? &kind->again : &kind->elsewhere;
-  }
-  Kind* find(uint32_t key, bool kept) {
+  // The choice for a kind; null without memory for it.
+  StoreChoice* find(uint32_t key, bool kept) {
     if (latest_ != nullptr && key == key_) return latest_;
     latest_ = nullptr;
     try {
-      if (kinds_.size() == kMost && !kinds_.contains(key)) kinds_.clear();
-      latest_ = &kinds_.try_emplace(key, kept).first->second;
+      if (choices_.size() == kMost && !choices_.contains(key)) choices_.clear();
+      latest_ = &choices_.try_emplace(key, kept).first->second;
     } catch (const std::bad_alloc&) {
     }
     key_ = key;
@@ -93,8 +78,8 @@ class ResultStores {
   }
 
   Now now_;
-  std::unordered_map<uint32_t, Kind> kinds_;
-  Kind* latest_ = nullptr;  // that of key_
+  std::unordered_map<uint32_t, StoreChoice> choices_;
+  StoreChoice* latest_ = nullptr;  // that of key_
   uint32_t key_ = 0;
   StoreChoice* choice_ = nullptr;  // of the running call; null: nothing is to be chosen
   bool timed_ = false;

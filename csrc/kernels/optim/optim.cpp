@@ -2,18 +2,11 @@
 
 #include <cstring>
 
-#include "base/isa.h"
+#include "kernels/isa.h"
 #include "kernels/optim/exact_sum.h"
-#include "kernels/optim/optim_kernels.h"
 
 namespace pycoll {
 namespace {
-
-#if defined(__x86_64__)
-constinit Dispatch<OptimIsa> g_isa{&kOptimBase, &kOptimAvx2, &kOptimAvx512};
-#else
-constinit Dispatch<OptimIsa> g_isa{&kOptimBase};
-#endif
 
 // ---- exact sums of squares -------------------------------------------------------------------
 
@@ -67,11 +60,11 @@ size_t count_ones(const void* data, size_t count, Word exponent) {
 
 void optim_step(OptimKind kind, const OptimTypes& types, const OptimArgs& args) {
   const int pair = optim_pair(types, args.copy != nullptr);
-  g_isa.current().steps[static_cast<int>(kind)][pair](args);
+  kernels().steps[static_cast<int>(kind)][pair](args);
 }
 
 size_t optim_unscale(DType type, const void* in, void* out, size_t count, double scale) {
-  return g_isa.current().unscale[optim_float(type)](in, out, count, scale);
+  return kernels().unscale[optim_float(type)](in, out, count, scale);
 }
 
 size_t optim_nonfinite(DType type, const void* data, size_t count) {
@@ -89,7 +82,7 @@ size_t optim_nonfinite(DType type, const void* data, size_t count) {
 
 size_t optim_add_squares(DType type, const void* data, size_t count, int64_t* limbs) {
   const int index = optim_float(type);
-  const ExtractKernel* const extract = g_isa.current().extract;
+  const ExtractKernel* const extract = kernels().extract;
   if (index == 0) return add_squares(static_cast<const float*>(data), count, limbs, extract[0]);
   if (index == kOptimDouble) {
     return add_squares(static_cast<const double*>(data), count, limbs, extract[1]);
@@ -106,9 +99,5 @@ size_t optim_add_squares(DType type, const void* data, size_t count, int64_t* li
   }
   return odd;
 }
-
-const char* optim_isa() { return g_isa.current().name; }
-
-bool optim_force_isa(const char* name) { return g_isa.force(name); }
 
 }  // namespace pycoll

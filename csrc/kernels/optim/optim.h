@@ -65,9 +65,4 @@ inline constexpr int kExactBias = 1152;
 // are not finite. float16, bfloat16, float32 or float64.
 size_t optim_add_squares(DType type, const void* data, size_t count, int64_t* limbs);
 
-// Name of the instruction set that optim_step uses; and a way to force one, for tests: false if
-// this CPU lacks it.
-const char* optim_isa();
-bool optim_force_isa(const char* name);
-
 }  // namespace pycoll

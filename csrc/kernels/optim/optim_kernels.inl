@@ -1,7 +1,5 @@
-// The optimizer kernels, written once for all instruction sets; included as fold_kernels.inl is.
+// The optimizer kernels, written once for all instruction sets; included behind fold_kernels.inl.
 // Compile with -ffp-contract=off: products and sums stay apart.
-
-#include "kernels/fold/fold_lanes.inl"
 
 struct NoCopy {};
 
@@ -155,15 +153,23 @@ constexpr void fill_steps(OptimKernel* row) {
   for (int i = 0; i < kOptimPairs; ++i) row[i] = kernels[i];
 }
 
-constexpr OptimIsa make_optim(const char* name) {
-  OptimIsa isa{name,
-               {},
-               {unscale<float, float>, unscale<float, Half>, unscale<float, BFloat>,
-                unscale<double, double>},
-               {extract<float>, extract<double>}};
-  fill_steps<OptimKind::kAdamw>(isa.steps[0]);
-  fill_steps<OptimKind::kSgd>(isa.steps[1]);
-  fill_steps<OptimKind::kMomentum>(isa.steps[2]);
-  fill_steps<OptimKind::kNesterov>(isa.steps[3]);
-  return isa;
+constexpr Kernels make_kernels(const char* name) {
+  Kernels table{};
+  table.name = name;
+  constexpr auto kAll = std::make_index_sequence<kDTypeCount * kReduceOpCount>();
+  fill_folds<kShapeSerial>(table, kAll);
+  fill_folds<kShapeTree>(table, kAll);
+  table.stream = stream_bytes;
+  fill_steps<OptimKind::kAdamw>(table.steps[0]);
+  fill_steps<OptimKind::kSgd>(table.steps[1]);
+  fill_steps<OptimKind::kMomentum>(table.steps[2]);
+  fill_steps<OptimKind::kNesterov>(table.steps[3]);
+  const UnscaleKernel unscales[kOptimFloats] = {unscale<float, float>, unscale<float, Half>,
+                                                unscale<float, BFloat>, unscale<double, double>};
+  for (int i = 0; i < kOptimFloats; ++i) table.unscale[i] = unscales[i];
+  table.extract[0] = extract<float>;
+  table.extract[1] = extract<double>;
+  return table;
 }
+
+#undef PYCOLL_INLINE

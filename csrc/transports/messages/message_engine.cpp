@@ -43,14 +43,14 @@ MpiEngine::MpiEngine(std::shared_ptr<MpiApi> api, MpiHandle comm, std::vector<in
 
 MpiEngine::~MpiEngine() {
   if (!fork_guard_.at_home()) {
-    if (keeper_ != nullptr) keeper_->abandon();
+    if (helper_ != nullptr) helper_->abandon();
     return;
   }
   try {
     close();
   } catch (const Error&) {  // what is left to release does not depend on it
   }
-  if (keeper_ != nullptr) keeper_->stop();
+  if (helper_ != nullptr) helper_->stop();
 }
 
 void MpiEngine::check_usable() {
@@ -120,9 +120,9 @@ void MpiEngine::end() {
 }
 
 template <typename F>
-MpiEngine::Ticket MpiEngine::give_to_keeper(F&& work) {
+MpiEngine::Ticket MpiEngine::give_to_helper(F&& work) {
   try {
-    return keeper_->submit(std::forward<F>(work));
+    return helper_->submit(std::forward<F>(work));
   } catch (const std::bad_alloc&) {
     out_of_memory();
   }
@@ -133,13 +133,13 @@ void MpiEngine::run(const BoundCall& call, const void* in, void* out, uint32_t s
   check_usable();
   const Use use(user_, rank_);
   const Job job{&call, in, out, site, timeout_s};
-  if (keeper_ != nullptr && !keeper_->idle()) {
-    const Keeper::Ticket ticket =
-        give_to_keeper([this, job](bool helped) { execute(job, helped); });
+  if (helper_ != nullptr && !helper_->idle()) {
+    const HelperThread::Ticket ticket =
+        give_to_helper([this, job](bool helped) { execute(job, helped); });
     try {
-      await_keeper(ticket, kDefaultTimeout);
+      await_helper(ticket, kDefaultTimeout);
     } catch (...) {  // the call, and its arrays, are the caller's again only when it is over
-      keeper_->wait(ticket, [](Pulse) { return false; });
+      helper_->wait(ticket, [](Pulse) { return false; });
       forget(ticket);
       throw;
     }
@@ -155,8 +155,8 @@ MpiEngine::Ticket MpiEngine::submit(std::shared_ptr<const BoundCall> call, const
   const Use use(user_, rank_);
   const Job job{call.get(), in, out, site, timeout_s};
   if (api_->facts().multiple) {
-    if (keeper_ == nullptr) make_keeper();
-    return give_to_keeper(
+    if (helper_ == nullptr) make_helper();
+    return give_to_helper(
         [this, job, call = std::move(call)](bool helped) { execute(job, helped); });
   }
   try {
@@ -171,9 +171,9 @@ MpiEngine::Ticket MpiEngine::submit(std::shared_ptr<const BoundCall> call, const
 }
 
 // Where there can be no thread, the call is made nowhere: whoever waits for it has to hear that.
-void MpiEngine::make_keeper() {
+void MpiEngine::make_helper() {
   try {
-    keeper_ = std::make_unique<Keeper>(nullptr, options_.crowd);
+    helper_ = std::make_unique<HelperThread>(nullptr, options_.crowd);
   } catch (const std::bad_alloc&) {
     out_of_memory();
   } catch (const Error& error) {
@@ -253,16 +253,16 @@ bool MpiEngine::pump(Ticket until, double timeout_s) {
 }
 
 bool MpiEngine::done(Ticket ticket) {
-  if (keeper_ != nullptr) return keeper_->done(ticket);
+  if (helper_ != nullptr) return helper_->done(ticket);
   // What has come for a call is its own process's, not that of a child made by fork.
   if (finished_ < ticket && fork_guard_.at_home() && user_.load() == 0) step_queue();
   return finished_ >= ticket;
 }
 
-void MpiEngine::await_keeper(Ticket ticket, double timeout_s) {
+void MpiEngine::await_helper(Ticket ticket, double timeout_s) {
   const uint64_t limit = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
-  if (timeout_s < 0) keeper_->help(ticket);
-  const bool finished = keeper_->wait(ticket, [&](Pulse pulse) {
+  if (timeout_s < 0) helper_->help(ticket);
+  const bool finished = helper_->wait(ticket, [&](Pulse pulse) {
     check_signals(pulse);
     return now_ns() >= limit;
   });
@@ -273,7 +273,7 @@ void MpiEngine::await_keeper(Ticket ticket, double timeout_s) {
 
 void MpiEngine::wait(Ticket ticket, double timeout_s) {
   COLL_CHECK(fork_guard_.at_home(), "ForkedError", kNotHere);
-  if (keeper_ != nullptr) return await_keeper(ticket, timeout_s);
+  if (helper_ != nullptr) return await_helper(ticket, timeout_s);
   COLL_CHECK(pump(ticket, timeout_s), "CollTimeout", "the call has not finished within ", timeout_s,
              " s; it still runs and can be waited for again");
   if (const std::exception_ptr failure = error(ticket)) std::rethrow_exception(failure);
@@ -281,7 +281,7 @@ void MpiEngine::wait(Ticket ticket, double timeout_s) {
 
 std::exception_ptr MpiEngine::error(Ticket ticket) const {
   if (!fork_guard_.at_home()) return std::make_exception_ptr(Error("ForkedError", kNotHere));
-  if (keeper_ != nullptr) return keeper_->error(ticket);
+  if (helper_ != nullptr) return helper_->error(ticket);
   const std::lock_guard lock(errors_mutex_);
   const auto found = errors_.find(ticket);
   return found == errors_.end() ? nullptr : found->second;
@@ -289,15 +289,15 @@ std::exception_ptr MpiEngine::error(Ticket ticket) const {
 
 void MpiEngine::forget(Ticket ticket) {
   if (!fork_guard_.at_home()) return;
-  if (keeper_ != nullptr) return keeper_->forget(ticket);
+  if (helper_ != nullptr) return helper_->forget(ticket);
   const std::lock_guard lock(errors_mutex_);
   errors_.erase(ticket);
 }
 
 void MpiEngine::settle() {
-  if (keeper_ != nullptr) {
-    keeper_->help(keeper_->last());
-    keeper_->wait(keeper_->last(), [this](Pulse pulse) {
+  if (helper_ != nullptr) {
+    helper_->help(helper_->last());
+    helper_->wait(helper_->last(), [this](Pulse pulse) {
       check_signals(pulse);
       return false;
     });
@@ -346,7 +346,7 @@ void MpiEngine::leave(std::string_view text) {
 
 void MpiEngine::close() {
   if (!fork_guard_.at_home()) {
-    if (keeper_ != nullptr) keeper_->abandon();
+    if (helper_ != nullptr) helper_->abandon();
     closed_ = true;
     return;
   }
@@ -372,7 +372,7 @@ void MpiEngine::close() {
     } catch (const Error&) {  // somebody has died, which no longer matters
     }
   }
-  if (keeper_ != nullptr) keeper_->stop();
+  if (helper_ != nullptr) helper_->stop();
 }
 
 bool MpiEngine::others_gone() const {

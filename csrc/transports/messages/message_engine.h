@@ -167,12 +167,12 @@ class MpiEngine {
   void attempt(const std::function<void()>& part);
   std::string name_dead(const std::string& text);
   template <typename F>
-  Ticket give_to_keeper(F&& work);
-  void make_keeper();
+  Ticket give_to_helper(F&& work);
+  void make_helper();
   void step_queue();
   void leave_queue(std::exception_ptr error);
   void check_queue(Pulse pulse);
-  void await_keeper(Ticket ticket, double timeout_s);
+  void await_helper(Ticket ticket, double timeout_s);
   void settle();
   void fail_quietly(Cause cause, std::string_view text);
   static const char* name_known(const std::string& name);
@@ -242,7 +242,7 @@ class MpiEngine {
   std::unordered_map<std::string, uint32_t> sites_;
   std::vector<std::string> site_texts_;
   mutable std::mutex site_mutex_;
-  std::unique_ptr<Keeper> keeper_;    // with MPI_THREAD_MULTIPLE
+  std::unique_ptr<HelperThread> helper_;    // with MPI_THREAD_MULTIPLE
   std::deque<Queued> queue_;          // without; mutex_ is of this, too
   std::unique_ptr<MpiTask> current_;  // of the oldest in queue_
   std::atomic<Ticket> submitted_{0}, finished_{0};

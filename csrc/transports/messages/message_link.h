@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/fork_guard.h"
-#include "engine/wait.h"
+#include "base/wait.h"
 #include "transports/mpi/mpi_api.h"
 
 namespace pycoll {

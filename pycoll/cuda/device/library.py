@@ -122,7 +122,6 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "versions": (POINTER(c_int), POINTER(c_int)),
     "device_properties": (c_int, POINTER(DeviceInfo)),
     "preload": (c_int,),
-    "can_access_peer": (c_int, c_int, POINTER(c_int)),
     "enable_peer_access": (c_int, c_int),
     "malloc": (c_int, c_size_t, _PP),
     "free": (c_void_p,),

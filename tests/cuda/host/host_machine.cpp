@@ -130,7 +130,6 @@ void properties(int, PycollCudaDevice& out) {
 void preload(int device) {
   COLL_CHECK(device == 0, "ArgumentError", "there is no device ", device);
 }
-bool can_access_peer(int, int) { return true; }
 void enable_peer_access(int, int) {}
 
 void* allocate(int, size_t nbytes) {

@@ -16,16 +16,17 @@ struct Rank {
   uint64_t staged_ns = 0, read_ns = 0;
 };
 
-// Makes one call: every rank hears the others. Returns whether it read, which all ranks agree on.
+// Makes one call: every rank gets what the others report. Returns whether it read, which all ranks
+// agree on.
 bool call(std::vector<Rank>& ranks) {
   const bool reads = ranks[0].choice.reads();
-  std::vector<ToldTimes> told;
-  for (Rank& rank : ranks) told.push_back(rank.choice.begin(rank.able));
+  std::vector<ReportedTimes> reported;
+  for (Rank& rank : ranks) reported.push_back(rank.choice.begin(rank.able));
   for (size_t i = 0; i < ranks.size(); ++i) {
     Rank& rank = ranks[i];
     expect(rank.choice.reads() == reads, "all ranks choose the same");
     for (size_t peer = 0; peer < ranks.size(); ++peer) {
-      if (peer != i) rank.choice.hear(told[peer]);
+      if (peer != i) rank.choice.add(reported[peer]);
     }
     rank.choice.end(rank.choice.timed() ? (reads ? rank.read_ns : rank.staged_ns) : 0);
   }
@@ -79,26 +80,6 @@ void times_that_change() {
   }
 }
 
-// The other way is hopeless for those that came first, and would not be tried for a thousand calls.
-void other_arrays_of_the_same_shape() {
-  std::vector<Rank> ranks(2, Rank{{}, true, 800'000, 1'300'000});
-  reads_of(ranks, 3'000);
-  for (Rank& rank : ranks) rank.staged_ns = 400'000, rank.read_ns = 300'000;
-  reads_of(ranks, 40);
-  expect(reads_of(ranks, 100) > 90, "it is noticed when what is chosen takes another time");
-}
-
-void times_that_never_stay() {
-  std::vector<Rank> ranks(2, Rank{{}, true, 100'000, 900'000});
-  reads_of(ranks, 1'000);
-  int reads = 0;
-  for (int i = 0; i < 4'000; ++i) {
-    for (Rank& rank : ranks) rank.staged_ns = i / 50 % 2 == 0 ? 100'000 : 200'000;
-    reads += call(ranks);
-  }
-  expect(reads < 200, "that is no reason to go on trying what is slow: ", reads);
-}
-
 void interrupts() {
   std::vector<Rank> ranks(2, Rank{{}, true, 50'000, 20'000});
   reads_of(ranks, 128);
@@ -110,9 +91,9 @@ void interrupts() {
   expect(reads > 1'200, "work that was interrupted says little");
 }
 
-// What a rank has told of the time of staged calls, in its line of the last call; see Payload in
-// engine.cpp.
-float told_staged_ns(const world::Rank& me, uint32_t rank) {
+// What a rank has reported of the time of staged calls, in its line of the last call; see Payload
+// in engine.cpp.
+float reported_staged_ns(const world::Rank& me, uint32_t rank) {
   float ns = 0;
   const auto& line = me.engine.control().line(rank, (me.engine.iteration() - 1) & 1);
   std::memcpy(&ns, line.payload + 3 * sizeof(uint64_t), sizeof(ns));
@@ -147,7 +128,7 @@ void who_waits_for_work_has_not_waited_for_a_rank_to_come() {
       binding.descriptor = 2 + turn;  // a call that has not told anything yet
       const auto call = me.engine.bind(binding);
       for (int i = 0; i < 8; ++i) me.engine.run(*call, x.data(), y.data());
-      waited = told_staged_ns(me, 0), copied = told_staged_ns(me, 1);
+      waited = reported_staged_ns(me, 0), copied = reported_staged_ns(me, 1);
       expect(copied > 0, "rank 1 has told a time");
       fair += waited > copied / 2;
     }
@@ -166,8 +147,6 @@ int main() {
                   {"the busiest rank decides", the_busiest_rank_decides},
                   {"one rank cannot", one_rank_cannot},
                   {"times that change", times_that_change},
-                  {"other arrays of the same shape", other_arrays_of_the_same_shape},
-                  {"times that never stay", times_that_never_stay},
                   {"interrupts", interrupts},
                   {"who waits for work has not waited for a rank to come",
                    who_waits_for_work_has_not_waited_for_a_rank_to_come}});

@@ -91,7 +91,7 @@ void going_on_after_a_mismatch() {
     Ints x(4);
     const auto run_it = [&] { me.engine.run(*call, x.data(), x.data()); };
     add_ones(me);
-    if (me.rank == 0) me.engine.set_meanwhile(until_then);
+    if (me.rank == 0) me.engine.set_other_work(until_then);
     if (me.rank == 2) expect_kind("MismatchError", [&] { add_ones(me); }, "the odd call");
     expect_kind("MismatchError", run_it, "the call of the others");
     if (me.rank == 2) gone_on = true;
@@ -155,6 +155,31 @@ void killed() {
 }
 
 // 0 waits for 2, 2 waits for the stopped 1: the culprit is 1 for everybody.
+// A rank that notices a failure and dies before it has written about it. The others raise at once,
+// with a report that one of them has written, and need not wait for it again.
+void reporter_dies() {
+  constexpr uint32_t kN = 4;
+  const auto outcomes = run(Mode::kForks, {.n = kN}, [](const Rank& me) {
+    add_ones(me);
+    if (me.rank == 0) {
+      const AbortWord word{Cause::kTimeout, 2, 0, uint16_t(me.engine.iteration())};
+      me.engine.control().abort_block().word.store(word.pack());
+      kill(getpid(), SIGKILL);
+    }
+    const uint64_t start = now_ns();
+    expect_kind("CollTimeout", [&] { add_ones(me); }, "the reporter is dead");
+    const Report report = me.engine.report();
+    const uint64_t took_ns = now_ns() - start;
+    expect(took_ns < kSecond / 2, "it took ", took_ns, " ns");
+    expect(report.complete && report.ranks.size() == kN && report.culprit == 2, "no report");
+    expect(report.iteration == me.engine.iteration(), "iteration ", report.iteration);
+    expect(!report.ranks[0].alive && report.ranks[1].alive, "who lives");
+  });
+  for (uint32_t rank = 1; rank < kN; ++rank) {
+    expect(outcomes[rank].kind[0] == '\0', "rank ", rank, ": ", outcomes[rank].text);
+  }
+}
+
 void stopped() {
   const Body body = [](const Rank& me) {
     add_ones(me);
@@ -348,8 +373,10 @@ int main() {
                              {"leave and close", leaving},
                              {"abort and interrupt", aborts}};
   if (kModes.size() > 1) {
-    tests.insert(tests.end(),
-                 {{"SIGKILL", killed}, {"SIGSTOP", stopped}, {"cost of waiting", idle_cost}});
+    tests.insert(tests.end(), {{"SIGKILL", killed},
+                               {"the reporter dies", reporter_dies},
+                               {"SIGSTOP", stopped},
+                               {"cost of waiting", idle_cost}});
   }
   return main_of(tests);
 }

@@ -6,7 +6,7 @@
 #include <new>
 
 #include "calls.h"
-#include "engine/liveness.h"
+#include "engine/helper_thread.h"
 
 namespace {
 
@@ -31,22 +31,22 @@ constexpr auto kNeverGiveUp = [](Pulse) { return false; };
 
 // Items write to memory that nothing guards but the order in which they run.
 void in_order() {
-  Keeper keeper(nullptr, 1);
+  HelperThread helper(nullptr, 1);
   constexpr uint64_t kItems = 20000;
   std::vector<uint64_t> order;
   uint64_t helped_items = 0;
-  Keeper::Ticket last = 0;
+  HelperThread::Ticket last = 0;
   for (uint64_t i = 0; i < kItems; ++i) {
-    last = keeper.submit([&, i](bool helped) {
+    last = helper.submit([&, i](bool helped) {
       order.push_back(i);
       helped_items += helped;
       if (i % 1000 == 7) usleep(100);
     });
-    if (i % 100 == 50) usleep(50);  // the keeper gets to run some
-    if (i % 10 == 9) keeper.help(last);
-    if (i % 50 == 49) keeper.wait(last, kNeverGiveUp);
+    if (i % 100 == 50) usleep(50);  // the helper gets to run some
+    if (i % 10 == 9) helper.help(last);
+    if (i % 50 == 49) helper.wait(last, kNeverGiveUp);
   }
-  expect(keeper.wait(last, kNeverGiveUp) && keeper.idle(), "not everything was done");
+  expect(helper.wait(last, kNeverGiveUp) && helper.idle(), "not everything was done");
   expect(order.size() == kItems, order.size(), " items ran");
   for (uint64_t i = 0; i < kItems; ++i) expect(order[i] == i, "item ", order[i], " at ", i);
   expect(helped_items > 0 && helped_items < kItems, helped_items, " items were helped with");
@@ -54,89 +54,89 @@ void in_order() {
 
 // Several threads wait for one queue; what one runs, the others wait for.
 void several_wait() {
-  Keeper keeper(nullptr, 1);
+  HelperThread helper(nullptr, 1);
   std::vector<uint64_t> order;
   for (int round = 0; round < 500; ++round) {
-    std::vector<Keeper::Ticket> tickets;
+    std::vector<HelperThread::Ticket> tickets;
     for (int i = 0; i < 6; ++i) {
-      tickets.push_back(keeper.submit([&order](bool) { order.push_back(order.size()); }));
+      tickets.push_back(helper.submit([&order](bool) { order.push_back(order.size()); }));
     }
     std::vector<std::thread> threads;
-    for (const Keeper::Ticket ticket : {tickets[5], tickets[2], tickets[0]}) {
-      threads.emplace_back([&keeper, &order, ticket] {
-        keeper.help(ticket);
-        keeper.wait(ticket, kNeverGiveUp);
-        expect(keeper.done(ticket), "an undone ticket");
+    for (const HelperThread::Ticket ticket : {tickets[5], tickets[2], tickets[0]}) {
+      threads.emplace_back([&helper, &order, ticket] {
+        helper.help(ticket);
+        helper.wait(ticket, kNeverGiveUp);
+        expect(helper.done(ticket), "an undone ticket");
       });
     }
     for (std::thread& thread : threads) thread.join();
-    expect(keeper.idle() && order.size() == 6u * (round + 1), "round ", round);
+    expect(helper.idle() && order.size() == 6u * (round + 1), "round ", round);
   }
 }
 
 void help_stops_at_its_ticket() {
-  Keeper keeper(nullptr, 1);
+  HelperThread helper(nullptr, 1);
   std::atomic<bool> begun{false}, go{false}, here{false};
-  const auto first = keeper.submit([&](bool helped) {
+  const auto first = helper.submit([&](bool helped) {
     begun = true;
-    expect(!helped, "the first item belongs to the keeper");
+    expect(!helped, "the first item belongs to the helper");
     while (!go) usleep(100);
   });
   while (!begun) usleep(100);
-  const auto second = keeper.submit([&](bool) { here = true; });
-  keeper.help(second);  // cannot: the keeper is at work
-  expect(!here && !keeper.done(first), "help ran beside the keeper");
-  expect(!keeper.wait(second, [](Pulse) { return true; }), "a wait that gives up");
+  const auto second = helper.submit([&](bool) { here = true; });
+  helper.help(second);  // cannot: the helper is at work
+  expect(!here && !helper.done(first), "help ran beside the helper");
+  expect(!helper.wait(second, [](Pulse) { return true; }), "a wait that gives up");
   go = true;
-  expect(keeper.wait(second, kNeverGiveUp) && here, "the keeper goes on by itself");
+  expect(helper.wait(second, kNeverGiveUp) && here, "the helper goes on by itself");
 }
 
 void errors() {
-  Keeper keeper(nullptr, 1);
+  HelperThread helper(nullptr, 1);
   for (const bool help : {false, true}) {
-    const auto bad = keeper.submit([](bool) { throw_error("TestError", "on purpose"); });
-    const auto good = keeper.submit([](bool) {});
-    if (help) keeper.help(good);
-    keeper.wait(good, kNeverGiveUp);
+    const auto bad = helper.submit([](bool) { throw_error("TestError", "on purpose"); });
+    const auto good = helper.submit([](bool) {});
+    if (help) helper.help(good);
+    helper.wait(good, kNeverGiveUp);
     for (int i = 0; i < 2; ++i) {
-      const std::exception_ptr error = keeper.error(bad);
+      const std::exception_ptr error = helper.error(bad);
       expect(error != nullptr, "the error is kept");
       expect_kind("TestError", [&] { std::rethrow_exception(error); }, "the error of the item");
     }
-    keeper.forget(bad);
-    expect(keeper.error(bad) == nullptr && keeper.error(good) == nullptr, "it is forgotten");
+    helper.forget(bad);
+    expect(helper.error(bad) == nullptr && helper.error(good) == nullptr, "it is forgotten");
   }
 }
 
 // stop() comes while another thread runs an item, with more behind it.
 void stop_finishes() {
   for (int round = 0; round < 200; ++round) {
-    Keeper keeper(nullptr, 1);
+    HelperThread helper(nullptr, 1);
     std::atomic<int> ran{0};
     std::atomic<bool> begun{false};
-    Keeper::Ticket last = 0;
+    HelperThread::Ticket last = 0;
     for (int i = 0; i < 4; ++i) {
-      last = keeper.submit([&](bool) {
+      last = helper.submit([&](bool) {
         begun = true;
         usleep(round % 3 * 30);
         ++ran;
       });
     }
-    std::thread helper([&] { keeper.help(last - round % 2); });
+    std::thread other([&] { helper.help(last - round % 2); });
     while (!begun) usleep(10);
-    keeper.stop();
-    expect(ran == 4 && keeper.done(last), "round ", round, ": ", ran.load(), " items ran");
-    helper.join();
+    helper.stop();
+    expect(ran == 4 && helper.done(last), "round ", round, ": ", ran.load(), " items ran");
+    other.join();
   }
 }
 
-// Signals reach a thread that could not make a keeper.
+// Signals reach a thread that could not make a helper.
 void no_memory() {
   for (int enough = 0, failed = 1; failed != 0; ++enough) {
     failed = 0;
     left = enough;
     try {
-      const Keeper keeper(nullptr, 1);
+      const HelperThread helper(nullptr, 1);
       left = -1;
     } catch (const std::bad_alloc&) {
       failed = 1;
@@ -144,8 +144,8 @@ void no_memory() {
     sigset_t now;
     pthread_sigmask(SIG_SETMASK, nullptr, &now);
     expect(sigismember(&now, SIGINT) == 0, "after ", enough, " allocations signals are blocked");
-    expect(failed == 0 || enough < 100, "no keeper is made");
-    expect(failed == 1 || enough > 0, "a keeper is made of nothing");
+    expect(failed == 0 || enough < 100, "no helper is made");
+    expect(failed == 1 || enough > 0, "a helper is made of nothing");
   }
 }
 

@@ -6,7 +6,7 @@
 #include <csignal>
 #include <random>
 
-#include "base/process.h"
+#include "base/liveness.h"
 #include "engine/survivors.h"
 #include "world.h"
 

@@ -5,8 +5,8 @@
 #include <set>
 #include <thread>
 
+#include "base/wait.h"
 #include "calls.h"
-#include "engine/wait.h"
 
 namespace {
 

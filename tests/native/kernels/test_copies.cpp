@@ -12,7 +12,7 @@ using namespace calls;
 // Copies, and sums, to more places than a hint has bits for; one of them is the source itself.
 void to_many_places() {
   for (const char* isa : {"base", "avx2", "avx512"}) {
-    if (!fold_force_isa(isa)) continue;
+    if (!force_isa(isa)) continue;
     for (const int ndst : {1, 2, 33, 40}) {
       for (const size_t count : {1, 1023, 1024, 1025, 5000}) {
         for (const bool past : {false, true}) {

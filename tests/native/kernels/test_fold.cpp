@@ -3,8 +3,8 @@
 // to any other but for bfloat16's, of which there is one.
 //
 //   g++ -O2 -std=c++20 -ffp-contract=off -Wall -Wextra -Icsrc tests/native/kernels/test_fold.cpp
-//       csrc/kernels/fold/fold*.cpp csrc/base/types.cpp -o /tmp/test_fold && /tmp/test_fold  (one
-//       line; prints "ok")
+//       csrc/kernels/*.cpp csrc/kernels/fold/fold.cpp csrc/base/types.cpp -o /tmp/test_fold &&
+//       /tmp/test_fold  (one line; prints "ok")
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -107,7 +107,7 @@ bool same(typename E::Bits a, typename E::Bits b) {
 }
 
 [[noreturn]] void fail(const std::string& what) {
-  std::fprintf(stderr, "test_fold: %s (instruction set %s)\n", what.c_str(), pycoll::fold_isa());
+  std::fprintf(stderr, "test_fold: %s (instruction set %s)\n", what.c_str(), pycoll::isa_name());
   std::exit(1);
 }
 
@@ -235,7 +235,7 @@ const std::vector<std::string>& supported_isas() {
   static const std::vector<std::string> isas = [] {
     std::vector<std::string> names;
     for (const char* name : {"base", "avx2", "avx512"}) {
-      if (pycoll::fold_force_isa(name)) names.push_back(name);
+      if (pycoll::force_isa(name)) names.push_back(name);
     }
     return names;
   }();
@@ -271,7 +271,7 @@ void check_dtype(DType dtype, Random& random) {
         const FoldSpec spec{dtype, op, tree, scale_n, false};
         const auto expected = expected_result<E>(spec, sources, nsrc);
         for (const std::string& isa : supported_isas()) {
-          pycoll::fold_force_isa(isa.c_str());
+          pycoll::force_isa(isa.c_str());
           for (size_t count : counts()) {
             for (int r = 0; r < (count > 100 ? 2 : kVariantsPerCount); ++r) {
               const Variant v = random_variant(random, nsrc, sizeof(typename E::Bits));
@@ -292,7 +292,7 @@ void check_rounding(DType dtype) {
     for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
     for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kProd}) {
       for (const std::string& isa : supported_isas()) {
-        pycoll::fold_force_isa(isa.c_str());
+        pycoll::force_isa(isa.c_str());
         const void* srcs[] = {all.data(), other.data()};
         void* dsts[] = {result.data()};
         pycoll::fold({dtype, op, false, 0, false}, srcs, 2, dsts, 1, all.size());
@@ -316,7 +316,7 @@ void check_many_sources() {
     const std::vector<float> used(values.begin(), values.begin() + nsrc);
     for (bool tree : {false, true}) {
       for (const std::string& isa : supported_isas()) {
-        pycoll::fold_force_isa(isa.c_str());
+        pycoll::force_isa(isa.c_str());
         float result = 0;
         void* dst = &result;
         const FoldSpec spec{DType::kFloat32, ReduceOp::kSum, tree, 0, false};
@@ -331,8 +331,8 @@ void check_many_sources() {
 
 void check_copy_and_scale() {
   for (const std::string& isa : supported_isas()) {
-    pycoll::fold_force_isa(isa.c_str());
-    check(pycoll::fold_isa() == isa, "fold_isa after fold_force_isa");
+    pycoll::force_isa(isa.c_str());
+    check(pycoll::isa_name() == isa, "isa_name after force_isa");
     std::vector<char> from(2200000), to(from.size());
     for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7 + i / 251 + 1);
     for (size_t nbytes : {0, 1, 63, 64, 65, 200, 4096, 9001, 65535, 65536, 65601, 2100003}) {
@@ -363,13 +363,13 @@ void check_copy_and_scale() {
     pycoll::scale(DType::kInt8, small.data(), small.size(), 2);
     check(small == std::vector<int8_t>{-3, 3, -64, 63}, "scale of int8 truncates toward zero");
   }
-  check(!pycoll::fold_force_isa("nonesuch"), "fold_force_isa of an unknown name");
+  check(!pycoll::force_isa("nonesuch"), "force_isa of an unknown name");
 }
 
 }  // namespace
 
 int main() {
-  const std::string widest = pycoll::fold_isa();
+  const std::string widest = pycoll::isa_name();
   check(widest == supported_isas().back(), "the default is not the widest");
   Random random(20240501);
   check_copy_and_scale();

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/fold/fold.h"
 #include "kernels/optim/optim.h"
 
 namespace {
@@ -124,7 +125,7 @@ void test_squares(const char* isa) {
 
 int main() {
   for (const char* isa : kIsas) {
-    if (!pycoll::optim_force_isa(isa)) continue;
+    if (!pycoll::force_isa(isa)) continue;
     test_steps<float>(isa, DType::kFloat32);
     test_steps<double>(isa, DType::kFloat64);
     test_squares(isa);

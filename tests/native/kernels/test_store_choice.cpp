@@ -13,14 +13,12 @@ constexpr uint64_t kNear = 50'000, kFar = 250'000, kPast = 60'000;
 // Makes `copies` copies that take so many ns with ordinary stores; returns how many went past the
 // caches.
 int copy(StoreChoice& stores, int copies, uint64_t ordinary_ns, uint64_t past_ns = kPast,
-         uint64_t nbytes = kBytes, uint64_t apart_ns = 0) {
-  static uint64_t now = 0;
+         uint64_t nbytes = kBytes) {
   int past = 0;
   for (int i = 0; i < copies; ++i) {
-    now += apart_ns;
     past += stores.past_caches();
     // 0, which nothing beats: what nobody is to time.
-    stores.note(nbytes, !stores.timed() ? 0 : stores.past_caches() ? past_ns : ordinary_ns, now);
+    stores.note(nbytes, !stores.timed() ? 0 : stores.past_caches() ? past_ns : ordinary_ns);
   }
   return past;
 }
@@ -77,33 +75,11 @@ void peers_that_move() {
   }
 }
 
-void rare_copies() {
-  StoreChoice stores;
-  copy(stores, 51'200, kNear);
-  copy(stores, 64, kFar, kPast, kBytes, 2'000'000);
-  expect(stores.usually_past_caches(), "what copies take is found out soon, however rare they are");
-  expect(copy(stores, 51'200, kFar, kPast, kBytes, 1'000) > 50'500, "others are not tried more");
-}
-
-// Tries that change nothing are soon made seldom, also where copies are rare.
-void tries_for_nothing() {
-  for (const uint64_t past : {kNear * 13 / 10, 3 * kNear}) {
-    for (const uint64_t apart_ns : {uint64_t{0}, uint64_t{2'000'000}, uint64_t{50'000'000}}) {
-      StoreChoice stores;
-      copy(stores, 600, kNear, past, kBytes, apart_ns);
-      const int tries = copy(stores, 5'200, kNear, past, kBytes, apart_ns);
-      expect(tries <= 20 * 4, "rare copies that are ", apart_ns, " ns apart: ", tries, " tries");
-    }
-  }
-  StoreChoice stores;
-  expect(copy(stores, 340, kNear, 3 * kNear) == 12, "what is hopeless is soon tried seldom");
-}
-
 void interrupts() {
   StoreChoice stores;
   for (int i = 0; i < 10'000; ++i) {
     const uint64_t usual = stores.past_caches() ? kPast : kNear;
-    stores.note(kBytes, i % 3 == 0 ? 40 * usual : usual, 0);
+    stores.note(kBytes, i % 3 == 0 ? 40 * usual : usual);
     expect(!stores.usually_past_caches(), "a copy that was interrupted says nothing");
   }
 }
@@ -115,7 +91,7 @@ void near_and_far_peers() {
   for (int i = 0; i < 10'000; ++i) {
     past += stores.past_caches();
     const uint64_t ordinary = i % 3 == 0 ? kNear : kFar;
-    stores.note(kBytes, !stores.timed() ? 0 : stores.past_caches() ? kPast : ordinary, 0);
+    stores.note(kBytes, !stores.timed() ? 0 : stores.past_caches() ? kPast : ordinary);
   }
   expect(past > 9'000, "most peers are far");
 }
@@ -128,7 +104,7 @@ void lines_that_moved() {
     since = stores.past_caches() == past ? since + 1 : 0;
     past = stores.past_caches();
     const uint64_t moved = past ? 1'000 : kFar;
-    stores.note(kBytes, since < 2 ? moved : past ? kPast : 90'000, 0);
+    stores.note(kBytes, since < 2 ? moved : past ? kPast : 90'000);
     expect(!stores.usually_past_caches(), "what the first ones take does not count");
   }
 }
@@ -152,8 +128,6 @@ int main() {
                   {"small copies", small_copies},
                   {"cold pages", cold_pages},
                   {"peers that move", peers_that_move},
-                  {"rare copies", rare_copies},
-                  {"tries for nothing", tries_for_nothing},
                   {"interrupts", interrupts},
                   {"near and far peers", near_and_far_peers},
                   {"lines that moved", lines_that_moved},

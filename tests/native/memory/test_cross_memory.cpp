@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "calls.h"
-#include "memory/cross_memory.h"
+#include "engine/peer_memory.h"
 
 namespace {
 

@@ -26,12 +26,12 @@ void freed_blocks_come_again() {
 }
 
 // A peer that was stopped in a call may write into what the call used, at any time.
-void what_is_distrusted_does_not() {
+void retired_blocks_do_not() {
   const auto memory = heap();
   Pool& pool = memory->pool(0);
   for (const uint64_t nbytes : {100, 5'000, 300'000}) {
     void* before = pool.alloc(nbytes);
-    memory->distrust();
+    memory->retire_blocks();
     pool.free(before);
     void* after = pool.alloc(nbytes);
     expect(after != before, nbytes, " bytes are used again");
@@ -45,5 +45,5 @@ void what_is_distrusted_does_not() {
 
 int main() {
   return main_of({{"freed blocks come again", freed_blocks_come_again},
-                  {"what is distrusted does not", what_is_distrusted_does_not}});
+                  {"retired blocks do not", retired_blocks_do_not}});
 }

@@ -134,7 +134,7 @@ def test_a_death_between_the_place_and_the_life_lock():
     make = _C.Engine
 
     def engine(control, heap, rank, **options):
-        if rank == 1:  # takes the place as a thread would, without a keeper
+        if rank == 1:  # takes the place as a thread would, without a helper thread
             taken = make(control, heap, rank, timeout_s=9, threads=True)
             os.kill(os.getpid(), signal.SIGKILL)
             taken.close()

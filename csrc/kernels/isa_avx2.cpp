@@ -1,4 +1,4 @@
-// The fold for x86-64 CPUs with AVX2 and F16C.
+// The kernels for x86-64 CPUs with AVX2 and F16C.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/fold/fold_kernels.h"
+#include "kernels/isa.h"
 
 // After the headers, so that their inline functions stay baseline code.
 #if defined(__clang__)
@@ -25,6 +25,7 @@ namespace {
 constexpr int kWidth = 32;
 
 #include "kernels/fold/fold_kernels.inl"
+#include "kernels/optim/optim_kernels.inl"
 
 template <>
 inline Vec<float, 8> load_half<8>(const char* p) {
@@ -86,12 +87,22 @@ inline void stream_vector(char* dst, const char* src) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(dst), load_raw<__m256i>(src));
 }
 
-constexpr FoldIsa kIsa = make_isa("avx2");
+template <>
+inline Vec<float, 8> square_root<float, 8>(Vec<float, 8> v) {
+  return _mm256_sqrt_ps(v);
+}
+
+template <>
+inline Vec<double, 4> square_root<double, 4>(Vec<double, 4> v) {
+  return _mm256_sqrt_pd(v);
+}
+
+constexpr Kernels kKernels = make_kernels("avx2");
 
 }  // namespace
 }  // namespace avx2
 
-const FoldIsa kFoldAvx2 = avx2::kIsa;
+const Kernels kAvx2Kernels = avx2::kKernels;
 
 }  // namespace pycoll
 

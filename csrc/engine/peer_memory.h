@@ -34,10 +34,10 @@ class PeerMemory {
 
   bool read(uint32_t peer, void* to, const void* from, uint64_t nbytes) const;
 
-  // Where peers can read an array of this rank until the next show(): where it lies, or in a copy
-  // if the kernel reads nothing there (memory of devices, memfd_secret). Where it has read once it
-  // is not asked again: if other memory is there by then, read() fails.
-  const void* show(const void* array, uint64_t nbytes);
+  // Where peers can read an array of this rank until the next readable_address(): where it lies, or
+  // in a copy if the kernel reads nothing there (memory of devices, memfd_secret). Where it has
+  // read once it is not asked again: if other memory is there by then, read() fails.
+  const void* readable_address(const void* array, uint64_t nbytes);
 
  private:
   struct Stretch {
@@ -49,7 +49,7 @@ class PeerMemory {
 
   std::shared_ptr<ControlSegment> control_;
   uint32_t rank_;
-  uint64_t word_;  // what peers read; nobody knows it who has not been told
+  uint64_t word_;  // what peers read; only ranks of this communicator know it
   bool able_ = true, probed_ = false;
   std::vector<char> copy_;
   std::array<Stretch, kStretches> readable_;  // where the kernel has read

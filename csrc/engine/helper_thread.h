@@ -1,4 +1,5 @@
-// Being seen to live, and working in the background: the keeper thread of a rank.
+// The helper thread of a rank: it runs calls in the background, and by holding the liveness lock
+// of its rank it shows the peers that the process lives.
 #pragma once
 
 #include <pthread.h>
@@ -12,32 +13,25 @@
 #include <mutex>
 #include <thread>
 
-#include "engine/wait.h"
+#include "base/wait.h"
 
 namespace pycoll {
 
-// Makes an unlocked robust process-shared mutex of it.
-void life_init(pthread_mutex_t* life);
-
-// Whether the process that held it died. No system call; also true of a process in another PID
-// namespace, and long before its memory is torn down.
-bool life_lost(pthread_mutex_t* life);
-
-// One thread that holds the life lock of its rank and runs queued work, first in first out, one at
-// a time. Signals are blocked in it. Threads that wait help: what has not begun they run
-// themselves. In a child made by fork only abandon() may be called.
-class Keeper {
+// One thread that holds the liveness lock of its rank and runs queued work, first in first out, one
+// at a time. Signals are blocked in it. Threads that wait help: they run work that has not begun.
+// In a child made by fork only abandon() may be called.
+class HelperThread {
  public:
   using Ticket = uint64_t;
-  // Is told whether it runs on a thread that waits for it, where signals may be looked for.
+  // `helped`: it runs on a thread that waits for it, where signals may be checked.
   using Work = std::function<void(bool helped)>;
 
-  // Returns once the thread holds `life` (null: ranks that are threads need no lock). `ranks` of
-  // this host decide how to wait.
-  Keeper(pthread_mutex_t* life, uint32_t ranks);
-  ~Keeper() { stop(); }
-  Keeper(const Keeper&) = delete;
-  Keeper& operator=(const Keeper&) = delete;
+  // Returns once the thread holds `liveness` (null: ranks that are threads need no lock). `ranks`
+  // of this host decide how to wait.
+  HelperThread(pthread_mutex_t* liveness, uint32_t ranks);
+  ~HelperThread() { stop(); }
+  HelperThread(const HelperThread&) = delete;
+  HelperThread& operator=(const HelperThread&) = delete;
 
   // Queues work; an exception it throws is kept for error(). Tickets count up from 1. This, help()
   // and wait() throw ConcurrentUseError inside of a wait of the same thread: in a signal handler.
@@ -47,9 +41,9 @@ class Keeper {
   bool idle() const { return done(last()); }
   bool done(Ticket ticket) const { return finished_.load(std::memory_order_acquire) >= ticket; }
 
-  // Runs what is queued up to the ticket, on this thread, until another thread runs some of it:
-  // that spares waking the thread of the keeper, and waiting for it. Throws "Interrupted" if that
-  // is how some of it ended; to whoever waits for that it is "Revoked".
+  // Runs queued work up to the ticket, on this thread, until another thread runs some of it: that
+  // saves waking the helper thread, and waiting for it. Throws "Interrupted" if an interrupt ended
+  // some of it; whoever waits for that work gets "Revoked".
   void help(Ticket ticket);
 
   // Waits until the ticket is done. give_up() is called at the pulses of wait_until; it throws, or
@@ -59,12 +53,11 @@ class Keeper {
   // Of the work submitted last; 0 before any.
   Ticket last() const { return submitted_.load(std::memory_order_relaxed); }
 
-  // The exception that the work of a finished ticket threw, for everybody who asks until somebody
-  // says that nobody will; null if none.
+  // The exception that the work of a finished ticket threw, until forget(); null if none.
   std::exception_ptr error(Ticket ticket);
   void forget(Ticket ticket);
 
-  // Finishes what is queued, releases the life lock and joins. Idempotent.
+  // Finishes what is queued, releases the liveness lock and joins. Idempotent.
   void stop();
 
   // In a child made by fork, where the thread does not exist: forgets it.
@@ -72,7 +65,7 @@ class Keeper {
 
  private:
   class Waiting;
-  void serve(pthread_mutex_t* life);
+  void serve(pthread_mutex_t* liveness);
   void refuse_nested() const;
   bool run_next(bool helped);  // false if there is nothing to run, or another thread runs work
   void notify(std::atomic<uint32_t>& word, const Bell& bell);

@@ -1,4 +1,4 @@
-// The optimizer kernels for x86-64 CPUs with AVX-512 (F, BW, VL, DQ).
+// The kernels for x86-64 CPUs with AVX-512 (F, BW, VL, DQ).
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "kernels/optim/optim_kernels.h"
+#include "kernels/isa.h"
 
 // After the headers, so that their inline functions stay baseline code.
 #if defined(__clang__)
@@ -25,16 +25,49 @@ namespace {
 
 constexpr int kWidth = 64;
 
+#include "kernels/fold/fold_kernels.inl"
 #include "kernels/optim/optim_kernels.inl"
 
 template <>
 inline Vec<float, 16> load_half<16>(const char* p) {
+  // The unmasked form makes GCC 12 warn of an uninitialised operand that it does not use.
   return _mm512_maskz_cvtph_ps(0xffff, load_raw<__m256i>(p));
+}
+
+template <>
+inline Vec<float, 4> load_half<4>(const char* p) {
+  return _mm_cvtph_ps(_mm_cvtsi64_si128(load_raw<int64_t>(p)));
+}
+
+template <>
+inline float load_half<1>(const char* p) {
+  return _cvtsh_ss(load_raw<uint16_t>(p));
 }
 
 template <>
 inline Vec<uint16_t, 16> pack_half<16>(Vec<float, 16> v) {
   return (Vec<uint16_t, 16>)_mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT);
+}
+
+template <>
+inline Vec<uint16_t, 4> pack_half<4>(Vec<float, 4> v) {
+  const __m128i packed = _mm_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
+  return (Vec<uint16_t, 4>)_mm_cvtsi128_si64(packed);
+}
+
+template <>
+inline uint16_t pack_half<1>(float v) {
+  return _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);
+}
+
+// GCC 12 zero-extends the halves one by one.
+template <>
+inline Vec<uint32_t, 16> load_widened<16>(const char* p) {
+  return (Vec<uint32_t, 16>)_mm512_maskz_cvtepu16_epi32(0xffff, load_raw<__m256i>(p));
+}
+
+inline void stream_vector(char* dst, const char* src) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), load_raw<__m512i>(src));
 }
 
 template <>
@@ -47,12 +80,12 @@ inline Vec<double, 8> square_root<double, 8>(Vec<double, 8> v) {
   return _mm512_maskz_sqrt_pd(0xff, v);
 }
 
-constexpr OptimIsa kIsa = make_optim("avx512");
+constexpr Kernels kKernels = make_kernels("avx512");
 
 }  // namespace
 }  // namespace avx512
 
-const OptimIsa kOptimAvx512 = avx512::kIsa;
+const Kernels kAvx512Kernels = avx512::kKernels;
 
 }  // namespace pycoll
 

@@ -1,4 +1,4 @@
-#include "memory/cross_memory.h"
+#include "engine/peer_memory.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -85,7 +85,7 @@ bool PeerMemory::read(uint32_t peer, void* to, const void* from, uint64_t nbytes
   return read_process(control_->block(peer).pid.load(std::memory_order_relaxed), to, from, nbytes);
 }
 
-const void* PeerMemory::show(const void* array, uint64_t nbytes) {
+const void* PeerMemory::readable_address(const void* array, uint64_t nbytes) {
   if (array == nullptr || nbytes == 0) return array;  // null: only the root has an input
   const Stretch stretch{array, nbytes};
   Stretch& known = readable_[reinterpret_cast<uintptr_t>(array) * kGolden >> 56];

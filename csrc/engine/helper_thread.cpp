@@ -1,6 +1,5 @@
-#include "engine/liveness.h"
+#include "engine/helper_thread.h"
 
-#include <linux/futex.h>
 #include <signal.h>
 
 #include <cerrno>
@@ -13,12 +12,12 @@
 namespace pycoll {
 namespace {
 
-// The keeper has nothing to check while it has nothing to do, so its slices of sleep may be long.
+// The helper has nothing to check while it has nothing to do, so its slices of sleep may be long.
 constexpr WaitPolicy kIdle = {
     .spins = 0, .yield_us = 0, .first_slice_us = 1000000, .last_slice_us = 1000000000};
 constexpr auto kNeverGiveUp = [](Pulse) { return false; };
 
-thread_local const Keeper* waiting_for = nullptr;  // what this thread waits for
+thread_local const HelperThread* waiting_for = nullptr;  // what this thread waits for
 
 // Blocks all signals in this thread for as long as it lives, and in the threads that it starts.
 class SignalsBlocked {
@@ -38,33 +37,13 @@ class SignalsBlocked {
 
 }  // namespace
 
-void life_init(pthread_mutex_t* life) {
-  pthread_mutexattr_t attributes;
-  pthread_mutexattr_init(&attributes);
-  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  const int rc = pthread_mutex_init(life, &attributes);
-  pthread_mutexattr_destroy(&attributes);
-  COLL_CHECK(rc == 0, "TransportError", "no robust mutex: ", std::strerror(rc));
-}
-
-bool life_lost(pthread_mutex_t* life) {
-#if defined(__GLIBC__)
-  // The kernel sets this bit in the lock word as the first act of the owner's death.
-  return (__atomic_load_n(&life->__data.__lock, __ATOMIC_ACQUIRE) & FUTEX_OWNER_DIED) != 0;
-#else
-  const int rc = pthread_mutex_trylock(life);
-  if (rc == 0 || rc == EOWNERDEAD) pthread_mutex_unlock(life);  // dead: not recoverable from now on
-  return rc == EOWNERDEAD || rc == ENOTRECOVERABLE;
-#endif
-}
-
-Keeper::Keeper(pthread_mutex_t* life, uint32_t ranks) : policy_(background_policy(ranks)) {
+HelperThread::HelperThread(pthread_mutex_t* liveness, uint32_t ranks)
+    : policy_(background_policy(ranks)) {
   try {
     const SignalsBlocked blocked;
-    thread_ = std::make_unique<std::thread>([this, life] { serve(life); });
+    thread_ = std::make_unique<std::thread>([this, liveness] { serve(liveness); });
   } catch (const std::system_error& error) {
-    throw_error("TransportError", "cannot start the keeper thread: ", error.what(),
+    throw_error("TransportError", "cannot start the helper thread: ", error.what(),
                 "; raise the limit on processes (ulimit -u, pids.max) or on memory");
   }
   wait_until(
@@ -72,32 +51,32 @@ Keeper::Keeper(pthread_mutex_t* life, uint32_t ranks) : policy_(background_polic
       [this] { return done_word_.load(std::memory_order_acquire) != 0; }, kNeverGiveUp);
 }
 
-void Keeper::notify(std::atomic<uint32_t>& word, const Bell& bell) {
+void HelperThread::notify(std::atomic<uint32_t>& word, const Bell& bell) {
   word.fetch_add(1, std::memory_order_seq_cst);
   ring(bell);
 }
 
 // Marks the thread as one that waits, and maybe helps, for as long as it lives.
-class Keeper::Waiting {
+class HelperThread::Waiting {
  public:
-  explicit Waiting(const Keeper& keeper) : before_(waiting_for) {
-    keeper.refuse_nested();
-    waiting_for = &keeper;
+  explicit Waiting(const HelperThread& helper) : before_(waiting_for) {
+    helper.refuse_nested();
+    waiting_for = &helper;
   }
   ~Waiting() { waiting_for = before_; }
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
 
  private:
-  const Keeper* before_;
+  const HelperThread* before_;
 };
 
-void Keeper::refuse_nested() const {
+void HelperThread::refuse_nested() const {
   COLL_CHECK(waiting_for != this, "ConcurrentUseError",
              "a signal handler used a communicator while its thread was inside a call of it");
 }
 
-Keeper::Ticket Keeper::submit(Work work) {
+HelperThread::Ticket HelperThread::submit(Work work) {
   refuse_nested();
   Ticket ticket;
   {
@@ -109,8 +88,8 @@ Keeper::Ticket Keeper::submit(Work work) {
   return ticket;
 }
 
-void Keeper::serve(pthread_mutex_t* life) {
-  if (life != nullptr) pthread_mutex_lock(life);
+void HelperThread::serve(pthread_mutex_t* liveness) {
+  if (liveness != nullptr) pthread_mutex_lock(liveness);
   notify(done_word_, {&done_word_, &done_sleepers_});
   const auto over = [this] { return stopping_.load(std::memory_order_acquire) && idle(); };
   while (!over()) {
@@ -123,10 +102,10 @@ void Keeper::serve(pthread_mutex_t* life) {
         kNeverGiveUp);
     run_next(false);
   }
-  if (life != nullptr) pthread_mutex_unlock(life);
+  if (liveness != nullptr) pthread_mutex_unlock(liveness);
 }
 
-bool Keeper::run_next(bool helped) {
+bool HelperThread::run_next(bool helped) {
   Work work;
   {
     std::lock_guard lock(mutex_);
@@ -146,7 +125,7 @@ bool Keeper::run_next(bool helped) {
   } catch (...) {
     error = std::current_exception();
   }
-  work = nullptr;  // whoever waits may free what the work held on to
+  work = nullptr;  // a thread that waits may free what the work refers to
   bool more;
   {
     std::lock_guard lock(mutex_);
@@ -161,30 +140,30 @@ bool Keeper::run_next(bool helped) {
   return true;
 }
 
-void Keeper::help(Ticket ticket) {
+void HelperThread::help(Ticket ticket) {
   const Waiting waiting(*this);
   while (!done(ticket) && run_next(true)) {
   }
 }
 
-bool Keeper::wait(Ticket ticket, const std::function<bool(Pulse)>& give_up) {
+bool HelperThread::wait(Ticket ticket, const std::function<bool(Pulse)>& give_up) {
   if (done(ticket)) return true;
   const Waiting waiting(*this);
   return wait_until(policy_, {&done_word_, &done_sleepers_}, [&] { return done(ticket); }, give_up);
 }
 
-std::exception_ptr Keeper::error(Ticket ticket) {
+std::exception_ptr HelperThread::error(Ticket ticket) {
   std::lock_guard lock(mutex_);
   const auto it = errors_.find(ticket);
   return it == errors_.end() ? nullptr : it->second;
 }
 
-void Keeper::forget(Ticket ticket) {
+void HelperThread::forget(Ticket ticket) {
   std::lock_guard lock(mutex_);
   errors_.erase(ticket);
 }
 
-void Keeper::stop() {
+void HelperThread::stop() {
   if (thread_ == nullptr) return;
   {
     std::lock_guard lock(mutex_);
@@ -195,6 +174,6 @@ void Keeper::stop() {
   thread_.reset();
 }
 
-void Keeper::abandon() { static_cast<void>(thread_.release()); }
+void HelperThread::abandon() { static_cast<void>(thread_.release()); }
 
 }  // namespace pycoll

@@ -1,4 +1,4 @@
-#include "engine/two_level.h"
+#include "transports/two_level.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,11 +13,11 @@ constexpr double kOwnerFirst = 3.0;  // s; who waits for another host knows bett
 
 TwoLevelEngine::TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MpiEngine> flat)
     : node_(std::move(node)), flat_(std::move(flat)) {
-  node_->set_meanwhile([engine = flat_.get()] { return engine->nudge(); });
+  node_->set_other_work([engine = flat_.get()] { return engine->nudge(); });
 }
 
 TwoLevelEngine::~TwoLevelEngine() {
-  node_->set_meanwhile(nullptr);
+  node_->set_other_work(nullptr);
   if (flat_->failed()) scratch_.release();  // MPI may still look at it
 }
 

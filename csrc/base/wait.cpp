@@ -1,4 +1,4 @@
-#include "engine/wait.h"
+#include "base/wait.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

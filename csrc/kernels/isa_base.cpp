@@ -1,11 +1,11 @@
-// The fold for every CPU: 16-byte vectors as the compiler lowers them (SSE2 on x86-64, NEON on
+// The kernels for every CPU: 16-byte vectors as the compiler lowers them (SSE2 on x86-64, NEON on
 // AArch64).
 #include <cstdlib>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
-#include "kernels/fold/fold_kernels.h"
+#include "kernels/isa.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -18,6 +18,7 @@ namespace {
 constexpr int kWidth = 16;
 
 #include "kernels/fold/fold_kernels.inl"
+#include "kernels/optim/optim_kernels.inl"
 
 inline void stream_vector(char* dst, const char* src) {
 #if defined(__x86_64__)
@@ -27,11 +28,23 @@ inline void stream_vector(char* dst, const char* src) {
 #endif
 }
 
-constexpr FoldIsa kIsa = make_isa("base");
+#if defined(__x86_64__)
+template <>
+inline Vec<float, 4> square_root<float, 4>(Vec<float, 4> v) {
+  return _mm_sqrt_ps(v);
+}
+
+template <>
+inline Vec<double, 2> square_root<double, 2>(Vec<double, 2> v) {
+  return _mm_sqrt_pd(v);
+}
+#endif
+
+constexpr Kernels kKernels = make_kernels("base");
 
 }  // namespace
 }  // namespace base
 
-const FoldIsa kFoldBase = base::kIsa;
+const Kernels kBaseKernels = base::kKernels;
 
 }  // namespace pycoll
