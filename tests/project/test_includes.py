@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-CSRC = Path(__file__).parents[1] / "csrc"
+CSRC = Path(__file__).parents[2] / "csrc"
 ORDER = ["base", "memory", "kernels", "engine", "p2p", "transports", "bindings"]
 OF_CUDA = ("cuda/", "base/", "engine/plan.h", "engine/bind.h", "kernels/optim/")
 ABOVE = {"p2p/message_postbox.h"}  # sends by the messages of transports/
