@@ -129,7 +129,7 @@ def algorithm(
     worlds: Callable[[int], bool] = lambda n: True,
     **params: Any,
 ) -> Callable[[Callable[..., Iterator[Round]]], Algorithm]:
-    """Make an `Algorithm` of a generator function.
+    """Make an `Algorithm` of a generator function; ScheduleError for unknown collectives or orders.
 
     Args:
         collective: The collective it computes.
@@ -141,8 +141,6 @@ def algorithm(
         in_place_staged: Likewise where peers do not reach the arrays; by default the same.
         worlds: Tells which world sizes it is defined for.
         **params: Parameters with their defaults; calls set ``root``, and no other.
-
-    ScheduleError if there is no such collective or order.
     """
     usual_order = order_of(collective, order)
 

@@ -11,16 +11,12 @@ from pycoll.runtime.calls.prepared import Prepared
 
 
 class LaunchOrder:
-    """Calls of one rank, or of all virtual ranks, in the order of their launches.
-
-    Attributes:
-        last: Event behind the newest launch; None before the first.
-    """
+    """Calls of one rank, or of all virtual ranks, in the order of their launches."""
 
     def __init__(self) -> None:
         """Begin with none."""
         self._cuda = arrays.cupy().cuda  # once: finding it takes longer than a launch may
-        self.last: Any = None
+        self.last: Any = None  # event behind the newest launch
         self._pending: deque[tuple[Any, Sequence[Prepared]]] = deque()
         self._captured: list[Prepared] = []
 

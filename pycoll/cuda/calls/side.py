@@ -70,13 +70,7 @@ class DeviceSide:
         self.failure: CollError | None = None
 
     def call(
-        self,
-        request: Request,
-        x: Any,
-        out: Any,
-        timeout: float | None,
-        async_op: bool,
-        stream: Any,
+        self, request: Request, x: Any, out: Any, timeout: float | None, async_op: bool, stream: Any
     ) -> Any:
         """Run a collective; see `pycoll.Communicator`."""
         session = self._session
@@ -112,9 +106,8 @@ class DeviceSide:
         prepared = caller.prepare(request, x, out)
         self.transport.prepare(prepared.spec)
         spec = prepared.spec  # the arrays do not matter: one proof for all
-        bare = CallSpec(
-            spec.kind, spec.collective, spec.algorithm, spec.params, spec.direct, 0, 1, 0
-        )
+        what = spec.kind, spec.collective, spec.algorithm, spec.params, spec.direct
+        bare = CallSpec(*what, dtype=0, itemsize=1, count=0)
         number = self._number_of(bare, plans.world_size, self.transport.messages)
         return prepared, number, handle
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref, c_int
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -197,12 +198,8 @@ class VirtualRanks:
         outs = pointers(p.out_ptr for p in prepared)
         form = blocks, threads, method, nanoseconds(limit), absent, stream
         with self._cupy.cuda.Device(self.device):
-            self._launches.put(
-                prepared,
-                stream,
-                capturing,
-                lambda: library().call("launch", call, ins, outs, *form),
-            )
+            launch = partial(library().call, "launch", call, ins, outs, *form)
+            self._launches.put(prepared, stream, capturing, launch)
 
     def _connect(self, spec: CallSpec) -> None:
         """Give the ranks scratch memory when the first plan with slots comes."""

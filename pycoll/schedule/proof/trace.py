@@ -65,8 +65,7 @@ class Trace:
             promise: What the collective promises.
             title: Schedule and mode, for messages.
             aliased: IN and OUT are the same memory.
-            events: ``[events]`` rank, round and place in the linear extension of each; the events
-                of users have the round -1.
+            events: ``[events]`` rank, round (-1 for users), and place in the linear extension.
             units: The unit folds.
             users: Events at which the caller may read and write its arrays.
             last: Those of them that end the last call; they read the outputs.
@@ -90,8 +89,7 @@ class Trace:
                     found = self._cells(buffer, self.ranks[at][i], chunk)
                     none, flag = np.full(len(i), -1), np.full(len(i), write)
                     parts.append((found, at[i], none, none, flag, ~flag))
-        columns = [np.concatenate(part) for part in zip(*parts, strict=True)]
-        cell, event, write = columns[0], columns[1], columns[4]
+        columns = cell, event, *_, write, _ = [np.concatenate(p) for p in zip(*parts, strict=True)]
         order = np.argsort((cell * len(self.when) + self.when[event]) * 2 + write, kind="stable")
         # ``[accesses]``: unit and operand number the folds and their operands, and are -1 for the
         # caller; result tells that it is the user's read of an output at the end
