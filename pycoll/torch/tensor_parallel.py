@@ -18,7 +18,7 @@ from pycoll.parallel.nn.layer import Layer
 from pycoll.parallel.random import Cursor
 from pycoll.parallel.tensor.regions import Region
 from pycoll.parallel.tensor.vocabulary import VocabParallelCrossEntropy
-from pycoll.torch.backend.compiling import leave_alone
+from pycoll.torch.backend.patches import do_not_compile
 
 if TYPE_CHECKING:
     from pycoll.comm import Communicator
@@ -209,4 +209,4 @@ class _Loss(torch.autograd.Function):
         return ctx.loss.backward(_kept(ctx), float(dy) / ctx.count), None, None
 
 
-leave_alone(LayerModule.forward, cross, vocab_parallel_cross_entropy)
+do_not_compile(LayerModule.forward, cross, vocab_parallel_cross_entropy)

@@ -21,14 +21,14 @@ from pycoll.runtime.sessions.two_level_session import TwoLevelSession
 from pycoll.runtime.startup import mpi, tcp_connections
 from pycoll.runtime.startup.hosts import Card, fewest_cores, share
 from pycoll.runtime.startup.rendezvous import make_everywhere
-from pycoll.torch.calls.call_sites import Placed
+from pycoll.torch.calls.prepare import CallSites
 
 _PATIENCE_S = 10.0  # without progress of what others still have to get when this rank closes
 _FAILED_S = 1.0  # likewise after a failure, of which they know
 Exchange = Callable[[str, Any], list[Any]]
 
 
-class _Joined(Placed, MpiSession):
+class _Joined(CallSites, MpiSession):
     """The session of a process group on several hosts."""
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pycoll.torch.backend.core import Core
+from pycoll.torch.backend.group import ProcessGroupPycoll
 
 LEAST_BYTES = 64 << 10
 
@@ -47,8 +47,8 @@ def use_symmetric_memory(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _group(group: dist.ProcessGroup) -> Core:
-    if not isinstance(group, Core):
+def _group(group: dist.ProcessGroup) -> ProcessGroupPycoll:
+    if not isinstance(group, ProcessGroupPycoll):
         raise ValueError(f"the process group is of {dist.get_backend(group)}, not of pycoll")
     return group
 
@@ -60,7 +60,7 @@ class Buckets:
         group: The process group.
     """
 
-    def __init__(self, group: Core) -> None:
+    def __init__(self, group: ProcessGroupPycoll) -> None:
         """Begin with none."""
         self.group = group
         self._known: dict[int, torch.Tensor] = {}

@@ -1,38 +1,34 @@
-"""Calls on lists of tensors whose blocks the engine reads or writes where they lie."""
+"""Calls on lists of tensors that the engine reads or writes in place."""
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from pycoll.torch.calls.work import Tensors
-from pycoll.torch.tensors.layout import code
+from pycoll.torch.calls.prepare import Calls
+from pycoll.torch.tensors.layout import Request, Tensors, code
 from pycoll.types import Kind
 
-if TYPE_CHECKING:
-    from pycoll.torch.calls.prepare import Calls
-
 LEAST_BYTES = 4 << 20
-"""Of blocks where none were before. To bind their places takes longer than to copy fewer."""
+"""Of a list at new addresses: to bind these takes longer than to copy fewer bytes."""
 
 _MAX_KNOWN = 256
 
 
-class Listed:
+class ListCalls:
     """The all_gather, gather and scatter of a group whose tensors come in lists.
 
-    Such a call and one on a flat tensor are alike to the peers, but for scatter: what the root
-    reads lies where nobody else knows, so it never has the alternative that others read it there.
+    To the peers such a call is like one on a flat tensor. Not so a scatter: peers cannot know where
+    the root's tensors are, so it never has the alternative in which they read from there.
     """
 
     def __init__(self, calls: Calls) -> None:
-        """Serve a group with its other calls, which have this object."""
-        self._calls: Calls = weakref.proxy(calls)  # a cycle would keep a group that has ended
+        """Serve a group with its other calls."""
+        self._calls = calls
         self._known: dict[tuple, Any] = {}  # None: such a list came once
 
     def wants(self, one: torch.Tensor) -> bool:
@@ -40,12 +36,12 @@ class Listed:
         return self._calls.direct and one.is_cpu and one.numel() > 0
 
     def takes(self, kind: Kind, parts: Tensors, one: torch.Tensor, root: int) -> bool:
-        """Tell whether the blocks of all ranks are to be read or written where they are.
+        """Tell whether the engine should read or write the blocks of all ranks in place.
 
         Args:
-            kind: See `move`.
+            kind: See `run`.
             parts: Contiguous tensors, one for each rank.
-            one: This rank's block, contiguous. It may be its tensor among `parts`.
+            one: This rank's block, contiguous; may be one of the parts.
             root: Root rank, or 0.
         """
         own, spans = _span(one), list(map(_span, parts))
@@ -72,25 +68,15 @@ class Listed:
             self._known.clear()
         self._known[key] = bound
 
-    def move(
-        self,
-        kind: Kind,
-        one: torch.Tensor,
-        parts: Tensors | None,
-        root: int,
-        site: int,
-        timeout_s: float,
-    ) -> None:
+    def run(self, request: Request, one: torch.Tensor, parts: Tensors | None) -> None:
         """Run a call.
 
         Args:
-            kind: ALL_GATHER, GATHER or SCATTER.
+            request: An ALL_GATHER, GATHER or SCATTER.
             one: This rank's block: its input, or for SCATTER its output.
-            parts: The blocks of all ranks; None where there are none.
-            root: Root rank, or 0.
-            site: See `Calls.reduce`.
-            timeout_s: See `Calls.reduce`.
+            parts: The blocks of all ranks; None on a rank that has none.
         """
+        kind, _, root, site, timeout_s = request
         first, key = _first(parts), self._key(kind, one, parts, root)
         bound = self._known.get(key)
         if bound is None:
