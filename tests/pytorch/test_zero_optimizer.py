@@ -76,7 +76,7 @@ def test_it_steps_as_the_optimizer_does(kind, settings, set_to_none):
             x.numel() for s in optimizer.inner.state.values() for x in s.values() if x.ndim
         )
         wire = optimizer.ledger.wire_bytes("gradient") + optimizer.ledger.wire_bytes("parameter")
-        padded = sum(flat.layout.padded for flat in optimizer._flats)
+        padded = sum(flat.layout.padded for flat in optimizer._buckets)
         optimizer.close()
         return [p.detach().numpy().copy() for p in net.parameters()], seen, states, wire, padded
 

@@ -29,10 +29,10 @@ from pycoll.torch.backend.hosts import join_hosts
 from pycoll.torch.calls.prepare import GroupSession
 
 _PIDS: dict[int, int] = {}
-"""Processes on this host by their rank in the job, as far as this one shares a group with them."""
+"""Processes on this host, by rank in the job, that share a group with this one."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
-_DECLINED = "pycoll/declined"
-_DECLINING_S = 5.0  # in which those who come hear that this rank will not
+_REFUSED = "pycoll/refused"
+_REFUSING_S = 5.0  # in which ranks that come learn that this one refuses to join
 
 
 def join(
@@ -40,8 +40,8 @@ def join(
 ) -> Session:
     """Join a group whose ranks meet at a store.
 
-    On one host rank 0 makes the memory and tells where it is; the others open it. Nobody goes on
-    before everybody has joined, so whatever goes wrong on one rank is an error on all of them.
+    On one host rank 0 makes the memory, and the others open it. No rank goes on before all have
+    joined, so whatever goes wrong on one rank is an error on all of them.
 
     Args:
         store: A store that belongs to this group alone.
@@ -56,28 +56,28 @@ def join(
         PeerLost: If a rank died on the way.
         PeerLeft: If a rank cannot join, and why.
     """
-    meeting = _Meeting(store, rank, size, timeout_s)
+    rendezvous = _Rendezvous(store, rank, size, timeout_s)
     own: list[int] = []
     try:
-        with meeting.declining():
+        with rendezvous.refusing():
             config, card = replace(Config.from_env(), timeout_s=timeout_s), Card.own()
             own += [make_memfd(name) for name in ("control", "heap") if rank == 0]
         numbers = list(ranks) or list(range(size))
         if not dist.is_initialized():  # this will be the group of all ranks
             _PIDS.clear()
-        meeting.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
-        members = meeting.meet({**asdict(card), "fds": own})
+        rendezvous.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
+        members = rendezvous.meet({**asdict(card), "fds": own})
         cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
-        meeting.pids = {
+        rendezvous.pids = {
             r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host
         }
-        _PIDS.update({numbers[r]: pid for r, pid in meeting.pids.items()})
+        _PIDS.update({numbers[r]: pid for r, pid in rendezvous.pids.items()})
         places = candidates(cards)
         if len(set(places)) > 1:
-            return join_hosts(meeting.exchange, cards, places, rank, config, store)
+            return join_hosts(rendezvous.exchange, cards, places, rank, config, store)
         return make_everywhere(
             lambda: _open(members[0], rank, size, config, fewest_cores(cards, places)),
-            lambda text: meeting.exchange("joined", text),
+            lambda text: rendezvous.exchange("joined", text),
         )
     finally:
         for fd in own:
@@ -105,7 +105,7 @@ def _is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"  # dead, and not yet reaped
 
 
-class _Meeting:
+class _Rendezvous:
     """Exchanges of small values between all ranks of a store.
 
     Attributes:
@@ -114,65 +114,63 @@ class _Meeting:
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> None:
         self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
-        self._word = secrets.token_hex(8)
+        self._nonce = secrets.token_hex(8)
         self.pids: Mapping[int, int] = {}
         self._round = ""  # in which all these ranks have met
 
     def meet(self, value: Any) -> list[Any]:
         """Return the values of all ranks, all of which are there now.
 
-        A store may outlive those who use it: torchrun keeps its own when it starts ranks again. So
-        that nobody takes what dead ranks have left for what their successors say, every rank puts
-        a random number beside its value and tells what it has read. When all tell the same, with
-        a number of this rank in it, nobody has read anything old.
+        A store may outlive its users: torchrun keeps its own when it starts ranks again. To tell
+        the values of dead ranks from those of their successors, every rank puts a random number
+        beside its value, and reports what it has read. When all report the same, with the number of
+        this rank in it, nobody has read anything old.
         """
-        values, told = self._keys("place"), self._keys("met")
-        self._store.set(values[self._rank], json.dumps([self._word, value]))
+        values, reports = self._keys("place"), self._keys("met")
+        self._store.set(values[self._rank], json.dumps([self._nonce, value]))
         read: list[bytes] = []
 
         def missing() -> list[int]:
             nonlocal read
-            self._heed()
+            self._check_refused()
             if absent := self._absent(values):
                 return absent
             found = [self._store.get(key) for key in values]
             if found != read:
                 read, self._round = found, hashlib.sha256(b" ".join(found)).hexdigest()[:16]
-                self._store.set(told[self._rank], self._round)
-            others = [self._store.get(key) if self._store.check([key]) else b"" for key in told]
+                self._store.set(reports[self._rank], self._round)
+            others = [self._store.get(key) if self._store.check([key]) else b"" for key in reports]
             return [rank for rank, text in enumerate(others) if text.decode() != self._round]
 
         self._wait(missing)
         return [json.loads(text)[1] for text in read]
 
     @contextlib.contextmanager
-    def declining(self) -> Iterator[None]:
-        """If what is within fails, tell the others that this rank will not meet them, and why.
-
-        They know by the numbers that it names that they are meant, and not their successors.
-        """
+    def refusing(self) -> Iterator[None]:
+        """If the body fails, tell the other ranks that this one will not join, and why."""
         try:
             yield
         except Exception as error:
             with contextlib.suppress(Exception):  # the store may be what has failed
-                self._decline(in_words(error))
+                self._refuse(in_words(error))
             raise
 
-    def _decline(self, why: str) -> None:
-        until, told = time.monotonic() + min(self._timeout_s, _DECLINING_S), None
+    def _refuse(self, why: str) -> None:
+        """Tell the ranks, by their random numbers, so that it is not for their successors."""
+        until, reached = time.monotonic() + min(self._timeout_s, _REFUSING_S), None
         others = [key for r, key in enumerate(self._keys("place")) if r != self._rank]
-        while told is None or (len(told) < len(others) and time.monotonic() < until):
+        while reached is None or (len(reached) < len(others) and time.monotonic() < until):
             here = [self._store.get(key) for key in others if self._store.check([key])]
-            words = [json.loads(text)[0] for text in here]
-            if words != told:
-                self._store.set(_DECLINED, json.dumps([self._rank, why, words]))
-                told = words
+            nonces = [json.loads(text)[0] for text in here]
+            if nonces != reached:
+                self._store.set(_REFUSED, json.dumps([self._rank, why, nonces]))
+                reached = nonces
             time.sleep(_LAST_PAUSE_S)
 
-    def _heed(self) -> None:
-        if self._store.check([_DECLINED]):
-            rank, why, words = json.loads(self._store.get(_DECLINED))
-            if self._word in words:
+    def _check_refused(self) -> None:
+        if self._store.check([_REFUSED]):
+            rank, why, nonces = json.loads(self._store.get(_REFUSED))
+            if self._nonce in nonces:
                 raise PeerLeft(f"rank {rank} cannot join: {why}")
 
     def exchange(self, topic: str, value: Any) -> list[Any]:
@@ -191,7 +189,7 @@ class _Meeting:
         return [f"pycoll{self._round}/{topic}/{rank}" for rank in range(self._size)]
 
     def _wait(self, look: Callable[[], list[int]]) -> None:
-        """Wait until a look at the store finds no rank missing."""
+        """Wait until `look` at the store finds no rank missing."""
         until, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
         while missing := look():  # a wait of a store may overrun its limit by a second
             late = time.monotonic() >= until

@@ -165,25 +165,10 @@ class ProcessGroupPycoll(ListCollectives, dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device(kind) for kind in kinds()]
 
-    @property
-    def supports_splitting(self) -> bool:
-        """Whether ``split_group`` works; make groups with ``new_group``."""
-        return False
-
-    @property
-    def supports_shrinking(self) -> bool:
-        """Whether ``shrink_group`` works; after a failure start the ranks again."""
-        return False
-
-    @property
-    def supports_coalescing(self) -> bool:
-        """Whether single calls can be collected and run together."""
-        return False
-
-    @property
-    def supports_time_estimate(self) -> bool:
-        """Whether PyTorch can ask how long collectives will take."""
-        return False
+    supports_splitting = False  # `split_group`; make groups with ``new_group``
+    supports_shrinking = False  # `shrink_group`; after a failure start the ranks again
+    supports_coalescing = False  # collecting single calls and running them together
+    supports_time_estimate = False
 
     @property
     def options(self) -> c10d.Backend.Options:

@@ -1,7 +1,7 @@
 """Groups whose ranks are on several hosts: shared memory inside hosts, messages between them.
 
-Messages travel over MPI where an MPI launcher has started the ranks, and else over TCP. Either way
-`pycoll.runtime.sessions.message_session` sends them: schedules, checks and bits of one host.
+Messages go over MPI if an MPI launcher has started the ranks, else over TCP. Either way it is
+`pycoll.runtime.sessions.message_session`: schedules, checks and results are those of one host.
 """
 
 from __future__ import annotations
@@ -23,31 +23,27 @@ from pycoll.runtime.startup.hosts import Card, fewest_cores, share
 from pycoll.runtime.startup.rendezvous import make_everywhere
 from pycoll.torch.calls.prepare import CallSites
 
-_PATIENCE_S = 10.0  # without progress of what others still have to get when this rank closes
-_FAILED_S = 1.0  # likewise after a failure, of which they know
+_CLOSE_S = 10.0  # longest time without progress of what peers still have to get at a close
+_FAILED_S = 1.0  # likewise after a failure, which the peers know of
 Exchange = Callable[[str, Any], list[Any]]
 
 
-class _Joined(CallSites, MpiSession):
-    """The session of a process group on several hosts."""
+class MessageGroup(CallSites, MpiSession):
+    """The session of a process group on hosts of one rank each."""
 
     def close(self) -> None:
         """Leave the group and end its connections."""
         failed = self._engine is not None and self._engine.failed
         super().close()
         if hasattr(self.job.api, "close"):
-            self.job.api.close(_FAILED_S if failed else _PATIENCE_S)
+            self.job.api.close(_FAILED_S if failed else _CLOSE_S)
 
 
-class MessageGroup(_Joined):
-    """A session on hosts of one rank each."""
-
-
-class HostsGroup(_Joined, TwoLevelSession):
-    """A session on several hosts, some of which have several ranks."""
+class HostsGroup(MessageGroup, TwoLevelSession):
+    """The session of a process group on several hosts, some of which have several ranks."""
 
     def start(self, prepared: Prepared, limit: float, async_op: bool = False) -> Any:
-        """Run a prepared call; the process group has a thread for those in the background."""
+        """Run a prepared call; the process group has threads for asynchronous ones."""
         return self._run(prepared, limit, self.place)
 
 
@@ -63,11 +59,11 @@ def join_hosts(
 
     Args:
         exchange: Gathers values from all ranks.
-        cards: What each rank says about itself.
+        cards: The description of each rank.
         places: Which of them may share a host; see `pycoll.runtime.startup.hosts.candidates`.
         rank: Rank in the group.
         config: Settings.
-        store: Store of the group, to find the way to the others.
+        store: Store of the group.
 
     Raises:
         TransportError: If ranks cannot reach each other, or the memory cannot be had.
@@ -81,14 +77,18 @@ def join_hosts(
     names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
     try:
         limit = config.timeout_s
-        over_mpi = _way_over_mpi(exchange, cards, shared.hosts, limit)
+        over_mpi = _find_mpi_job(exchange, cards, shared.hosts, limit)
         ends: tcp_connections.Sockets = []
         if over_mpi is None:
             ends = tcp_connections.connect(exchange, rank, names, _host_of(store), limit, store)
         topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
 
+        def over_tcp() -> MpiJob:
+            api = tcp_connections.open_api(ends, names)
+            return MpiJob(api, None, 0, cards, shared.hosts, "TCP")
+
         def make() -> MpiSession:
-            job, context = over_mpi or (_socket_job(ends, names, cards, shared.hosts), 0)
+            job, context = over_mpi or (over_tcp(), 0)
             place = job, list(range(len(cards))), rank, context, config
             if topology.useful:
                 return HostsGroup(*place, mpi.open_node(topology, shared, config), topology)
@@ -105,18 +105,12 @@ def _host_of(store: dist.Store) -> str:
     return getattr(store, "host", "")
 
 
-def _socket_job(
-    ends: tcp_connections.Sockets, names: list[str], cards: list[Card], hosts: tuple[int, ...]
-) -> MpiJob:
-    return MpiJob(tcp_connections.open_api(ends, names), None, 0, cards, hosts, "TCP")
-
-
-def _way_over_mpi(
+def _find_mpi_job(
     exchange: Exchange, cards: list[Card], hosts: tuple[int, ...], limit: float
 ) -> tuple[MpiJob, int] | None:
-    """Find the job and the number of a new group in it; None if its ranks are of no one MPI job.
+    """Return the MPI job of all ranks, and the number of a new group in it; None if there is none.
 
-    Nobody begins with what MPI puts no limit to before all ranks are about to do the same.
+    MPI has no time limits, so no rank begins its calls before all are about to.
     """
     if not all(exchange("begin-mpi", mpi.can_begin(len(cards), dist.is_torchelastic_launched()))):
         return None
@@ -125,9 +119,9 @@ def _way_over_mpi(
         world = mpi.world()
     except Exception as error:
         refusal = str(error)
-    said = exchange("mpi-rank", [world.rank, world.size] if world is not None else [-1, refusal])
-    ranks = tuple(entry[0] for entry in said)
-    if min(ranks) < 0 or len({entry[1] for entry in said}) > 1 or len(set(ranks)) < len(ranks):
+    found = exchange("mpi-rank", [world.rank, world.size] if world is not None else [-1, refusal])
+    ranks = tuple(entry[0] for entry in found)
+    if min(ranks) < 0 or len({entry[1] for entry in found}) > 1 or len(set(ranks)) < len(ranks):
         return None
     job = mpi_jobs.find_group(mpi.load(), world, ranks, cards, hosts, exchange, limit)
     topics = (f"context{i}" for i in itertools.count())

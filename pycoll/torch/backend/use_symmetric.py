@@ -14,11 +14,11 @@ LEAST_BYTES = 64 << 10
 def use_symmetric_memory(module: torch.nn.Module) -> torch.nn.Module:
     """Let a wrapped module keep in symmetric memory what its ranks exchange.
 
-    Of a `DistributedDataParallel` these are the gradient buckets: they are moved there, where they
-    lie, when they are first reduced, and moved back by the first call of the group after the module
-    was collected. Of a module that ``fully_shard`` was called on they are the buffers for
-    parameters and gradients, which then come from the process group. All ranks must do the same.
-    Means of gradients are rounded once more or less where the number of ranks is no power of two;
+    For a `DistributedDataParallel` these are the gradient buckets. They keep their addresses: the
+    first reduction moves their memory, and the first call of the group after the module was
+    collected moves it back. For a module that ``fully_shard`` was called on these are the buffers
+    of parameters and gradients, which then come from the process group. All ranks must do the same.
+    If the number of ranks is no power of two, means of gradients are rounded once more or less;
     otherwise results do not change.
 
     Args:
@@ -54,11 +54,7 @@ def _group(group: dist.ProcessGroup) -> ProcessGroupPycoll:
 
 
 class Buckets:
-    """The gradient buckets of a DDP module that are in symmetric memory.
-
-    Attributes:
-        group: The process group.
-    """
+    """The gradient buckets of a DDP module that are in symmetric memory."""
 
     def __init__(self, group: ProcessGroupPycoll) -> None:
         """Begin with none."""
@@ -77,7 +73,7 @@ class Buckets:
             self._known[index] = bucket
 
     def release(self) -> None:
-        """Let all of them be moved back, by a call that comes later: this may be a finalizer."""
+        """Let a later call move all of them back; may be called by a finalizer."""
         while self._known:
             self.group.deregister_later(self._known.popitem()[1])
 

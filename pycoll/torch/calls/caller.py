@@ -279,8 +279,8 @@ class Caller:
         def whole() -> None:  # runs with the lock held
             job()
             if key not in self.kept and len(self.kept) < _MAX_KEPT:
-                how = op, root, None if op is None else known
-                bound = self.calls.bind(kind, int(known), known.itemsize, count, *how)
+                same = kind, int(known), count, op, root, False
+                bound = self.calls.bind(same, known.itemsize, None if op is None else known)
                 self.kept[key] = _C.AddressCall(self.session.engine, bound)
 
         return whole

@@ -89,7 +89,7 @@ class ListCalls:
     def _bind(self, kind: Kind, one: torch.Tensor, root: int, offsets: tuple[int, ...]) -> Any:
         session, size = self._calls.session, one.element_size()
         count = one.numel() * session.world_size
-        spec = self._calls.spec(kind, code(one.dtype), count, None, root, False, size, None)
+        spec = self._calls.spec((kind, code(one.dtype), count, None, root, False), size, None)
         if kind == Kind.SCATTER:
             spec = replace(spec, alternative=None)
         return session.bind(spec, np.array(offsets) if offsets else None)

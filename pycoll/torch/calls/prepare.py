@@ -37,6 +37,8 @@ _HAS_ALL_BLOCKS = {
     Kind[name.upper()]: (promise.in_layout == FULL, promise.out_layout == FULL)
     for name, promise in COLLECTIVES.items()
 }  # whether input and output hold the blocks of all ranks, or that of one
+CallKey = tuple[Kind, int, int, ReduceOp | None, int, bool]
+"""Kind, type code, count, operation and root of a call; whether it works on symmetric memory."""
 _Place = tuple[int, Mirror | None]  # address in symmetric memory; of what is registered
 
 
@@ -124,7 +126,8 @@ class Calls:
             x = self._apart(x, out, site)
         count = self._nbytes(request, x, out) // size
         places = self._symmetric_places(kind, x, out) if self.symmetric else None
-        bound = self.bind(kind, told, size, count, op, root, dtype, places is not None)
+        key = kind, told, count, op, root, places is not None
+        bound = self.bind(key, size, dtype)
         self._run_at(bound, x, out, site, timeout_s, places)
 
     def _nbytes(self, request: Request, x: torch.Tensor | None, out: torch.Tensor | None) -> int:
@@ -220,45 +223,28 @@ class Calls:
         pointers = [0 if t is None else t.data_ptr() for t in (x, out)]
         self.session.guard(self.session.engine.run, bound, *pointers, site, timeout_s)
 
-    def bind(
-        self,
-        kind: Kind,
-        type_code: int,
-        itemsize: int,
-        count: int,
-        op: ReduceOp | None,
-        root: int,
-        dtype: DType | None,
-        mapped: bool = False,
-    ) -> Any:
+    def bind(self, key: CallKey, itemsize: int, dtype: DType | None) -> Any:
         """Choose the algorithm of a call and bind its plan; quick for a call made before."""
-        key = (kind, type_code, count, op, root, mapped)
         bound = self._bound.get(key)
         if bound is None and self.session.engine:  # raises after a close
             if len(self._bound) >= _MAX_BOUND:
                 self._bound.clear()
                 self._direct.clear()
-            spec = self.spec(*key, itemsize, dtype)
+            spec = self.spec(key, itemsize, dtype)
             bound = self._bound[key] = self._ready(spec)
             if spec.direct:
                 self._direct.add(bound)
         return bound
 
-    def spec(
-        self,
-        kind: Kind,
-        type_code: int,
-        count: int,
-        op: ReduceOp | None,
-        root: int,
-        mapped: bool,
-        itemsize: int,
-        dtype: DType | None,
-    ) -> CallSpec:
-        """Choose the algorithm of a call; the arguments are those of `bind`."""
+    def spec(self, key: CallKey, itemsize: int, dtype: DType | None) -> CallSpec:
+        """Choose the algorithm of a call; without a `dtype` elements are only moved."""
+        kind, type_code, count, op, root, symmetric = key
         collective = kind.name.lower()
         operation = ReduceOp.SUM if op is None else op
-        size, wanted = self.session.world_size, {"dtype": dtype, "op": operation, "direct": mapped}
+        size, wanted = (
+            self.session.world_size,
+            {"dtype": dtype, "op": operation, "direct": symmetric},
+        )
         wanted |= {"messages": not self.direct, "crowded": self.session.plans.crowded}
         choice = select(collective, count * itemsize, size, **wanted)
         params = dict(choice.params)

@@ -1,5 +1,5 @@
 """The operations of the process group: checks of their tensors, then calls of the engine.
 
 `collectives` is for flat tensors, `list_collectives` for lists, `p2p` for messages; `arguments`
-checks. Uses `calls` and `tensors`. Read `operation`, then `collectives`.
+checks. Uses `calls` and `tensors`. Read `collectives` first.
 """

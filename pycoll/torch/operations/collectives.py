@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls import v_variants
-from pycoll.torch.calls.caller import Caller, Job
+from pycoll.torch.calls.caller import Caller, Job, Key
 from pycoll.torch.operations.arguments import (
     are_blocks,
     block_bytes,
@@ -25,7 +26,6 @@ from pycoll.torch.operations.arguments import (
     some,
     unwritten,
 )
-from pycoll.torch.operations.operation import Repeated, operation
 from pycoll.torch.operations.sparse import coalesced, is_sparse, summed
 from pycoll.torch.tensors.devices import on_host
 from pycoll.torch.tensors.layout import (
@@ -45,6 +45,10 @@ _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 Prepared = tuple[Job, Tensors]
 Part = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """Contiguous input and output of a call, and the caller's tensor that gets the output."""
+Repeated = tuple[Key, torch.Tensor | None, torch.Tensor] | None
+"""What `Caller.repeat` takes; None if calls like it are not repeated."""
+Like = Callable[[Caller, tuple], Repeated]
+"""Finds that out for the arguments of an operation."""
 
 
 def _usual(op: dist.ReduceOp) -> ReduceOp | None:
@@ -90,6 +94,48 @@ def _like_all_to_all(caller: Caller, args: tuple) -> Repeated:
     return (Kind.ALL_TO_ALL, x.dtype, x.numel(), None, 0), x, out
 
 
+class HasCaller(Protocol):
+    """A process group, as its operations see it."""
+
+    _caller: Caller
+
+
+def operation(what: str, options: type, like: Like | None = None) -> Callable:
+    """Make a method that checks arguments, and returns a job with its result, an operation.
+
+    The operation fills in missing options, makes the call, or repeats an earlier one, and ends the
+    group if it is interrupted, wherever that is.
+
+    Args:
+        what: Its name, for messages.
+        options: PyTorch's options for it, its last argument.
+        like: See `Like`.
+    """
+
+    def make(prepare: Callable[..., tuple[Job, Tensors]]) -> Callable[..., dist.Work]:
+        count = prepare.__code__.co_argcount - 1
+
+        @functools.wraps(prepare)
+        def whole(group: HasCaller, *args: Any, opts: Any = None) -> dist.Work:
+            try:
+                if len(args) < count or args[-1] is None:
+                    args = *args[: count - 1], opts or options()
+                caller, key, out = group._caller, None, None
+                if like is not None and (repeated := like(caller, args)) is not None:
+                    key, x, out = repeated
+                    if (work := caller.repeat(key, x, out, args[-1])) is not None:
+                        return work
+                first = functools.partial(prepare, group, *args)
+                return caller.start(what, first, args[-1], key, out)
+            except BaseException as error:
+                group._caller.abort_if_interrupted(error)
+                raise
+
+        return whole
+
+    return make
+
+
 class Collectives:
     """Mixed into a process group."""
 
@@ -107,27 +153,38 @@ class Collectives:
 
         return self._caller.in_parts(job, len(parts))
 
+    def _pairs_job(self, kind: Kind, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
+        """Return the job of all_reduces, reduce_scatters or all_gathers, one for each pair."""
+        memory, n, given, boxes = self._caller.calls.symmetric_memory, self._caller.size, [], []
+        how = None if kind == Kind.ALL_GATHER else reduction(opts.reduceOp)
+        for output, tensor in pairs(outputs, inputs):
+            if kind == Kind.ALL_REDUCE:
+                x = box = source(tensor, "the tensor")
+                check_output(tensor, "the tensor")
+            else:
+                if kind == Kind.ALL_GATHER:
+                    check_share(tensor, output, n, ("the input", "the output"))
+                else:
+                    check_share(output, tensor, n, ("the output", "the input"))
+                x, box = source(tensor), target(output)
+            given.append(x if how is None else contribution(x, how, memory))
+            boxes.append(box)
+        given = unwritten(given, [[output] for output in outputs], memory)
+        request = self._caller.request(kind, opts, None if how is None else how.op)
+        return self._job(request, zip(given, boxes, outputs, strict=True))
+
     @operation("all_reduce", c10d.AllreduceOptions, _like_all_reduce)
     def allreduce(self, tensors: Tensors, opts: Any) -> Prepared:
         """Combine a tensor in place; every rank gets the result."""
         if is_sparse(single(tensors, "all_reduce")):
             return self._all_reduce_sparse(tensors[0], opts), tensors
-        return self._all_reduce(tensors, opts), tensors
+        return self._pairs_job(Kind.ALL_REDUCE, tensors, tensors, opts), tensors
 
     @operation("all_reduce_coalesced", c10d.AllreduceCoalescedOptions)
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Prepared:
         """Combine several tensors in place, one after the other."""
-        return self._all_reduce(some(tensors), opts), list(tensors)
-
-    def _all_reduce(self, tensors: Tensors, opts: Any) -> Job:
-        how, memory = reduction(opts.reduceOp), self._caller.calls.symmetric_memory
-        boxes = [source(tensor, "the tensor") for tensor in tensors]
-        for tensor in tensors:
-            check_output(tensor, "the tensor")
-        inputs = [contribution(box, how, memory) for box in boxes]
-        inputs = unwritten(inputs, [[tensor] for tensor in tensors], memory)
-        request = self._caller.request(Kind.ALL_REDUCE, opts, how.op)
-        return self._job(request, zip(inputs, boxes, tensors, strict=True))
+        job = self._pairs_job(Kind.ALL_REDUCE, some(tensors), tensors, opts)
+        return job, list(tensors)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Job:
         how, request = reduction(opts.reduceOp), self._caller.request(Kind.ALL_GATHER, opts)
@@ -173,46 +230,24 @@ class Collectives:
         self, output: torch.Tensor, input: torch.Tensor, opts: Any
     ) -> Prepared:
         """Combine a tensor of all ranks; rank r gets its r-th block."""
-        return self._reduce_scatter([output], [input], opts), [output]
+        return self._pairs_job(Kind.REDUCE_SCATTER, [output], [input], opts), [output]
 
     @operation("reduce_scatter_coalesced", c10d.ReduceScatterOptions)
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any
     ) -> Prepared:
         """Do `reduce_scatter_single` for several tensors."""
-        return self._reduce_scatter(outputs, inputs, opts), list(outputs)
-
-    def _reduce_scatter(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
-        how, memory = reduction(opts.reduceOp), self._caller.calls.symmetric_memory
-        given, boxes = [], []
-        for output, x in pairs(outputs, inputs):
-            check_share(output, x, self._caller.size, ("the output", "the input"))
-            given.append(contribution(source(x), how, memory))
-            boxes.append(target(output))
-        given = unwritten(given, [[output] for output in outputs], memory)
-        request = self._caller.request(Kind.REDUCE_SCATTER, opts, how.op)
-        return self._job(request, zip(given, boxes, outputs, strict=True))
+        return self._pairs_job(Kind.REDUCE_SCATTER, outputs, inputs, opts), list(outputs)
 
     @operation("all_gather", c10d.AllgatherOptions, _like_all_gather)
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Prepared:
         """Give every rank the tensors of all, one behind the other."""
-        return self._all_gather([output], [input], opts), [output]
+        return self._pairs_job(Kind.ALL_GATHER, [output], [input], opts), [output]
 
     @operation("all_gather_coalesced", c10d.AllgatherOptions)
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Prepared:
         """Do `all_gather_single` for several tensors."""
-        return self._all_gather(outputs, inputs, opts), list(outputs)
-
-    def _all_gather(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
-        given, boxes = [], []
-        for output, x in pairs(outputs, inputs):
-            check_share(x, output, self._caller.size, ("the input", "the output"))
-            given.append(source(x))
-            boxes.append(target(output))
-        memory = self._caller.calls.symmetric_memory
-        given = unwritten(given, [[output] for output in outputs], memory)
-        request = self._caller.request(Kind.ALL_GATHER, opts)
-        return self._job(request, zip(given, boxes, outputs, strict=True))
+        return self._pairs_job(Kind.ALL_GATHER, outputs, inputs, opts), list(outputs)
 
     @operation("all_to_all", c10d.AllToAllOptions, _like_all_to_all)
     def all_to_all_single(

@@ -19,8 +19,7 @@ from pycoll.torch.operations.arguments import (
     single,
     unwritten,
 )
-from pycoll.torch.operations.collectives import Collectives, Prepared
-from pycoll.torch.operations.operation import operation
+from pycoll.torch.operations.collectives import Collectives, Prepared, operation
 from pycoll.torch.tensors.devices import on_host
 from pycoll.torch.tensors.layout import (
     Request,
