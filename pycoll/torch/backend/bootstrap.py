@@ -1,9 +1,15 @@
-"""Bringing up a group through PyTorch's store: who is where, and whose memory to open."""
+"""Bringing up a group through PyTorch's store.
+
+On one host the ranks open the memory of one of them. On several hosts they send messages between
+hosts: over MPI if an MPI launcher has started the ranks, else over TCP. Either way it is
+`pycoll.runtime.sessions.message_session`: schedules, checks and results are those of one host.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -19,20 +25,47 @@ from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import CollTimeout, PeerLeft, PeerLost, in_words
 from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.runtime.calls.prepared import Prepared
+from pycoll.runtime.selection.topology import Topology
+from pycoll.runtime.sessions import mpi_jobs
+from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.sessions.two_level_session import TwoLevelSession
+from pycoll.runtime.startup import mpi, tcp_connections
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
-from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores
+from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, share
 from pycoll.runtime.startup.make_groups import open_control
 from pycoll.runtime.startup.rendezvous import make_everywhere
-from pycoll.torch.backend.hosts import join_hosts
-from pycoll.torch.calls.prepare import GroupSession
+from pycoll.torch.calls.prepare import CallSites, GroupSession
 
 _PIDS: dict[int, int] = {}
 """Processes on this host, by rank in the job, that share a group with this one."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
+_CLOSE_S = 10.0  # longest time without progress of what peers still have to get at a close
+_FAILED_S = 1.0  # likewise after a failure, which the peers know of
 _REFUSED = "pycoll/refused"
 _REFUSING_S = 5.0  # in which ranks that come learn that this one refuses to join
+Exchange = Callable[[str, Any], list[Any]]  # gathers the values of all ranks under a topic
+
+
+class MessageGroup(CallSites, MpiSession):
+    """The session of a process group on hosts of one rank each."""
+
+    def close(self) -> None:
+        """Leave the group and end its connections."""
+        failed = self._engine is not None and self._engine.failed
+        super().close()
+        if hasattr(self.job.api, "close"):
+            self.job.api.close(_FAILED_S if failed else _CLOSE_S)
+
+
+class HostsGroup(MessageGroup, TwoLevelSession):
+    """The session of a process group on several hosts, some of which have several ranks."""
+
+    def start(self, prepared: Prepared, limit: float, async_op: bool = False) -> Any:
+        """Run a prepared call; the process group has threads for asynchronous ones."""
+        return self._run(prepared, limit, self.place)
 
 
 def join(
@@ -74,7 +107,7 @@ def join(
         _PIDS.update({numbers[r]: pid for r, pid in rendezvous.pids.items()})
         places = candidates(cards)
         if len(set(places)) > 1:
-            return join_hosts(rendezvous.exchange, cards, places, rank, config, store)
+            return _join_hosts(rendezvous.exchange, cards, places, rank, config, store)
         return make_everywhere(
             lambda: _open(members[0], rank, size, config, fewest_cores(cards, places)),
             lambda text: rendezvous.exchange("joined", text),
@@ -103,6 +136,76 @@ def _is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"  # dead, and not yet reaped
+
+
+def _join_hosts(
+    exchange: Exchange,
+    cards: list[Card],
+    places: tuple[int, ...],
+    rank: int,
+    config: Config,
+    store: dist.Store,
+) -> MessageGroup:
+    """Join a group on several hosts; `places` are the hosts that its ranks may share."""
+    topics = (f"share{i}" for i in itertools.count())
+
+    def exchange_bytes(data: bytes) -> list[bytes]:
+        return [bytes.fromhex(row) for row in exchange(next(topics), data.hex())]
+
+    shared = share(exchange_bytes, rank, places, [card.pid for card in cards])
+    names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
+    try:
+        limit = config.timeout_s
+        over_mpi = _find_mpi_job(exchange, cards, shared.hosts, limit)
+        ends: tcp_connections.Sockets = []
+        if over_mpi is None:
+            ends = tcp_connections.connect(exchange, rank, names, _host_of(store), limit, store)
+        topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
+
+        def over_tcp() -> MpiJob:
+            api = tcp_connections.open_api(ends, names)
+            return MpiJob(api, None, 0, cards, shared.hosts, "TCP")
+
+        def make() -> MpiSession:
+            job, context = over_mpi or (over_tcp(), 0)
+            place = job, list(range(len(cards))), rank, context, config
+            if topology.useful:
+                return HostsGroup(*place, mpi.open_node(topology, shared, config), topology)
+            return MessageGroup(*place)
+
+        return make_everywhere(make, lambda text: exchange("joined", text))
+    finally:
+        shared.close()
+
+
+def _host_of(store: dist.Store) -> str:
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return getattr(store, "host", "")
+
+
+def _find_mpi_job(
+    exchange: Exchange, cards: list[Card], hosts: tuple[int, ...], limit: float
+) -> tuple[MpiJob, int] | None:
+    """Return the MPI job of all ranks, and the number of a new group in it; None if there is none.
+
+    MPI has no time limits, so no rank begins its calls before all are about to.
+    """
+    if not all(exchange("begin-mpi", mpi.can_begin(len(cards), dist.is_torchelastic_launched()))):
+        return None
+    world, refusal = None, ""
+    try:
+        world = mpi.world()
+    except Exception as error:
+        refusal = str(error)
+    found = exchange("mpi-rank", [world.rank, world.size] if world is not None else [-1, refusal])
+    ranks = tuple(entry[0] for entry in found)
+    if min(ranks) < 0 or len({entry[1] for entry in found}) > 1 or len(set(ranks)) < len(ranks):
+        return None
+    job = mpi_jobs.find_group(mpi.load(), world, ranks, cards, hosts, exchange, limit)
+    topics = (f"context{i}" for i in itertools.count())
+    most = lambda number: max(exchange(next(topics), number))  # noqa: E731
+    return job, job.new_context(most, world.rank == ranks[0])
 
 
 class _Rendezvous:

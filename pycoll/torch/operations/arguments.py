@@ -30,13 +30,6 @@ def single(tensors: Tensors, what: str) -> torch.Tensor:
     return tensors[0]
 
 
-def some(tensors: Tensors) -> Tensors:
-    """Return the tensors of a coalesced call."""
-    if not tensors:
-        raise ArgumentError("there are no tensors; expected at least one")
-    return tensors
-
-
 def root_of(opts: Any, n: int) -> int:
     """Return the root that a call names."""
     if not 0 <= opts.rootRank < n:
@@ -158,7 +151,9 @@ def _factor(x: torch.Tensor, factor: float | torch.Tensor) -> complex:
     elif x.is_floating_point() or x.is_complex():
         fits = True
     else:
-        low, high = _limits(x.dtype)
+        low, high = False, True
+        if x.dtype is not torch.bool:
+            low, high = torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max
         fits = low <= number <= high and number == int(number)
         number = type(low)(number) if fits else number
     if not fits:
@@ -167,13 +162,6 @@ def _factor(x: torch.Tensor, factor: float | torch.Tensor) -> complex:
             "that is: multiply the result, or reduce a tensor of another type"
         )
     return number
-
-
-def _limits(dtype: torch.dtype) -> tuple[int, int]:
-    if dtype is torch.bool:
-        return False, True
-    limits = torch.iinfo(dtype)
-    return limits.min, limits.max
 
 
 def unwritten(inputs: Tensors, outputs: list[Tensors], memory: Memory | None) -> Tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,6 @@ from pycoll.torch.operations.arguments import (
     pairs,
     root_of,
     single,
-    some,
     unwritten,
 )
 from pycoll.torch.operations.sparse import coalesced, is_sparse, summed
@@ -94,12 +93,6 @@ def _like_all_to_all(caller: Caller, args: tuple) -> Repeated:
     return (Kind.ALL_TO_ALL, x.dtype, x.numel(), None, 0), x, out
 
 
-class HasCaller(Protocol):
-    """A process group, as its operations see it."""
-
-    _caller: Caller
-
-
 def operation(what: str, options: type, like: Like | None = None) -> Callable:
     """Make a method that checks arguments, and returns a job with its result, an operation.
 
@@ -116,7 +109,7 @@ def operation(what: str, options: type, like: Like | None = None) -> Callable:
         count = prepare.__code__.co_argcount - 1
 
         @functools.wraps(prepare)
-        def whole(group: HasCaller, *args: Any, opts: Any = None) -> dist.Work:
+        def whole(group: Collectives, *args: Any, opts: Any = None) -> dist.Work:
             try:
                 if len(args) < count or args[-1] is None:
                     args = *args[: count - 1], opts or options()
@@ -183,8 +176,7 @@ class Collectives:
     @operation("all_reduce_coalesced", c10d.AllreduceCoalescedOptions)
     def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Prepared:
         """Combine several tensors in place, one after the other."""
-        job = self._pairs_job(Kind.ALL_REDUCE, some(tensors), tensors, opts)
-        return job, list(tensors)
+        return self._pairs_job(Kind.ALL_REDUCE, tensors, tensors, opts), list(tensors)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Job:
         how, request = reduction(opts.reduceOp), self._caller.request(Kind.ALL_GATHER, opts)

@@ -55,7 +55,7 @@ class MessageWork(Work):
         """
         try:
             limit = seconds(timeout)
-            return self._await(limit)
+            return self._wait(limit)
         except BackendTimeout as error:
             if limit is None:
                 self._messages.give_up(error)
@@ -64,14 +64,15 @@ class MessageWork(Work):
             self._messages.close_if_interrupted(error)
             raise
 
-    def _await(self, limit: float | None) -> bool:
+    def _wait(self, limit: float | None) -> bool:
         if not self._ended:
-            self._wait(limit or min(self._messages.caller.timeout_s, threading.TIMEOUT_MAX))
+            self._wait_alone(limit or min(self._messages.caller.timeout_s, threading.TIMEOUT_MAX))
         if self._error is not None:
             raise self._error
         return True
 
-    def _wait(self, limit: float) -> None:
+    def _wait_alone(self, limit: float) -> None:
+        """Wait for the message as soon as no other thread does."""
         caller = self._messages.caller
         if caller.background.forked:
             error = ForkedError("this message belongs to the parent process")
@@ -82,8 +83,10 @@ class MessageWork(Work):
             if not self._ended:
                 self._finish(limit)
         finally:  # an interrupt may come as soon as the lock has been taken
-            with contextlib.suppress(RuntimeError):  # it was not
+            try:
                 self._lock.release()
+            except RuntimeError:  # it was not
+                pass
 
     def _wait_for_lock(self, limit: float) -> float:
         """Wait for a thread that waits for the message; return the seconds that are left."""
@@ -145,7 +148,7 @@ class MessageWork(Work):
 
     def _complete(self, promise: torch.futures.Future) -> None:
         try:
-            self._await(None)
+            self._wait(None)
         except BaseException as error:  # after a timeout the message is still pending
             self._late = error
         promise.set_result(None)
