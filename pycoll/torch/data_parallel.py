@@ -111,11 +111,7 @@ class DataParallel(data_parallel.DataParallel):
         super().load_state_dict(saved)
 
     def _restore_views(self, otherwise: str) -> None:
-        """Move parameters into the buckets again; a collective.
-
-        Raises:
-            ArgumentError: On every rank, if a parameter of any cannot be: `otherwise`, and which.
-        """
+        """Make parameters views of the buckets again; a collective, which fails on all ranks."""
         if reported := told_by(gather_texts(self._passes.problem(), self.groups.world)):
             raise ArgumentError(f"{otherwise}: {reported}")
         self._passes.prepare()

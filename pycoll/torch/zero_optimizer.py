@@ -39,9 +39,8 @@ def _unscale(
     learns what other ranks have found. Later versions are to set the attributes `grad_scale` and
     `found_inf` instead: all ranks still skip the same steps, but each has its own scale.
 
-    Returns:
-        Whether the loss is scaled, and whether this rank's scaler has found an infinity, which may
-        have been clipped since.
+    Returns whether the loss is scaled, and whether this rank's scaler has found an infinity, which
+    may have been clipped since.
     """
     if scaler is not None:
         state = scaler._per_optimizer_states[id(optimizer)]
@@ -203,14 +202,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
     step.hooked = True  # as `torch.optim.Optimizer` marks what it has wrapped
 
     def _average(self, found: bool, problem: str) -> int:
-        """Average gradients and clip them.
+        """Average and clip gradients; return how many are not finite, the same on every rank.
 
-        Args:
-            found: Whether this rank's scaler has found an infinity.
-            problem: Why this rank cannot take the step.
-
-        Returns:
-            How many gradients are not finite, the same everywhere.
+        `found` is whether this rank's scaler has found an infinity, `problem` why this rank cannot
+        take the step.
         """
         n = self._channel.world_size
         pending = [

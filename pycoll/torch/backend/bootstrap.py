@@ -74,14 +74,8 @@ def join(
     """Join a group whose ranks meet at a store.
 
     On one host rank 0 makes the memory, and the others open it. No rank goes on before all have
-    joined, so whatever goes wrong on one rank is an error on all of them.
-
-    Args:
-        store: A store that belongs to this group alone.
-        rank: Rank in the group.
-        size: Number of ranks.
-        timeout_s: Longest time to wait for the others, and afterwards default of every call.
-        ranks: Number of each rank in the whole job; by default the same.
+    joined, so whatever goes wrong on one rank is an error on all of them. `timeout_s` limits the
+    wait for the others, and is the default of every call; `ranks` are the numbers in the whole job.
 
     Raises:
         TransportError: If the memory cannot be had, or hosts cannot reach each other.

@@ -227,11 +227,7 @@ do_not_compile_methods(ProcessGroupPycoll, DoneWork, PendingWork, MessageWork)
 
 
 def create(options: Any, backend_options: Any = None) -> ProcessGroupPycoll:
-    """Make a group; called by PyTorch on every rank of it.
-
-    Args:
-        options: PyTorch's description of the group: store, rank, size, timeout, name.
-        backend_options: None; there are no options of our own.
+    """Make a group as PyTorch describes it; PyTorch calls this on every rank of it.
 
     Raises:
         DistBackendError: If the group cannot be made, naming the ranks that are missing.

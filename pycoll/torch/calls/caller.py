@@ -24,8 +24,7 @@ from pycoll.errors import ArgumentError, CollError, in_words
 from pycoll.runtime.sessions.message_session import MpiSession
 from pycoll.runtime.sessions.session import Session
 from pycoll.torch.calls.background import Background
-from pycoll.torch.calls.list_calls import ListCalls
-from pycoll.torch.calls.prepare import Calls, MultiHostCalls
+from pycoll.torch.calls.prepare import Calls, ListCalls, MultiHostCalls
 from pycoll.torch.calls.symmetric_tensors import SymmetricTensors
 from pycoll.torch.calls.work import PendingWork, done, keep_in_flight
 from pycoll.torch.errors import as_torch

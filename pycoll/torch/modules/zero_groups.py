@@ -58,16 +58,8 @@ def check_groups(
 ) -> dict[str, torch.Tensor]:
     """Compare groups over the ranks, then check them; a collective.
 
-    The comparison comes first, so that the checks fail on all ranks or on none.
-
-    Args:
-        groups: Those of the optimizer.
-        module: Whose parameters they have.
-        facts: Settings that have to be the same, a line for each.
-        channel: The ranks.
-
-    Returns:
-        The parameters in groups that are frozen, by name.
+    The comparison comes first, so that the checks fail on all ranks or on none. `facts` are further
+    settings that have to be the same. Returns the frozen parameters in groups by name.
     """
     names, specs = {p: name for name, p in module.named_parameters()}, layer_specs(module)
     grouped = {p: i for i, group in enumerate(groups) for p in group["params"]}
