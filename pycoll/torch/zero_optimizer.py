@@ -161,7 +161,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def step(
         self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None
     ) -> float | Any:
-        """Average the gradients, step, and hand out the parameters; a collective.
+        """Average the gradients, step, and gather the parameters; a collective.
 
         Args:
             closure: Computes the loss and its gradients, and returns the loss.
@@ -253,7 +253,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Make all gradients zero; they stay views of the buckets, whatever `set_to_none` says."""
         for bucket in self._buckets:
-            bucket.view_gradients(keep=True)  # copies gradients that lie elsewhere
+            bucket.view_gradients(keep=True)  # copies gradients that are elsewhere
             bucket.gradient[...] = 0
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from worlds_torch import run_group  # noqa: E402
 
 FOLDER = Path(pycoll.torch.__file__).parent
 OUTSIDE = ("rank", "size", "send", "recv")  # what comes before a call has begun
-EARLY = ("try:", "box = None")
+EARLY = ("try:", "buffer = None")
 
 
 class Stop(KeyboardInterrupt):

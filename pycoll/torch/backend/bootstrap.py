@@ -65,7 +65,7 @@ class HostsGroup(MessageGroup, TwoLevelSession):
 
     def start(self, prepared: Prepared, limit: float, async_op: bool = False) -> Any:
         """Run a prepared call; the process group has threads for asynchronous ones."""
-        return self._run(prepared, limit, self.place)
+        return self._run(prepared, limit, self.call_site)
 
 
 def join(
@@ -162,10 +162,10 @@ def _join_hosts(
 
         def make() -> MpiSession:
             job, context = over_mpi or (over_tcp(), 0)
-            place = job, list(range(len(cards))), rank, context, config
+            arguments = job, list(range(len(cards))), rank, context, config
             if topology.useful:
-                return HostsGroup(*place, mpi.open_node(topology, shared, config), topology)
-            return MessageGroup(*place)
+                return HostsGroup(*arguments, mpi.open_node(topology, shared, config), topology)
+            return MessageGroup(*arguments)
 
         return make_everywhere(make, lambda text: exchange("joined", text))
     finally:
@@ -223,7 +223,7 @@ class _Rendezvous:
         beside its value, and reports what it has read. When all report the same, with the number of
         this rank in it, nobody has read anything old.
         """
-        values, reports = self._keys("place"), self._keys("met")
+        values, reports = self._keys("card"), self._keys("met")
         self._store.set(values[self._rank], json.dumps([self._nonce, value]))
         read: list[bytes] = []
 
@@ -255,7 +255,7 @@ class _Rendezvous:
     def _refuse(self, why: str) -> None:
         """Tell the ranks, by their random numbers, so that it is not for their successors."""
         until, reached = time.monotonic() + min(self._timeout_s, _REFUSING_S), None
-        others = [key for r, key in enumerate(self._keys("place")) if r != self._rank]
+        others = [key for r, key in enumerate(self._keys("card")) if r != self._rank]
         while reached is None or (len(reached) < len(others) and time.monotonic() < until):
             here = [self._store.get(key) for key in others if self._store.check([key])]
             nonces = [json.loads(text)[0] for text in here]

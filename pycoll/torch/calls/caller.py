@@ -34,7 +34,7 @@ from pycoll.types import Kind, ReduceOp
 
 Job = Callable[[], Any]
 Key = tuple[Kind, torch.dtype, int, ReduceOp | None, int]
-"""What calls have alike: kind, type and number of the elements of all blocks, operation, root."""
+"""What repeated calls share: kind, type and count of all blocks, operation, root."""
 
 _STRIDED = torch.strided
 _MAX_KEPT = 1024
@@ -74,7 +74,7 @@ def _address(x: torch.Tensor) -> int:
 def abort_if_interrupted(owner: weakref.ref[Session], error: BaseException) -> None:
     """End a group, if it still exists, because of an interrupt; other errors do not count.
 
-    Otherwise the peers would take a later call of this rank for its part of the interrupted one.
+    Else the peers would match a later call of this rank with the interrupted one.
     """
     if isinstance(error, Exception):
         return
@@ -202,7 +202,7 @@ class Caller:
             ours = isinstance(error, ArgumentError) or not isinstance(error, CollError)
             if ours and self.session.engine.iteration == made:
                 with contextlib.suppress(CollError):  # the group has ended
-                    self.calls.refuse(error, self.session.place)
+                    self.calls.refuse(error, self.session.call_site)
             raise
 
     def in_parts(self, job: Job, count: int) -> Job:
@@ -231,7 +231,7 @@ class Caller:
         """Make a synchronous call like an earlier one.
 
         Args:
-            key: What the two have alike.
+            key: What the two calls share.
             x: The input, whose type and size fit the output; None where there is none.
             out: The output, or the input itself.
             opts: PyTorch's options of the call.
@@ -246,23 +246,23 @@ class Caller:
             or self.background.jobs
             or self.calls.symmetric
             or _profiling()
-            or not (to := _address(out))
+            or not (out_pointer := _address(out))
         ):
             return None
         if x is out:
-            place = to
+            x_pointer = out_pointer
         elif x is None:
-            place = 0
-        elif not (place := _address(x)) or not (
-            place + x.nbytes <= to
-            or to + out.nbytes <= place
+            x_pointer = 0
+        elif not (x_pointer := _address(x)) or not (
+            x_pointer + x.nbytes <= out_pointer
+            or out_pointer + out.nbytes <= x_pointer
             or self.calls.is_own_block(key[0], x, out)
         ):
             return None
         site, limit = self.calls.sites.here(), self.limit(opts)
         try:
             with self.lock:
-                call(place, to, site, limit)
+                call(x_pointer, out_pointer, site, limit)
         except _C.EngineError as failure:
             error = self.session.error(*failure.args)
             raise self.error(error, key[0].name.lower()) from error

@@ -49,15 +49,15 @@ class CallSites:
     """Mixed into a session whose calls name the line of the program that called PyTorch.
 
     Attributes:
-        place: Number of that line, for calls that go through `Session`.
+        call_site: Number of that line, for calls that go through `Session`.
     """
 
     internal = (*_LIBRARIES, *_WRAPPERS)
-    place = 0
+    call_site = 0
 
     def site(self) -> int:
         """Return the number of the caller's line."""
-        return self.place
+        return self.call_site
 
 
 class GroupSession(CallSites, Session):
@@ -121,7 +121,7 @@ class Calls:
         """
         kind, op, root, site, timeout_s = request
         typed = out if x is None else x
-        told, size, dtype = code(typed.dtype), typed.element_size(), None
+        type_code, size, dtype = code(typed.dtype), typed.element_size(), None
         if op is not None:
             x, dtype, op = as_reducible(x, op)
             size = dtype.itemsize
@@ -129,12 +129,12 @@ class Calls:
             x = self._apart(x, out, site)
         count = self._nbytes(request, x, out) // size
         places = self._symmetric_places(kind, x, out) if self.symmetric else None
-        key = kind, told, count, op, root, places is not None
+        key = kind, type_code, count, op, root, places is not None
         bound = self.bind(key, size, dtype)
         self._run_at(bound, x, out, site, timeout_s, places)
 
     def _nbytes(self, request: Request, x: torch.Tensor | None, out: torch.Tensor | None) -> int:
-        """Return the bytes of all blocks; input and output must agree, or the peers are told."""
+        """Return the bytes of all blocks; if input and output differ, the peers get the error."""
         n, name = self.session.world_size, request.kind.name.lower()
         x_has_all, out_has_all = _HAS_ALL_BLOCKS[request.kind]
         given = None if x is None else x.nbytes * (1 if x_has_all else n)
@@ -154,24 +154,24 @@ class Calls:
         def fail() -> None:
             raise error
 
-        self.session.place = site
+        self.session.call_site = site
         with contextlib.suppress(type(error)):
             self.session.refusing(fail)
 
     def _apart(self, x: torch.Tensor, out: torch.Tensor | None, site: int) -> torch.Tensor:
-        """Return the input apart from the output; tell the peers if there is no memory."""
-        self.session.place = site
+        """Return the input apart from the output; the peers get the error if memory is full."""
+        self.session.call_site = site
         return self.session.refusing(lambda: apart(x, out, self.symmetric_memory))
 
     def is_own_block(self, kind: Kind, x: torch.Tensor, out: torch.Tensor | None) -> bool:
-        """Whether the input of an all_gather lies where its output is to be."""
+        """Whether the input of an all_gather is this rank's block of its output."""
         own = self.session.rank * x.nbytes
         return kind == Kind.ALL_GATHER and out.data_ptr() + own == x.data_ptr()
 
     def _symmetric_places(
         self, kind: Kind, x: torch.Tensor | None, out: torch.Tensor | None
     ) -> list[_Place] | None:
-        """Return where input and output lie in symmetric memory; None if they do not."""
+        """Return where input and output are in symmetric memory; None if one is not."""
         if kind not in DIRECT_KINDS:
             return None
         memory, found = self.session.memory, []
@@ -284,7 +284,7 @@ class MultiHostCalls(Calls):
         binding, spec = bound
         pointers = [0 if t is None else t.data_ptr() for t in (x, out)]
         prepared = Prepared(binding, *pointers, None, (x, out), spec=spec, two_levels=True)
-        self.session.place = site
+        self.session.call_site = site
         self.session.start(prepared, timeout_s, False)
 
     def _ready(self, spec: CallSpec) -> Any:

@@ -1,4 +1,4 @@
-"""The parameters of a PyTorch module: which are trained, how they are split, where they lie."""
+"""The parameters of a PyTorch module: which are trained, how they are split, views of buckets."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def check_groups(
     grouped = {p: i for i, group in enumerate(groups) for p in group["params"]}
     missing = {p: name for name, p in trainable(module).items() if p not in grouped}
     lines = [*facts] + [
-        f"{place}: {names.get(p, 'not of the module')}, {_kind(p, specs)}"
-        for p, place in [(p, f"group {i}") for p, i in grouped.items()]
+        f"{group}: {names.get(p, 'not of the module')}, {_kind(p, specs)}"
+        for p, group in [(p, f"group {i}") for p, i in grouped.items()]
         + [(p, "no group") for p in missing]
     ]
     check_same(lines, "parameters, groups or settings of ZeroOptimizer", channel)

@@ -148,23 +148,23 @@ class Collectives:
 
     def _pairs_job(self, kind: Kind, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
         """Return the job of all_reduces, reduce_scatters or all_gathers, one for each pair."""
-        memory, n, given, boxes = self._caller.calls.symmetric_memory, self._caller.size, [], []
+        memory, n, given, buffers = self._caller.calls.symmetric_memory, self._caller.size, [], []
         how = None if kind == Kind.ALL_GATHER else reduction(opts.reduceOp)
         for output, tensor in pairs(outputs, inputs):
             if kind == Kind.ALL_REDUCE:
-                x = box = source(tensor, "the tensor")
+                x = buffer = source(tensor, "the tensor")
                 check_output(tensor, "the tensor")
             else:
                 if kind == Kind.ALL_GATHER:
                     check_share(tensor, output, n, ("the input", "the output"))
                 else:
                     check_share(output, tensor, n, ("the output", "the input"))
-                x, box = source(tensor), target(output)
+                x, buffer = source(tensor), target(output)
             given.append(x if how is None else contribution(x, how, memory))
-            boxes.append(box)
+            buffers.append(buffer)
         given = unwritten(given, [[output] for output in outputs], memory)
         request = self._caller.request(kind, opts, None if how is None else how.op)
-        return self._job(request, zip(given, boxes, outputs, strict=True))
+        return self._job(request, zip(given, buffers, outputs, strict=True))
 
     @operation("all_reduce", c10d.AllreduceOptions, _like_all_reduce)
     def allreduce(self, tensors: Tensors, opts: Any) -> Prepared:
@@ -198,11 +198,11 @@ class Collectives:
         """Combine a tensor of all ranks on the root; that of the others stays as it is."""
         how, tensor = reduction(opts.reduceOp), single(tensors, "reduce")
         root = root_of(opts, self._caller.size)
-        box = source(tensor, "the tensor")
+        buffer = source(tensor, "the tensor")
         if self._caller.rank == root:
             check_output(tensor, "the tensor")
-        x = contribution(box, how, self._caller.calls.symmetric_memory)
-        ends = (box, tensor) if self._caller.rank == root else (None, None)
+        x = contribution(buffer, how, self._caller.calls.symmetric_memory)
+        ends = (buffer, tensor) if self._caller.rank == root else (None, None)
         request = self._caller.request(Kind.REDUCE, opts, how.op, root)
         return self._job(request, [(x, *ends)]), tensors
 
@@ -210,12 +210,12 @@ class Collectives:
     def broadcast(self, tensors: Tensors, opts: Any) -> Prepared:
         """Give every rank the root's tensor."""
         tensor, root = single(tensors, "broadcast"), root_of(opts, self._caller.size)
-        box = source(tensor, "the tensor")
+        buffer = source(tensor, "the tensor")
         request = self._caller.request(Kind.BROADCAST, opts, None, root)
         if self._caller.rank == root:
-            return self._job(request, [(box, box, None)]), tensors
+            return self._job(request, [(buffer, buffer, None)]), tensors
         check_output(tensor, "the tensor")
-        return self._job(request, [(None, box, tensor)]), tensors
+        return self._job(request, [(None, buffer, tensor)]), tensors
 
     @operation("reduce_scatter", c10d.ReduceScatterOptions, _like_reduce_scatter)
     def reduce_scatter_single(
@@ -281,10 +281,10 @@ class Collectives:
         received: list[int],
     ) -> None:
         """Send blocks of different sizes, given in bytes."""
-        session, told = self._caller.session, name_of(x.dtype)
-        session.place = request.site
+        session, dtype = self._caller.session, name_of(x.dtype)
+        session.call_site = request.site
         with on_host(x, out) as (a, b):
-            given = as_bytes(a), sent, as_bytes(b), request.timeout_s, received, told
+            given = as_bytes(a), sent, as_bytes(b), request.timeout_s, received, dtype
             v_variants.all_to_all(session, *given)
 
     def _check_own_block(
@@ -306,7 +306,7 @@ class Collectives:
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait until every rank has called it; after `timeout` tell what each rank is doing.
+        """Wait until every rank has called it; after `timeout` report what each rank is doing.
 
         Args:
             timeout: By default the group's.

@@ -65,8 +65,8 @@ class ListCollectives(Collectives):
     def _reduce_scatter_uneven(
         self, request: Request, x: torch.Tensor, out: torch.Tensor, counts: list[int]
     ) -> None:
-        self._caller.session.place = request.site
-        with on_host(x, out) as (given, box):
+        self._caller.session.call_site = request.site
+        with on_host(x, out) as (given, buffer):
             flat, _, op = as_reducible(given, request.op)
             scale = flat.numel() // max(1, x.numel())
             v_variants.reduce_scatter(
@@ -75,7 +75,7 @@ class ListCollectives(Collectives):
                 [scale * count for count in counts],
                 op.name.lower(),
                 None,
-                as_reducible(box.reshape(-1), request.op)[0].reshape(-1),
+                as_reducible(buffer.reshape(-1), request.op)[0].reshape(-1),
                 request.timeout_s,
                 name_of(x.dtype),
             )
@@ -107,9 +107,9 @@ class ListCollectives(Collectives):
 
     def _gather_list(self, parts: Tensors, x: torch.Tensor, opts: Any) -> Job:
         request = self._caller.request(Kind.ALL_GATHER, opts)
-        boxes = self._boxes(request, parts, x)
-        if boxes:
-            return lambda: self._gather_in_place(request, x, boxes, parts)
+        buffers = self._buffers(request, parts, x)
+        if buffers:
+            return lambda: self._gather_in_place(request, x, buffers, parts)
         sizes = [part.numel() for part in parts]
         flat = self._caller.calls.empty(x, sum(sizes))
 
@@ -126,25 +126,25 @@ class ListCollectives(Collectives):
         self, request: Request, x: torch.Tensor, flat: torch.Tensor, sizes: list[int]
     ) -> None:
         session, limit = self._caller.session, request.timeout_s
-        session.place = request.site
+        session.call_site = request.site
         with on_host(x, flat) as (a, b):
             given = session, Kind.ALL_GATHER_V, as_bytes(a), 0, as_bytes(b), limit
             v_variants.gather(*given, expected=sizes, told=name_of(x.dtype))
 
-    def _boxes(self, request: Request, parts: Tensors, x: torch.Tensor) -> Tensors | None:
+    def _buffers(self, request: Request, parts: Tensors, x: torch.Tensor) -> Tensors | None:
         """Return what receives the blocks of a list, if they can be received one by one."""
         lists = self._caller.lists
         if not lists.wants(x):
             return None
-        boxes = [target(part) for part in parts]
-        return boxes if lists.takes(request.kind, boxes, x, request.root) else None
+        buffers = [target(part) for part in parts]
+        return buffers if lists.takes(request.kind, buffers, x, request.root) else None
 
     def _gather_in_place(
-        self, request: Request, x: torch.Tensor, boxes: Tensors, parts: Tensors
+        self, request: Request, x: torch.Tensor, buffers: Tensors, parts: Tensors
     ) -> None:
-        self._caller.lists.run(request, x, boxes)
-        for box, part in zip(boxes, parts, strict=True):
-            store(box, part)
+        self._caller.lists.run(request, x, buffers)
+        for buffer, part in zip(buffers, parts, strict=True):
+            store(buffer, part)
 
     @operation("gather", c10d.GatherOptions)
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Prepared:
@@ -155,8 +155,8 @@ class ListCollectives(Collectives):
             return self._job(request, [(x, None, None)]), inputs
         parts = single(outputs, "gather")
         check_list(parts, caller.size, x, "the output list", equal=True, output=True)
-        if boxes := self._boxes(request, parts, x):
-            return lambda: self._gather_in_place(request, x, boxes, parts), parts
+        if buffers := self._buffers(request, parts, x):
+            return lambda: self._gather_in_place(request, x, buffers, parts), parts
         flat = caller.calls.empty(x, caller.size * x.numel())
 
         def job() -> None:

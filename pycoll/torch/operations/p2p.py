@@ -29,12 +29,12 @@ class MessageWork(Work):
     """A pending message."""
 
     def __init__(
-        self, messages: Messages, what: str, ticket: int, box: torch.Tensor, tensors: Tensors
+        self, messages: Messages, what: str, ticket: int, buffer: torch.Tensor, tensors: Tensors
     ) -> None:
-        """Hold on to a message in the postbox; `box` is its memory."""
+        """Hold on to a message in the postbox; `buffer` is its memory."""
         super().__init__()
         self._messages, self._what, self._ticket = messages, what, ticket
-        self.box, self._tensors = box, tensors
+        self.buffer, self._tensors = buffer, tensors
         self._lock = threading.RLock()  # only its owner can release it
         self._ended = False
         self._late: BaseException | None = None  # why the future has failed, if the message has not
@@ -113,7 +113,7 @@ class MessageWork(Work):
         else:
             try:
                 if self._what == "recv":
-                    store(self.box, self._tensors[0])
+                    store(self.buffer, self._tensors[0])
             except RuntimeError as error:  # the message has come, but its tensor cannot take it
                 self._error = error
         self._ended = True
@@ -178,23 +178,23 @@ class Messages:
 
     def post(self, what: str, tensors: Tensors, peer: int, tag: int) -> dist.Work:
         """Send or receive a tensor; `what` is "send" or "recv", and tells which."""
-        box = None
+        buffer = None
         try:
             self._sweep()
-            box, post = self._message(what, tensors, peer, tag)
+            buffer, post = self._message(what, tensors, peer, tag)
             ticket = self.caller.session.guard(
-                post, box.data_ptr(), box.nbytes, code(box.dtype), peer, tag
+                post, buffer.data_ptr(), buffer.nbytes, code(buffer.dtype), peer, tag
             )
             if ticket == 0:  # sent
                 return done(tensors)
-            work = MessageWork(self, what, ticket, box, tensors)
+            work = MessageWork(self, what, ticket, buffer, tensors)
             self.pending.add(work)
             return work
         except CollError as error:
             raise self.caller.error(error, what) from error
         except BaseException as error:
-            if box is not None:
-                self._dropped.append(box)  # before all else: the message may have been posted
+            if buffer is not None:
+                self._dropped.append(buffer)  # before all else: the message may have been posted
             self.close_if_interrupted(error)
             raise
 
@@ -223,15 +223,15 @@ class Messages:
         tensor = single(tensors, what)
         if what == "send":
             return source(tensor).cpu(), self.postbox.send
-        box = target(tensor)
-        if not box.is_cpu:
-            box = torch.empty(box.shape, dtype=box.dtype, device="cpu")
-        return box, self.postbox.recv
+        buffer = target(tensor)
+        if not buffer.is_cpu:
+            buffer = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+        return buffer, self.postbox.recv
 
     def abandon(self, *works: MessageWork) -> None:
         """Keep the memory of messages that may still be being sent although nobody waits."""
         if not self.caller.calls.direct:
-            _C.never_free([work.box for work in works if work._what == "send"])
+            _C.never_free([work.buffer for work in works if work._what == "send"])
 
     def close_if_interrupted(self, error: BaseException) -> None:
         """End the group, and then all messages, if an error is an interrupt."""

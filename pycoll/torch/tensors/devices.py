@@ -28,7 +28,7 @@ from pycoll.types import Kind
 
 
 def kinds() -> list[str]:
-    """Return the kinds of devices whose tensors this PyTorch can hand to pycoll."""
+    """Return the kinds of devices of tensors that this PyTorch has and pycoll moves."""
     return ["cpu", "cuda"] if torch.version.cuda else ["cpu"]
 
 
@@ -95,7 +95,7 @@ class DeviceCalls:
             if request.kind == Kind.BROADCAST:
                 x = out  # which says to the others what comes
             x, out = _plain(x), _plain(out)
-        session.place = request.site
+        session.call_site = request.site
         if x is not None and request.kind not in IN_PLACE:
             x = session.refusing(lambda: apart(x, out, None))
         flat = (None if t is None else t.view(-1) for t in (x, out))
@@ -125,6 +125,6 @@ def on_host(x: torch.Tensor, out: torch.Tensor) -> Iterator[tuple[torch.Tensor, 
     if out.is_cpu:
         yield x.cpu(), out
         return
-    box = torch.empty(out.shape, dtype=out.dtype, device="cpu")
-    yield x.cpu(), box
-    out.copy_(box)
+    buffer = torch.empty(out.shape, dtype=out.dtype, device="cpu")
+    yield x.cpu(), buffer
+    out.copy_(buffer)

@@ -121,7 +121,7 @@ def code(dtype: torch.dtype) -> int:
 
 
 def source(tensor: torch.Tensor, what: str = "the input") -> torch.Tensor:
-    """Return the elements of a tensor in contiguous memory: its own if they lie like that."""
+    """Return the elements of a tensor in contiguous memory: its own if that is contiguous."""
     check(tensor, what)
     if tensor.requires_grad:
         tensor = tensor.detach()
