@@ -59,8 +59,6 @@ class ProcessGroupPycoll(ListCollectives, dist.ProcessGroup):
             self._register_backend(device, self.BackendType.CUSTOM, self._hooked)
         self._set_default_backend(self.BackendType.CUSTOM)
 
-    # ---- messages
-
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> dist.Work:
         """Send a tensor to one rank."""
         return self._messages.post("send", tensors, dst, tag)
@@ -72,8 +70,6 @@ class ProcessGroupPycoll(ListCollectives, dist.ProcessGroup):
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive a tensor from whichever rank sends first."""
         return self._messages.post("recv", tensors, ANY, tag)
-
-    # ---- symmetric memory
 
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Tell FSDP2 that `allocate_tensor` works, which its buffers can come from."""

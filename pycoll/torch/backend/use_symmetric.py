@@ -32,7 +32,11 @@ def use_symmetric_memory(module: torch.nn.Module) -> torch.nn.Module:
         RuntimeError: If this PyTorch cannot do it for FSDP2, or DDP has another hook.
     """
     if isinstance(module, DistributedDataParallel):
-        buckets = Buckets(_group(module.process_group))
+        group = module.process_group
+        if not isinstance(group, ProcessGroupPycoll):
+            backend = dist.get_backend(group)
+            raise ValueError(f"the process group is of {backend}, not of pycoll")
+        buckets = Buckets(group)
         module.register_comm_hook(buckets, reduce_in_place)
         weakref.finalize(module, buckets.release).atexit = False
         return module
@@ -45,12 +49,6 @@ def use_symmetric_memory(module: torch.nn.Module) -> torch.nn.Module:
             raise RuntimeError(f"PyTorch {torch.__version__} allocates FSDP2's buffers itself")
         enable(True)
     return module
-
-
-def _group(group: dist.ProcessGroup) -> ProcessGroupPycoll:
-    if not isinstance(group, ProcessGroupPycoll):
-        raise ValueError(f"the process group is of {dist.get_backend(group)}, not of pycoll")
-    return group
 
 
 class Buckets:

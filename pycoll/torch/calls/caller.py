@@ -270,7 +270,8 @@ class Caller:
 
     def _keep(self, job: Job, key: Key, like: torch.Tensor) -> Job:
         """Return a job that leaves its call to `repeat`."""
-        if key[1] not in DTYPES or not like.is_cpu or not self.calls.direct:
+        plain = like.layout is _STRIDED and like.is_cpu
+        if not plain or key[1] not in DTYPES or not self.calls.direct:
             return job
         kind, dtype, count, op, root = key
         known = DTYPES[dtype]

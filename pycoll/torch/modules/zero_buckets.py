@@ -75,7 +75,7 @@ class ZeroBucket:
             for key in state.keys() | of_first.keys():
                 if key in sharded:
                     _check_size(names[i], key, state.get(key), self.params[i])
-                elif not _alike(key, state, of_first):
+                elif key not in state or key not in of_first or bool(state[key] != of_first[key]):
                     raise ArgumentError(
                         f"the state was not loaded: {key} of {names[first]} is "
                         f"{of_first.get(key)}, of {names[i]} {state.get(key)}; parameters of one "
@@ -142,7 +142,3 @@ def _check_size(name: str, key: str, value: Any, p: torch.Tensor) -> None:
         raise ArgumentError(
             f"the state was not loaded: {key} of {name} is {found}, expected shape {tuple(p.shape)}"
         )
-
-
-def _alike(key: str, one: State, other: State) -> bool:
-    return key in one and key in other and bool(one[key] == other[key])

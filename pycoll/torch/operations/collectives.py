@@ -94,10 +94,10 @@ def _like_all_to_all(caller: Caller, args: tuple) -> Repeated:
 
 
 def operation(what: str, options: type, like: Like | None = None) -> Callable:
-    """Make a method that checks arguments, and returns a job with its result, an operation.
+    """Turn a method that checks arguments, and returns a job with its result, into an operation.
 
-    The operation fills in missing options, makes the call, or repeats an earlier one, and ends the
-    group if it is interrupted, wherever that is.
+    The operation fills in missing options, makes the call or repeats an earlier one, and ends the
+    group if an interrupt comes anywhere in it.
 
     Args:
         what: Its name, for messages.
