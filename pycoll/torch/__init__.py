@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from pycoll.torch.backend.builtin_hooks import take_those_of_python
-from pycoll.torch.backend.errors import BackendArgumentError, BackendTimeout
 from pycoll.torch.backend.group import ProcessGroupPycoll, create
+from pycoll.torch.backend.patches import keep_works, use_python_hooks
 from pycoll.torch.backend.use_symmetric import use_symmetric_memory
-from pycoll.torch.backend.work_lifetimes import keep_works
+from pycoll.torch.errors import BackendArgumentError, BackendTimeout
 from pycoll.torch.tensors.devices import kinds
 
 NAME = "pycoll"
@@ -30,7 +29,7 @@ def register() -> None:
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=kinds())
     keep_works()
-    take_those_of_python()
+    use_python_hooks(ProcessGroupPycoll)
 
 
 def make_default(device: str = "cpu") -> None:

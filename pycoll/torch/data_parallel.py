@@ -20,7 +20,7 @@ from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.state.bucket import Bucket
 from pycoll.parallel.state.layout import Unit
 from pycoll.torch.modules.module_parameters import (
-    Places,
+    Views,
     chain_of,
     full_name,
     part_of,
@@ -92,45 +92,41 @@ class DataParallel(data_parallel.DataParallel):
         if problem := self._passes.problem():  # the others hear of it in their first collective
             most_micro_batches(micro_batches, self.groups, problem)
         report = super().step(micro_batches, lr)
-        self.settle()  # whoever reads the module's parameters does not ask
+        self.settle()  # the module's parameters are read without asking the engine
         return report
 
     def gather(self) -> dict[str, np.ndarray]:
         """Return all parameters; see `pycoll.parallel.DataParallel.gather`."""
-        self._take_back("parameters were not gathered")
+        self._restore_views("parameters were not gathered")
         return super().gather()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what continues the training; see `pycoll.parallel.DataParallel.state_dict`."""
-        self._take_back("there is no state to save")
+        self._restore_views("there is no state to save")
         return super().state_dict()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Take what `state_dict` gave; see `pycoll.parallel.DataParallel.load_state_dict`."""
-        self._take_back("the saved state was not loaded")
+        self._restore_views("the saved state was not loaded")
         super().load_state_dict(saved)
 
-    def _take_back(self, otherwise: str) -> None:
-        """Move parameters into the buckets again; a collective.
-
-        Raises:
-            ArgumentError: On every rank, if a parameter of any cannot be: `otherwise`, and which.
-        """
-        if told := gather_problems(self._passes.problem(), self.groups.world):
-            raise ArgumentError(f"{otherwise}: {told}")
+    def _restore_views(self, otherwise: str) -> None:
+        """Make parameters views of the buckets again; a collective, which fails on all ranks."""
+        if reported := gather_problems(self._passes.problem(), self.groups.world):
+            raise ArgumentError(f"{otherwise}: {reported}")
         self._passes.prepare()
 
     def _make_passes(self, model: Any, loss: Any, units: Sequence[Unit]) -> Any:
-        return _Autograd(*loss, self.buckets)
+        return _AutogradPasses(*loss, self.buckets)
 
 
 def _notify(owner: Any, name: str, p: torch.Tensor) -> None:
-    """Tell the engine, if it is still there: a hook must not keep it, no collector sees that."""
+    """Tell the engine, if it still exists: no collector sees a cycle through a hook."""
     if (engine := owner()) is not None:
         engine.take(name, p)
 
 
-class _Autograd:
+class _AutogradPasses:
     """Runs a module; takes gradients from hooks."""
 
     def __init__(self, module: torch.nn.Module, loss: LossFn, buckets: Sequence[Bucket]) -> None:
@@ -153,15 +149,15 @@ class _Autograd:
             parts.append(part_of(full, p, view.reshape(-1)))
             p.register_post_accumulate_grad_hook(partial(_notify, weakref.ref(self), full))
         frozen = {k: p for k, p in module.named_parameters() if not p.requires_grad}
-        self._places = Places("engine", frozen, parts)
+        self._views = Views("engine", frozen, parts)
 
     def problem(self) -> str:
-        """Tell what this rank cannot take a step with; see `Places`."""
-        return self._places.problem()
+        """Return why this rank cannot take a step; see `Views`."""
+        return self._views.problem()
 
     def prepare(self) -> None:
-        """See that parameters are views of the buckets: the user may have moved them."""
-        self._places.move_back()
+        """Make parameters views of the buckets: the user may have moved them."""
+        self._views.move_back()
 
     def run(self, sample: Any, scale: float) -> tuple[float, int, Any]:
         """Run the module forward; see `pycoll.parallel.engine.passes.Passes.run`."""
@@ -177,7 +173,7 @@ class _Autograd:
     def back(self, total: torch.Tensor | None) -> None:
         """Run autograd; parameters that it does not reach have no gradient."""
         if total is not None and total.requires_grad:  # not if it uses no trainable parameter
-            own = [p.grad for p in self._parameters]  # of passes of the user's, not to be added
+            own = [p.grad for p in self._parameters]  # of the user's own passes, which do not count
             for p in self._parameters:
                 p.grad = None
             self._inside = True
@@ -196,13 +192,13 @@ class _Autograd:
             return self._module(x)
 
     def take(self, name: str, p: torch.Tensor) -> None:
-        """Take a gradient of a step; reduce the buckets that are whole, in their order.
+        """Take a gradient of a step; reduce the buckets that are complete, in their order.
 
         Raises:
-            ArgumentError: If the parameter had one in this pass, and its bucket is on its way.
+            ArgumentError: If the parameter had one in this pass, and its bucket is being reduced.
         """
         if not self._inside:
-            return  # a backward pass of the user's, who finds it in ``p.grad``
+            return  # a backward pass of the user's
         grad = p.grad if p.grad.layout is torch.strided else p.grad.to_dense()
         p.grad = None
         if name in self._arrived:

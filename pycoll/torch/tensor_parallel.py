@@ -7,21 +7,19 @@ function. So a split layer has the right backward pass, and what it sends is tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.nn import initial
 from pycoll.parallel.nn.layer import Layer
 from pycoll.parallel.random import Cursor
 from pycoll.parallel.tensor.layers import VocabParallelCrossEntropy
 from pycoll.parallel.tensor.regions import Region
-from pycoll.torch.backend.compiling import leave_alone
-
-if TYPE_CHECKING:
-    from pycoll.comm import Communicator
+from pycoll.torch.backend.patches import do_not_compile
 
 
 class LayerModule(torch.nn.Module):
@@ -106,19 +104,19 @@ def _cursors(layer: Any) -> Iterator[Cursor]:
         yield from _cursors(part[1] if isinstance(part, tuple) else part)
 
 
-def _keep(ctx: Any, kept: Any) -> None:
-    """Keep tensors, in lists, tuples and dicts, with all else that is there.
+def _save(ctx: Any, values: Any) -> None:
+    """Save tensors in lists, tuples and dicts with autograd, and all else beside them.
 
-    Autograd has the tensors: it notices changes in place, and checkpoints let go of them. Of those
-    in objects of other kinds, which a layer of the user's might save, it knows nothing.
+    Autograd notices changes in place, and checkpoints release its tensors. It does not see tensors
+    in objects of other types, which a layer of the user's might save.
     """
-    leaves, ctx.structure = tree_flatten(kept)
+    leaves, ctx.structure = tree_flatten(values)
     kinds = [isinstance(leaf, torch.Tensor) for leaf in leaves]
     ctx.save_for_backward(*(x if kind else None for x, kind in zip(leaves, kinds, strict=True)))
     ctx.others = [None if kind else x for x, kind in zip(leaves, kinds, strict=True)]
 
 
-def _kept(ctx: Any) -> Any:
+def _saved(ctx: Any) -> Any:
     both = zip(ctx.saved_tensors, ctx.others, strict=True)
     leaves = [other if tensor is None else tensor for tensor, other in both]
     return tree_unflatten(leaves, ctx.structure)
@@ -142,7 +140,7 @@ class _Apply(torch.autograd.Function):
         inner = x.detach()
         y, saved = module.layer.forward(params, inner)
         ctx.module = module
-        _keep(ctx, (params, saved))
+        _save(ctx, (params, saved))
         return x.view_as(x) if y is inner else y
 
     @staticmethod
@@ -151,7 +149,7 @@ class _Apply(torch.autograd.Function):
         module, ctx.module = ctx.module, None  # what a layer has saved may be used once
         if module is None:
             raise RuntimeError("a layer goes backward once for each time it went forward")
-        params, saved = _kept(ctx)
+        params, saved = _saved(ctx)
         ctx.others = None  # the graph may be held for longer
         return None, *module.gradients(saved, params, dy.contiguous())
 
@@ -200,13 +198,13 @@ class _Loss(torch.autograd.Function):
     def forward(ctx: Any, logits: Any, targets: Any, loss: VocabParallelCrossEntropy) -> Any:
         total, count, saved = loss.forward(logits.detach(), targets)
         ctx.loss, ctx.count = loss, max(1, count)
-        _keep(ctx, saved)
+        _save(ctx, saved)
         return logits.new_tensor(total / ctx.count)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         _refuse_second_derivative()
-        return ctx.loss.backward(_kept(ctx), float(dy) / ctx.count), None, None
+        return ctx.loss.backward(_saved(ctx), float(dy) / ctx.count), None, None
 
 
-leave_alone(LayerModule.forward, cross, vocab_parallel_cross_entropy)
+do_not_compile(LayerModule.forward, cross, vocab_parallel_cross_entropy)

@@ -1,9 +1,10 @@
-"""A PyTorch optimizer whose states are divided over the ranks (ZeRO-1)."""
+"""A PyTorch optimizer whose states are sharded over the ranks (ZeRO-1)."""
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,39 @@ from pycoll.parallel.nn.layer import Model
 from pycoll.parallel.settings import check_number
 from pycoll.parallel.state.layout import bucket_elements, make_layouts, make_units, unit_parameters
 from pycoll.parallel.state.placement import Placed, Placement
-from pycoll.torch.modules.loss_scale import expect_scaler, tell, unscale
-from pycoll.torch.modules.module_parameters import Places, chain_of, full_name, trainable
-from pycoll.torch.modules.zero_buckets import Flat, divided_names, make_flat
+from pycoll.torch.modules.module_parameters import Views, chain_of, full_name, trainable
+from pycoll.torch.modules.zero_buckets import ZeroBucket, make_bucket, sharded_names
 from pycoll.torch.modules.zero_groups import (
     check_groups,
-    hand_settings,
+    copy_settings,
     hyperparameters,
     kind_text,
     settings_text,
 )
+
+
+def _unscale(
+    optimizer: torch.optim.Optimizer, scaler: Any, gradients: Iterable[np.ndarray]
+) -> tuple[bool, bool]:
+    """Divide gradients by the scale of the loss, if there is one.
+
+    `torch.amp.GradScaler.step` passes itself to a `step` that has an argument `grad_scaler`, and so
+    learns what other ranks have found. Later versions are to set the attributes `grad_scale` and
+    `found_inf` instead: all ranks still skip the same steps, but each has its own scale.
+
+    Returns whether the loss is scaled, and whether this rank's scaler has found an infinity, which
+    may have been clipped since.
+    """
+    if scaler is not None:
+        state = scaler._per_optimizer_states[id(optimizer)]
+        if state["stage"].name == "READY":  # the user has not called `unscale_`
+            scaler.unscale_(optimizer)
+        return True, any(float(x) for x in state["found_inf_per_device"].values())
+    scale, found = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+    if scale is not None:
+        for gradient in gradients:
+            gradient *= gradient.dtype.type(1 / float(scale))
+    return found is not None, found is not None and float(found) > 0
 
 
 class ZeroOptimizer(torch.optim.Optimizer):
@@ -106,12 +130,15 @@ class ZeroOptimizer(torch.optim.Optimizer):
         model = chain_of(module)
         params = {full_name(name): p for name, p in trainable(module).items()}
         self._channel = Channel(comm.dup(), "dp", self.ledger)
-        self._flats: list[Flat] = []
+        self._buckets: list[ZeroBucket] = []
         self.inner = kind(self._make_blocks(model, params, bucket_bytes), **settings)
-        self._places = Places("optimizer", frozen, [x for flat in self._flats for x in flat.parts])
+        self._views = Views(
+            "optimizer", frozen, [x for bucket in self._buckets for x in bucket.parts]
+        )
         self.defaults, self.grad_norm = self.inner.defaults, 0.0
-        hand_settings(self.inner, self)
-        expect_scaler()
+        copy_settings(self.inner, self)
+        # Users cannot help what GradScaler warns of.
+        warnings.filterwarnings("ignore", "GradScaler is going to stop passing", FutureWarning)
 
     def _make_blocks(
         self, model: Model, params: dict[str, torch.Tensor], bucket_bytes: int
@@ -123,16 +150,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
             own = set(group["params"])
             parts = [[x for x in unit if params[x.name] in own] for unit in owned]
             layouts = make_layouts(parts, n, bucket_elements(1, bucket_bytes, dtype.itemsize))
-            flats = [make_flat(layout, params, dtype, self._channel) for layout in layouts]
-            groups.append({**hyperparameters(group), "params": [flat.shard for flat in flats]})
-            self._flats += flats
+            buckets = [make_bucket(layout, params, dtype, self._channel) for layout in layouts]
+            groups.append(
+                {**hyperparameters(group), "params": [bucket.shard for bucket in buckets]}
+            )
+            self._buckets += buckets
         return groups
 
     @torch.optim.Optimizer.profile_hook_step  # not by the first rank: ranks may be threads
     def step(
         self, closure: Callable[[], Any] | None = None, *, grad_scaler: Any = None
     ) -> float | Any:
-        """Average the gradients, step, and hand out the parameters; a collective.
+        """Average the gradients, step, and gather the parameters; a collective.
 
         Args:
             closure: Computes the loss and its gradients, and returns the loss.
@@ -152,15 +181,18 @@ class ZeroOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        problem, scaled, found = self._places.problem(), False, False
-        if not problem:  # else the others hear of it from `_average`
-            self._places.move_back()
-            for flat in self._flats:
-                flat.point(keep=True)
-            gradients = [flat.gradient for flat in self._flats]
-            scaled, found = unscale(self, grad_scaler, gradients)
+        problem, scaled, found = self._views.problem(), False, False
+        if not problem:  # else `_average` reports it to the others
+            self._views.move_back()
+            for bucket in self._buckets:
+                bucket.view_gradients(keep=True)
+            gradients = [bucket.gradient for bucket in self._buckets]
+            scaled, found = _unscale(self, grad_scaler, gradients)
         odd = self._average(found, problem)
-        tell(self, grad_scaler, odd > 0)
+        if grad_scaler is not None:  # for its `update`
+            flag = torch.tensor(float(odd > 0))
+            state = grad_scaler._per_optimizer_states[id(self)]
+            state["found_inf_per_device"] = {flag.device: flag}
         if not odd:
             self._advance()
         elif not scaled:
@@ -170,67 +202,59 @@ class ZeroOptimizer(torch.optim.Optimizer):
     step.hooked = True  # as `torch.optim.Optimizer` marks what it has wrapped
 
     def _average(self, found: bool, problem: str) -> int:
-        """Average gradients and clip them.
+        """Average and clip gradients; return how many are not finite, the same on every rank.
 
-        Args:
-            found: Whether this rank's scaler has found an infinity.
-            problem: What this rank cannot take the step with, in words.
-
-        Returns:
-            How many gradients are not finite, the same everywhere.
-
-        Raises:
-            ArgumentError: On every rank, if any has a problem.
-            MismatchError: On every rank, if they have different settings.
+        `found` is whether this rank's scaler has found an infinity, `problem` why this rank cannot
+        take the step.
         """
         n = self._channel.world_size
         pending = [
-            Placed(flat.gradient, Placement.PARTIAL, self._channel, "gradient").to(
-                Placement.SHARD, "gradient", self._order, flat.shard_gradient
+            Placed(bucket.gradient, Placement.PARTIAL, self._channel, "gradient").to(
+                Placement.SHARD, "gradient", self._order, bucket.shard_gradient
             )
-            for flat in self._flats
+            for bucket in self._buckets
         ]
         limbs, odd = kernels.new_exact_sum(), int(found)
-        for flat, work in zip(self._flats, pending, strict=True):
+        for bucket, work in zip(self._buckets, pending, strict=True):
             work.wait()
-            odd += kernels.add_squares(flat.shard_gradient, limbs)
+            odd += kernels.add_squares(bucket.shard_gradient, limbs)
         settings = settings_text(self.param_groups)
         vector = np.concatenate([limbs, vote(settings), [odd, bool(problem)]])
         self._channel.all_reduce(vector, "norm").wait()
         limbs, votes, odd = vector[: limbs.size], vector[limbs.size : -2], int(vector[-2])
         if vector[-1]:
-            told = gather_problems(problem, self._channel)
-            raise ArgumentError(f"the step was not taken: {told}")
+            reported = gather_problems(problem, self._channel)
+            raise ArgumentError(f"the step was not taken: {reported}")
         check_unanimous(votes, settings, self._channel)
         norm = float("nan") if odd else float(np.sqrt(kernels.exact_sum(limbs))) / n
         scale = 1 / n if self._clip is None or not norm > self._clip else self._clip / norm / n
-        for flat in self._flats:
-            flat.shard_gradient *= flat.shard_gradient.dtype.type(scale)
+        for bucket in self._buckets:
+            bucket.shard_gradient *= bucket.shard_gradient.dtype.type(scale)
         self.grad_norm = norm
         return odd
 
     def _advance(self) -> None:
-        """Step this rank's blocks, and hand them out."""
-        hand_settings(self, self.inner)
-        for flat in self._flats:
-            flat.shard.grad = torch.from_numpy(flat.shard_gradient)
+        """Step this rank's shards, and gather them."""
+        copy_settings(self, self.inner)
+        for bucket in self._buckets:
+            bucket.shard.grad = torch.from_numpy(bucket.shard_gradient)
         self.inner.step()
         self.inner.zero_grad(set_to_none=True)
-        hand_settings(self.inner, self)
-        handed = [
-            Placed(flat.shard.numpy(), Placement.SHARD, self._channel, "parameter").to(
-                Placement.REPLICATE, "parameter", out=flat.parameter
+        copy_settings(self.inner, self)
+        gathers = [
+            Placed(bucket.shard.numpy(), Placement.SHARD, self._channel, "parameter").to(
+                Placement.REPLICATE, "parameter", out=bucket.parameter
             )
-            for flat in self._flats
+            for bucket in self._buckets
         ]
-        for work in handed:
+        for work in gathers:
             work.wait()
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Make all gradients zero; they stay views of the buckets, whatever `set_to_none` says."""
-        for flat in self._flats:
-            flat.point(keep=True)  # copies gradients that lie elsewhere
-            flat.gradient[...] = 0
+        for bucket in self._buckets:
+            bucket.view_gradients(keep=True)  # copies gradients that are elsewhere
+            bucket.gradient[...] = 0
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a group once buckets are made: all are given to the constructor."""
@@ -246,9 +270,9 @@ class ZeroOptimizer(torch.optim.Optimizer):
             of that class loads it, and so does a `ZeroOptimizer` of any number of ranks.
         """
         states: dict[torch.Tensor, Any] = {}
-        for flat in self._flats:
-            parts = flat.gather(self.inner.state.get(flat.shard, {}), self._channel)
-            states.update(zip(flat.params, parts, strict=True))
+        for bucket in self._buckets:
+            parts = bucket.gather(self.inner.state.get(bucket.shard, {}), self._channel)
+            states.update(zip(bucket.params, parts, strict=True))
         params = [p for group in self.param_groups for p in group["params"]]
         self.state.update((p, states[p]) for p in params if states.get(p))
         try:
@@ -257,7 +281,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             self.state = defaultdict(dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take what `state_dict` gave, or that of an optimizer that is not divided.
+        """Take what `state_dict` gave, or that of an optimizer that is not sharded.
 
         Every rank is given the same; nothing is sent. Parameters are loaded by the module.
 
@@ -268,18 +292,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
         before = self.param_groups
         super().load_state_dict(state_dict)
         loaded, self.state = self.state, defaultdict(dict)
-        pairs = [(p, loaded.get(p, {})) for flat in self._flats for p in flat.params]
-        divided, channel = divided_names(pairs), self._channel
+        pairs = [(p, loaded.get(p, {})) for bucket in self._buckets for p in bucket.params]
+        sharded, channel = sharded_names(pairs), self._channel
         try:
             blocks = {
-                flat.shard: flat.cut([loaded.get(p, {}) for p in flat.params], divided, channel)
-                for flat in self._flats
+                bucket.shard: bucket.shard_states(
+                    [loaded.get(p, {}) for p in bucket.params], sharded, channel
+                )
+                for bucket in self._buckets
             }
         except ArgumentError:
             self.param_groups = before
             raise
         self.inner.state = defaultdict(dict, {p: state for p, state in blocks.items() if state})
-        hand_settings(self, self.inner)
+        copy_settings(self, self.inner)
 
     def close(self) -> None:
         """Close the communicator; not a collective."""

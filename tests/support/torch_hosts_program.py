@@ -127,7 +127,7 @@ def main():
         take_host(int(sys.argv[1:][int(os.environ["RANK"])]))
     dist.init_process_group("pycoll", timeout=timedelta(seconds=60))
     every_operation(dist.get_rank(), dist.get_world_size())
-    transport = dist.group.WORLD._session.transport
+    transport = dist.group.WORLD._caller.session.transport
     sys.stdout.write(f"rank {dist.get_rank()} on {socket.gethostname()}: {transport}\n")
     dist.destroy_process_group()
 

@@ -1,5 +1,5 @@
-"""The process group: how it comes up, what every operation rests on, what PyTorch registers.
+"""The process group: its class, how ranks join it, what pycoll changes in PyTorch.
 
-`group` is the class PyTorch sees, `core` its common part, `bootstrap` and `hosts` bring it up.
+`group` is the class PyTorch sees, `bootstrap` brings it up, `patches` change PyTorch.
 Uses `calls`, `tensors` and `operations`. Read `group` first.
 """

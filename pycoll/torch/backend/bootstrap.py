@@ -1,9 +1,15 @@
-"""Bringing up a group through PyTorch's store: who is where, and whose memory to open."""
+"""Bringing up a group through PyTorch's store.
+
+On one host the ranks open the memory of one of them. On several hosts they send messages between
+hosts: over MPI if an MPI launcher has started the ranks, else over TCP. Either way it is
+`pycoll.runtime.sessions.message_session`: schedules, checks and results are those of one host.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -19,20 +25,47 @@ from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import CollTimeout, PeerLeft, PeerLost, in_words
 from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.runtime.calls.prepared import Prepared
+from pycoll.runtime.selection.topology import Topology
+from pycoll.runtime.sessions import mpi_jobs
+from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.sessions.two_level_session import TwoLevelSession
+from pycoll.runtime.startup import mpi, tcp_connections
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
-from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores
+from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, share
 from pycoll.runtime.startup.make_groups import open_control
 from pycoll.runtime.startup.rendezvous import make_everywhere
-from pycoll.torch.backend.hosts import join_hosts
-from pycoll.torch.calls.prepare import GroupSession
+from pycoll.torch.calls.prepare import CallSites, GroupSession
 
 _PIDS: dict[int, int] = {}
-"""Processes on this host by their rank in the job, as far as this one shares a group with them."""
+"""Processes on this host, by rank in the job, that share a group with this one."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
-_DECLINED = "pycoll/declined"
-_DECLINING_S = 5.0  # in which those who come hear that this rank will not
+_CLOSE_S = 10.0  # longest time without progress of what peers still have to get at a close
+_FAILED_S = 1.0  # likewise after a failure, which the peers know of
+_REFUSED = "pycoll/refused"
+_REFUSING_S = 5.0  # in which ranks that come learn that this one refuses to join
+Exchange = Callable[[str, Any], list[Any]]  # gathers the values of all ranks under a topic
+
+
+class MessageGroup(CallSites, MpiSession):
+    """The session of a process group on hosts of one rank each."""
+
+    def close(self) -> None:
+        """Leave the group and end its connections."""
+        failed = self._engine is not None and self._engine.failed
+        super().close()
+        if hasattr(self.job.api, "close"):
+            self.job.api.close(_FAILED_S if failed else _CLOSE_S)
+
+
+class HostsGroup(MessageGroup, TwoLevelSession):
+    """The session of a process group on several hosts, some of which have several ranks."""
+
+    def start(self, prepared: Prepared, limit: float, async_op: bool = False) -> Any:
+        """Run a prepared call; the process group has threads for asynchronous ones."""
+        return self._run(prepared, limit, self.call_site)
 
 
 def join(
@@ -40,15 +73,9 @@ def join(
 ) -> Session:
     """Join a group whose ranks meet at a store.
 
-    On one host rank 0 makes the memory and tells where it is; the others open it. Nobody goes on
-    before everybody has joined, so whatever goes wrong on one rank is an error on all of them.
-
-    Args:
-        store: A store that belongs to this group alone.
-        rank: Rank in the group.
-        size: Number of ranks.
-        timeout_s: Longest time to wait for the others, and afterwards default of every call.
-        ranks: Number of each rank in the whole job; by default the same.
+    On one host rank 0 makes the memory, and the others open it. No rank goes on before all have
+    joined, so whatever goes wrong on one rank is an error on all of them. `timeout_s` limits the
+    wait for the others, and is the default of every call; `ranks` are the numbers in the whole job.
 
     Raises:
         TransportError: If the memory cannot be had, or hosts cannot reach each other.
@@ -56,28 +83,28 @@ def join(
         PeerLost: If a rank died on the way.
         PeerLeft: If a rank cannot join, and why.
     """
-    meeting = _Meeting(store, rank, size, timeout_s)
+    rendezvous = _Rendezvous(store, rank, size, timeout_s)
     own: list[int] = []
     try:
-        with meeting.declining():
+        with rendezvous.refusing():
             config, card = replace(Config.from_env(), timeout_s=timeout_s), Card.own()
             own += [make_memfd(name) for name in ("control", "heap") if rank == 0]
         numbers = list(ranks) or list(range(size))
         if not dist.is_initialized():  # this will be the group of all ranks
             _PIDS.clear()
-        meeting.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
-        members = meeting.meet({**asdict(card), "fds": own})
+        rendezvous.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
+        members = rendezvous.meet({**asdict(card), "fds": own})
         cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
-        meeting.pids = {
+        rendezvous.pids = {
             r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host
         }
-        _PIDS.update({numbers[r]: pid for r, pid in meeting.pids.items()})
+        _PIDS.update({numbers[r]: pid for r, pid in rendezvous.pids.items()})
         places = candidates(cards)
         if len(set(places)) > 1:
-            return join_hosts(meeting.exchange, cards, places, rank, config, store)
+            return _join_hosts(rendezvous.exchange, cards, places, rank, config, store)
         return make_everywhere(
             lambda: _open(members[0], rank, size, config, fewest_cores(cards, places)),
-            lambda text: meeting.exchange("joined", text),
+            lambda text: rendezvous.exchange("joined", text),
         )
     finally:
         for fd in own:
@@ -105,7 +132,77 @@ def _is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"  # dead, and not yet reaped
 
 
-class _Meeting:
+def _join_hosts(
+    exchange: Exchange,
+    cards: list[Card],
+    places: tuple[int, ...],
+    rank: int,
+    config: Config,
+    store: dist.Store,
+) -> MessageGroup:
+    """Join a group on several hosts; `places` are the hosts that its ranks may share."""
+    topics = (f"share{i}" for i in itertools.count())
+
+    def exchange_bytes(data: bytes) -> list[bytes]:
+        return [bytes.fromhex(row) for row in exchange(next(topics), data.hex())]
+
+    shared = share(exchange_bytes, rank, places, [card.pid for card in cards])
+    names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
+    try:
+        limit = config.timeout_s
+        over_mpi = _find_mpi_job(exchange, cards, shared.hosts, limit)
+        ends: tcp_connections.Sockets = []
+        if over_mpi is None:
+            ends = tcp_connections.connect(exchange, rank, names, _host_of(store), limit, store)
+        topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
+
+        def over_tcp() -> MpiJob:
+            api = tcp_connections.open_api(ends, names)
+            return MpiJob(api, None, 0, cards, shared.hosts, "TCP")
+
+        def make() -> MpiSession:
+            job, context = over_mpi or (over_tcp(), 0)
+            arguments = job, list(range(len(cards))), rank, context, config
+            if topology.useful:
+                return HostsGroup(*arguments, mpi.open_node(topology, shared, config), topology)
+            return MessageGroup(*arguments)
+
+        return make_everywhere(make, lambda text: exchange("joined", text))
+    finally:
+        shared.close()
+
+
+def _host_of(store: dist.Store) -> str:
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return getattr(store, "host", "")
+
+
+def _find_mpi_job(
+    exchange: Exchange, cards: list[Card], hosts: tuple[int, ...], limit: float
+) -> tuple[MpiJob, int] | None:
+    """Return the MPI job of all ranks, and the number of a new group in it; None if there is none.
+
+    MPI has no time limits, so no rank begins its calls before all are about to.
+    """
+    if not all(exchange("begin-mpi", mpi.can_begin(len(cards), dist.is_torchelastic_launched()))):
+        return None
+    world, refusal = None, ""
+    try:
+        world = mpi.world()
+    except Exception as error:
+        refusal = str(error)
+    found = exchange("mpi-rank", [world.rank, world.size] if world is not None else [-1, refusal])
+    ranks = tuple(entry[0] for entry in found)
+    if min(ranks) < 0 or len({entry[1] for entry in found}) > 1 or len(set(ranks)) < len(ranks):
+        return None
+    job = mpi_jobs.find_group(mpi.load(), world, ranks, cards, hosts, exchange, limit)
+    topics = (f"context{i}" for i in itertools.count())
+    most = lambda number: max(exchange(next(topics), number))  # noqa: E731
+    return job, job.new_context(most, world.rank == ranks[0])
+
+
+class _Rendezvous:
     """Exchanges of small values between all ranks of a store.
 
     Attributes:
@@ -114,65 +211,63 @@ class _Meeting:
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> None:
         self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
-        self._word = secrets.token_hex(8)
+        self._nonce = secrets.token_hex(8)
         self.pids: Mapping[int, int] = {}
         self._round = ""  # in which all these ranks have met
 
     def meet(self, value: Any) -> list[Any]:
         """Return the values of all ranks, all of which are there now.
 
-        A store may outlive those who use it: torchrun keeps its own when it starts ranks again. So
-        that nobody takes what dead ranks have left for what their successors say, every rank puts
-        a random number beside its value and tells what it has read. When all tell the same, with
-        a number of this rank in it, nobody has read anything old.
+        A store may outlive its users: torchrun keeps its own when it starts ranks again. To tell
+        the values of dead ranks from those of their successors, every rank puts a random number
+        beside its value, and reports what it has read. When all report the same, with the number of
+        this rank in it, nobody has read anything old.
         """
-        values, told = self._keys("place"), self._keys("met")
-        self._store.set(values[self._rank], json.dumps([self._word, value]))
+        values, reports = self._keys("card"), self._keys("met")
+        self._store.set(values[self._rank], json.dumps([self._nonce, value]))
         read: list[bytes] = []
 
         def missing() -> list[int]:
             nonlocal read
-            self._heed()
+            self._check_refused()
             if absent := self._absent(values):
                 return absent
             found = [self._store.get(key) for key in values]
             if found != read:
                 read, self._round = found, hashlib.sha256(b" ".join(found)).hexdigest()[:16]
-                self._store.set(told[self._rank], self._round)
-            others = [self._store.get(key) if self._store.check([key]) else b"" for key in told]
+                self._store.set(reports[self._rank], self._round)
+            others = [self._store.get(key) if self._store.check([key]) else b"" for key in reports]
             return [rank for rank, text in enumerate(others) if text.decode() != self._round]
 
         self._wait(missing)
         return [json.loads(text)[1] for text in read]
 
     @contextlib.contextmanager
-    def declining(self) -> Iterator[None]:
-        """If what is within fails, tell the others that this rank will not meet them, and why.
-
-        They know by the numbers that it names that they are meant, and not their successors.
-        """
+    def refusing(self) -> Iterator[None]:
+        """If the body fails, tell the other ranks that this one will not join, and why."""
         try:
             yield
         except Exception as error:
             with contextlib.suppress(Exception):  # the store may be what has failed
-                self._decline(in_words(error))
+                self._refuse(in_words(error))
             raise
 
-    def _decline(self, why: str) -> None:
-        until, told = time.monotonic() + min(self._timeout_s, _DECLINING_S), None
-        others = [key for r, key in enumerate(self._keys("place")) if r != self._rank]
-        while told is None or (len(told) < len(others) and time.monotonic() < until):
+    def _refuse(self, why: str) -> None:
+        """Tell the ranks, by their random numbers, so that it is not for their successors."""
+        until, reached = time.monotonic() + min(self._timeout_s, _REFUSING_S), None
+        others = [key for r, key in enumerate(self._keys("card")) if r != self._rank]
+        while reached is None or (len(reached) < len(others) and time.monotonic() < until):
             here = [self._store.get(key) for key in others if self._store.check([key])]
-            words = [json.loads(text)[0] for text in here]
-            if words != told:
-                self._store.set(_DECLINED, json.dumps([self._rank, why, words]))
-                told = words
+            nonces = [json.loads(text)[0] for text in here]
+            if nonces != reached:
+                self._store.set(_REFUSED, json.dumps([self._rank, why, nonces]))
+                reached = nonces
             time.sleep(_LAST_PAUSE_S)
 
-    def _heed(self) -> None:
-        if self._store.check([_DECLINED]):
-            rank, why, words = json.loads(self._store.get(_DECLINED))
-            if self._word in words:
+    def _check_refused(self) -> None:
+        if self._store.check([_REFUSED]):
+            rank, why, nonces = json.loads(self._store.get(_REFUSED))
+            if self._nonce in nonces:
                 raise PeerLeft(f"rank {rank} cannot join: {why}")
 
     def exchange(self, topic: str, value: Any) -> list[Any]:
@@ -191,7 +286,7 @@ class _Meeting:
         return [f"pycoll{self._round}/{topic}/{rank}" for rank in range(self._size)]
 
     def _wait(self, look: Callable[[], list[int]]) -> None:
-        """Wait until a look at the store finds no rank missing."""
+        """Wait until `look` at the store finds no rank missing."""
         until, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
         while missing := look():  # a wait of a store may overrun its limit by a second
             late = time.monotonic() >= until

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from pycoll.errors import CollError
 from pycoll.runtime.sessions.session import Session
 from pycoll.torch.backend.bootstrap import join
-from pycoll.torch.backend.compiling import run_as_it_is
-from pycoll.torch.backend.core import Core
-from pycoll.torch.backend.errors import as_torch
-from pycoll.torch.calls.fast_path import Hot
+from pycoll.torch.backend.patches import do_not_compile_methods
+from pycoll.torch.calls.caller import Caller
 from pycoll.torch.calls.work import DoneWork, PendingWork
-from pycoll.torch.operations.list_moves import ListMoves
-from pycoll.torch.operations.moves import Moves
-from pycoll.torch.operations.p2p import Messages, MessageWork
-from pycoll.torch.operations.reductions import Reductions
+from pycoll.torch.errors import as_torch
+from pycoll.torch.operations.list_collectives import ListCollectives
+from pycoll.torch.operations.p2p import ANY, Messages, MessageWork
+from pycoll.torch.tensors.devices import kinds
+from pycoll.torch.tensors.layout import Tensors
 
 
-class ProcessGroupPycoll(Reductions, Moves, ListMoves, Messages, Hot, Core):
+class _StandIn(c10d.Backend):
+    def name(self) -> str:
+        return "pycoll"
+
+    getBackendName = name
+
+
+class ProcessGroupPycoll(ListCollectives, dist.ProcessGroup):
     """A group of ranks that exchange tensors of CPUs or of CUDA devices through pycoll.
 
     Made by ``torch.distributed.init_process_group("pycoll")`` and ``new_group``. Synchronous calls
@@ -33,26 +43,187 @@ class ProcessGroupPycoll(Reductions, Moves, ListMoves, Messages, Hot, Core):
 
     def __init__(self, session: Session, store: dist.Store, name: str) -> None:
         """Wrap a session; see `create`."""
-        super().__init__(session, store, name)
-        self._open_hot()
-        self._open_messages()
+        super().__init__(session.rank, session.world_size)
+        self._caller = Caller(session, name)
+        self._messages = Messages(self._caller)
+        self._store, self._desc, self._closed = store, "undefined", False
+        self._stand_in()
+
+    def _stand_in(self) -> None:
+        """Register a backend without operations, which PyTorch 2.15 attaches its hooks to."""
+        try:
+            self._hooked = _StandIn(self.rank(), self.size())
+        except TypeError:  # before 2.15
+            return
+        for device in self._device_types:
+            self._register_backend(device, self.BackendType.CUSTOM, self._hooked)
+        self._set_default_backend(self.BackendType.CUSTOM)
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> dist.Work:
+        """Send a tensor to one rank."""
+        return self._messages.post("send", tensors, dst, tag)
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
+        """Receive a tensor of the same size and type from one rank."""
+        return self._messages.post("recv", tensors, src, tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
+        """Receive a tensor from whichever rank sends first."""
+        return self._messages.post("recv", tensors, ANY, tag)
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Tell FSDP2 that `allocate_tensor` works, which its buffers can come from."""
+        return self._caller.calls.direct and torch.device(device).type == "cpu"
+
+    def allocate_tensor(
+        self, size: int | Sequence[int], *, dtype: torch.dtype, device: Any = "cpu"
+    ) -> torch.Tensor:
+        """Make a tensor whose memory all ranks of this host can reach.
+
+        Collectives of this group move it with fewer copies, if every rank passes such tensors.
+
+        Raises:
+            MemoryError: If the machine or the heap has no room for it.
+        """
+        return self._caller.symmetric.empty(size, dtype)
+
+    def register_tensor(self, tensor: torch.Tensor) -> None:
+        """Move an existing tensor into symmetric memory, at its address; see docs/memory.md.
+
+        Raises:
+            DistBackendError: If its memory cannot be moved.
+        """
+        self._transfer("register", tensor)
+
+    def deregister_tensor(self, tensor: torch.Tensor) -> None:
+        """Move a registered tensor back."""
+        self._transfer("unregister", tensor)
+
+    def deregister_later(self, tensor: torch.Tensor) -> None:
+        """Let the next call that is not a repeated one move a registered tensor back.
+
+        For finalizers: the garbage collector may run them inside any call of this group.
+        """
+        self._caller.symmetric.leaving.append(tensor)
+
+    def _transfer(self, how: str, tensor: torch.Tensor) -> None:
+        self._caller.symmetric.move_back()
+        try:
+            self._caller.symmetric.transfer(how, tensor)
+        except CollError as error:
+            raise self._caller.error(error, f"{how}_tensor") from error
+
+    # ---- what c10d asks of any group
+
+    def rank(self) -> int:
+        """Return the rank of this process in the group."""
+        return self._caller.rank
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._caller.size
+
+    def name(self) -> str:
+        """Return the name of the backend."""
+        return "pycoll"
+
+    getRank, getSize, getBackendName, _get_backend_name = rank, size, name, name
+
+    @property
+    def group_name(self) -> str:
+        """Name by which functional collectives find the group."""
+        return self._caller.name
+
+    @property
+    def group_desc(self) -> str:
+        """Description that was given to ``new_group``."""
+        return self._desc
+
+    def getGroupName(self) -> str:
+        """Return the name; for C++."""
+        return self._caller.name
+
+    def setGroupName(self, name: str) -> None:
+        """Rename the group."""
+        self._caller.name = name
+
+    def getGroupDesc(self) -> str:
+        """Return the description; for C++."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        """Describe the group."""
+        self._desc = desc
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(kind) for kind in kinds()]
+
+    supports_splitting = False  # `split_group`; make groups with ``new_group``
+    supports_shrinking = False  # `shrink_group`; after a failure start the ranks again
+    supports_coalescing = False  # collecting single calls and running them together
+    supports_time_estimate = False
+
+    @property
+    def options(self) -> c10d.Backend.Options:
+        """The timeout and the ranks of the group, as PyTorch's own backends have them."""
+        options = c10d.Backend.Options(self.name(), timedelta(seconds=self._caller.timeout_s))
+        if hasattr(options, "group_name"):  # from about PyTorch 2.9 on
+            options.global_ranks_in_group = dist.get_process_group_ranks(self)
+            options.group_name = self._caller.name
+        return options
+
+    def _get_backend(self, device: torch.device) -> ProcessGroupPycoll:
+        if torch.device(device).type not in kinds():
+            raise RuntimeError(
+                f"no backend for {device} in this group; this pycoll moves tensors of "
+                f"{' and '.join(kinds())}"
+            )
+        return self
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._caller.session.engine.iteration
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: ranks count from the same number."""
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        self._caller.background.finish()
+
+    def get_group_store(self) -> dist.Store:
+        """Return the store of the group."""
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the longest time that calls wait for their peers."""
+        self._caller.timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
         """Finish what runs in the background and leave the group; harmless if repeated."""
-        self._hot.clear()
-        self._close_messages()
-        super().shutdown()
+        if not self._closed:
+            self._closed = True
+            self._messages.close()
+            self._caller.close()
+
+    def abort(self) -> None:
+        """Make every rank's present or next call raise, and leave the group."""
+        if not self._closed:
+            self._caller.session.abort("abort was called on the process group")
+            self.shutdown()
 
 
-run_as_it_is(ProcessGroupPycoll, DoneWork, PendingWork, MessageWork)
+do_not_compile_methods(ProcessGroupPycoll, DoneWork, PendingWork, MessageWork)
 
 
 def create(options: Any, backend_options: Any = None) -> ProcessGroupPycoll:
-    """Make a group; called by PyTorch on every rank of it.
-
-    Args:
-        options: PyTorch's description of the group: store, rank, size, timeout, name.
-        backend_options: None; there are no options of our own.
+    """Make a group as PyTorch describes it; PyTorch calls this on every rank of it.
 
     Raises:
         DistBackendError: If the group cannot be made, naming the ranks that are missing.

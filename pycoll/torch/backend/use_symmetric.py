@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from pycoll.torch.backend.core import Core
+from pycoll.torch.backend.group import ProcessGroupPycoll
 
 LEAST_BYTES = 64 << 10
 
@@ -14,11 +14,11 @@ LEAST_BYTES = 64 << 10
 def use_symmetric_memory(module: torch.nn.Module) -> torch.nn.Module:
     """Let a wrapped module keep in symmetric memory what its ranks exchange.
 
-    Of a `DistributedDataParallel` these are the gradient buckets: they are moved there, where they
-    lie, when they are first reduced, and moved back by the first call of the group after the module
-    was collected. Of a module that ``fully_shard`` was called on they are the buffers for
-    parameters and gradients, which then come from the process group. All ranks must do the same.
-    Means of gradients are rounded once more or less where the number of ranks is no power of two;
+    For a `DistributedDataParallel` these are the gradient buckets. They keep their addresses: the
+    first reduction moves their memory, and the first call of the group after the module was
+    collected moves it back. For a module that ``fully_shard`` was called on these are the buffers
+    of parameters and gradients, which then come from the process group. All ranks must do the same.
+    If the number of ranks is no power of two, means of gradients are rounded once more or less;
     otherwise results do not change.
 
     Args:
@@ -32,7 +32,11 @@ def use_symmetric_memory(module: torch.nn.Module) -> torch.nn.Module:
         RuntimeError: If this PyTorch cannot do it for FSDP2, or DDP has another hook.
     """
     if isinstance(module, DistributedDataParallel):
-        buckets = Buckets(_group(module.process_group))
+        group = module.process_group
+        if not isinstance(group, ProcessGroupPycoll):
+            backend = dist.get_backend(group)
+            raise ValueError(f"the process group is of {backend}, not of pycoll")
+        buckets = Buckets(group)
         module.register_comm_hook(buckets, reduce_in_place)
         weakref.finalize(module, buckets.release).atexit = False
         return module
@@ -47,20 +51,10 @@ def use_symmetric_memory(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _group(group: dist.ProcessGroup) -> Core:
-    if not isinstance(group, Core):
-        raise ValueError(f"the process group is of {dist.get_backend(group)}, not of pycoll")
-    return group
-
-
 class Buckets:
-    """The gradient buckets of a DDP module that are in symmetric memory.
+    """The gradient buckets of a DDP module that are in symmetric memory."""
 
-    Attributes:
-        group: The process group.
-    """
-
-    def __init__(self, group: Core) -> None:
+    def __init__(self, group: ProcessGroupPycoll) -> None:
         """Begin with none."""
         self.group = group
         self._known: dict[int, torch.Tensor] = {}
@@ -77,7 +71,7 @@ class Buckets:
             self._known[index] = bucket
 
     def release(self) -> None:
-        """Let all of them be moved back, by a call that comes later: this may be a finalizer."""
+        """Let a later call move all of them back; may be called by a finalizer."""
         while self._known:
             self.group.deregister_later(self._known.popitem()[1])
 

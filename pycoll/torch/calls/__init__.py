@@ -1,5 +1,5 @@
-"""Calls of the engine on tensors: prepared, repeated fast, in the background, under way.
+"""Calls of the engine on tensors: prepared, repeated, asynchronous, and the works PyTorch gets.
 
-`prepare` is the way in, `fast_path` repeats earlier calls, `work` is what PyTorch waits for.
-Uses `tensors`. Read `prepare` first.
+`caller` makes the calls of a group, `prepare` binds them, `background` runs asynchronous ones.
+Uses `tensors`. Read `caller` first.
 """

@@ -1,34 +1,66 @@
-"""From tensors to the engine: every call a kind of collective, two addresses and a bound plan."""
+"""From tensors to the engine: a collective is a kind, two addresses and a bound plan."""
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from pycoll import _C, algorithms
 from pycoll.errors import ArgumentError
-from pycoll.runtime.arrays.symmetric_memory import Mirror
+from pycoll.runtime.arrays.symmetric_memory import Memory, Mirror
 from pycoll.runtime.calls.plans import CallSpec, barrier_spec
 from pycoll.runtime.calls.prepare import DIRECT_KINDS
 from pycoll.runtime.calls.prepared import Prepared
 from pycoll.runtime.selection.select import select
 from pycoll.runtime.selection.single_copy import with_alternative
 from pycoll.runtime.sessions.session import Session
-from pycoll.schedule.language.collectives import COLLECTIVES
-from pycoll.torch.calls.call_sites import Placed
-from pycoll.torch.calls.list_calls import Listed
-from pycoll.torch.operations.arguments import check_memory
-from pycoll.torch.tensors.layout import apart, as_reducible, code
+from pycoll.schedule.language.collectives import COLLECTIVES, FULL
+from pycoll.torch.tensors.layout import (
+    IN_PLACE,
+    Request,
+    Tensors,
+    apart,
+    as_reducible,
+    code,
+    source,
+)
 from pycoll.types import DType, Kind, Order, ReduceOp
 
-_MAX_BOUND = 4096
-_IN_PLACE = (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE)
+_LIBRARIES = ("torch.", "pycoll.", "deepspeed.", "lightning.", "accelerate.")
+_WRAPPERS = ("contextlib.", "functools.", "typing_extensions.")
+_MAX_BOUND, _MAX_LISTS = 4096, 256
+_LEAST_LIST_BYTES = 4 << 20  # of a list at new addresses: to bind these takes longer than to copy
+_LARGE = 1 << 20  # bytes that allocators take from the system each time
+_HAS_ALL_BLOCKS = {
+    Kind[name.upper()]: (promise.in_layout == FULL, promise.out_layout == FULL)
+    for name, promise in COLLECTIVES.items()
+}  # whether input and output hold the blocks of all ranks, or that of one
+CallKey = tuple[Kind, int, int, ReduceOp | None, int, bool]
+"""Kind, type code, count, operation and root of a call; whether it works on symmetric memory."""
 _Place = tuple[int, Mirror | None]  # address in symmetric memory; of what is registered
 
 
-class GroupSession(Placed, Session):
+class CallSites:
+    """Mixed into a session whose calls name the line of the program that called PyTorch.
+
+    Attributes:
+        call_site: Number of that line, for calls that go through `Session`.
+    """
+
+    internal = (*_LIBRARIES, *_WRAPPERS)
+    call_site = 0
+
+    def site(self) -> int:
+        """Return the number of the caller's line."""
+        return self.call_site
+
+
+class GroupSession(CallSites, Session):
     """The session of a process group on one host."""
 
 
@@ -38,11 +70,11 @@ class Calls:
     Attributes:
         direct: Bound calls may be given to the engine as they are.
         symmetric: There are tensors in symmetric memory.
-        listed: The calls on lists of tensors.
     """
 
     direct = True
     symmetric = False
+    _barrier = "one_shot"  # the algorithm of a barrier
 
     def __init__(self, session: Session) -> None:
         """Serve a session."""
@@ -50,109 +82,96 @@ class Calls:
         self._bound: dict[tuple, Any] = {}
         self._direct: set[_C.BoundCall] = set()  # work on symmetric memory in place
         self.sites = session.sites
-        self.listed = Listed(self)
 
-    def reduce(
-        self,
-        kind: Kind,
-        x: torch.Tensor,
-        out: torch.Tensor | None,
-        op: ReduceOp,
-        root: int,
-        site: int,
-        timeout_s: float,
-    ) -> None:
-        """Combine the tensors of all ranks.
+    @property
+    def symmetric_memory(self) -> Memory | None:
+        """Where tensors of the user may be; None if there are none."""
+        return self.session.memory if self.symmetric else None
+
+    def empty(self, like: torch.Tensor, count: int) -> torch.Tensor:
+        """Return a flat buffer for one call.
+
+        A large one comes from the symmetric heap, whose pool reuses its pages: fresh pages cost
+        more than the call that fills them. Not if the user has tensors in symmetric memory, because
+        then a call is bound according to where its tensors are.
+        """
+        nbytes = count * like.element_size()
+        if self.direct and not self.symmetric and nbytes >= _LARGE and like.is_cpu:
+            with contextlib.suppress(MemoryError):
+                block = self.session.memory.empty(nbytes, np.uint8)
+                return torch.from_numpy(block).view(like.dtype)
+        return like.new_empty(count)
+
+    def pack(self, tensors: Tensors) -> torch.Tensor:
+        """Copy tensors into a flat buffer, one behind the other."""
+        parts = [source(tensor).reshape(-1) for tensor in tensors]
+        return torch.cat(parts, out=self.empty(parts[0], sum(part.numel() for part in parts)))
+
+    def run(self, request: Request, x: torch.Tensor | None, out: torch.Tensor | None) -> None:
+        """Make a collective call.
 
         Args:
-            kind: ALL_REDUCE, REDUCE or REDUCE_SCATTER.
-            x: This rank's elements, contiguous.
-            out: Contiguous memory for the result; None where there is none.
-            op: The operation.
-            root: Rank with the result, or 0.
-            site: Number of the place in the program that made the call.
-            timeout_s: Longest time to wait for the peers.
+            request: The call.
+            x: This rank's input, contiguous; None if it has none.
+            out: Contiguous memory for its output; None if it has none.
 
         Raises:
             ArgumentError: Before anything is sent, if the type cannot be combined like that.
             CollError: As the collectives of `pycoll.Communicator` do.
         """
-        told = code(x.dtype)
-        x, dtype, op = as_reducible(x, op)
-        if kind not in _IN_PLACE:
-            x = self._apart(x, out, site)
-        self._check(kind, x, out, x.nbytes, site)
-        mirrors = self._mirrors(kind, x, out) if self.symmetric else None
-        bound = self.bind(
-            kind, told, dtype.itemsize, x.numel(), op, root, dtype, mirrors is not None
-        )
-        self._run(bound, x, out, site, timeout_s, mirrors)
-
-    def move(
-        self,
-        kind: Kind,
-        x: torch.Tensor | None,
-        out: torch.Tensor | None,
-        count: int,
-        root: int,
-        site: int,
-        timeout_s: float,
-    ) -> None:
-        """Move elements between ranks.
-
-        Args:
-            kind: BROADCAST, ALL_GATHER, GATHER, SCATTER or ALL_TO_ALL.
-            x: This rank's input, contiguous; None where there is none.
-            out: Contiguous memory for the output; None where there is none.
-            count: Elements of the whole: of all blocks together.
-            root: Root rank, or 0.
-            site: See `reduce`.
-            timeout_s: See `reduce`.
-        """
+        kind, op, root, site, timeout_s = request
         typed = out if x is None else x
-        if x is not None and kind not in _IN_PLACE and not self.is_own_block(kind, x, out):
+        type_code, size, dtype = code(typed.dtype), typed.element_size(), None
+        if op is not None:
+            x, dtype, op = as_reducible(x, op)
+            size = dtype.itemsize
+        if x is not None and kind not in IN_PLACE and not self.is_own_block(kind, x, out):
             x = self._apart(x, out, site)
-        mirrors = self._mirrors(kind, x, out) if self.symmetric else None
-        size, number = typed.element_size(), code(typed.dtype)
-        self._check(kind, x, out, count * size, site)
-        bound = self.bind(kind, number, size, count, None, root, None, mirrors is not None)
-        self._run(bound, x, out, site, timeout_s, mirrors)
+        count = self._nbytes(request, x, out) // size
+        places = self._symmetric_places(kind, x, out) if self.symmetric else None
+        key = kind, type_code, count, op, root, places is not None
+        bound = self.bind(key, size, dtype)
+        self._run_at(bound, x, out, site, timeout_s, places)
 
-    def _check(
-        self, kind: Kind, x: torch.Tensor | None, out: torch.Tensor | None, nbytes: int, site: int
-    ) -> None:
-        """Compare memory with what will be moved; tell the peers if it does not fit."""
-        try:
-            check_memory(kind, x, out, nbytes, self.session.world_size)
-        except ArgumentError as error:
-            self.refuse(error, site)
-            raise
+    def _nbytes(self, request: Request, x: torch.Tensor | None, out: torch.Tensor | None) -> int:
+        """Return the bytes of all blocks; if input and output differ, the peers get the error."""
+        n, name = self.session.world_size, request.kind.name.lower()
+        x_has_all, out_has_all = _HAS_ALL_BLOCKS[request.kind]
+        given = None if x is None else x.nbytes * (1 if x_has_all else n)
+        received = None if out is None else out.nbytes * (1 if out_has_all else n)
+        if given is None or received is None:
+            return received if given is None else given
+        if given != received:
+            expected = given if out_has_all else f"{given} / {n}"
+            text = f"{name}: the output has {out.nbytes} bytes, expected {expected}"
+            self.refuse(error := ArgumentError(text), request.site)
+            raise error
+        return given
 
     def refuse(self, error: Exception, site: int) -> None:
-        """Take part in the call that the peers make by telling them that it cannot be made."""
+        """Take part in the call that the peers make, by refusing it with an error."""
 
-        def again() -> None:
+        def fail() -> None:
             raise error
 
-        self.session.place = site
+        self.session.call_site = site
         with contextlib.suppress(type(error)):
-            self.session.refusing(again)
+            self.session.refusing(fail)
 
     def _apart(self, x: torch.Tensor, out: torch.Tensor | None, site: int) -> torch.Tensor:
-        """Return the input in memory of its own; tell the peers if there is none."""
-        self.session.place = site
-        memory = self.session.memory if self.symmetric else None
-        return self.session.refusing(lambda: apart(x, out, memory))
+        """Return the input apart from the output; the peers get the error if memory is full."""
+        self.session.call_site = site
+        return self.session.refusing(lambda: apart(x, out, self.symmetric_memory))
 
     def is_own_block(self, kind: Kind, x: torch.Tensor, out: torch.Tensor | None) -> bool:
-        """Whether the input of an all_gather lies where its output is to be."""
+        """Whether the input of an all_gather is this rank's block of its output."""
         own = self.session.rank * x.nbytes
         return kind == Kind.ALL_GATHER and out.data_ptr() + own == x.data_ptr()
 
-    def _mirrors(
+    def _symmetric_places(
         self, kind: Kind, x: torch.Tensor | None, out: torch.Tensor | None
     ) -> list[_Place] | None:
-        """Return where input and output lie in symmetric memory; None if they do not."""
+        """Return where input and output are in symmetric memory; None if one is not."""
         if kind not in DIRECT_KINDS:
             return None
         memory, found = self.session.memory, []
@@ -169,28 +188,28 @@ class Calls:
                 return None
         return found
 
-    def _run(
+    def _run_at(
         self,
         bound: Any,
         x: torch.Tensor | None,
         out: torch.Tensor | None,
         site: int,
         timeout_s: float,
-        mirrors: list[_Place] | None,
+        places: list[_Place] | None,
     ) -> None:
-        if mirrors is None or bound not in self._direct:
-            self.run(bound, x, out, site, timeout_s)
+        if places is None or bound not in self._direct:
+            self._run_bound(bound, x, out, site, timeout_s)
             return
-        registered = [mirror for _, mirror in mirrors if mirror is not None]
+        registered = [mirror for _, mirror in places if mirror is not None]
         # A signal handler in the call has the lock of the group, too.
         held = self.session.memory.hold(registered) if registered else []
         try:
             for mirror in registered:
                 mirror.gather()
-            pointers = (pointer for pointer, _ in mirrors)
+            pointers = (pointer for pointer, _ in places)
             self.session.guard(self.session.engine.run, bound, *pointers, site, timeout_s)
-            if mirrors[1][1] is not None:
-                mirrors[1][1].scatter()
+            if places[1][1] is not None:
+                places[1][1].scatter()
         finally:
             for hold in held:
                 hold.end()
@@ -199,58 +218,36 @@ class Calls:
         """Wait until every rank has made this call."""
         bound = self._bound.get((Kind.BARRIER,))
         if bound is None:
-            bound = self._bound[Kind.BARRIER,] = self._barrier()
-        self.run(bound, None, None, site, timeout_s)
+            spec = barrier_spec(algorithms.find("all_reduce", self._barrier))
+            bound = self._bound[Kind.BARRIER,] = self._ready(spec)
+        self._run_bound(bound, None, None, site, timeout_s)
 
-    def run(self, bound: Any, x: Any, out: Any, site: int, timeout_s: float) -> None:
-        """Run a bound call."""
-        x_ptr = 0 if x is None else x.data_ptr()
-        out_ptr = 0 if out is None else out.data_ptr()
-        self.session.guard(self.session.engine.run, bound, x_ptr, out_ptr, site, timeout_s)
+    def _run_bound(self, bound: Any, x: Any, out: Any, site: int, timeout_s: float) -> None:
+        pointers = [0 if t is None else t.data_ptr() for t in (x, out)]
+        self.session.guard(self.session.engine.run, bound, *pointers, site, timeout_s)
 
-    def bind(
-        self,
-        kind: Kind,
-        type_code: int,
-        itemsize: int,
-        count: int,
-        op: ReduceOp | None,
-        root: int,
-        dtype: DType | None,
-        mapped: bool = False,
-    ) -> Any:
+    def bind(self, key: CallKey, itemsize: int, dtype: DType | None) -> Any:
         """Choose the algorithm of a call and bind its plan; quick for a call made before."""
-        key = (kind, type_code, count, op, root, mapped)
         bound = self._bound.get(key)
         if bound is None and self.session.engine:  # raises after a close
             if len(self._bound) >= _MAX_BOUND:
                 self._bound.clear()
                 self._direct.clear()
-            bound = self._bound[key] = self._bind(*key, itemsize, dtype)
+            spec = self.spec(key, itemsize, dtype)
+            bound = self._bound[key] = self._ready(spec)
+            if spec.direct:
+                self._direct.add(bound)
         return bound
 
-    def _bind(self, *call: Any) -> Any:
-        spec = self.spec(*call)
-        bound = self._ready(spec)
-        if spec.direct:
-            self._direct.add(bound)
-        return bound
-
-    def spec(
-        self,
-        kind: Kind,
-        type_code: int,
-        count: int,
-        op: ReduceOp | None,
-        root: int,
-        mapped: bool,
-        itemsize: int,
-        dtype: DType | None,
-    ) -> CallSpec:
-        """Choose the algorithm of a call; the arguments are those of `bind`."""
+    def spec(self, key: CallKey, itemsize: int, dtype: DType | None) -> CallSpec:
+        """Choose the algorithm of a call; without a `dtype` elements are only moved."""
+        kind, type_code, count, op, root, symmetric = key
         collective = kind.name.lower()
         operation = ReduceOp.SUM if op is None else op
-        size, wanted = self.session.world_size, {"dtype": dtype, "op": operation, "direct": mapped}
+        size, wanted = (
+            self.session.world_size,
+            {"dtype": dtype, "op": operation, "direct": symmetric},
+        )
         wanted |= {"messages": not self.direct, "crowded": self.session.plans.crowded}
         choice = select(collective, count * itemsize, size, **wanted)
         params = dict(choice.params)
@@ -272,28 +269,107 @@ class Calls:
         )
         return with_alternative(spec, choice)
 
-    def _barrier(self) -> Any:
-        return self._ready(barrier_spec(algorithms.find("all_reduce", "one_shot")))
-
     def _ready(self, spec: CallSpec) -> Any:
         return self.session.bind(spec, None)
 
 
-class HostCalls(Calls):
+class MultiHostCalls(Calls):
     """The collectives of a session on several hosts."""
 
     direct = False
+    _barrier = "recursive_doubling"
 
-    def run(self, bound: Any, x: Any, out: Any, site: int, timeout_s: float) -> None:
-        """Run a bound call, inside hosts first where that is possible."""
+    def _run_bound(self, bound: Any, x: Any, out: Any, site: int, timeout_s: float) -> None:
+        """Run a bound call, as a two-level call where that is possible."""
         binding, spec = bound
         pointers = [0 if t is None else t.data_ptr() for t in (x, out)]
         prepared = Prepared(binding, *pointers, None, (x, out), spec=spec, two_levels=True)
-        self.session.place = site
+        self.session.call_site = site
         self.session.start(prepared, timeout_s, False)
-
-    def _barrier(self) -> Any:
-        return self._ready(barrier_spec(algorithms.find("all_reduce", "recursive_doubling")))
 
     def _ready(self, spec: CallSpec) -> Any:
         return self.session.bind(spec, None), spec
+
+
+class ListCalls:
+    """The all_gather, gather and scatter of a group whose tensors come in lists.
+
+    To the peers such a call is like one on a flat tensor. Not so a scatter: peers cannot know where
+    the root's tensors are, so it never has the alternative in which they read from there.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        """Serve a group with its other calls."""
+        self._calls = calls
+        self._known: dict[tuple, Any] = {}  # None: such a list came once
+
+    def wants(self, one: torch.Tensor) -> bool:
+        """Tell whether this is for blocks like one; the answer is the same on every rank."""
+        return self._calls.direct and one.is_cpu and one.numel() > 0
+
+    def takes(self, kind: Kind, parts: Tensors, one: torch.Tensor, root: int) -> bool:
+        """Tell whether the engine should read or write the blocks of all ranks in place.
+
+        Args:
+            kind: See `run`.
+            parts: Contiguous tensors, one for each rank.
+            one: This rank's block, contiguous; may be one of the parts.
+            root: Root rank, or 0.
+        """
+        own, spans = _span(one), list(map(_span, parts))
+        mine = spans[self._calls.session.rank] == own
+        ordered = sorted(spans if mine else [*spans, own])
+        alike = all(part.is_cpu and part.nbytes == one.nbytes for part in parts)
+        apart = all(a[1] <= b[0] for a, b in pairwise(ordered))
+        in_step = all((s[0] - ordered[0][0]) % one.element_size() == 0 for s in spans)
+        if not (alike and apart and in_step):
+            return False
+        key = self._key(kind, one, parts, root)
+        seen = key in self._known
+        if not seen:
+            self._know(key, None)
+        return seen or one.nbytes * len(parts) >= _LEAST_LIST_BYTES
+
+    def _key(self, kind: Kind, one: torch.Tensor, parts: Tensors | None, root: int) -> tuple:
+        first, size = _first(parts), one.element_size()
+        offsets = tuple((part.data_ptr() - first) // size for part in parts or ())
+        return kind, code(one.dtype), one.numel(), root, offsets
+
+    def _know(self, key: tuple, bound: Any) -> None:
+        if len(self._known) >= _MAX_LISTS:
+            self._known.clear()
+        self._known[key] = bound
+
+    def run(self, request: Request, one: torch.Tensor, parts: Tensors | None) -> None:
+        """Run a call.
+
+        Args:
+            request: An ALL_GATHER, GATHER or SCATTER.
+            one: This rank's block: its input, or for SCATTER its output.
+            parts: The blocks of all ranks; None on a rank that has none.
+        """
+        kind, _, root, site, timeout_s = request
+        first, key = _first(parts), self._key(kind, one, parts, root)
+        bound = self._known.get(key)
+        if bound is None:
+            bound = self._bind(kind, one, root, key[-1])
+            self._know(key, bound)
+        ends = (first, one.data_ptr()) if kind == Kind.SCATTER else (one.data_ptr(), first)
+        session = self._calls.session
+        session.guard(session.engine.run, bound, *ends, site, timeout_s)
+
+    def _bind(self, kind: Kind, one: torch.Tensor, root: int, offsets: tuple[int, ...]) -> Any:
+        session, size = self._calls.session, one.element_size()
+        count = one.numel() * session.world_size
+        spec = self._calls.spec((kind, code(one.dtype), count, None, root, False), size, None)
+        if kind == Kind.SCATTER:
+            spec = replace(spec, alternative=None)
+        return session.bind(spec, np.array(offsets) if offsets else None)
+
+
+def _first(parts: Tensors | None) -> int:
+    return min((part.data_ptr() for part in parts or ()), default=0)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes

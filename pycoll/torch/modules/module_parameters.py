@@ -1,4 +1,4 @@
-"""The parameters of a PyTorch module: which are trained, how they are split, where they lie."""
+"""The parameters of a PyTorch module: which are trained, how they are split, views of buckets."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ def full_name(name: str) -> str:
 
 
 def precision_of(module: torch.nn.Module) -> str:
-    """Return the precision in which the engine keeps a module's parameters.
-
-    Raises:
-        ArgumentError: If they are of several types, or on another device than the CPU.
-    """
+    """Return the precision of a module's parameters; refuse several, and devices."""
     known = {torch.float32: "fp32", torch.float64: "fp64"}
     kinds = {p.dtype for p in trainable(module).values()}
     if len(kinds) != 1 or not kinds <= known.keys():
@@ -49,7 +45,7 @@ def precision_of(module: torch.nn.Module) -> str:
 
 
 def layer_specs(module: torch.nn.Module) -> dict[torch.Tensor, ParameterSpec]:
-    """Return what the layers of a module's `LayerModule`s say of their parameters."""
+    """Return the specs of the parameters of a module's `LayerModule`s."""
     found: dict[torch.Tensor, ParameterSpec] = {}
     for part in module.modules():
         if isinstance(part, LayerModule):
@@ -61,8 +57,8 @@ def layer_specs(module: torch.nn.Module) -> dict[torch.Tensor, ParameterSpec]:
 def chain_of(module: torch.nn.Module) -> Sequential:
     """Return the parameters of a module, by submodule, as layers that are never run.
 
-    How a `LayerModule` splits its parameters, and which of them decay, is as its layer says. Its
-    gradients are complete: where ranks see part of a sequence, it has added them itself.
+    A `LayerModule` splits its parameters, and lets them decay, as its layer says. Its gradients are
+    complete: where ranks see part of a sequence, it has summed them itself.
 
     Raises:
         ArgumentError: If they are of several types, or on another device than the CPU.
@@ -76,7 +72,7 @@ def chain_of(module: torch.nn.Module) -> Sequential:
             known.get(p, ParameterSpec(())),
             shape=value.shape,
             dtype=str(value.dtype),
-            init=lambda _, p=p: p.detach().numpy(),  # no copy: whoever asks makes one
+            init=lambda _, p=p: p.detach().numpy(),  # no copy: the caller makes one
             sequence=False,
         )
     return Sequential([(owner, _Holder(specs)) for owner, specs in groups.items()])
@@ -93,19 +89,19 @@ class _Holder:
 
 
 def part_of(name: str, p: torch.Tensor, elements: np.ndarray) -> Part:
-    """Make a parameter a view of its elements in a bucket, whose values it takes."""
+    """Make a parameter a view of elements of a bucket, whose values it takes."""
     view = torch.from_numpy(elements)
     p.data = view.view(p.shape)
     return name, p, view
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where parameters have to lie while they are trained; users may have moved them.
+class Views:
+    """The parameters that are views of buckets; users may have moved them.
 
     Attributes:
-        owner: Who trains them, in a word.
-        frozen: By name, those that were not to be trained when it was made; they have no bucket.
+        owner: "engine" or "optimizer", which trains them.
+        frozen: By name, those that were frozen when it was made; they have no bucket.
         parts: The others.
     """
 
@@ -114,7 +110,7 @@ class Places:
     parts: Sequence[Part]
 
     def problem(self) -> str:
-        """Tell what this rank cannot go on with; nothing if all is well."""
+        """Return why this rank cannot go on; nothing if it can."""
         if thawed := [name for name, p in self.frozen.items() if p.requires_grad]:
             return (
                 f"parameters {', '.join(thawed)}, frozen when the {self.owner} was made; make a "
@@ -129,10 +125,9 @@ class Places:
         return ""
 
     def move_back(self) -> None:
-        """Make parameters views of the buckets again, with the values that they have.
+        """Make parameters views of the buckets again, with their values; needs no `problem`.
 
-        They lie elsewhere after ``p.data = ...`` or ``module.to(memory_format=...)``. There has to
-        be no `problem`.
+        They lie elsewhere after ``p.data = ...`` or ``module.to(memory_format=...)``.
         """
         for _, p, view in self.parts:
             if p.data_ptr() != view.data_ptr() or not p.is_contiguous():

@@ -1,4 +1,4 @@
-"""The buckets of `ZeroOptimizer`: where parameters and gradients lie; how states are divided."""
+"""The buckets of `ZeroOptimizer`: flat parameters and gradients, and how states are sharded."""
 
 from __future__ import annotations
 
@@ -21,32 +21,23 @@ State = dict[str, Any]
 
 
 @dataclass
-class Flat:
-    """One bucket: parameters and gradients in full, and this rank's block of both.
-
-    Attributes:
-        layout: Which parameter lies where.
-        parts: The parameters and their elements of `parameter`, in the order of the layout.
-        parameter: All elements of the parameters.
-        gradient: All elements of this rank's gradients.
-        shard: This rank's block of `parameter`.
-        shard_gradient: This rank's block of the averaged gradient.
-    """
+class ZeroBucket:
+    """One bucket: parameters and gradients in full, and this rank's shard of both."""
 
     layout: Layout
-    parts: list[Part]
+    parts: list[Part]  # in the order of the layout
     parameter: np.ndarray
-    gradient: np.ndarray
-    shard: torch.Tensor
-    shard_gradient: np.ndarray
+    gradient: np.ndarray  # of this rank
+    shard: torch.Tensor  # of `parameter`
+    shard_gradient: np.ndarray  # of the averaged gradient
 
     @property
     def params(self) -> list[torch.Tensor]:
         """The parameters, in the order of the layout."""
         return [p for _, p, _ in self.parts]
 
-    def point(self, keep: bool) -> None:
-        """Make gradients views of the bucket: copy what lies elsewhere; what is missing is 0."""
+    def view_gradients(self, keep: bool) -> None:
+        """Make gradients views of the bucket, with their values (`keep`) or zeros."""
         for p, entry in zip(self.params, self.layout.entries, strict=True):
             part = self.gradient[entry.start : entry.stop]
             view, grad = torch.from_numpy(part).view(p.shape), p.grad if keep else None
@@ -58,40 +49,33 @@ class Flat:
             p.grad = view
 
     def gather(self, state: Mapping[str, Any], channel: Channel) -> list[State]:
-        """Return the states of the parameters from those of all ranks' blocks; a collective."""
+        """Return the states of the parameters from those of all shards; a collective."""
         states: list[State] = [{} for _ in self.params]
         for key, value in state.items():
-            divided = isinstance(value, torch.Tensor) and value.shape == self.shard.shape
-            if divided:
+            sharded = isinstance(value, torch.Tensor) and value.shape == self.shard.shape
+            if sharded:
                 full = torch.empty(self.layout.padded, dtype=value.dtype)
                 channel.all_gather(_bytes(value), _bytes(full), "state").wait()
             for of_one, p, entry in zip(states, self.params, self.layout.entries, strict=True):
-                part = full[entry.start : entry.stop].view(p.shape) if divided else value
+                part = full[entry.start : entry.stop].view(p.shape) if sharded else value
                 of_one[key] = copy.deepcopy(part) if part is value else part.clone()
         return states
 
-    def cut(self, states: Sequence[State], divided: set[str], channel: Channel) -> State:
-        """Return the state of this rank's block from those of the parameters.
+    def shard_states(self, states: Sequence[State], sharded: set[str], channel: Channel) -> State:
+        """Return the state of this rank's shard from those of the parameters.
 
-        A parameter without any has zeros: its gradient was always zero.
-
-        Args:
-            states: Of each parameter.
-            divided: Names of what has a value for each element.
-            channel: The ranks.
-
-        Raises:
-            ArgumentError: If the states do not fit the parameters, or are not alike.
+        A parameter without any has zeros: its gradient was always zero. `sharded` names what has a
+        value for each element.
         """
-        size, block = self.shard.numel(), {}
+        size, shard = self.shard.numel(), {}
         known = [(i, state) for i, state in enumerate(states) if state]
         names = [entry.parameter.name for entry in self.layout.entries]
         for i, state in known:
             first, of_first = known[0]
             for key in state.keys() | of_first.keys():
-                if key in divided:
+                if key in sharded:
                     _check_size(names[i], key, state.get(key), self.params[i])
-                elif not _alike(key, state, of_first):
+                elif key not in state or key not in of_first or bool(state[key] != of_first[key]):
                     raise ArgumentError(
                         f"the state was not loaded: {key} of {names[first]} is "
                         f"{of_first.get(key)}, of {names[i]} {state.get(key)}; parameters of one "
@@ -99,21 +83,21 @@ class Flat:
                     )
         lo = channel.rank * size
         for key, value in known[0][1].items() if known else ():
-            if key not in divided:
-                block[key] = copy.deepcopy(value)
+            if key not in sharded:
+                shard[key] = copy.deepcopy(value)
                 continue
-            block[key] = torch.zeros(size, dtype=value.dtype)
+            shard[key] = torch.zeros(size, dtype=value.dtype)
             by_entry = dict(zip(self.layout.entries, states, strict=True))
             for start, stop, entry in self.layout.runs(lo, lo + size):
                 if of_one := by_entry[entry]:
                     part = of_one[key].reshape(-1)[start - entry.start : stop - entry.start]
-                    block[key][start - lo : stop - lo] = part
-        return block
+                    shard[key][start - lo : stop - lo] = part
+        return shard
 
 
-def make_flat(
+def make_bucket(
     layout: Layout, params: Mapping[str, torch.Tensor], dtype: np.dtype, channel: Channel
-) -> Flat:
+) -> ZeroBucket:
     """Move parameters into a bucket, with the values of rank 0; a collective."""
     rank, n = channel.rank, channel.world_size
     parameter, gradient = (
@@ -128,15 +112,15 @@ def make_flat(
     channel.comm.broadcast(parameter, out=parameter)
     shard = torch.from_numpy(own_block(parameter, rank, n))
     reduced = channel.empty(layout.padded // n, dtype, "gradient")
-    flat = Flat(layout, parts, parameter, gradient, shard, reduced)
-    flat.point(keep=False)
-    return flat
+    bucket = ZeroBucket(layout, parts, parameter, gradient, shard, reduced)
+    bucket.view_gradients(keep=False)
+    return bucket
 
 
-def divided_names(states: Iterable[tuple[torch.Tensor, State]]) -> set[str]:
-    """Tell which of the states of parameters have a value for each element, unlike counters.
+def sharded_names(states: Iterable[tuple[torch.Tensor, State]]) -> set[str]:
+    """Return which of the states of parameters have a value for each element, unlike counters.
 
-    Where all parameters have no axis, neither has either; then only "step" is a counter.
+    If all parameters are scalars, these have no axis either; then only "step" is a counter.
     """
     pairs = [(p, key, x) for p, state in states for key, x in state.items()]
     scalars = all(p.ndim == 0 for p, _, _ in pairs)
@@ -148,7 +132,7 @@ def divided_names(states: Iterable[tuple[torch.Tensor, State]]) -> set[str]:
 
 
 def _bytes(x: torch.Tensor) -> np.ndarray:
-    """Look at a vector of any type, also of those that NumPy lacks, as bytes."""
+    """Return a view of a vector as bytes; its type may be one that NumPy lacks."""
     return x.detach().contiguous().view(torch.uint8).numpy()
 
 
@@ -158,7 +142,3 @@ def _check_size(name: str, key: str, value: Any, p: torch.Tensor) -> None:
         raise ArgumentError(
             f"the state was not loaded: {key} of {name} is {found}, expected shape {tuple(p.shape)}"
         )
-
-
-def _alike(key: str, one: State, other: State) -> bool:
-    return key in one and key in other and bool(one[key] == other[key])

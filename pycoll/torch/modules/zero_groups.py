@@ -1,4 +1,4 @@
-"""The parameter groups of `ZeroOptimizer`: what is in them, and what has to be alike everywhere."""
+"""The parameter groups of `ZeroOptimizer`: their contents, and what all ranks must have alike."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Group = Mapping[str, Any]
 
 
 def kind_text(kind: Callable[..., Any]) -> str:
-    """Return what makes the optimizer; its module may have two names: one rank's is the program."""
+    """Name an optimizer's class without its module, which on one rank may be ``__main__``."""
     return getattr(kind, "__qualname__", None) or describe(kind)
 
 
 def settings_text(groups: Sequence[Group]) -> str:
-    """Return what has to be the same on all ranks in a step: learning rates and the like."""
+    """Return the settings that all ranks must have alike in a step, such as learning rates."""
     return "; ".join(
         ", ".join(
             f"{name}={describe(_numbers(value))}"
@@ -34,7 +34,7 @@ def settings_text(groups: Sequence[Group]) -> str:
 
 
 def _numbers(value: Any) -> Any:
-    """Return a setting with numbers in place of tensors, whose text is rounded."""
+    """Return a setting with numbers in place of tensors, which print rounded."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if type(value) in (tuple, list):
@@ -43,12 +43,12 @@ def _numbers(value: Any) -> Any:
 
 
 def hyperparameters(group: Group) -> dict[str, Any]:
-    """Return what a group has beside its parameters."""
+    """Return the settings of a group."""
     return {k: v for k, v in group.items() if k not in ("params", "param_names")}
 
 
-def hand_settings(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:
-    """Give the groups of one optimizer the settings of those of another."""
+def copy_settings(source: torch.optim.Optimizer, target: torch.optim.Optimizer) -> None:
+    """Copy the settings of one optimizer's groups to those of another."""
     for ours, theirs in zip(source.param_groups, target.param_groups, strict=True):
         theirs.update(hyperparameters(ours))
 
@@ -56,30 +56,17 @@ def hand_settings(source: torch.optim.Optimizer, target: torch.optim.Optimizer) 
 def check_groups(
     groups: Sequence[Group], module: torch.nn.Module, facts: Sequence[str], channel: Channel
 ) -> dict[str, torch.Tensor]:
-    """Compare groups over the ranks, then check that they have what is to be trained.
+    """Compare groups over the ranks, then check them; a collective.
 
-    A collective. What is compared first is then wrong on every rank, or on none.
-
-    Args:
-        groups: Those of the optimizer.
-        module: Whose parameters they have.
-        facts: Settings that have to be the same, a line for each.
-        channel: The ranks.
-
-    Returns:
-        The parameters in groups that are frozen, by name.
-
-    Raises:
-        MismatchError: On every rank, with the first difference and who has what.
-        ArgumentError: If a parameter is in no group, is not of the module, or is split over
-            tensor-parallel ranks.
+    The comparison comes first, so that the checks fail on all ranks or on none. `facts` are further
+    settings that have to be the same. Returns the frozen parameters in groups by name.
     """
     names, specs = {p: name for name, p in module.named_parameters()}, layer_specs(module)
     grouped = {p: i for i, group in enumerate(groups) for p in group["params"]}
     missing = {p: name for name, p in trainable(module).items() if p not in grouped}
     lines = [*facts] + [
-        f"{place}: {names.get(p, 'not of the module')}, {_kind(p, specs)}"
-        for p, place in [(p, f"group {i}") for p, i in grouped.items()]
+        f"{group}: {names.get(p, 'not of the module')}, {_kind(p, specs)}"
+        for p, group in [(p, f"group {i}") for p, i in grouped.items()]
         + [(p, "no group") for p in missing]
     ]
     check_same(lines, "parameters, groups or settings of ZeroOptimizer", channel)
@@ -103,7 +90,7 @@ def _axis(p: torch.Tensor, specs: Mapping[torch.Tensor, ParameterSpec]) -> int |
 
 
 def _kind(p: torch.Tensor, specs: Mapping[torch.Tensor, ParameterSpec]) -> str:
-    """Tell of a parameter what has to be the same on all ranks, but for its values."""
+    """Describe what all ranks must have alike of a parameter, besides its values."""
     trained, axis = "trained" if p.requires_grad else "frozen", _axis(p, specs)
     split = "" if axis is None else f", split along axis {axis}"
     return f"shape {tuple(p.shape)}, {p.dtype} on {p.device}, {trained}{split}"

@@ -1,7 +1,7 @@
-"""What the arguments of a call have to be, beside each other, before a byte is moved.
+"""The arguments of a call: checked before a byte is moved, and what a rank contributes of them.
 
-The engine takes addresses: a tensor that is shorter than its call would be read or written behind
-its end.
+The engine takes addresses: it would read or write behind the end of a tensor that is too short.
+The functions raise `ArgumentError` for arguments that do not fit.
 """
 
 from __future__ import annotations
@@ -12,61 +12,33 @@ from typing import Any
 import torch
 
 from pycoll.errors import ArgumentError
-from pycoll.schedule.language.collectives import COLLECTIVES, FULL
-from pycoll.torch.calls.work import Tensors
-from pycoll.torch.tensors.layout import check, check_output
-from pycoll.types import Kind
-
-_WHOLE = {
-    Kind[name.upper()]: (promise.in_layout == FULL, promise.out_layout == FULL)
-    for name, promise in COLLECTIVES.items()
-}  # whether input and output hold the blocks of all ranks, or that of one
+from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.torch.tensors.layout import (
+    Reduction,
+    Tensors,
+    as_reducible,
+    check,
+    check_output,
+    empty_beside,
+)
 
 
 def single(tensors: Tensors, what: str) -> torch.Tensor:
-    """Return the only tensor of a list.
-
-    Raises:
-        ArgumentError: If there are more, or none.
-    """
+    """Return the only tensor of a list."""
     if len(tensors) != 1:
         raise ArgumentError(f"{what}: {len(tensors)} tensors, expected one: a rank has one device")
     return tensors[0]
 
 
-def some(tensors: Tensors) -> Tensors:
-    """Return the tensors of a coalesced call.
-
-    Raises:
-        ArgumentError: If there are none.
-    """
-    if not tensors:
-        raise ArgumentError("there are no tensors; expected at least one")
-    return tensors
-
-
 def root_of(opts: Any, n: int) -> int:
-    """Return the root that a call names.
-
-    Raises:
-        ArgumentError: If it is not a rank.
-    """
+    """Return the root that a call names."""
     if not 0 <= opts.rootRank < n:
         raise ArgumentError(f"root {opts.rootRank} is not a rank; accepted: 0 to {n - 1}")
     return opts.rootRank
 
 
 def check_count(parts: Tensors, n: int, what: str) -> None:
-    """Refuse a list that does not have one tensor for each rank.
-
-    Args:
-        parts: The list.
-        n: Number of ranks.
-        what: What to call it.
-
-    Raises:
-        ArgumentError: If it is shorter or longer.
-    """
+    """Refuse a list that does not have one tensor for each rank."""
     found = f"has {len(parts)} tensors" if parts else "is empty"
     if len(parts) != n:
         raise ArgumentError(f"{what} {found}, expected {n}: one for each rank")
@@ -80,19 +52,7 @@ def check_list(
     equal: bool = False,
     output: bool = False,
 ) -> None:
-    """Refuse a list that does not have one tensor for each rank, all of the same type.
-
-    Args:
-        parts: The list.
-        n: Number of ranks.
-        like: A tensor of the expected type.
-        what: What to call the list.
-        equal: They must be as large as `like`, too.
-        output: They will be written to.
-
-    Raises:
-        ArgumentError: Naming the tensor.
-    """
+    """Refuse a list without a tensor for each rank; they have the type of one (`equal`: size)."""
     check_count(parts, n, what)
     for rank, part in enumerate(parts):
         (check_output if output else check)(part, f"tensor {rank} of {what}")
@@ -105,11 +65,7 @@ def check_list(
 
 
 def check_same_size(tensor: torch.Tensor, what: str, other: torch.Tensor, which: str) -> None:
-    """Refuse a tensor that is not as large as another one, which will be copied there or back.
-
-    Raises:
-        ArgumentError: Naming both.
-    """
+    """Refuse a tensor that is not as large as another one, which will be copied there or back."""
     if tensor.numel() != other.numel():
         raise ArgumentError(
             f"{what} has {tensor.numel()} elements, expected {other.numel()}: as many as {which}"
@@ -117,35 +73,21 @@ def check_same_size(tensor: torch.Tensor, what: str, other: torch.Tensor, which:
 
 
 def is_share(share: torch.Tensor, whole: torch.Tensor, n: int) -> bool:
-    """Whether a tensor has room for `n` blocks as large as another one, of its type."""
+    """Whether a tensor has the size and type of `n` blocks like another one."""
     return whole.numel() == n * share.numel() and whole.dtype is share.dtype
 
 
-def check_share(share: torch.Tensor, whole: torch.Tensor, n: int, told: tuple[str, str]) -> None:
-    """Refuse a tensor that does not have room for `n` blocks as large as another one.
-
-    Args:
-        share: The block of one rank.
-        whole: The blocks of all.
-        n: Number of ranks.
-        told: What to call the two.
-
-    Raises:
-        ArgumentError: Also if they differ in type.
-    """
+def check_share(share: torch.Tensor, whole: torch.Tensor, n: int, names: tuple[str, str]) -> None:
+    """Refuse a tensor that does not have the size and type of `n` blocks like another one."""
     if not is_share(share, whole, n):
         raise ArgumentError(
-            f"{told[1]} has {whole.numel()} elements of {whole.dtype}, {told[0]} "
+            f"{names[1]} has {whole.numel()} elements of {whole.dtype}, {names[0]} "
             f"{share.numel()} of {share.dtype}; expected {n} times as many of the same type"
         )
 
 
 def pairs(outputs: Tensors, inputs: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the outputs of a coalesced call, each with its input.
-
-    Raises:
-        ArgumentError: If there are none, or not as many.
-    """
+    """Return the outputs of a coalesced call, each with its input."""
     if not outputs or len(outputs) != len(inputs):
         raise ArgumentError(
             f"{len(outputs)} outputs and {len(inputs)} inputs: expected as many, or there are "
@@ -155,11 +97,7 @@ def pairs(outputs: Tensors, inputs: Tensors) -> list[tuple[torch.Tensor, torch.T
 
 
 def columns(outputs: list[Tensors], inputs: Tensors, n: int) -> list[tuple[Tensors, torch.Tensor]]:
-    """Return for each input the outputs of all ranks; they are given by rank.
-
-    Raises:
-        ArgumentError: If a rank has not one for each input, or there are no inputs.
-    """
+    """Return for each input its outputs, one for each rank, from a list of outputs by rank."""
     check_count(outputs, n, "the list of outputs")
     for rank, row in enumerate(outputs):
         if not inputs or len(row) != len(inputs):
@@ -171,17 +109,7 @@ def columns(outputs: list[Tensors], inputs: Tensors, n: int) -> list[tuple[Tenso
 
 
 def block_bytes(tensor: torch.Tensor, splits: list[int], n: int, what: str) -> list[int]:
-    """Return the bytes of the block for each rank.
-
-    Args:
-        tensor: Has all blocks.
-        splits: How many rows of dim 0 each block has; if empty, all are equal.
-        n: Number of ranks.
-        what: What to call the tensor.
-
-    Raises:
-        ArgumentError: If the blocks are not those of the tensor.
-    """
+    """Return the bytes of the block for each rank: `splits` in rows, or equal blocks if empty."""
     rows = tensor.shape[0] if tensor.dim() else 1
     if not splits and rows % n:
         raise ArgumentError(f"dim 0 of the {what} is {rows}, not a multiple of {n} ranks")
@@ -204,24 +132,74 @@ def are_blocks(output: torch.Tensor, x: torch.Tensor, n: int) -> bool:
     )
 
 
-def check_memory(
-    kind: Kind, x: torch.Tensor | None, out: torch.Tensor | None, nbytes: int, n: int
-) -> None:
-    """Refuse memory that is not as large as what a call moves: the last look before the engine.
+def contribution(x: torch.Tensor, how: Reduction, memory: Memory | None) -> torch.Tensor:
+    """Return what a rank puts into a reduction: its elements, or a multiple of them.
+
+    The multiple lies in symmetric memory, if there is some, and if the elements do.
+    """
+    as_reducible(x, how.op)  # raises here rather than after other tensors were sent
+    if how.factor is None:
+        return x
+    return torch.mul(x, _factor(x, how.factor), out=empty_beside(x, memory))
+
+
+def _factor(x: torch.Tensor, factor: float | torch.Tensor) -> complex:
+    """Return the factor of a PREMUL_SUM as a number that does not change the type of `x`."""
+    number = factor.item() if isinstance(factor, torch.Tensor) else factor
+    if isinstance(number, complex):
+        fits = x.is_complex()
+    elif x.is_floating_point() or x.is_complex():
+        fits = True
+    else:
+        low, high = False, True
+        if x.dtype is not torch.bool:
+            low, high = torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max
+        fits = low <= number <= high and number == int(number)
+        number = type(low)(number) if fits else number
+    if not fits:
+        raise ArgumentError(
+            f"the factor {number} of PREMUL_SUM is not a number of type {x.dtype}; expected one "
+            "that is: multiply the result, or reduce a tensor of another type"
+        )
+    return number
+
+
+def unwritten(inputs: Tensors, outputs: list[Tensors], memory: Memory | None) -> Tensors:
+    """Return the inputs of the parts of a call, with copies of those that earlier parts overwrite.
 
     Args:
-        kind: The collective.
-        x: This rank's input, if it has one.
-        out: Memory for its output, if it has one.
-        nbytes: Bytes of the blocks of all ranks together.
-        n: Number of ranks.
-
-    Raises:
-        ArgumentError: If input or output is larger or smaller.
+        inputs: Of the parts in their order, contiguous.
+        outputs: What each of these parts writes to.
+        memory: Where symmetric tensors are, if there are any.
     """
-    for tensor, whole, what in zip((x, out), _WHOLE[kind], ("input", "output"), strict=True):
-        if tensor is not None and tensor.nbytes * (1 if whole else n) != nbytes:
-            expected = nbytes if whole else f"{nbytes} / {n}"
-            raise ArgumentError(
-                f"{kind.name.lower()}: the {what} has {tensor.nbytes} bytes, expected {expected}"
-            )
+    if len(inputs) < 2:
+        return inputs
+    spans = [(*_span(x), len(inputs), i) for i, x in enumerate(inputs)]
+    spans += [(*_span(out), i, -1) for i, parts in enumerate(outputs) for out in parts]
+    result = list(inputs)
+    for cluster in _clusters(sorted(span for span in spans if span[0] < span[1])):
+        first = min(writer for _, _, writer, _ in cluster)
+        for *_, i in cluster:
+            if i > first:
+                result[i] = empty_beside(inputs[i], memory).copy_(inputs[i])
+    return result
+
+
+def _clusters(spans: list[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
+    """Divide sorted stretches of memory into clusters that do not overlap each other."""
+    clusters, reach = [], 0
+    for span in spans:
+        if span[0] >= reach:
+            clusters.append([])
+        clusters[-1].append(span)
+        reach = max(reach, span[1])
+    return clusters
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where a tensor begins in memory, and where its last element ends."""
+    if not tensor.numel():
+        return 0, 0
+    steps = ((k - 1) * stride for k, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.data_ptr()
+    return first, first + (sum(steps) + 1) * tensor.element_size()

@@ -5,40 +5,38 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from pycoll import _C
 from pycoll.errors import ArgumentError, CollError, ForkedError
-from pycoll.torch.backend.errors import BackendTimeout
-from pycoll.torch.calls.work import Tensors, Work, devices_of, done, seconds
+from pycoll.torch.calls.caller import Caller
+from pycoll.torch.calls.work import Work, done, seconds
+from pycoll.torch.errors import BackendTimeout
 from pycoll.torch.operations.arguments import single
-from pycoll.torch.tensors.layout import code, source, store, target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from pycoll.torch.tensors.layout import Tensors, code, source, store, target
 
 _MAX_TAG = 2**32 - 1
-_ANY = -1
-_SWEEP = 64  # messages under way before those that nobody waits for are first looked at
+ANY = -1  # a source: any rank
+_SWEEP = 64  # from so many pending messages on, those that nobody waits for are checked
 
 
 class MessageWork(Work):
-    """A message under way."""
+    """A pending message."""
 
     def __init__(
-        self, group: Any, what: str, ticket: int, box: torch.Tensor, tensors: Tensors
+        self, messages: Messages, what: str, ticket: int, buffer: torch.Tensor, tensors: Tensors
     ) -> None:
-        """Hold on to a message in the postbox; `box` is its memory."""
+        """Hold on to a message in the postbox; `buffer` is its memory."""
         super().__init__()
-        self._group, self._what, self._ticket = group, what, ticket
-        self._box, self._tensors = box, tensors
-        self._lock = threading.RLock()  # to release it is refused to a thread that has it not
+        self._messages, self._what, self._ticket = messages, what, ticket
+        self.buffer, self._tensors = buffer, tensors
+        self._lock = threading.RLock()  # only its owner can release it
         self._ended = False
-        self._error: BaseException | None = None
         self._late: BaseException | None = None  # why the future has failed, if the message has not
         self._source = -1
         self._future: torch.futures.Future | None = None
@@ -47,9 +45,9 @@ class MessageWork(Work):
         """Wait for the message and return True.
 
         Args:
-            timeout: Longest time to wait; then the message is still under way. By default it is
-                the time limit of the group, which ends the group, as with any other call: whoever
-                has called ``send`` or ``recv`` cannot wait again, and may use the tensor.
+            timeout: Longest time to wait; then the message is still pending. By default the time
+                limit of the group; if that passes, the group ends, as with any other call: a caller
+                of ``send`` or ``recv`` cannot wait again, and may use the tensor.
 
         Raises:
             BackendTimeout: If it has not come by then.
@@ -57,26 +55,28 @@ class MessageWork(Work):
         """
         try:
             limit = seconds(timeout)
-            return self._await(limit)
+            return self._wait(limit)
         except BackendTimeout as error:
             if limit is None:
-                self._group._give_up(error)
+                self._messages.give_up(error)
             raise
         except BaseException as error:
-            self._group._interrupted(error)
+            self._messages.close_if_interrupted(error)
             raise
 
-    def _await(self, limit: float | None) -> bool:
+    def _wait(self, limit: float | None) -> bool:
         if not self._ended:
-            self._wait(limit or min(self._group._timeout_s, threading.TIMEOUT_MAX))
+            self._wait_alone(limit or min(self._messages.caller.timeout_s, threading.TIMEOUT_MAX))
         if self._error is not None:
             raise self._error
         return True
 
-    def _wait(self, limit: float) -> None:
-        if self._group._background.forked:
+    def _wait_alone(self, limit: float) -> None:
+        """Wait for the message as soon as no other thread does."""
+        caller = self._messages.caller
+        if caller.background.forked:
             error = ForkedError("this message belongs to the parent process")
-            raise self._group._error(error, self._what)
+            raise caller.error(error, self._what)
         try:
             if not self._lock.acquire(False):
                 limit = self._wait_for_lock(limit)
@@ -93,56 +93,40 @@ class MessageWork(Work):
         until = time.monotonic() + limit
         if not self._lock.acquire(timeout=limit):
             raise BackendTimeout(
-                f"{self._what} on rank {self._group._rank}: the message has not come within "
-                f"{limit:.3g} s; it is still under way, and another thread waits for it"
+                f"{self._what} on rank {self._messages.caller.rank}: the message has not come "
+                f"within {limit:.3g} s; it is still under way, and another thread waits for it"
             )
         return max(0.0, until - time.monotonic())
 
     def _finish(self, limit: float) -> None:
+        caller = self._messages.caller
         try:
-            self._source = self._group._postbox.wait(self._ticket, limit)
+            self._source = self._messages.postbox.wait(self._ticket, limit)
         except _C.EngineError as failure:
-            error = self._group._error(self._group._session.error(*failure.args), self._what)
+            error = caller.error(caller.session.error(*failure.args), self._what)
             late = isinstance(error, TimeoutError) or failure.args[0] == "ConcurrentUseError"
             if late:
-                raise error from None  # the message is still under way
+                raise error from None  # the message is still pending
             self._error = error
             if self._what == "send":
-                self._group._abandon(self)
+                self._messages.abandon(self)
         else:
             try:
                 if self._what == "recv":
-                    store(self._box, self._tensors[0])
-            except RuntimeError as error:  # the message has come, but its tensor takes none
+                    store(self.buffer, self._tensors[0])
+            except RuntimeError as error:  # the message has come, but its tensor cannot take it
                 self._error = error
         self._ended = True
-        self._group._under_way.discard(self)
+        self._messages.pending.discard(self)
 
     def is_completed(self) -> bool:
         """Tell whether the message has arrived, or has left."""
-        if not self._ended and self._group._postbox.done(self._ticket):
+        if not self._ended and self._messages.postbox.done(self._ticket):
             try:
                 self.wait()
             except dist.DistBackendError:
                 return True
         return self._ended
-
-    def is_success(self) -> bool:
-        """Tell whether it has ended without an error."""
-        return self.is_completed() and self._error is None
-
-    def exception(self) -> BaseException | None:
-        """Return the error, if it failed."""
-        return self._error
-
-    def synchronize(self) -> None:
-        """Wait for the message."""
-        self.wait()
-
-    def result(self) -> Tensors:
-        """Return the tensor, once the message has ended."""
-        self.wait()
-        return self._tensors
 
     def source_rank(self) -> int:
         """Return the rank that sent it."""
@@ -153,7 +137,7 @@ class MessageWork(Work):
     def get_future(self) -> torch.futures.Future:
         """Return a future of the tensor, completed by a thread of its own."""
         if self._future is None:
-            promise = torch.futures.Future(devices=devices_of(self._tensors))
+            promise = self._new_future()
             future = promise.then(self._deliver)
             threading.Thread(target=self._complete, args=(promise,), daemon=True).start()
             self._future = future
@@ -164,111 +148,111 @@ class MessageWork(Work):
 
     def _complete(self, promise: torch.futures.Future) -> None:
         try:
-            self._await(None)
-        except BaseException as error:  # after a timeout the message is still under way
+            self._wait(None)
+        except BaseException as error:  # after a timeout the message is still pending
             self._late = error
         promise.set_result(None)
 
 
 class Messages:
-    """Mixed into a process group."""
+    """The messages of a process group.
 
-    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> dist.Work:
-        """Send a tensor to one rank."""
-        return self._post("send", tensors, dst, tag)
+    Attributes:
+        caller: Of the group.
+        postbox: Where the engine keeps messages.
+        pending: Keeps their memory alive.
+    """
 
-    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
-        """Receive a tensor of the same size and type from one rank."""
-        return self._post("recv", tensors, src, tag)
+    def __init__(self, caller: Caller) -> None:
+        """Open a postbox."""
+        session = caller.session
+        self.caller = caller
+        self.postbox = (
+            _C.Postbox(session.engine, offers=session.offers)
+            if caller.calls.direct
+            else _C.MailPostbox(session.engine)
+        )
+        self.pending: set[MessageWork] = set()
+        self._dropped: list[torch.Tensor] = []  # memory of messages that nobody can wait for
+        self._sweep_at = _SWEEP
 
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
-        """Receive a tensor from whichever rank sends first."""
-        return self._post("recv", tensors, _ANY, tag)
-
-    def _post(self, what: str, tensors: Tensors, peer: int, tag: int) -> dist.Work:
-        box = None
+    def post(self, what: str, tensors: Tensors, peer: int, tag: int) -> dist.Work:
+        """Send or receive a tensor; `what` is "send" or "recv", and tells which."""
+        buffer = None
         try:
             self._sweep()
-            box, post = self._message(what, tensors, peer, tag)
-            ticket = self._session.guard(
-                post, box.data_ptr(), box.nbytes, code(box.dtype), peer, tag
+            buffer, post = self._message(what, tensors, peer, tag)
+            ticket = self.caller.session.guard(
+                post, buffer.data_ptr(), buffer.nbytes, code(buffer.dtype), peer, tag
             )
             if ticket == 0:  # sent
                 return done(tensors)
-            work = MessageWork(self, what, ticket, box, tensors)
-            self._under_way.add(work)
+            work = MessageWork(self, what, ticket, buffer, tensors)
+            self.pending.add(work)
             return work
         except CollError as error:
-            raise self._error(error, what) from error
+            raise self.caller.error(error, what) from error
         except BaseException as error:
-            if box is not None:
-                self._dropped.append(box)  # before all else: the message may have been posted
-            self._interrupted(error)
+            if buffer is not None:
+                self._dropped.append(buffer)  # before all else: the message may have been posted
+            self.close_if_interrupted(error)
             raise
 
     def _sweep(self) -> None:
-        """Look at all messages under way, if they are twice as many as the last look has left.
+        """Check all pending messages if they are twice as many as the last check has left.
 
-        So each one is looked at a few times, however many there are. The number comes down with
-        them, so that those of a busy moment do not stand for memory that is kept ever after.
+        So each one is checked a few times, however many there are. The threshold falls with their
+        number, so that a busy moment does not keep memory forever.
         """
-        count = len(self._under_way)
+        count = len(self.pending)
         self._sweep_at = max(_SWEEP, min(self._sweep_at, 4 * count))
         if count >= self._sweep_at:
-            for work in tuple(self._under_way):
+            for work in tuple(self.pending):
                 work.is_completed()
-            self._sweep_at = max(_SWEEP, 2 * len(self._under_way))
+            self._sweep_at = max(_SWEEP, 2 * len(self.pending))
 
     def _message(
         self, what: str, tensors: Tensors, peer: int, tag: int
     ) -> tuple[torch.Tensor, Callable]:
-        lowest = _ANY if what == "recv" else 0
-        if not lowest <= peer < self._size:
-            raise ArgumentError(f"rank {peer} is not in this group of {self._size} ranks")
+        """Return the memory of a message, and what posts it."""
+        lowest, size = ANY if what == "recv" else 0, self.caller.size
+        if not lowest <= peer < size:
+            raise ArgumentError(f"rank {peer} is not in this group of {size} ranks")
         if not 0 <= tag <= _MAX_TAG:
             raise ArgumentError(f"tag={tag}; accepted: 0 to {_MAX_TAG}")
         tensor = single(tensors, what)
         if what == "send":
-            return source(tensor).cpu(), self._postbox.send
-        box = target(tensor)
-        if not box.is_cpu:
-            box = torch.empty(box.shape, dtype=box.dtype, device="cpu")
-        return box, self._postbox.recv
+            return source(tensor).cpu(), self.postbox.send
+        buffer = target(tensor)
+        if not buffer.is_cpu:
+            buffer = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+        return buffer, self.postbox.recv
 
-    def _abandon(self, *works: MessageWork) -> None:
-        """Keep the memory of messages that are given up while they may be being sent."""
-        if not self._calls.direct:
-            _C.never_free([work._box for work in works if work._what == "send"])
+    def abandon(self, *works: MessageWork) -> None:
+        """Keep the memory of messages that may still be being sent although nobody waits."""
+        if not self.caller.calls.direct:
+            _C.never_free([work.buffer for work in works if work._what == "send"])
 
-    def _interrupted(self, error: BaseException) -> None:
+    def close_if_interrupted(self, error: BaseException) -> None:
         """End the group, and then all messages, if an error is an interrupt."""
         if not isinstance(error, Exception):
-            self._ended_by(error)
-            self._close_messages()
+            self.caller.abort_if_interrupted(error)
+            self.close()
 
-    def _give_up(self, error: BackendTimeout) -> NoReturn:
+    def give_up(self, error: BackendTimeout) -> NoReturn:
         """End the group, and then all messages, because one takes longer than the group allows."""
-        with contextlib.suppress(CollError):  # it is at an end already
-            self._session.abort(f"rank {self._rank} gave up waiting for a message: {error}")
-        self._close_messages()
+        rank, session = self.caller.rank, self.caller.session
+        with contextlib.suppress(CollError):  # it has ended already
+            session.abort(f"rank {rank} gave up waiting for a message: {error}")
+        self.close()
         raise BackendTimeout(
             f"{error}. That was the time limit of the group, which is at an end; to wait for a "
             "message for some time only, pass a timeout to the wait() of isend or irecv"
         ) from error
 
-    def _close_messages(self) -> None:
-        self._postbox.close()
-        self._abandon(*self._under_way)
-        if not self._calls.direct:
+    def close(self) -> None:
+        """End all messages; harmless if repeated."""
+        self.postbox.close()
+        self.abandon(*self.pending)
+        if not self.caller.calls.direct:
             _C.never_free(self._dropped)
-
-    def _open_messages(self) -> None:
-        session = self._session
-        self._postbox = (
-            _C.Postbox(session.engine, offers=session.offers)
-            if self._calls.direct
-            else _C.MailPostbox(session.engine)
-        )
-        self._under_way: set[MessageWork] = set()  # keeps their memory alive
-        self._dropped: list[torch.Tensor] = []  # memory of those that nobody can wait for
-        self._sweep_at = _SWEEP

@@ -20,11 +20,7 @@ def is_sparse(tensor: torch.Tensor) -> bool:
 
 
 def coalesced(tensor: torch.Tensor, op: ReduceOp, factor: object) -> torch.Tensor:
-    """Return this rank's elements, each place once.
-
-    Raises:
-        ArgumentError: If they cannot be combined.
-    """
+    """Return this rank's elements, each index once; refuse what cannot be summed."""
     if op is not ReduceOp.SUM or factor is not None:
         raise ArgumentError("sparse tensors can only be combined with SUM; reduce x.to_dense()")
     if tensor._is_view() and tensor._base.is_complex():
@@ -40,20 +36,15 @@ def coalesced(tensor: torch.Tensor, op: ReduceOp, factor: object) -> torch.Tenso
 
 
 def summed(mine: torch.Tensor, gather: Gather) -> torch.Tensor:
-    """Return the sum over all ranks, the same bits on each.
+    """Return the sum of `coalesced` tensors, the same bits on each rank.
 
-    Args:
-        mine: See `coalesced`.
-        gather: Exchanges contiguous tensors of one size.
-
-    Raises:
-        ArgumentError: On all ranks, if shapes differ.
+    `gather` exchanges contiguous tensors of one size. If shapes differ, all ranks raise.
     """
     form = [mine.sparse_dim(), *mine.shape]
-    told = [mine._nnz(), *form, *[-1] * (_MAX_DIMS + 1 - len(form))]
-    counts, *forms = gather(torch.tensor(told)).t().tolist()
+    facts = [mine._nnz(), *form, *[-1] * (_MAX_DIMS + 1 - len(form))]
+    counts, *forms = gather(torch.tensor(facts)).t().tolist()
     for rank, theirs in enumerate(zip(*forms, strict=True)):
-        if list(theirs) != told[1:]:
+        if list(theirs) != facts[1:]:
             sparse, *shape = (k for k in theirs if k >= 0)
             raise ArgumentError(
                 f"rank {rank} has a sparse tensor of shape {shape} with {sparse} sparse dims, this "

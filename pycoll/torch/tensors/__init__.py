@@ -1,5 +1,4 @@
-"""What the engine has to know of a tensor: memory, type, device, and lists of tensors.
+"""PyTorch's tensors as the engine sees them: `layout` on the host, `devices` on CUDA devices.
 
-`layout` describes one tensor, `blocks` a list, `devices` CUDA, `symmetric_tensors` shared memory.
-Read `layout` first.
+Uses no other part of `pycoll.torch`. Read `layout` first.
 """

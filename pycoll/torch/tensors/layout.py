@@ -1,4 +1,4 @@
-"""What the engine has to know of a tensor: its memory, its type, and how its elements combine."""
+"""What the engine has to know of a tensor: its memory, its type, how its elements combine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from torch import cuda
 
 from pycoll.errors import ArgumentError, kind_of
 from pycoll.runtime.arrays.symmetric_memory import Memory
-from pycoll.types import DType, ReduceOp, type_code
+from pycoll.types import DType, Kind, ReduceOp, type_code
 
 _NAMES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
+Tensors = list[torch.Tensor]
 DTYPES = {getattr(torch, name): DType[name.upper()] for name in _NAMES.split()}
 """Types that reductions understand."""
 
@@ -36,24 +37,37 @@ _BOOL_OPS = {
 }
 
 
-class Reduction(NamedTuple):
-    """How elements of all ranks are combined.
+IN_PLACE = (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE)
+"""Collectives whose input may be their output."""
+
+
+class Request(NamedTuple):
+    """What a rank asks for in a collective call, apart from its tensors.
 
     Attributes:
-        op: The operation.
-        factor: What every rank's elements are multiplied by first, or None.
+        kind: The collective.
+        op: How elements are combined; None if they are only moved.
+        root: Root rank, or 0.
+        site: Number of the call site in the program.
+        timeout_s: Longest time to wait for the peers.
     """
 
+    kind: Kind
+    op: ReduceOp | None
+    root: int
+    site: int
+    timeout_s: float
+
+
+class Reduction(NamedTuple):
+    """How elements of all ranks are combined."""
+
     op: ReduceOp
-    factor: float | torch.Tensor | None = None
+    factor: float | torch.Tensor | None = None  # every rank multiplies its elements by it first
 
 
 def reduction(op: dist.ReduceOp) -> Reduction:
-    """Return PyTorch's reduction operation in pycoll's words.
-
-    Raises:
-        ArgumentError: For an operation that is not known.
-    """
+    """Translate PyTorch's reduction operation."""
     kind = op.op if isinstance(op, dist.ReduceOp) else op
     known = OPS.get(kind)
     if known is not None:
@@ -64,12 +78,7 @@ def reduction(op: dist.ReduceOp) -> Reduction:
 
 
 def check(tensor: torch.Tensor, what: str) -> None:
-    """Refuse a tensor whose memory the engine cannot work on.
-
-    Raises:
-        ArgumentError: For tensors that are not dense, that are quantized or nested, and those of
-            other devices than CUDA's.
-    """
+    """Refuse a tensor whose memory the engine cannot work on."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         kind = "is nested" if tensor.is_nested else f"has layout {tensor.layout}"
         raise ArgumentError(
@@ -87,25 +96,22 @@ def check(tensor: torch.Tensor, what: str) -> None:
 
 
 def _own(tensor: torch.Tensor, what: str) -> torch.Tensor:
-    """Return a tensor that has memory; that of FSDP's tensors is freed and had again.
-
-    Raises:
-        ArgumentError: If it has none, as a FakeTensor, or less than it needs.
-    """
+    """Return a tensor that has memory: a FakeTensor has none, and FSDP frees that of others."""
+    if not tensor.numel():
+        return tensor
     first, held = tensor.storage_offset() * tensor.element_size(), tensor.untyped_storage().nbytes()
-    if held < first + tensor.nbytes and tensor.numel():
+    if held < first + tensor.nbytes:
         raise ArgumentError(
             f"{what} has {tensor.nbytes} bytes whose memory has been freed (its storage was "
             f"resized to {held}); resize it before the call"
         )
-    before = tensor.storage_offset() * tensor.element_size()
-    if tensor.numel() and tensor.data_ptr() == before:  # it counts from 0
+    if tensor.data_ptr() == first:  # it counts from 0
         raise ArgumentError(f"{what} is {kind_of(tensor)} without memory of its own")
     return tensor
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return the name of an element type, which is NumPy's where it has one for it."""
+    """Return the name of an element type: NumPy's, if NumPy has the type."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -115,7 +121,7 @@ def code(dtype: torch.dtype) -> int:
 
 
 def source(tensor: torch.Tensor, what: str = "the input") -> torch.Tensor:
-    """Return the elements of a tensor in contiguous memory: its own if they lie like that."""
+    """Return the elements of a tensor in contiguous memory: its own if that is contiguous."""
     check(tensor, what)
     if tensor.requires_grad:
         tensor = tensor.detach()
@@ -125,11 +131,7 @@ def source(tensor: torch.Tensor, what: str = "the input") -> torch.Tensor:
 
 
 def check_output(tensor: torch.Tensor, what: str) -> None:
-    """Refuse a tensor that cannot be written to.
-
-    Raises:
-        ArgumentError: If several of its elements are one in memory.
-    """
+    """Refuse a tensor that cannot be written to."""
     check(tensor, what)
     if not tensor.is_contiguous() and _overlaps_itself(tensor):
         raise ArgumentError(
@@ -156,7 +158,7 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def target(tensor: torch.Tensor, what: str = "the output") -> torch.Tensor:
-    """Return contiguous memory to receive a tensor: its own, or else to be given to `store`."""
+    """Return contiguous memory to receive a tensor: its own, or a buffer for `store`."""
     check_output(tensor, what)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return _own(tensor.detach() if tensor.requires_grad else tensor, what)
@@ -164,39 +166,41 @@ def target(tensor: torch.Tensor, what: str = "the output") -> torch.Tensor:
 
 
 def store(received: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Put what was received into the tensor of the caller, if it is not there already."""
+    """Copy what was received into the tensor of the caller, unless it is there already."""
     if received.data_ptr() != tensor.data_ptr():
-        fill(tensor, received)
+        _fill(tensor, received)
 
 
-def fill(tensor: torch.Tensor, received: torch.Tensor) -> None:
-    """Copy elements into a tensor of the caller, from memory that is then let go."""
+def _fill(tensor: torch.Tensor, received: torch.Tensor) -> None:
     tensor.data.copy_(received)
-    if received.is_cuda:
+    if received.is_cuda:  # its memory is released after this
         received.record_stream(cuda.current_stream(received.device))
 
 
+def unpack(flat: torch.Tensor, tensors: Tensors) -> None:
+    """Copy consecutive pieces of a flat tensor into tensors of the caller."""
+    for piece, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True):
+        _fill(tensor, piece.view(tensor.shape))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor as a flat one of bytes."""
+    # A tensor of one element may have any stride, which a view of another type would refuse.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
 def apart(x: torch.Tensor, out: torch.Tensor | None, memory: Memory | None) -> torch.Tensor:
-    """Return the elements in memory that the output does not touch, symmetric if theirs is.
-
-    Args:
-        x: The input, contiguous.
-        out: The output, contiguous.
-        memory: Where symmetric tensors are; None if there are none.
-
-    Raises:
-        MemoryError: If the symmetric heap is full.
-    """
+    """Return an input, or a copy of it if it overlaps the output; both are contiguous."""
     if out is None:
         return x
     a, b = x.data_ptr(), out.data_ptr()
     if a + x.nbytes <= b or b + out.nbytes <= a:
         return x
-    return beside(x, memory).copy_(x)
+    return empty_beside(x, memory).copy_(x)
 
 
-def beside(x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
-    """Return room for a contiguous tensor like another, symmetric if that is; see `apart`."""
+def empty_beside(x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
+    """Return an empty tensor like a contiguous one; in symmetric memory if that is there."""
     a = x.data_ptr()
     if memory is None or not (memory.heap.contains(a, x.nbytes) or memory.locate(a, x.nbytes)):
         return torch.empty_like(x)
@@ -205,15 +209,7 @@ def beside(x: torch.Tensor, memory: Memory | None) -> torch.Tensor:
 
 
 def as_reducible(tensor: torch.Tensor, op: ReduceOp) -> tuple[torch.Tensor, DType, ReduceOp]:
-    """Return a view of elements that the engine can combine, their type, and the operation.
-
-    Args:
-        tensor: Contiguous.
-        op: The operation.
-
-    Raises:
-        ArgumentError: If the operation is not defined for the element type.
-    """
+    """Return a contiguous tensor as the engine combines it, the type of it, and the operation."""
     dtype = tensor.dtype
     known = DTYPES.get(dtype)
     if known is not None and not (known.is_float and op in _BITWISE):

@@ -84,7 +84,7 @@ def test_how_ranks_reach_each_other(pretend):
         for group in (near, far):
             dist.all_reduce(x, group=group)
         assert (x == 4).all()
-        return [group._session.transport for group in (dist.group.WORLD, near, far)]
+        return [group._caller.session.transport for group in (dist.group.WORLD, near, far)]
 
     pretend("2,2")
     for world, near, far in run_group(4, body):

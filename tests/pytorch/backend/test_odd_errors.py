@@ -33,13 +33,13 @@ def test_an_error_before_the_call_reaches_the_peers(hosts, asynchronous, monkeyp
 
     def body(rank, n):
         if rank == 0:
-            dist.group.WORLD._calls.reduce = fails
+            dist.group.WORLD._caller.calls.run = fails
         x = torch.ones(3)
         if asynchronous:
             text = expect(lambda: dist.all_reduce(x, async_op=True).wait())
         else:
             text = expect(lambda: dist.all_reduce(x))
-        vars(dist.group.WORLD._calls).pop("reduce", None)
+        vars(dist.group.WORLD._caller.calls).pop("run", None)
         x.fill_(rank + 1)
         dist.all_reduce(x)  # the group stays usable
         return text, x.tolist()
@@ -54,7 +54,7 @@ def test_an_error_before_the_call_reaches_the_peers(hosts, asynchronous, monkeyp
 def test_an_error_before_sizes_are_exchanged_reaches_the_peers(monkeypatch):
     def body(rank, n):
         if rank == 0:
-            monkeypatch.setattr("pycoll.torch.operations.list_moves.as_bytes", fails)
+            monkeypatch.setattr("pycoll.torch.operations.list_collectives.as_bytes", fails)
         outs = [torch.zeros(1), torch.zeros(2)]
         text = expect(lambda: dist.all_gather(outs, torch.ones(rank + 1)))
         monkeypatch.undo()
@@ -72,7 +72,7 @@ def test_an_error_between_two_calls_ends_the_group(monkeypatch):
     def body(rank, n):
         xs = [torch.ones(3), torch.ones(4)]
         if rank == 0:
-            monkeypatch.setattr("pycoll.torch.operations.reductions.store", fails)
+            monkeypatch.setattr("pycoll.torch.operations.collectives.store", fails)
         text = expect(lambda: dist.all_reduce_coalesced(xs))
         monkeypatch.undo()
         return text, expect(lambda: dist.all_reduce(xs[0]))

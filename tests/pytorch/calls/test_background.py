@@ -146,7 +146,7 @@ def test_a_call_inside_of_a_signal_handler(background):
     def body(rank, n):
         seen = []
         if background:  # no thread begins the call, so it is run by whoever waits
-            dist.group.WORLD._background._start = lambda: None
+            dist.group.WORLD._caller.background._start = lambda: None
 
         def handler(*_):
             with pytest.raises((dist.DistBackendError, ConcurrentUseError), match="inside a call"):

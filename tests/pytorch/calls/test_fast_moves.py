@@ -46,7 +46,7 @@ CALLS |= {"all_to_all": exchanges}
 
 
 def hot_kinds():
-    return {key[0].name.lower() for key in dist.group.WORLD._hot}
+    return {key[0].name.lower() for key in dist.group.WORLD._caller.kept}
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

@@ -79,17 +79,17 @@ def test_sums_are_bound_by_who_holds_the_lock():
 
     def body(rank, n):
         group, held = dist.group.WORLD, []
-        bind = group._calls.bind
+        bind = group._caller.calls.bind
 
         def watched(*args):
-            held.append(group._lock._is_owned())
+            held.append(group._caller.lock._is_owned())
             return bind(*args)
 
-        group._calls.bind = watched
+        group._caller.calls.bind = watched
         works = [dist.all_reduce(torch.ones(k), async_op=True) for k in range(1, 20)]
         assert all(work.wait() for work in works)
         warm()
-        known = {count for _, _, count, _, _ in group._hot}
+        known = {count for _, _, count, _, _ in group._caller.kept}
         return bool(held) and all(held), {*range(1, 20), COUNT} <= known
 
     assert run_group(2, body) == [(True, True)] * 2
@@ -104,7 +104,7 @@ class Forgetful(dict):
 
 def test_plans_that_another_thread_forgets():
     def body(rank, n):
-        dist.group.WORLD._session.plans._plans = Forgetful()
+        dist.group.WORLD._caller.session.plans._plans = Forgetful()
         return usable(n)
 
     assert run_group(2, body) == [True] * 2

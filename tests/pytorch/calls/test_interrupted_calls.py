@@ -16,7 +16,7 @@ from worlds_torch import run_group  # noqa: E402
 
 FOLDER = Path(pycoll.torch.__file__).parent
 OUTSIDE = ("rank", "size", "send", "recv")  # what comes before a call has begun
-EARLY = ("try:", "box = None")
+EARLY = ("try:", "buffer = None")
 
 
 class Stop(KeyboardInterrupt):
@@ -129,10 +129,10 @@ def test_an_interrupt_of_a_call_like_earlier_ones_is_told(hosts, monkeypatch):
         for _ in range(2):
             dist.all_reduce(x)
         if rank == 0:
-            group._limit = stop  # between the first line and the engine
+            group._caller.limit = stop  # between the first line and the engine
             with pytest.raises(Stop):
                 dist.all_reduce(x)
-            del group._limit
+            del group._caller.limit
         with pytest.raises(dist.DistBackendError, match=r"rank 0 was interrupted \(Stop\)"):
             dist.all_reduce(x)
 
@@ -145,7 +145,7 @@ def test_an_interrupt_of_a_receive_that_has_been_posted(hosts, monkeypatch):
     monkeypatch.setattr(worlds_torch, "HOSTS", hosts)
 
     def body(rank, n):
-        session = dist.group.WORLD._session
+        session = dist.group.WORLD._caller.session
 
         def posted_and_stopped(function, *args):
             del session.guard

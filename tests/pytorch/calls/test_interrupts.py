@@ -131,12 +131,12 @@ def test_an_interrupt_before_the_engine_ends_the_group(asynchronous):
 
     def body(rank, n):
         group, x = dist.group.WORLD, torch.ones(3)
-        group._background._start = lambda: None
+        group._caller.background._start = lambda: None
         if rank == 0:
-            group._calls.reduce = stop
+            group._caller.calls.run = stop
             with pytest.raises(KeyboardInterrupt):
                 dist.all_reduce(x, async_op=True).wait() if asynchronous else dist.all_reduce(x)
-            del group._calls.reduce
+            del group._caller.calls.run
         with pytest.raises(dist.DistBackendError, match=r"rank 0 was interrupted \(Stop\)"):
             dist.all_reduce(x)
 

@@ -24,7 +24,7 @@ from worlds_torch import run_group  # noqa: E402
 def test_the_longest_limit():
     def body(rank, n):
         hold = threading.Event()
-        dist.group.WORLD._background.submit(hold.wait, [])
+        dist.group.WORLD._caller.background.submit(hold.wait, [])
         x = torch.ones(3)
         work = dist.all_reduce(x, async_op=True)
         threading.Timer(0.1, hold.set).start()
@@ -175,7 +175,7 @@ def test_a_destroyed_group_ends_without_the_collector():
         group = dist.new_group([0, 1])
         dist.all_reduce(torch.ones(3), group=group)
         dist.all_reduce(torch.ones(3), group=group, async_op=True).wait()
-        session = weakref.ref(group._session)
+        session = weakref.ref(group._caller.session)
         dist.destroy_process_group(group)
         del group
         assert session() is None

@@ -94,7 +94,7 @@ def homes(owner):
     """Yield entries of layouts, and the vectors that they lie in."""
     if isinstance(owner, DataParallel):
         return [(e, b.parameter.data) for b in owner.buckets for e in b.layout.entries]
-    return [(e, flat.parameter) for flat in owner._flats for e in flat.layout.entries]
+    return [(e, flat.parameter) for flat in owner._buckets for e in flat.layout.entries]
 
 
 @pytest.mark.parametrize("start", ["check", "broadcast", None])

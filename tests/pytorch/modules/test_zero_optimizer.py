@@ -78,7 +78,7 @@ def test_it_steps_as_the_optimizer_does(kind, settings, set_to_none):
         )
         sent = optimizer.ledger.sent_since(Counter())
         wire = sent["gradient"] + sent["parameter"]
-        padded = sum(flat.layout.padded for flat in optimizer._flats)
+        padded = sum(flat.layout.padded for flat in optimizer._buckets)
         optimizer.close()
         return [p.detach().numpy().copy() for p in net.parameters()], seen, states, wire, padded
 

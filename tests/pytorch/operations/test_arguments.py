@@ -8,6 +8,7 @@ import torch.distributed as dist  # noqa: E402
 import worlds_torch  # noqa: E402
 from pycoll.errors import ArgumentError  # noqa: E402
 from pycoll.torch.calls.prepare import Calls  # noqa: E402
+from pycoll.torch.tensors.layout import Request  # noqa: E402
 from pycoll.types import Kind, ReduceOp  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
@@ -275,7 +276,7 @@ def test_the_last_check_before_the_engine(hosts, monkeypatch):
     monkeypatch.setattr(worlds_torch, "HOSTS", hosts)
 
     def body(rank, n):
-        calls, guarded = dist.group.WORLD._calls, Guarded()
+        calls, guarded = dist.group.WORLD._caller.calls, Guarded()
         assert isinstance(calls, Calls)
         for kind, x, out in (
             (Kind.ALL_GATHER, torch.ones(2), guarded.take(4 * n)),
@@ -284,10 +285,10 @@ def test_the_last_check_before_the_engine(hosts, monkeypatch):
             (Kind.BROADCAST, torch.ones(2), guarded.take(4 * n)),
         ):
             with pytest.raises(ArgumentError, match="bytes"):
-                calls.move(kind, x, out, 4 * n, 0, 0, 5.0)
+                calls.run(Request(kind, None, 0, 0, 5.0), x, out)
         x, short = torch.ones(4 * n), guarded.take(2)
         with pytest.raises(ArgumentError, match="bytes"):
-            calls.reduce(Kind.REDUCE_SCATTER, x, short, ReduceOp.SUM, 0, 0, 5.0)
+            calls.run(Request(Kind.REDUCE_SCATTER, ReduceOp.SUM, 0, 0, 5.0), x, short)
         assert guarded.intact()
         assert still_usable(n)
 

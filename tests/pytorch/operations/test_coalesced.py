@@ -5,14 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-from pycoll.torch.operations.contributions import unwritten  # noqa: E402
+from pycoll.torch.operations.arguments import unwritten  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
-
-
-class Calls:
-    """Stands for those of a group without tensors in symmetric memory."""
-
-    symmetric = False
 
 
 def plain(count, value=0.0):
@@ -84,14 +78,14 @@ def test_sums_of_tensors_that_come_twice():
 def test_only_what_is_overwritten_is_copied():
     flat = torch.zeros(12)
     a, b, c = flat[:4], flat[4:8], flat[8:]
-    apart = unwritten(Calls, [a, b, c], [[a], [b], [c]])
+    apart = unwritten([a, b, c], [[a], [b], [c]], None)
     assert all(x is y for x, y in zip(apart, (a, b, c), strict=True))
-    first, second, third = unwritten(Calls, [a, b, c], [[c], [a, b[2:]], []])
+    first, second, third = unwritten([a, b, c], [[c], [a, b[2:]], []], None)
     assert first is a
     assert second is b  # its own call may write there
     assert third is not c
-    later, again = unwritten(Calls, [a, flat[2:10]], [[flat[::3]], [b]])
+    later, again = unwritten([a, flat[2:10]], [[flat[::3]], [b]], None)
     assert later is a
     assert again.data_ptr() != flat[2:].data_ptr()
     empty = flat[:0]
-    assert unwritten(Calls, [a, empty], [[a], [empty]])[1] is empty
+    assert unwritten([a, empty], [[a], [empty]], None)[1] is empty

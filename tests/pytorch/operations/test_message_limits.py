@@ -85,7 +85,7 @@ def test_what_comes_later_is_not_taken_by_a_look_at_another_message():
                 dist.send(torch.ones(4), 1, tag=tag)
             time.sleep(2 * LIMIT_S)
             return True
-        other, session = dist.irecv(y, 0, tag=1), dist.group.WORLD._session
+        other, session = dist.irecv(y, 0, tag=1), dist.group.WORLD._caller.session
         session.abort = lambda text: None  # as if rank 0 had not heard of it yet
         late(lambda: dist.recv(x, 0))
         del session.abort

@@ -169,7 +169,7 @@ def test_many_that_nobody_waits_for():
                 dist.irecv(torch.empty(1), 1, tag=2000)  # a post sweeps
                 time.sleep(0.001)
             assert not never.is_completed()
-            assert len(dist.group.WORLD._under_way) < 1000
+            assert len(dist.group.WORLD._messages.pending) < 1000
         dist.barrier()
 
     run_group(2, body)
@@ -184,7 +184,7 @@ def test_each_of_many_is_looked_at_a_few_times(monkeypatch):
         count, group = 1000, dist.group.WORLD
         got = torch.zeros(count)
         works = [dist.irecv(got[i : i + 1], rank, tag=i) for i in range(count)]
-        assert len(group._under_way) == count
+        assert len(group._messages.pending) == count
         assert 0 < len(looks) < 4 * count
         for i in range(count):
             dist.isend(torch.tensor([float(i)]), rank, tag=i)
@@ -195,7 +195,7 @@ def test_each_of_many_is_looked_at_a_few_times(monkeypatch):
         for i in range(count):
             last = dist.irecv(got[i : i + 1], rank, tag=i)
             dist.isend(torch.zeros(1), rank, tag=i).wait()
-            assert len(group._under_way) <= 64
+            assert len(group._messages.pending) <= 64
         last.wait()
         assert (got == 0).all()
 

@@ -53,7 +53,7 @@ def test_operations(n):
                 x = torch.zeros(n * count, dtype=dtype)  # ordinary memory on all ranks
                 gather(x, block)
                 assert torch.equal(x, want)
-        return len(group._calls._direct)
+        return len(group._caller.calls._direct)
 
     assert all(run_group(n, body))
 
@@ -68,7 +68,7 @@ def test_registered_tensors():
         dist.all_reduce(x)
         assert torch.equal(x, 2 * torch.arange(1.0, 100_001) + 1)
         assert x.data_ptr() == before
-        assert group._calls._direct
+        assert group._caller.calls._direct
         with pytest.raises(pycoll.torch.BackendArgumentError):
             group.register_tensor(x)
         group.deregister_tensor(x)
@@ -142,7 +142,7 @@ def ddp(rank, n, symmetric):
     if symmetric:
         pycoll.torch.use_symmetric_memory(model)
     numbers = train(model, rank) + [p.sum().item() for p in model.parameters()]
-    memory, calls = dist.group.WORLD._session.memory, dist.group.WORLD._calls
+    memory, calls = dist.group.WORLD._caller.session.memory, dist.group.WORLD._caller.calls
     registered = len(memory._registered)
     del model
     gc.collect()
@@ -162,7 +162,7 @@ def fsdp2(rank, n, symmetric):
     if symmetric:
         pycoll.torch.use_symmetric_memory(model)
     numbers = train(model, rank) + [p.to_local().sum().item() for p in model.parameters()]
-    calls = dist.group.WORLD._calls
+    calls = dist.group.WORLD._caller.calls
     return numbers, calls.symmetric, bool(calls._direct)
 
 
@@ -198,16 +198,16 @@ def test_buckets_that_are_collected_inside_of_a_call(inside):
         holder.me = holder  # a cycle, as a module has
         weakref.finalize(holder, buckets.release).atexit = False
         del holder, buckets
-        calls, jobs = group._calls, group._background._jobs
+        calls, jobs = group._caller.calls, group._caller.background.jobs
         real = calls.barrier
         if inside == "a call":
             calls.barrier = lambda *args: (gc.collect(), real(*args))
         else:
-            group._background._jobs = type("Jobs", (deque,), {"append": collecting})(jobs)
+            group._caller.background.jobs = type("Jobs", (deque,), {"append": collecting})(jobs)
         dist.barrier(async_op=True).wait()
-        assert group._session.memory._registered
+        assert group._caller.session.memory._registered
         dist.barrier()
-        assert not group._session.memory._registered
+        assert not group._caller.session.memory._registered
 
     def collecting(jobs, job):
         gc.collect()
@@ -222,7 +222,7 @@ def test_a_tensor_is_registered_behind_the_calls_on_it():
         other = torch.ones(100_000)
         group.register_tensor(other)  # symmetric memory is in use
         if rank == 0:
-            group._background.submit(lambda: time.sleep(0.3), [])
+            group._caller.background.submit(lambda: time.sleep(0.3), [])
         work = dist.all_reduce(x, async_op=True)
         if rank == 1:
             time.sleep(0.1)
@@ -248,7 +248,7 @@ def test_a_registered_tensor_that_gets_other_memory():
         dist.all_reduce(y)
         assert y[0] == y[big // 2] == n * (n + 1) / 2
         if inside:
-            assert not group._session.memory._registered
+            assert not group._caller.session.memory._registered
         group.register_tensor(y)
         group.deregister_tensor(y)
         return bool(inside)

@@ -16,12 +16,7 @@ class BackendArgumentError(DistBackendError, ValueError):
 
 
 def as_torch(error: CollError, where: str) -> DistBackendError:
-    """Return an error of pycoll as one of PyTorch.
-
-    Args:
-        error: What pycoll raised.
-        where: Operation, rank and group.
-    """
+    """Return an error of pycoll as one of PyTorch; `where` names operation, rank and group."""
     text = f"{where}: {type(error).__name__}: {error}"
     if isinstance(error, CollTimeout):
         return BackendTimeout(text)

@@ -1,0 +1,116 @@
+"""What pycoll changes in PyTorch, so that groups and works in Python pass for those in C++.
+
+Every change is harmless if it is made again.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        set_code_exec_strategy,
+    )
+except ImportError:  # an older PyTorch, which looks at fewer functions
+    set_code_exec_strategy = None
+
+_works: weakref.WeakKeyDictionary[dist.Reducer, dist.Work] = weakref.WeakKeyDictionary()
+
+
+def _replace(cls: type, name: str, change: Callable[[Callable], Callable]) -> None:
+    """Replace a method, if the class has it, by what `change` makes of it; once."""
+    plain = getattr(cls, name, None)
+    if plain is not None and not hasattr(plain, "__wrapped__"):
+        setattr(cls, name, functools.wraps(plain)(change(plain)))
+
+
+def use_python_hooks(group_class: type) -> None:
+    """Give DDP models of a class of groups PyTorch's communication hooks in Python.
+
+    The built-in ones are in C++, which cannot read futures of Python.
+    """
+
+    def change(plain: Callable) -> Callable:
+        def register(model: DistributedDataParallel, comm_hook_type: Any) -> None:
+            if not isinstance(model.process_group, group_class):
+                plain(model, comm_hook_type)
+                return
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            hook = getattr(default_hooks, f"{comm_hook_type.name.lower()}_hook")
+            model.register_comm_hook(model.process_group, hook)
+
+        return register
+
+    _replace(DistributedDataParallel, "_register_builtin_comm_hook", change)
+
+
+def keep_works() -> None:
+    """Make DDP's reducers keep the Python half of the work that counts the ranks of `join`.
+
+    C++ keeps only its own half. Without the other, ``wait`` is that of PyTorch's class, which waits
+    for ever, and ``getFuture`` is "not implemented".
+    """
+
+    def change(plain: Callable) -> Callable:
+        def kept(reducer: dist.Reducer, work: dist.Work, use_static_world_size: bool) -> None:
+            _works[reducer] = work
+            plain(reducer, work, use_static_world_size)
+
+        return kept
+
+    _replace(dist.Reducer, "_set_forward_pass_work_handle", change)
+
+
+def do_not_compile_methods(*classes: type) -> None:
+    """Keep ``torch.compile`` away from the methods of classes, and from what they call.
+
+    Compiled programs call a group from C++, while the compiler looks at every Python function that
+    is entered: it would take those of the group for the user's.
+    """
+    for cls in classes:
+        for code in _methods(cls):
+            _skip(code)
+
+
+def do_not_compile(*functions: FunctionType) -> None:
+    """Make ``torch.compile`` call functions as they are, between the graphs that it makes.
+
+    Like `torch.compiler.disable`, which takes a second because it imports the compiler.
+    """
+    for function in functions:
+        function._torchdynamo_disable = True  # for the compiler of a function that calls it
+        _skip(function.__code__)  # for what Python enters
+
+
+def _skip(code: CodeType) -> None:
+    if set_code_exec_strategy is not None:
+        strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+        set_code_exec_strategy(code, strategy)
+
+
+def _methods(cls: type) -> Iterator[CodeType]:
+    for base in cls.__mro__:
+        if base.__module__.startswith("pycoll."):
+            for member in vars(base).values():
+                function = member.fget if isinstance(member, property) else member
+                if isinstance(function, FunctionType):
+                    yield from _nested(function.__code__)
+                    yield from _nested(inspect.unwrap(function).__code__)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)

@@ -1,0 +1,329 @@
+"""The collectives on flat tensors, one or several in a call, and barriers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from pycoll.errors import ArgumentError
+from pycoll.runtime.calls import v_variants
+from pycoll.torch.calls.caller import Caller, Job, Key
+from pycoll.torch.operations.arguments import (
+    are_blocks,
+    block_bytes,
+    check_share,
+    contribution,
+    is_share,
+    pairs,
+    root_of,
+    single,
+    unwritten,
+)
+from pycoll.torch.operations.sparse import coalesced, is_sparse, summed
+from pycoll.torch.tensors.devices import on_host
+from pycoll.torch.tensors.layout import (
+    Request,
+    Tensors,
+    as_bytes,
+    check_output,
+    name_of,
+    reduction,
+    source,
+    store,
+    target,
+)
+from pycoll.types import Kind, ReduceOp
+
+_SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+Prepared = tuple[Job, Tensors]
+Part = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Contiguous input and output of a call, and the caller's tensor that gets the output."""
+Repeated = tuple[Key, torch.Tensor | None, torch.Tensor] | None
+"""What `Caller.repeat` takes; None if calls like it are not repeated."""
+Like = Callable[[Caller, tuple], Repeated]
+"""Finds that out for the arguments of an operation."""
+
+
+def _usual(op: dist.ReduceOp) -> ReduceOp | None:
+    """Return the operation if training uses it; to recognise the others takes long."""
+    return ReduceOp.SUM if op == _SUM else ReduceOp.AVG if op == _AVG else None
+
+
+def _like_all_reduce(caller: Caller, args: tuple) -> Repeated:
+    tensors, opts = args
+    if len(tensors) != 1 or (op := _usual(opts.reduceOp)) is None:
+        return None
+    tensor = tensors[0]
+    return (Kind.ALL_REDUCE, tensor.dtype, tensor.numel(), op, 0), tensor, tensor
+
+
+def _like_broadcast(caller: Caller, args: tuple) -> Repeated:
+    tensors, opts = args
+    if len(tensors) != 1:
+        return None
+    tensor, root = tensors[0], opts.rootRank
+    given = tensor if caller.rank == root else None
+    return (Kind.BROADCAST, tensor.dtype, tensor.numel(), None, root), given, tensor
+
+
+def _like_reduce_scatter(caller: Caller, args: tuple) -> Repeated:
+    out, x, opts = args
+    if (op := _usual(opts.reduceOp)) is None or not is_share(out, x, caller.size):
+        return None
+    return (Kind.REDUCE_SCATTER, x.dtype, x.numel(), op, 0), x, out
+
+
+def _like_all_gather(caller: Caller, args: tuple) -> Repeated:
+    out, x, _ = args
+    if not is_share(x, out, caller.size):
+        return None
+    return (Kind.ALL_GATHER, out.dtype, out.numel(), None, 0), x, out
+
+
+def _like_all_to_all(caller: Caller, args: tuple) -> Repeated:
+    out, x, out_splits, x_splits, _ = args
+    if out_splits or x_splits or not are_blocks(out, x, caller.size):
+        return None
+    return (Kind.ALL_TO_ALL, x.dtype, x.numel(), None, 0), x, out
+
+
+def operation(what: str, options: type, like: Like | None = None) -> Callable:
+    """Turn a method that checks arguments, and returns a job with its result, into an operation.
+
+    The operation fills in missing options, makes the call or repeats an earlier one, and ends the
+    group if an interrupt comes anywhere in it.
+
+    Args:
+        what: Its name, for messages.
+        options: PyTorch's options for it, its last argument.
+        like: See `Like`.
+    """
+
+    def make(prepare: Callable[..., tuple[Job, Tensors]]) -> Callable[..., dist.Work]:
+        count = prepare.__code__.co_argcount - 1
+
+        @functools.wraps(prepare)
+        def whole(group: Collectives, *args: Any, opts: Any = None) -> dist.Work:
+            try:
+                if len(args) < count or args[-1] is None:
+                    args = *args[: count - 1], opts or options()
+                caller, key, out = group._caller, None, None
+                if like is not None and (repeated := like(caller, args)) is not None:
+                    key, x, out = repeated
+                    if (work := caller.repeat(key, x, out, args[-1])) is not None:
+                        return work
+                first = functools.partial(prepare, group, *args)
+                return caller.start(what, first, args[-1], key, out)
+            except BaseException as error:
+                group._caller.abort_if_interrupted(error)
+                raise
+
+        return whole
+
+    return make
+
+
+class Collectives:
+    """Mixed into a process group."""
+
+    _caller: Caller
+
+    def _job(self, request: Request, parts: Iterable[Part]) -> Job:
+        """Return a job that makes a call for each part and stores its output."""
+        parts = list(parts)
+
+        def job() -> None:
+            for x, out, tensor in parts:
+                self._caller.run(request, x, out)
+                if tensor is not None:
+                    store(out, tensor)
+
+        return self._caller.in_parts(job, len(parts))
+
+    def _pairs_job(self, kind: Kind, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
+        """Return the job of all_reduces, reduce_scatters or all_gathers, one for each pair."""
+        memory, n, given, buffers = self._caller.calls.symmetric_memory, self._caller.size, [], []
+        how = None if kind == Kind.ALL_GATHER else reduction(opts.reduceOp)
+        for output, tensor in pairs(outputs, inputs):
+            if kind == Kind.ALL_REDUCE:
+                x = buffer = source(tensor, "the tensor")
+                check_output(tensor, "the tensor")
+            else:
+                if kind == Kind.ALL_GATHER:
+                    check_share(tensor, output, n, ("the input", "the output"))
+                else:
+                    check_share(output, tensor, n, ("the output", "the input"))
+                x, buffer = source(tensor), target(output)
+            given.append(x if how is None else contribution(x, how, memory))
+            buffers.append(buffer)
+        given = unwritten(given, [[output] for output in outputs], memory)
+        request = self._caller.request(kind, opts, None if how is None else how.op)
+        return self._job(request, zip(given, buffers, outputs, strict=True))
+
+    @operation("all_reduce", c10d.AllreduceOptions, _like_all_reduce)
+    def allreduce(self, tensors: Tensors, opts: Any) -> Prepared:
+        """Combine a tensor in place; every rank gets the result."""
+        if is_sparse(single(tensors, "all_reduce")):
+            return self._all_reduce_sparse(tensors[0], opts), tensors
+        return self._pairs_job(Kind.ALL_REDUCE, tensors, tensors, opts), tensors
+
+    @operation("all_reduce_coalesced", c10d.AllreduceCoalescedOptions)
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> Prepared:
+        """Combine several tensors in place, one after the other."""
+        return self._pairs_job(Kind.ALL_REDUCE, tensors, tensors, opts), list(tensors)
+
+    def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> Job:
+        how, request = reduction(opts.reduceOp), self._caller.request(Kind.ALL_GATHER, opts)
+        mine = coalesced(tensor, how.op, how.factor)
+
+        def gather(x: torch.Tensor) -> torch.Tensor:
+            out = x.new_empty((self._caller.size, *x.shape))
+            self._caller.calls.run(request, x, out)
+            return out
+
+        def job() -> None:
+            with torch.no_grad():
+                tensor.copy_(summed(mine, gather))
+
+        return self._caller.in_parts(job, 3)
+
+    @operation("reduce", c10d.ReduceOptions)
+    def reduce(self, tensors: Tensors, opts: Any) -> Prepared:
+        """Combine a tensor of all ranks on the root; that of the others stays as it is."""
+        how, tensor = reduction(opts.reduceOp), single(tensors, "reduce")
+        root = root_of(opts, self._caller.size)
+        buffer = source(tensor, "the tensor")
+        if self._caller.rank == root:
+            check_output(tensor, "the tensor")
+        x = contribution(buffer, how, self._caller.calls.symmetric_memory)
+        ends = (buffer, tensor) if self._caller.rank == root else (None, None)
+        request = self._caller.request(Kind.REDUCE, opts, how.op, root)
+        return self._job(request, [(x, *ends)]), tensors
+
+    @operation("broadcast", c10d.BroadcastOptions, _like_broadcast)
+    def broadcast(self, tensors: Tensors, opts: Any) -> Prepared:
+        """Give every rank the root's tensor."""
+        tensor, root = single(tensors, "broadcast"), root_of(opts, self._caller.size)
+        buffer = source(tensor, "the tensor")
+        request = self._caller.request(Kind.BROADCAST, opts, None, root)
+        if self._caller.rank == root:
+            return self._job(request, [(buffer, buffer, None)]), tensors
+        check_output(tensor, "the tensor")
+        return self._job(request, [(None, buffer, tensor)]), tensors
+
+    @operation("reduce_scatter", c10d.ReduceScatterOptions, _like_reduce_scatter)
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any
+    ) -> Prepared:
+        """Combine a tensor of all ranks; rank r gets its r-th block."""
+        return self._pairs_job(Kind.REDUCE_SCATTER, [output], [input], opts), [output]
+
+    @operation("reduce_scatter_coalesced", c10d.ReduceScatterOptions)
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any
+    ) -> Prepared:
+        """Do `reduce_scatter_single` for several tensors."""
+        return self._pairs_job(Kind.REDUCE_SCATTER, outputs, inputs, opts), list(outputs)
+
+    @operation("all_gather", c10d.AllgatherOptions, _like_all_gather)
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> Prepared:
+        """Give every rank the tensors of all, one behind the other."""
+        return self._pairs_job(Kind.ALL_GATHER, [output], [input], opts), [output]
+
+    @operation("all_gather_coalesced", c10d.AllgatherOptions)
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Prepared:
+        """Do `all_gather_single` for several tensors."""
+        return self._pairs_job(Kind.ALL_GATHER, outputs, inputs, opts), list(outputs)
+
+    @operation("all_to_all", c10d.AllToAllOptions, _like_all_to_all)
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        opts: Any,
+    ) -> Prepared:
+        """Send block j to rank j; blocks are equal, or have the given lengths along dim 0."""
+        request, n = self._caller.request(Kind.ALL_TO_ALL, opts), self._caller.size
+        x, out = source(input), target(output)
+        sent = block_bytes(x, input_splits, n, "input")
+        received = block_bytes(out, output_splits, n, "output")
+        self._check_own_block(x, out, sent, received)
+        if not output_splits and not input_splits:
+            return self._job(request, [(x, out, output)]), [output]
+
+        def job() -> None:
+            self._exchange(request, x, sent, out, received)
+            store(out, output)
+
+        return job, [output]
+
+    # C++ and older versions of PyTorch use these names.
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    alltoall_base = all_to_all_single
+
+    def _exchange(
+        self,
+        request: Request,
+        x: torch.Tensor,
+        sent: list[int],
+        out: torch.Tensor,
+        received: list[int],
+    ) -> None:
+        """Send blocks of different sizes, given in bytes."""
+        session, dtype = self._caller.session, name_of(x.dtype)
+        session.call_site = request.site
+        with on_host(x, out) as (a, b):
+            given = as_bytes(a), sent, as_bytes(b), request.timeout_s, received, dtype
+            v_variants.all_to_all(session, *given)
+
+    def _check_own_block(
+        self, x: torch.Tensor, out: torch.Tensor, sent: list[int], received: list[int]
+    ) -> None:
+        own = self._caller.rank
+        if x.dtype != out.dtype or sent[own] != received[own]:
+            raise ArgumentError(
+                f"the output has {out.numel()} elements of {out.dtype}, the input {x.numel()} of "
+                f"{x.dtype}; block {own}, from this rank to itself, has {sent[own]} bytes in the "
+                f"input and {received[own]} in the output; expected the same size and type"
+            )
+
+    @operation("barrier", c10d.BarrierOptions)
+    def barrier(self, opts: Any) -> Prepared:
+        """Wait until every rank has called it."""
+        return self._barrier(self._caller.limit(opts)), []
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait until every rank has called it; after `timeout` report what each rank is doing.
+
+        Args:
+            timeout: By default the group's.
+            wait_all_ranks: Of no effect: the error always tells about all ranks.
+        """
+        try:
+            limit = self._caller.timeout_s if timeout is None else timeout.total_seconds()
+            self._caller.run_now("monitored_barrier", self._barrier(limit), [])
+        except BaseException as error:
+            self._caller.abort_if_interrupted(error)
+            raise
+
+    def _barrier(self, limit: float) -> Job:
+        site = self._caller.calls.sites.here()
+
+        def job() -> None:
+            self._caller.devices.drain()
+            self._caller.calls.barrier(site, limit)
+
+        return job
