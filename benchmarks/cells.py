@@ -15,7 +15,7 @@ import numpy as np
 from harness import pages, start
 from harness.ranks import contest
 
-from pycoll.cli.measure.bench_report import sized
+from pycoll.cli.common.text import sized
 from pycoll.config import Config
 
 WORLDS = (2, 4, 8)

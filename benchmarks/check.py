@@ -15,7 +15,7 @@ from harness import pages, start
 from harness.plain_loop import contestants
 from harness.ranks import contest
 
-from pycoll.cli.measure.bench_report import sized
+from pycoll.cli.common.text import sized
 
 BASELINE = start.BENCHMARKS / "baseline.json"
 NOISE = 0.25

@@ -15,7 +15,7 @@ import numpy as np
 from harness import pages, start
 from harness.ranks import SEGMENTS, ByHand, batches, contest
 
-from pycoll.cli.measure.bench_report import sized
+from pycoll.cli.common.text import sized
 
 WORLDS = (2, 4, 8)
 SIZES = (8 << 10, 64 << 10, 512 << 10, 1 << 20, 4 << 20)

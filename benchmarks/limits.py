@@ -17,7 +17,7 @@ import numpy as np
 from harness import pages, start
 from harness.ranks import SEGMENTS, ByHand, contest
 
-from pycoll.cli.measure.bench_report import sized
+from pycoll.cli.common.text import sized
 from pycoll.runtime.selection.select import select
 
 SIZES = (512 << 10, 1 << 20, 4 << 20, 16 << 20)

@@ -15,7 +15,7 @@ import numpy as np
 from harness import pages, start
 from harness.ranks import contest, there_and_back
 
-from pycoll.cli.measure.bench_report import sized
+from pycoll.cli.common.text import sized
 
 # Bytes into a page, of the input and of the result.
 PLACES = {

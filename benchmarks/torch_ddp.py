@@ -45,9 +45,14 @@ def ping_pong(x, group):
         (dist.recv if receive else dist.send)(x, 1 - rank, group=group)
 
 
-def scatter(out, parts, group):
+def parts(x):
+    """Return what each rank has of a vector."""
+    return list(x.chunk(RANKS))
+
+
+def scatter(out, given, group):
     """Scatter a list of rank 0."""
-    dist.scatter(out, parts if dist.get_rank() == 0 else None, 0, group=group)
+    dist.scatter(out, given if dist.get_rank() == 0 else None, 0, group=group)
 
 
 # By name: the call, given the whole vector, another one, and one of the parts of both.
@@ -59,8 +64,8 @@ CALLS = {
     "all_to_all": lambda x, out, part, g: dist.all_to_all_single(out, x, group=g),
     "ping_pong": lambda x, out, part, g: ping_pong(x, g),
     "barrier": lambda x, out, part, g: dist.barrier(g),
-    "all_gather_list": lambda x, out, part, g: dist.all_gather(out.chunk(RANKS), part, group=g),
-    "scatter_list": lambda x, out, part, g: scatter(part, list(x.chunk(RANKS)), g),
+    "all_gather_list": lambda x, out, part, g: dist.all_gather(parts(out), part, group=g),
+    "scatter_list": lambda x, out, part, g: scatter(part, parts(x), g),
 }
 OPERATIONS = [("all_reduce", nbytes) for nbytes in SIZES]
 OPERATIONS += [(n, b) for n in ("all_gather", "reduce_scatter", "broadcast") for b in GATHERED]

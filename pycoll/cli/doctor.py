@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pycoll.cli import installed_version
 from pycoll.config import tuning_path
-from pycoll.cuda.device.probe import parts
+from pycoll.cuda.device.probe import parts as cuda_parts
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.startup.bootstrap import make_memfd
 
@@ -39,19 +39,12 @@ _IMPORT_S = 30  # for the optional packages together
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes:
-        name: What was looked at.
-        value: What was found.
-        fix: What to do about it; empty when all is well.
-        required: Whether pycoll does not work without it.
-    """
-
-    name: str
-    value: str
-    fix: str = ""
-    required: bool = True
+    name: str  # what was looked at
+    value: str  # what was found
+    fix: str = ""  # what to do about it; empty when all is well
+    required: bool = True  # pycoll does not work without it
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -62,7 +55,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print the report; return 1 when something that pycoll needs is missing."""
     del args
-    checks = [*_machine(), *_needed(), *_optional()]
+    parts = [Check(*part, required=False) for part in cuda_parts()]
+    checks = [*_machine(), *_needed(), *_extras(), *parts, _tuning()]
     for check in checks:
         mark = "ok" if not check.fix else "MISSING" if check.required else "absent"
         print(f"{mark:8}{check.name:14}{check.value}")
@@ -104,18 +98,17 @@ def _available() -> str:
 
 def _needed() -> Iterator[Check]:
     yield Check("pycoll", installed_version())
-    yield _imported("NumPy", "numpy", "pip install numpy")
+    yield _numpy()
     yield _engine()
     yield _memfd()
     yield _futex()
 
 
-def _imported(name: str, module: str, fix: str) -> Check:
+def _numpy() -> Check:
     try:
-        found = importlib.import_module(module)
+        return Check("NumPy", importlib.import_module("numpy").__version__)
     except ImportError as error:
-        return Check(name, f"cannot be imported: {error}", fix)
-    return Check(name, getattr(found, "__version__", "loads"))
+        return Check("NumPy", f"cannot be imported: {error}", "pip install numpy")
 
 
 def _engine() -> Check:
@@ -157,13 +150,6 @@ def _futex() -> Check:
     word = ctypes.c_uint32(0)
     woken = ctypes.CDLL(None).syscall(number, ctypes.byref(word), _FUTEX_WAKE, 1, None, None, 0)
     return Check("futex", "works") if woken == 0 else Check("futex", "refused", "allow futex")
-
-
-def _optional() -> Iterator[Check]:
-    yield from _extras()
-    for part in parts():
-        yield Check(*part, required=False)
-    yield _tuning()
 
 
 def _extras() -> list[Check]:

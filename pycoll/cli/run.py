@@ -46,11 +46,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the job and return its exit status.
-
-    Raises:
-        ArgumentError: An argument, the script or a ``PYCOLL_`` variable cannot be used.
-    """
+    """Run the job and return its exit status."""
     if args.n is None:
         raise ArgumentError(
             "how many ranks? pycoll run -n N script.py args...; what follows the script is for it"

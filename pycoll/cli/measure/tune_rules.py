@@ -19,10 +19,7 @@ def beats(challenger: Sequence[float], default: Sequence[float]) -> bool:
     Both were measured in turn, in the same rounds. The challenger has to gain `GAIN` by the median,
     and all its rounds but the slowest have to be faster than all rounds of the default but the
     fastest: one disturbed round on either side decides nothing. Anything less keeps the default.
-
-    Args:
-        challenger: Seconds of a call, round by round, three rounds or more.
-        default: Likewise.
+    Times are seconds of a call, round by round, three rounds or more.
     """
     gain = statistics.median(challenger) <= (1 - GAIN) * statistics.median(default)
     return gain and sorted(challenger)[-2] < sorted(default)[1]
@@ -30,23 +27,15 @@ def beats(challenger: Sequence[float], default: Sequence[float]) -> bool:
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from the measurements at one size.
-
-    Attributes:
-        collective, order, symmetric, nbytes: See `TunedRule`; the size that was measured.
-        algorithm: What beats the default; ``""`` if nothing does.
-        seconds: Its median time.
-        default: What is taken without measurement.
-        default_seconds: Its median time.
-    """
+    """What follows from the measurements at one size; see `TunedRule`."""
 
     collective: str
     order: str
     symmetric: bool
-    nbytes: int
-    algorithm: str
-    seconds: float
-    default: str
+    nbytes: int  # the size that was measured
+    algorithm: str  # what beats the default; "" if nothing does
+    seconds: float  # its median time
+    default: str  # what is taken without measurement
     default_seconds: float
 
     @property
@@ -86,15 +75,8 @@ def rules_of(decisions: Iterable[Decision]) -> list[TunedRule]:
 
 def _rule(same: list[Decision], low: int, high: int) -> TunedRule:
     best = min(same, key=lambda d: d.seconds / d.default_seconds)
-    return TunedRule(
-        *best.kind,
-        low,
-        high,
-        best.algorithm,
-        best.seconds,
-        best.default,
-        best.default_seconds,
-    )
+    names = best.algorithm, best.seconds, best.default, best.default_seconds
+    return TunedRule(*best.kind, low, high, *names)
 
 
 def crossings(decisions: Iterable[Decision]) -> list[tuple[str, bool, int]]:
