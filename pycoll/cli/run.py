@@ -30,7 +30,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "(script.py | -m module) [args ...]",
         description="Start N processes that run one script. The first failure ends the job, unless "
         "it is to keep going, and so does the end of the launcher; its exit status is that of the "
-        "rank that failed first.",
+        "rank that failed first. A signal is passed on to the ranks: those that still run half a "
+        "minute later are killed, and at once when it comes again (Ctrl-C twice). So are stopped "
+        "ranks that nobody continues after all others have ended.",
     )
     parser.add_argument("-n", type=int, metavar="N", help=f"number of ranks, at most {MAX_RANKS}")
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
