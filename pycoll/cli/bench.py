@@ -135,13 +135,9 @@ def _check_call(args: argparse.Namespace, sizes: Sequence[int]) -> None:
     except ScheduleError as error:
         raise ArgumentError(str(error)) from None
     for nbytes in sizes if args.n and args.n > 0 else ():
-        call = {"dtype": dtype, "op": ReduceOp[_op(args).upper()], "algorithm": algorithm}
+        call = {"dtype": dtype, "op": ReduceOp[(args.op or "sum").upper()], "algorithm": algorithm}
         memory = {"direct": args.symmetric, "input_only": args.symmetric_input}
         select(name, nbytes, args.n, order=args.order, **call, **memory)
-
-
-def _op(args: argparse.Namespace) -> str:
-    return args.op or "sum"
 
 
 def arguments_of(args: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> list[str]:
@@ -160,14 +156,17 @@ def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[i
     table = OsuTable() if args.format == "osu" else Table(args.short or None)
     table = table if comm.rank == 0 else None
     machine = describe()
-    command = _command(args, comm.world_size)
+    collective, *rest = arguments_of(args, _WHAT)
+    command = " ".join(["pycoll bench", collective, "-n", str(comm.world_size), *rest])
     if table:
         table.heading([command, *_about(args, comm, machine)])
     named = args.algorithm and is_own(args.algorithm)
     algorithm = lookup(args.algorithm) if named else args.algorithm
     setup = Setup(args.order, algorithm, args.symmetric, args.symmetric_input, args.hot, args.iters)
     rows: list[Row] = []
-    for problem in _problems(args, sizes, comm.world_size):
+    what = args.collective, element_type(args.dtype), args.op or "sum"
+    problems = [Problem.of_size(*what, size, comm.world_size) for size in sizes]
+    for problem in dict.fromkeys(problems):  # small sizes may round to the same one
 
         def say(text: str, size: int = problem.nbytes) -> None:
             if table:
@@ -183,18 +182,6 @@ def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[i
         table.footing(rows)
         _save(args, comm.world_size, machine, command, rows)
     return int(any(row.wrong for row in rows))
-
-
-def _problems(args: argparse.Namespace, sizes: Sequence[int], n: int) -> list[Problem]:
-    """Make one problem of each size; small sizes may round to the same one."""
-    dtype = element_type(args.dtype)
-    made = [Problem.of_size(args.collective, dtype, _op(args), size, n) for size in sizes]
-    return list(dict.fromkeys(made))
-
-
-def _command(args: argparse.Namespace, n: int) -> str:
-    collective, *rest = arguments_of(args, _WHAT)
-    return " ".join(["pycoll bench", collective, "-n", str(n), *rest])
 
 
 def _about(args: argparse.Namespace, comm: Communicator, machine: dict[str, Any]) -> list[str]:
@@ -220,7 +207,7 @@ def _save(
     if args.json:
         write_json(args.json, machine, command, rows)
     if args.plot:
-        what = args.collective + (f" {_op(args)}" if rows[0].op != "none" else "")
+        what = args.collective + (f" {args.op or 'sum'}" if rows[0].op != "none" else "")
         title = f"{what}: {n} ranks, {args.dtype}, {_memory(args)}"
         about = f"{machine['cores']} cores, {machine['cpu']}, pycoll {machine['pycoll']}"
         plot(args.plot, title, f"{about}  ·  {command}", rows)

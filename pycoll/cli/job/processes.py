@@ -135,11 +135,14 @@ class Job:
                 self._collect()  # SIGCHLD is among the signals
             elif not key.data.pump():
                 self._selector.unregister(key.data)
+        for stream in self._streams:
+            stream.settle()
         self._tell_ends()
         self._send_due()
 
     def _patience(self) -> float:
-        times = [self._continue_by] + ([self._expires] if self._expires is not None else [])
+        times = [self._continue_by, *(stream.due for stream in self._streams)]
+        times += [self._expires] if self._expires is not None else []
         times += [time.monotonic() + TELL_AGAIN_S] if self._untold else []
         times += [when for when, _ in self._plan[:1]]
         return min(max(0.0, min(times, default=math.inf) - time.monotonic()), LONGEST_SLEEP_S)

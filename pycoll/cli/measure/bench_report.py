@@ -70,28 +70,21 @@ class Table:
     )
 
     def __init__(self, short: bool | None = None) -> None:
-        """Choose a form.
-
-        Args:
-            short: Whether to use the narrow form; None is as the terminal requires.
-        """
+        """Choose the narrow form, the wide one, or (None) what the terminal requires."""
         self._live = sys.stderr.isatty()
         narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE
         self._short = narrow if short is None else short
 
     def heading(self, lines: Sequence[str]) -> None:
         """Print what is true of all lines, and the names of the columns."""
-        for line in (*lines, self.LEGEND):
-            print(f"# {line}")
+        print(*(f"# {line}" for line in (*lines, self.LEGEND)), sep="\n")
         if not self._short:
             what, group = (sum(c.width for c in columns) for columns in (_WHAT, _RESULT))
             print(f"#{'':{what - 1}}{'out of place':>{group}}{'in place':>{group}}")
         columns = self._columns()
-        for cells, last in (
-            ([c.title for c in columns], "schedule"),
-            ([c.unit for c in columns], ""),
-        ):
-            print(f"#{_align(cells, columns)[1:]}  {last}".rstrip(), flush=True)
+        titles, units = [c.title for c in columns], [c.unit for c in columns]
+        print(f"#{_align(titles, columns)[1:]}  schedule")
+        print(f"#{_align(units, columns)[1:]}".rstrip(), flush=True)
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Print what was measured at one size: in the full form as one line."""
@@ -136,8 +129,7 @@ class OsuTable:
 
     def heading(self, lines: Sequence[str]) -> None:
         """Print what is true of all lines, and the names of the columns."""
-        for line in (*lines, self.LEGEND):
-            print(f"# {line}")
+        print(*(f"# {line}" for line in (*lines, self.LEGEND)), sep="\n")
         titles = ("Avg Latency(us)", "Min Latency(us)", "Max Latency(us)", "Iterations")
         print(f"{'# Size':<10}" + "".join(f"{title:>17}" for title in titles), flush=True)
 
@@ -194,14 +186,7 @@ def check_plot(path: str) -> None:
 
 
 def plot(path: str, title: str, subtitle: str, rows: Sequence[Row]) -> None:
-    """Write a picture of the rows.
-
-    Args:
-        path: File to write; its suffix chooses the format.
-        title: Headline.
-        subtitle: What it was measured on, in smaller print.
-        rows: What was measured, sizes ascending.
-    """
+    """Write a picture of the rows, sizes ascending; the suffix of the path chooses the format."""
     from matplotlib.figure import Figure
 
     Path(path).resolve().parent.mkdir(parents=True, exist_ok=True)
