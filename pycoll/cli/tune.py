@@ -16,8 +16,7 @@ from pycoll.cli import run
 from pycoll.cli.common.arguments import at_least, check_table, put, size
 from pycoll.cli.common.text import show_size, show_time, table
 from pycoll.cli.measure.tune_machine import LEAST, machine_of
-from pycoll.cli.measure.tune_rules import crossings, rules_of
-from pycoll.cli.measure.tune_times import Bench, cells
+from pycoll.cli.measure.tune_times import Bench, cells, crossings, rules_of
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS, tuning_path
 from pycoll.errors import ArgumentError
