@@ -89,7 +89,7 @@ def _available() -> str:
     text = f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB available"
     try:
         left = importlib.import_module("pycoll._C").available_memory()
-    except (ImportError, AttributeError):  # told where the engine is looked at
+    except (ImportError, AttributeError):  # reported where the engine is checked
         return text
     if left > 0.9 * free:
         return text
@@ -172,17 +172,17 @@ def _extras() -> list[Check]:
 
 
 def _extra(module: str, purpose: str, tried: subprocess.Popen | None, until: float) -> Check:
-    told, fix = f"for {purpose}", f"for {purpose}: pip install {module}"
+    what, fix = f"for {purpose}", f"for {purpose}: pip install {module}"
     if tried is None:
-        return Check(module, told, fix, required=False)
+        return Check(module, what, fix, required=False)
     try:
         _, text = tried.communicate(timeout=max(0.1, until - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return Check(module, f"{told}; importing it takes more than {_IMPORT_S} s", fix, False)
+        return Check(module, f"{what}; importing it takes more than {_IMPORT_S} s", fix, False)
     if tried.returncode == 0:
-        return Check(module, told)
+        return Check(module, what)
     last = (text.decode(errors="replace").splitlines() or [f"status {tried.returncode}"])[-1]
-    return Check(module, f"cannot be imported: {last}", f"{told}: it is there, but broken", False)
+    return Check(module, f"cannot be imported: {last}", f"{what}: it is there, but broken", False)
 
 
 def _tuning() -> Check:

@@ -126,8 +126,8 @@ def explanation(choice: Choice, world: World | None = None) -> str:
     `world` is what was measured in the places of these ranks, if anything.
     """
     wish = choice.wish
-    told = Kind[wish.collective.upper()] in DIRECT_KINDS
-    memory = "symmetric" if wish.direct else "private" if told else "any"
+    direct = Kind[wish.collective.upper()] in DIRECT_KINDS
+    memory = "symmetric" if wish.direct else "private" if direct else "any"
     arrays = "a symmetric input, private results" if wish.input_only else f"{memory} arrays"
     order = f", order {choice.order}" if choice.order else ""
     dtype = f" of {wish.dtype.name.lower()}" if wish.dtype is not None else ""

@@ -170,7 +170,7 @@ class _Live:
     def __init__(self, comm: Communicator, budget: float, start: float) -> None:
         self._comm, self._end, self._start = comm, start + budget, start
         self._live = sys.stderr.isatty() and comm.rank == 0
-        self._told, self.skipped = "", 0
+        self._reported, self.skipped = "", 0
         self._busy, self._own = _busy_s(), time.process_time()
 
     def go(self, expected: float) -> bool:
@@ -187,8 +187,8 @@ class _Live:
         if self._live:
             sys.stderr.write(f"\r\x1b[K  {n} ranks: {text}  (at most {left:.0f} s left)")
             sys.stderr.flush()
-        elif self._comm.rank == 0 and text.split(",")[1:2] != [self._told]:
-            self._told = (text.split(",")[1:2] or [""])[0]
+        elif self._comm.rank == 0 and text.split(",")[1:2] != [self._reported]:
+            self._reported = (text.split(",")[1:2] or [""])[0]
             print(f"{n} ranks: {text}, at most {left:.0f} s left", file=sys.stderr, flush=True)
 
     def others(self) -> str:

@@ -36,7 +36,7 @@ def run(jobs):
                     jobs.until(lambda: all((jobs.folder / f"up.{r}").exists() for r in range(2)))
                 for number in signals:
                     os.kill(os.getpid(), number)
-                    job._attend(1.0)
+                    job._handle_events(1.0)
                 job.watch()
             finally:
                 job.close()

@@ -165,8 +165,8 @@ def check_drawing(option: str) -> None:
     except ModuleNotFoundError:
         raise ArgumentError(f"{option} needs matplotlib: pip install matplotlib") from None
     except Exception as error:  # whatever it makes of its settings
-        told = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ArgumentError(f"{option}: matplotlib cannot be loaded: {told}") from None
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ArgumentError(f"{option}: matplotlib cannot be loaded: {why}") from None
 
 
 def put(path: str | Path, content: str | bytes) -> None:

@@ -26,7 +26,7 @@ SIGNAL_GRACE_S = 30.0  # from a signal that was forwarded to SIGKILL: time for a
 STOPPED_S = 10.0  # in which somebody can continue ranks that are stopped when all others have ended
 SWEEP_S = 1.0  # in which processes that the ranks have left behind can end by themselves
 TIMEOUT_STATUS = 124
-TELL_AGAIN_S = 0.1  # after the peers of a rank that has ended could not be told
+REPORT_AGAIN_S = 0.1  # after a report to the peers that a rank has ended did not get through
 LONGEST_SLEEP_S = 86400.0  # the kernel's own limit is 24 days
 
 _RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
@@ -65,7 +65,7 @@ class Job:
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
         self._control = make_memfd("control")
-        self._untold: list[int] = []  # ranks that have ended, maybe before they joined
+        self._unreported: list[int] = []  # ranks that have ended, maybe before they joined
         self._report = make_memfd("report")  # lines of JSON, see rank_main.first_cause
         fcntl.fcntl(self._report, fcntl.F_SETFL, os.O_APPEND)
 
@@ -87,7 +87,7 @@ class Job:
             for rank in range(self._world_size):
                 place = Launch(rank, self._world_size, self._control, heap)
                 self._spawn(place, command, tagged)
-                self._attend(0.0)
+                self._handle_events(0.0)
                 if self._ending:
                     break
         except OSError as error:
@@ -125,9 +125,9 @@ class Job:
     def watch(self) -> None:
         """Wait until every rank has ended; end them when one fails or the time is over."""
         while self._running:
-            self._attend(self._patience())
+            self._handle_events(self._until_next())
 
-    def _attend(self, patience_s: float) -> None:
+    def _handle_events(self, patience_s: float) -> None:
         """Wait for signals and output, and do what is due."""
         for key, _ in self._selector.select(patience_s):
             if key.data is None:
@@ -137,13 +137,13 @@ class Job:
                 self._selector.unregister(key.data)
         for stream in self._streams:
             stream.settle()
-        self._tell_ends()
+        self._report_ends()
         self._send_due()
 
-    def _patience(self) -> float:
+    def _until_next(self) -> float:
         times = [self._continue_by, *(stream.due for stream in self._streams)]
         times += [self._expires] if self._expires is not None else []
-        times += [time.monotonic() + TELL_AGAIN_S] if self._untold else []
+        times += [time.monotonic() + REPORT_AGAIN_S] if self._unreported else []
         times += [when for when, _ in self._plan[:1]]
         return min(max(0.0, min(times, default=math.inf) - time.monotonic()), LONGEST_SLEEP_S)
 
@@ -170,7 +170,7 @@ class Job:
             if status is not None:
                 self._running.remove(rank)
                 if rank not in self._ended:
-                    self._untold.append(rank)
+                    self._unreported.append(rank)
                 if status != 0 and rank not in self._ended:
                     self._failed.append(rank)
         if self._failed and not (self._keep_going or self._ended):
@@ -193,18 +193,18 @@ class Job:
                 f"killed in {patience_s:g} s"
             )
 
-    def _tell_ends(self) -> None:
+    def _report_ends(self) -> None:
         """Let those who wait for a rank know that it has ended, if it has not joined them."""
-        if not self._running or not self._untold:
+        if not self._running or not self._unreported:
             return
-        untold, self._untold = self._untold, []
+        unreported, self._unreported = self._unreported, []
         with contextlib.suppress(ImportError):  # without the engine no rank waits for another
             from pycoll.runtime.startup.missing_ranks import tell_end
 
-            for rank in untold:
+            for rank in unreported:
                 process = self._ranks[rank]
                 if not tell_end(self._control, rank, process.pid, end_of(process.returncode)):
-                    self._untold.append(rank)
+                    self._unreported.append(rank)
 
     def _end_after(self, delay_s: float) -> None:
         self._end((delay_s, signal.SIGTERM), (delay_s + KILL_AFTER_S, signal.SIGKILL))
@@ -265,9 +265,9 @@ class Job:
         if self._over:
             ranks = ", ".join(map(str, self._timed_out))
             noun = "rank" if len(self._timed_out) == 1 else "ranks"
-            told = [f"the time of {self._timeout_s:g} s is over"]
-            told += [f"still running: {noun} {ranks}"] if self._timed_out else []
-            _say("; ".join(told + [started] * bool(self._missing)))
+            parts = [f"the time of {self._timeout_s:g} s is over"]
+            parts += [f"still running: {noun} {ranks}"] if self._timed_out else []
+            _say("; ".join(parts + [started] * bool(self._missing)))
             return TIMEOUT_STATUS
         if self._missing and self._forwarded:
             name = _name(max(self._forwarded))
@@ -286,12 +286,12 @@ class Job:
         rank = (causes or self._failed)[0]
         status = self._ranks[rank].returncode
         if self._keep_going and not consequences and any(p.returncode == 0 for p in self._ranks):
-            _say("; ".join(map(self._fate, self._failed)) + "; the others went on to their end")
+            _say("; ".join(map(self._outcome, self._failed)) + "; the others went on to their end")
             return 0
-        _say(self._fate(rank) + ("; the other ranks were stopped" if self._ended else ""))
+        _say(self._outcome(rank) + ("; the other ranks were stopped" if self._ended else ""))
         return status if status > 0 else 128 - status
 
-    def _fate(self, rank: int) -> str:
+    def _outcome(self, rank: int) -> str:
         return f"rank {rank} {end_of(self._ranks[rank].returncode)}"
 
 

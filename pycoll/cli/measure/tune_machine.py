@@ -92,7 +92,7 @@ def _shared(comm: Communicator) -> Machine:
     alpha, sigma = _synchronisation(comm, empty)
     cell = comm._session.config.cell_bytes
     ratio = usual.sigma / usual.alpha
-    if n == 2:  # with one peer to wait for the two cannot be told apart
+    if n == 2:  # with one peer to wait for the two cannot be separated
         alpha, sigma = (alpha + sigma) / (1 + ratio), (alpha + sigma) * ratio / (1 + ratio)
     return Machine(alpha, sigma, beta, gamma, min(bus, beta), call, cell)
 
