@@ -57,7 +57,6 @@ def arrays(comm):
 
 
 def tensors(comm):
-    """Return rows about PyTorch tensors."""
     if importlib.util.find_spec("torch") is None:
         return {}
     import torch
@@ -91,7 +90,6 @@ def rank(comm):
 
 
 def main():
-    """Start the ranks, print the table and write the page."""
     parser = pages.arguments(__doc__)
     parser.add_argument("-n", type=int, default=2, help="ranks (2)")
     parser.add_argument("--save", action="store_true", help="write calls.md and .json in results")

@@ -75,7 +75,6 @@ def ratios_of(row):
 
 
 def line_of(row):
-    """Return one line of the table."""
     cells = [row["collective"], str(row["n"]), sized(row["bytes"]), row["arrays"]]
     for times, ratio in zip(row["rounds"], ratios_of(row), strict=True):
         cells.append(f"{1e6 * statistics.median(times):.0f} us ({ratio:.2f})")
@@ -91,7 +90,6 @@ def means(rows):
 
 
 def main():
-    """Start the ranks and write the page."""
     args = pages.arguments(__doc__, "cells").parse_args()
     rows = list(itertools.chain(*(start.measure(__file__, n) for n in WORLDS)))
     about = (

@@ -52,7 +52,6 @@ def show(found, wanted):
 
 
 def main():
-    """Run from the command line."""
     parser = pages.arguments(__doc__)
     parser.add_argument("--update", action="store_true", help="write the baseline")
     args = parser.parse_args()

@@ -57,7 +57,6 @@ class Comparison:
         self._slow, self._ranks = {}, {}
 
     def run(self, chosen, sizes):
-        """Measure the chosen cases."""
         work = list(jobs(chosen, sizes))
         total = self._rounds * sum(len(cells) for _, _, cells in work)
         begin, done = time.monotonic(), 0
@@ -116,7 +115,6 @@ class Comparison:
 
 
 def arguments():
-    """Return the parser of the command line."""
     parser = pages.arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="the cases of ten minutes")
     parser.add_argument("--rounds", type=int, default=3, help="of all contestants in turn (3)")
@@ -135,7 +133,6 @@ def arguments():
 
 
 def main():
-    """Run from the command line."""
     parser = arguments()
     args = parser.parse_args()
     over_mpi = args.transport == "mpi"

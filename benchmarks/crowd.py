@@ -105,7 +105,6 @@ def rank(comm, library):
 
 
 def spread(values):
-    """Return the median, and the middle half in brackets."""
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.1f} ({low:.1f}-{high:.1f})"
 
@@ -128,7 +127,6 @@ def best(table, ours, theirs):
 
 
 def large(found):
-    """Return the lines of the table of sums."""
     for n, tables in found.items():
         for nbytes in map(str, SIZES):
             table = tables[nbytes]
@@ -138,7 +136,6 @@ def large(found):
 
 
 def main():
-    """Start the ranks and write the page."""
     args = pages.arguments(__doc__, "crowd").parse_args()
     by_hand = {"source": "limit_crowd.cpp", "flags": ["-march=native"]}
     found = {n: start.measure(__file__, n, **by_hand) for n in WORLDS}

@@ -101,7 +101,6 @@ def verdict(found, case):
 
 
 def table(results):
-    """Return the lines of the table: a row for each case."""
     names = list(results)
     lines = []
     for case in (*DIFFER, *GONE):
@@ -110,7 +109,6 @@ def table(results):
 
 
 def main():
-    """Run from the command line."""
     parser = pages.arguments(__doc__, "failures")
     parser.add_argument("--with", dest="names", metavar="A,B", help="these libraries only")
     args = parser.parse_args()

@@ -103,7 +103,6 @@ def command(mpi, names, ranks, agent, arguments):
 
 
 def measure(mpi, hosts, ranks, mbit, args):
-    """Run one case; return its rows."""
     with tempfile.TemporaryDirectory() as folder, network(hosts, mbit) as names:
         agent, out = Path(folder) / "agent", Path(folder) / "rows.json"
         agent.write_text(AGENT)
@@ -135,7 +134,6 @@ HEAD += ["of a bare stream", "bytes out of a host / formula"]
 
 
 def line_of(row):
-    """Return one line of the table."""
     ours, large = row["pycoll_us"], row["nbytes"] >= 1 << 16
     return [
         row["mpi"],
@@ -152,7 +150,6 @@ def line_of(row):
 
 
 def markdown(rows):
-    """Lay the rows out as a table."""
     return "\n".join(pages.table(HEAD, map(line_of, rows)))
 
 
@@ -182,7 +179,6 @@ def main():
 
 
 def read(out):
-    """Return the runs and the rows of a file of results; none if there is no such file."""
     path = Path(f"{out}.json")
     document = json.loads(path.read_text()) if path.exists() else {"runs": [], "rows": []}
     return document["runs"], document["rows"]

@@ -76,7 +76,6 @@ def arrays(slots, nbytes, pages):
 
 
 def segments(nbytes):
-    """Return the segments to try for so many bytes."""
     return [s for s in SEGMENTS if s <= nbytes]
 
 
@@ -206,7 +205,6 @@ def row_of(comm, pair, name, slots, nbytes, pages):
 
 
 def rank(comm, library):
-    """Return the rows of all tables."""
     pair = Pair(comm, library)
     verify(comm, pair)
     return [
@@ -246,7 +244,6 @@ def summary(rows):
 
 
 def main():
-    """Start the ranks and write the page."""
     args = pages.arguments(__doc__, "limits").parse_args()
     by_hand = {"source": "limit_staged.cpp", "flags": ["-march=native"]}
     rows = start.measure(__file__, 2, **by_hand)

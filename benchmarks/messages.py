@@ -43,7 +43,6 @@ def rank(comm, rounds):
 
 
 def line_of(row):
-    """Return one line of the table."""
     times = row["rounds"]
     us = {way: f"{1e6 * statistics.median(times[way]):.0f} us" for way in WAYS}
     x = {}
@@ -57,7 +56,6 @@ def line_of(row):
 
 
 def main():
-    """Start the ranks and write the page."""
     parser = pages.arguments(__doc__, "messages")
     parser.add_argument("--rounds", type=int, default=21)
     args = parser.parse_args()

@@ -154,7 +154,6 @@ MEASUREMENTS = {
 
 
 def rank(comm, name, *words):
-    """Return what one of them has found."""
     return MEASUREMENTS[name](comm, *words)
 
 
@@ -162,8 +161,6 @@ def rank(comm, name, *words):
 
 
 class Bar(NamedTuple):
-    """What to measure, and what is wanted of it."""
-
     measure: Callable[[], dict]
     key: str  # of the number that counts
     show: Callable[[dict], str]
@@ -176,7 +173,6 @@ class Bar(NamedTuple):
 
 
 def ranks(n, function, source=None):
-    """Return what runs one of the measurements on n ranks."""
     return lambda: start.measure(__file__, n, function.__name__, source=source, timeout=180)
 
 
@@ -256,7 +252,6 @@ def undisturbed(measure, tries):
 
 
 def main():
-    """Measure and write the page."""
     parser = pages.arguments(__doc__)
     parser.add_argument("--only", metavar="TEXT", default="", help="only bars whose name has it")
     parser.add_argument("--tries", type=int, default=5, help="for a measurement that is disturbed")

@@ -24,12 +24,10 @@ import report
 
 
 def load(name):
-    """Return a result."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def rows_of(head, rows):
-    """Return the lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
@@ -195,7 +193,6 @@ def filled(text):
 
 
 def main():
-    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if it would")
     args = parser.parse_args()

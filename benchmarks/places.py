@@ -49,7 +49,6 @@ def array(nbytes, dtype, place):
 
 
 def call_of(comm, name, dtype, op, nbytes, places):
-    """Return what to call."""
     part = nbytes // comm.world_size if name == "all_gather" else nbytes
     x, out = array(part, dtype, places[0]), array(nbytes, dtype, places[1])
     if name == "message":
@@ -75,7 +74,6 @@ def rank(comm):
 
 
 def line_of(row):
-    """Return one line of the table."""
     cells = [row["call"], sized(row["bytes"])]
     for times in row["rounds"]:
         ratio = pages.ratio(times, row["rounds"][0])
@@ -84,7 +82,6 @@ def line_of(row):
 
 
 def main():
-    """Start the ranks and write the page."""
     args = pages.arguments(__doc__, "places").parse_args()
     rows = start.measure(__file__, 2)
     about = (

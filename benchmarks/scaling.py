@@ -44,7 +44,6 @@ def strangers():
 
 
 def gpt(*options):
-    """Return what measures the GPT on two ranks."""
     return lambda: tokens_per_second(2, *options)
 
 
@@ -82,7 +81,6 @@ def spirals_round():
 
 
 def row(name, rounds):
-    """Return one line of the table."""
     ratios = [found["ratio"] for found in rounds]
     one, two = (statistics.median(found[k] for found in rounds) for k in ("one", "two"))
     texts = [f"{t:,.0f}" if name in GPTS else f"{t:.2f} s" for t in (one, two)]
@@ -91,7 +89,6 @@ def row(name, rounds):
 
 
 def main():
-    """Measure and write the page."""
     parser = pages.arguments(__doc__, "scaling")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()

@@ -46,12 +46,10 @@ def ping_pong(x, group):
 
 
 def parts(x):
-    """Return what each rank has of a vector."""
     return list(x.chunk(RANKS))
 
 
 def scatter(out, given, group):
-    """Scatter a list of rank 0."""
     dist.scatter(out, given if dist.get_rank() == 0 else None, 0, group=group)
 
 

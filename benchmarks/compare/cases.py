@@ -33,7 +33,6 @@ class Case(NamedTuple):
 
     @property
     def title(self):
-        """The case in words."""
         place = "in place" if self.in_place else "out of place"
         place = "" if self.collective == "broadcast" else f", {place}"
         buffers = "many arrays in turn" if self.rotating else "the same arrays again"
@@ -59,7 +58,6 @@ def messages():
 
 
 def full():
-    """Return every case."""
     return [
         Case(name, n, dtype, place, rotating)
         for n in (2, 4, 8)

@@ -31,7 +31,6 @@ NEVER = {
 
 
 def homes(names):
-    """Return the environments of some contestants."""
     return sorted({CONTESTANTS[name].home for name in names} - {None})
 
 
@@ -59,7 +58,6 @@ def set_up(names):
 
 
 def versions(names):
-    """Return the versions of the packages that were compared."""
     found = {}
     for home in homes(names):
         pip = [PLACES / home / "bin/python", "-m", "pip", "list", "--format", "json"]

@@ -161,7 +161,6 @@ sizes."""
 
 
 def write(document, stem):
-    """Write stem.json, stem.md and stem.png."""
     table = by_case(document["cells"])
     wrong = sum(row["wrong"] for row in document["cells"])
     packages = ", ".join(f"{name} {v}" for name, v in sorted(document["versions"].items()))

@@ -34,7 +34,6 @@ def join(comm):
 
 
 def values(count, dtype):
-    """Return this rank's elements, on the CPU."""
     made = torch.Generator().manual_seed(dist.get_rank())
     return (torch.randn(count, generator=made) * 8).to(dtype)
 

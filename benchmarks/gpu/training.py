@@ -38,7 +38,6 @@ def find_array_api():
 
 
 def layers():
-    """Return a classifier."""
     key = Key(0)
     return Sequential(
         [

@@ -21,7 +21,6 @@ def arguments(text, name=None):
 
 
 def table(head, rows):
-    """Return the lines of a Markdown table."""
     rows = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return [rows[0], "|---" * len(head) + "|", *rows[1:]]
 

@@ -63,13 +63,25 @@ class WholeLines(io.TextIOWrapper):
         return len(text)
 
 
+class AtOnce(io.BufferedWriter):
+    """What PYTHONUNBUFFERED asks for; but what a signal cuts short is written to its end."""
+
+    def write(self, data: bytes) -> int:
+        """Write all of it."""
+        written = super().write(data)
+        self.flush()
+        return written
+
+
 def write_whole_lines() -> None:
     """Let lines of ranks that share stdout and stderr not mix, also with PYTHONUNBUFFERED."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None:  # closed
             encoding, errors, mode = stream.encoding, stream.errors, stream.mode
-            whole = WholeLines(stream.detach(), encoding, errors)
+            buffer = stream.detach()
+            buffer = AtOnce(buffer) if isinstance(buffer, io.RawIOBase) else buffer
+            whole = WholeLines(buffer, encoding, errors)
             whole.mode, whole._CHUNK_SIZE = mode, MOST_OF_A_LINE
             setattr(sys, name, whole)
             setattr(sys, f"__{name}__", whole)

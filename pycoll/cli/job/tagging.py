@@ -76,7 +76,9 @@ class TaggedStream:
         self._parts.clear()
         self._nbytes, self.due = 0, math.inf
         if lines:
-            self._sink.write(b"".join(self._tag + line + b"\n" for line in lines))
+            left = memoryview(b"".join(self._tag + line + b"\n" for line in lines))
+            while left:  # with PYTHONUNBUFFERED, a signal may cut a write short
+                left = left[self._sink.write(left) :]
             self._sink.flush()
 
     def settle(self) -> None:
