@@ -123,7 +123,8 @@ def test_a_write_that_is_cut_short_is_continued():
     assert sink.getvalue() == b"[3] a line of more than seven\n"
 
 
-def test_signals_cut_no_line(jobs):
+@pytest.mark.parametrize("tag", ["", "[0] "])
+def test_signals_cut_no_line(jobs, tag):
     """A signal interrupts a write to a full pipe; with PYTHONUNBUFFERED nobody continues it."""
     path = jobs.script(
         """
@@ -135,9 +136,10 @@ def test_signals_cut_no_line(jobs):
         """
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen([*RUN, "-n", "1", str(path)], env=env, stdout=subprocess.PIPE) as job:
+    command = [*RUN, "-n", "1", *["--tag-output"] * bool(tag), str(path)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as job:
         found = b""
         while data := os.read(job.stdout.fileno(), 4096):
             found += data
             time.sleep(0.005)
-    assert found.decode().splitlines() == [str(part) * 50000 for part in range(8)]
+    assert found.decode().splitlines() == [tag + str(part) * 50000 for part in range(8)]

@@ -33,8 +33,7 @@ def main() -> None:
     die_with(launcher_pid)
     os.set_inheritable(report_fd, False)
     install_hook(rank, report_fd, bool(keep_going))
-    if whole:
-        write_whole_lines()
+    guard_output(bool(whole))
     code, module = load(sys.argv[6:])
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
@@ -73,18 +72,19 @@ class AtOnce(io.BufferedWriter):
         return written
 
 
-def write_whole_lines() -> None:
-    """Let lines of ranks that share stdout and stderr not mix, also with PYTHONUNBUFFERED."""
+def guard_output(whole: bool) -> None:
+    """Lose nothing of stdout and stderr; `whole`: write each line in one piece."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None:  # closed
             encoding, errors, mode = stream.encoding, stream.errors, stream.mode
             buffer = stream.detach()
             buffer = AtOnce(buffer) if isinstance(buffer, io.RawIOBase) else buffer
-            whole = WholeLines(buffer, encoding, errors)
-            whole.mode, whole._CHUNK_SIZE = mode, MOST_OF_A_LINE
-            setattr(sys, name, whole)
-            setattr(sys, f"__{name}__", whole)
+            kind = WholeLines if whole else io.TextIOWrapper
+            guarded = kind(buffer, encoding, errors, write_through=not whole)
+            guarded.mode, guarded._CHUNK_SIZE = mode, MOST_OF_A_LINE
+            setattr(sys, name, guarded)
+            setattr(sys, f"__{name}__", guarded)
 
 
 def load(command: list[str]) -> tuple[CodeType, ModuleType]:
