@@ -66,14 +66,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Measure a collective over a range of sizes. Results are checked, element by "
         "element; the exit status is 1 if any was wrong. Sizes are those of the full vector.",
     )
-    parser.add_argument(
-        "collective", type=one_of(NAMES), metavar="collective", help=", ".join(NAMES)
-    )
-    parser.add_argument(
-        "-n", type=int, metavar="N", help="start N ranks; leave it out under a launcher"
-    )
+    add, names = parser.add_argument, ", ".join(NAMES)
+    add("collective", type=one_of(NAMES), metavar="collective", help=names)
+    add("-n", type=int, metavar="N", help="start N ranks; leave it out under a launcher")
     for flag, spec in ALL_FLAGS.items():
-        parser.add_argument(flag, **spec)
+        add(flag, **spec)
 
 
 def main(args: argparse.Namespace) -> int:

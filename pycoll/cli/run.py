@@ -16,7 +16,6 @@ from pycoll.cli.job.processes import FORWARDED, Job
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
 
-_HELP = "start the ranks of a job on this host"
 _RANK_PYCOLL = str(Path(__file__).with_name("job") / "rank_pycoll.py")
 MAX_RANKS = 4096  # kMaxWorldSize of csrc/memory/control.h: more than that no communicator takes
 
@@ -25,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add ``run`` to the command line."""
     parser = subparsers.add_parser(
         "run",
-        help=_HELP,
+        help="start the ranks of a job on this host",
         usage="pycoll run -n N [--timeout S] [--tag-output] [--keep-going] "
         "(script.py | -m module) [args ...]",
         description="Start N processes that run one script. The first failure ends the job, unless "

@@ -70,7 +70,8 @@ def main(args: argparse.Namespace) -> int:
         print(algorithms_page(), end="")
         return 0
     if args.algorithm is None:
-        raise ArgumentError(f"which algorithm? {_known(args.collective)}")
+        known = ", ".join(a.name for a in of_collective(args.collective))
+        raise ArgumentError(f"which algorithm? For {args.collective} there are {known}")
     schedule = _schedule(args)
     if args.plan is not None:
         if not 0 <= args.plan < args.n:
@@ -113,10 +114,6 @@ def _parameter(text: str) -> tuple[str, int]:
         if name:
             return name, int(value)
     raise ArgumentError(f"--param is {text!r}, expected a name and a number, such as root=1")
-
-
-def _known(collective: str) -> str:
-    return f"For {collective} there are {', '.join(a.name for a in of_collective(collective))}"
 
 
 def algorithms_page() -> str:

@@ -77,12 +77,7 @@ def is_own(text: str) -> bool:
 
 
 def lookup(text: str, collective: str = "") -> Algorithm:
-    """Return an algorithm by ``FILE.py:NAME``, by ``collective/name``, or by its name alone.
-
-    Args:
-        text: What the command was given.
-        collective: Its collective, where only the name is given.
-    """
+    """Return an algorithm by ``FILE.py:NAME``, ``collective/name``, or name in a collective."""
     if is_own(text):
         return _of_file(*text.partition(":")[::2])
     return find(*([collective, text] if collective else text.split("/", 1)))

@@ -116,12 +116,7 @@ def _gamma(comm: Communicator, beta: float) -> float:
 
 
 def _synchronisation(comm: Communicator, empty: float) -> tuple[float, float]:
-    """Time barriers of 2, 3, ... ranks; return alpha and sigma, in seconds.
-
-    Args:
-        comm: The ranks.
-        empty: Seconds of a barrier of one rank.
-    """
+    """Time barriers of 2, 3, ... ranks; return alpha and sigma; `empty` is one of one rank."""
     sizes = sorted({2, min(3, comm.world_size), comm.world_size})
     times = []
     for k in sizes:
