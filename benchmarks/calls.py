@@ -1,23 +1,17 @@
 """Measure calls of 256 bytes, kind by kind: which reach the engine without Python code, which not.
 
-``pycoll run -n 2 benchmarks/calls.py`` takes some seconds and prints a table; with PyTorch it has
-rows for tensors. ``--save`` writes benchmarks/results/calls.md as well. Ranks share nothing but
-the cores: where others use those, or the two are far apart, every row grows alike.
+``python benchmarks/calls.py [-n 2]`` takes some seconds and prints a table; with PyTorch it has
+rows for tensors. ``--save`` writes benchmarks/results/calls.md and .json as well. Ranks share
+nothing but the cores: where others use those, or the two are far apart, every row grows alike.
 """
 
-import argparse
 import importlib.util
 import time
-from datetime import date
-from pathlib import Path
 
 import numpy as np
-from overhead_ranks import batches
+from harness import pages, start
+from harness.ranks import batches, there_and_back
 
-import pycoll
-from pycoll.cli.common.machine import describe
-
-SAVED = Path(__file__).resolve().parent / "results" / "calls.md"
 COUNT = 64
 REGISTERED = 16 << 10  # bytes: smaller ones may have no whole page, which cannot be moved
 
@@ -62,18 +56,7 @@ def arrays(comm):
     }
 
 
-def there_and_back(comm, x, out):
-    """Send an array from rank 0 to rank 1 and another one back."""
-    if comm.rank == 0:
-        comm.send(x, 1)
-        comm.recv(out, 1)
-    elif comm.rank == 1:
-        comm.recv(out, 0)
-        comm.send(x, 0)
-
-
 def tensors(comm):
-    """Return rows about PyTorch tensors."""
     if importlib.util.find_spec("torch") is None:
         return {}
     import torch
@@ -100,25 +83,25 @@ def microseconds(comm, call, runs=11):
     return float(np.median(batches(comm, call, calls, runs))) * 1e6
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--save", action="store_true", help=f"write {SAVED.name} in results")
-    args = parser.parse_args()
-    comm = pycoll.init()
+def rank(comm):
+    """Return the microseconds of every kind of call."""
     rows = arrays(comm) | tensors(comm)
-    lines = [f"| {name} | {microseconds(comm, call):.2f} |" for name, call in rows.items()]
-    if comm.rank == 0:
-        facts = describe()
-        place = f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}"
-        title = f"`pycoll run -n {comm.world_size} benchmarks/calls.py`, {date.today()}, {place},"
-        which = f"pycoll {facts['pycoll']} at {facts['commit']}, Python {facts['python']}."
-        what = f"Arrays of {4 * COUNT} bytes, a registered one of {REGISTERED}."
-        head = [title, which, what, "", "| call | us |", "|---|---|"]
-        text = "\n".join([*head, *lines, ""])
-        print(text)
-        if args.save:
-            SAVED.write_text(text)
+    return {name: microseconds(comm, call) for name, call in rows.items()}
+
+
+def main():
+    parser = pages.arguments(__doc__)
+    parser.add_argument("-n", type=int, default=2, help="ranks (2)")
+    parser.add_argument("--save", action="store_true", help="write calls.md and .json in results")
+    args = parser.parse_args()
+    found = start.measure(__file__, args.n)
+    lines = pages.table(["call", "us"], [[name, f"{us:.2f}"] for name, us in found.items()])
+    if args.save:
+        about = f"{args.n} ranks, arrays of {4 * COUNT} bytes, a registered one of {REGISTERED}."
+        pages.write("calls", "Calls of a few bytes", about, lines, us=found)
+    else:
+        print("\n".join(lines))
 
 
 if __name__ == "__main__":
-    main()
+    start.main(main, rank)

@@ -7,67 +7,56 @@ machines of one kind: the baseline has those of some, told apart by processor an
 On another kind nothing can fail; ``--update`` writes its baseline, or writes it anew.
 """
 
-import argparse
 import json
+import statistics
 import sys
-import time
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-sys.path.insert(0, str(ROOT))
-BASELINE = HERE / "baseline.json"
+from harness import pages, start
+from harness.plain_loop import contestants
+from harness.ranks import contest
+
+from pycoll.cli.common.text import sized
+
+BASELINE = start.BENCHMARKS / "baseline.json"
 NOISE = 0.25
 TRIES = 4
-
-import beside
-
-from pycoll.cli.common.machine import describe
-from pycoll.cli.measure.bench_report import sized
+SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 512 << 10, 1 << 20, 4 << 20, 16 << 20)
+ROUNDS = 15
+TURN_BYTES = 32 << 20  # a turn moves about so much, and makes at least 4 calls, at most 500
 
 
-def measure():
-    """Return {"1048576 symmetric": ratio}."""
-    flag, source = "-DLIMIT_AS_LIBRARY", "limit_all_reduce.cpp"
-    found = beside.measure([2], "check_ranks.py", source, flag, timeout=180)[2]
-    return {
-        f"{nbytes} {memory}": row[memory]
-        for nbytes, row in found.items()
-        for memory in ("symmetric", "ordinary")
-    }
-
-
-def kind_of(machine):
-    """Return the kind of machine, to which ratios belong."""
-    return f"{machine['cpu']}, {machine['folds']}"
-
-
-def best(old, new):
-    """Return the better of two tries, cell by cell."""
-    return {key: max(value, old.get(key, 0.0)) for key, value in new.items()}
+def rank(comm, library):
+    """Return the speed of pycoll as a part of that of the plain loop: {"8 symmetric": ratio}."""
+    found = {}
+    for nbytes in SIZES:
+        calls = int(min(500, max(4, TURN_BYTES // nbytes)))
+        rows = contest(comm, contestants(comm, library, nbytes, calls), ROUNDS)
+        seconds = {name: statistics.median(row["seconds"]) for name, row in rows.items()}
+        for name in ("symmetric", "ordinary"):
+            found[f"{nbytes} {name}"] = seconds["plain"] / calls / seconds[name]
+    return found
 
 
 def show(found, wanted):
     """Print the table; return the cells that are too slow."""
-    print("| size | memory | of the plain loop's speed | baseline | |\n|---|---|---|---|---|")
-    slow = []
+    lines, slow = [], []
     for key, value in found.items():
         nbytes, memory = key.split()
-        limit = wanted.get(key, 0.0) * (1 - NOISE)
-        mark = "" if value >= limit else "**slower**"
+        mark = "" if value >= wanted.get(key, 0.0) * (1 - NOISE) else "**slower**"
         slow += [key] if mark else []
         base = f"{wanted[key]:.2f}" if key in wanted else "none"
-        print(f"| {sized(int(nbytes))} | {memory} | {value:.2f} | {base} | {mark} |")
+        lines.append([sized(int(nbytes)), memory, f"{value:.2f}", base, mark])
+    head = ["size", "memory", "of the plain loop's speed", "baseline", ""]
+    print("\n".join(pages.table(head, lines)))
     return slow
 
 
 def main():
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = pages.arguments(__doc__)
     parser.add_argument("--update", action="store_true", help="write the baseline")
     args = parser.parse_args()
-    about = {"date": time.strftime("%Y-%m-%d"), "machine": describe(), "noise": NOISE}
-    kind = kind_of(about["machine"])
+    about = pages.facts() | {"noise": NOISE}
+    kind = f"{about['machine']['cpu']}, {about['machine']['folds']}"
     baseline = json.loads(BASELINE.read_text(encoding="utf-8"))
     wanted = baseline.get(kind, {}).get("ratios", {})
     if not wanted and not args.update:
@@ -75,7 +64,8 @@ def main():
         print(f"no baseline of {kind}, so nothing can fail; --update writes one (known: {known})")
     found = {}
     for attempt in range(TRIES):
-        found = best(found, measure())
+        tried = start.measure(__file__, 2, source="limit_all_reduce.cpp", timeout=180)
+        found = {key: max(value, found.get(key, 0.0)) for key, value in tried.items()}
         good = all(found[key] >= wanted.get(key, 0.0) * (1 - NOISE) for key in found)
         if good and not args.update:
             break
@@ -89,4 +79,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    start.main(main, rank)

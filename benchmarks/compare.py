@@ -15,30 +15,31 @@ read and writing what it must write. No library can be faster than that, so it t
 as fast as its peers pycoll could be at most.
 """
 
-import argparse
 import fnmatch
 import itertools
 import math
+import operator
 import signal
 import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+from harness import pages
+
 SLOW_S = 0.5  # whose call takes longer has one turn in that cell, and none at larger sizes
 TURN_S = 120
-sys.path[:0] = [str(HERE / "compare"), str(HERE.parent)]
+sys.path.insert(0, str(Path(__file__).with_name("compare")))
 
 import launch
 import report
+from contestants import CONTESTANTS, LIMITS, LINEUPS
 
 import cases
-from pycoll.cli.common.machine import describe
 
 
 def jobs(chosen, sizes):
     """Return the cells that one start of the ranks can measure: of one dtype and world size."""
-    key = lambda case: (case.n, case.dtype)  # noqa: E731
+    key = operator.attrgetter("n", "dtype")
     for (n, dtype), group in itertools.groupby(sorted(chosen, key=key), key):
         yield n, dtype, [cell for case in group for cell in case.cells(sizes)]
 
@@ -56,7 +57,6 @@ class Comparison:
         self._slow, self._ranks = {}, {}
 
     def run(self, chosen, sizes):
-        """Measure the chosen cases."""
         work = list(jobs(chosen, sizes))
         total = self._rounds * sum(len(cells) for _, _, cells in work)
         begin, done = time.monotonic(), 0
@@ -115,8 +115,7 @@ class Comparison:
 
 
 def arguments():
-    """Return the parser of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = pages.arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="the cases of ten minutes")
     parser.add_argument("--rounds", type=int, default=3, help="of all contestants in turn (3)")
     parser.add_argument(
@@ -124,29 +123,23 @@ def arguments():
     )
     parser.add_argument("--only", default="*", metavar="GLOB", help="cases whose title matches")
     parser.add_argument("--with", dest="names", metavar="A,B", help="these contestants only")
-    parser.add_argument(
-        "--transport",
-        choices=launch.LINEUPS,
-        default="shm",
-        help="mpi: pycoll over MPI by messages",
-    )
+    messages = "mpi: pycoll over MPI by messages"
+    parser.add_argument("--transport", choices=LINEUPS, default="shm", help=messages)
     parser.add_argument("--limits", action="store_true", help="tell what is possible at most")
     parser.add_argument("--max", type=int, default=64, metavar="MIB", help="largest size (64)")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
+    parser.add_argument("--out", type=Path, default=pages.RESULTS, help="folder for the results")
     parser.add_argument("--name", help="of the files that are written")
     return parser
 
 
 def main():
-    """Run from the command line."""
     parser = arguments()
     args = parser.parse_args()
     over_mpi = args.transport == "mpi"
-    names = args.names.split(",") if args.names else list(launch.LINEUPS[args.transport])
-    names += launch.LIMITS if args.limits else ()
-    unknown = sorted(set(names) - set(launch.HOMES))
-    if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(launch.HOMES)}")
+    names = args.names.split(",") if args.names else list(LINEUPS[args.transport])
+    names += LIMITS if args.limits else ()
+    if unknown := sorted(set(names) - set(CONTESTANTS)):
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(CONTESTANTS)}")
     skipped = {(name, "all"): why for name, why in launch.set_up(names).items()}
     names = [name for name in names if (name, "all") not in skipped]
     chosen = cases.messages() if over_mpi else cases.quick() if args.quick else cases.full()
@@ -161,10 +154,7 @@ def main():
     except KeyboardInterrupt:
         print("\n  interrupted; the report has what was measured so far")
     skipped |= comparison.skipped | {(name, "all"): why for name, why in launch.NEVER.items()}
-    document = {
-        "command": "python benchmarks/compare.py " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": describe(),
+    document = pages.facts() | {
         "versions": launch.versions(names),
         "rounds": args.rounds,
         "skipped": [{"who": who, "dtype": d, "why": why} for (who, d), why in skipped.items()],

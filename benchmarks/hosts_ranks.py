@@ -65,33 +65,19 @@ def cases_of(comm, hosts, nbytes):
     total = whole * n + n * (n - 1) / 2
     table = (np.arange(n)[:, None] * n + me).astype(np.float32).repeat(count, 1).reshape(-1)
     rows = (me * n + np.arange(n))[:, None].astype(np.float32).repeat(count, 1).reshape(-1)
-    root = n - 1
-    everywhere = hosts - 1
+    root, others = n - 1, hosts - 1
+    x = whole + np.float32(me)
+    given = whole * np.float32(me == root)
+    at_root = lambda y: y if me == root else None  # noqa: E731
     return {
-        "all_reduce": (lambda: comm.all_reduce(whole + np.float32(me)), total, 2 * everywhere),
-        "reduce": (
-            lambda: comm.reduce(whole + np.float32(me), root=root),
-            total if me == root else None,
-            everywhere,
-        ),
-        "broadcast": (
-            lambda: comm.broadcast(whole * np.float32(me == root), root=root),
-            whole,
-            everywhere,
-        ),
-        "all_gather": (lambda: comm.all_gather(mine), whole, everywhere),
-        "reduce_scatter": (
-            lambda: comm.reduce_scatter(whole + np.float32(me)),
-            total.reshape(n, count)[me],
-            everywhere,
-        ),
+        "all_reduce": (lambda: comm.all_reduce(x), total, 2 * others),
+        "reduce": (lambda: comm.reduce(x, root=root), at_root(total), others),
+        "broadcast": (lambda: comm.broadcast(given, root=root), whole, others),
+        "all_gather": (lambda: comm.all_gather(mine), whole, others),
+        "reduce_scatter": (lambda: comm.reduce_scatter(x), total.reshape(n, count)[me], others),
         "all_to_all": (lambda: comm.all_to_all(rows), table, n - n // hosts),
-        "gather": (
-            lambda: comm.gather(mine, root=root),
-            whole if me == root else None,
-            everywhere / hosts,
-        ),
-        "scatter": (lambda: comm.scatter(whole, root=root), mine, everywhere / hosts),
+        "gather": (lambda: comm.gather(mine, root=root), at_root(whole), others / hosts),
+        "scatter": (lambda: comm.scatter(whole, root=root), mine, others / hosts),
     }
 
 

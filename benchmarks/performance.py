@@ -9,26 +9,25 @@ import json
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT, RESULTS = HERE.parent, HERE / "results"
+from harness.pages import RESULTS
+from harness.start import ROOT
+
 PAGES = (ROOT / "README.md", ROOT / "docs/performance.md")
 COMPARED = ("compare", "compare_epyc7003", "compare_xeon")
 BENCHES = ("all_reduce_n2_symmetric", "all_reduce_n2_ordinary")
 KINDS = {"pycoll": "ordinary", "pycoll symmetric": "symmetric"}
 OVER_MPI = ("pycoll over MPICH", "pycoll over Open MPI")
-sys.path.insert(0, str(HERE / "compare"))
+sys.path.insert(0, str(Path(__file__).with_name("compare")))
 
+import failures as failures_page
 import report
-from failures import table
 
 
 def load(name):
-    """Return a result."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def rows_of(head, rows):
-    """Return the lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
@@ -42,12 +41,14 @@ def machine(document):
 def place(case):
     """Return a case in few words, a different one for each."""
     collective, n, dtype, in_place, rotating = case
-    words = [f"`{collective}`"]
-    words += [dtype] if dtype != "float32" else []
-    words += [f"{n} ranks"] if n != 2 else []
-    words += ["in place"] if in_place and collective == "all_gather" else []
-    words += ["arrays in turn"] if rotating else []
-    return ", ".join(words)
+    words = {
+        f"`{collective}`": True,
+        dtype: dtype != "float32",
+        f"{n} ranks": n != 2,
+        "in place": in_place and collective == "all_gather",
+        "arrays in turn": rotating,
+    }
+    return ", ".join(word for word, matters in words.items() if matters)
 
 
 def number(value):
@@ -64,19 +65,15 @@ def pair(values):
     return " / ".join(texts) if any(texts) else ""
 
 
-def ratios(sizes, ours):
-    """Return [(bytes, ratio)] of a case, for the sizes at which it was measured."""
-    found = [(size, report.ratio(cells, ours)) for size, cells in sorted(sizes.items())]
-    return [(size, value) for size, value in found if value is not None]
-
-
 def compared():
     """Return the geometric means of every case on every machine."""
     documents = [load(name) for name in COMPARED]
     tables = [report.by_case(d["cells"]) for d in documents]
 
     def means(sizes):
-        return pair(report.geometric_mean(v for _, v in ratios(sizes, ours)) for ours in KINDS)
+        return pair(
+            report.geometric_mean(v for _, v in report.ratios(sizes, ours)) for ours in KINDS
+        )
 
     head = ["ordinary / symmetric", *map(machine, documents)]
     return rows_of(head, [[place(c), *(means(t[c]) for t in tables)] for c in tables[0]])
@@ -89,7 +86,7 @@ def losses():
         lost = cells = 0
         for case, sizes in report.by_case(load(name)["cells"]).items():
             for ours, kind in KINDS.items():
-                found = ratios(sizes, ours)
+                found = report.ratios(sizes, ours)
                 slower = [f"{v:.2f} at {report.size_text(size)}" for size, v in found if v < 1]
                 cells, lost = cells + len(found), lost + len(slower)
                 row = lines.setdefault((place(case), kind), [""] * len(COMPARED))
@@ -100,21 +97,21 @@ def losses():
     return rows_of(head, [["cells", *counts], *body])
 
 
-def sizes_table(corner, sections, cell):
-    """Return a table with a column for each size; ``cell(case, bytes)`` is its text."""
-    sizes = sorted({size for found in sections.values() for size in found})
-    rows = [[place(case), *(cell(case, size) for size in sizes)] for case in sections]
+def sizes_table(corner, table, both):
+    """Return a table with a column for each size, with the ratios of two of our contestants."""
+    sizes = sorted({size for found in table.values() for size in found})
+
+    def cell(cells):
+        return pair(report.ratio(cells, ours) for ours in both)
+
+    rows = [[place(case), *(cell(table[case][size]) for size in sizes)] for case in table]
     return rows_of([corner, *map(report.size_text, sizes)], rows)
 
 
 def over_mpi():
     """Return pycoll over MPICH / over Open MPI, by size."""
     table = report.by_case(load("compare_mpi")["cells"])
-
-    def cell(case, size):
-        return pair(report.ratio(table[case][size], ours) for ours in OVER_MPI)
-
-    return sizes_table("MPICH / Open MPI", table, cell)
+    return sizes_table("MPICH / Open MPI", table, OVER_MPI)
 
 
 def between_hosts():
@@ -163,22 +160,20 @@ def by_size():
     lines = []
     for name in COMPARED:
         document = load(name)
-        table = report.by_case(document["cells"])
-
-        def cell(case, size, table=table):
-            return pair(report.ratio(table[case][size], ours) for ours in KINDS)
-
         source = f"[all times](../benchmarks/results/{name}.md)"
         commit = document["machine"]["commit"]
         about = f"`{document['command']}`, {document['date']}, pycoll at {commit}; {source}."
         lines += [f"### {machine(document)}", "", about, ""]
-        lines += [*sizes_table("ordinary / symmetric", table, cell), ""]
+        lines += [
+            *sizes_table("ordinary / symmetric", report.by_case(document["cells"]), KINDS),
+            "",
+        ]
     return lines[:-1]
 
 
 def failures():
     """Return what ranks get when one of them differs, or is gone."""
-    return table(load("failures")["results"])
+    return failures_page.table(load("failures")["results"])
 
 
 BLOCKS = {
@@ -198,7 +193,6 @@ def filled(text):
 
 
 def main():
-    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; fail if it would")
     args = parser.parse_args()

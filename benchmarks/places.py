@@ -2,30 +2,20 @@
 
 ``python benchmarks/places.py`` takes a quarter of a minute. Large arrays of NumPy begin 16 bytes
 into a page, where malloc puts them; those of symmetric memory and of PyTorch on a cache line. It
-should make little difference. All places take turns; a ratio is of two neighbouring turns, and the
-median counts. It prints a table and writes benchmarks/results/places.md and .json.
+should make little difference. All places take turns; a ratio is of the same round, and the median
+counts. It prints a table and writes benchmarks/results/places.md and .json.
 """
 
-import argparse
 import contextlib
 import functools
-import json
 import mmap
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
+from harness import pages, start
+from harness.ranks import contest, there_and_back
 
-import pycoll
-from pycoll.cli.measure.bench_report import sized
-from pycoll.runtime.startup.bootstrap import launched_by_us
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import pages
-from messages import there_and_back
-from overhead_ranks import batches
+from pycoll.cli.common.text import sized
 
 # Bytes into a page, of the input and of the result.
 PLACES = {
@@ -59,7 +49,6 @@ def array(nbytes, dtype, place):
 
 
 def call_of(comm, name, dtype, op, nbytes, places):
-    """Return what to call."""
     part = nbytes // comm.world_size if name == "all_gather" else nbytes
     x, out = array(part, dtype, places[0]), array(nbytes, dtype, places[1])
     if name == "message":
@@ -67,56 +56,41 @@ def call_of(comm, name, dtype, op, nbytes, places):
     return functools.partial(getattr(comm, name), x, out=out, **({"op": op} if op else {}))
 
 
-def rank():
-    """Measure; rank 0 prints a line of JSON for each kind of call and size."""
-    with pycoll.init(tuning="off") as comm:
-        for title, call in CALLS.items():
-            for nbytes in SIZES:
-                with contextlib.ExitStack() as stack:
-                    ways = [  # arrays of one shape share what a communicator finds out about them
-                        call_of(stack.enter_context(comm.dup()), *call, nbytes, places)
-                        for places in PLACES.values()
-                    ]
-                    count = max(3, min(200, TURN_BYTES // nbytes))
-                    turns = [
-                        [float(batches(comm, way, count, 1)[0]) for way in ways]
-                        for _ in range(ROUNDS + 1)
-                    ]
-                if comm.rank == 0:
-                    row = {"call": title, "bytes": nbytes, "turns": turns[1:]}
-                    print(json.dumps(row), flush=True)
+def rank(comm):
+    """Return the times of each kind of call and size, round by round in every place."""
+    rows = []
+    for title, call in CALLS.items():
+        for nbytes in SIZES:
+            count = max(3, min(200, TURN_BYTES // nbytes))
+            with contextlib.ExitStack() as stack:
+                ways = {  # arrays of one shape share what a communicator finds out about them
+                    name: (call_of(stack.enter_context(comm.dup()), *call, nbytes, places), count)
+                    for name, places in PLACES.items()
+                }
+                found = contest(comm, ways, ROUNDS)
+            times = [found[name]["seconds"] for name in PLACES]
+            rows.append({"call": title, "bytes": nbytes, "rounds": times})
+    return rows
 
 
 def line_of(row):
-    """Return one line of the table."""
     cells = [row["call"], sized(row["bytes"])]
-    for way in zip(*row["turns"], strict=True):
-        ratios = [t / turn[0] for t, turn in zip(way, row["turns"], strict=True)]
-        cells.append(f"{1e6 * statistics.median(way):.1f} us ({statistics.median(ratios):.2f})")
-    return f"| {' | '.join(cells)} |"
+    for times in row["rounds"]:
+        ratio = pages.ratio(times, row["rounds"][0])
+        cells.append(f"{1e6 * statistics.median(times):.1f} us ({ratio:.2f})")
+    return cells
 
 
 def main():
-    """Start the ranks and write the table, or be one of them."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--name", default="places", help="of the files of results (places)")
-    args = parser.parse_args()
-    if launched_by_us():
-        rank()
-        return
-    command = [sys.executable, "-m", "pycoll", "run", "-n", "2", __file__]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    args = pages.arguments(__doc__, "places").parse_args()
+    rows = start.measure(__file__, 2)
     about = (
         "Two ranks, ordinary arrays so many bytes into a page: medians, and how long that takes as "
         "a part of the first column's time, the median over rounds in which all took turns."
     )
-    head = f"| call | size | {' | '.join(PLACES)} |"
-    table = [head, "|---" * (2 + len(PLACES)) + "|", *map(line_of, rows)]
-    pages.write(
-        args.name, "places.py", "Where arrays begin", about, table, places=list(PLACES), rows=rows
-    )
+    lines = pages.table(["call", "size", *PLACES], map(line_of, rows))
+    pages.write(args.name, "Where arrays begin", about, lines, places=list(PLACES), rows=rows)
 
 
 if __name__ == "__main__":
-    main()
+    start.main(main, rank)

@@ -5,23 +5,16 @@ and each is compared with the single rank of its round; the median of the rounds
 spread is shown. It prints a table and writes benchmarks/results/scaling.md and .json.
 """
 
-import argparse
-import json
-import platform
 import re
 import statistics
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-from overhead import Others
+from harness import pages
+from harness.others import Others
+from harness.start import ROOT
 
-from pycoll.cli.common.machine import describe
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 GPT = [str(ROOT / "examples" / "train_gpt.py"), *"--steps 40 --every 10 --text-bytes".split()]
 GPT += ["2000000"]
 SPIRAL = str(ROOT / "examples" / "spiral.py")
@@ -51,7 +44,6 @@ def strangers():
 
 
 def gpt(*options):
-    """Return what measures the GPT on two ranks."""
     return lambda: tokens_per_second(2, *options)
 
 
@@ -89,16 +81,15 @@ def spirals_round():
 
 
 def row(name, rounds):
-    """Return one line of the table."""
     ratios = [found["ratio"] for found in rounds]
     one, two = (statistics.median(found[k] for found in rounds) for k in ("one", "two"))
     texts = [f"{t:,.0f}" if name in GPTS else f"{t:.2f} s" for t in (one, two)]
     spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
-    return f"| {name} | {statistics.median(ratios):.2f} x | {spread} | {' | '.join(texts)} |"
+    return [name, f"{statistics.median(ratios):.2f} x", spread, *texts]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = pages.arguments(__doc__, "scaling")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     rounds, others = [], Others()
@@ -107,24 +98,15 @@ def main():
         ratios = ", ".join(f"{found['ratio']:.2f}" for found in rounds[-1].values())
         print(f"round {i + 1} of {args.rounds}: {ratios}", flush=True)
     share = others.share()
-    table = ["| two ranks beside one | median | spread | one | two |", "|---|---|---|---|---|"]
-    table += [row(name, [found[name] for found in rounds]) for name in rounds[0]]
-    print("\n".join(table))
-    machine, out = describe(), HERE / "results"
+    lines = [row(name, [found[name] for found in rounds]) for name in rounds[0]]
     about = (
-        f"`python benchmarks/scaling.py --rounds {args.rounds}`, {time.strftime('%Y-%m-%d')}, "
-        f"{machine['cores']} cores "
-        f"of {machine['cpu']}{' (virtual)' if machine['virtual'] else ''}, {platform.system()} "
-        f"{machine['kernel']}, pycoll {machine['pycoll']} at {machine['commit'] or 'no commit'}, "
-        f"Python {machine['python']}, NumPy {machine['numpy']}; one BLAS thread a rank.\n"
-        f"The bar is {BAR} x for `dp=2` and for the spirals. One, two: tokens/s, or seconds; "
-        "the ratio is taken in every round. Two that do not talk, each with half of the batch, "
-        "show what these cores give to two ranks at all. "
+        f"One BLAS thread a rank. The bar is {BAR} x for `dp=2` and for the spirals. One, two: "
+        "tokens/s, or seconds; the ratio is taken in every round. Two that do not talk, each with "
+        "half of the batch, show what these cores give to two ranks at all. "
         f"Other processes used {share:.0%} of the cores."
     )
-    (out / "scaling.md").write_text("\n".join([about, "", *table, ""]), encoding="utf-8")
-    document = {"machine": machine, "others": share, "rounds": rounds}
-    (out / "scaling.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    lines = pages.table(["two ranks beside one", "median", "spread", "one", "two"], lines)
+    pages.write(args.name, "Two ranks beside one", about, lines, others=share, rounds=rounds)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ import time
 import warnings
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
+from harness import pages
+from harness.start import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "torch.md"
 BEGIN, END = "<!-- clients: begin -->\n", "<!-- clients: end -->\n"
 RANKS, TRIES = 2, 4
@@ -56,16 +56,17 @@ def compare(theirs, ours):
 
 def line(name, case):
     if reason := missing(name):
-        return f"| {name} | not run: {reason} | not run: {reason} | |"
+        return [name, f"not run: {reason}", f"not run: {reason}", ""]
     (theirs, first), (ours, second) = attempt(case, "gloo"), attempt(case, "pycoll")
-    return f"| {name} | {first} | {second} | {compare(theirs, ours)} |"
+    return [name, first, second, compare(theirs, ours)]
 
 
 def main():
-    rows = ["| client | gloo | pycoll | numbers |", "|---|---|---|---|"]
+    rows = []
     for name, case in CASES.items():
         rows.append(line(name, case))
-        print(rows[-1], flush=True)
+        print(" | ".join(rows[-1]), flush=True)
+    rows = pages.table(["client", "gloo", "pycoll", "numbers"], rows)
     day = time.strftime("%Y-%m-%d")
     versions = [f"PyTorch {torch.__version__}"]
     versions += [f"{name} {version(name)}" for name in PACKAGES if find_spec(name)]

@@ -9,7 +9,7 @@ the gradients once and neither sends nor waits. It prints a table and writes
 benchmarks/results/torch.md and .json.
 """
 
-import argparse
+import functools
 import itertools
 import json
 import os
@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from harness import pages
+from harness.pages import size
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -27,72 +29,53 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - the backend "fake"
 
 import pycoll.torch
-from pycoll.cli.common.machine import describe
 
-RESULTS = Path(__file__).resolve().parent / "results"
 RANKS = 2
 SLICE_S = 0.005  # of one contestant's turn
 STEPS = 3  # training steps of a turn
 SIZES = [8, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20, 4 << 20, 64 << 20]
 GATHERED = [64 << 10, 1 << 20, 16 << 20]
-RULE = "|---|---|---|---|---|---|"
 WIDTHS = (512, 2048, 2048, 2048, 2048, 2048, 2048, 512)  # 23 million parameters
 
 
-def all_reduce(group, nbytes):
-    x = torch.zeros(nbytes // 4)
-    return lambda: dist.all_reduce(x, group=group)
+def ping_pong(x, group):
+    """Send x from rank 0 to rank 1, and back."""
+    rank = dist.get_rank()
+    for receive in (rank == 1, rank == 0):
+        (dist.recv if receive else dist.send)(x, 1 - rank, group=group)
 
 
-def all_gather(group, nbytes):
-    x, out = torch.zeros(nbytes // 4 // RANKS), torch.empty(nbytes // 4)
-    return lambda: dist.all_gather_into_tensor(out, x, group=group)
+def parts(x):
+    return list(x.chunk(RANKS))
 
 
-def reduce_scatter(group, nbytes):
-    x, out = torch.zeros(nbytes // 4), torch.empty(nbytes // 4 // RANKS)
-    return lambda: dist.reduce_scatter_tensor(out, x, group=group)
+def scatter(out, given, group):
+    dist.scatter(out, given if dist.get_rank() == 0 else None, 0, group=group)
 
 
-def broadcast(group, nbytes):
-    x = torch.zeros(nbytes // 4)
-    return lambda: dist.broadcast(x, 0, group=group)
+# By name: the call, given the whole vector, another one, and one of the parts of both.
+CALLS = {
+    "all_reduce": lambda x, out, part, g: dist.all_reduce(x, group=g),
+    "all_gather": lambda x, out, part, g: dist.all_gather_into_tensor(out, part, group=g),
+    "reduce_scatter": lambda x, out, part, g: dist.reduce_scatter_tensor(part, x, group=g),
+    "broadcast": lambda x, out, part, g: dist.broadcast(x, 0, group=g),
+    "all_to_all": lambda x, out, part, g: dist.all_to_all_single(out, x, group=g),
+    "ping_pong": lambda x, out, part, g: ping_pong(x, g),
+    "barrier": lambda x, out, part, g: dist.barrier(g),
+    "all_gather_list": lambda x, out, part, g: dist.all_gather(parts(out), part, group=g),
+    "scatter_list": lambda x, out, part, g: scatter(part, parts(x), g),
+}
+OPERATIONS = [("all_reduce", nbytes) for nbytes in SIZES]
+OPERATIONS += [(n, b) for n in ("all_gather", "reduce_scatter", "broadcast") for b in GATHERED]
+OPERATIONS += [("all_to_all", 1 << 20), ("ping_pong", 8), ("ping_pong", 1 << 20), ("barrier", 0)]
+OPERATIONS += [(name, n << 20) for name in ("all_gather_list", "scatter_list") for n in (1, 16, 64)]
 
 
-def all_to_all(group, nbytes):
+def call_of(name, group, nbytes):
+    """Return a call of an operation without arguments."""
     x, out = torch.zeros(nbytes // 4), torch.empty(nbytes // 4)
-    return lambda: dist.all_to_all_single(out, x, group=group)
-
-
-def ping_pong(group, nbytes):
-    x, other = torch.zeros(nbytes // 4), 1 - dist.get_rank()
-
-    def turn():
-        for receive in (dist.get_rank() == 1, dist.get_rank() == 0):
-            (dist.recv if receive else dist.send)(x, other, group=group)
-
-    return turn
-
-
-def all_gather_list(group, nbytes):
-    x, parts = torch.zeros(nbytes // 4 // RANKS), torch.empty(nbytes // 4).chunk(RANKS)
-    return lambda: dist.all_gather(list(parts), x, group=group)
-
-
-def scatter_list(group, nbytes):
-    x, parts = torch.empty(nbytes // 4 // RANKS), list(torch.zeros(nbytes // 4).chunk(RANKS))
-    given = parts if dist.get_rank() == 0 else None
-    return lambda: dist.scatter(x, given, 0, group=group)
-
-
-def barrier(group, nbytes):
-    return lambda: dist.barrier(group)
-
-
-OPERATIONS = [(all_reduce, nbytes) for nbytes in SIZES]
-OPERATIONS += [(op, n) for op in (all_gather, reduce_scatter, broadcast) for n in GATHERED]
-OPERATIONS += [(all_to_all, 1 << 20), (ping_pong, 8), (ping_pong, 1 << 20), (barrier, 0)]
-OPERATIONS += [(op, n << 20) for op in (all_gather_list, scatter_list) for n in (1, 16, 64)]
+    part = torch.zeros(nbytes // 4 // RANKS)
+    return functools.partial(CALLS[name], x, out, part, group)
 
 
 def model():
@@ -213,12 +196,12 @@ def measure(rank, path, rounds, step_rounds, out):
     dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
     groups = [dist.group.WORLD, dist.new_group(backend="pycoll")]
     operations = []
-    for make, nbytes in OPERATIONS:
-        gloo, ours = duel([make(group, nbytes) for group in groups], rounds)
-        operations.append(row(make.__name__, nbytes, gloo, ours))
+    for name, nbytes in OPERATIONS:
+        gloo, ours = duel([call_of(name, group, nbytes) for group in groups], rounds)
+        operations.append(row(name, nbytes, gloo, ours))
     idle = dist.new_group(backend="fake")
     alone = [dist.new_group([r], backend="pycoll") for r in range(RANKS)][rank]
-    floor = duel([all_reduce(group, 8) for group in (idle, alone)], rounds)
+    floor = duel([call_of("all_reduce", group, 8) for group in (idle, alone)], rounds)
     floor = [statistics.median(times) * 1e6 for times in floor]
     steps = [step_row(make, groups, idle, step_rounds) for make in (ddp_step, fsdp_step)]
     if rank == 0:
@@ -227,54 +210,54 @@ def measure(rank, path, rounds, step_rounds, out):
     dist.destroy_process_group()
 
 
-def size(nbytes):
-    for unit, shift in (("MiB", 20), ("KiB", 10)):
-        if nbytes >= 1 << shift:
-            return f"{nbytes >> shift} {unit}"
-    return f"{nbytes} B" if nbytes else ""
-
-
 def milliseconds(quartiles):
     low, middle, high = (us / 1e3 for us in quartiles)
     return f"{middle:.1f} ms ({low:.1f} to {high:.1f})"
 
 
-def table(result):
-    lines = ["| operation | size | gloo | pycoll | times faster | the quickest slices |", RULE]
-    lines += [
-        f"| {r['operation']} | {size(r['nbytes'])} | {r['gloo_us']:.1f} us | "
-        f"{r['pycoll_us']:.1f} us | {r['ratio']:.1f} | {r['gloo_best_us']:.1f} us / "
-        f"{r['pycoll_best_us']:.1f} us = {r['gloo_best_us'] / r['pycoll_best_us']:.1f} |"
-        for r in result["operations"]
-    ]
-    nothing, alone = result["floor_us"]
-    lines += ["", f"`all_reduce` of 8 B, and nobody to wait for: {alone:.1f} us, of which"]
-    lines[-1] += f" {nothing:.1f} us with a backend of PyTorch's that does nothing."
-    lines += ["", "| training step | gloo | pycoll | symmetric | no messages | no wrapper |", RULE]
+def operations_table(rows):
+    head = ["operation", "size", "gloo", "pycoll", "times faster", "the quickest slices"]
+    lines = []
+    for r in rows:
+        best, ours = r["gloo_best_us"], r["pycoll_best_us"]
+        us = [f"{r[f'{name}_us']:.1f} us" for name in ("gloo", "pycoll")]
+        quickest = f"{best:.1f} us / {ours:.1f} us = {best / ours:.1f}"
+        lines.append([r["operation"], size(r["nbytes"]), *us, f"{r['ratio']:.1f}", quickest])
+    return pages.table(head, lines)
+
+
+def steps_table(rows):
     names = ("gloo", "pycoll", "symmetric", "silent", "plain")
-    for r in result["steps"]:
-        times = " | ".join(f"{r[f'{name}_us'] / 1e3:.1f} ms" for name in names)
-        lines.append(f"| {r['operation']}, {size(r['nbytes'])} of parameters | {times} |")
-    lines += ["", "| communication of a step | gloo | pycoll | times faster | symmetric | faster |"]
-    lines[-1] += " one pass | at most |"
-    lines += [RULE + "---|---|"]
-    for r in result["steps"]:
-        gloo = r["gloo_extra_us"][1]
-        cells = [milliseconds(r["gloo_extra_us"])]
-        for name in (n for n in (*names[1:3], "pass") if f"{n}_extra_us" in r):
-            own = r[f"{name}_extra_us"][1]
-            lost = own < 0.02 * r["silent_us"]  # less than that is lost in the noise
-            cells += [milliseconds(r[f"{name}_extra_us"]), "-" if lost else f"{gloo / own:.1f}"]
-        lines.append(f"| {r['operation']} | {' | '.join(cells)} |")
-    lines += ["", "In brackets: the middle half of the rounds."]
-    return "\n".join(lines) + "\n"
+    head = ["training step", "gloo", "pycoll", "symmetric", "no messages", "no wrapper"]
+    lines = []
+    for r in rows:
+        times = [f"{r[f'{name}_us'] / 1e3:.1f} ms" for name in names]
+        lines.append([f"{r['operation']}, {size(r['nbytes'])} of parameters", *times])
+    return pages.table(head, lines)
+
+
+def communication_table(rows):
+    head = ["communication of a step", "gloo", "pycoll", "times faster", "symmetric", "faster"]
+    lines = []
+    for r in rows:
+        cells = [r["operation"], milliseconds(r["gloo_extra_us"])]
+        for name in ("pycoll", "symmetric", "pass"):
+            own = r.get(f"{name}_extra_us")
+            if own is None:
+                cells += ["", ""]
+                continue
+            lost = own[1] < 0.02 * r["silent_us"]  # less than that is lost in the noise
+            faster = "-" if lost else f"{r['gloo_extra_us'][1] / own[1]:.1f}"
+            cells += [milliseconds(own), faster]
+        lines.append(cells)
+    return pages.table([*head, "one pass", "at most"], lines)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = pages.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=61, help="of the operations")
     parser.add_argument("--steps", type=int, help="rounds of the training steps; a fourth of those")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=pages.RESULTS)
     args = parser.parse_args()
     steps = args.steps or max(3, args.rounds // 4)
     with tempfile.TemporaryDirectory() as folder:
@@ -282,18 +265,21 @@ def main():
         store = str(Path(folder) / "store")
         torch.multiprocessing.spawn(measure, (store, args.rounds, steps, found), nprocs=RANKS)
         result = json.loads(found.read_text())
-    facts = describe() | {"torch": torch.__version__, "load": os.getloadavg()[1]}
-    command = f"python benchmarks/torch_ddp.py --rounds {args.rounds} --steps {steps}"
-    head = (
-        f"`{command}`, {time.strftime('%Y-%m-%d')}, {facts['cores']} cores of {facts['cpu']}, "
-        f"PyTorch {facts['torch']}, pycoll {facts['pycoll']} at {facts['commit']}. Two ranks, one "
-        f"thread each; load of the machine {facts['load']:.1f}, of which 2 is this.\n\n"
+    facts = pages.facts()
+    facts["machine"] |= {"torch": torch.__version__, "load": os.getloadavg()[1]}
+    about = (
+        f"PyTorch {torch.__version__}. Two ranks, one thread each; load of the machine "
+        f"{facts['machine']['load']:.1f}, of which 2 is this."
     )
-    args.out.mkdir(parents=True, exist_ok=True)
-    data = {"command": command, "date": time.strftime("%Y-%m-%d"), "machine": facts, **result}
-    (args.out / "torch.json").write_text(json.dumps(data, indent=1) + "\n")
-    (args.out / "torch.md").write_text(head + table(result))
-    print(head + table(result))
+    nothing, alone = result["floor_us"]
+    floor = (
+        f"`all_reduce` of 8 B, and nobody to wait for: {alone:.1f} us, of which {nothing:.1f} us "
+        "with a backend of PyTorch's that does nothing."
+    )
+    lines = [*operations_table(result["operations"]), "", floor, ""]
+    lines += [*steps_table(result["steps"]), "", *communication_table(result["steps"])]
+    lines += ["", "In brackets: the middle half of the rounds."]
+    pages.write(args.out / "torch", "pycoll.torch beside gloo", about, lines, facts, **result)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ hidden = 1 - (time the steps waited for gradients and parameters) / wire; max is
 compute and wire.
 """
 
-import argparse
 import statistics
 import time
 
 import numpy as np
+from harness import pages
+from harness.ranks import batches
 from threadpoolctl import threadpool_limits
 
 from pycoll.parallel import SGD, DataParallel, Mesh, ParameterSpec, Sequential
@@ -75,15 +76,6 @@ class Loss(Takes):
         return np.zeros(1)
 
 
-def timed(comm, call):
-    """Return the seconds of the slowest rank."""
-    comm.barrier()
-    start = time.perf_counter()
-    call()
-    mine = time.perf_counter() - start
-    return float(comm.all_reduce(np.array([mine]), "max")[0])
-
-
 def collectives(engine, zero, memory):
     """Run what a step sends, one after the other, on memory like the engine's."""
     channel = engine.groups.shards
@@ -121,16 +113,16 @@ def measure_round(comm, alone, together, zero, memory):
         waits[:] = [engine.step(sample).waits for _ in range(STEPS)]
         engine.settle()
 
-    compute = timed(comm, lambda: steps(alone)) / STEPS
-    wire = timed(comm, lambda: collectives(together, zero, memory))
+    compute = batches(comm, lambda: steps(alone), 1, 1)[0] / STEPS
+    wire = batches(comm, lambda: collectives(together, zero, memory), 1, 1)[0]
     together.step(sample)
-    step = timed(comm, lambda: steps(together)) / STEPS
+    step = batches(comm, lambda: steps(together), 1, 1)[0] / STEPS
     waited = [sum(w.get(what, 0.0) for w in waits) / STEPS for what in ("gradient", "parameter")]
     return compute, wire, step, *comm.all_reduce(np.array(waited), "max")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = pages.arguments(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--ms", type=float, default=20.0)

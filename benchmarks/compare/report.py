@@ -1,10 +1,13 @@
 """The results of a comparison: JSON for machines, Markdown and a picture for people."""
 
-import json
 import statistics
 from collections import defaultdict
 
-from launch import LIMITS
+from contestants import LIMITS
+from harness import pages
+from harness.pages import size as size_text
+
+from cases import Case
 
 # Our contestants, each with those it is compared with; nobody named: with all others.
 OURS = {
@@ -15,7 +18,6 @@ OURS = {
 }
 COLOURS = dict(zip(OURS, ("#0072b2", "#d55e00", "#0072b2", "#d55e00"), strict=True))
 KEYS = ("collective", "bytes", "in_place", "rotating")
-CASE = ("collective", "n", "dtype", "in_place", "rotating")
 LIMITED_FROM = 64 << 10  # bytes; below, the time is that of the call and of the others' flags
 
 
@@ -33,7 +35,7 @@ def by_case(rows):
     """Return {case: {bytes: {contestant: row}}}."""
     table = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        table[tuple(row[k] for k in CASE)][row["bytes"]][row["contestant"]] = row
+        table[Case(*(row[k] for k in Case._fields))][row["bytes"]][row["contestant"]] = row
     return table
 
 
@@ -53,6 +55,12 @@ def ratio(cells, ours):
     That is the median of the ratios of the rounds: what was measured within the same second.
     """
     return _over_rounds(best_peer(cells, OURS[ours]), cells.get(ours))
+
+
+def ratios(sizes, ours):
+    """Return [(bytes, ratio)] of a case, for the sizes at which it was measured."""
+    found = [(size, ratio(cells, ours)) for size, cells in sorted(sizes.items())]
+    return [(size, value) for size, value in found if value is not None]
 
 
 def at_most(cells):
@@ -90,22 +98,6 @@ def geometric_mean(values):
     return statistics.geometric_mean(values) if values else None
 
 
-def title(case):
-    """Return a case in words."""
-    collective, n, dtype, in_place, rotating = case
-    place = "" if collective == "broadcast" else ", in place" if in_place else ", out of place"
-    buffers = "many arrays in turn" if rotating else "the same arrays again"
-    return f"{collective}, {dtype}, {n} ranks{place}, {buffers}"
-
-
-def size_text(nbytes):
-    """Return 8 B, 64 KiB, 1 MiB."""
-    for unit, shift in (("MiB", 20), ("KiB", 10)):
-        if nbytes >= 1 << shift:
-            return f"{nbytes >> shift} {unit}"
-    return f"{nbytes} B"
-
-
 def _time(row):
     if row is None:
         return ""
@@ -126,105 +118,75 @@ def present(table):
 
 
 def table_of(sizes, ours):
-    """Return the Markdown table of one case."""
-    if "pycoll" not in ours:
-        return _table_by_peer(sizes, ours)
-    heads = ["size", "best peer", "us (rounds)", "gloo us", "pycoll us", "x", "symmetric us", "x"]
-    heads += ["at most"] if is_limited(sizes) else []
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    """Return the Markdown table of one case; over MPI, each of ours beside peers of its own."""
+    lines, limited = [], is_limited(sizes)
+    if "pycoll" in ours:
+        head = ["best peer", "us (rounds)", "gloo us", "pycoll us", "x", "symmetric us", "x"]
+    else:
+        head = [t for who in ours for t in (f"{OURS[who][0]} us (rounds)", f"{who} us", "x")]
     for nbytes, cells in sorted(sizes.items()):
-        peer = best_peer(cells)
-        row = [size_text(nbytes), peer["contestant"] if peer else "", _time(peer)]
-        row.append(_time(cells.get("gloo")))
-        for who in ("pycoll", "pycoll symmetric"):
+        row, peer = [size_text(nbytes)], best_peer(cells)
+        if "pycoll" in ours:
+            row += [peer["contestant"] if peer else "", _time(peer), _time(cells.get("gloo"))]
+        for who in ("pycoll", "pycoll symmetric") if "pycoll" in ours else ours:
+            row += [_time(best_peer(cells, OURS[who]))] if OURS[who] else []
             row += [_time(cells.get(who)), _times(ratio(cells, who))]
-        row += [_times(at_most(cells))] if is_limited(sizes) else []
-        lines.append(f"| {' | '.join(row)} |")
-    return lines
-
-
-def _table_by_peer(sizes, ours):
-    """Return the table of a case in which each of ours is beside peers of its own."""
-    heads = [f"{OURS[who][0]} us (rounds) | {who} us | x" for who in ours]
-    lines = [f"| size | {' | '.join(heads)} |", "|---" * (1 + 3 * len(ours)) + "|"]
-    for nbytes, cells in sorted(sizes.items()):
-        row = [size_text(nbytes)]
-        for who in ours:
-            peer = best_peer(cells, OURS[who])
-            row += [_time(peer), _time(cells.get(who)), _times(ratio(cells, who))]
-        lines.append(f"| {' | '.join(row)} |")
-    return lines
+        lines.append(row + [_times(at_most(cells))] * limited)
+    return pages.table(["size", *head, *["at most"] * limited], lines)
 
 
 def summary(table):
     """Return the Markdown table of geometric means and worst cells of all cases."""
     ours, limited = present(table), any(is_limited(sizes) for sizes in table.values())
-    heads = [head for who in ours for head in (f"{who}: mean", "worst")]
-    heads += ["mean at most"] if limited else []
-    lines = [f"| case | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    lines = []
     for case, sizes in table.items():
-        row = [title(case)]
+        row = [case.title]
         for who in ours:
-            found = [(ratio(cells, who), size) for size, cells in sizes.items()]
-            found = [(value, size) for value, size in found if value is not None]
-            worst = min(found, default=None)
+            found = [(value, size) for size, value in ratios(sizes, who)]
             row.append(_times(geometric_mean(value for value, _ in found)))
+            worst = min(found, default=None)
             row.append(f"{_times(worst[0])} at {size_text(worst[1])}" if worst else "")
-        row += [_times(mean_at_most(sizes.values()))] if limited else []
-        lines.append(f"| {' | '.join(row)} |")
-    return lines
+        lines.append(row + [_times(mean_at_most(sizes.values()))] * limited)
+    head = ["case", *(text for who in ours for text in (f"{who}: mean", "worst"))]
+    return pages.table(head + ["mean at most"] * limited, lines)
 
 
-def limits_explained(table):
-    """Return the lines that say what "at most" is, if it was measured."""
-    if not any(is_limited(sizes) for sizes in table.values()):
-        return []
-    return [
-        "",
-        "At most: how many times as fast as the fastest peer one pass over the arrays is, from 64 "
-        "KiB on: each rank reads of its own arrays what the collective must read and writes what "
-        "it must write, once, with those stores that suit it best, and neither waits nor fetches "
-        "anything. No library can do the collective faster on these cores; of broadcast and "
-        "reduce that holds for ordinary arrays, since in symmetric memory ranks can share the "
-        "work. The mean takes what was reached for the small sizes.",
-    ]
+AT_MOST = """\
+At most: how many times as fast as the fastest peer one pass over the arrays is, from 64 KiB on: \
+each rank reads of its own arrays what the collective must read and writes what it must write, \
+once, with those stores that suit it best, and neither waits nor fetches anything. No library can \
+do the collective faster on these cores; of broadcast and reduce that holds for ordinary arrays, \
+since in symmetric memory ranks can share the work. The mean takes what was reached for the small \
+sizes."""
 
 
-def markdown(document):
-    """Return the whole report as Markdown."""
-    machine, table = document["machine"], by_case(document["cells"])
-    cpu = machine["cpu"] + (" (virtual)" if machine["virtual"] else "")
+def write(document, stem):
+    table = by_case(document["cells"])
     wrong = sum(row["wrong"] for row in document["cells"])
     packages = ", ".join(f"{name} {v}" for name, v in sorted(document["versions"].items()))
-    lines = [
-        "# pycoll beside its peers",
-        "",
-        f"`{document['command'].strip()}`, {document['date']}, {machine['cores']} cores of "
-        f"{cpu}, Linux {machine['kernel']}, pycoll {machine['pycoll']} at {machine['commit']}, "
-        f"Python {machine['python']}, {packages}. {document['rounds']} rounds of all in turn; "
-        f"wrong elements: {wrong}.",
-        "",
+    about = (
+        f"{packages}; {document['rounds']} rounds of all in turn; wrong elements: {wrong}.\n\n"
         "Times are microseconds a call on the slowest rank: the median of the rounds, and in "
         "brackets the range of the rounds. x: how many times as fast as the fastest peer in that "
         "cell, over MPI the same MPI at its faster thread level, as the median of the ratios of "
-        "the rounds; **bold: slower**. Sizes are bytes of the full vector.",
-        *limits_explained(table),
-        "",
-        *summary(table),
-    ]
+        "the rounds; **bold: slower**. Sizes are bytes of the full vector."
+    )
+    lines = [AT_MOST, ""] if any(is_limited(sizes) for sizes in table.values()) else []
+    lines += summary(table)
     for case, sizes in table.items():
-        lines += ["", f"## {title(case)}", "", *table_of(sizes, present(table))]
+        lines += ["", f"## {case.title}", "", *table_of(sizes, present(table))]
     if document["skipped"]:
         lines += ["", "## Left out", ""]
         lines += [f"- {s['who']} ({s['dtype']}): {s['why']}" for s in document["skipped"]]
-    return "\n".join(lines) + "\n"
+    pages.write(stem, "pycoll beside its peers", about, lines, document)
+    draw(table, stem.with_suffix(".png"))
 
 
-def draw(document, path):
+def draw(table, path):
     """Draw how many times as fast as the best peer: a panel for arrays again and in turn."""
     from matplotlib.figure import Figure
 
-    table = by_case(row for row in document["cells"] if row["dtype"] == "float32")
+    table = {case: sizes for case, sizes in table.items() if case.dtype == "float32"}
     panels = list(dict.fromkeys(case[:4] for case in table))
     if not panels:
         return
@@ -233,23 +195,10 @@ def draw(document, path):
     figure = Figure(figsize=(max(7.5, 3.6 * columns), 2.9 * rows + 1.3), dpi=130, facecolor="white")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
     for ax, panel in zip(axes, panels, strict=False):
-        ax.axhspan(1e-3, 1, color="#f6d5d5", lw=0)
-        for case in (case for case in table if case[:4] == panel):
-            for ours in OURS:
-                found = {s: ratio(cells, ours) for s, cells in sorted(table[case].items())}
-                points = [(s, v) for s, v in found.items() if v is not None]
-                label = f"{ours}{', arrays in turn' if case[4] else ''}"
-                style = {"ls": "--" if case[4] else "-", "color": COLOURS[ours], "label": label}
-                if points:
-                    ax.plot(*zip(*points, strict=True), **style)
-        collective, n, _, in_place = panel
-        how = "in place, " if in_place and collective == "all_gather" else ""
-        ax.set_title(f"{collective}, {how}{n} ranks", fontsize=9, loc="left")
-        ax.grid(color="#e3e7ec", lw=0.6)
-        ax.tick_params(labelsize=7)
+        _draw_panel(ax, {case: sizes for case, sizes in table.items() if case[:4] == panel})
     for ax in axes[len(panels) :]:
         ax.set_visible(False)
-    values = [v for s in table.values() for c in s.values() for o in OURS if (v := ratio(c, o))]
+    values = [v for sizes in table.values() for who in OURS for _, v in ratios(sizes, who)]
     axes[0].set(
         xscale="log", yscale="log", ylim=(min([0.5, *values]) / 1.2, max([1, *values]) * 1.4)
     )
@@ -264,19 +213,24 @@ def draw(document, path):
         named.values(), named.keys(), fontsize=8, ncols=2, loc="lower center", frameon=False
     )
     figure.supylabel("times as fast", fontsize=8)
-    peers = (
-        "the fastest of MPICH, Open MPI and gloo" if "pycoll" in present(table) else "the same MPI"
-    )
+    shared = "the fastest of MPICH, Open MPI and gloo"
+    peers = shared if "pycoll" in present(table) else "the same MPI"
     figure.suptitle(f"Speed beside {peers} (float32)", fontsize=11)
     figure.tight_layout(rect=(0, 0.45 / (2.9 * rows + 1.3), 1, 0.98))
     figure.savefig(path)
 
 
-def write(document, stem):
-    """Write stem.json, stem.md and stem.png."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    stem.with_suffix(".md").write_text(markdown(document), encoding="utf-8")
-    draw(document, stem.with_suffix(".png"))
-    print("\n".join(summary(by_case(document["cells"]))))
-    print(f"written: {stem}.json, .md, .png")
+def _draw_panel(ax, table):
+    """Draw the cases of one panel."""
+    ax.axhspan(1e-3, 1, color="#f6d5d5", lw=0)
+    for case, sizes in table.items():
+        for ours in OURS:
+            points = ratios(sizes, ours)
+            label = f"{ours}{', arrays in turn' if case.rotating else ''}"
+            style = {"ls": "--" if case.rotating else "-", "color": COLOURS[ours], "label": label}
+            if points:
+                ax.plot(*zip(*points, strict=True), **style)
+    how = "in place, " if case.in_place and case.collective == "all_gather" else ""
+    ax.set_title(f"{case.collective}, {how}{case.n} ranks", fontsize=9, loc="left")
+    ax.grid(color="#e3e7ec", lw=0.6)
+    ax.tick_params(labelsize=7)

@@ -40,6 +40,14 @@ def skip(writer, reason):
     raise SystemExit(77)
 
 
+def row_of_all(comm, writer, name, good, **facts):
+    """Write one row of all ranks, which is right if it is on each of them."""
+    if good is not None:
+        good = bool(comm.all_reduce(np.array([good]), "and")[0])
+    if comm.rank == 0:
+        writer.row(name, good, n=comm.world_size, **facts)
+
+
 def dtypes():
     """Return three element types, bfloat16 among them if NumPy can have it here."""
     try:
@@ -106,6 +114,20 @@ def graph_of(cupy, body, count):
         for _ in range(count):
             body(stream)
         return stream.end_capture(), stream
+
+
+def copy_speed(writer, cupy, n, nbytes):
+    """Measure a copy of n vectors; return the bytes that it reads and writes in a second."""
+    x = cupy.ones((n, nbytes // 4), cupy.float32)
+    out = cupy.empty_like(x)
+
+    def copy(stream):
+        cupy.cuda.runtime.memcpyAsync(out.data.ptr, x.data.ptr, x.nbytes, 3, stream.ptr)
+
+    spent = seconds_of(cupy, copy, 5)
+    speed = 2 * x.nbytes / spent
+    writer.row("cudaMemcpyAsync", n=n, nbytes=nbytes, seconds=spent, tb_s=speed / 1e12)
+    return speed
 
 
 def seconds_of(cupy, body, count, repeats=7):

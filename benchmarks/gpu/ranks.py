@@ -11,7 +11,7 @@ import sys
 import time
 
 import numpy as np
-from common import MIB, nonsense, open_stage, same_bits, skip
+from common import MIB, nonsense, open_stage, row_of_all, same_bits, skip
 
 import pycoll
 from pycoll.cuda.transports.base import wait_for
@@ -38,10 +38,8 @@ def bits(comm, cupy, writer):
                 work = comm.all_reduce(on_device, out=out, **options)
                 got = work.synchronize(25)
                 spent = round(time.perf_counter() - start, 6)
-                good = bool(comm.all_reduce(np.array([same_bits(got.get(), want)]), "and")[0])
-                if comm.rank == 0:
-                    facts = {"n": comm.world_size, "algorithm": name, "count": count}
-                    writer.row("ranks", good, memory=kind, seconds=spent, **facts)
+                facts = {"algorithm": name, "count": count, "memory": kind, "seconds": spent}
+                row_of_all(comm, writer, "ranks", same_bits(got.get(), want), **facts)
 
 
 def first_calls(comm, cupy, writer, transport):
@@ -51,9 +49,7 @@ def first_calls(comm, cupy, writer, transport):
         start = time.perf_counter()
         comm.all_reduce(x, async_op=True).synchronize(30)
         seconds.append(round(time.perf_counter() - start, 6))
-    if comm.rank == 0:
-        facts = {"n": comm.world_size, "transport": transport}
-        writer.row("first calls", None, seconds=seconds, **facts)
+    row_of_all(comm, writer, "first calls", None, transport=transport, seconds=seconds)
 
 
 def native(comm, cupy, writer):
@@ -68,9 +64,8 @@ def native(comm, cupy, writer):
                 comm.all_reduce(x, out=out, algorithm=name, async_op=True).synchronize(30)
             spent = None if by_sockets else median_seconds(comm, cupy, x, out, name)
             good = bool((out == np.float32(comm.world_size)).all())
-            if comm.rank == 0:
-                facts = {"n": comm.world_size, "algorithm": name, "nbytes": size}
-                writer.row("nccl all_reduce", good, seconds=spent, calls=CALLS, **facts)
+            facts = {"algorithm": name, "nbytes": size, "seconds": spent, "calls": CALLS}
+            row_of_all(comm, writer, "nccl all_reduce", good, **facts)
 
 
 def median_seconds(comm, cupy, x, out, name):

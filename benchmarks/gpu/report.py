@@ -80,40 +80,48 @@ def _version(number):
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
+def _table(head, rows):
+    """Lay rows out under a head such as ``"stage | s"``; nothing where there are none."""
+    rows = [f"| {' | '.join(map(str, cells))} |" for cells in rows]
+    return "\n".join([f"| {head} |", "|---" * (head.count("|") + 1) + "|", *rows]) if rows else ""
+
+
+def _us(seconds, digits=0):
+    return f"{seconds * 1e6:.{digits}f} us"
+
+
+def _named(rows, name, stage=None):
+    """Return the rows of a name, and of a stage."""
+    return [r for r in rows if r["name"] == name and stage in (None, r["stage"])]
+
+
 def _stages(rows):
-    stages = [r for r in rows if r["stage"] == "suite" and "status" in r]
-    lines = ["| stage | how it ended | s |", "|---|---|---|"]
-    skipped = {r["stage"]: r["reason"] for r in rows if r["name"] == "skipped"}
-    for r in stages:
+    skipped = {r["stage"]: r["reason"] for r in _named(rows, "skipped")}
+    lines = []
+    for r in (r for r in rows if r["stage"] == "suite" and "status" in r):
         status = f"skipped: {skipped[r['name']]}" if r["name"] in skipped else r["status"]
-        lines.append(f"| {r['name']} | {status} | {r.get('seconds', '')} |")
-    return "\n".join(lines) if stages else ""
+        lines.append([r["name"], status, r.get("seconds", "")])
+    return _table("stage | how it ended | s", lines)
 
 
 def _correct(rows):
     lines, rows = [], [r for r in rows if r["stage"] != "suite"]  # whose rows have names of stages
     for name, title in _TITLES.items():
-        found = [r for r in rows if r["name"] == name]
-        stages = sorted({r["stage"] for r in found})
-        for stage in stages:
-            here = [r for r in found if r["stage"] == stage]
-            count = Counter(r["ok"] for r in here)
-            lines.append(f"| {stage} | {title} | {count[True]} | {len(here) - count[True]} |")
+        found = _named(rows, name)
+        for stage in sorted({r["stage"] for r in found}):
+            count = Counter(bool(r["ok"]) for r in found if r["stage"] == stage)
+            lines.append([stage, title, count[True], count[False]])
         bad = [r for r in found if not r["ok"]]
-        lines += [f"| | failed: `{json.dumps(r)}` | | |" for r in bad[:5]]
-    head = ["| stage | what | right | wrong |", "|---|---|---|---|"]
-    return "\n".join(head + lines) if lines else ""
+        lines += [["", f"failed: `{json.dumps(r)}`", "", ""] for r in bad[:5]]
+    return _table("stage | what | right | wrong", lines)
 
 
 def _small(rows):
-    found = [r for r in rows if r["name"] == "small all_reduce"]
-    lines = ["| 8 KiB all_reduce | kernel | empty launch | bar | met | call on the host |"]
-    lines.append("|---|---|---|---|---|---|")
-    for r in found:
-        times = [f"{r[k] * 1e6:.1f} us" for k in ("seconds", "empty_seconds", "bar")]
-        met, host = _met(r), f"{r['host_seconds'] * 1e6:.1f} us"
-        lines.append(f"| {r['n']} ranks, {r['kernel']} | {' | '.join(times)} | {met} | {host} |")
-    return "\n".join(lines) if found else ""
+    lines = []
+    for r in _named(rows, "small all_reduce"):
+        times = [_us(r[k], 1) for k in ("seconds", "empty_seconds", "bar")]
+        lines.append([f"{r['n']} ranks, {r['kernel']}", *times, _met(r), _us(r["host_seconds"], 1)])
+    return _table("8 KiB all_reduce | kernel | empty launch | bar | met | call on the host", lines)
 
 
 def _met(row):
@@ -121,80 +129,72 @@ def _met(row):
 
 
 def _large(rows):
-    found = [r for r in rows if r["name"] == "all_reduce" and r["stage"] == "speed"]
-    copied = max((r["tb_s"] for r in rows if r["name"] == "cudaMemcpyAsync"), default=math.nan)
-    lines = [
+    copied = max((r["tb_s"] for r in _named(rows, "cudaMemcpyAsync")), default=math.nan)
+    lines = []
+    for r in _named(rows, "all_reduce", "speed"):
+        shares = [f"{r[k]:.0%}" for k in ("of_own_traffic", "of_least_traffic")]
+        shares += [f"{r['bar']:.0%}" if r["bar"] else "", _met(r)]
+        registers = f"{r['registers']}{' (spills)' if r['spilled'] else ''}"
+        size = f"{r['nbytes'] >> 20} MiB"
+        lines.append([r["algorithm"], r["n"], size, _us(r["seconds"]), *shares, registers])
+    head = "algorithm | ranks | bytes | time | of own traffic | of 2·n·S | bar | met | registers"
+    about = (
         f"Shares of what the traffic would take at {copied:.2f} TB/s, bytes read and written, the "
         "speed of the fastest copy. What a step of "
         "the ring or of halving-doubling touches about fits the L2 cache up to 64 MiB, so their "
-        "bars are for 256 MiB.",
-        "",
-        "| algorithm | ranks | bytes | time | of own traffic | of 2·n·S | bar | met | registers |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for r in found:
-        bar = f"{r['bar']:.0%}" if r["bar"] else ""
-        lines.append(
-            f"| {r['algorithm']} | {r['n']} | {r['nbytes'] >> 20} MiB | {r['seconds'] * 1e6:.0f} us"
-            f" | {r['of_own_traffic']:.0%} | {r['of_least_traffic']:.0%} | {bar} | {_met(r)} | "
-            f"{r['registers']}{' (spills)' if r['spilled'] else ''} |"
-        )
-    return "\n".join(lines) if found else ""
+        "bars are for 256 MiB."
+    )
+    return f"{about}\n\n{_table(head, lines)}" if lines else ""
 
 
 def _passes(rows):
-    lines = ["| pass over vectors | bytes | time | speed | of a copy |", "|---|---|---|---|---|"]
-    for r in (r for r in rows if r["name"] == "pass"):
+    lines = []
+    for r in _named(rows, "pass"):
         speed = f"{r['nbytes'] / r['seconds'] / 1e9:.0f} GB/s"
-        lines.append(
-            f"| {r['kernel']} | {r['nbytes'] >> 20} MiB | {r['seconds'] * 1e6:.0f} us | {speed} | "
-            f"{r['share']:.0%} |"
-        )
-    return "\n".join(lines) if len(lines) > 2 else ""
+        size, share = f"{r['nbytes'] >> 20} MiB", f"{r['share']:.0%}"
+        lines.append([r["kernel"], size, _us(r["seconds"]), speed, share])
+    return _table("pass over vectors | bytes | time | speed | of a copy", lines)
 
 
 def _others(rows):
-    lines = ["| baseline | ranks | bytes | time | |", "|---|---|---|---|---|"]
-    for r in rows:
-        where = f"{r.get('n')} | {r.get('nbytes', 0) / 2**20:g} MiB"
-        if r["name"] == "cudaMemcpyAsync":
-            lines.append(
-                f"| {r['name']} | {where} | {r['seconds'] * 1e6:.0f} us | {r['tb_s']:.2f} TB/s |"
-            )
-        elif r["name"] == "cupy sum":
-            share = f"{r['share']:.0%} of 2·n·S"
-            lines.append(
-                f"| CuPy sum and broadcast | {where} | {r['seconds'] * 1e6:.0f} us | {share} |"
-            )
-        elif r["name"] == "narrow blocks":
-            beside = f"by default {r['default_seconds'] * 1e6:.0f} us"
-            lines.append(
-                f"| two_shot_push, {r['threads']} threads a block | {where} | "
-                f"{r['seconds'] * 1e6:.0f} us | {'**wrong**' if r['ok'] is False else beside} |"
-            )
-        elif r["name"] == "nccl all_reduce":
-            lines.append(f"| NCCL processes, {r['algorithm']} | {where} | {_nccl(r)} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+    lines = []
+    for r in (r for r in rows if r["name"] in _BASELINES):
+        what, how = _BASELINES[r["name"]](r)
+        time = "" if r["seconds"] is None or how == "**wrong**" else _us(r["seconds"])
+        lines.append([what, r["n"], f"{r['nbytes'] / 2**20:g} MiB", time, how])
+    return _table("baseline | ranks | bytes | time | ", lines)
+
+
+def _narrow(row):
+    beside = "**wrong**" if row["ok"] is False else f"by default {_us(row['default_seconds'])}"
+    return f"two_shot_push, {row['threads']} threads a block", beside
 
 
 def _nccl(row):
-    if not row["ok"]:
-        return "| **wrong**"
-    if row["seconds"] is None:
-        return "| works: ranks on one device, through sockets"
-    return f"{row['seconds'] * 1e6:.0f} us | by events, of {row['calls']} calls in a row"
+    sockets = "works: ranks on one device, through sockets"
+    how = sockets if row["seconds"] is None else f"by events, of {row['calls']} calls in a row"
+    return f"NCCL processes, {row['algorithm']}", how if row["ok"] else "**wrong**"
+
+
+_BASELINES = {  # what a row is about, and what else it says
+    "cudaMemcpyAsync": lambda r: (r["name"], f"{r['tb_s']:.2f} TB/s"),
+    "cupy sum": lambda r: ("CuPy sum and broadcast", f"{r['share']:.0%} of 2·n·S"),
+    "narrow blocks": _narrow,
+    "nccl all_reduce": _nccl,
+}
 
 
 def _tools(rows):
-    lines = ["| looked at | found |", "|---|---|"]
-    for r in (r for r in rows if r["name"] == "tool"):
-        lines.append(f"| {r['what']} | {' '.join(str(r['found']).replace('|', ' ').split())} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+    lines = [
+        [r["what"], " ".join(str(r["found"]).replace("|", " ").split())]
+        for r in _named(rows, "tool")
+    ]
+    return _table("looked at | found", lines)
 
 
 def draw(rows, path):
     """Draw the shares of the bounds, a group of bars for each world; nothing without Matplotlib."""
-    rows = [r for r in rows if r["name"] == "all_reduce" and r["stage"] == "speed"]
+    rows = _named(rows, "all_reduce", "speed")
     if not rows:
         return
     try:

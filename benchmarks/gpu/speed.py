@@ -8,7 +8,7 @@ import functools
 import time
 
 import numpy as np
-from common import MIB, open_stage, ramps, seconds_of
+from common import MIB, copy_speed, open_stage, ramps, seconds_of
 
 import pycoll
 from pycoll.cuda.device.library import library
@@ -34,15 +34,9 @@ def copies(writer, cupy):
     """
     found, sums = [], []
     for n, size in ((2, 256 * MIB), (8, 256 * MIB), (8, 64 * MIB)):
+        found.append(copy_speed(writer, cupy, n, size))
         x = cupy.ones((n, size // 4), cupy.float32)
         out = cupy.empty_like(x)
-
-        def copy(stream, x=x, out=out):
-            cupy.cuda.runtime.memcpyAsync(out.data.ptr, x.data.ptr, x.nbytes, 3, stream.ptr)
-
-        spent = seconds_of(cupy, copy, 5)
-        found.append(2 * x.nbytes / spent)
-        writer.row("cudaMemcpyAsync", n=n, nbytes=size, seconds=spent, tb_s=found[-1] / 1e12)
         start, end = cupy.cuda.Event(), cupy.cuda.Event()
         for _ in range(2):  # the second time counts: the first one compiles
             start.record()

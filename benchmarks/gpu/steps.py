@@ -7,7 +7,17 @@ and writes would take at the speed of a copy.
 import functools
 
 import numpy as np
-from common import MIB, data, dtypes, filled, open_stage, same_bits, seconds_of, to_device
+from common import (
+    MIB,
+    copy_speed,
+    data,
+    dtypes,
+    filled,
+    open_stage,
+    same_bits,
+    seconds_of,
+    to_device,
+)
 
 from pycoll import kernels
 from pycoll.cuda.device.library import library
@@ -132,14 +142,7 @@ def passes(cupy, count):
 def measure(writer, cupy):
     """Measure a copy, then all passes over vectors of the same length."""
     nbytes = SPEED_MIB * MIB
-    x, out = (cupy.ones((nbytes // 4,), cupy.float32) for _ in range(2))
-
-    def copy(stream):
-        cupy.cuda.runtime.memcpyAsync(out.data.ptr, x.data.ptr, nbytes, 3, stream.ptr)
-
-    spent = seconds_of(cupy, copy, 5)
-    copied = 2 * nbytes / spent
-    writer.row("cudaMemcpyAsync", n=1, nbytes=nbytes, seconds=spent, tb_s=copied / 1e12)
+    copied = copy_speed(writer, cupy, 1, nbytes)
     for name, run, moved in passes(cupy, nbytes // 4):
         spent = seconds_of(cupy, run, 5)
         share = moved / spent / copied

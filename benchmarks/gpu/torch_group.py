@@ -7,7 +7,7 @@ import os
 from datetime import timedelta
 
 import numpy as np
-from common import open_stage, skip
+from common import open_stage, row_of_all, skip
 
 try:
     import torch
@@ -34,7 +34,6 @@ def join(comm):
 
 
 def values(count, dtype):
-    """Return this rank's elements, on the CPU."""
     made = torch.Generator().manual_seed(dist.get_rank())
     return (torch.randn(count, generator=made) * 8).to(dtype)
 
@@ -126,9 +125,7 @@ def main():
     with pycoll.init(timeout=30) as comm:
 
         def row(name, good, **facts):
-            good = bool(comm.all_reduce(np.array([good]), "and")[0])
-            if comm.rank == 0:
-                writer.row("torch", good, n=comm.world_size, operation=name, **facts)
+            row_of_all(comm, writer, "torch", good, operation=name, **facts)
 
         join(comm)
         check("cuda", row)

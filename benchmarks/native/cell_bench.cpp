@@ -7,15 +7,12 @@
 #include <immintrin.h>
 #include <pthread.h>
 
-#include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <thread>
-#include <vector>
+
+#include "timing.h"
 
 namespace {
 
@@ -58,10 +55,6 @@ struct Shared {
   char* cell(uint64_t i) { return cells + i % 2 * (g_cell + kGap); }
 };
 
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // The reader's side of a line: answers flags, then empties cells filled in both ways.
 void read_line(Shared& shared, char* out, uint64_t& turn) {
   for (int i = 0; i < kTurns; ++i) shared.full.wait(++turn), shared.empty.set(turn);
@@ -95,8 +88,7 @@ Found measure(Shared& shared, const char* in, uint64_t& turn, Copy copy) {
   }
   shared.empty.wait(turn);
   const double all = seconds() - begin;
-  std::nth_element(copies.begin(), copies.begin() + cells / 2, copies.end());
-  return {kCalls * kBytes / all * 1e-9, copies[cells / 2] * 1e9};
+  return {kCalls * kBytes / all * 1e-9, median(copies) * 1e9};
 }
 
 }  // namespace

@@ -6,18 +6,14 @@
 //   g++ -O3 -std=c++20 -ffp-contract=off -Icsrc benchmarks/native/fold_bench.cpp
 //   csrc/kernels/*.cpp csrc/kernels/fold/fold.cpp
 //       csrc/base/types.cpp -o /tmp/fold_bench && /tmp/fold_bench [isa]
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 #include "kernels/fold/fold.h"
+#include "timing.h"
 
 namespace {
 
@@ -54,37 +50,10 @@ PlainLoop plain_loop(DType dtype, int nsrc, int ndst) {
   return nullptr;
 }
 
-// Cache-line aligned and touched. Buffers start at different offsets of a page, so that they do
-// not compete for the same cache sets.
-class Buffer {
- public:
-  Buffer(size_t nbytes, size_t skew) : nbytes_(nbytes) {
-    memory_ = static_cast<char*>(std::aligned_alloc(4096, (nbytes + skew + 4095) / 4096 * 4096));
-    data_ = memory_ + skew;
-    std::memset(data_, 0, nbytes_);
-  }
-  Buffer(const Buffer&) = delete;
-  ~Buffer() { std::free(memory_); }
-  char* data() const { return data_; }
-
- private:
-  char* memory_;
-  char* data_;
-  size_t nbytes_;
-};
-
-template <typename F>
-double time_once(F& f, int repeats) {
-  const auto start = std::chrono::steady_clock::now();
-  for (int r = 0; r < repeats; ++r) f();
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  return seconds.count() / repeats;
-}
-
 template <typename F>
 int repeats_for(F& f) {
-  time_once(f, 3);
-  return static_cast<int>(kSampleSeconds / time_once(f, 3)) + 1;
+  seconds_of(f, 3);
+  return static_cast<int>(kSampleSeconds / seconds_of(f, 3)) + 1;
 }
 
 struct Timing {
@@ -92,23 +61,21 @@ struct Timing {
   double minimum;
 };
 
-Timing summarise(std::vector<double>& seconds) {
-  std::sort(seconds.begin(), seconds.end());
-  return {seconds[seconds.size() / 2], seconds[0]};
+Timing summarise(std::vector<double>& times) {
+  return {median(times), *std::min_element(times.begin(), times.end())};
 }
 
 void bench(const pycoll::FoldSpec& spec, int nsrc, int ndst, size_t nbytes) {
-  std::vector<Buffer*> buffers;
+  // Buffers start at different lines of a page, so that they do not compete for the same sets of a
+  // cache.
+  const size_t pitch = (nbytes + 4095) / 4096 * 4096 + 320;
+  const size_t all = static_cast<size_t>(nsrc + ndst) * pitch;
+  char* const buffers = memory(all);
+  std::memset(buffers, 0, all);
   std::vector<const void*> srcs;
   std::vector<void*> dsts;
-  for (int b = 0; b < nsrc + ndst; ++b) {
-    buffers.push_back(new Buffer(nbytes, static_cast<size_t>(b) * 320 % 4096));
-    if (b < nsrc) {
-      srcs.push_back(buffers[b]->data());
-    } else {
-      dsts.push_back(buffers[b]->data());
-    }
-  }
+  for (int b = 0; b < nsrc; ++b) srcs.push_back(buffers + b * pitch);
+  for (int b = nsrc; b < nsrc + ndst; ++b) dsts.push_back(buffers + b * pitch);
   const size_t count = nbytes / pycoll::itemsize(spec.dtype);
   auto run_fold = [&] { pycoll::fold(spec, srcs.data(), nsrc, dsts.data(), ndst, count); };
   const PlainLoop plain = plain_loop(spec.dtype, nsrc, ndst);
@@ -120,8 +87,8 @@ void bench(const pycoll::FoldSpec& spec, int nsrc, int ndst, size_t nbytes) {
   std::vector<double> fold_seconds;
   std::vector<double> plain_seconds;
   for (int s = 0; s < kSamples; ++s) {
-    fold_seconds.push_back(time_once(run_fold, repeats));
-    if (plain != nullptr) plain_seconds.push_back(time_once(run_plain, repeats));
+    fold_seconds.push_back(seconds_of(run_fold, repeats));
+    if (plain != nullptr) plain_seconds.push_back(seconds_of(run_plain, repeats));
   }
   const Timing fold_time = summarise(fold_seconds);
   const double gb = static_cast<double>(nsrc + ndst) * nbytes * 1e-9;
@@ -134,7 +101,7 @@ void bench(const pycoll::FoldSpec& spec, int nsrc, int ndst, size_t nbytes) {
                 plain_time.median / fold_time.median, plain_time.minimum / fold_time.minimum);
   }
   std::printf("%s\n", spec.nontemporal ? "  nontemporal" : "");
-  for (Buffer* buffer : buffers) delete buffer;
+  munmap(buffers, all);
 }
 
 void bench_latency(size_t count) {
@@ -143,9 +110,9 @@ void bench_latency(size_t count) {
   void* dsts[] = {sum};
   const pycoll::FoldSpec spec{DType::kFloat32, pycoll::ReduceOp::kSum, false, 0, false};
   auto run = [&] { pycoll::fold(spec, srcs, 2, dsts, 1, count); };
-  std::vector<double> seconds;
-  for (int s = 0; s < kSamples; ++s) seconds.push_back(time_once(run, 20000));
-  const Timing timing = summarise(seconds);
+  std::vector<double> times;
+  for (int s = 0; s < kSamples; ++s) times.push_back(seconds_of(run, 20000));
+  const Timing timing = summarise(times);
   std::printf("2 sources of %2zu float32: median %.1f ns, minimum %.1f ns\n", count,
               timing.median * 1e9, timing.minimum * 1e9);
 }

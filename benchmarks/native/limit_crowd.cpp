@@ -1,39 +1,24 @@
 // The least that ranks do who share cores: barriers and sums by hand, in which a rank that has to
-// wait gives its core away, and nothing else. Driven by benchmarks/crowd.py, in the very processes
-// that also run pycoll.
-#include <sched.h>
-
+// wait gives its core away, and nothing else. Driven by benchmarks/crowd.py.
 #include <algorithm>
-#include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
+
+#include "by_hand.h"
 
 namespace {
 
-constexpr size_t kHeader = 4096, kGap = 8192, kBlock = 1024;
+constexpr size_t kPitch = 4 << 20, kBlock = 1024;
 
-struct alignas(128) Flag {
-  std::atomic<uint64_t> value;
-};
-
-// Ranks that share `memory`: a header with their flags, then a place of `pitch` bytes for each.
-struct Crowd {
-  void* memory;
-  size_t rank, ranks, pitch;
-  uint64_t* turn;  // barriers so far, alike on all ranks
-
+// Of ranks that have a place of `kPitch` bytes each.
+struct Crowd : Ranks {
   void meet() const {
-    Flag* flags = static_cast<Flag*>(memory);
     const uint64_t now = ++*turn;
-    flags[rank].value.store(now, std::memory_order_seq_cst);
+    flag(rank).value.store(now, std::memory_order_seq_cst);
     for (size_t peer = 0; peer < ranks; ++peer) {
-      while (flags[peer].value.load(std::memory_order_acquire) < now) sched_yield();
+      while (flag(peer).value.load(std::memory_order_acquire) < now) sched_yield();
     }
   }
-  float* place(size_t of) const {
-    return reinterpret_cast<float*>(static_cast<char*>(memory) + kHeader + of * (pitch + kGap));
-  }
+  float* place(size_t of) const { return reinterpret_cast<float*>(bytes() + of * (kPitch + kGap)); }
 };
 
 // The part of `count` elements that rank `of` folds.
@@ -55,7 +40,7 @@ void add_up(const Crowd& crowd, const float* own, size_t at, size_t length, floa
 
 extern "C" {
 
-size_t crowd_bytes(size_t ranks, size_t pitch) { return kHeader + ranks * (pitch + kGap); }
+size_t shared_bytes(size_t ranks) { return ranks * (kPitch + kGap); }
 
 void crowd_barriers(Crowd crowd, size_t calls) {
   for (size_t i = 0; i < calls; ++i) crowd.meet();
@@ -86,7 +71,7 @@ void crowd_staged_sum(Crowd crowd, float* x, size_t count, size_t segment) {
     const size_t length = std::min(segment, count - start);
     float* own = x + start;
     Crowd half = crowd;  // the half of each place that is free
-    half.memory = static_cast<char*>(crowd.memory) + i % 2 * (crowd.pitch / 2);
+    half.memory = static_cast<char*>(crowd.memory) + i % 2 * (kPitch / 2);
     const size_t begin = begin_of(crowd, length, rank), end = begin_of(crowd, length, rank + 1);
     std::memcpy(half.place(rank), own, begin * sizeof(float));
     std::memcpy(half.place(rank) + end, own + end, (length - end) * sizeof(float));

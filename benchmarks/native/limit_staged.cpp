@@ -1,56 +1,25 @@
 // The limits of ordinary arrays: collectives of two ranks by hand, which can reach each other's
 // arrays through shared memory or through the kernel only, and do nothing else.
-//
-// Driven by benchmarks/limits.py, in the very processes that also run pycoll. Cells of both ranks
-// lie in `memory`, after a header; `turn` counts the synchronisations so far, alike on both ranks.
+// Driven by benchmarks/limits.py.
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdint>
 #include <cstring>
+
+#include "by_hand.h"
 
 namespace {
 
-constexpr size_t kHeader = 4096, kCell = 1 << 20, kGap = 8192;
+constexpr size_t kCell = 1 << 20;
 
-struct alignas(128) Flag {
-  std::atomic<uint64_t> value;
-};
-
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-class Pair {
- public:
-  Pair(void* memory, int rank, uint64_t* turn)
-      : flags_(static_cast<Flag*>(memory)),
-        cells_(static_cast<char*>(memory) + kHeader),
-        rank_(rank),
-        turn_(turn) {}
-
-  // Until the peer has made as many steps as this rank.
-  void wait() const {
-    while (flags_[1 - rank_].value.load(std::memory_order_acquire) < *turn_) pause_cpu();
-  }
-  void step() { flags_[rank_].value.store(++*turn_, std::memory_order_release); }
-
+struct Pair : Ranks {
   // Every rank has four: two of each kind.
-  char* cell(int rank, int kind, size_t parity) const {
-    return cells_ + (4 * size_t(rank) + 2 * size_t(kind) + parity) * (kCell + kGap);
+  char* cell(size_t of, size_t kind, size_t parity) const {
+    return bytes() + (4 * of + 2 * kind + parity) * (kCell + kGap);
   }
-  char* mine(int kind, size_t parity) const { return cell(rank_, kind, parity); }
-  char* peers(int kind, size_t parity) const { return cell(1 - rank_, kind, parity); }
-
- private:
-  Flag* flags_;
-  char* cells_;
-  int rank_;
-  uint64_t* turn_;
+  char* mine(size_t kind, size_t parity) const { return cell(rank, kind, parity); }
+  char* peers(size_t kind, size_t parity) const { return cell(1 - rank, kind, parity); }
 };
 
 void fold(float* own, const float* other, float* result, size_t count) {
@@ -59,18 +28,16 @@ void fold(float* own, const float* other, float* result, size_t count) {
 
 }  // namespace
 
-extern "C" size_t staged_bytes() { return kHeader + 8 * (kCell + kGap); }
+extern "C" size_t shared_bytes(size_t ranks) { return 4 * ranks * (kCell + kGap); }
 
 // In place, two shots, segment by segment (`segment` <= 2 MiB): in one step a rank copies a piece
 // of the peer's half in, folds the piece before it, and copies the result of the one before that
 // out.
-extern "C" void staged_all_reduce(void* memory, int rank, uint64_t* turn, char* x, size_t nbytes,
-                                  size_t segment) {
-  Pair pair(memory, rank, turn);
+extern "C" void staged_all_reduce(Pair pair, char* x, size_t nbytes, size_t segment) {
   const size_t half = nbytes / 2, piece = std::min(segment, nbytes) / 2;
   const size_t pieces = half / piece;
-  char* own = x + size_t(rank) * half;
-  char* others = x + size_t(1 - rank) * half;
+  char* own = x + pair.rank * half;
+  char* others = x + (1 - pair.rank) * half;
   for (size_t i = 0; i < pieces + 2; ++i) {
     pair.wait();
     const size_t now = i % 2, before = 1 - now;
@@ -88,10 +55,8 @@ extern "C" void staged_all_reduce(void* memory, int rank, uint64_t* turn, char* 
 // What a collective that only moves data does: `send` goes through the cells to the peer's
 // `receive`, and `own_from` to `own_to`, as many bytes; null: this rank does not. One piece goes in
 // while the peer copies the one before it out.
-extern "C" void staged_move(void* memory, int rank, uint64_t* turn, char* own_to,
-                            const char* own_from, const char* send, char* receive, size_t nbytes,
-                            size_t segment) {
-  Pair pair(memory, rank, turn);
+extern "C" void staged_move(Pair pair, char* own_to, const char* own_from, const char* send,
+                            char* receive, size_t nbytes, size_t segment) {
   const size_t piece = std::min(segment, nbytes);
   for (size_t i = 0; i < nbytes / piece + 1; ++i) {
     pair.wait();
@@ -109,33 +74,28 @@ extern "C" void staged_move(void* memory, int rank, uint64_t* turn, char* own_to
 
 // The same, but the kernel copies once, out of the peer's array (`there`, in process `pid`).
 // Returns false if it must not.
-extern "C" bool read_move(void* memory, int rank, uint64_t* turn, char* own_to,
-                          const char* own_from, char* receive, size_t nbytes, int pid,
-                          char* there) {
-  Pair pair(memory, rank, turn);
-  pair.step();
-  pair.wait();
+extern "C" int read_move(Pair pair, char* own_to, const char* own_from, char* receive,
+                          size_t nbytes, size_t pid, char* there) {
+  pair.meet();
   bool done = true;
   if (receive != nullptr) {
     const iovec to{receive, nbytes}, from{there, nbytes};
-    done = process_vm_readv(pid, &to, 1, &from, 1, 0) == static_cast<ssize_t>(nbytes);
+    const ssize_t read = process_vm_readv(static_cast<pid_t>(pid), &to, 1, &from, 1, 0);
+    done = read == static_cast<ssize_t>(nbytes);
   }
   if (own_to != nullptr) std::memcpy(own_to, own_from, nbytes);
-  pair.step();
-  pair.wait();
+  pair.meet();
   return done;
 }
 
 // Rank 1 copies its array in, piece by piece, and rank 0 folds each with its own into the result.
-extern "C" void staged_reduce(void* memory, int rank, uint64_t* turn, const char* x, char* out,
-                              size_t nbytes, size_t segment) {
-  Pair pair(memory, rank, turn);
+extern "C" void staged_reduce(Pair pair, const char* x, char* out, size_t nbytes, size_t segment) {
   const size_t piece = std::min(segment, nbytes);
   for (size_t i = 0; i < nbytes / piece + 1; ++i) {
     pair.wait();
     const size_t now = i % 2;
-    if (i < nbytes / piece && rank == 1) std::memcpy(pair.mine(0, now), x + i * piece, piece);
-    if (i >= 1 && rank == 0) {
+    if (i < nbytes / piece && pair.rank == 1) std::memcpy(pair.mine(0, now), x + i * piece, piece);
+    if (i >= 1 && pair.rank == 0) {
       const size_t at = (i - 1) * piece;
       const auto* own = reinterpret_cast<const float*>(x + at);
       const auto* other = reinterpret_cast<const float*>(pair.peers(0, 1 - now));
@@ -147,9 +107,7 @@ extern "C" void staged_reduce(void* memory, int rank, uint64_t* turn, const char
 }
 
 // What every all-reduce in place does at least: each rank reads and writes the whole of its array.
-extern "C" void touch(void* memory, int rank, uint64_t* turn, float* x, size_t nbytes) {
-  Pair pair(memory, rank, turn);
-  pair.step();
-  pair.wait();
+extern "C" void touch(Pair pair, float* x, size_t nbytes) {
+  pair.meet();
   for (size_t i = 0; i < nbytes / sizeof(float); ++i) x[i] += 1;
 }

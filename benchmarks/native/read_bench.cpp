@@ -4,32 +4,19 @@
 //   engine=$(find csrc -name '*.cpp' ! -path '*/cuda/*' ! -path '*/bindings/*' | sed 's/cpp$/o/')
 //   (cd build/objects-* && g++ -O2 -std=c++20 -pthread -I../../csrc \
 //     ../../benchmarks/native/read_bench.cpp $engine -o ../reads) && build/reads
-#include <sys/mman.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
 
 #include "engine/peer_memory.h"
+#include "timing.h"
 
 namespace {
 
 constexpr size_t kPage = 4096, kMost = 4 << 20;
 constexpr int kRounds = 61, kCalls = 4;
-
-char* make_array() {
-  void* memory =
-      mmap(nullptr, kMost + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) std::abort();
-  madvise(memory, kMost + kPage, MADV_NOHUGEPAGE);
-  return static_cast<char*>(std::memset(memory, 1, kMost + kPage));
-}
 
 bool read_at_once(pid_t pid, void* to, const void* from, size_t nbytes) {
   const iovec here{to, nbytes}, there{const_cast<void*>(from), nbytes};
@@ -38,17 +25,10 @@ bool read_at_once(pid_t pid, void* to, const void* from, size_t nbytes) {
 
 template <typename Read>
 double microseconds(Read read) {
-  const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < kCalls; ++i) {
+  auto checked = [&] {
     if (!read()) std::abort();
-  }
-  const std::chrono::duration<double, std::micro> spent = std::chrono::steady_clock::now() - begin;
-  return spent.count() / kCalls;
-}
-
-double median(std::vector<double> times) {
-  std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
-  return times[kRounds / 2];
+  };
+  return seconds_of(checked, kCalls) * 1e6;
 }
 
 void measure(pid_t pid, char* to, const char* from, size_t nbytes, size_t behind) {
@@ -65,10 +45,10 @@ void measure(pid_t pid, char* to, const char* from, size_t nbytes, size_t behind
 }  // namespace
 
 int main() {
-  const char* theirs = make_array();
+  const char* theirs = memory(kMost + kPage, true);
   const pid_t parent = getpid(), child = fork();
   if (child == 0) {
-    char* own = make_array();
+    char* own = memory(kMost + kPage, true);
     for (size_t nbytes = kPage; nbytes <= kMost; nbytes *= 4) {
       for (size_t behind : {0, 1, 16, 31, 32, 48, 64}) {
         measure(parent, own, theirs, nbytes, behind);

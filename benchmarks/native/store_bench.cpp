@@ -4,30 +4,19 @@
 //   engine=$(find csrc -name '*.cpp' ! -path '*/cuda/*' ! -path '*/bindings/*' | sed 's/cpp$/o/')
 //   (cd build/objects-* && g++ -O2 -std=c++20 -march=native -pthread -I../../csrc \
 //     ../../benchmarks/native/store_bench.cpp $engine -o ../stores) && build/stores
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
 
 #include "kernels/fold/fold.h"
+#include "timing.h"
 
 namespace {
 
 constexpr size_t kCell = 512 << 10, kPool = 96 << 20, kMost = 4 << 20;
 constexpr int kRounds = 61;
 constexpr size_t kBatch = 8 << 20;  // bytes of a measurement, at least
-
-char* memory(size_t nbytes) {
-  void* found = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (found == MAP_FAILED) std::abort();
-  return static_cast<char*>(std::memset(found, 1, nbytes));
-}
 
 // Segment by segment, as a collective that goes through cells.
 void store(char* to, const char* cell, size_t nbytes, bool past_caches) {
@@ -49,11 +38,6 @@ struct Times {
   std::vector<double> store, both;  // us
 };
 
-double median(std::vector<double>& times) {
-  std::nth_element(times.begin(), times.begin() + kRounds / 2, times.end());
-  return times[kRounds / 2];
-}
-
 class Results {
  public:
   Results(char* pool, const char* cell, size_t nbytes, bool again)
@@ -62,11 +46,7 @@ class Results {
   double us(bool past_caches, bool reads) {
     const size_t calls = std::max<size_t>(1, kBatch / nbytes_);
     for (size_t i = 0; i < calls / 4; ++i) one(past_caches, reads);
-    const auto begin = std::chrono::steady_clock::now();
-    for (size_t i = 0; i < calls; ++i) one(past_caches, reads);
-    const std::chrono::duration<double, std::micro> spent =
-        std::chrono::steady_clock::now() - begin;
-    return spent.count() / static_cast<double>(calls);
+    return seconds_of([&] { one(past_caches, reads); }, calls) * 1e6;
   }
 
  private:

@@ -7,13 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from pycoll.cli import run
-from pycoll.cli.common.files import check_writable
+from pycoll.cli.common.arguments import (
+    ALGORITHM,
+    OPS,
+    ORDERS,
+    at_least,
+    check_reduction,
+    check_writable,
+    in_memory,
+    is_own,
+    lookup,
+    one_of,
+)
 from pycoll.cli.common.machine import describe
-from pycoll.cli.common.named_algorithms import HELP, is_own, lookup
-from pycoll.cli.common.sizes import in_memory, one_of
-from pycoll.cli.measure import bench_plot
+from pycoll.cli.common.text import sized
 from pycoll.cli.measure.bench_data import IN_PLACE, NAMES, Problem, element_type
-from pycoll.cli.measure.bench_report import make_table, sized, write_json
+from pycoll.cli.measure.bench_report import OsuTable, Table, check_plot, plot, write_json
 from pycoll.cli.measure.bench_time import Row, Setup, measure
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS
@@ -21,10 +30,7 @@ from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.runtime.selection.select import select
 from pycoll.runtime.startup.mpi import under_launcher
 from pycoll.schedule.language.collectives import COLLECTIVES
-from pycoll.types import DType, Order, ReduceOp
-
-_OPS = [op.name.lower() for op in ReduceOp]
-_ORDERS = [order.name.lower() for order in Order]
+from pycoll.types import DType, ReduceOp
 
 # In the order in which a command is written down.
 _WHAT: dict[str, dict[str, Any]] = {
@@ -32,9 +38,9 @@ _WHAT: dict[str, dict[str, Any]] = {
     "--max": {"default": "64M", "metavar": "B", "help": "largest size (64M)"},
     "--factor": {"default": 2, "type": int, "metavar": "F", "help": "from size to size (2)"},
     "--dtype": {"default": "float32", "metavar": "T", "help": "element type (float32)"},
-    "--op": {"choices": _OPS, "help": "reduction operation (sum)"},
-    "--algorithm": {"metavar": "A", "help": f"name, {HELP}; by default the selector's choice"},
-    "--order": {"choices": _ORDERS, "help": "reduction order; by default that of the collective"},
+    "--op": {"choices": OPS, "help": "reduction operation (sum)"},
+    "--algorithm": {"metavar": "A", "help": f"name, {ALGORITHM}; by default the selector's choice"},
+    "--order": {"choices": ORDERS, "help": "reduction order; by default that of the collective"},
     "--symmetric": {"action": "store_true", "help": "arrays in symmetric memory: no staging"},
     "--symmetric-input": {"action": "store_true", "help": "only the inputs, results elsewhere"},
     "--in-place": {"action": "store_true", "help": "measure only with the result in the input"},
@@ -60,27 +66,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Measure a collective over a range of sizes. Results are checked, element by "
         "element; the exit status is 1 if any was wrong. Sizes are those of the full vector.",
     )
-    parser.add_argument(
-        "collective", type=one_of(NAMES), metavar="collective", help=", ".join(NAMES)
-    )
-    parser.add_argument(
-        "-n", type=int, metavar="N", help="start N ranks; leave it out under a launcher"
-    )
+    add, names = parser.add_argument, ", ".join(NAMES)
+    add("collective", type=one_of(NAMES), metavar="collective", help=names)
+    add("-n", type=int, metavar="N", help="start N ranks; leave it out under a launcher")
     for flag, spec in ALL_FLAGS.items():
-        parser.add_argument(flag, **spec)
+        add(flag, **spec)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, or start the ranks that do.
-
-    Raises:
-        ArgumentError: An argument cannot be used.
-    """
+    """Measure, or start the ranks that do."""
     sizes = sizes_of(args)
     element_type(args.dtype)
     _check_call(args, sizes)
-    if args.iters is not None and args.iters < 1:
-        raise ArgumentError(f"--iters is {args.iters}, expected at least 1")
+    at_least("--iters", args.iters, 1)
     if args.timeout is not None and not args.timeout > 0:
         raise ArgumentError(f"--timeout is {args.timeout}, expected a number of seconds > 0")
     if args.in_place and args.collective not in IN_PLACE:
@@ -88,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
     if args.plot and sizes == [0]:
         raise ArgumentError("--plot draws over sizes, and a barrier has none")
     if args.plot:
-        bench_plot.check_available(args.plot)
+        check_plot(args.plot)
     for option, path in (("--json", args.json), ("--plot", args.plot)):
         if path:
             check_writable(option, path)
@@ -103,18 +101,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def sizes_of(args: argparse.Namespace) -> list[int]:
-    """Return the sizes to measure, in bytes.
-
-    Raises:
-        ArgumentError: They are not a range.
-    """
+    """Return the sizes to measure, in bytes."""
     low, high = in_memory(args.min), in_memory(args.max)
     if args.collective == "barrier":
         return [0]
     if not 0 < low <= high:
         raise ArgumentError(f"--min {args.min} --max {args.max}: expected 0 < min <= max")
-    if args.factor < 2:
-        raise ArgumentError(f"--factor is {args.factor}, expected at least 2")
+    at_least("--factor", args.factor, 2)
     sizes = [low]
     while sizes[-1] * args.factor <= high:
         sizes.append(sizes[-1] * args.factor)
@@ -122,37 +115,26 @@ def sizes_of(args: argparse.Namespace) -> list[int]:
 
 
 def _check_call(args: argparse.Namespace, sizes: Sequence[int]) -> None:
-    """Refuse what every rank would refuse, before there is any.
-
-    Raises:
-        ArgumentError: There is no such call, or no such algorithm.
-    """
+    """Refuse what every rank would refuse, before there is any."""
     name, base = args.collective, COLLECTIVES.get(args.collective.removesuffix("_v"))
     dtype = DType[args.dtype.upper()] if base and base.reduces else None
-    if dtype is not None and args.op in ("and", "or", "xor") and dtype.is_float:
-        raise ArgumentError(f"--op {args.op} is defined for integers; --dtype is {args.dtype}")
-    for option in ("op", "order"):
-        if dtype is None and (given := getattr(args, option)):
-            raise ArgumentError(f"--{option} {given} is for reductions; {name} reduces nothing")
+    check_reduction(name, dtype is not None, args.dtype, args.op)
+    if dtype is None and args.order:
+        raise ArgumentError(f"--order {args.order} is for reductions; {name} reduces nothing")
     if args.symmetric_input and (args.symmetric or args.in_place):
         raise ArgumentError("--symmetric-input leaves results elsewhere: take one of the options")
     if args.algorithm is None:
         return
     if name not in COLLECTIVES:
         raise ArgumentError(f"--algorithm {args.algorithm}: for {name} there is no choice")
-    own = is_own(args.algorithm)
     try:
-        algorithm = lookup(args.algorithm if own else f"{name}/{args.algorithm}")
+        algorithm = lookup(args.algorithm, name)
     except ScheduleError as error:
         raise ArgumentError(str(error)) from None
     for nbytes in sizes if args.n and args.n > 0 else ():
-        call = {"dtype": dtype, "op": ReduceOp[_op(args).upper()], "algorithm": algorithm}
+        call = {"dtype": dtype, "op": ReduceOp[(args.op or "sum").upper()], "algorithm": algorithm}
         memory = {"direct": args.symmetric, "input_only": args.symmetric_input}
         select(name, nbytes, args.n, order=args.order, **call, **memory)
-
-
-def _op(args: argparse.Namespace) -> str:
-    return args.op or "sum"
 
 
 def arguments_of(args: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> list[str]:
@@ -168,16 +150,20 @@ def arguments_of(args: argparse.Namespace, flags: dict[str, dict[str, Any]]) -> 
 
 
 def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[int]) -> int:
-    table = make_table(args.format, args.short or None) if comm.rank == 0 else None
+    table = OsuTable() if args.format == "osu" else Table(args.short or None)
+    table = table if comm.rank == 0 else None
     machine = describe()
-    command = _command(args, comm.world_size)
+    collective, *rest = arguments_of(args, _WHAT)
+    command = " ".join(["pycoll bench", collective, "-n", str(comm.world_size), *rest])
     if table:
         table.heading([command, *_about(args, comm, machine)])
     named = args.algorithm and is_own(args.algorithm)
     algorithm = lookup(args.algorithm) if named else args.algorithm
     setup = Setup(args.order, algorithm, args.symmetric, args.symmetric_input, args.hot, args.iters)
     rows: list[Row] = []
-    for problem in _problems(args, sizes, comm.world_size):
+    what = args.collective, element_type(args.dtype), args.op or "sum"
+    problems = [Problem.of_size(*what, size, comm.world_size) for size in sizes]
+    for problem in dict.fromkeys(problems):  # small sizes may round to the same one
 
         def say(text: str, size: int = problem.nbytes) -> None:
             if table:
@@ -193,18 +179,6 @@ def _measure_all(comm: Communicator, args: argparse.Namespace, sizes: Sequence[i
         table.footing(rows)
         _save(args, comm.world_size, machine, command, rows)
     return int(any(row.wrong for row in rows))
-
-
-def _problems(args: argparse.Namespace, sizes: Sequence[int], n: int) -> list[Problem]:
-    """Make one problem of each size; small sizes may round to the same one."""
-    dtype = element_type(args.dtype)
-    made = [Problem.of_size(args.collective, dtype, _op(args), size, n) for size in sizes]
-    return list(dict.fromkeys(made))
-
-
-def _command(args: argparse.Namespace, n: int) -> str:
-    collective, *rest = arguments_of(args, _WHAT)
-    return " ".join(["pycoll bench", collective, "-n", str(n), *rest])
 
 
 def _about(args: argparse.Namespace, comm: Communicator, machine: dict[str, Any]) -> list[str]:
@@ -230,7 +204,7 @@ def _save(
     if args.json:
         write_json(args.json, machine, command, rows)
     if args.plot:
-        what = args.collective + (f" {_op(args)}" if rows[0].op != "none" else "")
+        what = args.collective + (f" {args.op or 'sum'}" if rows[0].op != "none" else "")
         title = f"{what}: {n} ranks, {args.dtype}, {_memory(args)}"
         about = f"{machine['cores']} cores, {machine['cpu']}, pycoll {machine['pycoll']}"
-        bench_plot.draw(args.plot, title, f"{about}  ·  {command}", rows)
+        plot(args.plot, title, f"{about}  ·  {command}", rows)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pycoll.cli import installed_version
 from pycoll.config import tuning_path
-from pycoll.cuda.probe import parts
+from pycoll.cuda.probe import parts as cuda_parts
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.startup.bootstrap import make_memfd
 
@@ -39,19 +39,12 @@ _IMPORT_S = 30  # for the optional packages together
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes:
-        name: What was looked at.
-        value: What was found.
-        fix: What to do about it; empty when all is well.
-        required: Whether pycoll does not work without it.
-    """
-
-    name: str
-    value: str
-    fix: str = ""
-    required: bool = True
+    name: str  # what was looked at
+    value: str  # what was found
+    fix: str = ""  # what to do about it; empty when all is well
+    required: bool = True  # pycoll does not work without it
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -62,7 +55,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print the report; return 1 when something that pycoll needs is missing."""
     del args
-    checks = [*_machine(), *_needed(), *_optional()]
+    parts = [Check(*part, required=False) for part in cuda_parts()]
+    checks = [*_machine(), *_needed(), *_extras(), *parts, _tuning()]
     for check in checks:
         mark = "ok" if not check.fix else "MISSING" if check.required else "absent"
         print(f"{mark:8}{check.name:14}{check.value}")
@@ -95,7 +89,7 @@ def _available() -> str:
     text = f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB available"
     try:
         left = importlib.import_module("pycoll._C").available_memory()
-    except (ImportError, AttributeError):  # told where the engine is looked at
+    except (ImportError, AttributeError):  # reported where the engine is checked
         return text
     if left > 0.9 * free:
         return text
@@ -104,18 +98,17 @@ def _available() -> str:
 
 def _needed() -> Iterator[Check]:
     yield Check("pycoll", installed_version())
-    yield _imported("NumPy", "numpy", "pip install numpy")
+    yield _numpy()
     yield _engine()
     yield _memfd()
     yield _futex()
 
 
-def _imported(name: str, module: str, fix: str) -> Check:
+def _numpy() -> Check:
     try:
-        found = importlib.import_module(module)
+        return Check("NumPy", importlib.import_module("numpy").__version__)
     except ImportError as error:
-        return Check(name, f"cannot be imported: {error}", fix)
-    return Check(name, getattr(found, "__version__", "loads"))
+        return Check("NumPy", f"cannot be imported: {error}", "pip install numpy")
 
 
 def _engine() -> Check:
@@ -159,13 +152,6 @@ def _futex() -> Check:
     return Check("futex", "works") if woken == 0 else Check("futex", "refused", "allow futex")
 
 
-def _optional() -> Iterator[Check]:
-    yield from _extras()
-    for part in parts():
-        yield Check(*part, required=False)
-    yield _tuning()
-
-
 def _extras() -> list[Check]:
     """Import the optional packages, each in a process of its own: one may crash, or take for ever.
 
@@ -186,17 +172,17 @@ def _extras() -> list[Check]:
 
 
 def _extra(module: str, purpose: str, tried: subprocess.Popen | None, until: float) -> Check:
-    told, fix = f"for {purpose}", f"for {purpose}: pip install {module}"
+    what, fix = f"for {purpose}", f"for {purpose}: pip install {module}"
     if tried is None:
-        return Check(module, told, fix, required=False)
+        return Check(module, what, fix, required=False)
     try:
         _, text = tried.communicate(timeout=max(0.1, until - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return Check(module, f"{told}; importing it takes more than {_IMPORT_S} s", fix, False)
+        return Check(module, f"{what}; importing it takes more than {_IMPORT_S} s", fix, False)
     if tried.returncode == 0:
-        return Check(module, told)
+        return Check(module, what)
     last = (text.decode(errors="replace").splitlines() or [f"status {tried.returncode}"])[-1]
-    return Check(module, f"cannot be imported: {last}", f"{told}: it is there, but broken", False)
+    return Check(module, f"cannot be imported: {last}", f"{what}: it is there, but broken", False)
 
 
 def _tuning() -> Check:

@@ -6,7 +6,8 @@ import argparse
 import os
 from dataclasses import replace
 
-from pycoll.cli.common.sizes import one_of, show_size, show_time, size, table
+from pycoll.cli.common.arguments import DTYPES, OPS, ORDERS, check_reduction, one_of, size
+from pycoll.cli.common.text import show_size, show_time, table
 from pycoll.cli.run import MAX_RANKS
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
@@ -19,7 +20,9 @@ from pycoll.runtime.selection.topology import Topology
 from pycoll.runtime.selection.tuning_table import World
 from pycoll.schedule.cost.network import Network
 from pycoll.schedule.language.collectives import COLLECTIVES
-from pycoll.types import DType, Kind, Order, ReduceOp
+from pycoll.types import DType, Kind, ReduceOp
+
+_WAYS = ("staged", "in place")  # by whether peers reach the arrays
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -29,43 +32,30 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Tell which algorithm a call uses and why; without a collective, "
         "print the table that decides.",
     )
-    known = sorted(COLLECTIVES)
-    parser.add_argument(
-        "collective", nargs="?", type=one_of(known), metavar="collective", help=", ".join(known)
-    )
-    parser.add_argument(
-        "--bytes", type=size, default=1 << 20, help="size of the full vector: 8, 1K, 1M (default)"
-    )
-    parser.add_argument("-n", type=int, default=2, help="number of ranks (default 2)")
-    reductions = [d.name.lower() for d in DType]
-    parser.add_argument("--dtype", choices=reductions, default="float32", help="for reductions")
-    parser.add_argument("--op", choices=[o.name.lower() for o in ReduceOp], help="(sum)")
-    parser.add_argument("--order", choices=[o.name.lower() for o in Order])
-    parser.add_argument("--algorithm", help="the algorithm that the call names")
+    add, known = parser.add_argument, sorted(COLLECTIVES)
+    names = ", ".join(known)
+    add("collective", nargs="?", type=one_of(known), metavar="collective", help=names)
+    add("--bytes", type=size, default=1 << 20, help="size of the full vector: 8, 1K, 1M (default)")
+    add("-n", type=int, default=2, help="number of ranks (default 2)")
+    add("--dtype", choices=DTYPES, default="float32", help="for reductions")
+    add("--op", choices=OPS, help="(sum)")
+    add("--order", choices=ORDERS)
+    add("--algorithm", help="the algorithm that the call names")
     memory = parser.add_mutually_exclusive_group()
     memory.add_argument("--symmetric", action="store_true", help="arrays made by comm.empty")
-    memory.add_argument(
-        "--symmetric-input", action="store_true", help="x made by comm.empty, the result elsewhere"
-    )
+    elsewhere = "x made by comm.empty, the result elsewhere"
+    memory.add_argument("--symmetric-input", action="store_true", help=elsewhere)
     memory.add_argument("--private", action="store_true", help="any other arrays (default)")
-    parser.add_argument(
-        "--tuning", metavar="T", help="measured times: auto (default), off, or the path of a table"
-    )
-    parser.add_argument(
-        "--cores",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        help="cores that the ranks may use together (all of this machine)",
-    )
-    parser.add_argument(
-        "--hosts", metavar="N,N", help="ranks per host, which send messages, instead of -n"
-    )
+    add("--tuning", metavar="T", help="measured times: auto (default), off, or the path of a table")
+    cores = "cores that the ranks may use together (all of this machine)"
+    add("--cores", type=int, default=len(os.sched_getaffinity(0)), help=cores)
+    add("--hosts", metavar="N,N", help="ranks per host, which send messages, instead of -n")
 
 
 def main(args: argparse.Namespace) -> int:
     """Print the explanation."""
     if args.collective is None:
-        print(table_of_rules())
+        print(table(RULES_HEAD, rules_as_rows(), right=(1, 2)))
         return 0
     ranks = _hosts(args.hosts) if args.hosts else (args.n,)
     if not (min(ranks) >= 1 and sum(ranks) <= MAX_RANKS):
@@ -74,10 +64,7 @@ def main(args: argparse.Namespace) -> int:
     if args.cores < 1:
         raise ArgumentError(f"--cores is {args.cores}, expected 1 or more")
     reduces = COLLECTIVES[args.collective].reduces
-    if reduces and args.op in ("and", "or", "xor") and DType[args.dtype.upper()].is_float:
-        raise ArgumentError(f"--op {args.op} is defined for integers; --dtype is {args.dtype}")
-    if args.op and not reduces:
-        raise ArgumentError(f"--op {args.op} is for reductions; {args.collective} reduces nothing")
+    check_reduction(args.collective, reduces, args.dtype, args.op)
     symmetric = args.symmetric or args.symmetric_input
     direct, input_only = reached(Kind[args.collective.upper()], symmetric, args.symmetric)
     world = _world(args.tuning, ranks, messages=args.hosts is not None)
@@ -136,13 +123,11 @@ def _world(wanted: str | None, ranks: tuple[int, ...], messages: bool) -> World 
 def explanation(choice: Choice, world: World | None = None) -> str:
     """Say what was chosen and why, and list all candidates.
 
-    Args:
-        choice: What was chosen.
-        world: What was measured in the places of these ranks, if anything.
+    `world` is what was measured in the places of these ranks, if anything.
     """
     wish = choice.wish
-    told = Kind[wish.collective.upper()] in DIRECT_KINDS
-    memory = "symmetric" if wish.direct else "private" if told else "any"
+    direct = Kind[wish.collective.upper()] in DIRECT_KINDS
+    memory = "symmetric" if wish.direct else "private" if direct else "any"
     arrays = "a symmetric input, private results" if wish.input_only else f"{memory} arrays"
     order = f", order {choice.order}" if choice.order else ""
     dtype = f" of {wish.dtype.name.lower()}" if wish.dtype is not None else ""
@@ -155,7 +140,7 @@ def explanation(choice: Choice, world: World | None = None) -> str:
             f"{wish.collective}, {show_size(wish.nbytes)}{dtype} on {wish.n} ranks, "
             f"{arrays}{order}{crowd}",
             "",
-            f"  {choice.name}, {_way(choice.direct)}{params}: "
+            f"  {choice.name}, {_WAYS[choice.direct]}{params}: "
             f"{show_time(choice.predicted_s)} predicted",
             f"  because {choice.reason}",
             *_two_levels(choice, world),
@@ -175,17 +160,13 @@ def _two_levels(choice: Choice, world: World | None) -> tuple[str, ...]:
         return ()
     if world is not None and not world.transport.startswith("two levels"):
         return ()
+    but = "  but unless it is named the call goes"
     found = world and world.by_itself(wish.collective, wish.nbytes, wish.order)
     if found:
-        return (
-            f"  but unless it is named the call goes in two levels: {show_time(found.seconds)}",
-        )
+        return (f"{but} in two levels: {show_time(found.seconds)}",)
     if not Topology(tuple(machine.hosts(wish.n).tolist()), 0).takes(choice):
         return ()
-    return (
-        "  but unless it is named the call goes through hosts first; what that takes was not "
-        "measured",
-    )
+    return (f"{but} through hosts first; what that takes was not measured",)
 
 
 def _basis(choice: Choice, world: World | None) -> tuple[str, ...]:
@@ -209,10 +190,6 @@ def _basis(choice: Choice, world: World | None) -> tuple[str, ...]:
     return f"predicted for {basis}, as measured here", f"{measured}: {world.taken}"
 
 
-def _way(direct: bool) -> str:
-    return "in place" if direct else "staged"
-
-
 def _row(candidate: Candidate) -> tuple[str, ...]:
     chosen = candidate.verdict == "chosen"
     defined = candidate.rounds > 0 or candidate.predicted_s < float("inf")
@@ -222,21 +199,18 @@ def _row(candidate: Candidate) -> tuple[str, ...]:
         str(candidate.rounds) if defined else "-",
         str(candidate.per_rank) if defined else "-",
         candidate.order or "-",
-        _way(candidate.direct) if defined else "-",
+        _WAYS[candidate.direct] if defined else "-",
         show_time(candidate.predicted_s),
         "-" if candidate.measured_s is None else show_time(candidate.measured_s),
         candidate.verdict,
     )
 
 
-def table_of_rules() -> str:
-    """Lay the selector's table out; the first line that fits a call decides."""
-    head = ("collective", "ranks", "bytes", "arrays", "algorithm", "because")
-    return table(head, rules_as_rows(), right=(1, 2))
+RULES_HEAD = ("collective", "ranks", "bytes", "arrays", "algorithm", "because")
 
 
 def rules_as_rows() -> list[tuple[str, ...]]:
-    """Return the selector's table as text, line by line."""
+    """Return the selector's table as text; the first line that fits a call decides."""
     return [
         (
             rule.collective,

@@ -16,7 +16,6 @@ from pycoll.cli.job.processes import FORWARDED, Job
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
 
-_HELP = "start the ranks of a job on this host"
 _RANK_PYCOLL = str(Path(__file__).with_name("job") / "rank_pycoll.py")
 MAX_RANKS = 4096  # kMaxWorldSize of csrc/memory/control.h: more than that no communicator takes
 
@@ -25,12 +24,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add ``run`` to the command line."""
     parser = subparsers.add_parser(
         "run",
-        help=_HELP,
+        help="start the ranks of a job on this host",
         usage="pycoll run -n N [--timeout S] [--tag-output] [--keep-going] "
         "(script.py | -m module) [args ...]",
         description="Start N processes that run one script. The first failure ends the job, unless "
         "it is to keep going, and so does the end of the launcher; its exit status is that of the "
-        "rank that failed first.",
+        "rank that failed first. A signal is passed on to the ranks: those that still run half a "
+        "minute later are killed, and at once when it comes again (Ctrl-C twice). So are stopped "
+        "ranks that nobody continues after all others have ended.",
     )
     parser.add_argument("-n", type=int, metavar="N", help=f"number of ranks, at most {MAX_RANKS}")
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
@@ -46,11 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the job and return its exit status.
-
-    Raises:
-        ArgumentError: An argument, the script or a ``PYCOLL_`` variable cannot be used.
-    """
+    """Run the job and return its exit status."""
     if args.n is None:
         raise ArgumentError(
             "how many ranks? pycoll run -n N script.py args...; what follows the script is for it"

@@ -7,9 +7,8 @@ import contextlib
 from pathlib import Path
 
 from pycoll.algorithms import ALGORITHMS
-from pycoll.cli.common.files import check_drawing, put
-from pycoll.cli.common.named_algorithms import HELP, is_own, lookup
-from pycoll.cli.explain import rules_as_rows
+from pycoll.cli.common.arguments import ALGORITHM, check_drawing, is_own, lookup, put
+from pycoll.cli.explain import RULES_HEAD, rules_as_rows
 from pycoll.cli.run import MAX_RANKS
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.runtime.selection.rules import RULES
@@ -51,25 +50,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "show", description="Draw the schedule of an algorithm; without -o, print its rounds."
     )
-    parser.add_argument("algorithm", nargs="?", help=f"name, such as ring, {HELP}")
-    parser.add_argument("--collective", choices=sorted(COLLECTIVES), default="all_reduce")
-    parser.add_argument("-n", type=int, default=8, help="number of ranks (default 8)")
-    parser.add_argument("-o", "--output", type=Path, help="file for a picture: .png, .svg, .pdf")
-    parser.add_argument("--text", action="store_true", help="print the rounds")
-    parser.add_argument("--plan", type=int, metavar="RANK", help="print the program of a rank")
-    parser.add_argument(
-        "--staged", action="store_true", help="with --plan: for arrays that peers cannot reach"
-    )
-    parser.add_argument(
-        "--param",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="parameter of the algorithm, such as root=1 or k=8",
-    )
-    parser.add_argument(
-        "--table", action="store_true", help="print the table of all algorithms, as Markdown"
-    )
+    add = parser.add_argument
+    add("algorithm", nargs="?", help=f"name, such as ring, {ALGORITHM}")
+    add("--collective", choices=sorted(COLLECTIVES), default="all_reduce")
+    add("-n", type=int, default=8, help="number of ranks (default 8)")
+    add("-o", "--output", type=Path, help="file for a picture: .png, .svg, .pdf")
+    add("--text", action="store_true", help="print the rounds")
+    add("--plan", type=int, metavar="RANK", help="print the program of a rank")
+    add("--staged", action="store_true", help="with --plan: for arrays that peers cannot reach")
+    param = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
+    add("--param", **param, help="parameter of the algorithm, such as root=1 or k=8")
+    add("--table", action="store_true", help="print the table of all algorithms, as Markdown")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -78,7 +69,8 @@ def main(args: argparse.Namespace) -> int:
         print(algorithms_page(), end="")
         return 0
     if args.algorithm is None:
-        raise ArgumentError(f"which algorithm? {_known(args.collective)}")
+        known = ", ".join(a.name for a in of_collective(args.collective))
+        raise ArgumentError(f"which algorithm? For {args.collective} there are {known}")
     schedule = _schedule(args)
     if args.plan is not None:
         if not 0 <= args.plan < args.n:
@@ -98,8 +90,7 @@ def _schedule(args: argparse.Namespace) -> Schedule:
     if args.n > MAX_RANKS:
         raise ArgumentError(f"-n is {args.n}, expected at most {MAX_RANKS} ranks")
     try:
-        own = is_own(args.algorithm)
-        algorithm = lookup(args.algorithm if own else f"{args.collective}/{args.algorithm}")
+        algorithm = lookup(args.algorithm, args.collective)
     except ScheduleError as error:
         others = [a.collective for a in ALGORITHMS if a.name == args.algorithm]
         hint = f"; --collective {' or '.join(others)} has it" if others else ""
@@ -110,12 +101,8 @@ def _schedule(args: argparse.Namespace) -> Schedule:
 
 
 def _plan(args: argparse.Namespace, schedule: Schedule) -> Plan:
-    """Compile the program that would run.
-
-    An algorithm of a file may be written for all ranks only, as with `numpy.roll`, which for one
-    rank alone is something else: its calls run what is compiled for all.
-    """
-    if is_own(args.algorithm):
+    """Compile the program that would run."""
+    if is_own(args.algorithm):  # may be written for all ranks only, as with `numpy.roll`
         return peer_plans(schedule, direct=not args.staged)[args.plan]
     return peer_plan(schedule, args.plan, direct=not args.staged)
 
@@ -128,25 +115,12 @@ def _parameter(text: str) -> tuple[str, int]:
     raise ArgumentError(f"--param is {text!r}, expected a name and a number, such as root=1")
 
 
-def _known(collective: str) -> str:
-    return f"For {collective} there are {', '.join(a.name for a in of_collective(collective))}"
-
-
 def algorithms_page() -> str:
     """Return docs/algorithms.md: all algorithms with cost and source, and the selector's table."""
     head = ("collective", "name", "rounds", "bytes per rank", "order", "source", "when")
-    rules = ("collective", "ranks", "bytes", "arrays", "algorithm", "because")
-    return (
-        "\n".join(
-            (
-                _INTRODUCTION,
-                _markdown(head, [_row(a) for name in COLLECTIVES for a in of_collective(name)]),
-                _SELECTION,
-                _markdown(rules, rules_as_rows()),
-            )
-        ).rstrip("\n")
-        + "\n"
-    )
+    algorithms = [_row(a) for name in COLLECTIVES for a in of_collective(name)]
+    rules = _markdown(RULES_HEAD, rules_as_rows())
+    return "\n".join((_INTRODUCTION, _markdown(head, algorithms), _SELECTION, rules))
 
 
 def _row(algorithm: Algorithm) -> tuple[str, ...]:

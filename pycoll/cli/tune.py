@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from pycoll.cli import run
-from pycoll.cli.common.files import check_table, put
-from pycoll.cli.common.sizes import show_size, show_time, size, table
+from pycoll.cli.common.arguments import at_least, check_table, put, size
+from pycoll.cli.common.text import show_size, show_time, table
 from pycoll.cli.measure.tune_machine import LEAST, machine_of
-from pycoll.cli.measure.tune_rules import crossings, rules_of
-from pycoll.cli.measure.tune_times import Bench, cells
+from pycoll.cli.measure.tune_times import Bench, cells, crossings, rules_of
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS, tuning_path
 from pycoll.errors import ArgumentError
@@ -45,38 +44,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "choice. Give -n on one machine; on several hosts start it with mpiexec, without -n. "
         "pycoll.init() finds the table by itself; docs/tuning.md says more.",
     )
-    parser.add_argument(
-        "-n", metavar="N,N", help="numbers of ranks, such as 2,4 (2, and all cores)"
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help=f"the table ({tuning_path()})"
-    )
-    parser.add_argument(
-        "--budget", type=float, default=45.0, metavar="S", help="seconds for all of it (45)"
-    )
-    parser.add_argument("--only", metavar="C,C", help="collectives, such as all_reduce,broadcast")
-    parser.add_argument(
-        "--max", type=size, default=SIZES[-1], metavar="B", help="largest size (4M)"
-    )
-    parser.add_argument(
-        "--transport", choices=list(TRANSPORTS), help="mpi: messages, on one host too"
-    )
-    parser.add_argument(
-        "--part", type=Path, help=argparse.SUPPRESS
-    )  # where a rank 0 leaves a world
+    add = parser.add_argument
+    add("-n", metavar="N,N", help="numbers of ranks, such as 2,4 (2, and all cores)")
+    add("-o", "--output", type=Path, metavar="FILE", help=f"the table ({tuning_path()})")
+    add("--budget", type=float, default=45.0, metavar="S", help="seconds for all of it (45)")
+    add("--only", metavar="C,C", help="collectives, such as all_reduce,broadcast")
+    add("--max", type=size, default=SIZES[-1], metavar="B", help="largest size (4M)")
+    add("--transport", choices=list(TRANSPORTS), help="mpi: messages, on one host too")
+    add("--part", type=Path, help=argparse.SUPPRESS)  # where a rank 0 leaves a world
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, or start the ranks that do, and write the table.
-
-    Raises:
-        ArgumentError: An argument cannot be used.
-    """
+    """Measure, or start the ranks that do, and write the table."""
     names = names_of(args.only)
     if not 1 <= args.budget <= _MOST_S:
         raise ArgumentError(f"--budget is {args.budget}, expected seconds from 1 to {_MOST_S:.0f}")
-    if args.max < SIZES[0]:
-        raise ArgumentError(f"--max is {args.max}, expected at least {SIZES[0]}")
+    at_least("--max", args.max, SIZES[0])
     check_table("--output", args.output or tuning_path())
     if under_launcher():
         if args.n is not None:
@@ -94,11 +77,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def names_of(only: str | None) -> list[str]:
-    """Return the collectives to measure, each once: two series of one would be taken for one.
-
-    Raises:
-        ArgumentError: There is no such collective.
-    """
+    """Return the collectives to measure, each once: two series of one would be taken for one."""
     names = list(COLLECTIVES) if only is None else only.split(",")
     unknown = [name for name in names if name not in COLLECTIVES]
     if unknown:
@@ -151,13 +130,8 @@ def measure(comm: Communicator, names: list[str], budget: float, largest: int) -
     """Measure; a collective of all ranks, who get the same world.
 
     Sizes go up, each only if what is left of the time can be expected to do; then come sizes
-    half-way between neighbours that were decided differently.
-
-    Args:
-        comm: The ranks, without a table of measured times.
-        names: Collectives.
-        budget: Seconds for all of it.
-        largest: Largest size, in bytes.
+    half-way between neighbours that were decided differently. `budget` is in seconds, for all of
+    it, and `largest` the largest size in bytes.
     """
     start = time.monotonic()
     live = _Live(comm, budget, start)
@@ -196,7 +170,7 @@ class _Live:
     def __init__(self, comm: Communicator, budget: float, start: float) -> None:
         self._comm, self._end, self._start = comm, start + budget, start
         self._live = sys.stderr.isatty() and comm.rank == 0
-        self._told, self.skipped = "", 0
+        self._reported, self.skipped = "", 0
         self._busy, self._own = _busy_s(), time.process_time()
 
     def go(self, expected: float) -> bool:
@@ -213,8 +187,8 @@ class _Live:
         if self._live:
             sys.stderr.write(f"\r\x1b[K  {n} ranks: {text}  (at most {left:.0f} s left)")
             sys.stderr.flush()
-        elif self._comm.rank == 0 and text.split(",")[1:2] != [self._told]:
-            self._told = (text.split(",")[1:2] or [""])[0]
+        elif self._comm.rank == 0 and text.split(",")[1:2] != [self._reported]:
+            self._reported = (text.split(",")[1:2] or [""])[0]
             print(f"{n} ranks: {text}, at most {left:.0f} s left", file=sys.stderr, flush=True)
 
     def others(self) -> str:
@@ -265,15 +239,15 @@ def save(path: Path, world: World) -> None:
 def report(world: World) -> None:
     """Print what was found."""
     print(f"{describe(*world.place)}: {world.taken}")
-    print(f"  {constants(world.machine)}")
+    print(f"  {_constants(world.machine)}")
     if not world.rules:
         print("  nothing is faster than the built-in choice beyond noise")
         return
     head = ("collective", "order", "arrays", "bytes", "algorithm", "time", "instead of", "time")
-    print(table(head, [rule_row(rule) for rule in world.rules], right=(5, 7)))
+    print(table(head, [_row(rule) for rule in world.rules], right=(5, 7)))
 
 
-def constants(machine: Machine | Network) -> str:
+def _constants(machine: Machine | Network) -> str:
     """Return the constants of the cost model as text: times, and speeds; *hidden* is too small."""
     values = {k: v for k, v in vars(machine).items() if isinstance(v, float)}
     rates = [name for name in values if name.endswith("beta") or name in ("gamma", "bus")]
@@ -284,8 +258,7 @@ def constants(machine: Machine | Network) -> str:
     return ", ".join(parts)
 
 
-def rule_row(rule: TunedRule) -> tuple[str, ...]:
-    """Return a line of the table of measured choices as text."""
+def _row(rule: TunedRule) -> tuple[str, ...]:
     return (
         rule.collective,
         rule.order or "-",

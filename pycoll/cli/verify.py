@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
+import signal
+import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import Any
 
 from pycoll.algorithms import ALGORITHMS, closest
-from pycoll.cli.common.files import check_writable, put
-from pycoll.cli.common.named_algorithms import HELP, is_own, lookup
-from pycoll.cli.common.spread import Task, spread
+from pycoll.cli.common.arguments import ALGORITHM, at_least, check_writable, is_own, lookup, put
+from pycoll.cli.common.text import table
+from pycoll.cli.job.rank_main import die_with
 from pycoll.cli.run import MAX_RANKS
-from pycoll.errors import ArgumentError, ScheduleError
+from pycoll.errors import ScheduleError
 from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.proof.mutate import Verdict, mutate
@@ -21,6 +29,7 @@ from pycoll.schedule.proof.verify import Proof, prove
 
 ALL_ROOTS = 8  # worlds up to this size are proven for every root
 MUTANT_WORLDS = "2..5,8"
+Task = tuple[str, int]  # name for `lookup`; world size
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
         help="prove algorithms correct for given world sizes",
         description="Prove algorithms for given world sizes, or try the prover on mutants.",
     )
-    parser.add_argument("algorithm", nargs="?", help=f"name, collective/name, {HELP}")
+    parser.add_argument("algorithm", nargs="?", help=f"name, collective/name, {ALGORITHM}")
     parser.add_argument("--all", action="store_true", help="every algorithm")
     parser.add_argument("-n", dest="worlds", help='world sizes, such as "8" or "1..64,96"')
     parser.add_argument("--collective", choices=sorted(COLLECTIVES), help="only this collective")
@@ -42,9 +51,8 @@ def add_parser(subparsers: Any) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Prove what was asked for; return 1 if anything fails."""
-    for name in ("jobs", "count"):
-        if getattr(args, name) < 1:
-            raise ArgumentError(f"--{name} is {getattr(args, name)}, expected at least 1")
+    at_least("--jobs", args.jobs, 1)
+    at_least("--count", args.count, 1)
     if args.json:
         check_writable("--json", args.json)
     chosen = _choose(args)
@@ -57,11 +65,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def parse_worlds(text: str) -> list[int]:
-    """Read a list of world sizes, such as ``"1..8,16"``.
-
-    Raises:
-        ScheduleError: If it is something else.
-    """
+    """Read a list of world sizes, such as ``"1..8,16"``."""
     worlds: set[int] = set()
     try:
         for part in text.split(","):
@@ -111,17 +115,6 @@ def _params(algorithm: Algorithm, n: int) -> list[dict[str, int]]:
 # --- Proofs ---------------------------------------------------------------------------------------
 
 
-def _prove_one(task: Task) -> tuple[Task, list[Proof], str]:
-    name, n = task
-    algorithm, proofs = lookup(name), []
-    try:
-        for params in _params(algorithm, n):
-            proofs.append(prove(algorithm.schedule(n, **params)))
-    except ScheduleError as error:
-        return task, proofs, str(error)
-    return task, proofs, ""
-
-
 def _facts(proof: Proof) -> dict[str, Any]:
     schedule = proof.schedule
     fields = ("rounds", "bytes_sent", "order", "roundings", "slots", "folds", "waits", "seconds")
@@ -134,34 +127,41 @@ def _facts(proof: Proof) -> dict[str, Any]:
     }
 
 
-def _portable(task: Task) -> tuple[Task, list[dict[str, Any]], str]:
+def _prove_one(task: Task) -> tuple[Task, list[dict[str, Any]], str]:
     """Prove in another process: schedules hold functions, so only facts travel back."""
-    task, proofs, error = _prove_one(task)
-    return task, [_facts(proof) for proof in proofs], error
+    algorithm, facts = lookup(task[0]), []
+    try:
+        for params in _params(algorithm, task[1]):
+            facts.append(_facts(prove(algorithm.schedule(task[1], **params))))
+    except ScheduleError as error:
+        return task, facts, str(error)
+    return task, facts, ""
 
 
 def _prove(args: argparse.Namespace, tasks: list[Task]) -> int:
     started = time.perf_counter()
     facts: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in tasks}
     errors = []
-    for task, found, error in spread(_portable, tasks, args.jobs, "proven"):
+    for task, found, error in _spread(_prove_one, tasks, args.jobs, "proven"):
         facts[task[0]] += found
         errors += [error] if error else []
-    print(_table([_row(found) for found in facts.values() if found]))
+    print(table(_HEAD, [_row(found) for found in facts.values() if found], right=range(3, 8)))
     for error in errors:
         print(f"FAILED {error}")
     seconds = time.perf_counter() - started
     print(f"{len(tasks) - len(errors)} of {len(tasks)} proven in {seconds:.1f} s")
     if args.json:
-        everything = [fact for found in facts.values() for fact in found]
-        put(
-            args.json,
-            json.dumps({"proofs": everything, "errors": errors, "seconds": seconds}, indent=1),
-        )
+        proofs = [fact for found in facts.values() for fact in found]
+        document = {"proofs": proofs, "errors": errors, "seconds": seconds}
+        put(args.json, json.dumps(document, indent=1))
     return 1 if errors else 0
 
 
+_HEAD = "collective algorithm worlds rounds bytes/rank order roundings time".split()
+
+
 def _row(facts: list[dict[str, Any]]) -> list[str]:
+    """Return a line of the table; rounds, bytes and roundings are those of the largest world."""
     last = max(facts, key=lambda fact: fact["n"])
     worlds = sorted({fact["n"] for fact in facts})
     orders = {fact["order"] for fact in facts}
@@ -189,51 +189,22 @@ def _ranges(worlds: list[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}..{b}" for a, b in parts)
 
 
-def _table(rows: list[list[str]]) -> str:
-    """Align rows in columns; rounds, bytes and roundings are those of the largest world."""
-    head = [
-        "collective",
-        "algorithm",
-        "worlds",
-        "rounds",
-        "bytes/rank",
-        "order",
-        "roundings",
-        "time",
-    ]
-    width = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    just = [str.ljust] * 3 + [str.rjust] * (len(head) - 3)
-    lines = [
-        "  ".join(pad(cell, w) for pad, cell, w in zip(just, row, width, strict=True))
-        for row in [head, *rows]
-    ]
-    return "\n".join(lines)
-
-
 # --- Mutants --------------------------------------------------------------------------------------
 
 
-def _mutate_one(task: Task, count: int) -> tuple[Task, list[Verdict]]:
+def _mutate_one(count: int, task: Task) -> tuple[Task, list[Verdict]]:
     name, n = task
     algorithm = lookup(name)
     params = {"root": n - 1} if "root" in algorithm.params else {}
     return task, list(mutate(algorithm.schedule(n, **params), count=count, seed=n))
 
 
-class _Mutating:
-    """What a worker does for ``--mutate``; a closure could not travel to it."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __call__(self, task: Task) -> tuple[Task, list[Verdict]]:
-        return _mutate_one(task, self.count)
-
-
 def _mutate(args: argparse.Namespace, tasks: list[Task]) -> int:
     total, killed, reasons = Counter(), Counter(), Counter()
     holes = []
-    for (name, n), verdicts in spread(_Mutating(args.count), tasks, args.jobs, "mutated"):
+    for (name, n), verdicts in _spread(
+        partial(_mutate_one, args.count), tasks, args.jobs, "mutated"
+    ):
         for verdict in verdicts:
             total[verdict.operator] += 1
             killed[verdict.operator] += bool(verdict.error)
@@ -255,3 +226,50 @@ def _mutate(args: argparse.Namespace, tasks: list[Task]) -> int:
         found = {"total": total, "rejected": killed, "right": rows, "unexplained": holes}
         put(args.json, json.dumps(found, indent=1))
     return 1 if holes else 0
+
+
+# --- Many processes -------------------------------------------------------------------------------
+
+
+def _spread(work: Callable, tasks: list[Task], jobs: int, verb: str) -> Iterator[Any]:
+    """Do the work in some processes, and show how far it is on a terminal."""
+    live = sys.stderr.isatty()
+    others = set(multiprocessing.active_children())
+    forking = multiprocessing.get_context("fork")  # also from Python 3.14 on: nothing stays behind
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), forking, _begin, (os.getpid(),))
+    results: list[Future] = []
+    try:
+        for task in tasks:
+            results.append(pool.submit(work, task))
+        for i, result in enumerate(as_completed(results), 1):
+            found = result.result()
+            if live:
+                title = "{}, n={}".format(*found[0])
+                print(f"\r{i}/{len(tasks)} {verb}  {title:48.48}", end="", file=sys.stderr)
+            yield found
+    except BrokenProcessPool:
+        raise ScheduleError(_at_work(tasks, results, jobs)) from None
+    finally:
+        done = len(results) == len(tasks) and all(result.done() for result in results)
+        if not done:  # Ctrl-C, or a mistake in one of them
+            for process in set(multiprocessing.active_children()) - others:
+                process.kill()
+        pool.shutdown()
+        if live:
+            print("\r" + " " * 78 + "\r", end="", file=sys.stderr)
+
+
+def _begin(parent: int) -> None:
+    """Leave Ctrl-C to the parent, which ends its workers; they end with it, however it dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(parent)
+
+
+def _at_work(tasks: list[Task], results: list[Future], jobs: int) -> str:
+    """Say what the processes were doing when one of them ended: the first tasks without result."""
+    lost = [t for t, r in zip(tasks, results, strict=False) if not r.done() or r.exception()]
+    names = "; ".join(f"{name}, n={n}" for name, n in lost[:jobs])
+    return (
+        f"a process that works on schedules was killed or ended itself; at work were: {names}. "
+        "Was memory short? Try fewer --jobs"
+    )

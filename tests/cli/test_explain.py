@@ -6,7 +6,8 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cli import main
-from pycoll.cli.common.sizes import show_size, show_time, size, table
+from pycoll.cli.common.arguments import size
+from pycoll.cli.common.text import show_size, show_time, table
 from pycoll.runtime.selection.fingerprint import fingerprint
 from pycoll.runtime.selection.rules import RULES
 from pycoll.runtime.selection.select import select

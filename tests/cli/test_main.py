@@ -208,7 +208,7 @@ def test_without_an_engine_the_rest_says_so(without_engine):
 def test_a_file_that_does_not_fit_leaves_what_was_there(tmp_path, before):
     program = (
         "import resource, sys\n"
-        "from pycoll.cli.common.files import put\n"
+        "from pycoll.cli.common.arguments import put\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
         "put(sys.argv[1], 'x' * 1000)\n"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pycoll.cli import main
-from pycoll.cli.common.named_algorithms import lookup
+from pycoll.cli.common.arguments import lookup
 from pycoll.schedule.lowering.compile import peer_plans
 
 ROOT = Path(__file__).resolve().parents[2]

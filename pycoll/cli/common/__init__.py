@@ -1,1 +1,1 @@
-"""What several commands share: names, sizes, files, the machine, work spread over processes."""
+"""What several commands share: arguments, text, the machine."""

@@ -46,15 +46,11 @@ def commit() -> str | None:
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
+    git = ["git", "-C", str(root)]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": 10}
     try:
-        head = _git(root, "rev-parse", "--short", "HEAD")
-        return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+        head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], **options)
+        changes = subprocess.run([*git, "status", "--porcelain", "-uno"], **options)
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(root: Path, *args: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(root), *args], capture_output=True, text=True, check=True, timeout=10
-    )
-    return done.stdout.strip()
+    return head.stdout.strip() + "+" * bool(changes.stdout.strip())

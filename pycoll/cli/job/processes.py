@@ -22,9 +22,11 @@ from pycoll.runtime.startup.bootstrap import make_memfd
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 2.0  # after the first failure, in which the other ranks can report theirs
 KILL_AFTER_S = 3.0  # from SIGTERM to SIGKILL
+SIGNAL_GRACE_S = 30.0  # from a signal that was forwarded to SIGKILL: time for a checkpoint
+STOPPED_S = 10.0  # in which somebody can continue ranks that are stopped when all others have ended
 SWEEP_S = 1.0  # in which processes that the ranks have left behind can end by themselves
 TIMEOUT_STATUS = 124
-TELL_AGAIN_S = 0.1  # after the peers of a rank that has ended could not be told
+REPORT_AGAIN_S = 0.1  # after a report to the peers that a rank has ended did not get through
 LONGEST_SLEEP_S = 86400.0  # the kernel's own limit is 24 days
 
 _RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
@@ -49,11 +51,13 @@ class Job:
         self._expires = None if timeout_s is None else time.monotonic() + timeout_s
         self._ranks: list[subprocess.Popen] = []
         self._running: set[int] = set()
-        self._stopped: set[int] = set()  # ranks that this object has ended
+        self._ended: set[int] = set()  # ranks that this object has ended
         self._failed: list[int] = []  # ranks that failed by themselves, in the order seen
         self._over = False  # the time is
         self._timed_out: list[int] = []  # ranks that were running when it was
         self._plan: list[tuple[float, signal.Signals]] = []  # when to send what to those running
+        self._continue_by = math.inf  # when to end ranks that are stopped, all others having ended
+        self._given_up = False  # they are, by the job
         self._forwarded: set[int] = set()
         self._starting = False
         self._ending = False  # no more ranks are started
@@ -61,7 +65,7 @@ class Job:
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
         self._control = make_memfd("control")
-        self._untold: list[int] = []  # ranks that have ended, maybe before they joined
+        self._unreported: list[int] = []  # ranks that have ended, maybe before they joined
         self._report = make_memfd("report")  # lines of JSON, see rank_main.first_cause
         fcntl.fcntl(self._report, fcntl.F_SETFL, os.O_APPEND)
 
@@ -83,7 +87,7 @@ class Job:
             for rank in range(self._world_size):
                 place = Launch(rank, self._world_size, self._control, heap)
                 self._spawn(place, command, tagged)
-                self._attend(0.0)
+                self._handle_events(0.0)
                 if self._ending:
                     break
         except OSError as error:
@@ -95,7 +99,8 @@ class Job:
             os.close(heap)  # from now on only the ranks hold its memory
 
     def _spawn(self, launch: Launch, command: list[str], tagged: bool) -> None:
-        numbers = (launch.rank, os.getpid(), self._report, int(self._keep_going))
+        modes = int(self._keep_going), int(not tagged)
+        numbers = (launch.rank, os.getpid(), self._report, *modes)
         variables = launch.to_env() | ({"PYTHONUNBUFFERED": "1"} if tagged else {})
         stream = subprocess.PIPE if tagged else None
         process = subprocess.Popen(
@@ -120,9 +125,9 @@ class Job:
     def watch(self) -> None:
         """Wait until every rank has ended; end them when one fails or the time is over."""
         while self._running:
-            self._attend(self._patience())
+            self._handle_events(self._until_next())
 
-    def _attend(self, patience_s: float) -> None:
+    def _handle_events(self, patience_s: float) -> None:
         """Wait for signals and output, and do what is due."""
         for key, _ in self._selector.select(patience_s):
             if key.data is None:
@@ -130,12 +135,15 @@ class Job:
                 self._collect()  # SIGCHLD is among the signals
             elif not key.data.pump():
                 self._selector.unregister(key.data)
-        self._tell_ends()
+        for stream in self._streams:
+            stream.settle()
+        self._report_ends()
         self._send_due()
 
-    def _patience(self) -> float:
-        times = [self._expires] if self._expires is not None else []
-        times += [time.monotonic() + TELL_AGAIN_S] if self._untold else []
+    def _until_next(self) -> float:
+        times = [self._continue_by, *(stream.due for stream in self._streams)]
+        times += [self._expires] if self._expires is not None else []
+        times += [time.monotonic() + REPORT_AGAIN_S] if self._unreported else []
         times += [when for when, _ in self._plan[:1]]
         return min(max(0.0, min(times, default=math.inf) - time.monotonic()), LONGEST_SLEEP_S)
 
@@ -147,10 +155,13 @@ class Job:
                 self._keep_going, self._failed = False, []
             self._signal(number)
             if number in self._forwarded:  # asked twice: no longer at the ranks' own pace
-                self._end_after(0.0)
+                self._end((0.0, signal.SIGKILL))
             elif self._starting:  # the ranks wait for some that will never come
                 self._end_after(GRACE_S)
                 self._ending = True
+            else:
+                self._end((SIGNAL_GRACE_S, signal.SIGKILL))
+                self._continue_by = min(self._continue_by, time.monotonic() + GRACE_S)
             self._forwarded.add(number)
 
     def _collect(self) -> None:
@@ -158,29 +169,51 @@ class Job:
             status = self._ranks[rank].poll()
             if status is not None:
                 self._running.remove(rank)
-                if rank not in self._stopped:
-                    self._untold.append(rank)
-                if status != 0 and rank not in self._stopped:
+                if rank not in self._ended:
+                    self._unreported.append(rank)
+                if status != 0 and rank not in self._ended:
                     self._failed.append(rank)
-        if self._failed and not (self._keep_going or self._plan or self._stopped):
+        if self._failed and not (self._keep_going or self._ended):
             self._end_after(GRACE_S)
+        self._look_for_stopped()
 
-    def _tell_ends(self) -> None:
+    def _look_for_stopped(self) -> None:
+        """Give ranks that are stopped, with nobody left who runs, some time to be continued."""
+        pids = {rank: self._ranks[rank].pid for rank in sorted(self._running)}
+        left = 0 < len(pids) < len(self._ranks) and not self._starting
+        if not (left and all(map(_is_stopped, pids.values()))):
+            self._continue_by = math.inf
+        elif self._continue_by == math.inf and not self._given_up:
+            patience_s = GRACE_S if self._forwarded else STOPPED_S
+            self._continue_by = time.monotonic() + patience_s
+            ranks = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in pids.items())
+            _say(
+                f"only stopped ranks are left: {ranks}; a signal such as SIGSTOP has stopped them. "
+                f"Continue with `kill -CONT {' '.join(map(str, pids.values()))}`, or they are "
+                f"killed in {patience_s:g} s"
+            )
+
+    def _report_ends(self) -> None:
         """Let those who wait for a rank know that it has ended, if it has not joined them."""
-        if not self._running or not self._untold:
+        if not self._running or not self._unreported:
             return
-        untold, self._untold = self._untold, []
+        unreported, self._unreported = self._unreported, []
         with contextlib.suppress(ImportError):  # without the engine no rank waits for another
             from pycoll.runtime.startup.missing_ranks import tell_end
 
-            for rank in untold:
+            for rank in unreported:
                 process = self._ranks[rank]
                 if not tell_end(self._control, rank, process.pid, end_of(process.returncode)):
-                    self._untold.append(rank)
+                    self._unreported.append(rank)
 
     def _end_after(self, delay_s: float) -> None:
-        term = time.monotonic() + delay_s
-        self._plan = [(term, signal.SIGTERM), (term + KILL_AFTER_S, signal.SIGKILL)]
+        self._end((delay_s, signal.SIGTERM), (delay_s + KILL_AFTER_S, signal.SIGKILL))
+
+    def _end(self, *signals: tuple[float, signal.Signals]) -> None:
+        """Send signals after so many seconds each, unless all is to end earlier anyway."""
+        now = time.monotonic()
+        if not self._plan or now + signals[-1][0] < self._plan[-1][0]:
+            self._plan = [(now + delay_s, number) for delay_s, number in signals]
 
     def _send_due(self) -> None:
         now = time.monotonic()
@@ -190,9 +223,12 @@ class Job:
                 self._timed_out = sorted(self._running)
                 self._over = self._ending = True
                 self._end_after(0.0)
+        if self._running and now >= self._continue_by:
+            self._continue_by, self._given_up = math.inf, True
+            self._end((0.0, signal.SIGKILL))
         while self._plan and now >= self._plan[0][0]:
             self._ending = True
-            self._stopped |= self._running
+            self._ended |= self._running
             self._signal(self._plan.pop(0)[1])
 
     @property
@@ -229,16 +265,20 @@ class Job:
         if self._over:
             ranks = ", ".join(map(str, self._timed_out))
             noun = "rank" if len(self._timed_out) == 1 else "ranks"
-            told = [f"the time of {self._timeout_s:g} s is over"]
-            told += [f"still running: {noun} {ranks}"] if self._timed_out else []
-            _say("; ".join(told + [started] * bool(self._missing)))
+            parts = [f"the time of {self._timeout_s:g} s is over"]
+            parts += [f"still running: {noun} {ranks}"] if self._timed_out else []
+            _say("; ".join(parts + [started] * bool(self._missing)))
             return TIMEOUT_STATUS
         if self._missing and self._forwarded:
             name = _name(max(self._forwarded))
             _say(f"{started} when {name} came")
             return 128 + max(self._forwarded)
+        if not self._failed and self._given_up and not self._forwarded:
+            ranks = ", ".join(map(str, sorted(self._ended)))
+            _say(f"nobody continued the stopped ranks, which were killed: {ranks}")
+            return TIMEOUT_STATUS
         if not self._failed:
-            return 128 + max(self._forwarded) if self._stopped else 0
+            return 128 + max(self._forwarded) if self._ended else 0
         consequences = {r["rank"]: r["traceback"] for r in records if r["consequence"]}
         causes = [rank for rank in self._failed if rank not in consequences]
         if not causes:  # nobody has shown a traceback
@@ -246,18 +286,26 @@ class Job:
         rank = (causes or self._failed)[0]
         status = self._ranks[rank].returncode
         if self._keep_going and not consequences and any(p.returncode == 0 for p in self._ranks):
-            _say("; ".join(map(self._fate, self._failed)) + "; the others went on to their end")
+            _say("; ".join(map(self._outcome, self._failed)) + "; the others went on to their end")
             return 0
-        _say(self._fate(rank) + ("; the other ranks were stopped" if self._stopped else ""))
+        _say(self._outcome(rank) + ("; the other ranks were stopped" if self._ended else ""))
         return status if status > 0 else 128 - status
 
-    def _fate(self, rank: int) -> str:
+    def _outcome(self, rank: int) -> str:
         return f"rank {rank} {end_of(self._ranks[rank].returncode)}"
 
 
 def end_of(status: int) -> str:
     """Return how a process ended, from its status as `subprocess` has it."""
     return f"exited with code {status}" if status >= 0 else f"was killed by {_name(-status)}"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process; one that a debugger holds is not."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        return stat.rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def _signal_group(pid: int, number: int) -> bool:

@@ -1,10 +1,11 @@
 """What a process started by ``pycoll run`` executes: the user's script, as Python itself would.
 
-``python rank_main.py RANK LAUNCHER_PID REPORT_FD KEEP_GOING (script | -m module) args...``
+``python rank_main.py RANK LAUNCHER_PID REPORT_FD KEEP_GOING WHOLE (script | -m module) args...``
 
-It differs from ``python script args...`` in two ways: the process dies with its launcher, and
-an exception is written to the launcher's report, so that of all the tracebacks of a failing job
-only the one that began it is shown. This file imports nothing of pycoll, and is run by its path:
+It differs from ``python script args...`` in three ways: the process dies with its launcher; an
+exception is written to the launcher's report, so that of all the tracebacks of a failing job only
+the one that began it is shown; and where WHOLE is 1, because ranks share their output, each line
+is written in one piece. This file imports nothing of pycoll, and is run by its path:
 a script finds the same modules as without it.
 """
 
@@ -22,16 +23,18 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 
 PR_SET_PDEATHSIG = 1
+MOST_OF_A_LINE = 1 << 16  # bytes that wait for its end
 PACKAGE = os.path.abspath(os.path.join(__file__, *[os.pardir] * 3)) + os.sep
 
 
 def main() -> None:
     """Run the user's program in place of this one."""
-    rank, launcher_pid, report_fd, keep_going = (int(text) for text in sys.argv[1:5])
+    rank, launcher_pid, report_fd, keep_going, whole = (int(text) for text in sys.argv[1:6])
     die_with(launcher_pid)
     os.set_inheritable(report_fd, False)
     install_hook(rank, report_fd, bool(keep_going))
-    code, module = load(sys.argv[5:])
+    guard_output(bool(whole))
+    code, module = load(sys.argv[6:])
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 
@@ -44,6 +47,44 @@ def die_with(launcher_pid: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher_pid:  # it died before the line above
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class WholeLines(io.TextIOWrapper):
+    """Text of which each line is written in one piece, though `print` gives its end separately."""
+
+    def write(self, text: str) -> int:
+        """Write up to the last end of a line; the rest waits for `flush`, or for the next end."""
+        end = text.rfind("\n") + 1
+        if end:
+            super().write(text[:end])
+            self.flush()
+        super().write(text[end:])
+        return len(text)
+
+
+class AtOnce(io.BufferedWriter):
+    """What PYTHONUNBUFFERED asks for; but what a signal cuts short is written to its end."""
+
+    def write(self, data: bytes) -> int:
+        """Write all of it."""
+        written = super().write(data)
+        self.flush()
+        return written
+
+
+def guard_output(whole: bool) -> None:
+    """Lose nothing of stdout and stderr; `whole`: write each line in one piece."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None:  # closed
+            encoding, errors, mode = stream.encoding, stream.errors, stream.mode
+            buffer = stream.detach()
+            buffer = AtOnce(buffer) if isinstance(buffer, io.RawIOBase) else buffer
+            kind = WholeLines if whole else io.TextIOWrapper
+            guarded = kind(buffer, encoding, errors, write_through=not whole)
+            guarded.mode, guarded._CHUNK_SIZE = mode, MOST_OF_A_LINE
+            setattr(sys, name, guarded)
+            setattr(sys, f"__{name}__", guarded)
 
 
 def load(command: list[str]) -> tuple[CodeType, ModuleType]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import threading
 import time
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -33,9 +33,7 @@ class TaggedStream:
         self._sink = sink
         self._parts: list[bytes] = []  # of the line that has no end yet; joined only once
         self._nbytes = 0
-        self._since = 0.0  # when the first of them came
-        self._lock = threading.Lock()  # of the three above: a timer passes lines on by itself
-        self._timer: threading.Timer | None = None
+        self.due = math.inf  # when to pass them on without an end, see `settle`
         os.set_blocking(source.fileno(), False)
 
     def fileno(self) -> int:
@@ -48,22 +46,16 @@ class TaggedStream:
             data = os.read(self.fileno(), _READ_BYTES)
         except BlockingIOError:
             return True
-        with self._lock:
-            self._take(data)
-            if self._parts and self._timer is None:
-                self._wake_after(_MOMENT_S)
+        self._take(data)
         return bool(data)
 
     def close(self) -> None:
         """Pass on what is left, also a last line that has no end, and close the pipe."""
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            with contextlib.suppress(BlockingIOError):  # a child of a rank still has it open
-                while data := os.read(self.fileno(), _READ_BYTES):
-                    self._take(data)
-            self._source.close()
-            self._pass_on()
+        with contextlib.suppress(BlockingIOError):  # a child of a rank still has it open
+            while data := os.read(self.fileno(), _READ_BYTES):
+                self._take(data)
+        self._source.close()
+        self._pass_on()
 
     def _take(self, data: bytes) -> None:
         """Add what was read, and pass on what is whole; at its end a return may be half an end."""
@@ -72,7 +64,8 @@ class TaggedStream:
             self._parts.append(data[:end])
             self._pass_on()
         if rest := data[end:]:
-            self._since = self._since if self._parts else time.monotonic()
+            if not self._parts:
+                self.due = time.monotonic() + _MOMENT_S
             self._parts.append(rest)
             self._nbytes += len(rest)
             if self._nbytes > _MOST_BYTES:
@@ -81,26 +74,17 @@ class TaggedStream:
     def _pass_on(self) -> None:
         lines = list(_lines(b"".join(self._parts)))
         self._parts.clear()
-        self._nbytes = 0
+        self._nbytes, self.due = 0, math.inf
         if lines:
-            self._sink.write(b"".join(self._tag + line + b"\n" for line in lines))
+            left = memoryview(b"".join(self._tag + line + b"\n" for line in lines))
+            while left:  # with PYTHONUNBUFFERED, a signal may cut a write short
+                left = left[self._sink.write(left) :]
             self._sink.flush()
 
-    def _wake_after(self, delay_s: float) -> None:
-        self._timer = threading.Timer(delay_s, self._settle)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Pass on a line that has waited for its end for long enough."""
-        with self._lock, contextlib.suppress(OSError, ValueError):  # `pump` hears of it, too
-            self._timer = None
-            if self._parts and not self._source.closed:
-                left = self._since + _MOMENT_S - time.monotonic()
-                if left > 0:
-                    self._wake_after(left)
-                else:
-                    self._pass_on()
+        if time.monotonic() >= self.due:
+            self._pass_on()
 
 
 def _lines(text: bytes) -> Iterator[bytes]:

@@ -6,7 +6,6 @@ in which it was reduced. They repeat with a prime period, so that no chunk equal
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,24 +24,20 @@ IN_PLACE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 """Where the input can lie in the memory of the output, or the other way round, on every rank."""
 NAMES = (*COLLECTIVES, *V_VARIANTS, "barrier")
 
-_EXACT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "sum": lambda parts: parts.sum(axis=0),
-    "prod": lambda parts: parts.prod(axis=0),
-    "min": lambda parts: parts.min(axis=0),
-    "max": lambda parts: parts.max(axis=0),
-    "avg": lambda parts: parts.sum(axis=0),
-    "and": lambda parts: np.bitwise_and.reduce(parts, axis=0),
-    "or": lambda parts: np.bitwise_or.reduce(parts, axis=0),
-    "xor": lambda parts: np.bitwise_xor.reduce(parts, axis=0),
+_EXACT = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "avg": np.add,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
 }
 
 
 def element_type(name: str) -> np.dtype:
-    """Return the NumPy dtype of one of pycoll's element types.
-
-    Raises:
-        ArgumentError: The name is not known, or NumPy lacks the type.
-    """
+    """Return the NumPy dtype of one of pycoll's element types."""
     known = [dtype.name.lower() for dtype in DType]
     if name not in known:
         raise ArgumentError(f"--dtype {name} is not known; accepted: {', '.join(known)}")
@@ -57,21 +52,13 @@ def element_type(name: str) -> np.dtype:
 
 @dataclass(frozen=True)
 class Problem:
-    """One collective at one size, on every rank alike.
+    """One collective at one size, on every rank alike."""
 
-    Attributes:
-        name: Collective, as the method of the communicator is called.
-        dtype: Element type.
-        op: Reduction operation; of no meaning where nothing is reduced.
-        blocks: Elements of each rank's block of the full vector.
-        root: Root rank, of no meaning where there is none.
-    """
-
-    name: str
+    name: str  # as the method of the communicator is called
     dtype: np.dtype
-    op: str
-    blocks: tuple[int, ...]
-    root: int = 0
+    op: str  # of no meaning where nothing is reduced
+    blocks: tuple[int, ...]  # elements of each rank's block of the full vector
+    root: int = 0  # of no meaning where there is none
 
     @classmethod
     def of_size(cls, name: str, dtype: np.dtype, op: str, nbytes: int, n: int) -> Problem:
@@ -135,7 +122,7 @@ class Problem:
             return None
         if promise.reduces:
             parts = np.stack([_tile(r, self.op) for r in range(self.n)])
-            full = np.resize(_finish(_EXACT[self.op](parts), self), self.count)
+            full = np.resize(_finish(_EXACT[self.op].reduce(parts), self), self.count)
         elif promise.transposes:
             mine = self.block(rank)
             full = np.concatenate([self.input(r)[mine] for r in range(self.n)])
@@ -165,17 +152,11 @@ def _finish(exact: np.ndarray, problem: Problem) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Slots:
-    """Pairs of input and output, used in turn so that no call finds its data in the cache.
-
-    Attributes:
-        problem: What they are for.
-        rank: Whose they are.
-        pairs: Arrays ``(x, out)``; ``out`` is None on a rank without a result.
-    """
+    """Pairs of input and output, used in turn so that no call finds its data in the cache."""
 
     problem: Problem
     rank: int
-    pairs: tuple[tuple[np.ndarray, np.ndarray | None], ...]
+    pairs: tuple[tuple[np.ndarray, np.ndarray | None], ...]  # (x, out); None: it gets nothing
 
     @classmethod
     def make(
@@ -189,13 +170,8 @@ class Slots:
     ) -> Slots:
         """Allocate `count` pairs and write every page of them.
 
-        Args:
-            comm: Owner of the symmetric memory.
-            problem: What they are for.
-            count: Number of pairs.
-            symmetric: Whether to take symmetric memory.
-            in_place: Whether ``out`` is ``x``, or holds it.
-            results: Whether results of their own lie there, too; by default as `symmetric`.
+        `symmetric` inputs lie in symmetric memory, and `results`, by default as these; `in_place`
+        ``out`` is ``x``, or holds it.
         """
         rank, n_out = comm.rank, problem.out_count(comm.rank)
 

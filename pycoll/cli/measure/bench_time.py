@@ -6,8 +6,8 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,70 +28,41 @@ _WARM_UP = 3
 
 @dataclass(frozen=True)
 class Setup:
-    """How to measure; alike on all ranks.
-
-    Attributes:
-        order: Reduction order to ask for, or None.
-        algorithm: Algorithm to ask for, or None.
-        symmetric: Whether arrays lie in symmetric memory.
-        symmetric_input: Whether only the inputs do.
-        hot: Use the same arrays in every call.
-        iters: Calls to time for each number; None is as many as fit `budget_s`.
-        budget_s: Time for one number, in seconds.
-    """
+    """How to measure; alike on all ranks."""
 
     order: str | None = None
     algorithm: str | Algorithm | None = None
-    symmetric: bool = False
-    symmetric_input: bool = False
-    hot: bool = False
-    iters: int | None = None
-    budget_s: float = 0.2
+    symmetric: bool = False  # arrays lie in symmetric memory
+    symmetric_input: bool = False  # only the inputs do
+    hot: bool = False  # the same arrays in every call
+    iters: int | None = None  # calls for each number; None: as many as fit `budget_s`
+    budget_s: float = 0.2  # for one number
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured at one size, in one place.
-
-    Attributes:
-        collective, dtype, op, root: What was called.
-        in_place: Whether the result replaced the input.
-        schedule: Algorithm that ran, and how it reached the arrays.
-        nbytes, count: Size of the full vector, in bytes and elements.
-        slots: Pairs of arrays that were used in turn.
-        iters: Calls behind each number.
-        ranks: World size.
-        time_us, mean_us, min_us, p99_us, max_us: Of the slowest rank of each call, all ranks having
-            started it together; `time_us` is the median.
-        stream_us: Of a call when calls follow each other without a pause; the slowest rank.
-        algbw, busbw: GB/s (10^9), from `time_us`.
-        wrong: Elements that were wrong, over all ranks.
-    """
+    """What was measured at one size, in one place; times are those of the slowest rank."""
 
     collective: str
     dtype: str
     op: str
     root: int
     in_place: bool
-    schedule: str
-    nbytes: int
-    count: int
-    slots: int
-    iters: int
+    schedule: str  # algorithm that ran, and how it reached the arrays
+    nbytes: int  # of the full vector
+    count: int  # its elements
+    slots: int  # pairs of arrays that were used in turn
+    iters: int  # calls behind each number
     ranks: int
-    time_us: float
+    time_us: float  # median of calls that all ranks started together
     mean_us: float
     min_us: float
     p99_us: float
     max_us: float
-    stream_us: float
-    algbw: float
+    stream_us: float  # of a call when calls follow each other without a pause
+    algbw: float  # GB/s (10^9), from time_us
     busbw: float
-    wrong: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the row for JSON."""
-        return asdict(self)
+    wrong: int  # elements, over all ranks
 
 
 Call = Callable[[], Any]
@@ -166,12 +137,7 @@ def measure(
 ) -> Row:
     """Measure and check one collective at one size; every rank gets the same row.
 
-    Args:
-        comm: The ranks.
-        problem: What to call.
-        setup: How to measure.
-        in_place: Whether the result replaces the input.
-        say: Told what is going on.
+    `say` takes what is going on.
     """
     say("filling memory")
     count = slot_count(problem, setup, in_place)
@@ -223,26 +189,24 @@ def isolated(comm: Communicator, calls: list[Call], iters: int) -> np.ndarray:
 
 def streaming(comm: Communicator, calls: list[Call], iters: int) -> float:
     """Time calls back to back; return seconds a call on the slowest rank."""
-    means = np.empty(STREAMS)
-    each = max(1, iters // STREAMS)
-    clock = time.perf_counter
-    for i in range(STREAMS):
-        comm.barrier()
-        start = clock()
-        for call in itertools.islice(itertools.cycle(calls), each):
-            call()
-        means[i] = (clock() - start) / each
-    return float(np.median(comm.all_reduce(means, "max")))
+    turns, each = itertools.cycle(calls), max(1, iters // STREAMS)
+    means = [back_to_back(comm, turns, each) for _ in range(STREAMS)]
+    return float(np.median(comm.all_reduce(np.array(means), "max")))
+
+
+def back_to_back(comm: Communicator, calls: Iterator[Call], count: int) -> float:
+    """Meet, then make the next so many calls; return seconds a call."""
+    comm.barrier()
+    start = time.perf_counter()
+    for call in itertools.islice(calls, count):
+        call()
+    return (time.perf_counter() - start) / count
 
 
 def _affordable(comm: Communicator, calls: list[Call], budget_s: float) -> int:
-    for call in itertools.islice(itertools.cycle(calls), _WARM_UP):
-        call()
-    comm.barrier()
-    start = time.perf_counter()
-    for call in itertools.islice(itertools.cycle(calls), _WARM_UP):
-        call()
-    each = comm.all_reduce(np.array([time.perf_counter() - start]), "max")[0] / _WARM_UP
+    turns = itertools.cycle(calls)
+    back_to_back(comm, turns, _WARM_UP)
+    each = comm.all_reduce(np.array([back_to_back(comm, turns, _WARM_UP)]), "max")[0]
     return int(min(max(budget_s / max(each, 1e-9), 10), 2000))
 
 

@@ -69,13 +69,14 @@ def _slowest(comm: Communicator, value: float) -> float:
     return float(comm.all_reduce(np.array([value]), "max")[0])
 
 
-def _copies(alone: Communicator) -> list[tuple[float, float]]:
-    """Time the copies that a world of one rank makes, by size."""
-    points = []
-    for nbytes in _COPIES:
+def _copies(alone: Communicator) -> float:
+    """Return seconds a byte of the copies that a world of one rank makes."""
+
+    def copy(nbytes: int) -> Callable[[], Any]:
         x, y = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
-        points.append((nbytes, _least(lambda x=x, y=y: alone.broadcast(x, out=y))))
-    return points
+        return lambda: alone.broadcast(x, out=y)
+
+    return slope([(nbytes, _least(copy(nbytes))) for nbytes in _COPIES])
 
 
 def _shared(comm: Communicator) -> Machine:
@@ -84,15 +85,14 @@ def _shared(comm: Communicator) -> Machine:
         x = np.ones(2, np.float32)
         idle = _least(lambda: alone.all_reduce(x, out=x)), _least(alone.barrier)
         call, empty = _from(comm, 0, idle)
-        points = _copies(alone) if me == 0 else [(0.0, 0.0), (1.0, 0.0)]
-        (beta,) = _from(comm, 0, [slope(points) / 2])
+        (beta,) = _from(comm, 0, [_copies(alone) / 2 if me == 0 else 0.0])
         comm.barrier()
-        bus = _slowest(comm, slope(_copies(alone)) / 2) / n
+        bus = _slowest(comm, _copies(alone) / 2) / n
     gamma = _gamma(comm, beta)
     alpha, sigma = _synchronisation(comm, empty)
     cell = comm._session.config.cell_bytes
     ratio = usual.sigma / usual.alpha
-    if n == 2:  # with one peer to wait for the two cannot be told apart
+    if n == 2:  # with one peer to wait for the two cannot be separated
         alpha, sigma = (alpha + sigma) / (1 + ratio), (alpha + sigma) * ratio / (1 + ratio)
     return Machine(alpha, sigma, beta, gamma, min(bus, beta), call, cell)
 
@@ -116,12 +116,7 @@ def _gamma(comm: Communicator, beta: float) -> float:
 
 
 def _synchronisation(comm: Communicator, empty: float) -> tuple[float, float]:
-    """Time barriers of 2, 3, ... ranks; return alpha and sigma, in seconds.
-
-    Args:
-        comm: The ranks.
-        empty: Seconds of a barrier of one rank.
-    """
+    """Time barriers of 2, 3, ... ranks; return alpha and sigma; `empty` is one of one rank."""
     sizes = sorted({2, min(3, comm.world_size), comm.world_size})
     times = []
     for k in sizes:
@@ -164,55 +159,39 @@ def _network(comm: Communicator, ranks_per_host: tuple[int, ...]) -> Network:
 
 def _fold(comm: Communicator) -> float:
     """Time NumPy's addition in the cache, which does what a fold does there."""
-    points = []
-    for nbytes in _COPIES:
+
+    def add(nbytes: int) -> Callable[[], Any]:
         x, y = np.ones(nbytes // 4, np.float32), np.ones(nbytes // 4, np.float32)
-        points.append((nbytes, _least(lambda x=x, y=y: np.add(x, y, out=y))))
-    return _from(comm, 0, [slope(points)])[0]
+        return lambda: np.add(x, y, out=y)
+
+    return _from(comm, 0, [slope([(nbytes, _least(add(nbytes))) for nbytes in _COPIES])])[0]
 
 
 def _link(comm: Communicator, a: int, b: int) -> tuple[float, float, float]:
     """Bounce messages between two ranks; return alpha, beta and the gap between messages."""
-    points, gap = [], 0.0
+    alpha = beta = gap = 0.0
     comm.barrier()
     if comm.rank in (a, b):
-        peer = b if comm.rank == a else a
-        for nbytes in _MESSAGES:
-            x = np.zeros(nbytes, np.uint8)
-            points.append((nbytes, _bounce(comm, x, peer, comm.rank == a)))
-        gap = _bursts(comm, np.zeros(8, np.uint8), peer, comm.rank == a)
-    alpha = points[0][1] if points else 0.0
-    beta = slope(points) if points else 0.0
+        peer, first = (b, True) if comm.rank == a else (a, False)
+        points = [(n, _exchange(comm, n, peer, first, 1) / 2) for n in _MESSAGES]
+        alpha, beta = points[0][1], slope(points)
+        gap = _exchange(comm, 8, peer, first, _BURST)
     comm.barrier()
     sigma = max(LEAST, (gap - 2 * alpha) / (_BURST - 1))
     alpha, beta, sigma = _from(comm, a, [alpha, beta, sigma])
     return alpha, beta, sigma
 
 
-def _bounce(comm: Communicator, x: np.ndarray, peer: int, first: bool) -> float:
-    """Return half the time of the fastest round trip."""
-    found = []
+def _exchange(comm: Communicator, nbytes: int, peer: int, first: bool, burst: int) -> float:
+    """Return the time of the fastest burst of messages with its answer."""
+    x, found = np.zeros(nbytes, np.uint8), []
     for _ in range(2 * _REPEATS):
         start = time.perf_counter()
-        if first:
+        for _ in range(burst if first else 0):
             comm.send(x, peer)
-        comm.recv(x, peer)
-        if not first:
-            comm.send(x, peer)
-        found.append(time.perf_counter() - start)
-    return min(found[1:]) / 2
-
-
-def _bursts(comm: Communicator, x: np.ndarray, peer: int, first: bool) -> float:
-    """Return the time of the fastest burst of messages with its answer."""
-    found = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        for _ in range(_BURST if first else 0):
-            comm.send(x, peer)
-        for _ in range(1 if first else _BURST):
+        for _ in range(1 if first else burst):
             comm.recv(x, peer)
         if not first:
             comm.send(x, peer)
         found.append(time.perf_counter() - start)
-    return min(found)
+    return min(found[1:])

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from pycoll.cli.common.machine import last_level_cache
 from pycoll.cli.measure.bench_data import Problem, Slots
-from pycoll.cli.measure.bench_time import Setup, bind
-from pycoll.cli.measure.tune_rules import GAIN, Decision, beats
+from pycoll.cli.measure.bench_time import Setup, back_to_back, bind
 from pycoll.comm import Communicator
 from pycoll.runtime.calls.request import Wish
 from pycoll.runtime.selection.select import Choice, of_collective, parameters, select
-from pycoll.runtime.selection.tuning_table import Time
+from pycoll.runtime.selection.tuning_table import Time, TunedRule
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
 from pycoll.types import DType, Order
 
 SCREENING, CONFIRMING = 3, 7  # rounds
 _MOST_CALLS = 500
+GAIN = 0.05  # by which a challenger has to be faster, at least
 _HOPELESS = 5.0  # times the best prediction: not worth a try
 _COLD_BYTES = 64 << 10  # arrays from this size on are used in turn, so that no cache holds them
 DTYPE = DType.FLOAT32
@@ -33,140 +34,93 @@ Label = tuple[str, str]  # algorithm or "", order or ""
 
 @dataclass
 class Bench:
-    """The ranks, and how long to measure.
+    """The ranks, how long to measure, and what was found so far."""
 
-    Attributes:
-        comm: The ranks; without a table of measured times.
-        machine: Constants for predictions.
-        slice_s: Time for the calls of one algorithm in one round.
-        times: What was measured so far.
-        decisions: What follows from it.
-    """
-
-    comm: Communicator
-    machine: Machine | Network
-    slice_s: float
+    comm: Communicator  # without a table of measured times
+    machine: Machine | Network  # constants for predictions
+    slice_s: float  # for the calls of one algorithm in one round
     times: list[Time] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
 
-    @property
-    def messages(self) -> bool:
-        """Whether ranks send messages."""
-        return isinstance(self.machine, Network)
-
     def cell(self, collective: str, nbytes: int, symmetric: bool) -> None:
         """Measure a collective at one size, and decide."""
-        comm = self.comm
-        problem = Problem.of_size(collective, np.dtype(np.float32), "sum", nbytes, comm.world_size)
+        problem = Problem.of_size(
+            collective, np.dtype(np.float32), "sum", nbytes, self.comm.world_size
+        )
         orders = [o.name.lower() for o in Order] if problem.promise.reduces else [""]
-        usual = {order: self._usual(problem, order, symmetric) for order in orders}
-        able = {order: self._able(problem, order, symmetric) for order in orders}
-        names = self._worth(problem, symmetric, set().union(*able.values()))
+        usual = {order: self._select(problem, symmetric, order=order or None) for order in orders}
+        able = {
+            order: {a.name for a in of_collective(collective) if not usual[order].wish.obstacle(a)}
+            for order in orders
+        }
+        names = self._worth(usual[orders[-1]].wish, set().union(*able.values()))
+        default = {order: self._name(problem, usual[order]) for order in orders}
         labels: list[Label] = [(name, "") for name in names]
-        labels += [("", order) for order in orders if self._name(usual[order]) not in names]
+        labels += [("", order) for order in orders if default[order] not in names]
         slots = self._slots(problem, symmetric)
         found = self._contest(problem, slots, labels, SCREENING)
-        for order in orders:
-            name = self._name(usual[order])
-            default = (name, "") if name in names else ("", order)
+        for order, name in default.items():
+            label = (name, "") if name in names else ("", order)
             rivals = [(n, "") for n in names if n in able[order] and n != name]
-            self._decide(problem, slots, symmetric, order, name, default, rivals, found)
+            best = self._best(problem, slots, label, rivals, found)
+            times = float(np.median(found[best[0]])), name, float(np.median(found[label]))
+            kind = (collective, order, symmetric, problem.nbytes)
+            self.decisions.append(Decision(*kind, best[0][0] if best[1] else "", *times))
         self.times += [
             Time(collective, problem.nbytes, symmetric, *label, *_spread(rounds))
             for label, rounds in found.items()
         ]
 
-    def _decide(
+    def _best(
         self,
         problem: Problem,
         slots: Slots,
-        symmetric: bool,
-        order: str,
-        name: str,
         default: Label,
         rivals: list[Label],
         found: dict[Label, np.ndarray],
-    ) -> None:
+    ) -> tuple[Label, bool]:
+        """Return the fastest rival, and whether it beats the default; where in doubt, once more."""
         best = min(rivals, key=lambda label: np.median(found[label]), default=default)
         promising = np.median(found[best]) <= (1 - GAIN) * np.median(found[default])
         rounds = min(len(found[best]), len(found[default]))
         if promising and rounds < CONFIRMING + SCREENING:  # not confirmed already
             again = self._contest(problem, slots, [default, best], CONFIRMING)
-            for label, rounds in again.items():
-                found[label] = np.concatenate([found[label], rounds])
+            for label, more in again.items():
+                found[label] = np.concatenate([found[label], more])
         wins = promising and beats(found[best][-CONFIRMING:], found[default][-CONFIRMING:])
-        self.decisions.append(
-            Decision(
-                problem.name,
-                order,
-                symmetric,
-                problem.nbytes,
-                best[0] if wins else "",
-                float(np.median(found[best])),
-                name,
-                float(np.median(found[default])),
-            )
-        )
+        return best, bool(wins)
 
-    def _wish(self, problem: Problem, order: str, symmetric: bool) -> Wish:
-        dtype = DTYPE if problem.promise.reduces else None
-        return Wish(
-            problem.name,
-            problem.nbytes,
-            problem.n,
-            order,
-            dtype,
-            direct=symmetric,
-            messages=self.messages,
-            one_host=self.comm._session.plans.one_host,
-            crowded=self.comm._session.plans.crowded,
-        )
-
-    def _usual(self, problem: Problem, order: str, symmetric: bool) -> Choice:
-        dtype = DTYPE if problem.promise.reduces else None
+    def _select(self, problem: Problem, symmetric: bool, **wanted: Any) -> Choice:
+        """Return what a call does, with an order or an algorithm or neither."""
+        plans = self.comm._session.plans
         return select(
             problem.name,
             problem.nbytes,
             problem.n,
-            order=order or None,
-            dtype=dtype,
+            dtype=DTYPE if problem.promise.reduces else None,
             direct=symmetric,
-            messages=self.messages,
-            one_host=self.comm._session.plans.one_host,
-            crowded=self.comm._session.plans.crowded,
+            messages=isinstance(self.machine, Network),
+            one_host=plans.one_host,
+            crowded=plans.crowded,
+            **wanted,
         )
 
-    def _name(self, usual: Choice) -> str:
+    def _name(self, problem: Problem, usual: Choice) -> str:
         """What a call does by itself: the name of an algorithm if naming that does the same."""
-        wish = usual.wish
         if self.comm._session.has_two_levels(usual):
             return "two levels"
-        named = select(
-            wish.collective,
-            wish.nbytes,
-            wish.n,
-            dtype=wish.dtype,
-            direct=wish.direct,
-            algorithm=usual.algorithm,
-            messages=self.messages,
-            one_host=usual.wish.one_host,
-            crowded=usual.wish.crowded,
-        )
+        named = self._select(problem, usual.wish.direct, algorithm=usual.algorithm)
         return usual.name if named.direct == usual.direct else f"{usual.name}, staged"
 
-    def _able(self, problem: Problem, order: str, symmetric: bool) -> set[str]:
-        wish = self._wish(problem, order, symmetric)
-        return {a.name for a in of_collective(problem.name) if not wish.obstacle(a)}
-
-    def _worth(self, problem: Problem, symmetric: bool, able: set[str]) -> list[str]:
+    def _worth(self, wish: Wish, able: set[str]) -> list[str]:
         """Leave out what is predicted to be hopeless beside the best."""
-        wish = self._wish(problem, "any" if problem.promise.reduces else "", symmetric)
+        wish = replace(wish, order="any" if wish.order else "")
         predicted = {}
-        for algorithm in of_collective(problem.name):
+        for algorithm in of_collective(wish.collective):
             if algorithm.name in able:
-                schedule = algorithm.schedule(problem.n, **parameters(algorithm, wish))
+                schedule = algorithm.schedule(wish.n, **parameters(algorithm, wish))
                 direct = wish.may_be_direct(algorithm)
-                predicted[algorithm.name] = self.machine.predict(schedule, problem.nbytes, direct)
+                predicted[algorithm.name] = self.machine.predict(schedule, wish.nbytes, direct)
         best = min(predicted.values())
         return [name for name, seconds in predicted.items() if seconds <= _HOPELESS * best]
 
@@ -191,8 +145,7 @@ class Bench:
         for i in range(rounds):
             for k in range(len(labels)):
                 turn = (i + k) % len(labels)
-                self.comm.barrier()
-                spent[turn, i] = _run(calls[turn], counts[turn])
+                spent[turn, i] = back_to_back(self.comm, calls[turn], counts[turn])
         spent = self.comm.all_reduce(spent, "max")
         return dict(zip(labels, spent, strict=True))
 
@@ -200,18 +153,10 @@ class Bench:
         """How many calls fit a slice of time, alike on all ranks."""
         first = np.zeros(len(calls))
         for i, call in enumerate(calls):
-            _run(call, 1)  # makes the plan
-            first[i] = _run(call, 2)
+            back_to_back(self.comm, call, 1)  # makes the plan
+            first[i] = back_to_back(self.comm, call, 2)
         first = self.comm.all_reduce(first, "max")
         return [int(min(max(self.slice_s / max(s, 1e-9), 1), _MOST_CALLS)) for s in first]
-
-
-def _run(calls: itertools.cycle, count: int) -> float:
-    """Make some calls back to back; return seconds a call."""
-    start = time.perf_counter()
-    for call in itertools.islice(calls, count):
-        call()
-    return (time.perf_counter() - start) / count
 
 
 def _spread(rounds: np.ndarray) -> tuple[float, float, float]:
@@ -232,4 +177,80 @@ def cells(names: list[str], sizes: list[int], messages: bool) -> list[tuple[str,
     ]
 
 
-Say = Callable[[str], None]
+# --- From times to rules --------------------------------------------------------------------------
+
+
+def beats(challenger: Sequence[float], default: Sequence[float]) -> bool:
+    """Tell whether an algorithm was faster than the default beyond noise.
+
+    Both were measured in turn, in the same rounds. The challenger has to gain `GAIN` by the median,
+    and all its rounds but the slowest have to be faster than all rounds of the default but the
+    fastest: one disturbed round on either side decides nothing. Anything less keeps the default.
+    Times are seconds of a call, round by round, three rounds or more.
+    """
+    gain = statistics.median(challenger) <= (1 - GAIN) * statistics.median(default)
+    return gain and sorted(challenger)[-2] < sorted(default)[1]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows from the measurements at one size; see `TunedRule`."""
+
+    collective: str
+    order: str
+    symmetric: bool
+    nbytes: int  # the size that was measured
+    algorithm: str  # what beats the default; "" if nothing does
+    seconds: float  # its median time
+    default: str  # what is taken without measurement
+    default_seconds: float
+
+    @property
+    def kind(self) -> tuple[str, str, bool]:
+        """Which calls it is about, sizes apart."""
+        return self.collective, self.order, self.symmetric
+
+
+def between(small: int, large: int) -> int:
+    """Return where one size becomes the other: the geometric mean."""
+    return math.isqrt(small * large)
+
+
+def rules_of(decisions: Iterable[Decision]) -> list[TunedRule]:
+    """Join decisions at neighbouring sizes into lines of the table.
+
+    A line reaches half-way, by ratio, to the next size at which something else was decided; below
+    the smallest size that was measured to nothing, and above the largest by a factor of 1.4 only.
+    """
+    found: list[TunedRule] = []
+    ordered = sorted(decisions, key=lambda d: (d.kind, d.nbytes))
+    for _, group in itertools.groupby(ordered, key=lambda d: d.kind):
+        row = list(group)
+        low = 0
+        for i, decision in enumerate(row):
+            last = i + 1 == len(row)
+            if not last and row[i + 1].algorithm == decision.algorithm:
+                continue
+            edge = decision.nbytes * math.sqrt(2)
+            high = int(edge) if last else between(decision.nbytes, row[i + 1].nbytes)
+            same = [d for d in row[: i + 1] if low <= d.nbytes]
+            if decision.algorithm:
+                found.append(_rule(same, low, high))
+            low = high + 1
+    return found
+
+
+def _rule(same: list[Decision], low: int, high: int) -> TunedRule:
+    best = min(same, key=lambda d: d.seconds / d.default_seconds)
+    names = best.algorithm, best.seconds, best.default, best.default_seconds
+    return TunedRule(*best.kind, low, high, *names)
+
+
+def crossings(decisions: Iterable[Decision]) -> list[tuple[str, bool, int]]:
+    """List the sizes half-way between neighbours that were decided differently, worth a look."""
+    found = set()
+    ordered = sorted(decisions, key=lambda d: (d.kind, d.nbytes))
+    for a, b in itertools.pairwise(ordered):
+        if a.kind == b.kind and a.algorithm != b.algorithm:
+            found.add((a.collective, a.symmetric, between(a.nbytes, b.nbytes) // 8 * 8))
+    return sorted(found)

@@ -1,12 +1,16 @@
 """What a script sees of ``pycoll run``, and what the command line refuses."""
 
 import json
+import os
 import re
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cli.conftest import RUN
 from pycoll.cli.run import MAX_RANKS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,6 +60,30 @@ def test_ranks_get_their_place_and_memory(jobs):
     assert (ranks, sizes) == ((0, 1, 2), (3, 3, 3))
     assert names[0] == ["/memfd:pycoll-control (deleted)", "/memfd:pycoll-heap (deleted)"]
     assert inodes[0] == inodes[1] == inodes[2]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_each_line_is_written_in_one_piece(jobs, unbuffered):
+    path = jobs.script(
+        """
+        print("one", 2)
+        print("first\\nlast")
+        print("part", end="", flush=True)
+        print(" and rest")
+        sys.stdout.writelines(["a", "b\\n"])
+        print("x" * 20000)
+        print("no end", end="")
+        """
+    )
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # a datagram each write
+    ours.setblocking(False)
+    with ours, theirs:
+        command = [*RUN, "-n", "1", str(path)]
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+        subprocess.run(command, env=env, stdout=theirs, timeout=jobs.deadline_s, check=True)
+        pieces = [ours.recv(1 << 16).decode() for _ in range(8)]
+    lines = ["one 2\n", "first\n", "last\n", "part", " and rest\n", "ab\n", "x" * 20000 + "\n"]
+    assert pieces == [*lines, "no end"]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,12 @@
 import io
 import os
 import signal
+import subprocess
+import time
 
 import pytest
 
+from cli.conftest import ROOT, RUN
 from pycoll.cli.job.tagging import TaggedStream
 
 
@@ -104,3 +107,39 @@ def test_a_line_that_never_ends_is_passed_on_in_large_pieces():
     stream.close()
     assert sink.getvalue().replace(b"[0] ", b"").replace(b"\n", b"") == piece * 1000
     assert sink.getvalue().count(b"\n") <= 64
+
+
+def test_a_write_that_is_cut_short_is_continued():
+    class Short(io.BytesIO):
+        def write(self, data):
+            return super().write(bytes(data[:7]))
+
+    reading, writing = os.pipe()
+    sink = Short()
+    stream = TaggedStream(3, os.fdopen(reading, "rb"), sink)
+    os.write(writing, b"a line of more than seven\n")
+    os.close(writing)
+    stream.close()
+    assert sink.getvalue() == b"[3] a line of more than seven\n"
+
+
+@pytest.mark.parametrize("tag", ["", "[0] "])
+def test_signals_cut_no_line(jobs, tag):
+    """A signal interrupts a write to a full pipe; with PYTHONUNBUFFERED nobody continues it."""
+    path = jobs.script(
+        """
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        for part in range(8):
+            print(f"{part}" * 50000)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        """
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    command = [*RUN, "-n", "1", *["--tag-output"] * bool(tag), str(path)]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as job:
+        found = b""
+        while data := os.read(job.stdout.fileno(), 4096):
+            found += data
+            time.sleep(0.005)
+    assert found.decode().splitlines() == [tag + str(part) * 50000 for part in range(8)]

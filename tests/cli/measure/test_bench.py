@@ -8,6 +8,7 @@ import pytest
 
 import oracle
 from pycoll.cli import bench
+from pycoll.cli.common.text import sized
 from pycoll.cli.measure.bench_data import (
     IN_PLACE,
     NAMES,
@@ -17,7 +18,7 @@ from pycoll.cli.measure.bench_data import (
     Slots,
     element_type,
 )
-from pycoll.cli.measure.bench_report import microseconds, sized
+from pycoll.cli.measure.bench_report import microseconds
 from pycoll.cli.measure.bench_time import Setup, measure, slot_count
 from pycoll.errors import ArgumentError
 from pycoll.schedule.language.collectives import COLLECTIVES

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pycoll.cli.measure.tune_rules import Decision, beats, between, crossings, rules_of
+from pycoll.cli.measure.tune_times import Decision, beats, between, crossings, rules_of
 
 DEFAULT = [10.0, 10.1, 10.2, 10.1, 10.0, 10.3, 10.1]
 

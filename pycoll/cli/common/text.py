@@ -1,47 +1,9 @@
-"""Names, sizes, times and tables, as the command line reads and prints them."""
+"""Sizes, times and tables as text."""
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Callable, Sequence
-
-from pycoll.algorithms import closest
-from pycoll.config import parse_bytes
-from pycoll.errors import ArgumentError
-
-_ADDRESSES = 1 << 47  # bytes that a process can address
-
-
-def one_of(known: Sequence[str]) -> Callable[[str], str]:
-    """Return the type of an option that is one of some names; of others it tells the closest."""
-
-    def name(text: str) -> str:
-        if text not in known:
-            raise argparse.ArgumentTypeError(f"there is no {text!r}{closest(text, list(known))}")
-        return text
-
-    return name
-
-
-def in_memory(text: str) -> int:
-    """Read a size of arrays, such as ``8``, ``1K`` or ``64M``.
-
-    Raises:
-        ArgumentError: It is none, or no process has room for so much.
-    """
-    nbytes = parse_bytes(text)
-    if nbytes > _ADDRESSES:
-        raise ArgumentError(f"{text!r} is more than a process can address, {_ADDRESSES >> 40}T")
-    return nbytes
-
-
-def size(text: str) -> int:
-    """Read a size as `in_memory` does, as the type of an option."""
-    try:
-        return in_memory(text)
-    except ArgumentError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+from collections.abc import Sequence
 
 
 def show_size(nbytes: int) -> str:
@@ -50,6 +12,14 @@ def show_size(nbytes: int) -> str:
         if nbytes and nbytes % (1 << shift) == 0:
             return f"{nbytes >> shift} {unit}"
     return f"{nbytes} B"
+
+
+def sized(nbytes: int) -> str:
+    """Return a size as ``8``, ``64K`` or ``1M``, in full where it is no round number."""
+    for shift, suffix in ((30, "G"), (20, "M"), (10, "K")):
+        if nbytes >> shift and not nbytes % (1 << shift):
+            return f"{nbytes >> shift}{suffix}"
+    return str(nbytes)
 
 
 def show_time(seconds: float) -> str:

@@ -1,0 +1,83 @@
+"""The pages of results: tables, where they were taken, Markdown and JSON."""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+
+from harness.start import BENCHMARKS
+from pycoll.cli.common.machine import describe
+
+RESULTS = BENCHMARKS / "results"
+
+
+def arguments(text, name=None):
+    """Return the parser of a benchmark, from its docstring; with --name if it writes a page."""
+    parser = argparse.ArgumentParser(description=text.split("\n")[0])
+    if name:
+        parser.add_argument("--name", default=name, help=f"of the files that are written ({name})")
+    return parser
+
+
+def table(head, rows):
+    rows = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return [rows[0], "|---" * len(head) + "|", *rows[1:]]
+
+
+def ratio(times, others):
+    """Return how long that takes as a part of the others' time: the median over the rounds."""
+    return statistics.median(a / b for a, b in zip(times, others, strict=True))
+
+
+def size(nbytes):
+    """Return 8 B, 64 KiB, 1 MiB; nothing for 0."""
+    for unit, shift in (("MiB", 20), ("KiB", 10)):
+        if nbytes >= 1 << shift:
+            return f"{nbytes >> shift} {unit}"
+    return f"{nbytes} B" if nbytes else ""
+
+
+def facts():
+    """Return command, date and machine, for the JSON of every page."""
+    command = " ".join(["python", *sys.argv])
+    return {"command": command, "date": time.strftime("%Y-%m-%d"), "machine": describe()}
+
+
+def where(document, *more):
+    """Return in words how, when and on what a result was taken."""
+    machine = document["machine"]
+    return ", ".join(
+        [
+            f"`{document['command'].strip()}`",
+            document["date"],
+            f"{machine['cores']} cores of {machine['cpu']}{' (virtual)' * machine['virtual']}",
+            f"Linux {machine['kernel']}",
+            f"pycoll {machine['pycoll']} at {machine['commit']}",
+            f"Python {machine['python']}",
+            f"NumPy {machine['numpy']}",
+            *more,
+        ]
+    )
+
+
+def write(stem, title, about, lines, document=None, **found):
+    """Write STEM.md and STEM.json, and print the page.
+
+    Args:
+        stem: Path without a suffix, or a name in results.
+        title: Of the page.
+        about: Sentences that say what was measured, behind those that say how, when and where.
+        lines: What follows, in Markdown.
+        document: Facts about the measurement; by default those of `facts`.
+        found: What was found, for the JSON.
+    """
+    document = document or facts()
+    text = "\n".join([f"# {title}", "", f"{where(document)}. {about}", "", *lines, ""])
+    print(text)
+    stem = RESULTS / stem
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+    text = json.dumps(document | found, indent=1)
+    stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    print(f"written: {stem}.md, .json")

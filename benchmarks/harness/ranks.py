@@ -1,0 +1,125 @@
+"""What ranks share: batches of calls, contests, memory in common, functions of C++."""
+
+import ctypes
+import functools
+import mmap
+import os
+import time
+
+import numpy as np
+
+from pycoll.runtime.startup.bootstrap import adopt, make_memfd
+
+SEGMENTS = (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
+WARM = 4  # the first calls of a turn, one in so many, do not count
+
+
+def batches(comm, call, calls, runs):
+    """Return seconds a call of each run of so many calls, on the slowest rank."""
+    found = np.empty(runs)
+    for i in range(runs):
+        comm.barrier()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        found[i] = (time.perf_counter() - start) / calls
+    return comm.all_reduce(found, "max")
+
+
+def contest(comm, ways, rounds, observe=lambda: 0):
+    """Let contestants take turns, in another order each round, so that none follows the same one.
+
+    Args:
+        comm: The ranks.
+        ways: By name, a function without arguments and how often to call it in a turn.
+        rounds: Turns of each.
+        observe: Returns a number that grows.
+
+    Returns:
+        By name the seconds of a call in each round, and how much the number grew in a call.
+    """
+    found = {name: {"seconds": [], "observed": []} for name in ways}
+    names, shuffle = list(ways), np.random.default_rng(0).shuffle  # the same on all ranks
+    for _ in range(rounds):
+        shuffle(names)
+        for name in names:
+            call, calls = ways[name]
+            batches(comm, call, max(1, calls // WARM), 1)
+            before = observe()
+            found[name]["seconds"].append(float(batches(comm, call, calls, 1)[0]))
+            found[name]["observed"].append((observe() - before) / calls)
+    return found
+
+
+def there_and_back(comm, x, y):
+    """Send x from rank 0 to rank 1, which sends its own back, into y."""
+    if comm.rank == 0:
+        comm.send(x, 1)
+        comm.recv(y, 1)
+    elif comm.rank == 1:
+        comm.recv(y, 0)
+        comm.send(x, 0)
+
+
+def shared_map(comm, nbytes):
+    """Return memory that all ranks map, as bytes."""
+    place = np.array([os.getpid(), -1])
+    if comm.rank == 0:
+        place[1] = make_memfd("limit")
+        os.posix_fallocate(int(place[1]), 0, nbytes)
+    comm.broadcast(place, out=place)
+    fd = int(place[1]) if comm.rank == 0 else adopt(*place.tolist())
+    comm.barrier()
+    found = mmap.mmap(fd, nbytes)
+    os.close(fd)
+    return np.frombuffer(found, np.uint8)
+
+
+class ByHand:
+    """Functions of a library of ``native/`` on memory that all ranks map.
+
+    Each takes a `Ranks` of native/by_hand.h, then numbers and addresses.
+
+    Args:
+        comm: The ranks.
+        library: Path of the library.
+        nbytes: Bytes of the memory, behind its header; as the library wants it by default.
+    """
+
+    class Ranks(ctypes.Structure):
+        """The ranks as native/by_hand.h has them."""
+
+        _fields_ = [
+            ("memory", ctypes.c_void_p),
+            *[(name, ctypes.c_size_t) for name in ("rank", "ranks")],
+            ("turn", ctypes.POINTER(ctypes.c_uint64)),
+        ]
+
+    HEADER = 4096  # kHeader of native/by_hand.h
+
+    def __init__(self, comm, library, nbytes=None):
+        self._library = ctypes.CDLL(library)
+        nbytes = self.shared_bytes(comm.world_size) if nbytes is None else nbytes
+        self._memory = shared_map(comm, self.HEADER + nbytes)
+        turn = ctypes.pointer(ctypes.c_uint64(0))
+        self._ranks = self.Ranks(self._memory.ctypes.data, comm.rank, comm.world_size, turn)
+
+    def shared_bytes(self, ranks):
+        """Return the bytes of the memory that so many ranks use."""
+        self._library.shared_bytes.restype = ctypes.c_size_t
+        return self._library.shared_bytes(ctypes.c_size_t(ranks))
+
+    def array(self, start, count):
+        """Return elements of float32 that begin so many bytes behind the header."""
+        start += self.HEADER
+        return self._memory[start : start + 4 * count].view(np.float32)
+
+    def function(self, name, *arguments):
+        """Return a function of no argument; arrays are passed by their address, None as null."""
+        passed = [
+            ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else ctypes.c_size_t(a or 0)
+            for a in arguments
+        ]
+        call = functools.partial(getattr(self._library, name), self._ranks, *passed)
+        call.kept = self, arguments  # memory lives as long as what works on it
+        return call
