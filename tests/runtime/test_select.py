@@ -8,11 +8,15 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls.request import folds_at_once, only_reads
 from pycoll.runtime.selection.candidates import candidates
-from pycoll.runtime.selection.message_rules import LINK_RULES, ONE_HOST_RULES
-from pycoll.runtime.selection.rules import ANY_N, ANY_SIZE, RULES
-from pycoll.runtime.selection.select import MAX_BLOCKS, STAGE_BELOW, select
+from pycoll.runtime.selection.rules import ANY_N, ANY_SIZE, LINK_RULES, ONE_HOST_RULES, RULES
+from pycoll.runtime.selection.select import (
+    MAX_BLOCKS,
+    STAGE_BELOW,
+    folds_at_once,
+    only_reads,
+    select,
+)
 from pycoll.schedule.cost.cost import Machine, predict
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.lowering.compile import peer_plan

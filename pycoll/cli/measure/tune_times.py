@@ -15,8 +15,7 @@ from pycoll.cli.measure.bench_data import Problem, Slots
 from pycoll.cli.measure.bench_time import Setup, bind
 from pycoll.cli.measure.tune_rules import GAIN, Decision, beats
 from pycoll.comm import Communicator
-from pycoll.runtime.calls.request import Wish
-from pycoll.runtime.selection.select import Choice, of_collective, parameters, select
+from pycoll.runtime.selection.select import Choice, Wish, of_collective, parameters, select
 from pycoll.runtime.selection.tuning_table import Time
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network

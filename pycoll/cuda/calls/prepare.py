@@ -18,8 +18,7 @@ from pycoll.runtime.calls.descriptors import algorithm_number
 from pycoll.runtime.calls.plans import CallSpec, compile_plans
 from pycoll.runtime.calls.prepare import Caller
 from pycoll.runtime.calls.prepared import Prepared, Request
-from pycoll.runtime.calls.request import Wish
-from pycoll.runtime.selection.select import Choice, select
+from pycoll.runtime.selection.select import Choice, Wish, select
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.language.collectives import COLLECTIVES

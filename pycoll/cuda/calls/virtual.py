@@ -18,7 +18,7 @@ from pycoll.cuda.device.library import BEST, MAX_RANKS, CallInfo, KernelError, l
 from pycoll.cuda.transports.links import kernel_failure, most_telling, wait_for
 from pycoll.cuda.transports.transport import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, CommClosed
-from pycoll.runtime.arrays.shapes import RESULT_SHAPE
+from pycoll.runtime.arrays.layouts import RESULT_SHAPE
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.calls.prepared import Prepared, Request

@@ -1,12 +1,17 @@
-"""Where the engine finds arrays that lie elsewhere than it can reach."""
+"""Layouts: shapes of results, offsets of chunks, and arrays that the engine finds elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from pycoll import _C
+from pycoll.errors import ArgumentError
+from pycoll.schedule.language.collectives import OWN, Collective
+from pycoll.types import Kind
 
 Copy = tuple[int, int, int]  # to, from, bytes
 
@@ -67,3 +72,95 @@ class Detour(NamedTuple):
     def copies_out(self) -> list[Copy]:
         """Return the copy that puts the result where it belongs."""
         return [(self.wanted.ctypes.data, self.made.ctypes.data, self.made.nbytes)]
+
+
+Shape = tuple[int, ...]
+
+
+def _same(shape: Shape, n: int) -> Shape:
+    return shape
+
+
+def _join(shape: Shape, n: int) -> Shape:
+    return (n * shape[0], *shape[1:]) if shape else (n,)
+
+
+def _split(shape: Shape, n: int) -> Shape:
+    if not shape or shape[0] % n:
+        raise ArgumentError(
+            f"x has shape {shape}; its first dimension must be a multiple of the world size {n}"
+        )
+    return (shape[0] // n, *shape[1:])
+
+
+def _blocks(shape: Shape, n: int) -> Shape:
+    _split(shape, n)
+    return shape
+
+
+RESULT_SHAPE: dict[Kind, Callable[[Shape, int], Shape]] = {
+    Kind.ALL_REDUCE: _same,
+    Kind.REDUCE_SCATTER: _split,
+    Kind.ALL_GATHER: _join,
+    Kind.BROADCAST: _same,
+    Kind.REDUCE: _same,
+    Kind.GATHER: _join,
+    Kind.SCATTER: _split,
+    Kind.ALL_TO_ALL: _blocks,
+    Kind.BARRIER: _same,
+}
+
+
+@dataclass(frozen=True)
+class Extents:
+    """Offsets and lengths of every chunk on every rank, in elements, for the v-variants.
+
+    Each is a ``[world_size, chunks]`` array of uint64.
+    """
+
+    in_offset: np.ndarray
+    in_length: np.ndarray
+    out_offset: np.ndarray
+    out_length: np.ndarray
+
+
+def blocks_in_chunks(count: int, n: int, chunks: int, promise: Collective) -> Extents | None:
+    """Return where chunks lie if the blocks of ranks are not multiples of their chunks, or None."""
+    owned = promise.transposes or OWN in (promise.in_layout, promise.out_layout)
+    share, block = chunks // n, count // n
+    if not owned or share < 2 or block % share == 0:
+        return None
+    return blocks_apart(count, n, chunks, promise, np.arange(n) * block)
+
+
+def blocks_apart(
+    count: int, n: int, chunks: int, promise: Collective, offsets: np.ndarray
+) -> Extents:
+    """Return where chunks lie if the blocks of the array that has all of them lie anywhere.
+
+    Args:
+        count: Elements of all blocks together.
+        n: Number of ranks.
+        chunks: Chunks of the plan, as many for each rank.
+        promise: What the collective promises.
+        offsets: First element of the block of each rank in the array that has those of all.
+    """
+    share, block = chunks // n, count // n
+    size = -(-block // share)
+    low = np.minimum(np.arange(share) * size, block)
+    length = np.tile(np.minimum(low + size, block) - low, n)
+    inside = np.tile(low, n)  # of the block
+    full = inside + np.repeat(offsets, share)
+
+    holder = np.repeat(np.arange(n), share)  # by chunk, where arrays have one block each
+
+    def rows(row: np.ndarray) -> np.ndarray:
+        return np.tile(row.astype(np.uint64), (n, 1))
+
+    def places(of: str) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets and lengths; of chunks that a rank does not hold there is nothing."""
+        if of != OWN:
+            return rows(full), rows(length)
+        return rows(inside), rows(length) * (holder == np.arange(n)[:, None])
+
+    return Extents(*places(promise.in_layout), *places(promise.out_layout))

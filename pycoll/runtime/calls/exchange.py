@@ -1,18 +1,38 @@
-"""What ranks tell each other on behalf of a call: a few numbers each."""
+"""Calls of several parts: the few numbers that ranks exchange on behalf of one, and interrupts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
-
+_F = TypeVar("_F", bound=Callable)
 _TEXT_BYTES = 512
+
+
+def in_parts(function: _F) -> _F:
+    """Make a function run a call of several parts on a session, its first argument.
+
+    An interrupt between two parts ends the communicator as well.
+    """
+
+    @functools.wraps(function)
+    def call(session: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(session, *args, **kwargs)
+        except Exception:
+            raise
+        except BaseException as error:
+            session.interrupted(error)
+            raise
+
+    return call
 
 
 def exchange(

@@ -13,7 +13,7 @@ import numpy as np
 from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
 from pycoll.errors import ArgumentError
-from pycoll.runtime.arrays.chunk_layouts import Extents, blocks_apart, blocks_in_chunks
+from pycoll.runtime.arrays.layouts import Extents, blocks_apart, blocks_in_chunks
 from pycoll.runtime.calls.descriptors import (
     FLAG_DIRECT,
     FLAG_INPUT,
@@ -21,10 +21,9 @@ from pycoll.runtime.calls.descriptors import (
     algorithm_number,
     descriptor,
 )
-from pycoll.runtime.selection.message_limits import message_limits
 from pycoll.runtime.selection.tuning_table import World
 from pycoll.runtime.sessions.reports import raising
-from pycoll.schedule.ir import Algorithm
+from pycoll.schedule.ir import Algorithm, Schedule
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN, Collective
 from pycoll.schedule.lowering.compile import peer_plan
 from pycoll.schedule.lowering.messages import message_plan
@@ -293,3 +292,26 @@ def _chunk(spec: CallSpec, promise: Collective, chunks: int) -> int:
 
 def _layout(layout: str) -> int:
     return LAYOUT_OWN if layout == OWN else LAYOUT_FULL
+
+
+_SEGMENT_BYTES = 4 << 20  # of a chunk that one message carries
+_WHOLE_BYTES = 1 << 30  # likewise, where no fold and no other message could begin earlier
+_LINK_BYTES = 60 << 10
+"""Likewise between hosts. Over TCP, Open MPI sends 64 KiB at once; before more it shakes hands, and
+each word of that queues behind the data that goes the other way."""
+_PACKET_BYTES = 3584  # of a message that is copied into a packet: both fit Open MPI's 4 KiB
+_LINK_PACKET_BYTES = 32 << 10  # likewise between hosts, where to agree first costs a round trip
+
+LINK_LIMITS = {"segment_bytes": _LINK_BYTES, "packet_bytes": _LINK_PACKET_BYTES}
+
+
+def message_limits(schedule: Schedule, one_host: bool) -> dict[str, int]:
+    """Return the bytes of a segment and of a packet, the same on every rank.
+
+    A segment is what one message carries of a chunk; a message that fits a packet is copied.
+    """
+    if not one_host:
+        return LINK_LIMITS
+    moves = not COLLECTIVES[schedule.collective].reduces
+    segment = _WHOLE_BYTES if moves and schedule.one_hop else _SEGMENT_BYTES
+    return {"segment_bytes": segment, "packet_bytes": _PACKET_BYTES}

@@ -21,12 +21,10 @@ from pycoll.runtime.arrays.host_arrays import (
     overlap,
     view,
 )
-from pycoll.runtime.arrays.layouts import Detour, Mirror
-from pycoll.runtime.arrays.shapes import RESULT_SHAPE, Shape
+from pycoll.runtime.arrays.layouts import RESULT_SHAPE, Detour, Mirror, Shape
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.plans import CallSpec, PlanCache
-from pycoll.runtime.calls.prepared import Prepared, Request
-from pycoll.runtime.calls.specs import call_spec
+from pycoll.runtime.calls.prepared import Prepared, Request, call_spec
 from pycoll.runtime.selection.select import Choice, select
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import Kind, Order, ReduceOp

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pycoll import _C
-from pycoll.runtime.arrays.layouts import Detour, Mirror
+from pycoll.algorithms import find
+from pycoll.runtime.arrays.host_arrays import ArrayView
+from pycoll.runtime.arrays.layouts import Detour, Extents, Mirror
 from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.selection.select import Choice
 from pycoll.schedule.ir import Algorithm
-from pycoll.types import Kind
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.types import Kind, Order, ReduceOp
 
 _COLLECTIVES = {kind: kind.name.lower().removesuffix("_v") for kind in Kind}
 _COLLECTIVES[Kind.BARRIER] = "all_reduce"
@@ -73,3 +77,90 @@ class Prepared:
         before = [copy for mirror in self.gathers for copy in mirror.copies_in()]
         after = [copy for mirror in self.scatters for copy in mirror.copies_out()]
         return (_C.Detours(before, after),)
+
+
+def call_spec(
+    request: Request,
+    op: ReduceOp,
+    root: int,
+    count: int,
+    typed: ArrayView,
+    choice: Choice,
+    input_only: bool,
+    apart: bool = False,
+) -> CallSpec:
+    """Return what a call does, as it was asked for and chosen.
+
+    Args:
+        request: What the caller asked for.
+        op: Reduction operation.
+        root: Root rank, or 0.
+        count: Elements of the full vector.
+        typed: An array of the type that the engine works with.
+        choice: The algorithm.
+        input_only: Only inputs lie where peers reach them.
+        apart: See `CallSpec`.
+    """
+    params = dict(choice.params)
+    if "root" in choice.algorithm.params:
+        params["root"] = root
+    spec = CallSpec(
+        kind=request.within or request.kind,
+        collective=request.collective,
+        algorithm=choice.algorithm,
+        params=tuple(sorted(params.items())),
+        direct=choice.direct,
+        input_only=choice.direct and input_only,
+        apart=apart,
+        dtype=typed.code,
+        told=typed.told,
+        itemsize=typed.array.itemsize,
+        count=count,
+        op=op if COLLECTIVES[request.collective].reduces else ReduceOp.SUM,
+        order=Order[(choice.order or "any").upper()],
+        root=root,
+    )
+    may_read = request.algorithm is None and request.within is None
+    return with_alternative(spec, choice) if may_read else spec
+
+
+def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Extents) -> CallSpec:
+    """Return the call of a v-variant, whose blocks differ in size."""
+    total = int(extents.out_length[0].sum()) if len(extents.out_length) else 0
+    params = (("root", request.root),) if "root" in algorithm.params else ()
+    return CallSpec(
+        kind=request.kind,
+        collective=request.collective,
+        algorithm=algorithm,
+        params=params,
+        direct=False,
+        dtype=v.code,
+        told=v.told,
+        itemsize=v.array.itemsize,
+        count=total,
+        root=request.root,
+        op=ReduceOp[request.op.upper()],
+        order=Order[(request.order or "any").upper()],
+    )
+
+
+LEAST_BYTES = 64 << 10
+"""Of the full vector. Below, what the kernel does for a call takes longer than both copies."""
+
+_READERS = {  # in these every rank fetches what it needs, and nobody writes to another
+    "all_gather": "direct_pull",
+    "broadcast": "direct",
+    "scatter": "direct",
+    "all_to_all": "direct",
+}
+
+
+def with_alternative(spec: CallSpec, choice: Choice) -> CallSpec:
+    """Give a call on private arrays the alternative to read them, if it can have one."""
+    wish, name = choice.wish, _READERS.get(spec.collective)
+    if name is None or spec.direct or wish.messages or wish.n == 1 or wish.nbytes < LEAST_BYTES:
+        return spec
+    algorithm = find(spec.collective, name)
+    params = (("root", spec.root),) if "root" in algorithm.params else ()
+    reading = replace(spec, algorithm=algorithm, params=params, direct=True, across=True)
+    return replace(spec, alternative=reading)

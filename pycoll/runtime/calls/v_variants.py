@@ -10,23 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from pycoll import _C, algorithms
 from pycoll.errors import ArgumentError, MismatchError
-from pycoll.runtime.arrays.chunk_layouts import Extents
 from pycoll.runtime.arrays.host_arrays import ArrayView, as_reducible, check_output, new_like, view
-from pycoll.runtime.calls.exchange import exchange, exchange_texts
-from pycoll.runtime.calls.prepared import Prepared, Request
-from pycoll.runtime.calls.refusals import in_parts
-from pycoll.runtime.calls.specs import table_spec
+from pycoll.runtime.arrays.layouts import Extents
+from pycoll.runtime.calls.exchange import exchange, exchange_texts, in_parts
+from pycoll.runtime.calls.prepared import Prepared, Request, table_spec
 from pycoll.runtime.sessions.reports import blame
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind, type_name
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 _MOST_ROWS = 1 << 48  # as kMostElements of csrc/engine/bind.cpp
 _KEPT_TABLES, _KEPT_BYTES = 8, 64 << 10  # bindings for each kind of call, and of a table

@@ -3,23 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from pycoll import _C
-from pycoll.errors import ArgumentError, CollTimeout
+from pycoll.errors import ArgumentError, CollError, CollTimeout
 from pycoll.runtime.arrays.host_arrays import view
 
-if TYPE_CHECKING:
-    from pycoll.runtime.calls.background import Flight
-    from pycoll.runtime.sessions.session import Session
+
+class Owner(Protocol):
+    """What calls need of their session."""
+
+    engine: Any
+
+    def sweep(self) -> None:
+        """Let go of the arrays of calls that have ended."""
+
+    def error(self, kind: str, text: str) -> CollError:
+        """Make the exception for a failure of the engine."""
+
+    def refusing(self, prepare: Callable[[], Any]) -> Any:
+        """Prepare a call; if that fails, let the peers of this call know."""
+
+    def interrupted(self, error: BaseException) -> None:
+        """Let all ranks know of an interrupt."""
+
+
+class Flight:
+    """A call in the queue of an engine.
+
+    The hot path makes it without running Python code, so it has no ``__init__``.
+
+    Attributes:
+        ticket: Its place in the queue; None before it has one.
+        keep: What has to stay until it has ended, besides the result.
+        result: What the call gives.
+        ended: It has ended, and `error` is what it has failed with, or None.
+    """
+
+    ticket: int | None = None
+    keep: Any = None
+    result: Any = None
+    error: Exception | None = None
+    ended = False
+
+    def land(self, engine: Any, describe: Callable[[str, str], CollError]) -> bool:
+        """Take over from the engine how the call has ended; tell whether it has.
+
+        Several threads may do so at a time: the error is here before the engine forgets it.
+        """
+        if self.ended:
+            return True
+        if self.ticket is None or not engine.done(self.ticket):
+            return False
+        failure = _C.error_of(engine, self.ticket)
+        if failure is not None:
+            kind, text = failure
+            self.error = MemoryError(text) if kind == "MemoryError" else describe(kind, text)
+            _C.forget(engine, self.ticket)
+        self.ended = True
+        return True
 
 
 class Work:
     """A call that runs in the background; its arrays are kept alive until it is done."""
 
-    def __init__(self, session: Session, flight: Flight) -> None:
+    def __init__(self, session: Owner, flight: Flight) -> None:
         """Hold on to a call in the engine's queue; see `Session`."""
         self._session, self._flight = session, flight
         self._engine = session.engine  # outlives a close, which finishes the queue
@@ -87,7 +137,7 @@ def check_patience(timeout: float) -> float:
 class BoundPlan:
     """A collective prepared for one shape and dtype; see `pycoll.Communicator.plan`."""
 
-    def __init__(self, session: Session, method: Callable[..., Any], like: Any) -> None:
+    def __init__(self, session: Owner, method: Callable[..., Any], like: Any) -> None:
         """Take the collective, a method of the communicator with all arguments but the arrays."""
         self._session, self._method = session, method
         pattern = view(like, "like")

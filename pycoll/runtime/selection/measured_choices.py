@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,11 +12,9 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.prepared import Request
 from pycoll.runtime.selection.fingerprint import fingerprint
 from pycoll.runtime.selection.tuning_table import Tuning
+from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.hosts import fewest_cores, number_of_cores, own_cores
 from pycoll.types import Kind
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 _MASK_BYTES = 128  # of the cores of a host
 _AGAIN = "measure again with `pycoll tune`"
@@ -95,8 +91,8 @@ def load(session: Session) -> str:
         if path is None or not (asked or path.exists()):
             return ""
         text, table = read(path)
-        if asked and session.world_size > 1 and table.world(place(session)) is None:
-            raise ArgumentError(f"it has nothing about {describe(*place(session))}: {_AGAIN}")
+        if asked and session.world_size > 1 and table.world(session.place) is None:
+            raise ArgumentError(f"it has nothing about {describe(*session.place)}: {_AGAIN}")
     except (ArgumentError, OSError, ValueError, RuntimeError) as error:  # paths that cannot be
         if asked:
             named = str(path or config.tuning)
@@ -130,16 +126,6 @@ def read(path: Path) -> tuple[str, Tuning]:
     if other:
         raise ArgumentError(f"it was measured with another {other}: {_AGAIN}")
     return text, table
-
-
-def place(session: Session) -> tuple[str, tuple[int, ...]]:
-    """Return what a measurement depends on besides the machine: transport, and ranks per host."""
-    job = getattr(session, "job", None)
-    if job is None:
-        return ("threads" if session.threads else "shared memory"), (session.world_size,)
-    counts = Counter(session.hosts)
-    kind = "two levels over" if hasattr(session, "node") else "messages of"
-    return f"{kind} {job.library}", tuple(counts[host] for host in sorted(counts))
 
 
 def describe(transport: str, ranks_per_host: tuple[int, ...]) -> str:

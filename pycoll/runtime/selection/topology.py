@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pycoll.algorithms.two_level.stages import Hosts
 from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.selection.select import Choice
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import DType, Kind, Order, ReduceOp
-
-if TYPE_CHECKING:
-    from pycoll.runtime.selection.select import Choice
 
 ONE_COLUMN_BYTES = 64 << 10
 _EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)

@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,8 @@ from pycoll.errors import CollError, MismatchError, TransportError
 from pycoll.runtime.calls.exchange import exchange_texts
 from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.sessions.reports import blame
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import DType, Kind
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 TAG = 2**32 - 1  # of the messages of a check; those of users end at 2**31 - 1
 PINGS = 3

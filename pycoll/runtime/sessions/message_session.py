@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -14,10 +15,10 @@ from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import CollError
 from pycoll.runtime.arrays.symmetric_memory import PlainMemory
-from pycoll.runtime.calls.background import Flight
 from pycoll.runtime.calls.plans import PlanCache
 from pycoll.runtime.calls.prepare import Caller
 from pycoll.runtime.calls.prepared import Prepared
+from pycoll.runtime.calls.work import Flight
 from pycoll.runtime.sessions.reports import describe, raising
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.hosts import Card
@@ -81,6 +82,8 @@ class MpiJob:
 class MpiSession(Session):
     """Everything one rank needs to take part in one communicator over MPI."""
 
+    messages_kind = "messages of"  # in `place`
+
     def __init__(
         self, job: MpiJob, members: list[int], rank: int, context: int, config: Config
     ) -> None:
@@ -122,6 +125,13 @@ class MpiSession(Session):
     def transport(self) -> str:
         """How the ranks reach each other."""
         return f"{self.job.library}, messages between all ranks"
+
+    @property
+    def place(self) -> tuple[str, tuple[int, ...]]:
+        """What a measurement depends on besides the machine: transport, and ranks per host."""
+        counts = Counter(self.hosts)
+        sizes = tuple(counts[host] for host in sorted(counts))
+        return f"{self.messages_kind} {self.job.library}", sizes
 
     def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""

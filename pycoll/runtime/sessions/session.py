@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import weakref
-from typing import Any
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pycoll import _C, algorithms
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollError, CommClosed, in_words, sendable
-from pycoll.runtime.arrays.chunk_layouts import Extents
 from pycoll.runtime.arrays.host_arrays import on_device
+from pycoll.runtime.arrays.layouts import Extents
 from pycoll.runtime.arrays.symmetric_memory import Memory
-from pycoll.runtime.calls import v_variants
-from pycoll.runtime.calls.background import Background, Flight
 from pycoll.runtime.calls.call_sites import Sites
 from pycoll.runtime.calls.plans import CallSpec, PlanCache, barrier_spec
 from pycoll.runtime.calls.prepare import Caller, check_timeout
 from pycoll.runtime.calls.prepared import Prepared, Request
-from pycoll.runtime.calls.refusals import Refusals
-from pycoll.runtime.calls.work import Work
-from pycoll.runtime.selection.measured_choices import place
+from pycoll.runtime.calls.work import Flight, Work
 from pycoll.runtime.selection.select import Choice
 from pycoll.runtime.selection.tuning_table import Tuning
 from pycoll.runtime.sessions.p2p import TaggedMessages
@@ -30,13 +29,19 @@ from pycoll.runtime.sessions.shutdown import Hook, leave_at_exit
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
+_T = TypeVar("_T")
+
 
 def _no_devices(session: Session) -> Any:
     raise ArgumentError("arrays on a device are for communicators; these ranks take CPU arrays")
 
 
-class Session(TaggedMessages, Refusals, Background):
-    """Everything one rank needs to take part in one communicator."""
+class Session(TaggedMessages):
+    """Everything one rank needs to take part in one communicator.
+
+    Whatever can raise on one rank alone belongs into `refusing`: a peer that hears nothing takes
+    the next call of this rank, which may be just like this one, for its part of this one.
+    """
 
     def __init__(
         self,
@@ -86,7 +91,8 @@ class Session(TaggedMessages, Refusals, Background):
         self, rank: int, world_size: int, config: Config, engine: Any, boxes: Any, caller: Caller
     ) -> None:
         self.rank, self.world_size, self.config = rank, world_size, config
-        self._open_queue()
+        self._in_flight: deque[Flight] = deque()  # in the order of the queue
+        self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
         self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
         runner = self._runner()
@@ -123,13 +129,18 @@ class Session(TaggedMessages, Refusals, Background):
         Both are the same on every rank that shares its memory, the former on every rank.
         """
         self.tuning, self.cores = tuning, cores
-        world = tuning.world(place(self)) if tuning is not None else None
+        world = tuning.world(self.place) if tuning is not None else None
         self.plans.use(world, not self.plans.messages and self.world_size > cores)
 
     @property
     def plans(self) -> PlanCache:
         """The plans of this communicator, and what their choice depends on."""
         return self._caller.plans
+
+    @property
+    def place(self) -> tuple[str, tuple[int, ...]]:
+        """What a measurement depends on besides the machine: transport, and ranks per host."""
+        return ("threads" if self.threads else "shared memory"), (self.world_size,)
 
     def has_two_levels(self, choice: Choice) -> bool:
         """Tell that calls do not go through hosts first."""
@@ -243,27 +254,79 @@ class Session(TaggedMessages, Refusals, Background):
         """Return the caller's source line: file, line and function."""
         return self.sites.text(self.site())
 
-    def all_gather_v(self, x: Any, out: Any, timeout: float | None) -> Any:
-        """See `pycoll.Communicator.all_gather_v`."""
-        return v_variants.gather(self, Kind.ALL_GATHER_V, x, 0, out, timeout)
+    def refusing(self, prepare: Callable[[], _T]) -> _T:
+        """Prepare a call; if that fails, let the peers of this call know.
 
-    def gather_v(self, x: Any, root: int, out: Any, timeout: float | None) -> Any:
-        """See `pycoll.Communicator.gather_v`."""
-        return v_variants.gather(self, Kind.GATHER_V, x, root, out, timeout)
+        An interrupt ends the communicator, as it does inside a call.
+        """
+        _ = self.engine  # raises CommClosed
+        try:
+            return prepare()
+        except Exception as error:
+            self._refuse(in_words(error))
+            raise
+        except BaseException as error:
+            self.interrupted(error)
+            raise
 
-    def scatter_v(self, x: Any, counts: Any, root: int, out: Any, timeout: float | None) -> Any:
-        """See `pycoll.Communicator.scatter_v`."""
-        return v_variants.scatter(self, x, counts, root, out, timeout)
+    def misused(self, text: str) -> None:
+        """Raise `TypeError` for a call that does not fit its signature; let its peers know."""
+        error = TypeError(text)
+        self._refuse(in_words(error))
+        raise error
 
-    def reduce_scatter_v(
-        self, x: Any, counts: Any, op: str, order: str | None, out: Any, timeout: float | None
-    ) -> Any:
-        """See `pycoll.Communicator.reduce_scatter_v`."""
-        return v_variants.reduce_scatter(self, x, counts, op, order, out, timeout)
+    def interrupted(self, error: BaseException) -> None:
+        """Let all ranks know of an interrupt, unless they do; it is what the user gets."""
+        with contextlib.suppress(CollError):
+            self._interrupted(type(error).__name__)
 
-    def all_to_all_v(self, x: Any, counts: Any, out: Any, timeout: float | None) -> Any:
-        """See `pycoll.Communicator.all_to_all_v`."""
-        return v_variants.all_to_all(self, x, counts, out, timeout)
+    def _refuse(self, text: str) -> None:
+        """Make all ranks leave this call."""
+        self.guard(self.engine.refuse, text, self.site())
+
+    def _interrupted(self, name: str) -> None:
+        """Tell all ranks the name of the exception that has interrupted this one."""
+        self.abort(f"rank {self.rank} was interrupted ({name})")
+
+    def _enqueue(self, prepared: Prepared, *args: Any) -> Work:
+        """Put a call in the queue; ``args`` are for the engine."""
+        flight = Flight()
+        flight.keep, flight.result = prepared, prepared.result
+        try:
+            self._in_flight.append(flight)
+            flight.ticket = self.guard(self.engine.submit, prepared.binding, *args)
+            for mirror in prepared.registered:
+                self.memory.lend(mirror, self.engine, flight.ticket)
+            return self._queued(flight)
+        except CollError:
+            flight.ended = flight.ticket is None  # the engine has not taken it
+            raise
+        except BaseException as error:  # a signal handler's: it ends the communicator, as in a call
+            self._adrift.append((prepared, self.memory.hold(prepared.registered)))
+            flight.ended = flight.ticket is None
+            self.interrupted(error)
+            raise
+
+    def _queued(self, flight: Flight) -> Work:
+        """Return the work of a call that is in the queue."""
+        self.sweep()
+        return Work(self, flight)
+
+    def sweep(self) -> None:
+        """Let go of the arrays of calls that have ended; any thread may, while others do."""
+        engine = self._engine
+        while self._in_flight and engine is not None:
+            try:
+                flight = self._in_flight[0]
+                if not flight.land(engine, self.error):
+                    return
+                self._let_go(flight)
+                self._in_flight.remove(flight)
+            except (IndexError, ValueError):
+                continue  # another thread has removed it
+
+    def _let_go(self, flight: Flight) -> None:
+        flight.keep = None
 
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""
@@ -283,7 +346,9 @@ class Session(TaggedMessages, Refusals, Background):
             if self.device is not None:
                 self.device.close()
             self.guard(self._engine.close)
-            self._empty_queue()
+            self.sweep()
+            self._in_flight.clear()
+            self._adrift.clear()
             if self.device is not None:
                 self.device.free()
             if self.fast is not None:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from pycoll.errors import CommClosed, ConcurrentUseError
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 _PATIENCE_S = 1.0
 _POLL_S = 0.001
 
 
-def leave_at_exit(reference: weakref.ref[Session]) -> None:
+class Leaver(Protocol):
+    """What can leave a job."""
+
+    def leave(self, reason: BaseException | str) -> None:
+        """Tell the peers why this rank leaves."""
+
+    def close(self) -> None:
+        """Leave the communicator."""
+
+
+def leave_at_exit(reference: weakref.ref[Leaver]) -> None:
     """Close a session when the interpreter ends, and tell the peers of the exception that ends it.
 
     After an orderly end only the peers that still wait for this rank hear of it. A call in which a

@@ -18,8 +18,7 @@ from pycoll import _C, algorithms
 from pycoll.algorithms.two_level.plans import PLANS
 from pycoll.algorithms.two_level.stages import NONE, Hosts, Stage, TwoLevels, refined
 from pycoll.runtime.calls.descriptors import TWO_LEVELS
-from pycoll.runtime.calls.plans import LAYOUT_TABLE, CallSpec
-from pycoll.runtime.selection.message_limits import LINK_LIMITS
+from pycoll.runtime.calls.plans import LAYOUT_TABLE, LINK_LIMITS, CallSpec
 from pycoll.runtime.selection.select import select
 from pycoll.runtime.selection.topology import Topology
 from pycoll.schedule.ir import IN, OUT, TMP

@@ -67,6 +67,8 @@ class NodeSession(Session):
 class TwoLevelSession(MpiSession):
     """Messages between hosts, and shared memory inside them where a call can use it."""
 
+    messages_kind = "two levels over"
+
     def __init__(
         self,
         job: MpiJob,

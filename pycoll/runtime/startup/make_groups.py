@@ -9,8 +9,7 @@ import numpy as np
 from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, TransportError
-from pycoll.runtime.calls.exchange import exchange
-from pycoll.runtime.calls.refusals import in_parts
+from pycoll.runtime.calls.exchange import exchange, in_parts
 from pycoll.runtime.sessions.message_session import MpiSession
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.sessions.session import Session

@@ -12,9 +12,8 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.symmetric_memory import Mirror
 from pycoll.runtime.calls.plans import CallSpec, barrier_spec
 from pycoll.runtime.calls.prepare import DIRECT_KINDS
-from pycoll.runtime.calls.prepared import Prepared
+from pycoll.runtime.calls.prepared import Prepared, with_alternative
 from pycoll.runtime.selection.select import select
-from pycoll.runtime.selection.single_copy import with_alternative
 from pycoll.runtime.sessions.session import Session
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.torch.calls.call_sites import Placed
