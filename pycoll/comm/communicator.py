@@ -13,7 +13,7 @@ from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.cuda import open_device
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.methods import CallOptions, collective, told
-from pycoll.runtime.calls.prepared import Request
+from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.calls.work import BoundPlan, Work
 from pycoll.runtime.sessions.health import Health, check
 from pycoll.runtime.sessions.session import Session
@@ -247,7 +247,7 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
         given = {name: value for name, value in arguments.items() if value != usual[name]}
         method = partial(getattr(self, collective), **given)
         bound = BoundPlan(self._session, method, like)
-        request = Request(Kind[collective.upper()], op, root, order, algorithm)
+        request = CallRequest(Kind[collective.upper()], op, root, order, algorithm)
         self._session.prepare(request, like, None)
         return bound
 

@@ -15,7 +15,13 @@ from pycoll.cli.measure.bench_data import Problem, Slots
 from pycoll.cli.measure.bench_time import Setup, bind
 from pycoll.cli.measure.tune_rules import GAIN, Decision, beats
 from pycoll.comm import Communicator
-from pycoll.runtime.selection.select import Choice, Wish, of_collective, parameters, select
+from pycoll.runtime.selection.select import (
+    Choice,
+    SelectionRequest,
+    of_collective,
+    parameters,
+    select,
+)
 from pycoll.runtime.selection.tuning_table import Time
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
@@ -107,9 +113,9 @@ class Bench:
             )
         )
 
-    def _wish(self, problem: Problem, order: str, symmetric: bool) -> Wish:
+    def _wish(self, problem: Problem, order: str, symmetric: bool) -> SelectionRequest:
         dtype = DTYPE if problem.promise.reduces else None
-        return Wish(
+        return SelectionRequest(
             problem.name,
             problem.nbytes,
             problem.n,
@@ -137,7 +143,7 @@ class Bench:
 
     def _name(self, usual: Choice) -> str:
         """What a call does by itself: the name of an algorithm if naming that does the same."""
-        wish = usual.wish
+        wish = usual.request
         if self.comm._session.has_two_levels(usual):
             return "two levels"
         named = select(
@@ -148,8 +154,8 @@ class Bench:
             direct=wish.direct,
             algorithm=usual.algorithm,
             messages=self.messages,
-            one_host=usual.wish.one_host,
-            crowded=usual.wish.crowded,
+            one_host=usual.request.one_host,
+            crowded=usual.request.crowded,
         )
         return usual.name if named.direct == usual.direct else f"{usual.name}, staged"
 

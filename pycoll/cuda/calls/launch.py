@@ -12,7 +12,7 @@ from pycoll.cuda.device.library import library
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepare import check_timeout
-from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 from pycoll.types import Kind
 
@@ -31,7 +31,7 @@ def kind_of(collective: str | Kind) -> Kind:
     return Kind[name.upper()]
 
 
-def root_only(request: Request) -> bool:
+def root_only(request: CallRequest) -> bool:
     """Tell whether only the root has a result."""
     return COLLECTIVES[request.collective].out_at_root
 

@@ -17,8 +17,8 @@ from pycoll.runtime.arrays.host_arrays import ArrayView
 from pycoll.runtime.calls.descriptors import algorithm_number
 from pycoll.runtime.calls.plans import CallSpec, compile_plans
 from pycoll.runtime.calls.prepare import Caller
-from pycoll.runtime.calls.prepared import Prepared, Request
-from pycoll.runtime.selection.select import Choice, Wish, select
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
+from pycoll.runtime.selection.select import Choice, SelectionRequest, select
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.language.collectives import COLLECTIVES
@@ -145,7 +145,7 @@ class DeviceCaller(Caller):
     always_direct: bool = False
     in_place: bool = False
 
-    def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+    def prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         """See `Caller.prepare`; a call that cannot work in place gets a copy of its input."""
         prepared = super().prepare(request, x, out)
         algorithm, direct = prepared.spec.algorithm, prepared.spec.direct
@@ -179,9 +179,14 @@ class DeviceCaller(Caller):
         return arrays.duplicate(v, make, self.stream)
 
     def _choose(
-        self, request: Request, op: ReduceOp, count: int, typed: ArrayView, reach: dict[str, bool]
+        self,
+        request: CallRequest,
+        op: ReduceOp,
+        count: int,
+        typed: ArrayView,
+        reach: dict[str, bool],
     ) -> Choice:
-        wish = Wish(
+        wish = SelectionRequest(
             request.collective,
             count * typed.array.itemsize,
             self.plans.world_size,
@@ -200,7 +205,7 @@ class DeviceCaller(Caller):
         return replace(choice, direct=direct)
 
 
-def choose(wish: Wish, algorithm: str | Algorithm | None) -> Choice:
+def choose(wish: SelectionRequest, algorithm: str | Algorithm | None) -> Choice:
     """Choose the algorithm of a call on device arrays; see `pycoll.runtime.selection.select`.
 
     Args:
@@ -234,7 +239,7 @@ def choose(wish: Wish, algorithm: str | Algorithm | None) -> Choice:
     return select(*known, algorithm=names[-1], **options)
 
 
-def _native(wish: Wish) -> Choice:
+def _native(wish: SelectionRequest) -> Choice:
     if not wish.messages:
         raise ArgumentError(
             "algorithm='native' stands for NCCL's own collectives; make the communicator with "

@@ -19,7 +19,7 @@ from pycoll.cuda.device import arrays
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepare import check_timeout
-from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.runtime.sessions.reports import FIELDS, PLANS, Call
 from pycoll.types import Kind
 
@@ -49,7 +49,7 @@ class DeviceSide:
 
     def call(
         self,
-        request: Request,
+        request: CallRequest,
         x: Any,
         out: Any,
         timeout: float | None,
@@ -77,7 +77,7 @@ class DeviceSide:
         return arrays.is_cupy(x if x is not None else out)
 
     def _prepare(
-        self, request: Request, x: Any, out: Any, timeout: float | None, stream: Any
+        self, request: CallRequest, x: Any, out: Any, timeout: float | None, stream: Any
     ) -> tuple[Prepared, int, int]:
         """Find everything that can be wrong with the arguments; nothing is sent or launched.
 

@@ -21,7 +21,7 @@ from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime.arrays.layouts import RESULT_SHAPE
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepare import check_timeout
-from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.types import Kind
 
 MAX_BLOCKS = 256  # of a rank
@@ -140,7 +140,7 @@ class VirtualRanks:
         stream = self._cupy.cuda.get_current_stream() if stream is None else stream
         handle = arrays.stream_of(stream)
         stacked = not isinstance(xs, (list, tuple))
-        wanted = Request(kind_of(collective), **request)
+        wanted = CallRequest(kind_of(collective), **request)
         with self._cupy.cuda.Device(self.device), arrays.external(handle):
             inputs, outputs = self._split(xs, "xs"), self._split(out, "out")
             if stacked and out is None:
@@ -167,7 +167,7 @@ class VirtualRanks:
         return self._group
 
     def _prepare(
-        self, rank: int, request: Request, x: Any, out: Any, stream: int, in_place: bool
+        self, rank: int, request: CallRequest, x: Any, out: Any, stream: int, in_place: bool
     ) -> Prepared:
         plans = DevicePlans(rank, self.world_size, messages=False)
         caller = DeviceCaller(plans, AnyMemory(), self.device, stream, True, in_place)
@@ -182,7 +182,7 @@ class VirtualRanks:
             raise ArgumentError(f"{what} has {len(given)} arrays for {self.world_size} ranks")
         return [given[rank] for rank in range(self.world_size)]
 
-    def _stack(self, request: Request, x: Any) -> tuple[Any, list[Any]]:
+    def _stack(self, request: CallRequest, x: Any) -> tuple[Any, list[Any]]:
         """Make one array for the results of all ranks, where all of them have one."""
         if root_only(request):
             return None, [None] * self.world_size

@@ -112,7 +112,7 @@ RESULT_SHAPE: dict[Kind, Callable[[Shape, int], Shape]] = {
 
 
 @dataclass(frozen=True)
-class Extents:
+class ChunkLayout:
     """Offsets and lengths of every chunk on every rank, in elements, for the v-variants.
 
     Each is a ``[world_size, chunks]`` array of uint64.
@@ -124,7 +124,7 @@ class Extents:
     out_length: np.ndarray
 
 
-def blocks_in_chunks(count: int, n: int, chunks: int, promise: Collective) -> Extents | None:
+def blocks_in_chunks(count: int, n: int, chunks: int, promise: Collective) -> ChunkLayout | None:
     """Return where chunks lie if the blocks of ranks are not multiples of their chunks, or None."""
     owned = promise.transposes or OWN in (promise.in_layout, promise.out_layout)
     share, block = chunks // n, count // n
@@ -135,7 +135,7 @@ def blocks_in_chunks(count: int, n: int, chunks: int, promise: Collective) -> Ex
 
 def blocks_apart(
     count: int, n: int, chunks: int, promise: Collective, offsets: np.ndarray
-) -> Extents:
+) -> ChunkLayout:
     """Return where chunks lie if the blocks of the array that has all of them lie anywhere.
 
     Args:
@@ -163,4 +163,4 @@ def blocks_apart(
             return rows(full), rows(length)
         return rows(inside), rows(length) * (holder == np.arange(n)[:, None])
 
-    return Extents(*places(promise.in_layout), *places(promise.out_layout))
+    return ChunkLayout(*places(promise.in_layout), *places(promise.out_layout))

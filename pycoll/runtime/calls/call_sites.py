@@ -12,7 +12,7 @@ from pycoll.errors import sendable
 _MAX_KNOWN = 4096
 
 
-class Sites:
+class CallSites:
     """Numbers of the places in the program that make calls, for error messages."""
 
     def __init__(

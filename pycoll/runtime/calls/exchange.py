@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
@@ -68,7 +68,7 @@ def _prepare(session: Session, kind: Kind, row: np.ndarray) -> tuple[Any, Any, P
         np.frombuffer(bytearray(rows * row.nbytes), row.dtype).reshape(rows, row.size)
         for rows in (1, session.world_size)
     )
-    request = Request(Kind.ALL_GATHER, within=kind)
+    request = CallRequest(Kind.ALL_GATHER, within=kind)
     return own, table, session.prepare(request, own, table)
 
 

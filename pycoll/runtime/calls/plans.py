@@ -13,7 +13,7 @@ import numpy as np
 from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
 from pycoll.errors import ArgumentError
-from pycoll.runtime.arrays.layouts import Extents, blocks_apart, blocks_in_chunks
+from pycoll.runtime.arrays.layouts import ChunkLayout, blocks_apart, blocks_in_chunks
 from pycoll.runtime.calls.descriptors import (
     FLAG_DIRECT,
     FLAG_INPUT,
@@ -33,7 +33,7 @@ from pycoll.types import DType, Kind, Order, ReduceOp
 
 LAYOUT_FULL, LAYOUT_OWN, LAYOUT_TABLE = 0, 1, 2
 _Bound = TypeVar("_Bound")
-_Places = Extents | np.ndarray | None
+_Places = ChunkLayout | np.ndarray | None
 _MAX_BINDINGS = 1024
 _LINE_BYTES = 64
 
@@ -224,7 +224,7 @@ class PlanCache:
         places, blocks = extents, (spec.count, self.world_size, chunks, promise)
         if extents is None:
             places = blocks_in_chunks(*blocks)
-        elif not isinstance(extents, Extents):
+        elif not isinstance(extents, ChunkLayout):
             places = blocks_apart(*blocks, extents)
         if places:
             numbers |= {"layout_in": LAYOUT_TABLE, "layout_out": LAYOUT_TABLE}

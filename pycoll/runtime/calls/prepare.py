@@ -24,7 +24,7 @@ from pycoll.runtime.arrays.host_arrays import (
 from pycoll.runtime.arrays.layouts import RESULT_SHAPE, Detour, Mirror, Shape
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.plans import CallSpec, PlanCache
-from pycoll.runtime.calls.prepared import Prepared, Request, call_spec
+from pycoll.runtime.calls.prepared import CallRequest, Prepared, call_spec
 from pycoll.runtime.selection.select import Choice, select
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import Kind, Order, ReduceOp
@@ -72,7 +72,7 @@ class Caller:
     plans: PlanCache
     memory: Memory
 
-    def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+    def prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         """Check the arguments and choose and bind a plan.
 
         Raises:
@@ -127,7 +127,7 @@ class Caller:
     def _contiguous(self, v: ArrayView) -> ArrayView:
         return v if v.array.flags.c_contiguous else self.duplicate(v)
 
-    def check_request(self, request: Request) -> tuple[ReduceOp, int]:
+    def check_request(self, request: CallRequest) -> tuple[ReduceOp, int]:
         """Check what does not depend on the arrays; return the operation and the root."""
         try:
             op = ReduceOp[request.op.upper()]
@@ -176,7 +176,7 @@ class Caller:
 
     def _bind(
         self,
-        request: Request,
+        request: CallRequest,
         op: ReduceOp,
         root: int,
         count: int,
@@ -209,7 +209,7 @@ class Caller:
 
     def _bound(
         self,
-        request: Request,
+        request: CallRequest,
         op: ReduceOp,
         root: int,
         count: int,
@@ -231,7 +231,12 @@ class Caller:
         return self.plans.known(key, make)
 
     def _choose(
-        self, request: Request, op: ReduceOp, count: int, typed: ArrayView, reach: dict[str, bool]
+        self,
+        request: CallRequest,
+        op: ReduceOp,
+        count: int,
+        typed: ArrayView,
+        reach: dict[str, bool],
     ) -> Choice:
         return select(
             request.collective,

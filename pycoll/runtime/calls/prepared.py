@@ -8,7 +8,7 @@ from typing import Any
 from pycoll import _C
 from pycoll.algorithms import find
 from pycoll.runtime.arrays.host_arrays import ArrayView
-from pycoll.runtime.arrays.layouts import Detour, Extents, Mirror
+from pycoll.runtime.arrays.layouts import ChunkLayout, Detour, Mirror
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.selection.select import Choice
 from pycoll.schedule.ir import Algorithm
@@ -20,7 +20,7 @@ _COLLECTIVES[Kind.BARRIER] = "all_reduce"
 
 
 @dataclass(frozen=True)
-class Request:
+class CallRequest:
     """What the caller asked for, apart from the arrays.
 
     Attributes:
@@ -80,7 +80,7 @@ class Prepared:
 
 
 def call_spec(
-    request: Request,
+    request: CallRequest,
     op: ReduceOp,
     root: int,
     count: int,
@@ -124,7 +124,9 @@ def call_spec(
     return with_alternative(spec, choice) if may_read else spec
 
 
-def table_spec(request: Request, algorithm: Algorithm, v: ArrayView, extents: Extents) -> CallSpec:
+def table_spec(
+    request: CallRequest, algorithm: Algorithm, v: ArrayView, extents: ChunkLayout
+) -> CallSpec:
     """Return the call of a v-variant, whose blocks differ in size."""
     total = int(extents.out_length[0].sum()) if len(extents.out_length) else 0
     params = (("root", request.root),) if "root" in algorithm.params else ()
@@ -157,8 +159,8 @@ _READERS = {  # in these every rank fetches what it needs, and nobody writes to 
 
 def with_alternative(spec: CallSpec, choice: Choice) -> CallSpec:
     """Give a call on private arrays the alternative to read them, if it can have one."""
-    wish, name = choice.wish, _READERS.get(spec.collective)
-    if name is None or spec.direct or wish.messages or wish.n == 1 or wish.nbytes < LEAST_BYTES:
+    asked, name = choice.request, _READERS.get(spec.collective)
+    if name is None or spec.direct or asked.messages or asked.n == 1 or asked.nbytes < LEAST_BYTES:
         return spec
     algorithm = find(spec.collective, name)
     params = (("root", spec.root),) if "root" in algorithm.params else ()

@@ -17,9 +17,9 @@ import numpy as np
 from pycoll import _C, algorithms
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.runtime.arrays.host_arrays import ArrayView, as_reducible, check_output, new_like, view
-from pycoll.runtime.arrays.layouts import Extents
+from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.calls.exchange import exchange, exchange_texts, in_parts
-from pycoll.runtime.calls.prepared import Prepared, Request, table_spec
+from pycoll.runtime.calls.prepared import CallRequest, Prepared, table_spec
 from pycoll.runtime.sessions.reports import blame
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind, type_name
@@ -28,7 +28,9 @@ _MOST_ROWS = 1 << 48  # as kMostElements of csrc/engine/bind.cpp
 _KEPT_TABLES, _KEPT_BYTES = 8, 64 << 10  # bindings for each kind of call, and of a table
 
 
-def _asked(session: Session, request: Request, timeout: float | None) -> tuple[Request, float]:
+def _asked(
+    session: Session, request: CallRequest, timeout: float | None
+) -> tuple[CallRequest, float]:
     """Check what does not depend on the arrays; return it in plain numbers, and the time limit."""
     root, limit = session.refusing(lambda: session.check(request, timeout))
     return request if root is request.root else replace(request, root=root), limit
@@ -119,26 +121,26 @@ def _overlap(source: ArrayView, target: ArrayView | None) -> ArrayView:
     return source._replace(array=array)
 
 
-def _gathered(block: np.ndarray) -> Extents:
-    return Extents(np.zeros_like(block), block, _prefix(block), block)
+def _gathered(block: np.ndarray) -> ChunkLayout:
+    return ChunkLayout(np.zeros_like(block), block, _prefix(block), block)
 
 
-def _scattered(block: np.ndarray) -> Extents:
-    return Extents(_prefix(block), block, np.zeros_like(block), block)
+def _scattered(block: np.ndarray) -> ChunkLayout:
+    return ChunkLayout(_prefix(block), block, np.zeros_like(block), block)
 
 
-def _exchanged(sent: np.ndarray) -> Extents:
+def _exchanged(sent: np.ndarray) -> ChunkLayout:
     received = np.ascontiguousarray(sent.T)
-    return Extents(_prefix(sent), sent, _prefix(received), received)
+    return ChunkLayout(_prefix(sent), sent, _prefix(received), received)
 
 
 def _bound(
     session: Session,
-    request: Request,
+    request: CallRequest,
     name: str,
     typed: ArrayView,
     lengths: np.ndarray,
-    extents: Callable[[np.ndarray], Extents],
+    extents: Callable[[np.ndarray], ChunkLayout],
 ) -> _C.BoundCall:
     """Bind a call to a table of lengths; quick for one of the last few."""
     asked = request.kind, request.op, request.order, request.root
@@ -159,10 +161,10 @@ def _bound(
 
 def _run(
     session: Session,
-    call: tuple[Request, str],
+    call: tuple[CallRequest, str],
     source: ArrayView | None,
     target: ArrayView | None,
-    blocks: tuple[np.ndarray, Callable[[np.ndarray], Extents]],
+    blocks: tuple[np.ndarray, Callable[[np.ndarray], ChunkLayout]],
     result: Any,
     limit: float,
 ) -> Any:
@@ -201,7 +203,7 @@ def gather(
     """
     rank = session.rank
     name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
-    request, limit = _asked(session, Request(kind, root=root), timeout)
+    request, limit = _asked(session, CallRequest(kind, root=root), timeout)
     root = request.root
     given, rows, width, tail = session.refusing(lambda: _rows(x, told))
     has_out = kind == Kind.ALL_GATHER_V or rank == root
@@ -222,7 +224,7 @@ def scatter(
 ) -> Any:
     """Hand out blocks of different sizes of the root's array."""
     n, rank = session.world_size, session.rank
-    request, limit = _asked(session, Request(Kind.SCATTER_V, root=root), timeout)
+    request, limit = _asked(session, CallRequest(Kind.SCATTER_V, root=root), timeout)
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     expected = rows if rank == request.root else None
     table = session.refusing(lambda: _check_counts(counts, n, expected))
@@ -246,7 +248,7 @@ def reduce_scatter(
     """Combine arrays and hand out blocks of different sizes; for ``told`` see `_rows`."""
     n, rank = session.world_size, session.rank
     wanted = "tree" if order is None else order
-    request = Request(Kind.REDUCE_SCATTER_V, op, order=wanted)
+    request = CallRequest(Kind.REDUCE_SCATTER_V, op, order=wanted)
     request, limit = _asked(session, request, timeout)
     name = "direct_rank" if wanted == "rank" else "direct"
     given, rows, width, tail = session.refusing(lambda: _rows(x, told))
@@ -275,7 +277,7 @@ def all_to_all(
     For ``expected`` and ``told`` see `gather`.
     """
     n, rank = session.world_size, session.rank
-    request, limit = _asked(session, Request(Kind.ALL_TO_ALL_V), timeout)
+    request, limit = _asked(session, CallRequest(Kind.ALL_TO_ALL_V), timeout)
     given, rows, width, tail = session.refusing(lambda: _rows(x, told))
     row = session.refusing(lambda: _check_counts(counts, n, rows))
     sent = _exchange(session, request.kind, given.told, width, row.tolist(), limit)

@@ -30,7 +30,7 @@ class Owner(Protocol):
         """Let all ranks know of an interrupt."""
 
 
-class Flight:
+class QueuedCall:
     """A call in the queue of an engine.
 
     The hot path makes it without running Python code, so it has no ``__init__``.
@@ -48,7 +48,7 @@ class Flight:
     error: Exception | None = None
     ended = False
 
-    def land(self, engine: Any, describe: Callable[[str, str], CollError]) -> bool:
+    def take_outcome(self, engine: Any, describe: Callable[[str, str], CollError]) -> bool:
         """Take over from the engine how the call has ended; tell whether it has.
 
         Several threads may do so at a time: the error is here before the engine forgets it.
@@ -69,9 +69,9 @@ class Flight:
 class Work:
     """A call that runs in the background; its arrays are kept alive until it is done."""
 
-    def __init__(self, session: Owner, flight: Flight) -> None:
+    def __init__(self, session: Owner, queued: QueuedCall) -> None:
         """Hold on to a call in the engine's queue; see `Session`."""
-        self._session, self._flight = session, flight
+        self._session, self._queued_call = session, queued
         self._engine = session.engine  # outlives a close, which finishes the queue
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -82,9 +82,9 @@ class Work:
 
     def done(self) -> bool:
         """Tell whether the call has ended, without waiting."""
-        if self._flight.ended:
+        if self._queued_call.ended:
             return True
-        if not self._engine.done(self._flight.ticket):
+        if not self._engine.done(self._queued_call.ticket):
             return False
         self._session.sweep()  # what the call has kept, such as the buffer of `out`, is free again
         return True
@@ -103,21 +103,21 @@ class Work:
             CollTimeout: If it is not done in time; the call goes on and may be waited for again.
             CollError: What the blocking call would have raised.
         """
-        flight = self._flight
-        if not flight.ended:
-            self._await(flight, -1.0 if timeout is None else check_patience(timeout))
+        queued = self._queued_call
+        if not queued.ended:
+            self._await(queued, -1.0 if timeout is None else check_patience(timeout))
             self._session.sweep()
-        if flight.error is not None:
-            raise flight.error
-        return flight.result
+        if queued.error is not None:
+            raise queued.error
+        return queued.result
 
-    def _await(self, flight: Flight, limit: float) -> None:
+    def _await(self, queued: QueuedCall, limit: float) -> None:
         describe = self._session.error
         try:
-            self._engine.wait(flight.ticket, limit)
-            flight.ended = True  # if it has failed, another thread has noted that
+            self._engine.wait(queued.ticket, limit)
+            queued.ended = True  # if it has failed, another thread has noted that
         except _C.EngineError as error:
-            if flight.land(self._engine, describe):
+            if queued.take_outcome(self._engine, describe):
                 return
             kind, text = error.args  # only this wait is over
             raise CollTimeout(text) if kind == "CollTimeout" else describe(kind, text) from None

@@ -45,13 +45,13 @@ def candidates(choice: Choice, world: World | None = None) -> list[Candidate]:
         choice: What was chosen.
         world: What was measured in the places of these ranks, at about this size or not at all.
     """
-    wish = choice.wish
+    request = choice.request
     times = (
-        world.measured(wish.collective, wish.nbytes, wish.direct)
-        if world and not wish.input_only
+        world.measured(request.collective, request.nbytes, request.direct)
+        if world and not request.input_only
         else {}
     )
-    known = of_collective(choice.wish.collective)
+    known = of_collective(choice.request.collective)
     if choice.algorithm not in known:
         known.append(choice.algorithm)
     seconds = {name: time.seconds for name, time in times.items()}
@@ -62,16 +62,16 @@ def candidates(choice: Choice, world: World | None = None) -> list[Candidate]:
 
 
 def _candidate(choice: Choice, algorithm: Algorithm, times: dict[str, float]) -> Candidate:
-    wish, machine = choice.wish, choice.machine
-    obstacle = wish.obstacle(algorithm)
-    if not algorithm.works_for(wish.n):
+    request, machine = choice.request, choice.machine
+    obstacle = request.obstacle(algorithm)
+    if not algorithm.works_for(request.n):
         rest = algorithm.order, False, math.inf, None, obstacle
         return Candidate(algorithm.name, 0, Fraction(0), *rest)
     chosen = algorithm == choice.algorithm
-    params = choice.params if chosen else parameters(algorithm, wish)
-    schedule = algorithm.schedule(wish.n, **params)
-    ways = [choice.direct] if chosen else {False, wish.may_be_direct(algorithm)}
-    seconds, direct = min((machine.predict(schedule, wish.nbytes, way), way) for way in ways)
+    params = choice.params if chosen else parameters(algorithm, request)
+    schedule = algorithm.schedule(request.n, **params)
+    ways = [choice.direct] if chosen else {False, request.may_be_direct(algorithm)}
+    seconds, direct = min((machine.predict(schedule, request.nbytes, way), way) for way in ways)
     spent = cost(schedule)
     measured, best = times.get(algorithm.name), times.get(choice.name)
     if measured and best:

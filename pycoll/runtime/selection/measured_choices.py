@@ -9,7 +9,7 @@ import numpy as np
 
 from pycoll.config import Config, tuning_path
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls.prepared import Request
+from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.selection.fingerprint import fingerprint
 from pycoll.runtime.selection.tuning_table import Tuning
 from pycoll.runtime.sessions.session import Session
@@ -62,7 +62,7 @@ def _cores(session: Session) -> int:
 
 def _run(session: Session, kind: Kind, array: np.ndarray, op: str = "sum") -> None:
     """Run a call that nobody remembers: it was chosen without what is agreed on here."""
-    prepared = session.prepare(Request(kind, op, 0, None), array, array)
+    prepared = session.prepare(CallRequest(kind, op, 0, None), array, array)
     session.start(prepared, session.config.timeout_s, False)
 
 

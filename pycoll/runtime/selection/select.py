@@ -38,7 +38,7 @@ _EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
 
 
 @dataclass(frozen=True)
-class Wish:
+class SelectionRequest:
     """What a call asks for, all of it the same on every rank.
 
     Attributes:
@@ -134,7 +134,7 @@ class Choice:
         direct: Peers work on the users' arrays; otherwise the arrays are staged.
         order: Reduction order that the result has; ``""`` when nothing is reduced.
         reason: Why.
-        wish: What was asked for.
+        request: What was asked for.
         machine: What predictions are made for.
         measured: The measurement that has decided, or None.
     """
@@ -144,7 +144,7 @@ class Choice:
     direct: bool
     order: str
     reason: str
-    wish: Wish
+    request: SelectionRequest
     machine: Machine | Network
     measured: TunedRule | None = None
 
@@ -156,8 +156,8 @@ class Choice:
     @cached_property
     def predicted_s(self) -> float:
         """Predicted time of the call, in seconds."""
-        schedule = self.algorithm.schedule(self.wish.n, **self.params)
-        return self.machine.predict(schedule, self.wish.nbytes, self.direct)
+        schedule = self.algorithm.schedule(self.request.n, **self.params)
+        return self.machine.predict(schedule, self.request.nbytes, self.direct)
 
 
 def select(
@@ -202,12 +202,12 @@ def select(
     wanted = _order(collective, order, named=algorithm is not None)
     aliased = not COLLECTIVES[collective].transposes  # the input of those is copied first
     places = (direct, input_only, aliased, messages, one_host, crowded)
-    wish = Wish(collective, nbytes, n, wanted, dtype, op, *places)
+    request = SelectionRequest(collective, nbytes, n, wanted, dtype, op, *places)
     machine = machine or (Network() if messages else Machine())
     if algorithm is None:
-        return _by_measurement(wish, machine, world) or _by_table(wish, machine)
+        return _by_measurement(request, machine, world) or _by_table(request, machine)
     chosen = _named(collective, algorithm)
-    return _by_name(_in_its_order(wish, chosen) if order is None else wish, chosen, machine)
+    return _by_name(_in_its_order(request, chosen) if order is None else request, chosen, machine)
 
 
 def _order(collective: str, order: str | None, named: bool) -> str:
@@ -225,64 +225,70 @@ def _order(collective: str, order: str | None, named: bool) -> str:
     return order or ("any" if named else "tree")
 
 
-def _in_its_order(wish: Wish, algorithm: Algorithm) -> Wish:
+def _in_its_order(request: SelectionRequest, algorithm: Algorithm) -> SelectionRequest:
     """Ask for the order that an algorithm gives, where it can give it."""
-    wish = replace(wish, order=algorithm.order)
-    if wish.obstacle(replace(algorithm, worlds=lambda n: True)):
-        return replace(wish, order="any")
-    return wish
+    request = replace(request, order=algorithm.order)
+    if request.obstacle(replace(algorithm, worlds=lambda n: True)):
+        return replace(request, order="any")
+    return request
 
 
-def _by_measurement(wish: Wish, machine: Machine | Network, world: World | None) -> Choice | None:
-    if not world or wish.input_only:  # that is not measured
+def _by_measurement(
+    request: SelectionRequest, machine: Machine | Network, world: World | None
+) -> Choice | None:
+    if not world or request.input_only:  # that is not measured
         return None
-    rule = world.rule(wish.collective, wish.nbytes, wish.order, wish.direct)
+    rule = world.rule(request.collective, request.nbytes, request.order, request.direct)
     if not rule:
         return None
-    algorithm = _named(wish.collective, rule.algorithm)
-    if wish.obstacle(algorithm):  # of this dtype or operation
+    algorithm = _named(request.collective, rule.algorithm)
+    if request.obstacle(algorithm):  # of this dtype or operation
         return None
     why = (
         f"`pycoll tune` measured {rule.seconds * 1e6:.3g} us where {rule.default} "
         f"took {rule.default_seconds * 1e6:.3g} us"
     )
-    direct = wish.may_be_direct(algorithm) and wish.nbytes > STAGE_BELOW
-    params = parameters(algorithm, wish)
-    return Choice(algorithm, params, direct, wish.order, why, wish, machine, rule)
+    direct = request.may_be_direct(algorithm) and request.nbytes > STAGE_BELOW
+    params = parameters(algorithm, request)
+    return Choice(algorithm, params, direct, request.order, why, request, machine, rule)
 
 
-def _by_table(wish: Wish, machine: Machine | Network) -> Choice:
-    by_messages = ONE_HOST_RULES if wish.one_host else LINK_RULES
-    for rule in filter(wish.fits, by_messages if wish.messages else RULES):
+def _by_table(request: SelectionRequest, machine: Machine | Network) -> Choice:
+    by_messages = ONE_HOST_RULES if request.one_host else LINK_RULES
+    for rule in filter(request.fits, by_messages if request.messages else RULES):
         for name in rule.names:
-            algorithm = _named(wish.collective, name)
-            if wish.obstacle(algorithm) or (rule.direct and not wish.may_be_direct(algorithm)):
+            algorithm = _named(request.collective, name)
+            if request.obstacle(algorithm) or (
+                rule.direct and not request.may_be_direct(algorithm)
+            ):
                 continue
-            params = parameters(algorithm, wish)
-            return Choice(algorithm, params, rule.direct, wish.order, rule.why, wish, machine)
-    raise ArgumentError(f"no algorithm for {wish.collective} gives {_described(wish)}")
+            params = parameters(algorithm, request)
+            return Choice(algorithm, params, rule.direct, request.order, rule.why, request, machine)
+    raise ArgumentError(f"no algorithm for {request.collective} gives {_described(request)}")
 
 
-def _by_name(wish: Wish, algorithm: Algorithm, machine: Machine | Network) -> Choice:
-    obstacle = wish.obstacle(algorithm)
+def _by_name(request: SelectionRequest, algorithm: Algorithm, machine: Machine | Network) -> Choice:
+    obstacle = request.obstacle(algorithm)
     if obstacle:
-        able = [a.name for a in of_collective(wish.collective) if not wish.obstacle(a)]
+        able = [a.name for a in of_collective(request.collective) if not request.obstacle(a)]
         raise ArgumentError(
-            f"{wish.collective}: algorithm={algorithm.name!r} {_verb(obstacle)}; "
-            f"{_described(wish)} is given by {', '.join(able) or 'none'}"
+            f"{request.collective}: algorithm={algorithm.name!r} {_verb(obstacle)}; "
+            f"{_described(request)} is given by {', '.join(able) or 'none'}"
         )
-    direct = wish.may_be_direct(algorithm) and wish.nbytes > STAGE_BELOW
-    params = parameters(algorithm, wish)
-    return Choice(algorithm, params, direct, wish.order, "asked for by name", wish, machine)
+    direct = request.may_be_direct(algorithm) and request.nbytes > STAGE_BELOW
+    params = parameters(algorithm, request)
+    return Choice(algorithm, params, direct, request.order, "asked for by name", request, machine)
 
 
 def _verb(obstacle: str) -> str:
     return f"is {obstacle}" if obstacle.startswith("not") else obstacle
 
 
-def _described(wish: Wish) -> str:
-    dtype = f" for {wish.dtype.name.lower()}" if wish.dtype is not None else ""
-    return (f"order={wish.order!r}{dtype}" if wish.order else "this") + f" on {wish.n} ranks"
+def _described(request: SelectionRequest) -> str:
+    dtype = f" for {request.dtype.name.lower()}" if request.dtype is not None else ""
+    return (
+        f"order={request.order!r}{dtype}" if request.order else "this"
+    ) + f" on {request.n} ranks"
 
 
 def of_collective(collective: str) -> list[Algorithm]:
@@ -309,7 +315,7 @@ def _named(collective: str, algorithm: str | Algorithm) -> Algorithm:
         raise ArgumentError(str(error)) from None
 
 
-def parameters(algorithm: Algorithm, wish: Wish) -> dict[str, Any]:
+def parameters(algorithm: Algorithm, request: SelectionRequest) -> dict[str, Any]:
     """Choose the parameters of an algorithm: into how many blocks a pipeline cuts the vector.
 
     Made for a usual machine, not for what was measured, so that what was measured is what runs.
@@ -320,8 +326,8 @@ def parameters(algorithm: Algorithm, wish: Wish) -> dict[str, Any]:
     """
     if "k" not in algorithm.params or algorithm not in ALGORITHMS:
         return {}
-    depth = max(0, _rounds(algorithm.schedule(wish.n, k=1)) - 1)
-    moved = (2 * _USUAL.beta + _USUAL.gamma) * wish.nbytes
+    depth = max(0, _rounds(algorithm.schedule(request.n, k=1)) - 1)
+    moved = (2 * _USUAL.beta + _USUAL.gamma) * request.nbytes
     best = math.sqrt(depth * moved / (_USUAL.alpha + _USUAL.sigma))
     return {"k": 1 << round(math.log2(min(max(1.0, best), MAX_BLOCKS)))}
 

@@ -85,10 +85,10 @@ class Topology:
 
     def takes(self, choice: Choice) -> bool:
         """Whether a call that names no algorithm goes in two levels, whatever was chosen."""
-        wish = choice.wish
+        request = choice.request
         order = Order[(choice.order or "any").upper()]
-        dtype = DType.UINT8 if wish.dtype is None else wish.dtype
-        return self._keeps_bits(wish.collective, wish.nbytes, dtype, wish.op, order)
+        dtype = DType.UINT8 if request.dtype is None else request.dtype
+        return self._keeps_bits(request.collective, request.nbytes, dtype, request.op, order)
 
     def _keeps_bits(
         self, collective: str, nbytes: int, dtype: int, op: ReduceOp, order: Order

@@ -18,7 +18,7 @@ from pycoll.runtime.arrays.symmetric_memory import PlainMemory
 from pycoll.runtime.calls.plans import PlanCache
 from pycoll.runtime.calls.prepare import Caller
 from pycoll.runtime.calls.prepared import Prepared
-from pycoll.runtime.calls.work import Flight
+from pycoll.runtime.calls.work import QueuedCall
 from pycoll.runtime.sessions.reports import describe, raising
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.hosts import Card
@@ -59,7 +59,7 @@ class MpiJob:
         """Agree on the number of a new communicator with its other ranks.
 
         Threads may do so for several communicators at once, on each rank in another order, so no
-        lock can be held while ranks talk to each other. They wish for the largest of their counts;
+        lock can be held while ranks talk to each other. They ask for the largest of their counts;
         where another communicator has taken that meanwhile on any rank, all of them try again. Of
         communicators that try at the same time the one with the largest number succeeds.
 
@@ -75,7 +75,7 @@ class MpiJob:
                 self.next_context = max(self.next_context, context + 1)
             if not most(int(taken)):
                 return context
-            # Those who have met should not wish for the same once more.
+            # Those who have met should not ask for the same once more.
             ahead = os.urandom(1)[0] % _MOST_AHEAD if leads else 0
 
 
@@ -142,10 +142,10 @@ class MpiSession(Session):
                 _C.never_free(prepared)  # nobody can tell the transport to stop
             raise
 
-    def _let_go(self, flight: Flight) -> None:
+    def _let_go(self, queued: QueuedCall) -> None:
         if self._engine is None or self._engine.failed:  # MPI may still look at its arrays
-            _C.never_free((flight.keep, flight.result))
-        super()._let_go(flight)
+            _C.never_free((queued.keep, queued.result))
+        super()._let_go(queued)
 
     def abandon(self, memory: Any) -> None:
         """Keep the memory of a message if it was given up while it was being sent."""

@@ -19,7 +19,7 @@ from pycoll.errors import CollTimeout, TransportError
 from pycoll.runtime.sessions.message_session import MpiJob
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.startup.hosts import Card
-from pycoll.runtime.startup.rendezvous import RollCall, make_everywhere
+from pycoll.runtime.startup.rendezvous import Rendezvous, make_everywhere
 
 Jobs = dict[tuple[int, ...], MpiJob]
 
@@ -43,7 +43,7 @@ def _key(MPI: Any, what: str) -> int:
 def duplicate(MPI: Any, comm: Any, timeout_s: float) -> Any:
     """Return a communicator of our own; a collective. Raises CollTimeout."""
     made, request = comm.Idup()
-    RollCall(MPI, comm, timeout_s).finish(lambda: request, made)
+    Rendezvous(MPI, comm, timeout_s).finish(lambda: request, made)
     made.Set_errhandler(MPI.ERRORS_RETURN)
     return made
 

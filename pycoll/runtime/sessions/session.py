@@ -14,13 +14,13 @@ from pycoll import _C, algorithms
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, CollError, CommClosed, in_words, sendable
 from pycoll.runtime.arrays.host_arrays import on_device
-from pycoll.runtime.arrays.layouts import Extents
+from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.arrays.symmetric_memory import Memory
-from pycoll.runtime.calls.call_sites import Sites
+from pycoll.runtime.calls.call_sites import CallSites
 from pycoll.runtime.calls.plans import CallSpec, PlanCache, barrier_spec
 from pycoll.runtime.calls.prepare import Caller, check_timeout
-from pycoll.runtime.calls.prepared import Prepared, Request
-from pycoll.runtime.calls.work import Flight, Work
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
+from pycoll.runtime.calls.work import QueuedCall, Work
 from pycoll.runtime.selection.select import Choice
 from pycoll.runtime.selection.tuning_table import Tuning
 from pycoll.runtime.sessions.p2p import TaggedMessages
@@ -91,15 +91,15 @@ class Session(TaggedMessages):
         self, rank: int, world_size: int, config: Config, engine: Any, boxes: Any, caller: Caller
     ) -> None:
         self.rank, self.world_size, self.config = rank, world_size, config
-        self._in_flight: deque[Flight] = deque()  # in the order of the queue
+        self._in_flight: deque[QueuedCall] = deque()  # in the order of the queue
         self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
         self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
         runner = self._runner()
-        self.sites = Sites(runner.site, self.internal)
+        self.sites = CallSites(runner.site, self.internal)
         hooks = self.call, self.site, self._fail, self._queued, self.misused, self._interrupted
         self.fast = _C.Fastcall(
-            runner, self.memory.heap, *map(Hook, hooks), self._in_flight, Flight
+            runner, self.memory.heap, *map(Hook, hooks), self._in_flight, QueuedCall
         )
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -160,7 +160,7 @@ class Session(TaggedMessages):
         stream: Any = None,
     ) -> Any:
         """Run one collective; the arguments are those of `pycoll.Communicator`."""
-        request = Request(kind, op, root, order, algorithm)
+        request = CallRequest(kind, op, root, order, algorithm)
         limit, later, on_host = self.refusing(
             lambda: (self._limit(timeout), bool(async_op), not (on_device(x) or on_device(out)))
         )
@@ -206,15 +206,15 @@ class Session(TaggedMessages):
             self.device = self.open_device(self)
         return self.device
 
-    def bind(self, spec: CallSpec, extents: Extents | None = None) -> _C.BoundCall:
+    def bind(self, spec: CallSpec, extents: ChunkLayout | None = None) -> _C.BoundCall:
         """Bind the plan of a call; of a v-variant with its extents."""
         return self._caller.plans.bind(spec, extents)
 
-    def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+    def prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         """Check the arguments of a call and bind its plan."""
         return self._caller.prepare(request, x, out)
 
-    def check(self, request: Request, timeout: float | None) -> tuple[int, float]:
+    def check(self, request: CallRequest, timeout: float | None) -> tuple[int, float]:
         """Check what does not depend on the arrays; return the root and the limit of time."""
         _, root = self._caller.check_request(request)
         return root, self._limit(timeout)
@@ -222,7 +222,7 @@ class Session(TaggedMessages):
     def _limit(self, timeout: float | None) -> float:
         return self.config.timeout_s if timeout is None else check_timeout(timeout)
 
-    def _prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+    def _prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         if request.kind == Kind.BARRIER:
             plans = self._caller.plans
             meeting = algorithms.find("all_reduce", plans.barrier_algorithm)
@@ -290,43 +290,43 @@ class Session(TaggedMessages):
 
     def _enqueue(self, prepared: Prepared, *args: Any) -> Work:
         """Put a call in the queue; ``args`` are for the engine."""
-        flight = Flight()
-        flight.keep, flight.result = prepared, prepared.result
+        queued = QueuedCall()
+        queued.keep, queued.result = prepared, prepared.result
         try:
-            self._in_flight.append(flight)
-            flight.ticket = self.guard(self.engine.submit, prepared.binding, *args)
+            self._in_flight.append(queued)
+            queued.ticket = self.guard(self.engine.submit, prepared.binding, *args)
             for mirror in prepared.registered:
-                self.memory.lend(mirror, self.engine, flight.ticket)
-            return self._queued(flight)
+                self.memory.lend(mirror, self.engine, queued.ticket)
+            return self._queued(queued)
         except CollError:
-            flight.ended = flight.ticket is None  # the engine has not taken it
+            queued.ended = queued.ticket is None  # the engine has not taken it
             raise
         except BaseException as error:  # a signal handler's: it ends the communicator, as in a call
             self._adrift.append((prepared, self.memory.hold(prepared.registered)))
-            flight.ended = flight.ticket is None
+            queued.ended = queued.ticket is None
             self.interrupted(error)
             raise
 
-    def _queued(self, flight: Flight) -> Work:
+    def _queued(self, queued: QueuedCall) -> Work:
         """Return the work of a call that is in the queue."""
         self.sweep()
-        return Work(self, flight)
+        return Work(self, queued)
 
     def sweep(self) -> None:
         """Let go of the arrays of calls that have ended; any thread may, while others do."""
         engine = self._engine
         while self._in_flight and engine is not None:
             try:
-                flight = self._in_flight[0]
-                if not flight.land(engine, self.error):
+                queued = self._in_flight[0]
+                if not queued.take_outcome(engine, self.error):
                     return
-                self._let_go(flight)
-                self._in_flight.remove(flight)
+                self._let_go(queued)
+                self._in_flight.remove(queued)
             except (IndexError, ValueError):
                 continue  # another thread has removed it
 
-    def _let_go(self, flight: Flight) -> None:
-        flight.keep = None
+    def _let_go(self, queued: QueuedCall) -> None:
+        queued.keep = None
 
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""

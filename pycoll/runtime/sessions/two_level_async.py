@@ -17,7 +17,7 @@ _Calls = SimpleQueue[tuple[Future, Callable[[], Any]] | None]
 _LONGEST_S = 1e8  # that a thread can wait for another one
 
 
-class Later:
+class DeferredCalls:
     """Calls that are made when somebody waits for them: where MPI has one thread, in order."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Later:
     shutdown = make
 
 
-class Aside:
+class CallThread:
     """Calls that a thread makes, in order.
 
     A daemon, unlike those of `concurrent.futures`, which the interpreter waits for before it lets a
@@ -99,7 +99,7 @@ class TwoLevelWork(Work):
     def __init__(
         self,
         future: Future,
-        calls: Aside | Later,
+        calls: CallThread | DeferredCalls,
         interrupted: Callable[[str], None],
     ) -> None:
         """Hold on to a call that a thread makes, or that is made later.
@@ -110,14 +110,14 @@ class TwoLevelWork(Work):
 
     def done(self) -> bool:
         """Tell whether the call has ended; where MPI has one thread, make it first."""
-        if isinstance(self._calls, Later):
+        if isinstance(self._calls, DeferredCalls):
             self._calls.make()
         return self._future.done()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the call to end; see `pycoll.Work.wait`."""
         limit = None if timeout is None else min(check_patience(timeout), _LONGEST_S)
-        if isinstance(self._calls, Later):
+        if isinstance(self._calls, DeferredCalls):
             self._calls.make()
         try:
             done = wait_for([self._future], limit).done

@@ -28,7 +28,7 @@ from pycoll.runtime.selection.topology import Topology
 from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
 from pycoll.runtime.sessions.reports import describe
 from pycoll.runtime.sessions.session import Session
-from pycoll.runtime.sessions.two_level_async import Aside, Later, TwoLevelWork
+from pycoll.runtime.sessions.two_level_async import CallThread, DeferredCalls, TwoLevelWork
 from pycoll.runtime.sessions.two_level_plans import Binder
 from pycoll.runtime.startup.make_groups import split
 from pycoll.types import Kind
@@ -86,7 +86,7 @@ class TwoLevelSession(MpiSession):
         self.memory = node.memory
         self._binder = Binder(topology, node.engine, self.engine)
         self._bound: dict[tuple[CallSpec, bool], _C.StagedCall] = {}
-        self._calls: Aside | Later | None = None
+        self._calls: CallThread | DeferredCalls | None = None
         self._last: Future | None = None
 
     def _runner(self) -> Any:
@@ -110,7 +110,7 @@ class TwoLevelSession(MpiSession):
             return self._run(prepared, limit, site)
         if self._calls is None:
             threads = self.job.threads
-            self._calls = Aside() if threads else Later()
+            self._calls = CallThread() if threads else DeferredCalls()
         two = self._two  # not `self`, which the future would keep in a cycle
         two.queue(1)
         self._last = self._calls.submit(self._run, prepared, limit, site)
@@ -121,7 +121,7 @@ class TwoLevelSession(MpiSession):
     def settle(self, timeout: float | None = None) -> None:
         """Let the calls in the background end, or so much time go by."""
         if self._last is not None:
-            if isinstance(self._calls, Later):
+            if isinstance(self._calls, DeferredCalls):
                 self._calls.make()
             try:
                 wait_for([self._last], timeout)

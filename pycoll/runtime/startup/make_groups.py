@@ -64,7 +64,7 @@ def split(
 
 
 def _split(parent: Session, color: int | None, key: int, kind: type[Session]) -> Session | None:
-    wanted = parent.refusing(lambda: _wish(color, key))
+    wanted = parent.refusing(lambda: _wanted_group(color, key))
     table = _all_gather(parent, wanted)
     mine = np.flatnonzero((table[:, :2] == wanted[:2]).all(axis=1))
     group = mine[np.argsort(table[mine, 2], kind="stable")].tolist()
@@ -89,7 +89,7 @@ def _split(parent: Session, color: int | None, key: int, kind: type[Session]) ->
     return child
 
 
-def _wish(color: int | None, key: int) -> np.ndarray:
+def _wanted_group(color: int | None, key: int) -> np.ndarray:
     for name, value in (("color", color or 0), ("key", key)):
         if not isinstance(value, (int, np.integer)) or not -(2**63) <= value < 2**63:
             raise ArgumentError(f"{name}={value!r}; accepted are integers of 64 bits")

@@ -60,7 +60,7 @@ def make_everywhere(
     return made
 
 
-class RollCall:
+class Rendezvous:
     """Waits for all ranks of an mpi4py communicator, at every step of start-up.
 
     A rank that has waited for too long tells all others. They give up too, and tell: so all know
@@ -107,7 +107,7 @@ class RollCall:
         try:
             request = begin()  # an interrupt may come before anybody knows what to wait for
             if not self._wait(request):
-                here = self._call_roll()
+                here = self._who_came()
                 absent = [r for r in range(self._comm.size) if r not in here]
                 told = _told(self._comm.rank, absent, self._timeout_s, self._begun)
                 raise CollTimeout(told)
@@ -132,7 +132,7 @@ class RollCall:
             return None
         return status.source if status.Get_count(self._MPI.BYTE) == len(_NOTE) else None
 
-    def _call_roll(self) -> set[int]:
+    def _who_came(self) -> set[int]:
         """Return which ranks have come."""
         comm, byte = self._comm, self._MPI.BYTE
         for peer in range(comm.size):
