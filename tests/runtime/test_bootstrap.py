@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from pycoll.config import FOREVER_S, LAUNCH_VARIABLES, Config, Launch, parse_bytes
+from pycoll.config import FOREVER_S, LAUNCH_VARIABLES, Config, Launch, check_timeout, parse_bytes
 from pycoll.errors import ArgumentError, TransportError
-from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.startup.bootstrap import adopt, discover, make_memfd
 from pycoll.testing import run_threads
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pycoll.config import check_timeout
 from pycoll.cuda.device.arrays import stream_of
 from pycoll.cuda.device.library import library
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.plans import CallSpec
-from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 from pycoll.types import Kind

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pycoll.config import check_timeout
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans, number_of
 from pycoll.cuda.calls.work import DeviceWork
 from pycoll.cuda.device import arrays
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.calls.plans import CallSpec
-from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.runtime.sessions.reports import FIELDS, PLANS, Call
 from pycoll.types import Kind

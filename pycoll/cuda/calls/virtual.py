@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ctypes import byref, c_int
 from typing import Any
 
+from pycoll.config import check_timeout
 from pycoll.cuda.calls.launch import TIMEOUT_S, Launch, check_apart, kind_of, root_only
 from pycoll.cuda.calls.prepare import AnyMemory, DeviceCaller, DevicePlans
 from pycoll.cuda.device import arrays
@@ -20,7 +21,6 @@ from pycoll.cuda.transports.transport import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime.arrays.layouts import RESULT_SHAPE
 from pycoll.runtime.calls.plans import CallSpec
-from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.types import Kind
 

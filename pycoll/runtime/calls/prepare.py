@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from pycoll import _C
-from pycoll.config import FOREVER_S
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import (
     ArrayView,
@@ -27,7 +26,7 @@ from pycoll.runtime.calls.plans import CallSpec, PlanCache
 from pycoll.runtime.calls.prepared import CallRequest, Prepared, call_spec
 from pycoll.runtime.selection.select import Choice, select
 from pycoll.schedule.language.collectives import COLLECTIVES
-from pycoll.types import Kind, Order, ReduceOp
+from pycoll.types import Kind, Order, ReduceOp, reduce_op
 
 # Collectives that can work on the arrays themselves: every rank can tell whether all of them lie in
 # symmetric memory. Of a broadcast and of a reduction to one rank, x counts on every rank.
@@ -129,11 +128,7 @@ class Caller:
 
     def check_request(self, request: CallRequest) -> tuple[ReduceOp, int]:
         """Check what does not depend on the arrays; return the operation and the root."""
-        try:
-            op = ReduceOp[request.op.upper()]
-        except (KeyError, AttributeError):
-            names = ", ".join(o.name.lower() for o in ReduceOp)
-            raise ArgumentError(f"op={request.op!r} is not known; accepted: {names}") from None
+        op = reduce_op(request.op)
         root, n = request.root, self.plans.world_size
         # An array could be changed behind a call that is remembered by its arguments.
         if type(root) is bool or not isinstance(root, int | np.integer) or not 0 <= root < n:
@@ -269,17 +264,3 @@ class Caller:
             prepared.out_ptr, prepared.scatters = written.address, (written,)
             prepared.gathers += (written,)
         prepared.plain = prepared.plain and not prepared.gathers
-
-
-def check_timeout(timeout: float) -> float:
-    """Return the seconds that a call may wait, refusing what is no such number.
-
-    Infinity is one: it stands for `FOREVER_S`, whose nanoseconds fit a word.
-    """
-    try:
-        limit = float(timeout)
-    except (TypeError, ValueError, OverflowError):
-        limit = 0.0
-    if not limit > 0:
-        raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds above 0")
-    return min(limit, FOREVER_S)

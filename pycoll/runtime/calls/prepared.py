@@ -13,7 +13,7 @@ from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.selection.select import Choice
 from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.language.collectives import COLLECTIVES
-from pycoll.types import Kind, Order, ReduceOp
+from pycoll.types import Kind, Order, ReduceOp, reduce_op
 
 _COLLECTIVES = {kind: kind.name.lower().removesuffix("_v") for kind in Kind}
 _COLLECTIVES[Kind.BARRIER] = "all_reduce"
@@ -141,7 +141,7 @@ def table_spec(
         itemsize=v.array.itemsize,
         count=total,
         root=request.root,
-        op=ReduceOp[request.op.upper()],
+        op=reduce_op(request.op),
         order=Order[(request.order or "any").upper()],
     )
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pycoll import _C
+from pycoll.config import check_timeout
 from pycoll.errors import ArgumentError, CollError, CollTimeout
 from pycoll.runtime.arrays.host_arrays import view
 
@@ -104,8 +105,9 @@ class Work:
             CollError: What the blocking call would have raised.
         """
         queued = self._queued_call
+        limit = -1.0 if timeout is None else check_timeout(timeout, zero=True)
         if not queued.ended:
-            self._await(queued, -1.0 if timeout is None else check_patience(timeout))
+            self._await(queued, limit)
             self._session.sweep()
         if queued.error is not None:
             raise queued.error
@@ -121,17 +123,6 @@ class Work:
                 return
             kind, text = error.args  # only this wait is over
             raise CollTimeout(text) if kind == "CollTimeout" else describe(kind, text) from None
-
-
-def check_patience(timeout: float) -> float:
-    """Return the seconds that a wait may take, refusing what is no such number."""
-    try:
-        limit = float(timeout)
-    except (TypeError, ValueError, OverflowError):
-        limit = -1.0
-    if not limit >= 0:
-        raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds, 0 or more")
-    return limit
 
 
 class BoundPlan:

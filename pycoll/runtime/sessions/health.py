@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from pycoll.algorithms import ALGORITHMS
-from pycoll.config import VERSION
+from pycoll.config import VERSION, check_timeout
 from pycoll.errors import CollError, MismatchError, TransportError
 from pycoll.runtime.calls.exchange import exchange_texts
-from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.sessions.reports import blame
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import DType, Kind

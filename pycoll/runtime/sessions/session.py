@@ -11,14 +11,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pycoll import _C, algorithms
-from pycoll.config import Config
+from pycoll.config import Config, check_timeout
 from pycoll.errors import ArgumentError, CollError, CommClosed, in_words, sendable
 from pycoll.runtime.arrays.host_arrays import on_device
 from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.call_sites import CallSites
 from pycoll.runtime.calls.plans import CallSpec, PlanCache, barrier_spec
-from pycoll.runtime.calls.prepare import Caller, check_timeout
+from pycoll.runtime.calls.prepare import Caller
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.runtime.calls.work import QueuedCall, Work
 from pycoll.runtime.selection.select import Choice

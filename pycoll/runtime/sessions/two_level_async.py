@@ -10,8 +10,9 @@ from concurrent.futures import wait as wait_for
 from queue import SimpleQueue
 from typing import Any
 
+from pycoll.config import check_timeout
 from pycoll.errors import CollTimeout, Revoked
-from pycoll.runtime.calls.work import Work, check_patience
+from pycoll.runtime.calls.work import Work
 
 _Calls = SimpleQueue[tuple[Future, Callable[[], Any]] | None]
 _LONGEST_S = 1e8  # that a thread can wait for another one
@@ -116,7 +117,7 @@ class TwoLevelWork(Work):
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the call to end; see `pycoll.Work.wait`."""
-        limit = None if timeout is None else min(check_patience(timeout), _LONGEST_S)
+        limit = None if timeout is None else min(check_timeout(timeout, zero=True), _LONGEST_S)
         if isinstance(self._calls, DeferredCalls):
             self._calls.make()
         try:
