@@ -87,8 +87,8 @@ open(done, "w").close()
     _, out, err = launch(tmp_path, text)
     first, second = sorted(out.splitlines())
     assert first.startswith("0 PeerLeft rank 1"), (out, err)
-    assert "ArgumentError: timeout is -1" in first
-    assert second.startswith("1 ArgumentError timeout is -1")
+    assert "ArgumentError: timeout=-1" in first
+    assert second.startswith("1 ArgumentError timeout=-1")
 
 
 def test_a_world_of_one_may_try_again(tmp_path):

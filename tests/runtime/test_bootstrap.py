@@ -171,7 +171,9 @@ def test_config_from_env():
     ],
 )
 def test_a_malformed_variable_is_refused(name, value):
-    with pytest.raises(ArgumentError, match=f"^{name}='{value}' in the environment.* expected"):
+    with pytest.raises(
+        ArgumentError, match=f"^{name}='{value}' in the environment.* (expected|accepted)"
+    ):
         Config.from_env({name: value})
 
 
@@ -206,7 +208,9 @@ def test_settings_of_others():
     ],
 )
 def test_a_setting_of_no_use_is_refused(name, value):
-    with pytest.raises(ArgumentError, match=rf"{name.removesuffix('_s')} is .*(expected|accepted)"):
+    with pytest.raises(
+        ArgumentError, match=rf"{name.removesuffix('_s')}( is |=).*(expected|accepted)"
+    ):
         Config(**{name: value})
 
 
