@@ -39,6 +39,7 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.selection.measured_choices import agree
 from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.sessions.shutdown import close_left_open
 from pycoll.runtime.startup import mpi
 from pycoll.runtime.startup.bootstrap import make_memfd
 from pycoll.runtime.startup.make_groups import open_control
@@ -195,6 +196,7 @@ class _Child:
             self._result.write(_pickled(_attempt(self.rank, join, fn, args)))
             self._result.flush()
             atexit._run_exitfuncs()  # closes what `fn` has left open, as the end of a program does
+            close_left_open()
             status = 0
         except BaseException:
             traceback.print_exc()

@@ -63,6 +63,7 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
         self._session = session
         self._fast = session.fast
         session.open_device = open_device
+        session.for_users = True
         session.can_shrink = session.control is not None
 
     @property

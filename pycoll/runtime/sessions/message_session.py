@@ -13,7 +13,7 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.config import Config
-from pycoll.errors import CollError
+from pycoll.errors import CollError, ConcurrentUseError
 from pycoll.runtime.arrays.symmetric_memory import PlainMemory
 from pycoll.runtime.calls.plans import PlanCache
 from pycoll.runtime.calls.prepare import Caller
@@ -153,6 +153,11 @@ class MpiSession(Session):
         if mail is None or mail.given_up > self._given_up:
             self._given_up += 1
             _C.never_free(memory)
+
+    def prepare_for_exit(self) -> None:
+        """Raise ConcurrentUseError if a thread may be in a call."""
+        if threading.active_count() > 1:
+            raise ConcurrentUseError("a thread that is left may be in a call")
 
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""

@@ -82,6 +82,8 @@ class Session(TaggedMessages):
     control: _C.Control | None = None  # where the ranks share memory
     members: list[int] | None = None  # rank in the job of each rank of a group
     transport = "shared memory"
+    closed_because = "this communicator has been closed"
+    for_users = False  # a communicator's: it stays open while the program's exit handlers run
     can_shrink = False  # somebody has a communicator by which to go on without those who are gone
     internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
     device: Any = None  # this rank's side of calls on device arrays, once there was one
@@ -120,7 +122,7 @@ class Session(TaggedMessages):
             CommClosed: After `close`.
         """
         if self._engine is None:
-            raise CommClosed("this communicator has been closed")
+            raise CommClosed(self.closed_because)
         return self._engine
 
     def use(self, tuning: Tuning | None, cores: int) -> None:
@@ -339,6 +341,11 @@ class Session(TaggedMessages):
         if self._engine is not None:
             told = in_words(reason) if isinstance(reason, BaseException) else sendable(reason)
             self._engine.leave(told)
+
+    def prepare_for_exit(self) -> None:
+        """Stop needing other threads of Python; raise ConcurrentUseError if one is in a call."""
+        if self._engine is not None:
+            self.guard(self._engine.hold)
 
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""

@@ -268,6 +268,13 @@ class TwoLevelSession(MpiSession):
         super().leave(reason)
         self.node.leave(reason)
 
+    def prepare_for_exit(self) -> None:
+        """Make what is under way; from then on there is no thread to make calls."""
+        if self._calls is not None:
+            self._calls.shutdown()
+        self._calls = DeferredCalls()
+        super().prepare_for_exit()
+
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""
         if self._engine is not None and self._calls is not None:
