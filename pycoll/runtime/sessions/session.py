@@ -95,6 +95,7 @@ class Session(TaggedMessages):
         self.rank, self.world_size, self.config = rank, world_size, config
         self._in_flight: deque[QueuedCall] = deque()  # in the order of the queue
         self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
+        self.children: weakref.WeakSet[Session] = weakref.WeakSet()  # made of some of these ranks
         self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
         runner = self._runner()
@@ -335,6 +336,13 @@ class Session(TaggedMessages):
         self.guard(self.engine.abort, sendable(str(reason)))
         if self.device is not None:
             self.device.abort()
+
+    def abort_children(self, reason: str) -> None:
+        """Abort what was split from this, so that nobody waits there for ranks that go on here."""
+        for child in tuple(self.children):
+            with contextlib.suppress(CollError):  # it is closed already
+                child.abort(reason)
+            child.abort_children(reason)
 
     def leave(self, reason: BaseException | str) -> None:
         """Tell the peers why this rank leaves: an exception, or a text."""

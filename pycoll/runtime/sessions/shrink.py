@@ -23,7 +23,8 @@ def shrink(parent: Session, timeout: float | None) -> Session:
     Who they are is counted in the control memory (``csrc/engine/survivors.h``), whatever has
     become of the communicator. The lowest of them makes the memory of the new one. A rank that runs
     out of time goes on from there when it is asked again; one that fails in any other way leaves,
-    so that the others go on without it.
+    so that the others go on without it. Communicators that were split from this one end, too: a
+    rank may wait there for one that is here.
     """
     engine = parent.engine
     if not parent.can_shrink:
@@ -34,6 +35,9 @@ def shrink(parent: Session, timeout: float | None) -> Session:
     held = parent.guard(engine.hold)
     try:
         parent.abort(f"rank {parent.rank} called shrink")  # who is in another call hears of it
+        parent.abort_children(
+            f"rank {parent.rank} of the communicator that this was split from called shrink there"
+        )
         parent.guard(engine.drain)
         progress = parent.kept.setdefault(_KEPT, Shrinking(parent))
         child = progress.advance(parent, lambda: max(0.0, end - time.monotonic()))

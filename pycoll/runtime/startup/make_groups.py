@@ -59,6 +59,7 @@ def split(
     """
     child = _split(parent, color, key, kind)
     if child is not None:
+        parent.children.add(child)
         child.use(parent.tuning, parent.cores)
     return child
 
