@@ -42,8 +42,7 @@ from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.shutdown import close_left_open
 from pycoll.runtime.startup import mpi
 from pycoll.runtime.startup.bootstrap import make_memfd
-from pycoll.runtime.startup.make_groups import open_control
-from pycoll.runtime.startup.missing_ranks import tell_end
+from pycoll.runtime.startup.make_groups import open_control, tell_end
 
 GRACE_S = 5.0  # after the first failure, in which the other ranks can end by themselves
 _POLL_S = 0.002

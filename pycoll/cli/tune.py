@@ -21,9 +21,8 @@ from pycoll.cli.measure.tune_times import Bench, cells
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS, tuning_path
 from pycoll.errors import ArgumentError
-from pycoll.runtime.selection.fingerprint import fingerprint, read_text
 from pycoll.runtime.selection.measured_choices import describe
-from pycoll.runtime.selection.tuning_table import TunedRule, Tuning, World
+from pycoll.runtime.selection.tuning_table import TunedRule, Tuning, World, fingerprint, read_text
 from pycoll.runtime.startup.mpi import under_launcher
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network

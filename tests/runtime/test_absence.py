@@ -13,8 +13,7 @@ from pycoll.config import Config
 from pycoll.errors import PeerLeft
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.startup.bootstrap import make_memfd
-from pycoll.runtime.startup.make_groups import open_control
-from pycoll.runtime.startup.missing_ranks import tell_end
+from pycoll.runtime.startup.make_groups import open_control, tell_end
 from pycoll.testing import RankFailed, run_processes
 
 LIMIT_S = 60  # of the calls; nobody must wait for that

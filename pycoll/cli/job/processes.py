@@ -171,7 +171,7 @@ class Job:
             return
         untold, self._untold = self._untold, []
         with contextlib.suppress(ImportError):  # without the engine no rank waits for another
-            from pycoll.runtime.startup.missing_ranks import tell_end
+            from pycoll.runtime.startup.make_groups import tell_end
 
             for rank in untold:
                 process = self._ranks[rank]

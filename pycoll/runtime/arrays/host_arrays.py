@@ -100,10 +100,6 @@ def dtype_of(dtype: np.dtype) -> DType | None:
 def view(x: Any, what: str) -> ArrayView:
     """Look at any CPU array.
 
-    Args:
-        x: The array.
-        what: What it is called in error messages, such as ``"x"``.
-
     Raises:
         ArgumentError: If ``x`` is no array, lives on a device, is masked, or holds Python objects.
     """
@@ -168,13 +164,7 @@ def _from_dlpack(x: Any, what: str) -> ArrayView:
 
 
 def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
-    """Look at an array through DLPack, wherever it lies.
-
-    Args:
-        x: The array.
-        what: What it is called in error messages.
-        **options: For ``x.__dlpack__``.
-    """
+    """Look at an array through DLPack, wherever it lies."""
     if hasattr(x, "is_neg") and x.is_neg():  # PyTorch would show the elements without their sign
         raise ArgumentError(f"{what} has its negative bit set; pass {what}.resolve_neg()")
     try:
@@ -238,13 +228,7 @@ def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
 def check_output(
     v: ArrayView, shape: tuple[int, ...], like: ArrayView | None, what: str = "out"
 ) -> None:
-    """Refuse an output that cannot take the result in place.
-
-    Args:
-        v: The output.
-        shape: Shape of what is written to it.
-        like: Something of the dtype that it has to have, or None for any.
-        what: What it is called in error messages.
+    """Refuse an output that cannot take the result in place; any dtype will do if `like` is None.
 
     Raises:
         ArgumentError: For a wrong shape or dtype, a read-only or a non-contiguous array, or memory

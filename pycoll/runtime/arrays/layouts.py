@@ -136,15 +136,7 @@ def blocks_in_chunks(count: int, n: int, chunks: int, promise: Collective) -> Ch
 def blocks_apart(
     count: int, n: int, chunks: int, promise: Collective, offsets: np.ndarray
 ) -> ChunkLayout:
-    """Return where chunks lie if the blocks of the array that has all of them lie anywhere.
-
-    Args:
-        count: Elements of all blocks together.
-        n: Number of ranks.
-        chunks: Chunks of the plan, as many for each rank.
-        promise: What the collective promises.
-        offsets: First element of the block of each rank in the array that has those of all.
-    """
+    """Return where chunks lie if the blocks of the array that has all of them lie anywhere."""
     share, block = chunks // n, count // n
     size = -(-block // share)
     low = np.minimum(np.arange(share) * size, block)

@@ -38,13 +38,7 @@ def in_parts(function: _F) -> _F:
 def exchange(
     session: Session, kind: Kind, row: np.ndarray, limit: float | None = None
 ) -> np.ndarray:
-    """All-gather a row of numbers as a part of another call, in whose name it is checked.
-
-    Args:
-        session: The communicator.
-        kind: The call; ranks that make another one, be it an all-gather, get a `MismatchError`.
-        row: The numbers of this rank, as many on every rank.
-        limit: Seconds, or None for those of the communicator.
+    """All-gather a row of numbers as a part of a call of another kind, in whose name it is checked.
 
     Returns:
         The numbers of all ranks, ``[world_size, ...]``.

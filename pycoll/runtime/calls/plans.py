@@ -173,12 +173,7 @@ class PlanCache:
         return found
 
     def bind(self, spec: CallSpec, extents: _Places = None) -> _C.BoundCall:
-        """Return the binding of a call, compiling its plan the first time.
-
-        Args:
-            spec: The call.
-            extents: Where its chunks lie, or the offsets of `blocks_apart`.
-        """
+        """Return the binding of a call, whose chunks may lie elsewhere; compile its plan once."""
         if spec.alternative and not self.single_copy:
             spec = replace(spec, alternative=None)
         if extents is not None:

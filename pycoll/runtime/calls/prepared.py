@@ -89,18 +89,7 @@ def call_spec(
     input_only: bool,
     apart: bool = False,
 ) -> CallSpec:
-    """Return what a call does, as it was asked for and chosen.
-
-    Args:
-        request: What the caller asked for.
-        op: Reduction operation.
-        root: Root rank, or 0.
-        count: Elements of the full vector.
-        typed: An array of the type that the engine works with.
-        choice: The algorithm.
-        input_only: Only inputs lie where peers reach them.
-        apart: See `CallSpec`.
-    """
+    """Return what a call does, as it was asked for and chosen."""
     params = dict(choice.params)
     if "root" in choice.algorithm.params:
         params["root"] = root

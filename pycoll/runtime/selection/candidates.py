@@ -40,10 +40,6 @@ def candidates(choice: Choice, world: World | None = None) -> list[Candidate]:
     """List all algorithms of the collective: the chosen one, then the others, fastest first.
 
     Each is predicted the better way that the call allows, on the arrays or staged.
-
-    Args:
-        choice: What was chosen.
-        world: What was measured in the places of these ranks, at about this size or not at all.
     """
     request = choice.request
     times = (

@@ -10,8 +10,7 @@ import numpy as np
 from pycoll.config import Config, tuning_path
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.prepared import CallRequest
-from pycoll.runtime.selection.fingerprint import fingerprint
-from pycoll.runtime.selection.tuning_table import Tuning
+from pycoll.runtime.selection.tuning_table import Tuning, fingerprint
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.hosts import fewest_cores, number_of_cores, own_cores
 from pycoll.types import Kind

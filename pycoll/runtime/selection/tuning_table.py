@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
+import re
 import zlib
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from pycoll import _C
 from pycoll.algorithms import find
+from pycoll.config import VERSION as PYCOLL_VERSION
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
@@ -22,6 +28,7 @@ from pycoll.types import Order
 
 SCHEMA, VERSION = "pycoll-tuning", 1
 _LEAST, _MOST = 1e-30, 1e30  # of a number by which others are divided; of any
+_CPUS = Path("/sys/devices/system/cpu")
 _ORDERS = {"", *(order.name.lower() for order in Order)}
 
 
@@ -139,7 +146,7 @@ class Tuning:
     """All worlds of one machine.
 
     Attributes:
-        fingerprint: See `pycoll.runtime.selection.fingerprint`.
+        fingerprint: See the function of this name.
         worlds: What was measured.
     """
 
@@ -280,3 +287,39 @@ _CHECKS = {
 def _expect(sound: bool, where: str, expected: str, found: Any) -> None:
     if not sound:
         raise ArgumentError(f"{where} is {str(found)[:80]!r}, expected {expected}")
+
+
+def fingerprint() -> dict[str, Any]:
+    """Return what has to be the same for a table of measured times to be used, ready for JSON."""
+    return {
+        "cpu": cpu_name(),
+        "machine": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "caches": caches(),
+        "folds": _C.fold_isa(),
+        "pycoll": PYCOLL_VERSION,
+    }
+
+
+def cpu_name() -> str:
+    """Return the model of the processor, or its architecture where the system hides it."""
+    found = re.search(r"^model name\s*:\s*(.+)$", read_text("/proc/cpuinfo"), re.MULTILINE)
+    return " ".join(found[1].split()) if found else platform.machine()
+
+
+def caches() -> dict[str, int]:
+    """Return the sizes in bytes of the data caches of the first core, by level."""
+    found = {}
+    for index in sorted((_CPUS / "cpu0/cache").glob("index*")):
+        size = re.fullmatch(r"(\d+)K", read_text(index / "size"))
+        if size and read_text(index / "type") != "Instruction":
+            found[f"L{read_text(index / 'level')}"] = int(size[1]) << 10
+    return found
+
+
+def read_text(path: str | Path) -> str:
+    """Return what a file of the system says, or nothing where there is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

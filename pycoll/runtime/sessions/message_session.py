@@ -89,13 +89,6 @@ class MpiSession(Session):
     ) -> None:
         """Join.
 
-        Args:
-            job: What it is made from.
-            members: Rank in the job of each rank of this communicator.
-            rank: Rank in this communicator.
-            context: Number that tells its messages from those of others.
-            config: Settings, equal on all ranks.
-
         Raises:
             TransportError: If the MPI library is not usable.
         """
@@ -187,9 +180,6 @@ class MpiSession(Session):
 
     def on_all(self, make: Callable[[], _T]) -> _T:
         """Make what every rank needs for a new communicator; what one cannot make, none keeps.
-
-        Args:
-            make: Returns a session, or None.
 
         Raises:
             PeerRejected: If another rank cannot; what ``make`` raises if this one cannot.

@@ -63,16 +63,9 @@ def find_job(
     tell: Callable[[str], list[str]],
     timeout_s: float,
 ) -> MpiJob:
-    """Return the job of ranks that lie like this; a new one if there is none. A collective.
+    """Return the job of ranks on these hosts; a new one if there is none. A collective.
 
-    Args:
-        MPI: The module ``mpi4py.MPI``.
-        comm: Communicator of the user.
-        own: A duplicate of it, which the first job takes.
-        cards: What each of its ranks has said about itself.
-        hosts: Number of the host of each rank.
-        tell: Gathers a text of every rank.
-        timeout_s: Longest time to wait for the others.
+    The first job takes `own`, a duplicate of the user's communicator; `tell` gathers texts.
 
     Raises:
         BaseException: On every rank, if one of them has no memory for it.
@@ -103,14 +96,7 @@ def find_group(
 ) -> MpiJob:
     """Return the job of a part of the ranks, made before or now; a collective of those.
 
-    Args:
-        MPI: The module ``mpi4py.MPI``.
-        world: Communicator of all.
-        ranks: Their numbers in it, in the order of the new ones.
-        cards: What each of them has said about itself.
-        hosts: Number of the host of each of them.
-        exchange: Gathers values from all of them by another way than MPI.
-        timeout_s: Longest time to wait for the others.
+    `ranks` are numbers in `world`, in the new order; `exchange` does not use MPI.
 
     Raises:
         CollTimeout: If a rank stops or dies meanwhile.

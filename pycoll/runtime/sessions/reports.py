@@ -101,15 +101,7 @@ def describe(
     members: Sequence[int] | None = None,
     can_shrink: bool = False,
 ) -> errors.CollError:
-    """Make the exception for a failure of the engine.
-
-    Args:
-        kind: Name of a class in `pycoll.errors`.
-        text: The engine's own words.
-        report: Its snapshot, or None if the failure concerns this rank alone.
-        members: Rank in the job of each rank, if these are a group of it.
-        can_shrink: Whether `shrink` is there for those who are left.
-    """
+    """Make the exception for a failure of the engine."""
     cls = getattr(errors, kind, errors.CollError)
     if report is None:
         return cls(text)

@@ -54,14 +54,6 @@ class Session(TaggedMessages):
     ) -> None:
         """Join.
 
-        Args:
-            control: The control memory; see `pycoll.runtime.startup.make_groups`.
-            memory: This rank's part of the symmetric heap.
-            rank: Rank in the communicator.
-            world_size: Number of ranks.
-            config: Settings, equal on all ranks.
-            threads: Ranks are threads of one process.
-
         Raises:
             TransportError: If the memory cannot be had or does not fit these arguments.
         """

@@ -139,12 +139,6 @@ def candidates(cards: Sequence[Card], pretended: Sequence[int] | None = None) ->
 def share(exchange: Exchange, rank: int, hosts: tuple[int, ...], pids: Sequence[int]) -> Shared:
     """Make and open the memory of every host; all ranks call this together.
 
-    Args:
-        exchange: Gathers bytes from all ranks.
-        rank: This rank.
-        hosts: Candidates; see `candidates`.
-        pids: Process of each rank.
-
     Raises:
         TransportError: On every rank, if one cannot make the memory of its host.
     """

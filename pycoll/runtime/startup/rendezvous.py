@@ -25,10 +25,7 @@ def make_everywhere(
 ) -> _S:
     """Make something on every rank, or on none; all ranks call this together.
 
-    Args:
-        make: Makes it.
-        exchange: Gathers a text of every rank.
-        undo: What becomes of it where it was made, if others could not; None for nothing.
+    `exchange` gathers a text of every rank; `undo` is for what only some could make.
 
     Raises:
         TransportError: If it failed on other ranks only; the text names them.
@@ -72,14 +69,7 @@ class Rendezvous:
     """
 
     def __init__(self, MPI: Any, comm: Any, timeout_s: float, begun: bool = True) -> None:
-        """Prepare.
-
-        Args:
-            MPI: The module ``mpi4py.MPI``.
-            comm: An intra-communicator.
-            timeout_s: How long to wait for the last rank at every step, in seconds.
-            begun: Whether all ranks have come to start-up.
-        """
+        """Prepare."""
         self._MPI, self._comm, self._timeout_s, self._begun = MPI, comm, timeout_s, begun
         self.broken = False
 
@@ -95,10 +85,6 @@ class Rendezvous:
 
     def finish(self, begin: Callable[[], Any], *used: Any) -> None:
         """Return when a nonblocking collective of all ranks is done.
-
-        Args:
-            begin: Begins it, and returns what to wait for.
-            used: What MPI may still write to when it is not done in time.
 
         Raises:
             CollTimeout: With the numbers of the ranks that have not come to it.

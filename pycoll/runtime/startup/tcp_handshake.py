@@ -33,7 +33,7 @@ _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 Steps = Generator[int, None, None]  # of an agreement; they say which event they wait for
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """How a rank can be reached.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place(NamedTuple):
     trouble: str = ""
 
 
-class Spare:
+class SpareDescriptors:
     """Descriptors kept free for connections, so that a rank finds out early that it lacks some."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class _Call:
         return data
 
 
-class Introductions:
+class Handshakes:
     """The calls of one rank.
 
     Attributes:
@@ -113,7 +113,7 @@ class Introductions:
     """
 
     def __init__(
-        self, server: socket.socket, places: Sequence[Place], rank: int, names: Sequence[str]
+        self, server: socket.socket, places: Sequence[Endpoint], rank: int, names: Sequence[str]
     ) -> None:
         self._server, self._places, self._rank, self._names = server, places, rank, names
         self.found: dict[int, socket.socket] = {}
@@ -126,13 +126,8 @@ class Introductions:
         self._selector.register(server, selectors.EVENT_READ)
         server.setblocking(False)
 
-    def run(self, limit_s: float, spare: Spare, given_up: Callable[[], str]) -> None:
+    def run(self, limit_s: float, spare: SpareDescriptors, given_up: Callable[[], str]) -> None:
         """Call and answer until all ranks are ready.
-
-        Args:
-            limit_s: For how long.
-            spare: Descriptors for it. Two more than there are connections are left in the end.
-            given_up: Says why another rank has given up; empty if none has.
 
         Raises:
             TransportError: If a rank cannot be reached, with the addresses that were tried.
@@ -166,7 +161,7 @@ class Introductions:
             self._drop(call, "")
         self._selector.close()
 
-    def _dial(self, peer: int, now: float, limit_s: float, spare: Spare) -> None:
+    def _dial(self, peer: int, now: float, limit_s: float, spare: SpareDescriptors) -> None:
         place, (_, index) = self._places[peer], self._turns.pop(peer)
         address = place.addresses[index % len(place.addresses)]
         patience = min(_CALL_S, limit_s / (2 * len(place.addresses)))
@@ -196,7 +191,7 @@ class Introductions:
         pause = _PAUSE_S if index == len(addresses) else 0.0
         self._turns[peer] = time.monotonic() + pause, index
 
-    def _take(self, now: float, spare: Spare) -> None:
+    def _take(self, now: float, spare: SpareDescriptors) -> None:
         """Take a call, in place of the oldest of a stranger if there are too many."""
         spare.give()
         strangers = [c for c in self._calls.values() if c.peer < 0]
