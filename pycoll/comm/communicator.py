@@ -11,7 +11,7 @@ from pycoll.comm.memory import SymmetricMemory
 from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.cuda import open_device
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls.methods import CallOptions, collective, told
+from pycoll.runtime.calls.methods import CallOptions, collective, reports_misuse
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.calls.work import BoundPlan, Work
 from pycoll.runtime.sessions.health import Health, check
@@ -253,7 +253,7 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         self._session.prepare(request, like, None)
         return bound
 
-    @told
+    @reports_misuse
     def check(self, *, timeout: float | None = None) -> Health:
         """Find out whether the communicator is well; a collective.
 
@@ -270,7 +270,7 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         """
         return check(self._session, timeout)
 
-    @told
+    @reports_misuse
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make communicators of the ranks with equal colours; a collective.
 
@@ -284,7 +284,7 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         session = split(self._session, color, key)
         return None if session is None else type(self)(session)
 
-    @told
+    @reports_misuse
     def dup(self) -> Communicator:
         """Make a communicator of the same ranks with traffic of its own; a collective."""
         return self.split(0)

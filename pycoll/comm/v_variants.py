@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pycoll.runtime.calls import v_variants
-from pycoll.runtime.calls.methods import told
+from pycoll.runtime.calls.methods import reports_misuse
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
@@ -20,19 +20,19 @@ class RaggedCollectives:
 
     _session: Session
 
-    @told
+    @reports_misuse
     def all_gather_v(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Any:
         """Concatenate arrays whose first dimensions may differ; every rank gets the result."""
         return v_variants.gather(self._session, Kind.ALL_GATHER_V, x, 0, out, timeout)
 
-    @told
+    @reports_misuse
     def gather_v(
         self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None
     ) -> Any:
         """Concatenate arrays whose first dimensions may differ on the root; others get None."""
         return v_variants.gather(self._session, Kind.GATHER_V, x, root, out, timeout)
 
-    @told
+    @reports_misuse
     def scatter_v(
         self,
         x: Any,
@@ -48,7 +48,7 @@ class RaggedCollectives:
         """
         return v_variants.scatter(self._session, x, counts, root, out, timeout)
 
-    @told
+    @reports_misuse
     def reduce_scatter_v(
         self,
         x: Any,
@@ -62,7 +62,7 @@ class RaggedCollectives:
         """Combine all arrays; rank r gets the next ``counts[r]`` rows; same counts everywhere."""
         return v_variants.reduce_scatter(self._session, x, counts, op, order, out, timeout)
 
-    @told
+    @reports_misuse
     def all_to_all_v(
         self, x: Any, counts: Sequence[int], *, out: Any = None, timeout: float | None = None
     ) -> Any:

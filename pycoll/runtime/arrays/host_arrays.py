@@ -48,10 +48,10 @@ class ArrayView(NamedTuple):
     @property
     def code(self) -> int:
         """Number of the element type that the engine works with."""
-        return self.told if self.dtype is None else int(self.dtype)
+        return self.caller_code if self.dtype is None else int(self.dtype)
 
     @property
-    def told(self) -> int:
+    def caller_code(self) -> int:
         """Number of the caller's element type, which has to be the same on all ranks.
 
         It differs from `code` where the engine folds something else: the parts of complex numbers,

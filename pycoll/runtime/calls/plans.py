@@ -87,7 +87,7 @@ class CallSpec:
         op: Reduction operation.
         order: Reduction order.
         root: Root rank, or 0.
-        told: Code of the caller's element type where it is another one.
+        caller_code: Code of the caller's element type where it is another one.
         input_only: Peers access the users' inputs only; results may lie anywhere.
         apart: Over messages: input and result share no memory on this rank, and it reduces.
         across: Peers read the users' arrays, which are private, through the kernel.
@@ -105,7 +105,7 @@ class CallSpec:
     op: ReduceOp = ReduceOp.SUM
     order: Order = Order.ANY
     root: int = 0
-    told: int | None = None
+    caller_code: int | None = None
     input_only: bool = False
     apart: bool = False
     across: bool = False
@@ -113,7 +113,7 @@ class CallSpec:
 
     def descriptor(self, algorithm: int, direct: bool) -> int:
         """Return what all ranks of the call must agree on."""
-        dtype = self.dtype if self.told is None else self.told
+        dtype = self.dtype if self.caller_code is None else self.caller_code
         flags = self.order | (FLAG_DIRECT if direct else 0)
         flags |= FLAG_READ if self.across or self.alternative else 0
         flags |= FLAG_INPUT if self.input_only else 0
@@ -249,15 +249,7 @@ class PlanCache:
 def binding_numbers(
     spec: CallSpec, world_size: int, chunks: int, scales_in_fold: bool, number: int
 ) -> dict[str, int]:
-    """Return the numbers that bind a plan to a call: what turns chunks into bytes.
-
-    Args:
-        spec: The call.
-        world_size: Number of ranks.
-        chunks: Chunks of the plan's schedule.
-        scales_in_fold: Folds divide an average; otherwise it is divided at the end.
-        number: Stands for the algorithm; see `algorithm_number`.
-    """
+    """Return the numbers that bind a plan to a call: what turns chunks into bytes."""
     promise = COLLECTIVES[spec.collective]
     average = spec.op == ReduceOp.AVG and promise.reduces
     return {

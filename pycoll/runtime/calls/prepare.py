@@ -143,8 +143,8 @@ class Caller:
         """Return the array that tells the dtype, the result's shape, elements of the input."""
         if kind == Kind.SCATTER and not has_in and x is None:
             if out is None:
-                told = "scatter needs out=, or an x like the root's, on ranks that are not the root"
-                raise ArgumentError(told)
+                text = "scatter needs out=, or an x like the root's, on ranks that are not the root"
+                raise ArgumentError(text)
             given = self.view(out, "out")
             size = given.array.size * self.plans.world_size
             return given, tuple(given.array.shape), size
@@ -222,7 +222,15 @@ class Caller:
         if request.algorithm is not None:  # which may be anything, and is seldom named
             return make()
         asked = request.kind, request.within, op, root, request.order
-        key = (*asked, count, typed.code, typed.told, typed.array.itemsize, *reach.values(), apart)
+        key = (
+            *asked,
+            count,
+            typed.code,
+            typed.caller_code,
+            typed.array.itemsize,
+            *reach.values(),
+            apart,
+        )
         return self.plans.known(key, make)
 
     def _choose(

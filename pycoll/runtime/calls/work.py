@@ -132,7 +132,11 @@ class BoundPlan:
         """Take the collective, a method of the communicator with all arguments but the arrays."""
         self._session, self._method = session, method
         pattern = view(like, "like")
-        self._shape, self._name, self._told = pattern.array.shape, pattern.name, pattern.told
+        self._shape, self._name, self._caller_code = (
+            pattern.array.shape,
+            pattern.name,
+            pattern.caller_code,
+        )
         self._dtype = like.dtype if type(like) is np.ndarray else None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -160,7 +164,7 @@ class BoundPlan:
 
     def _check(self, x: Any) -> None:
         given = view(x, "x")
-        if given.array.shape != self._shape or given.told != self._told:
+        if given.array.shape != self._shape or given.caller_code != self._caller_code:
             raise ArgumentError(
                 f"x is {given.name}{list(given.array.shape)}; this plan was made for "
                 f"{self._name}{list(self._shape)}"

@@ -27,7 +27,7 @@ def agree(session: Session) -> Session:
     cannot differ.
 
     Raises:
-        ArgumentError: On every rank, if rank 0 was told to use a table that cannot be used.
+        ArgumentError: On every rank, if rank 0 was given a table that cannot be used.
     """
     text, problem = "", ""
     if session.rank == 0:
@@ -38,7 +38,7 @@ def agree(session: Session) -> Session:
         except Warning as error:  # which this program has made errors
             problem = str(error)
     if session.world_size > 1:
-        text, problem = _told(session, text), _told(session, problem)
+        text, problem = _of_rank_0(session, text), _of_rank_0(session, problem)
     if problem:
         session.close()
         raise ArgumentError(problem)
@@ -65,7 +65,7 @@ def _run(session: Session, kind: Kind, array: np.ndarray, op: str = "sum") -> No
     session.start(prepared, session.config.timeout_s, False)
 
 
-def _told(session: Session, text: str) -> str:
+def _of_rank_0(session: Session, text: str) -> str:
     """Return the text of rank 0."""
     data = np.frombuffer(text.encode(), np.uint8).copy()
     size = np.array([data.size])

@@ -177,24 +177,10 @@ def select(
     crowded: bool = False,
     world: World | None = None,
 ) -> Choice:
-    """Choose the algorithm of a call.
+    """Choose the algorithm of a call, described as by `SelectionRequest`.
 
-    Args:
-        collective: Name of the collective, such as ``"all_reduce"``.
-        nbytes: Size of the full vector, the concatenation over ranks where each has a share.
-        n: World size.
-        order: ``"tree"``, ``"rank"`` or ``"any"``. None means ``"tree"`` for a reduction, or
-            whatever the named algorithm gives.
-        dtype: Element type of a reduction; the 16-bit floats round once in a pinned order.
-        op: Reduction operation.
-        direct: Whether all arrays of the call lie in symmetric memory.
-        input_only: Whether only the inputs do.
-        algorithm: An algorithm, or the name of one, that the caller wants.
-        machine: What predictions are made for; they do not decide.
-        messages: Whether ranks send messages; otherwise they share memory.
-        one_host: Whether all ranks are on one host; matters where they send messages.
-        crowded: Whether ranks that share memory outnumber the cores that they may use.
-        world: What was measured in the places of these ranks; its lines come first.
+    ``order=None`` means ``"tree"`` for a reduction, or whatever the named algorithm gives.
+    `machine` is for predictions, which do not decide; what was measured comes first (`world`).
 
     Raises:
         ArgumentError: For an unknown name, or an algorithm that does not give the order.

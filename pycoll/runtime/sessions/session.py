@@ -339,8 +339,8 @@ class Session(TaggedMessages):
     def leave(self, reason: BaseException | str) -> None:
         """Tell the peers why this rank leaves: an exception, or a text."""
         if self._engine is not None:
-            told = in_words(reason) if isinstance(reason, BaseException) else sendable(reason)
-            self._engine.leave(told)
+            text = in_words(reason) if isinstance(reason, BaseException) else sendable(reason)
+            self._engine.leave(text)
 
     def prepare_for_exit(self) -> None:
         """Stop needing other threads of Python; raise ConcurrentUseError if one is in a call."""

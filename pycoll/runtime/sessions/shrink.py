@@ -119,11 +119,11 @@ class Shrinking:
     def _late(self, parent: Session, what: str) -> str:
         """Say who was waited for, and what to do."""
         late, names = self._votes.missing(), parent.members or range(parent.world_size)
-        told = [
+        named = [
             f"rank {names[r]}" + f" (process {self._votes.offered(r)[0]})" * (not parent.threads)
             for r in late
         ]
-        who = f"{', '.join(told)} {'have' if len(late) > 1 else 'has'}" if late else "one rank has"
+        who = f"{', '.join(named)} {'have' if len(late) > 1 else 'has'}" if late else "one rank has"
         return (
             f"shrink: {who} neither {what} nor ended in time; "
             "end what is stuck, and call shrink again"

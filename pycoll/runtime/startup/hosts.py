@@ -147,9 +147,9 @@ def share(exchange: Exchange, rank: int, hosts: tuple[int, ...], pids: Sequence[
     own, why = _make() if leads else ((-1, -1), "")
     rows = exchange(f"{own[0]} {own[1]} {why}".encode()[:CARD_BYTES])
     texts = [row.rstrip(b"\0").decode(errors="ignore").split(" ", 2) for row in rows]
-    if told := [f"rank {r} cannot join: {why}" for r, (_, _, why) in enumerate(texts) if why]:
+    if failures := [f"rank {r} cannot join: {why}" for r, (_, _, why) in enumerate(texts) if why]:
         Shared(hosts, *own).close()
-        raise TransportError("; ".join(told))
+        raise TransportError("; ".join(failures))
     table = [(int(control), int(heap)) for control, heap, _ in texts]
     if len(mates) > 1 and not leads:
         own = _open(pids[mates[0]], *table[mates[0]])

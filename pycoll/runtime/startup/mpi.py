@@ -90,10 +90,6 @@ def can_begin(size: int, nested: bool) -> bool:
 
     MPI_Init waits without limit for every process that the launcher has started. So they have to be
     the ranks of the group, unless MPI is there already.
-
-    Args:
-        size: Number of ranks of the group.
-        nested: Whether this process was started by one that the MPI launcher has started.
     """
     loaded = sys.modules.get("mpi4py.MPI")
     if loaded is not None:

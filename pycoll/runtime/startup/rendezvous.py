@@ -95,8 +95,8 @@ class Rendezvous:
             if not self._wait(request):
                 here = self._who_came()
                 absent = [r for r in range(self._comm.size) if r not in here]
-                told = _told(self._comm.rank, absent, self._timeout_s, self._begun)
-                raise CollTimeout(told)
+                text = _missing(self._comm.rank, absent, self._timeout_s, self._begun)
+                raise CollTimeout(text)
         except BaseException:  # an interrupt, too
             _C.never_free((request, used))
             raise
@@ -133,7 +133,7 @@ class Rendezvous:
         return here
 
 
-def _told(rank: int, absent: list[int], timeout_s: float, begun: bool) -> str:
+def _missing(rank: int, absent: list[int], timeout_s: float, begun: bool) -> str:
     if not absent:
         return (
             f"start-up: the ranks have come more than {timeout_s:g} s after each other; a longer "

@@ -118,7 +118,7 @@ class Handshakes:
         self._server, self._places, self._rank, self._names = server, places, rank, names
         self.found: dict[int, socket.socket] = {}
         self._ready: set[int] = set()
-        self._told = False
+        self._announced = False
         self._calls: dict[socket.socket, _Call] = {}
         self._turns = {peer: (0.0, 0) for peer in range(rank)}  # when to dial which address
         self._tried: dict[int, dict[str, str]] = {peer: {} for peer in range(rank)}
@@ -153,7 +153,7 @@ class Handshakes:
                     self._go_on(key.data)
             for call in [c for c in self._calls.values() if now >= c.until]:
                 self._drop(call, "no answer")  # nor has one come while this rank was stopped
-            self._tell()
+            self._announce()
 
     def close(self) -> None:
         """Hang up on everybody with whom nothing is agreed."""
@@ -262,11 +262,11 @@ class Handshakes:
             raise self._gone(call.peer) from None
         self._ready.add(call.peer)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         """Say that this rank has all its connections."""
-        if self._told or len(self.found) < len(self._places) - 1:
+        if self._announced or len(self.found) < len(self._places) - 1:
             return
-        self._told = True
+        self._announced = True
         for peer, line in self.found.items():
             try:
                 line.send(_READY)
@@ -274,7 +274,7 @@ class Handshakes:
                 raise self._gone(peer) from None
 
     def _gone(self, peer: int) -> TransportError:
-        """Say why a rank has hung up: a third one may be to blame, which has told so before."""
+        """Say why a rank has hung up: a third one may be to blame, which has said so before."""
         with contextlib.suppress(Exception):  # the store may have gone with the rank
             if why := self._given_up():
                 return TransportError(why)

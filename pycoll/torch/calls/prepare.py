@@ -262,7 +262,7 @@ class Calls:
             params=tuple(sorted(params.items())),
             direct=choice.direct,
             dtype=type_code if dtype is None else int(dtype),
-            told=type_code,
+            caller_code=type_code,
             itemsize=itemsize,
             count=count,
             op=operation,

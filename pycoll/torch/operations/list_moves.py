@@ -91,7 +91,7 @@ class ListMoves:
     ) -> None:
         with on_host(x, flat) as (a, b):
             given = self._session, Kind.ALL_GATHER_V, as_bytes(a), 0, as_bytes(b), limit
-            v_variants.gather(*given, expected=sizes, told=name_of(x.dtype))
+            v_variants.gather(*given, expected=sizes, dtype_name=name_of(x.dtype))
 
     def _boxes(self, kind: Kind, parts: Tensors, x: torch.Tensor, root: int) -> Tensors | None:
         """Return what receives the blocks of a list, if they can be received one by one."""
