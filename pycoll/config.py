@@ -117,7 +117,7 @@ class Launch:
     Attributes:
         rank: Number of this process, in [0, world_size) (``PYCOLL_RANK``).
         world_size: Number of processes of the job (``PYCOLL_WORLD_SIZE``).
-        control_fd: Descriptor of the memfd for control block, flags and cells
+        control_fd: Descriptor of the memfd for control block, flags and staging buffers
             (``PYCOLL_CONTROL_FD``).
         heap_fd: Descriptor of the memfd for the symmetric heap (``PYCOLL_HEAP_FD``).
     """

@@ -231,7 +231,7 @@ def test_a_rank_that_is_stopped_for_longer_than_a_call_may_take(monkeypatch, sto
     """After any step with the other one: what has come meanwhile counts."""
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(tcp_handshake, "_CALL_S", 0.3)
-    go_on, steps = Handshakes._go_on, []
+    go_on, steps = Handshakes._advance, []
 
     def slow(self, call):
         go_on(self, call)
@@ -240,7 +240,7 @@ def test_a_rank_that_is_stopped_for_longer_than_a_call_may_take(monkeypatch, sto
             if len(steps) == step:
                 time.sleep(0.8)
 
-    monkeypatch.setattr(Handshakes, "_go_on", slow)
+    monkeypatch.setattr(Handshakes, "_advance", slow)
     assert outcomes(2, 20) == ["", ""]
     assert len(steps) >= step
 

@@ -51,7 +51,7 @@ class Prepared:
         result: What the call returns.
         keep: Objects that must stay alive until the call is done.
         spec: What it does, apart from where the arrays are.
-        two_levels: Nobody has asked for an algorithm, so it may go through hosts first.
+        two_levels: The caller has named no algorithm, so it may run in two levels.
         plain: It works on the caller's own arrays, or a packed input: a call like it needs no
             preparation if they are of a kind that the hot path knows.
         registered: Registered arrays, or parts of them, that stay where they are meanwhile.

@@ -17,18 +17,10 @@ class Owner(Protocol):
     """What calls need of their session."""
 
     engine: Any
-
-    def sweep(self) -> None:
-        """Let go of the arrays of calls that have ended."""
-
-    def error(self, kind: str, text: str) -> CollError:
-        """Make the exception for a failure of the engine."""
-
-    def refusing(self, prepare: Callable[[], Any]) -> Any:
-        """Prepare a call; if that fails, let the peers of this call know."""
-
-    def interrupted(self, error: BaseException) -> None:
-        """Let all ranks know of an interrupt."""
+    sweep: Callable[[], None]
+    error: Callable[[str, str], CollError]
+    refusing: Callable[[Callable[[], Any]], Any]
+    interrupted: Callable[[BaseException], None]
 
 
 class QueuedCall:

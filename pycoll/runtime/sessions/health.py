@@ -1,4 +1,4 @@
-"""Is everybody there, do all agree, and does everybody reach everybody: `Communicator.check`."""
+"""Do all ranks answer, do they agree, and does each reach each other: `Communicator.check`."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _settle(session: Session, left: Callable[[], float]) -> None:
     if hasattr(session, "settle"):
         session.settle(left())
     session.sweep()
-    while session._in_flight and left() > 1e-3:  # else the exchange will tell who is late
+    while session._in_flight and left() > 1e-3:  # else the exchange reports the late rank
         time.sleep(1e-4)
         session.sweep()
 

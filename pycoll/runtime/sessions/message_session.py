@@ -36,7 +36,7 @@ class MpiJob:
         api: The functions of the MPI library.
         comm: The duplicated communicator of mpi4py, kept alive here.
         handle: Its handle.
-        cards: What each of its ranks has said about itself.
+        cards: Host, process and cores of each rank.
         hosts: Number of the host of each rank.
         library: Name and version of the MPI library.
         next_context: Number of the next communicator; every rank keeps its own count: see

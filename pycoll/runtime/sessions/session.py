@@ -76,7 +76,7 @@ class Session(TaggedMessages):
     transport = "shared memory"
     closed_because = "this communicator has been closed"
     for_users = False  # a communicator's: it stays open while the program's exit handlers run
-    can_shrink = False  # somebody has a communicator by which to go on without those who are gone
+    can_shrink = False  # a communicator can go on without ranks that died or left
     internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
@@ -162,7 +162,7 @@ class Session(TaggedMessages):
         if stream is not None or not on_host:
             side = self.refusing(lambda: self.device_side(x, out))
             return side.call(request, x, out, limit, later, stream)
-        prepared = self.refusing(lambda: self._prepare(request, x, out))
+        prepared = self.refusing(lambda: self.prepare(request, x, out))
         result = self.start(prepared, limit, later)
         if prepared.plain and (not later or isinstance(result, Work)):
             fresh = prepared.result if out is None else None
@@ -201,13 +201,17 @@ class Session(TaggedMessages):
             self.device = self.open_device(self)
         return self.device
 
-    def bind(self, spec: CallSpec, extents: ChunkLayout | None = None) -> _C.BoundCall:
-        """Bind the plan of a call; of a v-variant with its extents."""
-        return self._caller.plans.bind(spec, extents)
+    def bind(self, spec: CallSpec, layout: ChunkLayout | None = None) -> _C.BoundCall:
+        """Bind the plan of a call; of a v-variant with the layout of its chunks."""
+        return self.plans.bind(spec, layout)
 
     def prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         """Check the arguments of a call and bind its plan."""
-        return self._caller.prepare(request, x, out)
+        if request.kind != Kind.BARRIER:
+            return self._caller.prepare(request, x, out)
+        spec = barrier_spec(algorithms.find("all_reduce", self.plans.barrier_algorithm))
+        binding = self.plans.bind(spec)
+        return Prepared(binding, 0, 0, None, (), True, spec=spec, two_levels=True)
 
     def check(self, request: CallRequest, timeout: float | None) -> tuple[int, float]:
         """Check what does not depend on the arrays; return the root and the limit of time."""
@@ -216,14 +220,6 @@ class Session(TaggedMessages):
 
     def _limit(self, timeout: float | None) -> float:
         return self.config.timeout_s if timeout is None else check_timeout(timeout)
-
-    def _prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
-        if request.kind == Kind.BARRIER:
-            plans = self._caller.plans
-            meeting = algorithms.find("all_reduce", plans.barrier_algorithm)
-            spec = barrier_spec(meeting)
-            return Prepared(plans.bind(spec), 0, 0, None, (), True, spec=spec, two_levels=True)
-        return self._caller.prepare(request, x, out)
 
     def guard(self, function: Any, *args: Any) -> Any:
         """Call the engine and turn its failures into pycoll's exceptions."""

@@ -13,7 +13,7 @@ from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
 from pycoll.runtime.startup.make_groups import member
 
-_SOON_S = 1.0  # by when everybody knows of a rank that has closed its files
+_SOON_S = 1.0  # by when all ranks know that one has closed its files
 _KEPT = ("shrink",)
 
 
@@ -34,7 +34,7 @@ def shrink(parent: Session, timeout: float | None) -> Session:
     end = time.monotonic() + parent._limit(timeout)
     held = parent.guard(engine.hold)
     try:
-        parent.abort(f"rank {parent.rank} called shrink")  # who is in another call hears of it
+        parent.abort(f"rank {parent.rank} called shrink")  # ranks in another call get `Revoked`
         parent.abort_children(
             f"rank {parent.rank} of the communicator that this was split from called shrink there"
         )
@@ -57,18 +57,18 @@ def shrink(parent: Session, timeout: float | None) -> Session:
 
 
 class Shrinking:
-    """How far one rank has come."""
+    """The progress of one rank in `shrink`."""
 
     def __init__(self, parent: Session) -> None:
         """Begin."""
         self._votes = _C.Survivors(parent.control, parent.rank, parent.threads)
-        self._offers: list[int] = []  # of all rounds: somebody may be about to open any of them
+        self._offers: list[int] = []  # of all rounds: another rank may be about to open any of them
         self._fresh = False  # the last of them has not been in a round that was decided
-        self._group: list[int] = []  # who is left, once that has been decided
+        self._group: list[int] = []  # the survivors, once that is decided
         self._child: Session | None = None
 
     def __del__(self) -> None:
-        """Let go of what a rank has offered that has gone away."""
+        """Close the offers of a rank that was dropped."""
         self.close()
 
     def advance(self, parent: Session, left: Callable[[], float]) -> Session:
@@ -130,7 +130,7 @@ class Shrinking:
         )
 
     def close(self) -> None:
-        """Let go of what this rank has offered."""
+        """Close the memory that this rank has offered."""
         while self._offers:
             os.close(self._offers.pop())
 

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NoReturn, Protocol
 
@@ -27,15 +28,9 @@ class Leaver(Protocol):
     for_users: bool
     device: Any
     closed_because: str
-
-    def leave(self, reason: BaseException | str) -> None:
-        """Tell the peers why this rank leaves."""
-
-    def close(self) -> None:
-        """Leave the communicator."""
-
-    def prepare_for_exit(self) -> None:
-        """Stop needing other threads of Python; raise ConcurrentUseError if one is in a call."""
+    leave: Callable[[BaseException | str], None]
+    close: Callable[[], None]
+    prepare_for_exit: Callable[[], None]
 
 
 def leave_at_exit(reference: weakref.ref[Leaver]) -> None:

@@ -1,4 +1,4 @@
-"""Calls in two levels that somebody waits for later."""
+"""Two-level calls in the background."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_S = 1e8  # that a thread can wait for another one
 
 
 class DeferredCalls:
-    """Calls that are made when somebody waits for them: where MPI has one thread, in order."""
+    """Calls that run, in order, when the program waits for one: where MPI allows one thread."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -37,9 +37,9 @@ class DeferredCalls:
             future, call = self._calls.popleft()
             try:
                 future.set_result(call())
-            except Exception as error:  # of whoever waits for it
+            except Exception as error:  # raised where the program waits for it
                 future.set_exception(error)
-            except BaseException as error:  # of whoever makes it
+            except BaseException as error:  # raised here, where it runs
                 future.set_exception(Revoked(f"interrupted in this call ({type(error).__name__})"))
                 raise
 
@@ -89,7 +89,7 @@ def _make_all(calls: _Calls) -> None:
         future, call = entry
         try:
             future.set_result(call())
-        except BaseException as error:  # of whoever waits for it
+        except BaseException as error:  # raised where the program waits for it
             future.set_exception(error)
         del entry, future, call  # they keep the session
 

@@ -175,7 +175,7 @@ class TwoLevelSession(MpiSession):
         return error if isinstance(error, _ALONE) else self._failed(error, prepared)
 
     def _failed(self, error: CollError, prepared: Prepared | None) -> CollError:
-        """Tell everybody; return what failed first, which another rank may know."""
+        """Tell all ranks; return the first failure, which another rank may know."""
         if isinstance(error, Revoked):
             until = time.monotonic() + _LISTEN_S
             while time.monotonic() < until:

@@ -26,7 +26,7 @@ _MOST_CORES = 1000
 
 @dataclass(frozen=True)
 class Card:
-    """What a rank says about itself.
+    """Host, process and cores of a rank.
 
     Attributes:
         host: Equal for ranks that may share memory.
@@ -123,7 +123,7 @@ def candidates(cards: Sequence[Card], pretended: Sequence[int] | None = None) ->
     """Tell which ranks may share a host.
 
     Args:
-        cards: What each rank says about itself.
+        cards: Host, process and cores of each rank.
         pretended: For tests: a number for each rank; those with different ones share no host.
 
     Raises:

@@ -150,7 +150,7 @@ def connect(
         raise TransportError("this MPI may be used by the main thread only; call init there")
     limit = config.timeout_s if isinstance(config, Config) else Config.timeout_s
     try:
-        Rendezvous(MPI, comm, limit, begun=False).await_everybody()
+        Rendezvous(MPI, comm, limit, begun=False).await_all()
         return _connect(MPI, comm, config, limit, hosts)
     except MPI.Exception as error:
         raise TransportError(f"start-up over {library(MPI)} failed: {error}") from error

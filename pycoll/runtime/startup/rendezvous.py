@@ -73,13 +73,13 @@ class Rendezvous:
         self._MPI, self._comm, self._timeout_s, self._begun = MPI, comm, timeout_s, begun
         self.broken = False
 
-    def await_everybody(self) -> None:
+    def await_all(self) -> None:
         """Return when every rank has called this; a collective.
 
         Raises:
             CollTimeout: On every rank that has come, with the numbers of those that have not.
         """
-        # Who passes the first knows that everybody came, but not that nobody has given up.
+        # A rank that passes the first knows that all came, but not that none has given up.
         for _ in range(2):
             self.finish(self._comm.Ibarrier)
 

@@ -1,8 +1,8 @@
 """Connections between all ranks of several hosts: one TCP connection for each pair.
 
 Every rank listens on a port and tells the others through a store which addresses it has. It dials
-the ranks before it and is dialled by those after it. Who dials shows a word that was drawn at
-random, so that strangers, and wrong hosts with the same private address, are turned away.
+the ranks before it and is dialled by those after it. The dialling rank shows a random secret, so
+that strangers, and wrong hosts with the same private address, are turned away.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def connect(
         own, server, spare = _prepare(len(names), towards, held)
         places = [Endpoint(*entry) for entry in exchange("sockets", own)]
         _stop_if_troubled(own, places)
-        key = f"pycoll-sockets-{places[0].word}"  # of this try
+        key = f"pycoll-sockets-{places[0].secret}"  # of this try
         calls = Handshakes(server, places, rank, names)
         held.callback(calls.close)
 
@@ -93,7 +93,7 @@ def connect(
                 with contextlib.suppress(Exception):  # the store may be what has failed
                     if board is not None and not given_up():
                         board.set(key, f"{names[rank]} cannot join: {in_words(error)}")
-            finally:  # not before: whoever sees a connection end looks at the board
+            finally:  # not before: a rank that sees a connection end looks at the board
                 for found in calls.found.values():
                     found.close()
             raise

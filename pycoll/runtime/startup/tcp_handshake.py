@@ -1,10 +1,10 @@
-"""Ranks that call each other over TCP, all at once, until every pair is connected.
+"""The TCP handshake: ranks dial each other, all at once, until every pair is connected.
 
-Who dials says the word that the other one has drawn, and its own rank; who is dialled welcomes it;
-who dialled then confirms that it keeps this connection, for it may have tried others. A rank that
-has all its connections says so on each, and goes on when all others have said so. So what keeps one
-rank from being connected is an error on all of them, and whoever calls without knowing the word
-costs nobody any time.
+The dialling rank sends the secret of the rank that it dials, and its own number; the other answers
+with a welcome; the dialling rank then confirms that it keeps this connection, for it may have tried
+several addresses. A rank that has all its connections says so on each, and goes on when all others
+have said so. So what keeps one rank from being connected is an error on all of them, and callers
+that do not know the secret cost no time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from pycoll.errors import TransportError
 
-_HELLO = struct.Struct("!16sI")  # the word of who is dialled, the rank that dials
+_HELLO = struct.Struct("!16sI")  # secret of the dialled rank, number of the dialling one
 _WELCOME, _CONFIRMED, _READY = b"pycoll\x06\n", b"\x06", b"\x07"
 _CALL_S = 3.0  # until two who have just been connected have agreed
 _PAUSE_S = 0.1
@@ -39,13 +39,13 @@ class Endpoint(NamedTuple):
     Attributes:
         port: Port on which it listens.
         addresses: Its addresses; the likeliest first.
-        word: Drawn at random, as hexadecimal digits.
+        secret: Drawn at random, as hexadecimal digits.
         trouble: Why it cannot be reached; empty if it can.
     """
 
     port: int
     addresses: list[str]
-    word: str
+    secret: str
     trouble: str = ""
 
 
@@ -63,7 +63,7 @@ class SpareDescriptors:
             os.close(self._held.pop())
 
     def give(self) -> None:
-        """Let go of one, for whoever opens something now."""
+        """Let go of one, for a file that is opened now."""
         self.fill(len(self._held) - 1)
 
 
@@ -76,13 +76,13 @@ def too_few_files(error: OSError) -> str:
     )
 
 
-class _Call:
+class _Pending:
     """A connection about which both ends have not agreed yet.
 
     Attributes:
         line: Its socket.
         until: When to give it up.
-        peer: Who is dialled, or has said the word; -1 for a stranger.
+        peer: Who is dialled, or has said the secret; -1 for a stranger.
         address: Which one is dialled; empty on the other end.
     """
 
@@ -106,7 +106,7 @@ class _Call:
 
 
 class Handshakes:
-    """The calls of one rank.
+    """The handshakes of one rank with all others.
 
     Attributes:
         found: The connection to each rank that is agreed on.
@@ -119,7 +119,7 @@ class Handshakes:
         self.found: dict[int, socket.socket] = {}
         self._ready: set[int] = set()
         self._announced = False
-        self._calls: dict[socket.socket, _Call] = {}
+        self._calls: dict[socket.socket, _Pending] = {}
         self._turns = {peer: (0.0, 0) for peer in range(rank)}  # when to dial which address
         self._tried: dict[int, dict[str, str]] = {peer: {} for peer in range(rank)}
         self._selector = selectors.PollSelector()  # has no descriptor of its own
@@ -148,15 +148,15 @@ class Handshakes:
                 self._dial(peer, now, limit_s, spare)
             for key, _ in self._selector.select(max(0, min(_PAUSE_S, until - now))):
                 if key.fileobj is self._server:
-                    self._take(now, spare)
+                    self._accept(now, spare)
                 elif key.data.line.fileno() >= 0:  # it was not dropped for one who came just now
-                    self._go_on(key.data)
+                    self._advance(key.data)
             for call in [c for c in self._calls.values() if now >= c.until]:
                 self._drop(call, "no answer")  # nor has one come while this rank was stopped
             self._announce()
 
     def close(self) -> None:
-        """Hang up on everybody with whom nothing is agreed."""
+        """Close all connections that are not agreed on."""
         for call in [*self._calls.values()]:
             self._drop(call, "")
         self._selector.close()
@@ -174,15 +174,15 @@ class Handshakes:
                 raise TransportError(too_few_files(error)) from error
             self._next_address(peer, address, str(error))
             return
-        call = self._calls[line] = _Call(line, now + patience, peer, address)
-        call.steps = self._introduce(call)
+        call = self._calls[line] = _Pending(line, now + patience, peer, address)
+        call.steps = self._greet(call)
         try:
             with contextlib.suppress(BlockingIOError):
                 line.connect((address, place.port))
         except OSError as error:  # there may be no such address here
             self._drop(call, error.strerror or str(error))
         else:
-            self._go_on(call)
+            self._advance(call)
 
     def _next_address(self, peer: int, address: str, why: str) -> None:
         self._tried[peer][address] = why
@@ -191,8 +191,8 @@ class Handshakes:
         pause = _PAUSE_S if index == len(addresses) else 0.0
         self._turns[peer] = time.monotonic() + pause, index
 
-    def _take(self, now: float, spare: SpareDescriptors) -> None:
-        """Take a call, in place of the oldest of a stranger if there are too many."""
+    def _accept(self, now: float, spare: SpareDescriptors) -> None:
+        """Accept a connection, in place of the oldest unknown one if there are too many."""
         spare.give()
         strangers = [c for c in self._calls.values() if c.peer < 0]
         try:
@@ -205,12 +205,12 @@ class Handshakes:
             return  # who called has hung up already, or is taken next time
         if len(strangers) >= _MOST_STRANGERS + len(self._places):
             self._drop(strangers[0], "")
-        call = self._calls[line] = _Call(line, now + _CALL_S)
+        call = self._calls[line] = _Pending(line, now + _CALL_S)
         call.steps = self._answer(call)
-        self._go_on(call)
+        self._advance(call)
 
-    def _go_on(self, call: _Call) -> None:
-        """Take the next step with somebody."""
+    def _advance(self, call: _Pending) -> None:
+        """Take the next step of a handshake."""
         try:
             event = next(call.steps)
         except StopIteration:
@@ -222,7 +222,7 @@ class Handshakes:
                 self._selector.unregister(call.line)
             self._selector.register(call.line, event, call)
 
-    def _drop(self, call: _Call, why: str) -> None:
+    def _drop(self, call: _Pending, why: str) -> None:
         with contextlib.suppress(KeyError):
             self._selector.unregister(call.line)
         del self._calls[call.line]
@@ -230,20 +230,20 @@ class Handshakes:
         if call.address:
             self._next_address(call.peer, call.address, why)
 
-    def _introduce(self, call: _Call) -> Steps:
+    def _greet(self, call: _Pending) -> Steps:
         yield selectors.EVENT_WRITE
         if failed := call.line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(failed, os.strerror(failed))
-        word = bytes.fromhex(self._places[call.peer].word)
-        call.line.send(_HELLO.pack(word, self._rank))
+        secret = bytes.fromhex(self._places[call.peer].secret)
+        call.line.send(_HELLO.pack(secret, self._rank))
         if (yield from call.read(len(_WELCOME))) != _WELCOME:
             raise ConnectionError("another process listens there")
         call.line.send(_CONFIRMED)
         yield from self._agreed(call)
 
-    def _answer(self, call: _Call) -> Steps:
-        word, peer = _HELLO.unpack((yield from call.read(_HELLO.size)))
-        known = secrets.compare_digest(word, bytes.fromhex(self._places[self._rank].word))
+    def _answer(self, call: _Pending) -> Steps:
+        secret, peer = _HELLO.unpack((yield from call.read(_HELLO.size)))
+        known = secrets.compare_digest(secret, bytes.fromhex(self._places[self._rank].secret))
         if not known or not self._rank < peer < len(self._places):
             raise ConnectionError("a stranger")
         call.peer, call.until = peer, float("inf")  # it hangs up itself if it takes another way
@@ -251,7 +251,7 @@ class Handshakes:
         yield from call.read(len(_CONFIRMED))
         yield from self._agreed(call)
 
-    def _agreed(self, call: _Call) -> Steps:
+    def _agreed(self, call: _Pending) -> Steps:
         if call.peer in self.found:
             raise ConnectionError("two connections")
         del self._calls[call.line]
@@ -263,7 +263,7 @@ class Handshakes:
         self._ready.add(call.peer)
 
     def _announce(self) -> None:
-        """Say that this rank has all its connections."""
+        """Tell all others that this rank has all its connections."""
         if self._announced or len(self.found) < len(self._places) - 1:
             return
         self._announced = True
