@@ -296,8 +296,9 @@ class Communicator(SymmetricMemory, RaggedCollectives):
         are gone when their process has died, or when they have closed the communicator or left it
         by an exception. A rank that lives is never left out: it is waited for, even if it has
         become another program. This communicator raises from then on, if it did not before, and so
-        do all that were split from it; they are still to be closed. Arrays in symmetric memory stay
-        what they are, and the memory of those who are gone stays taken until the job ends.
+        do those that were split from it with a rank that does not come at once, which may wait
+        there. They are still to be closed. Arrays in symmetric memory stay what they are, and the
+        memory of those who are gone stays taken until the job ends.
 
         A call may have succeeded on some ranks and failed on others, so agree on where to go on,
         as in ``examples/survive.py``. An exception other than `CollTimeout`, as by Ctrl-C, makes

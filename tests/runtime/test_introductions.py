@@ -179,7 +179,7 @@ def test_a_rank_that_fails_tells_the_others(monkeypatch):
 def test_a_rank_that_fails_tells_before_it_hangs_up(monkeypatch):
     """Rank 1 sees the connection end, and has looked at the board just before."""
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
-    tell = Handshakes._tell
+    tell = Handshakes._announce
 
     def interrupted(self):
         if self._rank == 0 and self.found:
@@ -191,7 +191,7 @@ def test_a_rank_that_fails_tells_before_it_hangs_up(monkeypatch):
             time.sleep(0.5)
             super().set(key, value)
 
-    monkeypatch.setattr(Handshakes, "_tell", interrupted)
+    monkeypatch.setattr(Handshakes, "_announce", interrupted)
     first, second = outcomes(2, 20, board=Slow())
     assert first == "KeyboardInterrupt: "
     assert second == "TransportError: rank 0 cannot join: KeyboardInterrupt"

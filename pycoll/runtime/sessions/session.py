@@ -325,12 +325,13 @@ class Session(TaggedMessages):
         if self.device is not None:
             self.device.abort()
 
-    def abort_children(self, reason: str) -> None:
-        """Abort what was split from this, so that nobody waits there for ranks that go on here."""
+    def abort_children(self, ranks: set[int], reason: str) -> None:
+        """Abort what was split from this and has one of these ranks of the job."""
         for child in tuple(self.children):
-            with contextlib.suppress(CollError):  # it is closed already
-                child.abort(reason)
-            child.abort_children(reason)
+            if ranks & set(child.members or ()):
+                with contextlib.suppress(CollError):  # it is closed already
+                    child.abort(reason)
+                child.abort_children(ranks, reason)
 
     def leave(self, reason: BaseException | str) -> None:
         """Tell the peers why this rank leaves: an exception, or a text."""

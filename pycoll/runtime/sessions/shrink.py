@@ -14,6 +14,7 @@ from pycoll.runtime.startup.bootstrap import adopt, make_memfd
 from pycoll.runtime.startup.make_groups import member
 
 _SOON_S = 1.0  # by when all ranks know that one has closed its files
+_PATIENCE_S = 0.2  # for ranks that may wait in a communicator that was split from this one
 _KEPT = ("shrink",)
 
 
@@ -23,8 +24,7 @@ def shrink(parent: Session, timeout: float | None) -> Session:
     Who they are is counted in the control memory (``csrc/engine/survivors.h``), whatever has
     become of the communicator. The lowest of them makes the memory of the new one. A rank that runs
     out of time goes on from there when it is asked again; one that fails in any other way leaves,
-    so that the others go on without it. Communicators that were split from this one end, too: a
-    rank may wait there for one that is here.
+    so that the others go on without it.
     """
     engine = parent.engine
     if not parent.can_shrink:
@@ -35,9 +35,6 @@ def shrink(parent: Session, timeout: float | None) -> Session:
     held = parent.guard(engine.hold)
     try:
         parent.abort(f"rank {parent.rank} called shrink")  # ranks in another call get `Revoked`
-        parent.abort_children(
-            f"rank {parent.rank} of the communicator that this was split from called shrink there"
-        )
         parent.guard(engine.drain)
         progress = parent.kept.setdefault(_KEPT, Shrinking(parent))
         child = progress.advance(parent, lambda: max(0.0, end - time.monotonic()))
@@ -81,7 +78,10 @@ class Shrinking:
             if not self._group:
                 if not self._fresh:
                     self._offers.append(make_memfd("control"))
-                self._group = raising(self._votes.agree, self._offers[-1], left())
+                self._group = raising(self._votes.agree, self._offers[-1], min(_PATIENCE_S, left()))
+                if not self._group:
+                    self._call_from_children(parent)
+                    self._group = raising(self._votes.agree, self._offers[-1], left())
                 self._fresh = not self._group
                 if self._fresh:
                     raise CollTimeout(self._late(parent, "called it"))
@@ -95,6 +95,14 @@ class Shrinking:
                     return self._child
                 self._child.close()
             self._child, self._group = None, []
+
+    def _call_from_children(self, parent: Session) -> None:
+        """Let ranks that have not come know: they may wait for this one in a part of the parent."""
+        names = parent.members or range(parent.world_size)
+        parent.abort_children(
+            {names[rank] for rank in self._votes.missing()},
+            f"rank {parent.rank} of the communicator that this was split from called shrink there",
+        )
 
     def _join(self, parent: Session, left: Callable[[], float]) -> Session | None:
         """Make a session out of what the lowest rank offers; None if it offers that no more."""
