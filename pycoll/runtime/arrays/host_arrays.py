@@ -29,21 +29,14 @@ _COMPLEX = {np.dtype(np.complex64): DType.FLOAT32, np.dtype(np.complex128): DTyp
 
 
 class ArrayView(NamedTuple):
-    """A NumPy array over the caller's memory.
+    """A NumPy array over the caller's memory."""
 
-    Attributes:
-        array: The memory; bfloat16 may appear as uint16.
-        dtype: Element type for reductions, or None if the type can be moved but not reduced.
-        name: Name of the element type, for messages.
-        source: The object that the caller passed.
-        apart: It is a copy, for the memory of the source will be written to.
-    """
-
-    array: np.ndarray
+    array: np.ndarray  # the memory; bfloat16 may appear as uint16
+    # element type for reductions, or None if the type can be moved but not reduced
     dtype: DType | None
     name: str
-    source: Any
-    apart: bool = False
+    source: Any  # the object that the caller passed
+    apart: bool = False  # it is a copy, for the memory of the source will be written to
 
     @property
     def code(self) -> int:

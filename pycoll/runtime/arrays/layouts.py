@@ -17,19 +17,12 @@ Copy = tuple[int, int, int]  # to, from, bytes
 
 
 class Mirror(NamedTuple):
-    """Where the engine finds a registered array, or a part of one.
+    """Where the engine finds a registered array, or a part of one."""
 
-    Attributes:
-        registration: The whole array.
-        pointer: Address in the caller's memory.
-        nbytes: Size of the part.
-        address: Address of the same part in the heap.
-    """
-
-    registration: _C.Registration
-    pointer: int
-    nbytes: int
-    address: int
+    registration: _C.Registration  # the whole array
+    pointer: int  # address in the caller's memory
+    nbytes: int  # size of the part
+    address: int  # address of the same part in the heap
 
     def gather(self) -> None:
         """Bring the heap up to date."""
@@ -50,15 +43,10 @@ class Mirror(NamedTuple):
 
 
 class Detour(NamedTuple):
-    """Symmetric memory in which an array is made that lies elsewhere.
+    """Symmetric memory in which an array is made that lies elsewhere."""
 
-    Attributes:
-        made: The array in symmetric memory.
-        wanted: Where it belongs.
-    """
-
-    made: np.ndarray
-    wanted: np.ndarray
+    made: np.ndarray  # the array in symmetric memory
+    wanted: np.ndarray  # where it belongs
 
     @property
     def address(self) -> int:

@@ -73,42 +73,25 @@ def compile_plans(
 
 @dataclass(frozen=True)
 class CallSpec:
-    """What one call does, apart from where its arrays are.
-
-    Attributes:
-        kind: Kind of collective.
-        collective: Name of the collective whose schedule it runs.
-        algorithm: The algorithm.
-        params: Its parameters, as sorted pairs.
-        direct: Peers access the users' arrays themselves.
-        dtype: Code of the element type that the engine works with.
-        itemsize: Size of an element, in bytes.
-        count: Elements of the full vector.
-        op: Reduction operation.
-        order: Reduction order.
-        root: Root rank, or 0.
-        caller_code: Code of the caller's element type where it is another one.
-        input_only: Peers access the users' inputs only; results may lie anywhere.
-        apart: Over messages: input and result share no memory on this rank, and it reduces.
-        across: Peers read the users' arrays, which are private, through the kernel.
-        alternative: The same call across; it runs instead where that is faster.
-    """
+    """What one call does, apart from where its arrays are."""
 
     kind: Kind
-    collective: str
+    collective: str  # name of the collective whose schedule it runs
     algorithm: Algorithm
-    params: tuple[tuple[str, Any], ...]
-    direct: bool
-    dtype: int
+    params: tuple[tuple[str, Any], ...]  # its parameters, as sorted pairs
+    direct: bool  # peers access the users' arrays themselves
+    dtype: int  # code of the element type that the engine works with
     itemsize: int
-    count: int
+    count: int  # elements of the full vector
     op: ReduceOp = ReduceOp.SUM
     order: Order = Order.ANY
-    root: int = 0
-    caller_code: int | None = None
-    input_only: bool = False
+    root: int = 0  # root rank, or 0
+    caller_code: int | None = None  # code of the caller's element type where it is another one
+    input_only: bool = False  # peers access the users' inputs only; results may lie anywhere
+    # over messages: input and result share no memory on this rank, and it reduces
     apart: bool = False
-    across: bool = False
+    across: bool = False  # peers read the users' arrays, which are private, through the kernel
+    # the same call across; it runs instead where that is faster
     alternative: CallSpec | None = None
 
     def descriptor(self, algorithm: int, direct: bool) -> int:
@@ -127,27 +110,16 @@ def barrier_spec(algorithm: Algorithm) -> CallSpec:
 
 @dataclass
 class PlanCache:
-    """Compiled and bound plans of one communicator.
-
-    Attributes:
-        engine: The engine that will run them.
-        rank: Rank in the communicator.
-        world_size: Its size.
-        messages: Ranks send messages; otherwise they share memory.
-        one_host: All ranks are on one host.
-        crowded: They share memory, and outnumber the cores that they may use.
-        world: What was measured with ranks in these places, or None.
-        single_copy: Calls may have alternatives that read private arrays.
-    """
+    """Compiled and bound plans of one communicator."""
 
     engine: Any
     rank: int
     world_size: int
-    messages: bool = False
+    messages: bool = False  # ranks send messages; otherwise they share memory
     one_host: bool = True
-    crowded: bool = False
-    world: World | None = None
-    single_copy: bool = False
+    crowded: bool = False  # they share memory, and outnumber the cores that they may use
+    world: World | None = None  # what was measured with ranks in these places, or None
+    single_copy: bool = False  # calls may have alternatives that read private arrays
     _calls: dict = field(default_factory=dict)
     _plans: dict = field(default_factory=dict)
     _bindings: dict = field(default_factory=dict)

@@ -61,15 +61,10 @@ def reached(kind: Kind, x: bool, out: bool) -> tuple[bool, bool]:
 
 @dataclass(frozen=True)
 class Caller:
-    """The side of a communicator that prepares calls.
+    """The side of a communicator that prepares calls."""
 
-    Attributes:
-        plans: Its plan cache, which knows rank and world size.
-        memory: This rank's part of the symmetric heap.
-    """
-
-    plans: PlanCache
-    memory: Memory
+    plans: PlanCache  # its plan cache, which knows rank and world size
+    memory: Memory  # this rank's part of the symmetric heap
 
     def prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         """Check the arguments and choose and bind a plan.

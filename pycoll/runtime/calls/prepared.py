@@ -21,18 +21,15 @@ _COLLECTIVES[Kind.BARRIER] = "all_reduce"
 
 @dataclass(frozen=True)
 class CallRequest:
-    """What the caller asked for, apart from the arrays.
+    """What the caller asked for, apart from the arrays."""
 
-    Attributes:
-        kind, op, root, order, algorithm: See `pycoll.Communicator`.
-        within: Kind of the call that this one is a part of: ranks that make another one differ.
-    """
-
+    # kind, op, root, order, algorithm: see `pycoll.Communicator`
     kind: Kind
     op: str = "sum"
     root: int = 0
     order: str | None = None
     algorithm: str | Algorithm | None = None
+    # kind of the call that this one is a part of: ranks that make another one differ
     within: Kind | None = None
 
     @property
@@ -43,30 +40,22 @@ class CallRequest:
 
 @dataclass
 class Prepared:
-    """A call that is ready to run.
+    """A call that is ready to run."""
 
-    Attributes:
-        binding: Plan, sizes and descriptor.
-        in_ptr, out_ptr: Addresses of the user's memory, 0 where there is none.
-        result: What the call returns.
-        keep: Objects that must stay alive until the call is done.
-        spec: What it does, apart from where the arrays are.
-        two_levels: The caller has named no algorithm, so it may run in two levels.
-        plain: It works on the caller's own arrays, or a packed input: a call like it needs no
-            preparation if they are of a kind that the hot path knows.
-        registered: Registered arrays, or parts of them, that stay where they are meanwhile.
-        gathers, scatters: What lies elsewhere for the engine: arrays it reads, and those it writes.
-    """
-
-    binding: _C.BoundCall
+    binding: _C.BoundCall  # plan, sizes and descriptor
+    # in_ptr, out_ptr: addresses of the user's memory, 0 where there is none
     in_ptr: int
     out_ptr: int
-    result: Any
-    keep: tuple
+    result: Any  # what the call returns
+    keep: tuple  # objects that must stay alive until the call is done
+    # it works on the caller's own arrays, or a packed input: a call like it needs no preparation if
+    # they are of a kind that the hot path knows
     plain: bool = False
-    spec: CallSpec | None = None
-    two_levels: bool = False
+    spec: CallSpec | None = None  # what it does, apart from where the arrays are
+    two_levels: bool = False  # the caller has named no algorithm, so it may run in two levels
+    # registered arrays, or parts of them, that stay where they are meanwhile
     registered: tuple[Mirror, ...] = ()
+    # gathers, scatters: what lies elsewhere for the engine: arrays it reads, and those it writes
     gathers: tuple[Mirror | Detour, ...] = ()
     scatters: tuple[Mirror | Detour, ...] = ()
 

@@ -27,19 +27,13 @@ class QueuedCall:
     """A call in the queue of an engine.
 
     The hot path makes it without running Python code, so it has no ``__init__``.
-
-    Attributes:
-        ticket: Its place in the queue; None before it has one.
-        keep: What has to stay until it has ended, besides the result.
-        result: What the call gives.
-        ended: It has ended, and `error` is what it has failed with, or None.
     """
 
-    ticket: int | None = None
-    keep: Any = None
-    result: Any = None
+    ticket: int | None = None  # its place in the queue; None before it has one
+    keep: Any = None  # what has to stay until it has ended, besides the result
+    result: Any = None  # what the call gives
     error: Exception | None = None
-    ended = False
+    ended = False  # it has ended, and `error` is what it has failed with, or None
 
     def take_outcome(self, engine: Any, describe: Callable[[str, str], CollError]) -> bool:
         """Take over from the engine how the call has ended; tell whether it has.

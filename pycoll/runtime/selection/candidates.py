@@ -13,27 +13,16 @@ from pycoll.schedule.ir import Algorithm
 
 
 class Candidate(NamedTuple):
-    """One algorithm that was considered.
-
-    Attributes:
-        name: Its name.
-        rounds: Rounds in which data goes between ranks; 0 if it is not defined for this world.
-        per_rank: What the busiest rank sends or receives, as a fraction of the vector.
-        order: Order it gives.
-        direct: Whether it would work on the arrays themselves.
-        predicted_s: Predicted time, in seconds; infinite if it is not defined for this world.
-        measured_s: Measured time, in seconds; None where nobody has measured it.
-        verdict: Why it was, or was not, chosen.
-    """
+    """One algorithm that was considered."""
 
     name: str
-    rounds: int
-    per_rank: Fraction
+    rounds: int  # rounds in which data goes between ranks; 0 if it is not defined for this world
+    per_rank: Fraction  # what the busiest rank sends or receives, as a fraction of the vector
     order: str
-    direct: bool
-    predicted_s: float
-    measured_s: float | None
-    verdict: str
+    direct: bool  # whether it would work on the arrays themselves
+    predicted_s: float  # predicted time, in seconds; infinite if it is not defined for this world
+    measured_s: float | None  # measured time, in seconds; None where nobody has measured it
+    verdict: str  # why it was, or was not, chosen
 
 
 def candidates(choice: Choice, world: World | None = None) -> list[Candidate]:

@@ -9,26 +9,17 @@ from typing import NamedTuple
 
 
 class Rule(NamedTuple):
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        collective: The collective it is about.
-        max_n: Largest world it is for.
-        max_bytes: Largest full vector it is for.
-        direct: It is for arrays in symmetric memory, and its algorithm works on them in place; also
-            for inputs there whose results lie elsewhere, if it only reads what belongs to others.
-        names: Algorithms, best first; the first that gives the wanted order is taken.
-        why: What speaks for it.
-        crowded: It is only for ranks that share cores: more of them than cores.
-    """
-
-    collective: str
-    max_n: int
-    max_bytes: int
+    collective: str  # the collective it is about
+    max_n: int  # largest world it is for
+    max_bytes: int  # largest full vector it is for
+    # it is for arrays in symmetric memory, and its algorithm works on them in place; also for
+    # inputs there whose results lie elsewhere, if it only reads what belongs to others
     direct: bool
-    names: tuple[str, ...]
-    why: str
-    crowded: bool = False
+    names: tuple[str, ...]  # algorithms, best first; the first that gives the wanted order is taken
+    why: str  # what speaks for it
+    crowded: bool = False  # it is only for ranks that share cores: more of them than cores
 
 
 K = 1 << 10

@@ -39,35 +39,20 @@ _EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
 
 @dataclass(frozen=True)
 class SelectionRequest:
-    """What a call asks for, all of it the same on every rank.
-
-    Attributes:
-        collective: Its name.
-        nbytes: Size of the full vector.
-        n: World size.
-        order: Reduction order; ``""`` when nothing is reduced.
-        dtype: Element type, or None when it does not matter.
-        op: Reduction operation.
-        direct: All arrays lie in symmetric memory.
-        input_only: Only the inputs do.
-        in_place: A direct plan has to work when input and output are the same memory.
-        messages: Ranks send messages; otherwise they share memory.
-        one_host: All ranks are on one host; matters where they send messages.
-        crowded: Ranks that share memory outnumber the cores that they may use.
-    """
+    """What a call asks for, all of it the same on every rank."""
 
     collective: str
-    nbytes: int
+    nbytes: int  # size of the full vector
     n: int
-    order: str
-    dtype: DType | None = None
+    order: str  # reduction order; ``""`` when nothing is reduced
+    dtype: DType | None = None  # element type, or None when it does not matter
     op: ReduceOp = ReduceOp.SUM
-    direct: bool = False
-    input_only: bool = False
-    in_place: bool = True
-    messages: bool = False
-    one_host: bool = False
-    crowded: bool = False
+    direct: bool = False  # all arrays lie in symmetric memory
+    input_only: bool = False  # only the inputs do
+    in_place: bool = True  # a direct plan has to work when input and output are the same memory
+    messages: bool = False  # ranks send messages; otherwise they share memory
+    one_host: bool = False  # all ranks are on one host; matters where they send messages
+    crowded: bool = False  # ranks that share memory outnumber the cores that they may use
 
     def obstacle(self, algorithm: Algorithm) -> str:
         """Say why an algorithm cannot serve; empty if it can."""
@@ -126,27 +111,16 @@ def only_reads(algorithm: Algorithm, n: int) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
-    """The algorithm of a call.
-
-    Attributes:
-        algorithm: The algorithm.
-        params: Its parameters, the root apart.
-        direct: Peers work on the users' arrays; otherwise the arrays are staged.
-        order: Reduction order that the result has; ``""`` when nothing is reduced.
-        reason: Why.
-        request: What was asked for.
-        machine: What predictions are made for.
-        measured: The measurement that has decided, or None.
-    """
+    """The algorithm of a call."""
 
     algorithm: Algorithm
-    params: dict[str, Any] = field(hash=False)
-    direct: bool
-    order: str
+    params: dict[str, Any] = field(hash=False)  # its parameters, the root apart
+    direct: bool  # peers work on the users' arrays; otherwise the arrays are staged
+    order: str  # reduction order that the result has; ``""`` when nothing is reduced
     reason: str
     request: SelectionRequest
-    machine: Machine | Network
-    measured: TunedRule | None = None
+    machine: Machine | Network  # what predictions are made for
+    measured: TunedRule | None = None  # the measurement that has decided, or None
 
     @property
     def name(self) -> str:

@@ -39,17 +39,11 @@ def tree_of(leaves: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where the ranks of a communicator are.
+    """Where the ranks of a communicator are."""
 
-    Attributes:
-        hosts: Number of the host of each rank, counted from 0 in rank order.
-        rank: This rank.
-        cores: Cores that the ranks of a host may use together, where these are fewest.
-    """
-
-    hosts: tuple[int, ...]
+    hosts: tuple[int, ...]  # number of the host of each rank, counted from 0 in rank order
     rank: int
-    cores: int = 1 << 16
+    cores: int = 1 << 16  # cores that the ranks of a host may use together, where these are fewest
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:

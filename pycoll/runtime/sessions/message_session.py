@@ -30,29 +30,18 @@ _MOST_AHEAD = 16
 
 @dataclass
 class MpiJob:
-    """What all communicators made from one MPI communicator have in common.
-
-    Attributes:
-        api: The functions of the MPI library.
-        comm: The duplicated communicator of mpi4py, kept alive here.
-        handle: Its handle.
-        cards: Host, process and cores of each rank.
-        hosts: Number of the host of each rank.
-        library: Name and version of the MPI library.
-        next_context: Number of the next communicator; every rank keeps its own count: see
-            `new_context`.
-        threads: Any thread may call MPI at any time.
-        counting: Held while the count is changed.
-    """
+    """What all communicators made from one MPI communicator have in common."""
 
     api: _C.MpiApi
-    comm: Any
+    comm: Any  # the duplicated communicator of mpi4py, kept alive here
     handle: int
-    cards: list[Card]
-    hosts: tuple[int, ...]
-    library: str
+    cards: list[Card]  # host, process and cores of each rank
+    hosts: tuple[int, ...]  # number of the host of each rank
+    library: str  # name and version of the MPI library
+    # number of the next communicator; every rank keeps its own count: see `new_context`
     next_context: int = 1
-    threads: bool = True
+    threads: bool = True  # any thread may call MPI at any time
+    # held while the count is changed
     counting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def new_context(self, most: Callable[[int], int], leads: bool) -> int:

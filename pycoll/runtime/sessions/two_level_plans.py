@@ -37,21 +37,15 @@ _NOTHING = algorithms.find("all_reduce", "one_shot")
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where places lie in a slice of a call, in elements.
-
-    Attributes:
-        spec: The call.
-        column_of: Column that each rank owns, or -1.
-        low, high: The slice: of the vector, or of each block where each rank has its own.
-        chunks: Chunks of the vector.
-        base, step: First element of the scratch memory of this slice, and of a slot.
-    """
+    """Where places lie in a slice of a call, in elements."""
 
     spec: CallSpec
-    column_of: tuple[int, ...]
+    column_of: tuple[int, ...]  # column that each rank owns, or -1
+    # low, high: the slice: of the vector, or of each block where each rank has its own
     low: int
     high: int
-    chunks: int
+    chunks: int  # chunks of the vector
+    # base, step: first element of the scratch memory of this slice, and of a slot
     base: int
     step: int
 
@@ -125,17 +119,11 @@ def slices_of(spec: CallSpec, hosts: Hosts) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class Binder:
-    """Binds the stages of calls on one rank.
-
-    Attributes:
-        topology: Where the ranks are.
-        node: Engine of the ranks of this host.
-        flat: Engine of all ranks.
-    """
+    """Binds the stages of calls on one rank."""
 
     topology: Topology
-    node: _C.Engine
-    flat: _C.MpiEngine
+    node: _C.Engine  # engine of the ranks of this host
+    flat: _C.MpiEngine  # engine of all ranks
     _plans: dict = field(default_factory=dict)
 
     def staged(self, spec: CallSpec) -> _C.StagedCall:

@@ -26,19 +26,12 @@ _MOST_CORES = 1000
 
 @dataclass(frozen=True)
 class Card:
-    """Host, process and cores of a rank.
+    """Host, process and cores of a rank."""
 
-    Attributes:
-        host: Equal for ranks that may share memory.
-        name: Host name, for people.
-        pid: Process.
-        cores: Cores that it may use, one bit each, the first thousand at most.
-    """
-
-    host: str
-    name: str
+    host: str  # equal for ranks that may share memory
+    name: str  # host name, for people
     pid: int
-    cores: int = 1
+    cores: int = 1  # cores that it may use, one bit each, the first thousand at most
 
     @classmethod
     def own(cls) -> Card:
@@ -68,14 +61,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Shared:
-    """Memory of the ranks of one host: descriptors that belong to the caller, or none.
+    """Memory of the ranks of one host: descriptors that belong to the caller, or none."""
 
-    Attributes:
-        hosts: Number of the host of each rank, counted from 0 in rank order.
-        control_fd, heap_fd: Memory of this rank's host; -1 where a rank is alone or cannot share.
-    """
-
-    hosts: tuple[int, ...]
+    hosts: tuple[int, ...]  # number of the host of each rank, counted from 0 in rank order
+    # control_fd, heap_fd: memory of this rank's host; -1 where a rank is alone or cannot share
     control_fd: int
     heap_fd: int
 

@@ -34,19 +34,12 @@ Steps = Generator[int, None, None]  # of an agreement; they say which event they
 
 
 class Endpoint(NamedTuple):
-    """How a rank can be reached.
-
-    Attributes:
-        port: Port on which it listens.
-        addresses: Its addresses; the likeliest first.
-        secret: Drawn at random, as hexadecimal digits.
-        trouble: Why it cannot be reached; empty if it can.
-    """
+    """How a rank can be reached."""
 
     port: int
-    addresses: list[str]
-    secret: str
-    trouble: str = ""
+    addresses: list[str]  # its addresses; the likeliest first
+    secret: str  # drawn at random, as hexadecimal digits
+    trouble: str = ""  # why it cannot be reached; empty if it can
 
 
 class SpareDescriptors:
