@@ -29,20 +29,18 @@ def agree(session: Session) -> Session:
     Raises:
         ArgumentError: On every rank, if rank 0 was given a table that cannot be used.
     """
-    text, problem = "", ""
+    found = ""
     if session.rank == 0:
         try:
-            text = load(session)
-        except ArgumentError as error:
-            problem = str(error)
-        except Warning as error:  # which this program has made errors
-            problem = str(error)
+            found = load(session)
+        except (ArgumentError, Warning) as error:  # a warning that this program has made an error
+            found = f"!{error}"
     if session.world_size > 1:
-        text, problem = _of_rank_0(session, text), _of_rank_0(session, problem)
-    if problem:
+        found = _of_rank_0(session, found)
+    if found.startswith("!"):
         session.close()
-        raise ArgumentError(problem)
-    session.use(Tuning.parse(text) if text else None, _cores(session))
+        raise ArgumentError(found[1:])
+    session.use(Tuning.parse(found) if found else None, _cores(session))
     return session
 
 
