@@ -75,8 +75,10 @@ class Closer:
     def close(self) -> None:
         """Close them, the latest first."""
         while self.sessions:
+            session = self.sessions.pop()
+            session.closed_because = _ENDING.format("its exit handlers have run")
             with contextlib.suppress(CollError):  # as in a child made by fork
-                self.sessions.pop().close()
+                session.close()
 
     __del__ = close
 
