@@ -26,6 +26,7 @@ from pycoll.types import Kind
 
 _T = TypeVar("_T")
 _MOST_AHEAD = 16
+OWN_THREAD = "pycoll"  # name of threads that make calls in two levels
 
 
 @dataclass
@@ -138,7 +139,8 @@ class MpiSession(Session):
 
     def prepare_for_exit(self) -> None:
         """Raise ConcurrentUseError if a thread may be in a call."""
-        if threading.active_count() > 1:
+        others = {thread.name for thread in threading.enumerate()} - {OWN_THREAD}
+        if others != {threading.current_thread().name}:
             raise ConcurrentUseError("a thread that is left may be in a call")
 
     def close(self) -> None:

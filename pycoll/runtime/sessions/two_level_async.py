@@ -53,12 +53,12 @@ class CallThread:
     session tell its peers that it leaves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         """Begin with none."""
         self._calls: _Calls = SimpleQueue()
         self._ended = False
         self._thread = threading.Thread(
-            target=_make_all, args=(self._calls,), name="pycoll", daemon=True
+            target=_make_all, args=(self._calls,), name=name, daemon=True
         )
         self._thread.start()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,7 +26,7 @@ from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepared import Prepared
 from pycoll.runtime.selection.select import Choice
 from pycoll.runtime.selection.topology import Topology
-from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
+from pycoll.runtime.sessions.message_session import OWN_THREAD, MpiJob, MpiSession
 from pycoll.runtime.sessions.reports import describe
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.two_level_async import CallThread, DeferredCalls, TwoLevelWork
@@ -83,6 +84,7 @@ class TwoLevelSession(MpiSession):
         self.node, self.topology = node, topology
         node.members = list(topology.mates)
         super().__init__(job, members, rank, context, config)
+        atexit.unregister(node._at_exit)  # it ends with this one
         self.memory = node.memory
         self._binder = Binder(topology, node.engine, self.engine)
         self._bound: dict[tuple[CallSpec, bool], _C.StagedCall] = {}
@@ -110,7 +112,7 @@ class TwoLevelSession(MpiSession):
             return self._run(prepared, limit, site)
         if self._calls is None:
             threads = self.job.threads
-            self._calls = CallThread() if threads else DeferredCalls()
+            self._calls = CallThread(OWN_THREAD) if threads else DeferredCalls()
         two = self._two  # not `self`, which the future would keep in a cycle
         two.queue(1)
         self._last = self._calls.submit(self._run, prepared, limit, site)
