@@ -60,13 +60,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse values that no communicator can work with."""
-        try:
-            seconds = float(min(self.timeout_s, FOREVER_S))
-        except (TypeError, ValueError):
-            seconds = 0.0
-        if not seconds > 0:
-            raise ArgumentError(f"timeout is {self.timeout_s!r}, expected a number of seconds > 0")
-        object.__setattr__(self, "timeout_s", seconds)
+        object.__setattr__(self, "timeout_s", check_timeout(self.timeout_s))
         for name in ("cell_bytes", "heap_bytes", "device_heap_bytes"):
             nbytes = getattr(self, name)
             whole = isinstance(nbytes, Integral) and not isinstance(nbytes, bool)
@@ -123,7 +117,7 @@ class Launch:
     Attributes:
         rank: Number of this process, in [0, world_size) (``PYCOLL_RANK``).
         world_size: Number of processes of the job (``PYCOLL_WORLD_SIZE``).
-        control_fd: Descriptor of the memfd for control block, flags and cells
+        control_fd: Descriptor of the memfd for control block, flags and staging buffers
             (``PYCOLL_CONTROL_FD``).
         heap_fd: Descriptor of the memfd for the symmetric heap (``PYCOLL_HEAP_FD``).
     """
@@ -165,6 +159,26 @@ class Launch:
 
 
 LAUNCH_VARIABLES = ("PYCOLL_RANK", "PYCOLL_WORLD_SIZE", "PYCOLL_CONTROL_FD", "PYCOLL_HEAP_FD")
+
+
+def check_timeout(timeout: Any, *, zero: bool = False) -> float:
+    """Return the seconds that a call, or a wait, may take; infinity stands for `FOREVER_S`.
+
+    Args:
+        timeout: A number; a text is none, even if it spells one.
+        zero: Whether 0 is one, too: not to wait at all.
+
+    Raises:
+        ArgumentError: If it is no such number.
+    """
+    try:
+        seconds = float("nan" if isinstance(timeout, str | bytes | bytearray) else timeout)
+    except (TypeError, ValueError, OverflowError):
+        seconds = float("nan")
+    if not (seconds >= 0 if zero else seconds > 0):
+        least = ", 0 or more" if zero else " above 0"
+        raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds{least}")
+    return min(seconds, FOREVER_S)
 
 
 def environment() -> MutableMapping[str, str]:

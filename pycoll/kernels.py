@@ -32,13 +32,7 @@ _NONE = 0, int(DType.FLOAT16), 0
 
 
 def _look(x: Any, what: str, size: int | None = None) -> tuple[int, int, int]:
-    """Return address, number of the type, and size of a vector.
-
-    Args:
-        x: The vector: NumPy's, or a view of one on a device; None: there is none.
-        what: What it is called in error messages.
-        size: How many elements it has to have.
-    """
+    """Return address, number of the type, and size of a vector."""
     if x is None:
         return _NONE
     if type(x) is ArrayView:

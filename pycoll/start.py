@@ -17,8 +17,7 @@ from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup import mpi
 from pycoll.runtime.startup.bootstrap import discover, launched_by_us
-from pycoll.runtime.startup.make_groups import open_control
-from pycoll.runtime.startup.missing_ranks import decline
+from pycoll.runtime.startup.make_groups import decline, open_control
 
 if TYPE_CHECKING:
     from pycoll.cuda.calls.virtual import VirtualRanks

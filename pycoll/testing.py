@@ -39,10 +39,10 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.selection.measured_choices import agree
 from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.sessions.shutdown import close_left_open
 from pycoll.runtime.startup import mpi
 from pycoll.runtime.startup.bootstrap import make_memfd
-from pycoll.runtime.startup.make_groups import open_control
-from pycoll.runtime.startup.missing_ranks import tell_end
+from pycoll.runtime.startup.make_groups import open_control, tell_end
 
 GRACE_S = 5.0  # after the first failure, in which the other ranks can end by themselves
 _POLL_S = 0.002
@@ -153,7 +153,7 @@ def run_threads(
 
 
 def on_hosts(hosts: Sequence[int], comm: Any = None, **settings: Any) -> Communicator:
-    """Return a communicator under MPI whose ranks are told which of them share a host.
+    """Return a communicator under MPI whose ranks believe that only these share a host.
 
     Ranks with different numbers share no memory, as if they were on different hosts; nothing else
     in the library takes anybody's word for that.
@@ -173,7 +173,7 @@ class _Child:
 
     def __init__(self, rank: int, join: Callable, fn: Callable, args: Sequence[Any]) -> None:
         self.rank, self.outcome = rank, None
-        self._ended, self._told = "", False  # how, and whether the others know
+        self._ended, self._reported = "", False  # how, and whether the others know
         self._result: IO[bytes] = tempfile.TemporaryFile()
         self._dump: IO[bytes] = tempfile.TemporaryFile()
         sys.stdout.flush()
@@ -195,6 +195,7 @@ class _Child:
             self._result.write(_pickled(_attempt(self.rank, join, fn, args)))
             self._result.flush()
             atexit._run_exitfuncs()  # closes what `fn` has left open, as the end of a program does
+            close_left_open()
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -206,7 +207,7 @@ class _Child:
     def has_failed(self, may_die: Collection[int], control_fd: int) -> bool:
         """Take the result if there is one; tell whether it is a failure.
 
-        Once it has ended without having joined the others, they are told.
+        Once it has ended without having joined the others, they hear of it.
         """
         if self.outcome is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -218,8 +219,8 @@ class _Child:
                 end = _Outcome(error=f"died with exit code {code}", when=time.monotonic())
                 kept = _Outcome(code) if self.rank in may_die else end
                 self.outcome = pickle.loads(record) if record else kept
-        if self._ended and not self._told:
-            self._told = tell_end(control_fd, self.rank, self._pid, self._ended)
+        if self._ended and not self._reported:
+            self._reported = tell_end(control_fd, self.rank, self._pid, self._ended)
         return self.outcome is not None and bool(self.outcome.error)
 
     def dump(self) -> str:
@@ -244,8 +245,8 @@ def _pickled(outcome: _Outcome) -> bytes:
     try:
         return pickle.dumps(outcome)
     except Exception as error:  # whatever its __reduce__ raises
-        told = f"returned what cannot be handed to the caller: {type(error).__name__}: {error}"
-        return pickle.dumps(_Outcome(error=told, when=time.monotonic()))
+        text = f"returned what cannot be handed to the caller: {type(error).__name__}: {error}"
+        return pickle.dumps(_Outcome(error=text, when=time.monotonic()))
 
 
 def _settings(n: int, timeout: float, config: Config | None) -> Config:

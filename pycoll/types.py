@@ -9,6 +9,8 @@ import functools
 import zlib
 from enum import IntEnum
 
+from pycoll.errors import ArgumentError
+
 
 class DType(IntEnum):
     """Element types that reductions understand."""
@@ -80,6 +82,24 @@ class ReduceOp(IntEnum):
     AND = 5
     OR = 6
     XOR = 7
+
+
+_OPS = {op.name.lower(): op for op in ReduceOp}
+
+
+def reduce_op(name: object) -> ReduceOp:
+    """Return the operation that a name, spelled exactly, stands for.
+
+    Raises:
+        ArgumentError: There is none; the text lists what is accepted, and the likeliest one.
+    """
+    if isinstance(name, str) and name in _OPS:
+        return _OPS[name]
+    import difflib  # takes long, and seldom is a name unknown
+
+    close = difflib.get_close_matches(str(name).lower(), _OPS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ArgumentError(f"op={name!r} is not known; accepted: {', '.join(_OPS)}{hint}")
 
 
 class Kind(IntEnum):

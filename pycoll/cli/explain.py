@@ -125,7 +125,7 @@ def explanation(choice: Choice, world: World | None = None) -> str:
 
     `world` is what was measured in the places of these ranks, if anything.
     """
-    wish = choice.wish
+    wish = choice.request
     direct = Kind[wish.collective.upper()] in DIRECT_KINDS
     memory = "symmetric" if wish.direct else "private" if direct else "any"
     arrays = "a symmetric input, private results" if wish.input_only else f"{memory} arrays"
@@ -155,7 +155,7 @@ def explanation(choice: Choice, world: World | None = None) -> str:
 
 def _two_levels(choice: Choice, world: World | None) -> tuple[str, ...]:
     """Say where a call goes through hosts first, which is nobody's algorithm by name."""
-    wish, machine = choice.wish, choice.machine
+    wish, machine = choice.request, choice.machine
     if choice.measured or not isinstance(machine, Network):
         return ()
     if world is not None and not world.transport.startswith("two levels"):
@@ -171,7 +171,7 @@ def _two_levels(choice: Choice, world: World | None) -> tuple[str, ...]:
 
 def _basis(choice: Choice, world: World | None) -> tuple[str, ...]:
     """Say what the numbers are worth."""
-    wish, machine = choice.wish, choice.machine
+    wish, machine = choice.request, choice.machine
     if isinstance(machine, Network):
         basis = (
             f"hosts with {show_time(machine.far_alpha)} per message between them and links of "

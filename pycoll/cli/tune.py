@@ -20,9 +20,8 @@ from pycoll.cli.measure.tune_times import Bench, cells, crossings, rules_of
 from pycoll.comm import Communicator
 from pycoll.config import TRANSPORTS, tuning_path
 from pycoll.errors import ArgumentError
-from pycoll.runtime.selection.fingerprint import fingerprint, read_text
-from pycoll.runtime.selection.measured_choices import describe, place
-from pycoll.runtime.selection.tuning_table import TunedRule, Tuning, World
+from pycoll.runtime.selection.measured_choices import describe
+from pycoll.runtime.selection.tuning_table import TunedRule, Tuning, World, fingerprint, read_text
 from pycoll.runtime.startup.mpi import under_launcher
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
@@ -156,7 +155,7 @@ def measure(comm: Communicator, names: list[str], budget: float, largest: int) -
     for name, symmetric, nbytes in crossings(bench.decisions):
         cell(name, nbytes, symmetric, spent[name, symmetric])
     live.end(len(bench.times))
-    transport, ranks = place(comm._session)
+    transport, ranks = comm._session.place
     when = time.strftime("%Y-%m-%d %H:%M")
     taken = f"{when}, {time.monotonic() - start:.0f} s; {live.skipped} cells left out for time"
     taken += live.others()
@@ -194,7 +193,7 @@ class _Live:
     def others(self) -> str:
         """Say how much of the cores other processes used, if all ranks are on one host."""
         own = self._comm.all_reduce(np.array([time.process_time() - self._own]))[0]
-        if len(place(self._comm._session)[1]) > 1:
+        if len(self._comm._session.place[1]) > 1:
             return ""
         used = _busy_s() - self._busy - own
         cores = len(os.sched_getaffinity(0)) * (time.monotonic() - self._start)

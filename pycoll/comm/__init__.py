@@ -1,6 +1,6 @@
 """The communicator: where what moves meets how it runs.
 
-`communicator` has the collectives; `groups`, `memory` and `v_variants` are its other parts.
+`communicator` has the collectives; `memory` and `v_variants` are its other parts.
 Uses the runtime, and `pycoll.cuda` when an array lies on a device. Read `communicator` first.
 """
 

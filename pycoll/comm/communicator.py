@@ -7,16 +7,17 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pycoll.comm.groups import Groups
 from pycoll.comm.memory import SymmetricMemory
 from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.cuda import open_device
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls.methods import CallOptions, collective, told
-from pycoll.runtime.calls.prepared import Request
+from pycoll.runtime.calls.methods import CallOptions, collective, reports_misuse
+from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.calls.work import BoundPlan, Work
 from pycoll.runtime.sessions.health import Health, check
 from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.sessions.shrink import shrink
+from pycoll.runtime.startup.make_groups import split
 from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import Kind
@@ -30,7 +31,7 @@ ANY = -1
 """As ``src`` of `Communicator.recv`: from whichever rank sends first."""
 
 
-class Communicator(Groups, SymmetricMemory, RaggedCollectives):
+class Communicator(SymmetricMemory, RaggedCollectives):
     """A group of ranks that communicate.
 
     Made by `pycoll.init`, and by `split`, `dup` and `shrink` of another one. One communicator is
@@ -63,6 +64,7 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
         self._session = session
         self._fast = session.fast
         session.open_device = open_device
+        session.for_users = True
         session.can_shrink = session.control is not None
 
     @property
@@ -247,11 +249,11 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
         given = {name: value for name, value in arguments.items() if value != usual[name]}
         method = partial(getattr(self, collective), **given)
         bound = BoundPlan(self._session, method, like)
-        request = Request(Kind[collective.upper()], op, root, order, algorithm)
+        request = CallRequest(Kind[collective.upper()], op, root, order, algorithm)
         self._session.prepare(request, like, None)
         return bound
 
-    @told
+    @reports_misuse
     def check(self, *, timeout: float | None = None) -> Health:
         """Find out whether the communicator is well; a collective.
 
@@ -267,6 +269,61 @@ class Communicator(Groups, SymmetricMemory, RaggedCollectives):
             CollTimeout: If one does not answer, or nothing arrives between two of them.
         """
         return check(self._session, timeout)
+
+    @reports_misuse
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Make communicators of the ranks with equal colours; a collective.
+
+        Args:
+            color: Group to join, or None to join none.
+            key: Ranks of a group are ordered by (key, rank).
+
+        Returns:
+            The new communicator, or None for ``color=None``.
+        """
+        session = split(self._session, color, key)
+        return None if session is None else type(self)(session)
+
+    @reports_misuse
+    def dup(self) -> Communicator:
+        """Make a communicator of the same ranks with traffic of its own; a collective."""
+        return self.split(0)
+
+    def shrink(self, *, timeout: float | None = None) -> Communicator:
+        """Make a communicator of the ranks that are left, after a failure.
+
+        Every rank that goes on calls it, having caught the error that the others got, too. Ranks
+        are gone when their process has died, or when they have closed the communicator or left it
+        by an exception. A rank that lives is never left out: it is waited for, even if it has
+        become another program. This communicator raises from then on, if it did not before, and so
+        do those that were split from it with a rank that does not come at once, which may wait
+        there. They are still to be closed. Arrays in symmetric memory stay what they are, and the
+        memory of those who are gone stays taken until the job ends.
+
+        A call may have succeeded on some ranks and failed on others, so agree on where to go on,
+        as in ``examples/survive.py``. An exception other than `CollTimeout`, as by Ctrl-C, makes
+        this rank one of those who have left.
+
+        Args:
+            timeout: Seconds to wait for ranks that have neither come nor gone; by default the
+                communicator's.
+
+        Returns:
+            The new communicator, in which ranks have the order that they had in this one.
+
+        Raises:
+            CollTimeout: If a rank has neither come nor gone in time. Call `shrink` again to go on
+                waiting; the others may be in the new communicator already. A rank that closes this
+                one instead is gone.
+            ArgumentError: For a limit that is not above 0, and for ranks that reach each other over
+                MPI. The rank may call it again.
+            CommClosed: If this rank has closed or left the communicator.
+            ConcurrentUseError: While another thread is inside a call.
+
+        Source: Bland, Bouteiller, Herault, Bosilca and Dongarra, "Post-failure recovery of MPI
+        communication capability: design and rationale", IJHPCA 27(3), 2013 (revoke, shrink).
+        """
+        return type(self)(shrink(self._session, timeout))
 
     def abort(self, reason: str = "abort was called") -> None:
         """Make every rank's present or next call raise `Revoked`; may be called from any thread."""

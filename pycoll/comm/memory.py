@@ -33,7 +33,7 @@ class SymmetricMemory:
         collected; so the values are arbitrary.
 
         Args:
-            shape: Extents, in elements.
+            shape: Lengths along each axis, in elements.
             dtype: Element type; any that holds no Python objects.
             device: ``"cuda"`` for a CuPy array in the symmetric heap of this rank's device.
 

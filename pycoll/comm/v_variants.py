@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pycoll.runtime.calls.methods import told
+from pycoll.runtime.calls import v_variants
+from pycoll.runtime.calls.methods import reports_misuse
 from pycoll.runtime.sessions.session import Session
+from pycoll.types import Kind
 
 
 class RaggedCollectives:
@@ -18,19 +20,19 @@ class RaggedCollectives:
 
     _session: Session
 
-    @told
+    @reports_misuse
     def all_gather_v(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Any:
         """Concatenate arrays whose first dimensions may differ; every rank gets the result."""
-        return self._session.all_gather_v(x, out, timeout)
+        return v_variants.gather(self._session, Kind.ALL_GATHER_V, x, 0, out, timeout)
 
-    @told
+    @reports_misuse
     def gather_v(
         self, x: Any, root: int = 0, *, out: Any = None, timeout: float | None = None
     ) -> Any:
         """Concatenate arrays whose first dimensions may differ on the root; others get None."""
-        return self._session.gather_v(x, root, out, timeout)
+        return v_variants.gather(self._session, Kind.GATHER_V, x, root, out, timeout)
 
-    @told
+    @reports_misuse
     def scatter_v(
         self,
         x: Any,
@@ -44,9 +46,9 @@ class RaggedCollectives:
 
         On other ranks ``x`` only tells dtype and shape of a row: an array of no rows will do.
         """
-        return self._session.scatter_v(x, counts, root, out, timeout)
+        return v_variants.scatter(self._session, x, counts, root, out, timeout)
 
-    @told
+    @reports_misuse
     def reduce_scatter_v(
         self,
         x: Any,
@@ -58,11 +60,11 @@ class RaggedCollectives:
         timeout: float | None = None,
     ) -> Any:
         """Combine all arrays; rank r gets the next ``counts[r]`` rows; same counts everywhere."""
-        return self._session.reduce_scatter_v(x, counts, op, order, out, timeout)
+        return v_variants.reduce_scatter(self._session, x, counts, op, order, out, timeout)
 
-    @told
+    @reports_misuse
     def all_to_all_v(
         self, x: Any, counts: Sequence[int], *, out: Any = None, timeout: float | None = None
     ) -> Any:
         """Send the next ``counts[j]`` rows to rank j; get the rows from each rank, in order."""
-        return self._session.all_to_all_v(x, counts, out, timeout)
+        return v_variants.all_to_all(self._session, x, counts, out, timeout)

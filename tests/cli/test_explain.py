@@ -8,10 +8,9 @@ from pycoll.algorithms import ALGORITHMS
 from pycoll.cli import main
 from pycoll.cli.common.arguments import size
 from pycoll.cli.common.text import show_size, show_time, table
-from pycoll.runtime.selection.fingerprint import fingerprint
 from pycoll.runtime.selection.rules import RULES
 from pycoll.runtime.selection.select import select
-from pycoll.runtime.selection.tuning_table import Tuning, World
+from pycoll.runtime.selection.tuning_table import Tuning, World, fingerprint
 from pycoll.schedule.cost.cost import Machine
 
 

@@ -7,8 +7,7 @@ import numpy as np
 
 import pycoll
 from pycoll.cli.tune import measure
-from pycoll.runtime.selection.fingerprint import fingerprint
-from pycoll.runtime.selection.tuning_table import Tuning
+from pycoll.runtime.selection.tuning_table import Tuning, fingerprint
 from pycoll.runtime.sessions import health
 from pycoll.schedule.cost.network import Network
 

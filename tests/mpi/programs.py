@@ -24,7 +24,7 @@ import oracle
 import pycoll
 from cases import MOVING, REDUCING, make, run_cases
 from pycoll.algorithms import ALGORITHMS
-from pycoll.runtime.selection import message_limits
+from pycoll.runtime.calls import plans as sizes
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.testing import on_hosts
 
@@ -111,8 +111,8 @@ def segments(comm):
     """Reduce chunks of several messages each, on some ranks in place: the bits stay the same."""
     n, me = comm.world_size, comm.rank
     wrong = []
-    kept = message_limits._SEGMENT_BYTES
-    for order, message_limits._SEGMENT_BYTES in (("tree", 64 << 10), ("rank", 256 << 10)):
+    kept = sizes._SEGMENT_BYTES
+    for order, sizes._SEGMENT_BYTES in (("tree", 64 << 10), ("rank", 256 << 10)):
         cases = [
             make(collective, "float32", n, size, order=order, memory=memory)
             for collective in REDUCING
@@ -123,7 +123,7 @@ def segments(comm):
             case.options["order"] = order
         with comm.dup() as fresh:  # which has bound no call yet
             wrong += run_cases(fresh, cases)
-    message_limits._SEGMENT_BYTES = kept
+    sizes._SEGMENT_BYTES = kept
     return wrong
 
 

@@ -83,3 +83,13 @@ def test_a_communicator_that_outlives_mpi(mpi, tmp_path, level):
         why = f"rank {rank} called MPI.Finalize() before this communicator was closed"
         count = 7 if level == "serialized" and rank == 0 else 6
         assert [why in text for text in texts] == [True] * count, texts
+
+
+@pytest.mark.parametrize("hosts", ["shared", "[0, 1, 2]", "[0, 0, 1]"])
+def test_exit_handlers_and_finalizers_communicate(tmp_path, hosts):
+    program = mpirun.PROGRAMS.with_name("at_exit.py")
+    process = mpirun.launch(3, program, [str(tmp_path), hosts])
+    output = mpirun.finish(process, 60)
+    assert process.returncode == 0, output
+    for rank in range(3):
+        assert (tmp_path / str(rank)).read_text() == "handler 6\nhandler 6\nfinalizer 6\n"

@@ -259,3 +259,63 @@ while True:
     process.communicate(timeout=30)
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
     assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_exit_handlers_and_finalizers_of_a_program_communicate(program):
+    text = """
+import atexit
+
+class Logger:
+    def __init__(self, name, comm=None):
+        self.name, self.comm = name, comm
+    def log(self):
+        x = np.full(3, 1.0)
+        total = self.comm.all_reduce(x)[0] + self.comm.all_reduce(x, async_op=True).wait()[0]
+        os.write(1, f"{self.name} {total:g}\\n".encode())
+    def __del__(self):
+        self.log()
+
+before = Logger("handler")
+atexit.register(before.log)
+comm = before.comm = pycoll.init(timeout=10).dup()
+part = comm.split(0)
+last = Logger("finalizer", part)
+last.me = last  # a part of the last garbage
+"""
+    process = program(2, text)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert sorted(out.split("\n")) == ["", *["finalizer 4"] * 2, *["handler 4"] * 4]
+
+
+def test_peers_hear_the_reason_of_an_exit(program):
+    text = """
+comm = pycoll.init(timeout=10)
+if comm.rank == 1:
+    sys.exit("no key lr_decay")
+comm.barrier()
+"""
+    process = program(2, text)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.search(r"rank 1 \(process \d+\) left: SystemExit: no key lr_decay", err)
+
+
+def test_what_cannot_be_served_at_the_end_says_so(program):
+    text = """
+import atexit
+
+def handler():
+    try:
+        comm.barrier()
+    except pycoll.CommClosed as error:
+        print(error)
+
+atexit.register(handler)
+comm = pycoll.init(timeout=10)
+raise ValueError("nothing will come of it")
+"""
+    process = program(1, text)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the interpreter is ending: ValueError has ended it; communicate before" in out

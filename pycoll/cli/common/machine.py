@@ -12,7 +12,7 @@ import numpy as np
 
 import pycoll
 from pycoll import _C
-from pycoll.runtime.selection.fingerprint import caches, cpu_name, read_text
+from pycoll.runtime.selection.tuning_table import caches, cpu_name, read_text
 
 _CPUS = Path("/sys/devices/system/cpu")
 _DEFAULT_CACHE_BYTES = 32 << 20

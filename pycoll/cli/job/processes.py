@@ -199,7 +199,7 @@ class Job:
             return
         unreported, self._unreported = self._unreported, []
         with contextlib.suppress(ImportError):  # without the engine no rank waits for another
-            from pycoll.runtime.startup.missing_ranks import tell_end
+            from pycoll.runtime.startup.make_groups import tell_end
 
             for rank in unreported:
                 process = self._ranks[rank]

@@ -36,7 +36,12 @@ def main() -> None:
     guard_output(bool(whole))
     code, module = load(sys.argv[6:])
     sys.modules["__main__"] = module
-    exec(code, module.__dict__)
+    try:
+        exec(code, module.__dict__)
+    except SystemExit as error:
+        if error.code not in (None, 0):  # Python forgets it, but peers have to hear the reason
+            sys.last_value = SystemExit(error.code)
+        raise
 
 
 def die_with(launcher_pid: int) -> None:

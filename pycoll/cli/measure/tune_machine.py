@@ -16,7 +16,6 @@ import numpy as np
 
 from pycoll.algorithms import find
 from pycoll.comm import Communicator
-from pycoll.runtime.selection.measured_choices import place
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
 
@@ -31,7 +30,7 @@ _MOST_HOSTS = 8
 
 def machine_of(comm: Communicator) -> Machine | Network:
     """Measure; a collective of two ranks or more, who all get the same numbers."""
-    transport, ranks_per_host = place(comm._session)
+    transport, ranks_per_host = comm._session.place
     shared = transport in ("shared memory", "threads")
     return _shared(comm) if shared else _network(comm, ranks_per_host)
 

@@ -15,8 +15,13 @@ from pycoll.cli.common.machine import last_level_cache
 from pycoll.cli.measure.bench_data import Problem, Slots
 from pycoll.cli.measure.bench_time import Setup, back_to_back, bind
 from pycoll.comm import Communicator
-from pycoll.runtime.calls.request import Wish
-from pycoll.runtime.selection.select import Choice, of_collective, parameters, select
+from pycoll.runtime.selection.select import (
+    Choice,
+    SelectionRequest,
+    of_collective,
+    parameters,
+    select,
+)
 from pycoll.runtime.selection.tuning_table import Time, TunedRule
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
@@ -50,10 +55,12 @@ class Bench:
         orders = [o.name.lower() for o in Order] if problem.promise.reduces else [""]
         usual = {order: self._select(problem, symmetric, order=order or None) for order in orders}
         able = {
-            order: {a.name for a in of_collective(collective) if not usual[order].wish.obstacle(a)}
+            order: {
+                a.name for a in of_collective(collective) if not usual[order].request.obstacle(a)
+            }
             for order in orders
         }
-        names = self._worth(usual[orders[-1]].wish, set().union(*able.values()))
+        names = self._worth(usual[orders[-1]].request, set().union(*able.values()))
         default = {order: self._name(problem, usual[order]) for order in orders}
         labels: list[Label] = [(name, "") for name in names]
         labels += [("", order) for order in orders if default[order] not in names]
@@ -109,10 +116,10 @@ class Bench:
         """What a call does by itself: the name of an algorithm if naming that does the same."""
         if self.comm._session.has_two_levels(usual):
             return "two levels"
-        named = self._select(problem, usual.wish.direct, algorithm=usual.algorithm)
+        named = self._select(problem, usual.request.direct, algorithm=usual.algorithm)
         return usual.name if named.direct == usual.direct else f"{usual.name}, staged"
 
-    def _worth(self, wish: Wish, able: set[str]) -> list[str]:
+    def _worth(self, wish: SelectionRequest, able: set[str]) -> list[str]:
         """Leave out what is predicted to be hopeless beside the best."""
         wish = replace(wish, order="any" if wish.order else "")
         predicted = {}

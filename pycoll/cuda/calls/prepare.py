@@ -19,9 +19,8 @@ from pycoll.runtime.arrays.host_arrays import ArrayView
 from pycoll.runtime.calls.descriptors import algorithm_number
 from pycoll.runtime.calls.plans import CallSpec, compile_plans
 from pycoll.runtime.calls.prepare import Caller
-from pycoll.runtime.calls.prepared import Prepared, Request
-from pycoll.runtime.calls.request import Wish
-from pycoll.runtime.selection.select import Choice, select
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
+from pycoll.runtime.selection.select import Choice, SelectionRequest, select
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.language.collectives import COLLECTIVES
@@ -97,7 +96,7 @@ class DeviceCaller(Caller):
     always_direct: bool = False
     in_place: bool = False
 
-    def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+    def prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         """See `Caller.prepare`; a call that cannot work in place gets a copy of its input."""
         prepared = super().prepare(request, x, out)
         algorithm, direct = prepared.spec.algorithm, prepared.spec.direct
@@ -131,12 +130,19 @@ class DeviceCaller(Caller):
         return arrays.duplicate(v, make, self.stream)
 
     def _choose(
-        self, request: Request, op: ReduceOp, count: int, typed: ArrayView, reach: dict[str, bool]
+        self,
+        request: CallRequest,
+        op: ReduceOp,
+        count: int,
+        typed: ArrayView,
+        reach: dict[str, bool],
     ) -> Choice:
         promise, nbytes = COLLECTIVES[request.collective], count * typed.array.itemsize
         dtype = typed.dtype if promise.reduces else None
         what = request.collective, nbytes, self.plans.world_size, request.order or "", dtype, op
-        wish = Wish(*what, **reach, in_place=self.in_place, messages=self.plans.messages)
+        wish = SelectionRequest(
+            *what, **reach, in_place=self.in_place, messages=self.plans.messages
+        )
         choice = choose(wish, request.algorithm)
         # Some rank may work in place, unknown to the others; `_untangle` copies what transposes.
         wish = replace(wish, in_place=not promise.transposes)
@@ -145,7 +151,7 @@ class DeviceCaller(Caller):
         return replace(choice, direct=direct)
 
 
-def choose(wish: Wish, algorithm: str | Algorithm | None) -> Choice:
+def choose(wish: SelectionRequest, algorithm: str | Algorithm | None) -> Choice:
     """Choose the algorithm of a call on device arrays; see `pycoll.runtime.selection.select`.
 
     Args:
@@ -175,7 +181,7 @@ def choose(wish: Wish, algorithm: str | Algorithm | None) -> Choice:
     return select(*known, algorithm=names[-1], **options)
 
 
-def _native(wish: Wish) -> Choice:
+def _native(wish: SelectionRequest) -> Choice:
     if not wish.messages:
         raise ArgumentError(
             "algorithm='native' stands for NCCL's own collectives; make the communicator with "

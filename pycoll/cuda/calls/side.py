@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.config import check_timeout
 from pycoll.cuda.calls.in_order import LaunchOrder
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans, number_of
 from pycoll.cuda.device import arrays
@@ -21,8 +22,7 @@ from pycoll.cuda.transports.nccl import NcclTransport
 from pycoll.cuda.transports.peers import PeerTransport
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
 from pycoll.runtime.calls.plans import CallSpec
-from pycoll.runtime.calls.prepare import check_timeout
-from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.runtime.sessions.message_session import MpiSession
 from pycoll.runtime.sessions.reports import FIELDS, PLANS, Call
 from pycoll.runtime.sessions.session import Session
@@ -70,7 +70,13 @@ class DeviceSide:
         self.failure: CollError | None = None
 
     def call(
-        self, request: Request, x: Any, out: Any, timeout: float | None, async_op: bool, stream: Any
+        self,
+        request: CallRequest,
+        x: Any,
+        out: Any,
+        timeout: float | None,
+        async_op: bool,
+        stream: Any,
     ) -> Any:
         """Run a collective; see `pycoll.Communicator`."""
         session = self._session
@@ -90,7 +96,7 @@ class DeviceSide:
         return prepared.result
 
     def _prepare(
-        self, request: Request, x: Any, out: Any, timeout: float | None, stream: Any
+        self, request: CallRequest, x: Any, out: Any, timeout: float | None, stream: Any
     ) -> tuple[Prepared, int, int]:
         """Find everything that can be wrong with the arguments; nothing is sent or launched.
 

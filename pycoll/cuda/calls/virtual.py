@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pycoll.config import check_timeout
 from pycoll.cuda.calls.in_order import LaunchOrder
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans
 from pycoll.cuda.device import arrays
@@ -21,10 +22,9 @@ from pycoll.cuda.device.library import BEST, MAX_RANKS, CallInfo, KernelError, l
 from pycoll.cuda.transports.base import kernel_failure, root_cause, wait_for
 from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, CommClosed
-from pycoll.runtime.arrays.shapes import RESULT_SHAPE
+from pycoll.runtime.arrays.layouts import RESULT_SHAPE
 from pycoll.runtime.calls.plans import CallSpec
-from pycoll.runtime.calls.prepare import check_timeout
-from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 from pycoll.types import Kind
 
@@ -128,7 +128,7 @@ class VirtualRanks:
         stream = self._cupy.cuda.get_current_stream() if stream is None else stream
         handle = arrays.stream_of(stream)
         stacked = not isinstance(xs, (list, tuple))
-        wanted = Request(_kind_of(collective), **request)
+        wanted = CallRequest(_kind_of(collective), **request)
         with self._cupy.cuda.Device(self.device), arrays.external(handle):
             inputs, outputs = self._split(xs, "xs"), self._split(out, "out")
             if stacked and out is None:
@@ -154,7 +154,7 @@ class VirtualRanks:
         return self._group
 
     def _prepare(
-        self, rank: int, request: Request, x: Any, out: Any, stream: int, in_place: bool
+        self, rank: int, request: CallRequest, x: Any, out: Any, stream: int, in_place: bool
     ) -> Prepared:
         plans = DevicePlans(rank, self.world_size, messages=False)
         caller = DeviceCaller(plans, AnyMemory(), self.device, stream, True, in_place)
@@ -169,7 +169,7 @@ class VirtualRanks:
             raise ArgumentError(f"{what} has {len(given)} arrays for {self.world_size} ranks")
         return [given[rank] for rank in range(self.world_size)]
 
-    def _stack(self, request: Request, x: Any) -> tuple[Any, list[Any]]:
+    def _stack(self, request: CallRequest, x: Any) -> tuple[Any, list[Any]]:
         """Make one array for the results of all ranks, where all of them have one."""
         if _root_only(request):
             return None, [None] * self.world_size
@@ -305,7 +305,7 @@ def _kind_of(collective: str | Kind) -> Kind:
     return Kind[name.upper()]
 
 
-def _root_only(request: Request) -> bool:
+def _root_only(request: CallRequest) -> bool:
     """Tell whether only the root has a result."""
     return COLLECTIVES[request.collective].out_at_root
 

@@ -29,29 +29,22 @@ _COMPLEX = {np.dtype(np.complex64): DType.FLOAT32, np.dtype(np.complex128): DTyp
 
 
 class ArrayView(NamedTuple):
-    """A NumPy array over the caller's memory.
+    """A NumPy array over the caller's memory."""
 
-    Attributes:
-        array: The memory; bfloat16 may appear as uint16.
-        dtype: Element type for reductions, or None if the type can be moved but not reduced.
-        name: Name of the element type, for messages.
-        source: The object that the caller passed.
-        apart: It is a copy, for the memory of the source will be written to.
-    """
-
-    array: np.ndarray
+    array: np.ndarray  # the memory; bfloat16 may appear as uint16
+    # element type for reductions, or None if the type can be moved but not reduced
     dtype: DType | None
     name: str
-    source: Any
-    apart: bool = False
+    source: Any  # the object that the caller passed
+    apart: bool = False  # it is a copy, for the memory of the source will be written to
 
     @property
     def code(self) -> int:
         """Number of the element type that the engine works with."""
-        return self.told if self.dtype is None else int(self.dtype)
+        return self.caller_code if self.dtype is None else int(self.dtype)
 
     @property
-    def told(self) -> int:
+    def caller_code(self) -> int:
         """Number of the caller's element type, which has to be the same on all ranks.
 
         It differs from `code` where the engine folds something else: the parts of complex numbers,
@@ -99,10 +92,6 @@ def dtype_of(dtype: np.dtype) -> DType | None:
 
 def view(x: Any, what: str) -> ArrayView:
     """Look at any CPU array.
-
-    Args:
-        x: The array.
-        what: What it is called in error messages, such as ``"x"``.
 
     Raises:
         ArgumentError: If ``x`` is no array, lives on a device, is masked, or holds Python objects.
@@ -168,13 +157,7 @@ def _from_dlpack(x: Any, what: str) -> ArrayView:
 
 
 def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
-    """Look at an array through DLPack, wherever it lies.
-
-    Args:
-        x: The array.
-        what: What it is called in error messages.
-        **options: For ``x.__dlpack__``.
-    """
+    """Look at an array through DLPack, wherever it lies."""
     if hasattr(x, "is_neg") and x.is_neg():  # PyTorch would show the elements without their sign
         raise ArgumentError(f"{what} has its negative bit set; pass {what}.resolve_neg()")
     try:
@@ -238,13 +221,7 @@ def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
 def check_output(
     v: ArrayView, shape: tuple[int, ...], like: ArrayView | None, what: str = "out"
 ) -> None:
-    """Refuse an output that cannot take the result in place.
-
-    Args:
-        v: The output.
-        shape: Shape of what is written to it.
-        like: Something of the dtype that it has to have, or None for any.
-        what: What it is called in error messages.
+    """Refuse an output that cannot take the result in place; any dtype will do if `like` is None.
 
     Raises:
         ArgumentError: For a wrong shape or dtype, a read-only or a non-contiguous array, or memory

@@ -12,18 +12,13 @@ from pycoll.errors import sendable
 _MAX_KNOWN = 4096
 
 
-class Sites:
+class CallSites:
     """Numbers of the places in the program that make calls, for error messages."""
 
     def __init__(
         self, number: Callable[[str], int], internal: tuple[str, ...] = ("pycoll.",)
     ) -> None:
-        """Number places.
-
-        Args:
-            number: Returns the number of a place that is told in words.
-            internal: What the names of modules begin with, a dot added, whose lines are left out.
-        """
+        """Number places."""
         self._number, self._prefixes = number, internal
         self._internal: dict[int, tuple[CodeType, bool]] = {}  # by id; the code is kept alive
         self._numbers: dict[tuple[int, int], tuple[CodeType, int]] = {}

@@ -1,30 +1,44 @@
-"""What ranks tell each other on behalf of a call: a few numbers each."""
+"""Calls of several parts: the few numbers that ranks exchange on behalf of one, and interrupts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
-from pycoll.runtime.calls.prepared import Prepared, Request
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
-
+_F = TypeVar("_F", bound=Callable)
 _TEXT_BYTES = 512
+
+
+def in_parts(function: _F) -> _F:
+    """Make a function run a call of several parts on a session, its first argument.
+
+    An interrupt between two parts ends the communicator as well.
+    """
+
+    @functools.wraps(function)
+    def call(session: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(session, *args, **kwargs)
+        except Exception:
+            raise
+        except BaseException as error:
+            session.interrupted(error)
+            raise
+
+    return call
 
 
 def exchange(
     session: Session, kind: Kind, row: np.ndarray, limit: float | None = None
 ) -> np.ndarray:
-    """All-gather a row of numbers as a part of another call, in whose name it is checked.
-
-    Args:
-        session: The communicator.
-        kind: The call; ranks that make another one, be it an all-gather, get a `MismatchError`.
-        row: The numbers of this rank, as many on every rank.
-        limit: Seconds, or None for those of the communicator.
+    """All-gather a row of numbers as a part of a call of another kind, in whose name it is checked.
 
     Returns:
         The numbers of all ranks, ``[world_size, ...]``.
@@ -48,7 +62,7 @@ def _prepare(session: Session, kind: Kind, row: np.ndarray) -> tuple[Any, Any, P
         np.frombuffer(bytearray(rows * row.nbytes), row.dtype).reshape(rows, row.size)
         for rows in (1, session.world_size)
     )
-    request = Request(Kind.ALL_GATHER, within=kind)
+    request = CallRequest(Kind.ALL_GATHER, within=kind)
     return own, table, session.prepare(request, own, table)
 
 

@@ -38,7 +38,7 @@ class CallOptions(TypedDict, total=False):
     stream: Any
 
 
-def told(method: _F) -> _F:
+def reports_misuse(method: _F) -> _F:
     """Make a method in Python tell the peers of a call that does not fit its signature.
 
     They hear of an interrupt, too, wherever in the method it comes.

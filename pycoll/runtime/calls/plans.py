@@ -13,7 +13,7 @@ import numpy as np
 from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
 from pycoll.errors import ArgumentError
-from pycoll.runtime.arrays.chunk_layouts import Extents, blocks_apart, blocks_in_chunks
+from pycoll.runtime.arrays.layouts import ChunkLayout, blocks_apart, blocks_in_chunks
 from pycoll.runtime.calls.descriptors import (
     FLAG_DIRECT,
     FLAG_INPUT,
@@ -21,10 +21,9 @@ from pycoll.runtime.calls.descriptors import (
     algorithm_number,
     descriptor,
 )
-from pycoll.runtime.selection.message_limits import message_limits
 from pycoll.runtime.selection.tuning_table import World
 from pycoll.runtime.sessions.reports import raising
-from pycoll.schedule.ir import Algorithm
+from pycoll.schedule.ir import Algorithm, Schedule
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN, Collective
 from pycoll.schedule.lowering.compile import peer_plan
 from pycoll.schedule.lowering.messages import message_plan
@@ -34,7 +33,7 @@ from pycoll.types import DType, Kind, Order, ReduceOp
 
 LAYOUT_FULL, LAYOUT_OWN, LAYOUT_TABLE = 0, 1, 2
 _Bound = TypeVar("_Bound")
-_Places = Extents | np.ndarray | None
+_Places = ChunkLayout | np.ndarray | None
 _MAX_BINDINGS = 1024
 _LINE_BYTES = 64
 
@@ -74,47 +73,30 @@ def compile_plans(
 
 @dataclass(frozen=True)
 class CallSpec:
-    """What one call does, apart from where its arrays are.
-
-    Attributes:
-        kind: Kind of collective.
-        collective: Name of the collective whose schedule it runs.
-        algorithm: The algorithm.
-        params: Its parameters, as sorted pairs.
-        direct: Peers access the users' arrays themselves.
-        dtype: Code of the element type that the engine works with.
-        itemsize: Size of an element, in bytes.
-        count: Elements of the full vector.
-        op: Reduction operation.
-        order: Reduction order.
-        root: Root rank, or 0.
-        told: Code of the caller's element type where it is another one.
-        input_only: Peers access the users' inputs only; results may lie anywhere.
-        apart: Over messages: input and result share no memory on this rank, and it reduces.
-        across: Peers read the users' arrays, which are private, through the kernel.
-        alternative: The same call across; it runs instead where that is faster.
-    """
+    """What one call does, apart from where its arrays are."""
 
     kind: Kind
-    collective: str
+    collective: str  # name of the collective whose schedule it runs
     algorithm: Algorithm
-    params: tuple[tuple[str, Any], ...]
-    direct: bool
-    dtype: int
+    params: tuple[tuple[str, Any], ...]  # its parameters, as sorted pairs
+    direct: bool  # peers access the users' arrays themselves
+    dtype: int  # code of the element type that the engine works with
     itemsize: int
-    count: int
+    count: int  # elements of the full vector
     op: ReduceOp = ReduceOp.SUM
     order: Order = Order.ANY
-    root: int = 0
-    told: int | None = None
-    input_only: bool = False
+    root: int = 0  # root rank, or 0
+    caller_code: int | None = None  # code of the caller's element type where it is another one
+    input_only: bool = False  # peers access the users' inputs only; results may lie anywhere
+    # over messages: input and result share no memory on this rank, and it reduces
     apart: bool = False
-    across: bool = False
+    across: bool = False  # peers read the users' arrays, which are private, through the kernel
+    # the same call across; it runs instead where that is faster
     alternative: CallSpec | None = None
 
     def descriptor(self, algorithm: int, direct: bool) -> int:
         """Return what all ranks of the call must agree on."""
-        dtype = self.dtype if self.told is None else self.told
+        dtype = self.dtype if self.caller_code is None else self.caller_code
         flags = self.order | (FLAG_DIRECT if direct else 0)
         flags |= FLAG_READ if self.across or self.alternative else 0
         flags |= FLAG_INPUT if self.input_only else 0
@@ -128,27 +110,16 @@ def barrier_spec(algorithm: Algorithm) -> CallSpec:
 
 @dataclass
 class PlanCache:
-    """Compiled and bound plans of one communicator.
-
-    Attributes:
-        engine: The engine that will run them.
-        rank: Rank in the communicator.
-        world_size: Its size.
-        messages: Ranks send messages; otherwise they share memory.
-        one_host: All ranks are on one host.
-        crowded: They share memory, and outnumber the cores that they may use.
-        world: What was measured with ranks in these places, or None.
-        single_copy: Calls may have alternatives that read private arrays.
-    """
+    """Compiled and bound plans of one communicator."""
 
     engine: Any
     rank: int
     world_size: int
-    messages: bool = False
+    messages: bool = False  # ranks send messages; otherwise they share memory
     one_host: bool = True
-    crowded: bool = False
-    world: World | None = None
-    single_copy: bool = False
+    crowded: bool = False  # they share memory, and outnumber the cores that they may use
+    world: World | None = None  # what was measured with ranks in these places, or None
+    single_copy: bool = False  # calls may have alternatives that read private arrays
     _calls: dict = field(default_factory=dict)
     _plans: dict = field(default_factory=dict)
     _bindings: dict = field(default_factory=dict)
@@ -174,12 +145,7 @@ class PlanCache:
         return found
 
     def bind(self, spec: CallSpec, extents: _Places = None) -> _C.BoundCall:
-        """Return the binding of a call, compiling its plan the first time.
-
-        Args:
-            spec: The call.
-            extents: Where its chunks lie, or the offsets of `blocks_apart`.
-        """
+        """Return the binding of a call, whose chunks may lie elsewhere; compile its plan once."""
         if spec.alternative and not self.single_copy:
             spec = replace(spec, alternative=None)
         if extents is not None:
@@ -225,7 +191,7 @@ class PlanCache:
         places, blocks = extents, (spec.count, self.world_size, chunks, promise)
         if extents is None:
             places = blocks_in_chunks(*blocks)
-        elif not isinstance(extents, Extents):
+        elif not isinstance(extents, ChunkLayout):
             places = blocks_apart(*blocks, extents)
         if places:
             numbers |= {"layout_in": LAYOUT_TABLE, "layout_out": LAYOUT_TABLE}
@@ -255,15 +221,7 @@ class PlanCache:
 def binding_numbers(
     spec: CallSpec, world_size: int, chunks: int, scales_in_fold: bool, number: int
 ) -> dict[str, int]:
-    """Return the numbers that bind a plan to a call: what turns chunks into bytes.
-
-    Args:
-        spec: The call.
-        world_size: Number of ranks.
-        chunks: Chunks of the plan's schedule.
-        scales_in_fold: Folds divide an average; otherwise it is divided at the end.
-        number: Stands for the algorithm; see `algorithm_number`.
-    """
+    """Return the numbers that bind a plan to a call: what turns chunks into bytes."""
     promise = COLLECTIVES[spec.collective]
     average = spec.op == ReduceOp.AVG and promise.reduces
     return {
@@ -293,3 +251,26 @@ def _chunk(spec: CallSpec, promise: Collective, chunks: int) -> int:
 
 def _layout(layout: str) -> int:
     return LAYOUT_OWN if layout == OWN else LAYOUT_FULL
+
+
+_SEGMENT_BYTES = 4 << 20  # of a chunk that one message carries
+_WHOLE_BYTES = 1 << 30  # likewise, where no fold and no other message could begin earlier
+_LINK_BYTES = 60 << 10
+"""Likewise between hosts. Over TCP, Open MPI sends 64 KiB at once; before more it shakes hands, and
+each word of that queues behind the data that goes the other way."""
+_PACKET_BYTES = 3584  # of a message that is copied into a packet: both fit Open MPI's 4 KiB
+_LINK_PACKET_BYTES = 32 << 10  # likewise between hosts, where to agree first costs a round trip
+
+LINK_LIMITS = {"segment_bytes": _LINK_BYTES, "packet_bytes": _LINK_PACKET_BYTES}
+
+
+def message_limits(schedule: Schedule, one_host: bool) -> dict[str, int]:
+    """Return the bytes of a segment and of a packet, the same on every rank.
+
+    A segment is what one message carries of a chunk; a message that fits a packet is copied.
+    """
+    if not one_host:
+        return LINK_LIMITS
+    moves = not COLLECTIVES[schedule.collective].reduces
+    segment = _WHOLE_BYTES if moves and schedule.one_hop else _SEGMENT_BYTES
+    return {"segment_bytes": segment, "packet_bytes": _PACKET_BYTES}

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from pycoll import _C
-from pycoll.config import FOREVER_S
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import (
     ArrayView,
@@ -21,15 +20,13 @@ from pycoll.runtime.arrays.host_arrays import (
     overlap,
     view,
 )
-from pycoll.runtime.arrays.layouts import Detour, Mirror
-from pycoll.runtime.arrays.shapes import RESULT_SHAPE, Shape
+from pycoll.runtime.arrays.layouts import RESULT_SHAPE, Detour, Mirror, Shape
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.plans import CallSpec, PlanCache
-from pycoll.runtime.calls.prepared import Prepared, Request
-from pycoll.runtime.calls.specs import call_spec
+from pycoll.runtime.calls.prepared import CallRequest, Prepared, call_spec
 from pycoll.runtime.selection.select import Choice, select
 from pycoll.schedule.language.collectives import COLLECTIVES
-from pycoll.types import Kind, Order, ReduceOp
+from pycoll.types import Kind, Order, ReduceOp, reduce_op
 
 # Collectives that can work on the arrays themselves: every rank can tell whether all of them lie in
 # symmetric memory. Of a broadcast and of a reduction to one rank, x counts on every rank.
@@ -64,17 +61,12 @@ def reached(kind: Kind, x: bool, out: bool) -> tuple[bool, bool]:
 
 @dataclass(frozen=True)
 class Caller:
-    """The side of a communicator that prepares calls.
+    """The side of a communicator that prepares calls."""
 
-    Attributes:
-        plans: Its plan cache, which knows rank and world size.
-        memory: This rank's part of the symmetric heap.
-    """
+    plans: PlanCache  # its plan cache, which knows rank and world size
+    memory: Memory  # this rank's part of the symmetric heap
 
-    plans: PlanCache
-    memory: Memory
-
-    def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+    def prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         """Check the arguments and choose and bind a plan.
 
         Raises:
@@ -129,13 +121,9 @@ class Caller:
     def _contiguous(self, v: ArrayView) -> ArrayView:
         return v if v.array.flags.c_contiguous else self.duplicate(v)
 
-    def check_request(self, request: Request) -> tuple[ReduceOp, int]:
+    def check_request(self, request: CallRequest) -> tuple[ReduceOp, int]:
         """Check what does not depend on the arrays; return the operation and the root."""
-        try:
-            op = ReduceOp[request.op.upper()]
-        except (KeyError, AttributeError):
-            names = ", ".join(o.name.lower() for o in ReduceOp)
-            raise ArgumentError(f"op={request.op!r} is not known; accepted: {names}") from None
+        op = reduce_op(request.op)
         root, n = request.root, self.plans.world_size
         # An array could be changed behind a call that is remembered by its arguments.
         if type(root) is bool or not isinstance(root, int | np.integer) or not 0 <= root < n:
@@ -150,8 +138,8 @@ class Caller:
         """Return the array that tells the dtype, the result's shape, elements of the input."""
         if kind == Kind.SCATTER and not has_in and x is None:
             if out is None:
-                told = "scatter needs out=, or an x like the root's, on ranks that are not the root"
-                raise ArgumentError(told)
+                text = "scatter needs out=, or an x like the root's, on ranks that are not the root"
+                raise ArgumentError(text)
             given = self.view(out, "out")
             size = given.array.size * self.plans.world_size
             return given, tuple(given.array.shape), size
@@ -178,7 +166,7 @@ class Caller:
 
     def _bind(
         self,
-        request: Request,
+        request: CallRequest,
         op: ReduceOp,
         root: int,
         count: int,
@@ -211,7 +199,7 @@ class Caller:
 
     def _bound(
         self,
-        request: Request,
+        request: CallRequest,
         op: ReduceOp,
         root: int,
         count: int,
@@ -229,11 +217,24 @@ class Caller:
         if request.algorithm is not None:  # which may be anything, and is seldom named
             return make()
         asked = request.kind, request.within, op, root, request.order
-        key = (*asked, count, typed.code, typed.told, typed.array.itemsize, *reach.values(), apart)
+        key = (
+            *asked,
+            count,
+            typed.code,
+            typed.caller_code,
+            typed.array.itemsize,
+            *reach.values(),
+            apart,
+        )
         return self.plans.known(key, make)
 
     def _choose(
-        self, request: Request, op: ReduceOp, count: int, typed: ArrayView, reach: dict[str, bool]
+        self,
+        request: CallRequest,
+        op: ReduceOp,
+        count: int,
+        typed: ArrayView,
+        reach: dict[str, bool],
     ) -> Choice:
         return select(
             request.collective,
@@ -266,17 +267,3 @@ class Caller:
             prepared.out_ptr, prepared.scatters = written.address, (written,)
             prepared.gathers += (written,)
         prepared.plain = prepared.plain and not prepared.gathers
-
-
-def check_timeout(timeout: float) -> float:
-    """Return the seconds that a call may wait, refusing what is no such number.
-
-    Infinity is one: it stands for `FOREVER_S`, whose nanoseconds fit a word.
-    """
-    try:
-        limit = float(timeout)
-    except (TypeError, ValueError, OverflowError):
-        limit = 0.0
-    if not limit > 0:
-        raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds above 0")
-    return min(limit, FOREVER_S)

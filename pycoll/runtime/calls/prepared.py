@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pycoll import _C
-from pycoll.runtime.arrays.layouts import Detour, Mirror
+from pycoll.algorithms import find
+from pycoll.runtime.arrays.host_arrays import ArrayView
+from pycoll.runtime.arrays.layouts import ChunkLayout, Detour, Mirror
 from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.selection.select import Choice
 from pycoll.schedule.ir import Algorithm
-from pycoll.types import Kind
+from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.types import Kind, Order, ReduceOp, reduce_op
 
 _COLLECTIVES = {kind: kind.name.lower().removesuffix("_v") for kind in Kind}
 _COLLECTIVES[Kind.BARRIER] = "all_reduce"
 
 
 @dataclass(frozen=True)
-class Request:
-    """What the caller asked for, apart from the arrays.
+class CallRequest:
+    """What the caller asked for, apart from the arrays."""
 
-    Attributes:
-        kind, op, root, order, algorithm: See `pycoll.Communicator`.
-        within: Kind of the call that this one is a part of: ranks that make another one differ.
-    """
-
+    # kind, op, root, order, algorithm: see `pycoll.Communicator`
     kind: Kind
     op: str = "sum"
     root: int = 0
     order: str | None = None
     algorithm: str | Algorithm | None = None
+    # kind of the call that this one is a part of: ranks that make another one differ
     within: Kind | None = None
 
     @property
@@ -39,30 +40,22 @@ class Request:
 
 @dataclass
 class Prepared:
-    """A call that is ready to run.
+    """A call that is ready to run."""
 
-    Attributes:
-        binding: Plan, sizes and descriptor.
-        in_ptr, out_ptr: Addresses of the user's memory, 0 where there is none.
-        result: What the call returns.
-        keep: Objects that must stay alive until the call is done.
-        spec: What it does, apart from where the arrays are.
-        two_levels: Nobody has asked for an algorithm, so it may go through hosts first.
-        plain: It works on the caller's own arrays, or a packed input: a call like it needs no
-            preparation if they are of a kind that the hot path knows.
-        registered: Registered arrays, or parts of them, that stay where they are meanwhile.
-        gathers, scatters: What lies elsewhere for the engine: arrays it reads, and those it writes.
-    """
-
-    binding: _C.BoundCall
+    binding: _C.BoundCall  # plan, sizes and descriptor
+    # in_ptr, out_ptr: addresses of the user's memory, 0 where there is none
     in_ptr: int
     out_ptr: int
-    result: Any
-    keep: tuple
+    result: Any  # what the call returns
+    keep: tuple  # objects that must stay alive until the call is done
+    # it works on the caller's own arrays, or a packed input: a call like it needs no preparation if
+    # they are of a kind that the hot path knows
     plain: bool = False
-    spec: CallSpec | None = None
-    two_levels: bool = False
+    spec: CallSpec | None = None  # what it does, apart from where the arrays are
+    two_levels: bool = False  # the caller has named no algorithm, so it may run in two levels
+    # registered arrays, or parts of them, that stay where they are meanwhile
     registered: tuple[Mirror, ...] = ()
+    # gathers, scatters: what lies elsewhere for the engine: arrays it reads, and those it writes
     gathers: tuple[Mirror | Detour, ...] = ()
     scatters: tuple[Mirror | Detour, ...] = ()
 
@@ -73,3 +66,81 @@ class Prepared:
         before = [copy for mirror in self.gathers for copy in mirror.copies_in()]
         after = [copy for mirror in self.scatters for copy in mirror.copies_out()]
         return (_C.Detours(before, after),)
+
+
+def call_spec(
+    request: CallRequest,
+    op: ReduceOp,
+    root: int,
+    count: int,
+    typed: ArrayView,
+    choice: Choice,
+    input_only: bool,
+    apart: bool = False,
+) -> CallSpec:
+    """Return what a call does, as it was asked for and chosen."""
+    params = dict(choice.params)
+    if "root" in choice.algorithm.params:
+        params["root"] = root
+    spec = CallSpec(
+        kind=request.within or request.kind,
+        collective=request.collective,
+        algorithm=choice.algorithm,
+        params=tuple(sorted(params.items())),
+        direct=choice.direct,
+        input_only=choice.direct and input_only,
+        apart=apart,
+        dtype=typed.code,
+        caller_code=typed.caller_code,
+        itemsize=typed.array.itemsize,
+        count=count,
+        op=op if COLLECTIVES[request.collective].reduces else ReduceOp.SUM,
+        order=Order[(choice.order or "any").upper()],
+        root=root,
+    )
+    may_read = request.algorithm is None and request.within is None
+    return with_alternative(spec, choice) if may_read else spec
+
+
+def table_spec(
+    request: CallRequest, algorithm: Algorithm, v: ArrayView, extents: ChunkLayout
+) -> CallSpec:
+    """Return the call of a v-variant, whose blocks differ in size."""
+    total = int(extents.out_length[0].sum()) if len(extents.out_length) else 0
+    params = (("root", request.root),) if "root" in algorithm.params else ()
+    return CallSpec(
+        kind=request.kind,
+        collective=request.collective,
+        algorithm=algorithm,
+        params=params,
+        direct=False,
+        dtype=v.code,
+        caller_code=v.caller_code,
+        itemsize=v.array.itemsize,
+        count=total,
+        root=request.root,
+        op=reduce_op(request.op),
+        order=Order[(request.order or "any").upper()],
+    )
+
+
+LEAST_BYTES = 64 << 10
+"""Of the full vector. Below, what the kernel does for a call takes longer than both copies."""
+
+_READERS = {  # in these every rank fetches what it needs, and nobody writes to another
+    "all_gather": "direct_pull",
+    "broadcast": "direct",
+    "scatter": "direct",
+    "all_to_all": "direct",
+}
+
+
+def with_alternative(spec: CallSpec, choice: Choice) -> CallSpec:
+    """Give a call on private arrays the alternative to read them, if it can have one."""
+    asked, name = choice.request, _READERS.get(spec.collective)
+    if name is None or spec.direct or asked.messages or asked.n == 1 or asked.nbytes < LEAST_BYTES:
+        return spec
+    algorithm = find(spec.collective, name)
+    params = (("root", spec.root),) if "root" in algorithm.params else ()
+    reading = replace(spec, algorithm=algorithm, params=params, direct=True, across=True)
+    return replace(spec, alternative=reading)

@@ -10,29 +10,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from pycoll import _C, algorithms
 from pycoll.errors import ArgumentError, MismatchError
-from pycoll.runtime.arrays.chunk_layouts import Extents
 from pycoll.runtime.arrays.host_arrays import ArrayView, as_reducible, check_output, new_like, view
-from pycoll.runtime.calls.exchange import exchange, exchange_texts
-from pycoll.runtime.calls.prepared import Prepared, Request
-from pycoll.runtime.calls.refusals import in_parts
-from pycoll.runtime.calls.specs import table_spec
+from pycoll.runtime.arrays.layouts import ChunkLayout
+from pycoll.runtime.calls.exchange import exchange, exchange_texts, in_parts
+from pycoll.runtime.calls.prepared import CallRequest, Prepared, table_spec
 from pycoll.runtime.sessions.reports import blame
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind, type_name
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 _MOST_ROWS = 1 << 48  # as kMostElements of csrc/engine/bind.cpp
 _KEPT_TABLES, _KEPT_BYTES = 8, 64 << 10  # bindings for each kind of call, and of a table
 
 
-def _asked(session: Session, request: Request, timeout: float | None) -> tuple[Request, float]:
+def _asked(
+    session: Session, request: CallRequest, timeout: float | None
+) -> tuple[CallRequest, float]:
     """Check what does not depend on the arrays; return it in plain numbers, and the time limit."""
     root, limit = session.refusing(lambda: session.check(request, timeout))
     return request if root is request.root else replace(request, root=root), limit
@@ -42,12 +40,12 @@ def _prefix(lengths: np.ndarray) -> np.ndarray:
     return np.cumsum(lengths, axis=-1) - lengths
 
 
-def _rows(x: Any, told: str | None = None) -> tuple[ArrayView, int, int, tuple[int, ...]]:
+def _rows(x: Any, dtype_name: str | None = None) -> tuple[ArrayView, int, int, tuple[int, ...]]:
     """Return a view, the number of rows, elements per row, and the shape of a row.
 
-    ``told`` is the name of the type that the caller has, if it is not that of the array.
+    ``dtype_name`` is the name of the type that the caller has, if it is not that of the array.
     """
-    given = view(x, "x") if told is None else view(x, "x")._replace(name=told)
+    given = view(x, "x") if dtype_name is None else view(x, "x")._replace(name=dtype_name)
     shape = given.array.shape
     if not shape:
         raise ArgumentError("x is 0-dimensional; a v-variant divides its first dimension")
@@ -71,11 +69,11 @@ def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray
 
 
 def _exchange(
-    session: Session, kind: Kind, told: int, width: int, values: Sequence[int], limit: float
+    session: Session, kind: Kind, code: int, width: int, values: Sequence[int], limit: float
 ) -> np.ndarray:
     """All-gather a few sizes of each rank, ``[world_size, values]``; all have rows of one form."""
-    table = exchange(session, kind, np.array([told, width, *values], np.uint64), limit)
-    if (table[:, 0] != told).any():
+    table = exchange(session, kind, np.array([code, width, *values], np.uint64), limit)
+    if (table[:, 0] != code).any():
         _differ(session, kind, "dtype", [type_name(int(code)) for code in table[:, 0]], limit)
     if (table[:, 1] != width).any():
         _differ(session, kind, "row", [f"rows of {w} elements" for w in table[:, 1]], limit)
@@ -83,10 +81,10 @@ def _exchange(
 
 
 def _agree(
-    session: Session, kind: Kind, told: int, width: int, counts: np.ndarray, limit: float
+    session: Session, kind: Kind, code: int, width: int, counts: np.ndarray, limit: float
 ) -> None:
     """Check that all ranks were given the same counts."""
-    table = _exchange(session, kind, told, width, counts.tolist(), limit)
+    table = _exchange(session, kind, code, width, counts.tolist(), limit)
     if (table != counts).any():
         _differ(session, kind, "counts", [f"counts={row}" for row in table.tolist()], limit)
 
@@ -123,30 +121,32 @@ def _overlap(source: ArrayView, target: ArrayView | None) -> ArrayView:
     return source._replace(array=array)
 
 
-def _gathered(block: np.ndarray) -> Extents:
-    return Extents(np.zeros_like(block), block, _prefix(block), block)
+def _gathered(block: np.ndarray) -> ChunkLayout:
+    return ChunkLayout(np.zeros_like(block), block, _prefix(block), block)
 
 
-def _scattered(block: np.ndarray) -> Extents:
-    return Extents(_prefix(block), block, np.zeros_like(block), block)
+def _scattered(block: np.ndarray) -> ChunkLayout:
+    return ChunkLayout(_prefix(block), block, np.zeros_like(block), block)
 
 
-def _exchanged(sent: np.ndarray) -> Extents:
+def _exchanged(sent: np.ndarray) -> ChunkLayout:
     received = np.ascontiguousarray(sent.T)
-    return Extents(_prefix(sent), sent, _prefix(received), received)
+    return ChunkLayout(_prefix(sent), sent, _prefix(received), received)
 
 
 def _bound(
     session: Session,
-    request: Request,
+    request: CallRequest,
     name: str,
     typed: ArrayView,
     lengths: np.ndarray,
-    extents: Callable[[np.ndarray], Extents],
+    extents: Callable[[np.ndarray], ChunkLayout],
 ) -> _C.BoundCall:
     """Bind a call to a table of lengths; quick for one of the last few."""
     asked = request.kind, request.op, request.order, request.root
-    tables = session.kept.setdefault((*asked, typed.code, typed.told, typed.array.itemsize), {})
+    tables = session.kept.setdefault(
+        (*asked, typed.code, typed.caller_code, typed.array.itemsize), {}
+    )
     key = lengths.tobytes()
     found = tables.get(key)
     if found is None:
@@ -163,10 +163,10 @@ def _bound(
 
 def _run(
     session: Session,
-    call: tuple[Request, str],
+    call: tuple[CallRequest, str],
     source: ArrayView | None,
     target: ArrayView | None,
-    blocks: tuple[np.ndarray, Callable[[np.ndarray], Extents]],
+    blocks: tuple[np.ndarray, Callable[[np.ndarray], ChunkLayout]],
     result: Any,
     limit: float,
 ) -> Any:
@@ -196,21 +196,20 @@ def gather(
     out: Any,
     timeout: float | None,
     expected: Sequence[int] | None = None,
-    told: str | None = None,
+    dtype_name: str | None = None,
 ) -> Any:
     """Concatenate blocks of different sizes, on every rank or on the root.
 
-    ``expected`` are the rows that this rank expects of each, if it has been told; for ``told`` see
-    `_rows`.
+    ``expected`` are the rows that this rank expects of each, if it knows them; see `_rows`.
     """
     rank = session.rank
     name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
-    request, limit = _asked(session, Request(kind, root=root), timeout)
+    request, limit = _asked(session, CallRequest(kind, root=root), timeout)
     root = request.root
-    given, rows, width, tail = session.refusing(lambda: _rows(x, told))
+    given, rows, width, tail = session.refusing(lambda: _rows(x, dtype_name))
     has_out = kind == Kind.ALL_GATHER_V or rank == root
     session.refusing(lambda: _no_output(out, root, has_out))
-    lengths = _exchange(session, kind, given.told, width, [rows], limit)[:, 0]
+    lengths = _exchange(session, kind, given.caller_code, width, [rows], limit)[:, 0]
     session.refusing(lambda: _check_expected(lengths.tolist(), expected))
     result, target = None, None
     if has_out:
@@ -226,12 +225,12 @@ def scatter(
 ) -> Any:
     """Hand out blocks of different sizes of the root's array."""
     n, rank = session.world_size, session.rank
-    request, limit = _asked(session, Request(Kind.SCATTER_V, root=root), timeout)
+    request, limit = _asked(session, CallRequest(Kind.SCATTER_V, root=root), timeout)
     given, rows, width, tail = session.refusing(lambda: _rows(x))
     expected = rows if rank == request.root else None
     table = session.refusing(lambda: _check_counts(counts, n, expected))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
-    _agree(session, request.kind, given.told, width, table, limit)
+    _agree(session, request.kind, given.caller_code, width, table, limit)
     blocks = table * np.uint64(width), _scattered
     return _run(session, (request, "direct"), given, target, blocks, result, limit)
 
@@ -245,20 +244,20 @@ def reduce_scatter(
     order: str | None,
     out: Any,
     timeout: float | None,
-    told: str | None = None,
+    dtype_name: str | None = None,
 ) -> Any:
-    """Combine arrays and hand out blocks of different sizes; for ``told`` see `_rows`."""
+    """Combine arrays and hand out blocks of different sizes; for ``dtype_name`` see `_rows`."""
     n, rank = session.world_size, session.rank
     wanted = "tree" if order is None else order
-    request = Request(Kind.REDUCE_SCATTER_V, op, order=wanted)
+    request = CallRequest(Kind.REDUCE_SCATTER_V, op, order=wanted)
     request, limit = _asked(session, request, timeout)
     name = "direct_rank" if wanted == "rank" else "direct"
-    given, rows, width, tail = session.refusing(lambda: _rows(x, told))
+    given, rows, width, tail = session.refusing(lambda: _rows(x, dtype_name))
     table = session.refusing(lambda: _check_counts(counts, n, rows))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
     source = session.refusing(lambda: as_reducible(_overlap(given, target), op, "x"))
     target = session.refusing(lambda: as_reducible(target, op, "out"))
-    _agree(session, request.kind, given.told, width, table, limit)
+    _agree(session, request.kind, given.caller_code, width, table, limit)
     scale = source.array.size // max(1, given.array.size)
     blocks = table * np.uint64(width * max(1, scale)), _scattered
     return _run(session, (request, name), source, target, blocks, result, limit)
@@ -272,17 +271,17 @@ def all_to_all(
     out: Any,
     timeout: float | None,
     expected: Sequence[int] | None = None,
-    told: str | None = None,
+    dtype_name: str | None = None,
 ) -> Any:
     """Exchange blocks of different sizes between all pairs of ranks.
 
-    For ``expected`` and ``told`` see `gather`.
+    For ``expected`` and ``dtype_name`` see `gather`.
     """
     n, rank = session.world_size, session.rank
-    request, limit = _asked(session, Request(Kind.ALL_TO_ALL_V), timeout)
-    given, rows, width, tail = session.refusing(lambda: _rows(x, told))
+    request, limit = _asked(session, CallRequest(Kind.ALL_TO_ALL_V), timeout)
+    given, rows, width, tail = session.refusing(lambda: _rows(x, dtype_name))
     row = session.refusing(lambda: _check_counts(counts, n, rows))
-    sent = _exchange(session, request.kind, given.told, width, row.tolist(), limit)
+    sent = _exchange(session, request.kind, given.caller_code, width, row.tolist(), limit)
     session.refusing(lambda: _check_expected(sent[:, rank].tolist(), expected))
     result, target = session.refusing(
         lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)

@@ -3,25 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from pycoll import _C
-from pycoll.errors import ArgumentError, CollTimeout
+from pycoll.config import check_timeout
+from pycoll.errors import ArgumentError, CollError, CollTimeout
 from pycoll.runtime.arrays.host_arrays import view
 
-if TYPE_CHECKING:
-    from pycoll.runtime.calls.background import Flight
-    from pycoll.runtime.sessions.session import Session
+
+class Owner(Protocol):
+    """What calls need of their session."""
+
+    engine: Any
+    sweep: Callable[[], None]
+    error: Callable[[str, str], CollError]
+    refusing: Callable[[Callable[[], Any]], Any]
+    interrupted: Callable[[BaseException], None]
+
+
+class QueuedCall:
+    """A call in the queue of an engine.
+
+    The hot path makes it without running Python code, so it has no ``__init__``.
+    """
+
+    ticket: int | None = None  # its place in the queue; None before it has one
+    keep: Any = None  # what has to stay until it has ended, besides the result
+    result: Any = None  # what the call gives
+    error: Exception | None = None
+    ended = False  # it has ended, and `error` is what it has failed with, or None
+
+    def take_outcome(self, engine: Any, describe: Callable[[str, str], CollError]) -> bool:
+        """Take over from the engine how the call has ended; tell whether it has.
+
+        Several threads may do so at a time: the error is here before the engine forgets it.
+        """
+        if self.ended:
+            return True
+        if self.ticket is None or not engine.done(self.ticket):
+            return False
+        failure = _C.error_of(engine, self.ticket)
+        if failure is not None:
+            kind, text = failure
+            self.error = MemoryError(text) if kind == "MemoryError" else describe(kind, text)
+            _C.forget(engine, self.ticket)
+        self.ended = True
+        return True
 
 
 class Work:
     """A call that runs in the background; its arrays are kept alive until it is done."""
 
-    def __init__(self, session: Session, flight: Flight) -> None:
+    def __init__(self, session: Owner, queued: QueuedCall) -> None:
         """Hold on to a call in the engine's queue; see `Session`."""
-        self._session, self._flight = session, flight
+        self._session, self._queued_call = session, queued
         self._engine = session.engine  # outlives a close, which finishes the queue
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -32,9 +69,9 @@ class Work:
 
     def done(self) -> bool:
         """Tell whether the call has ended, without waiting."""
-        if self._flight.ended:
+        if self._queued_call.ended:
             return True
-        if not self._engine.done(self._flight.ticket):
+        if not self._engine.done(self._queued_call.ticket):
             return False
         self._session.sweep()  # what the call has kept, such as the buffer of `out`, is free again
         return True
@@ -53,45 +90,39 @@ class Work:
             CollTimeout: If it is not done in time; the call goes on and may be waited for again.
             CollError: What the blocking call would have raised.
         """
-        flight = self._flight
-        if not flight.ended:
-            self._await(flight, -1.0 if timeout is None else check_patience(timeout))
+        queued = self._queued_call
+        limit = -1.0 if timeout is None else check_timeout(timeout, zero=True)
+        if not queued.ended:
+            self._await(queued, limit)
             self._session.sweep()
-        if flight.error is not None:
-            raise flight.error
-        return flight.result
+        if queued.error is not None:
+            raise queued.error
+        return queued.result
 
-    def _await(self, flight: Flight, limit: float) -> None:
+    def _await(self, queued: QueuedCall, limit: float) -> None:
         describe = self._session.error
         try:
-            self._engine.wait(flight.ticket, limit)
-            flight.ended = True  # if it has failed, another thread has noted that
+            self._engine.wait(queued.ticket, limit)
+            queued.ended = True  # if it has failed, another thread has noted that
         except _C.EngineError as error:
-            if flight.land(self._engine, describe):
+            if queued.take_outcome(self._engine, describe):
                 return
             kind, text = error.args  # only this wait is over
             raise CollTimeout(text) if kind == "CollTimeout" else describe(kind, text) from None
 
 
-def check_patience(timeout: float) -> float:
-    """Return the seconds that a wait may take, refusing what is no such number."""
-    try:
-        limit = float(timeout)
-    except (TypeError, ValueError, OverflowError):
-        limit = -1.0
-    if not limit >= 0:
-        raise ArgumentError(f"timeout={timeout!r}; accepted is a number of seconds, 0 or more")
-    return limit
-
-
 class BoundPlan:
     """A collective prepared for one shape and dtype; see `pycoll.Communicator.plan`."""
 
-    def __init__(self, session: Session, method: Callable[..., Any], like: Any) -> None:
+    def __init__(self, session: Owner, method: Callable[..., Any], like: Any) -> None:
         """Take the collective, a method of the communicator with all arguments but the arrays."""
         self._session, self._method = session, method
         pattern = view(like, "like")
-        self._shape, self._name, self._told = pattern.array.shape, pattern.name, pattern.told
+        self._shape, self._name, self._caller_code = (
+            pattern.array.shape,
+            pattern.name,
+            pattern.caller_code,
+        )
         self._dtype = like.dtype if type(like) is np.ndarray else None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -119,7 +150,7 @@ class BoundPlan:
 
     def _check(self, x: Any) -> None:
         given = view(x, "x")
-        if given.array.shape != self._shape or given.told != self._told:
+        if given.array.shape != self._shape or given.caller_code != self._caller_code:
             raise ArgumentError(
                 f"x is {given.name}{list(given.array.shape)}; this plan was made for "
                 f"{self._name}{list(self._shape)}"

@@ -13,45 +13,30 @@ from pycoll.schedule.ir import Algorithm
 
 
 class Candidate(NamedTuple):
-    """One algorithm that was considered.
-
-    Attributes:
-        name: Its name.
-        rounds: Rounds in which data goes between ranks; 0 if it is not defined for this world.
-        per_rank: What the busiest rank sends or receives, as a fraction of the vector.
-        order: Order it gives.
-        direct: Whether it would work on the arrays themselves.
-        predicted_s: Predicted time, in seconds; infinite if it is not defined for this world.
-        measured_s: Measured time, in seconds; None where nobody has measured it.
-        verdict: Why it was, or was not, chosen.
-    """
+    """One algorithm that was considered."""
 
     name: str
-    rounds: int
-    per_rank: Fraction
+    rounds: int  # rounds in which data goes between ranks; 0 if it is not defined for this world
+    per_rank: Fraction  # what the busiest rank sends or receives, as a fraction of the vector
     order: str
-    direct: bool
-    predicted_s: float
-    measured_s: float | None
-    verdict: str
+    direct: bool  # whether it would work on the arrays themselves
+    predicted_s: float  # predicted time, in seconds; infinite if it is not defined for this world
+    measured_s: float | None  # measured time, in seconds; None where nobody has measured it
+    verdict: str  # why it was, or was not, chosen
 
 
 def candidates(choice: Choice, world: World | None = None) -> list[Candidate]:
     """List all algorithms of the collective: the chosen one, then the others, fastest first.
 
     Each is predicted the better way that the call allows, on the arrays or staged.
-
-    Args:
-        choice: What was chosen.
-        world: What was measured in the places of these ranks, at about this size or not at all.
     """
-    wish = choice.wish
+    request = choice.request
     times = (
-        world.measured(wish.collective, wish.nbytes, wish.direct)
-        if world and not wish.input_only
+        world.measured(request.collective, request.nbytes, request.direct)
+        if world and not request.input_only
         else {}
     )
-    known = of_collective(choice.wish.collective)
+    known = of_collective(choice.request.collective)
     if choice.algorithm not in known:
         known.append(choice.algorithm)
     seconds = {name: time.seconds for name, time in times.items()}
@@ -62,16 +47,16 @@ def candidates(choice: Choice, world: World | None = None) -> list[Candidate]:
 
 
 def _candidate(choice: Choice, algorithm: Algorithm, times: dict[str, float]) -> Candidate:
-    wish, machine = choice.wish, choice.machine
-    obstacle = wish.obstacle(algorithm)
-    if not algorithm.works_for(wish.n):
+    request, machine = choice.request, choice.machine
+    obstacle = request.obstacle(algorithm)
+    if not algorithm.works_for(request.n):
         rest = algorithm.order, False, math.inf, None, obstacle
         return Candidate(algorithm.name, 0, Fraction(0), *rest)
     chosen = algorithm == choice.algorithm
-    params = choice.params if chosen else parameters(algorithm, wish)
-    schedule = algorithm.schedule(wish.n, **params)
-    ways = [choice.direct] if chosen else {False, wish.may_be_direct(algorithm)}
-    seconds, direct = min((machine.predict(schedule, wish.nbytes, way), way) for way in ways)
+    params = choice.params if chosen else parameters(algorithm, request)
+    schedule = algorithm.schedule(request.n, **params)
+    ways = [choice.direct] if chosen else {False, request.may_be_direct(algorithm)}
+    seconds, direct = min((machine.predict(schedule, request.nbytes, way), way) for way in ways)
     spent = cost(schedule)
     measured, best = times.get(algorithm.name), times.get(choice.name)
     if measured and best:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pycoll.config import Config, tuning_path
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls.prepared import Request
-from pycoll.runtime.selection.fingerprint import fingerprint
-from pycoll.runtime.selection.tuning_table import Tuning
+from pycoll.runtime.calls.prepared import CallRequest
+from pycoll.runtime.selection.tuning_table import Tuning, fingerprint
+from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.hosts import fewest_cores, number_of_cores, own_cores
 from pycoll.types import Kind
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 _MASK_BYTES = 128  # of the cores of a host
 _AGAIN = "measure again with `pycoll tune`"
@@ -32,22 +27,20 @@ def agree(session: Session) -> Session:
     cannot differ.
 
     Raises:
-        ArgumentError: On every rank, if rank 0 was told to use a table that cannot be used.
+        ArgumentError: On every rank, if rank 0 was given a table that cannot be used.
     """
-    text, problem = "", ""
+    found = ""
     if session.rank == 0:
         try:
-            text = load(session)
-        except ArgumentError as error:
-            problem = str(error)
-        except Warning as error:  # which this program has made errors
-            problem = str(error)
+            found = load(session)
+        except (ArgumentError, Warning) as error:  # a warning that this program has made an error
+            found = f"!{error}"
     if session.world_size > 1:
-        text, problem = _told(session, text), _told(session, problem)
-    if problem:
+        found = _of_rank_0(session, found)
+    if found.startswith("!"):
         session.close()
-        raise ArgumentError(problem)
-    session.use(Tuning.parse(text) if text else None, _cores(session))
+        raise ArgumentError(found[1:])
+    session.use(Tuning.parse(found) if found else None, _cores(session))
     return session
 
 
@@ -66,11 +59,11 @@ def _cores(session: Session) -> int:
 
 def _run(session: Session, kind: Kind, array: np.ndarray, op: str = "sum") -> None:
     """Run a call that nobody remembers: it was chosen without what is agreed on here."""
-    prepared = session.prepare(Request(kind, op, 0, None), array, array)
+    prepared = session.prepare(CallRequest(kind, op, 0, None), array, array)
     session.start(prepared, session.config.timeout_s, False)
 
 
-def _told(session: Session, text: str) -> str:
+def _of_rank_0(session: Session, text: str) -> str:
     """Return the text of rank 0."""
     data = np.frombuffer(text.encode(), np.uint8).copy()
     size = np.array([data.size])
@@ -95,8 +88,8 @@ def load(session: Session) -> str:
         if path is None or not (asked or path.exists()):
             return ""
         text, table = read(path)
-        if asked and session.world_size > 1 and table.world(place(session)) is None:
-            raise ArgumentError(f"it has nothing about {describe(*place(session))}: {_AGAIN}")
+        if asked and session.world_size > 1 and table.world(session.place) is None:
+            raise ArgumentError(f"it has nothing about {describe(*session.place)}: {_AGAIN}")
     except (ArgumentError, OSError, ValueError, RuntimeError) as error:  # paths that cannot be
         if asked:
             named = str(path or config.tuning)
@@ -130,16 +123,6 @@ def read(path: Path) -> tuple[str, Tuning]:
     if other:
         raise ArgumentError(f"it was measured with another {other}: {_AGAIN}")
     return text, table
-
-
-def place(session: Session) -> tuple[str, tuple[int, ...]]:
-    """Return what a measurement depends on besides the machine: transport, and ranks per host."""
-    job = getattr(session, "job", None)
-    if job is None:
-        return ("threads" if session.threads else "shared memory"), (session.world_size,)
-    counts = Counter(session.hosts)
-    kind = "two levels over" if hasattr(session, "node") else "messages of"
-    return f"{kind} {job.library}", tuple(counts[host] for host in sorted(counts))
 
 
 def describe(transport: str, ranks_per_host: tuple[int, ...]) -> str:

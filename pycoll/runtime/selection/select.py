@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from pycoll.algorithms import ALGORITHMS, find, names
 from pycoll.errors import ArgumentError, ScheduleError, kind_of
-from pycoll.runtime.calls.request import Wish
-from pycoll.runtime.selection.message_rules import LINK_RULES, ONE_HOST_RULES
-from pycoll.runtime.selection.rules import RULES
+from pycoll.runtime.selection.rules import LINK_RULES, ONE_HOST_RULES, RULES, Rule
 from pycoll.runtime.selection.tuning_table import TunedRule, World
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
-from pycoll.schedule.ir import Algorithm, Schedule
+from pycoll.schedule.ir import Algorithm, Buffer, Schedule
 from pycoll.schedule.language.collectives import COLLECTIVES
+from pycoll.schedule.lowering.table import remote_buffers
 from pycoll.types import DType, Order, ReduceOp
 
 MAX_BLOCKS = 64
@@ -31,29 +30,97 @@ STAGE_BELOW = 4 << 10
 _USUAL = Machine()
 
 
+MOVE_BELOW = 256 << 10
+"""Larger calls that only move data into private results go as ordinary arrays do: there the kernel
+copies as fast as the memory is."""
+
+_EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
+
+
+@dataclass(frozen=True)
+class SelectionRequest:
+    """What a call asks for, all of it the same on every rank."""
+
+    collective: str
+    nbytes: int  # size of the full vector
+    n: int
+    order: str  # reduction order; ``""`` when nothing is reduced
+    dtype: DType | None = None  # element type, or None when it does not matter
+    op: ReduceOp = ReduceOp.SUM
+    direct: bool = False  # all arrays lie in symmetric memory
+    input_only: bool = False  # only the inputs do
+    in_place: bool = True  # a direct plan has to work when input and output are the same memory
+    messages: bool = False  # ranks send messages; otherwise they share memory
+    one_host: bool = False  # all ranks are on one host; matters where they send messages
+    crowded: bool = False  # ranks that share memory outnumber the cores that they may use
+
+    def obstacle(self, algorithm: Algorithm) -> str:
+        """Say why an algorithm cannot serve; empty if it can."""
+        if not algorithm.works_for(self.n):
+            return f"not defined for {self.n} ranks"
+        if self.order not in ("tree", "rank"):
+            return ""
+        if algorithm.order != self.order:
+            return f"gives order {algorithm.order}, not {self.order}"
+        rounds_once = self.dtype is not None and self.dtype.rounds_once
+        if rounds_once and self.op not in _EXACT and not folds_at_once(algorithm, self.n):
+            return f"rounds {self.dtype.name.lower()} at every hop, not once"
+        if rounds_once and self.op == ReduceOp.AVG and not divides_at_once(algorithm, self.n):
+            return f"rounds {self.dtype.name.lower()} before it divides by the number of ranks"
+        return ""
+
+    def may_be_direct(self, algorithm: Algorithm) -> bool:
+        """Whether peers may work on the arrays of this call themselves."""
+        if self.input_only:
+            small = self.nbytes <= MOVE_BELOW or COLLECTIVES[self.collective].reduces
+            return small and only_reads(algorithm, self.n)
+        return self.direct and (algorithm.in_place or not self.in_place)
+
+    def fits(self, rule: Rule) -> bool:
+        """Whether a line of the table is about this call."""
+        return (
+            rule.collective == self.collective
+            and self.n <= rule.max_n
+            and self.nbytes <= rule.max_bytes
+            and (self.direct or self.input_only or not rule.direct)
+            and (self.crowded or not rule.crowded)
+        )
+
+
+@lru_cache(1024)
+def folds_at_once(algorithm: Algorithm, n: int) -> bool:
+    """Whether every reduction of a result happens in one fold of the contributions of all ranks."""
+    if n <= 2:
+        return True
+    schedule = algorithm.schedule(n)
+    folds = (f for group in schedule.rounds(schedule.all_ranks()) for f in group)
+    return all(len(f.srcs) in (1, n) for f in folds if f.happens)
+
+
+@lru_cache(1024)
+def divides_at_once(algorithm: Algorithm, n: int) -> bool:
+    """Whether a mean is divided in the fold that sums it, before it is rounded."""
+    return algorithm.schedule(n).reduces_at_once
+
+
+@lru_cache(1024)
+def only_reads(algorithm: Algorithm, n: int) -> bool:
+    """Whether ranks read each other's inputs and never touch each other's results."""
+    return not remote_buffers(algorithm.schedule(n)) & {Buffer.OUT, Buffer.ACC}
+
+
 @dataclass(frozen=True)
 class Choice:
-    """The algorithm of a call.
-
-    Attributes:
-        algorithm: The algorithm.
-        params: Its parameters, the root apart.
-        direct: Peers work on the users' arrays; otherwise the arrays are staged.
-        order: Reduction order that the result has; ``""`` when nothing is reduced.
-        reason: Why.
-        wish: What was asked for.
-        machine: What predictions are made for.
-        measured: The measurement that has decided, or None.
-    """
+    """The algorithm of a call."""
 
     algorithm: Algorithm
-    params: dict[str, Any] = field(hash=False)
-    direct: bool
-    order: str
+    params: dict[str, Any] = field(hash=False)  # its parameters, the root apart
+    direct: bool  # peers work on the users' arrays; otherwise the arrays are staged
+    order: str  # reduction order that the result has; ``""`` when nothing is reduced
     reason: str
-    wish: Wish
-    machine: Machine | Network
-    measured: TunedRule | None = None
+    request: SelectionRequest
+    machine: Machine | Network  # what predictions are made for
+    measured: TunedRule | None = None  # the measurement that has decided, or None
 
     @property
     def name(self) -> str:
@@ -63,8 +130,8 @@ class Choice:
     @cached_property
     def predicted_s(self) -> float:
         """Predicted time of the call, in seconds."""
-        schedule = self.algorithm.schedule(self.wish.n, **self.params)
-        return self.machine.predict(schedule, self.wish.nbytes, self.direct)
+        schedule = self.algorithm.schedule(self.request.n, **self.params)
+        return self.machine.predict(schedule, self.request.nbytes, self.direct)
 
 
 def select(
@@ -84,24 +151,10 @@ def select(
     crowded: bool = False,
     world: World | None = None,
 ) -> Choice:
-    """Choose the algorithm of a call.
+    """Choose the algorithm of a call, described as by `SelectionRequest`.
 
-    Args:
-        collective: Name of the collective, such as ``"all_reduce"``.
-        nbytes: Size of the full vector, the concatenation over ranks where each has a share.
-        n: World size.
-        order: ``"tree"``, ``"rank"`` or ``"any"``. None means ``"tree"`` for a reduction, or
-            whatever the named algorithm gives.
-        dtype: Element type of a reduction; the 16-bit floats round once in a pinned order.
-        op: Reduction operation.
-        direct: Whether all arrays of the call lie in symmetric memory.
-        input_only: Whether only the inputs do.
-        algorithm: An algorithm, or the name of one, that the caller wants.
-        machine: What predictions are made for; they do not decide.
-        messages: Whether ranks send messages; otherwise they share memory.
-        one_host: Whether all ranks are on one host; matters where they send messages.
-        crowded: Whether ranks that share memory outnumber the cores that they may use.
-        world: What was measured in the places of these ranks; its lines come first.
+    ``order=None`` means ``"tree"`` for a reduction, or whatever the named algorithm gives.
+    `machine` is for predictions, which do not decide; what was measured comes first (`world`).
 
     Raises:
         ArgumentError: For an unknown name, or an algorithm that does not give the order.
@@ -109,12 +162,12 @@ def select(
     wanted = _order(collective, order, named=algorithm is not None)
     aliased = not COLLECTIVES[collective].transposes  # the input of those is copied first
     places = (direct, input_only, aliased, messages, one_host, crowded)
-    wish = Wish(collective, nbytes, n, wanted, dtype, op, *places)
+    request = SelectionRequest(collective, nbytes, n, wanted, dtype, op, *places)
     machine = machine or (Network() if messages else Machine())
     if algorithm is None:
-        return _by_measurement(wish, machine, world) or _by_table(wish, machine)
+        return _by_measurement(request, machine, world) or _by_table(request, machine)
     chosen = _named(collective, algorithm)
-    return _by_name(_in_its_order(wish, chosen) if order is None else wish, chosen, machine)
+    return _by_name(_in_its_order(request, chosen) if order is None else request, chosen, machine)
 
 
 def _order(collective: str, order: str | None, named: bool) -> str:
@@ -132,64 +185,70 @@ def _order(collective: str, order: str | None, named: bool) -> str:
     return order or ("any" if named else "tree")
 
 
-def _in_its_order(wish: Wish, algorithm: Algorithm) -> Wish:
+def _in_its_order(request: SelectionRequest, algorithm: Algorithm) -> SelectionRequest:
     """Ask for the order that an algorithm gives, where it can give it."""
-    wish = replace(wish, order=algorithm.order)
-    if wish.obstacle(replace(algorithm, worlds=lambda n: True)):
-        return replace(wish, order="any")
-    return wish
+    request = replace(request, order=algorithm.order)
+    if request.obstacle(replace(algorithm, worlds=lambda n: True)):
+        return replace(request, order="any")
+    return request
 
 
-def _by_measurement(wish: Wish, machine: Machine | Network, world: World | None) -> Choice | None:
-    if not world or wish.input_only:  # that is not measured
+def _by_measurement(
+    request: SelectionRequest, machine: Machine | Network, world: World | None
+) -> Choice | None:
+    if not world or request.input_only:  # that is not measured
         return None
-    rule = world.rule(wish.collective, wish.nbytes, wish.order, wish.direct)
+    rule = world.rule(request.collective, request.nbytes, request.order, request.direct)
     if not rule:
         return None
-    algorithm = _named(wish.collective, rule.algorithm)
-    if wish.obstacle(algorithm):  # of this dtype or operation
+    algorithm = _named(request.collective, rule.algorithm)
+    if request.obstacle(algorithm):  # of this dtype or operation
         return None
     why = (
         f"`pycoll tune` measured {rule.seconds * 1e6:.3g} us where {rule.default} "
         f"took {rule.default_seconds * 1e6:.3g} us"
     )
-    direct = wish.may_be_direct(algorithm) and wish.nbytes > STAGE_BELOW
-    params = parameters(algorithm, wish)
-    return Choice(algorithm, params, direct, wish.order, why, wish, machine, rule)
+    direct = request.may_be_direct(algorithm) and request.nbytes > STAGE_BELOW
+    params = parameters(algorithm, request)
+    return Choice(algorithm, params, direct, request.order, why, request, machine, rule)
 
 
-def _by_table(wish: Wish, machine: Machine | Network) -> Choice:
-    by_messages = ONE_HOST_RULES if wish.one_host else LINK_RULES
-    for rule in filter(wish.fits, by_messages if wish.messages else RULES):
+def _by_table(request: SelectionRequest, machine: Machine | Network) -> Choice:
+    by_messages = ONE_HOST_RULES if request.one_host else LINK_RULES
+    for rule in filter(request.fits, by_messages if request.messages else RULES):
         for name in rule.names:
-            algorithm = _named(wish.collective, name)
-            if wish.obstacle(algorithm) or (rule.direct and not wish.may_be_direct(algorithm)):
+            algorithm = _named(request.collective, name)
+            if request.obstacle(algorithm) or (
+                rule.direct and not request.may_be_direct(algorithm)
+            ):
                 continue
-            params = parameters(algorithm, wish)
-            return Choice(algorithm, params, rule.direct, wish.order, rule.why, wish, machine)
-    raise ArgumentError(f"no algorithm for {wish.collective} gives {_described(wish)}")
+            params = parameters(algorithm, request)
+            return Choice(algorithm, params, rule.direct, request.order, rule.why, request, machine)
+    raise ArgumentError(f"no algorithm for {request.collective} gives {_described(request)}")
 
 
-def _by_name(wish: Wish, algorithm: Algorithm, machine: Machine | Network) -> Choice:
-    obstacle = wish.obstacle(algorithm)
+def _by_name(request: SelectionRequest, algorithm: Algorithm, machine: Machine | Network) -> Choice:
+    obstacle = request.obstacle(algorithm)
     if obstacle:
-        able = [a.name for a in of_collective(wish.collective) if not wish.obstacle(a)]
+        able = [a.name for a in of_collective(request.collective) if not request.obstacle(a)]
         raise ArgumentError(
-            f"{wish.collective}: algorithm={algorithm.name!r} {_verb(obstacle)}; "
-            f"{_described(wish)} is given by {', '.join(able) or 'none'}"
+            f"{request.collective}: algorithm={algorithm.name!r} {_verb(obstacle)}; "
+            f"{_described(request)} is given by {', '.join(able) or 'none'}"
         )
-    direct = wish.may_be_direct(algorithm) and wish.nbytes > STAGE_BELOW
-    params = parameters(algorithm, wish)
-    return Choice(algorithm, params, direct, wish.order, "asked for by name", wish, machine)
+    direct = request.may_be_direct(algorithm) and request.nbytes > STAGE_BELOW
+    params = parameters(algorithm, request)
+    return Choice(algorithm, params, direct, request.order, "asked for by name", request, machine)
 
 
 def _verb(obstacle: str) -> str:
     return f"is {obstacle}" if obstacle.startswith("not") else obstacle
 
 
-def _described(wish: Wish) -> str:
-    dtype = f" for {wish.dtype.name.lower()}" if wish.dtype is not None else ""
-    return (f"order={wish.order!r}{dtype}" if wish.order else "this") + f" on {wish.n} ranks"
+def _described(request: SelectionRequest) -> str:
+    dtype = f" for {request.dtype.name.lower()}" if request.dtype is not None else ""
+    return (
+        f"order={request.order!r}{dtype}" if request.order else "this"
+    ) + f" on {request.n} ranks"
 
 
 def of_collective(collective: str) -> list[Algorithm]:
@@ -216,7 +275,7 @@ def _named(collective: str, algorithm: str | Algorithm) -> Algorithm:
         raise ArgumentError(str(error)) from None
 
 
-def parameters(algorithm: Algorithm, wish: Wish) -> dict[str, Any]:
+def parameters(algorithm: Algorithm, request: SelectionRequest) -> dict[str, Any]:
     """Choose the parameters of an algorithm: into how many blocks a pipeline cuts the vector.
 
     Made for a usual machine, not for what was measured, so that what was measured is what runs.
@@ -227,8 +286,8 @@ def parameters(algorithm: Algorithm, wish: Wish) -> dict[str, Any]:
     """
     if "k" not in algorithm.params or algorithm not in ALGORITHMS:
         return {}
-    depth = max(0, _rounds(algorithm.schedule(wish.n, k=1)) - 1)
-    moved = (2 * _USUAL.beta + _USUAL.gamma) * wish.nbytes
+    depth = max(0, _rounds(algorithm.schedule(request.n, k=1)) - 1)
+    moved = (2 * _USUAL.beta + _USUAL.gamma) * request.nbytes
     best = math.sqrt(depth * moved / (_USUAL.alpha + _USUAL.sigma))
     return {"k": 1 << round(math.log2(min(max(1.0, best), MAX_BLOCKS)))}
 

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pycoll.algorithms.two_level.stages import Hosts
 from pycoll.runtime.calls.plans import CallSpec
+from pycoll.runtime.selection.select import Choice
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import DType, Kind, Order, ReduceOp
-
-if TYPE_CHECKING:
-    from pycoll.runtime.selection.select import Choice
 
 ONE_COLUMN_BYTES = 64 << 10
 _EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
@@ -41,17 +39,11 @@ def tree_of(leaves: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Topology:
-    """Where the ranks of a communicator are.
+    """Where the ranks of a communicator are."""
 
-    Attributes:
-        hosts: Number of the host of each rank, counted from 0 in rank order.
-        rank: This rank.
-        cores: Cores that the ranks of a host may use together, where these are fewest.
-    """
-
-    hosts: tuple[int, ...]
+    hosts: tuple[int, ...]  # number of the host of each rank, counted from 0 in rank order
     rank: int
-    cores: int = 1 << 16
+    cores: int = 1 << 16  # cores that the ranks of a host may use together, where these are fewest
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -87,10 +79,10 @@ class Topology:
 
     def takes(self, choice: Choice) -> bool:
         """Whether a call that names no algorithm goes in two levels, whatever was chosen."""
-        wish = choice.wish
+        request = choice.request
         order = Order[(choice.order or "any").upper()]
-        dtype = DType.UINT8 if wish.dtype is None else wish.dtype
-        return self._keeps_bits(wish.collective, wish.nbytes, dtype, wish.op, order)
+        dtype = DType.UINT8 if request.dtype is None else request.dtype
+        return self._keeps_bits(request.collective, request.nbytes, dtype, request.op, order)
 
     def _keeps_bits(
         self, collective: str, nbytes: int, dtype: int, op: ReduceOp, order: Order

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import platform
+import re
 import zlib
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from pycoll import _C
 from pycoll.algorithms import find
+from pycoll.config import VERSION as PYCOLL_VERSION
 from pycoll.errors import ArgumentError, ScheduleError
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
@@ -22,78 +28,51 @@ from pycoll.types import Order
 
 SCHEMA, VERSION = "pycoll-tuning", 1
 _LEAST, _MOST = 1e-30, 1e30  # of a number by which others are divided; of any
+_CPUS = Path("/sys/devices/system/cpu")
 _ORDERS = {"", *(order.name.lower() for order in Order)}
 
 
 @dataclass(frozen=True)
 class TunedRule:
-    """A choice that measurement has changed.
+    """A choice that measurement has changed."""
 
-    Attributes:
-        collective: The collective it is about.
-        order: Reduction order that calls ask for; ``""`` where nothing is reduced.
-        symmetric: It is for arrays in symmetric memory; otherwise for all others.
-        min_bytes, max_bytes: Sizes of the full vector that it is for.
-        algorithm: Name of the algorithm that is taken.
-        seconds: Its measured time at the size where it gains most.
-        default: What would be taken otherwise.
-        default_seconds: Measured time of that, at the same size.
-    """
-
-    collective: str
-    order: str
-    symmetric: bool
+    collective: str  # the collective it is about
+    order: str  # reduction order that calls ask for; ``""`` where nothing is reduced
+    symmetric: bool  # it is for arrays in symmetric memory; otherwise for all others
+    # min_bytes, max_bytes: sizes of the full vector that it is for
     min_bytes: int
     max_bytes: int
-    algorithm: str
-    seconds: float
-    default: str
-    default_seconds: float
+    algorithm: str  # name of the algorithm that is taken
+    seconds: float  # its measured time at the size where it gains most
+    default: str  # what would be taken otherwise
+    default_seconds: float  # measured time of that, at the same size
 
 
 @dataclass(frozen=True)
 class Time:
-    """A measured time.
-
-    Attributes:
-        collective: What was called.
-        nbytes: Size of the full vector.
-        symmetric: The arrays were in symmetric memory.
-        algorithm: Name of the algorithm; ``""`` for a call that names none.
-        order: Reduction order that was asked for; ``""`` with an algorithm.
-        seconds: Median over rounds of the time of a call on the slowest rank.
-        low, high: The fastest and the slowest round.
-    """
+    """A measured time."""
 
     collective: str
-    nbytes: int
-    symmetric: bool
-    algorithm: str
-    order: str
-    seconds: float
+    nbytes: int  # size of the full vector
+    symmetric: bool  # the arrays were in symmetric memory
+    algorithm: str  # name of the algorithm; ``""`` for a call that names none
+    order: str  # reduction order that was asked for; ``""`` with an algorithm
+    seconds: float  # median over rounds of the time of a call on the slowest rank
+    # low, high: the fastest and the slowest round
     low: float
     high: float
 
 
 @dataclass(frozen=True)
 class World:
-    """What was measured with some ranks in some places.
+    """What was measured with some ranks in some places."""
 
-    Attributes:
-        transport: How the ranks reached each other, in words.
-        ranks_per_host: Number of ranks of each host.
-        machine: Constants of the cost model, for predictions.
-        times: What was measured.
-        rules: What follows; the first that fits a call decides.
-        taken: When and by which command, for people.
-    """
-
-    transport: str
+    transport: str  # how the ranks reached each other, in words
     ranks_per_host: tuple[int, ...]
-    machine: Machine | Network
-    times: tuple[Time, ...]
-    rules: tuple[TunedRule, ...]
-    taken: str = ""
+    machine: Machine | Network  # constants of the cost model, for predictions
+    times: tuple[Time, ...]  # what was measured
+    rules: tuple[TunedRule, ...]  # what follows; the first that fits a call decides
+    taken: str = ""  # when and by which command, for people
 
     @property
     def place(self) -> tuple[str, tuple[int, ...]]:
@@ -136,15 +115,10 @@ def _distance(a: int, b: int) -> float:
 
 @dataclass(frozen=True)
 class Tuning:
-    """All worlds of one machine.
+    """All worlds of one machine."""
 
-    Attributes:
-        fingerprint: See `pycoll.runtime.selection.fingerprint`.
-        worlds: What was measured.
-    """
-
-    fingerprint: dict[str, Any]
-    worlds: tuple[World, ...] = ()
+    fingerprint: dict[str, Any]  # see the function of this name
+    worlds: tuple[World, ...] = ()  # what was measured
 
     def world(self, place: tuple[str, tuple[int, ...]]) -> World | None:
         """Return the world of ranks in these places, or None."""
@@ -280,3 +254,39 @@ _CHECKS = {
 def _expect(sound: bool, where: str, expected: str, found: Any) -> None:
     if not sound:
         raise ArgumentError(f"{where} is {str(found)[:80]!r}, expected {expected}")
+
+
+def fingerprint() -> dict[str, Any]:
+    """Return what has to be the same for a table of measured times to be used, ready for JSON."""
+    return {
+        "cpu": cpu_name(),
+        "machine": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "caches": caches(),
+        "folds": _C.fold_isa(),
+        "pycoll": PYCOLL_VERSION,
+    }
+
+
+def cpu_name() -> str:
+    """Return the model of the processor, or its architecture where the system hides it."""
+    found = re.search(r"^model name\s*:\s*(.+)$", read_text("/proc/cpuinfo"), re.MULTILINE)
+    return " ".join(found[1].split()) if found else platform.machine()
+
+
+def caches() -> dict[str, int]:
+    """Return the sizes in bytes of the data caches of the first core, by level."""
+    found = {}
+    for index in sorted((_CPUS / "cpu0/cache").glob("index*")):
+        size = re.fullmatch(r"(\d+)K", read_text(index / "size"))
+        if size and read_text(index / "type") != "Instruction":
+            found[f"L{read_text(index / 'level')}"] = int(size[1]) << 10
+    return found
+
+
+def read_text(path: str | Path) -> str:
+    """Return what a file of the system says, or nothing where there is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,4 +1,4 @@
-"""Is everybody there, do all agree, and does everybody reach everybody: `Communicator.check`."""
+"""Do all ranks answer, do they agree, and does each reach each other: `Communicator.check`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pycoll.algorithms import ALGORITHMS
-from pycoll.config import VERSION
+from pycoll.config import VERSION, check_timeout
 from pycoll.errors import CollError, MismatchError, TransportError
 from pycoll.runtime.calls.exchange import exchange_texts
-from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.sessions.reports import blame
+from pycoll.runtime.sessions.session import Session
 from pycoll.types import DType, Kind
-
-if TYPE_CHECKING:
-    from pycoll.runtime.sessions.session import Session
 
 TAG = 2**32 - 1  # of the messages of a check; those of users end at 2**31 - 1
 PINGS = 3
@@ -144,7 +141,7 @@ def _settle(session: Session, left: Callable[[], float]) -> None:
     if hasattr(session, "settle"):
         session.settle(left())
     session.sweep()
-    while session._in_flight and left() > 1e-3:  # else the exchange will tell who is late
+    while session._in_flight and left() > 1e-3:  # else the exchange reports the late rank
         time.sleep(1e-4)
         session.sweep()
 

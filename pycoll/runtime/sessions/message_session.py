@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -12,12 +13,12 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.config import Config
-from pycoll.errors import CollError
+from pycoll.errors import CollError, ConcurrentUseError
 from pycoll.runtime.arrays.symmetric_memory import PlainMemory
-from pycoll.runtime.calls.background import Flight
 from pycoll.runtime.calls.plans import PlanCache
 from pycoll.runtime.calls.prepare import Caller
 from pycoll.runtime.calls.prepared import Prepared
+from pycoll.runtime.calls.work import QueuedCall
 from pycoll.runtime.sessions.reports import describe, raising
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.hosts import Card
@@ -25,40 +26,30 @@ from pycoll.types import Kind
 
 _T = TypeVar("_T")
 _MOST_AHEAD = 16
+OWN_THREAD = "pycoll"  # name of threads that make calls in two levels
 
 
 @dataclass
 class MpiJob:
-    """What all communicators made from one MPI communicator have in common.
-
-    Attributes:
-        api: The functions of the MPI library.
-        comm: The duplicated communicator of mpi4py, kept alive here.
-        handle: Its handle.
-        cards: What each of its ranks has said about itself.
-        hosts: Number of the host of each rank.
-        library: Name and version of the MPI library.
-        next_context: Number of the next communicator; every rank keeps its own count: see
-            `new_context`.
-        threads: Any thread may call MPI at any time.
-        counting: Held while the count is changed.
-    """
+    """What all communicators made from one MPI communicator have in common."""
 
     api: _C.MpiApi
-    comm: Any
+    comm: Any  # the duplicated communicator of mpi4py, kept alive here
     handle: int
-    cards: list[Card]
-    hosts: tuple[int, ...]
-    library: str
+    cards: list[Card]  # host, process and cores of each rank
+    hosts: tuple[int, ...]  # number of the host of each rank
+    library: str  # name and version of the MPI library
+    # number of the next communicator; every rank keeps its own count: see `new_context`
     next_context: int = 1
-    threads: bool = True
+    threads: bool = True  # any thread may call MPI at any time
+    # held while the count is changed
     counting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def new_context(self, most: Callable[[int], int], leads: bool) -> int:
         """Agree on the number of a new communicator with its other ranks.
 
         Threads may do so for several communicators at once, on each rank in another order, so no
-        lock can be held while ranks talk to each other. They wish for the largest of their counts;
+        lock can be held while ranks talk to each other. They ask for the largest of their counts;
         where another communicator has taken that meanwhile on any rank, all of them try again. Of
         communicators that try at the same time the one with the largest number succeeds.
 
@@ -74,24 +65,19 @@ class MpiJob:
                 self.next_context = max(self.next_context, context + 1)
             if not most(int(taken)):
                 return context
-            # Those who have met should not wish for the same once more.
+            # Those who have met should not ask for the same once more.
             ahead = os.urandom(1)[0] % _MOST_AHEAD if leads else 0
 
 
 class MpiSession(Session):
     """Everything one rank needs to take part in one communicator over MPI."""
 
+    messages_kind = "messages of"  # in `place`
+
     def __init__(
         self, job: MpiJob, members: list[int], rank: int, context: int, config: Config
     ) -> None:
         """Join.
-
-        Args:
-            job: What it is made from.
-            members: Rank in the job of each rank of this communicator.
-            rank: Rank in this communicator.
-            context: Number that tells its messages from those of others.
-            config: Settings, equal on all ranks.
 
         Raises:
             TransportError: If the MPI library is not usable.
@@ -123,6 +109,13 @@ class MpiSession(Session):
         """How the ranks reach each other."""
         return f"{self.job.library}, messages between all ranks"
 
+    @property
+    def place(self) -> tuple[str, tuple[int, ...]]:
+        """What a measurement depends on besides the machine: transport, and ranks per host."""
+        counts = Counter(self.hosts)
+        sizes = tuple(counts[host] for host in sorted(counts))
+        return f"{self.messages_kind} {self.job.library}", sizes
+
     def start(self, prepared: Prepared, limit: float, async_op: bool) -> Any:
         """Run a prepared call, or put it in the queue."""
         try:
@@ -132,10 +125,10 @@ class MpiSession(Session):
                 _C.never_free(prepared)  # nobody can tell the transport to stop
             raise
 
-    def _let_go(self, flight: Flight) -> None:
+    def _let_go(self, queued: QueuedCall) -> None:
         if self._engine is None or self._engine.failed:  # MPI may still look at its arrays
-            _C.never_free((flight.keep, flight.result))
-        super()._let_go(flight)
+            _C.never_free((queued.keep, queued.result))
+        super()._let_go(queued)
 
     def abandon(self, memory: Any) -> None:
         """Keep the memory of a message if it was given up while it was being sent."""
@@ -143,6 +136,12 @@ class MpiSession(Session):
         if mail is None or mail.given_up > self._given_up:
             self._given_up += 1
             _C.never_free(memory)
+
+    def prepare_for_exit(self) -> None:
+        """Raise ConcurrentUseError if a thread may be in a call."""
+        others = {thread.name for thread in threading.enumerate()} - {OWN_THREAD}
+        if others != {threading.current_thread().name}:
+            raise ConcurrentUseError("a thread that is left may be in a call")
 
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""
@@ -172,9 +171,6 @@ class MpiSession(Session):
 
     def on_all(self, make: Callable[[], _T]) -> _T:
         """Make what every rank needs for a new communicator; what one cannot make, none keeps.
-
-        Args:
-            make: Returns a session, or None.
 
         Raises:
             PeerRejected: If another rank cannot; what ``make`` raises if this one cannot.

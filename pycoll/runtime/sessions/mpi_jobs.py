@@ -19,7 +19,7 @@ from pycoll.errors import CollTimeout, TransportError
 from pycoll.runtime.sessions.message_session import MpiJob
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.startup.hosts import Card
-from pycoll.runtime.startup.rendezvous import RollCall, make_everywhere
+from pycoll.runtime.startup.rendezvous import Rendezvous, make_everywhere
 
 Jobs = dict[tuple[int, ...], MpiJob]
 
@@ -43,7 +43,7 @@ def _key(MPI: Any, what: str) -> int:
 def duplicate(MPI: Any, comm: Any, timeout_s: float) -> Any:
     """Return a communicator of our own; a collective. Raises CollTimeout."""
     made, request = comm.Idup()
-    RollCall(MPI, comm, timeout_s).finish(lambda: request, made)
+    Rendezvous(MPI, comm, timeout_s).finish(lambda: request, made)
     made.Set_errhandler(MPI.ERRORS_RETURN)
     return made
 
@@ -63,16 +63,9 @@ def find_job(
     tell: Callable[[str], list[str]],
     timeout_s: float,
 ) -> MpiJob:
-    """Return the job of ranks that lie like this; a new one if there is none. A collective.
+    """Return the job of ranks on these hosts; a new one if there is none. A collective.
 
-    Args:
-        MPI: The module ``mpi4py.MPI``.
-        comm: Communicator of the user.
-        own: A duplicate of it, which the first job takes.
-        cards: What each of its ranks has said about itself.
-        hosts: Number of the host of each rank.
-        tell: Gathers a text of every rank.
-        timeout_s: Longest time to wait for the others.
+    The first job takes `own`, a duplicate of the user's communicator; `tell` gathers texts.
 
     Raises:
         BaseException: On every rank, if one of them has no memory for it.
@@ -103,14 +96,7 @@ def find_group(
 ) -> MpiJob:
     """Return the job of a part of the ranks, made before or now; a collective of those.
 
-    Args:
-        MPI: The module ``mpi4py.MPI``.
-        world: Communicator of all.
-        ranks: Their numbers in it, in the order of the new ones.
-        cards: What each of them has said about itself.
-        hosts: Number of the host of each of them.
-        exchange: Gathers values from all of them by another way than MPI.
-        timeout_s: Longest time to wait for the others.
+    `ranks` are numbers in `world`, in the new order; `exchange` does not use MPI.
 
     Raises:
         CollTimeout: If a rank stops or dies meanwhile.

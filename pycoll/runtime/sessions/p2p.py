@@ -20,6 +20,7 @@ class TaggedMessages:
     """The methods of `pycoll.runtime.sessions.session.Session` behind ``send`` and ``recv``."""
 
     world_size: int
+    closed_because: str
     _engine: Any
     _mailboxes: Any
 
@@ -60,7 +61,7 @@ class TaggedMessages:
     def boxes(self) -> _C.Mailboxes:
         """Return the mailboxes; see `engine`."""
         if self._engine is None:
-            raise CommClosed("this communicator has been closed")
+            raise CommClosed(self.closed_because)
         return self._mailboxes
 
     def _check_peer(self, name: str, peer: int, lowest: int) -> None:

@@ -91,7 +91,7 @@ def _name(enum: Any, value: int) -> str:
 
 
 _INTERRUPT = 5  # Cause::kInterrupt
-_ABORT = 6  # Cause::kAbort: whoever gave up has told why, as a sender of half a message
+_ABORT = 6  # Cause::kAbort: whoever gave up has said why, such as the sender of half a message
 
 
 def describe(
@@ -101,15 +101,7 @@ def describe(
     members: Sequence[int] | None = None,
     can_shrink: bool = False,
 ) -> errors.CollError:
-    """Make the exception for a failure of the engine.
-
-    Args:
-        kind: Name of a class in `pycoll.errors`.
-        text: The engine's own words.
-        report: Its snapshot, or None if the failure concerns this rank alone.
-        members: Rank in the job of each rank, if these are a group of it.
-        can_shrink: Whether `shrink` is there for those who are left.
-    """
+    """Make the exception for a failure of the engine."""
     cls = getattr(errors, kind, errors.CollError)
     if report is None:
         return cls(text)
@@ -122,8 +114,8 @@ def describe(
         "PeerLeft": _left,
         "Revoked": None if _over_messages(report) else _revoked,
     }.get(kind)
-    told = writer and report["ranks"] and not (kind == "CollTimeout" and report["cause"] == _ABORT)
-    if told:
+    whole = writer and report["ranks"] and not (kind == "CollTimeout" and report["cause"] == _ABORT)
+    if whole:
         error = writer(report)
     elif issubclass(cls, (errors.TransportError, errors.MismatchError)):
         error = f"{text.rstrip('.')}. {_ADVICE}"
@@ -215,10 +207,10 @@ def _lost(report: dict) -> str:
 def _revoked(report: dict) -> str:
     who = report["ranks"][report["culprit"]]
     what = "was interrupted" if report["cause"] == _INTERRUPT else "aborted the communicator"
-    told = f"{what} ({report['text']})" if report["text"] else what
+    did = f"{what} ({report['text']})" if report["text"] else what
     last = Call.unpack(who["descriptor"], who["count"])
     where = f"; its last call was {last}{_where(who)}" if who["descriptor"] else ""
-    return f"rank {who['rank']} {told} (process {who['pid']}){where}. {_ADVICE}"
+    return f"rank {who['rank']} {did} (process {who['pid']}){where}. {_ADVICE}"
 
 
 def _left(report: dict) -> str:

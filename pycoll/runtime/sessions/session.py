@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import weakref
-from typing import Any
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from pycoll import _C, algorithms
-from pycoll.config import Config
+from pycoll.config import Config, check_timeout
 from pycoll.errors import ArgumentError, CollError, CommClosed, in_words, sendable
-from pycoll.runtime.arrays.chunk_layouts import Extents
 from pycoll.runtime.arrays.host_arrays import on_device
+from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.arrays.symmetric_memory import Memory
-from pycoll.runtime.calls import v_variants
-from pycoll.runtime.calls.background import Background, Flight
-from pycoll.runtime.calls.call_sites import Sites
+from pycoll.runtime.calls.call_sites import CallSites
 from pycoll.runtime.calls.plans import CallSpec, PlanCache, barrier_spec
-from pycoll.runtime.calls.prepare import Caller, check_timeout
-from pycoll.runtime.calls.prepared import Prepared, Request
-from pycoll.runtime.calls.refusals import Refusals
-from pycoll.runtime.calls.work import Work
-from pycoll.runtime.selection.measured_choices import place
+from pycoll.runtime.calls.prepare import Caller
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
+from pycoll.runtime.calls.work import QueuedCall, Work
 from pycoll.runtime.selection.select import Choice
 from pycoll.runtime.selection.tuning_table import Tuning
 from pycoll.runtime.sessions.p2p import TaggedMessages
@@ -30,13 +29,19 @@ from pycoll.runtime.sessions.shutdown import Hook, leave_at_exit
 from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
+_T = TypeVar("_T")
+
 
 def _no_devices(session: Session) -> Any:
     raise ArgumentError("arrays on a device are for communicators; these ranks take CPU arrays")
 
 
-class Session(TaggedMessages, Refusals, Background):
-    """Everything one rank needs to take part in one communicator."""
+class Session(TaggedMessages):
+    """Everything one rank needs to take part in one communicator.
+
+    Whatever can raise on one rank alone belongs into `refusing`: a peer that hears nothing takes
+    the next call of this rank, which may be just like this one, for its part of this one.
+    """
 
     def __init__(
         self,
@@ -48,14 +53,6 @@ class Session(TaggedMessages, Refusals, Background):
         threads: bool = False,
     ) -> None:
         """Join.
-
-        Args:
-            control: The control memory; see `pycoll.runtime.startup.make_groups`.
-            memory: This rank's part of the symmetric heap.
-            rank: Rank in the communicator.
-            world_size: Number of ranks.
-            config: Settings, equal on all ranks.
-            threads: Ranks are threads of one process.
 
         Raises:
             TransportError: If the memory cannot be had or does not fit these arguments.
@@ -77,7 +74,9 @@ class Session(TaggedMessages, Refusals, Background):
     control: _C.Control | None = None  # where the ranks share memory
     members: list[int] | None = None  # rank in the job of each rank of a group
     transport = "shared memory"
-    can_shrink = False  # somebody has a communicator by which to go on without those who are gone
+    closed_because = "this communicator has been closed"
+    for_users = False  # a communicator's: it stays open while the program's exit handlers run
+    can_shrink = False  # a communicator can go on without ranks that died or left
     internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
@@ -86,14 +85,16 @@ class Session(TaggedMessages, Refusals, Background):
         self, rank: int, world_size: int, config: Config, engine: Any, boxes: Any, caller: Caller
     ) -> None:
         self.rank, self.world_size, self.config = rank, world_size, config
-        self._open_queue()
+        self._in_flight: deque[QueuedCall] = deque()  # in the order of the queue
+        self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
+        self.children: weakref.WeakSet[Session] = weakref.WeakSet()  # made of some of these ranks
         self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
         runner = self._runner()
-        self.sites = Sites(runner.site, self.internal)
+        self.sites = CallSites(runner.site, self.internal)
         hooks = self.call, self.site, self._fail, self._queued, self.misused, self._interrupted
         self.fast = _C.Fastcall(
-            runner, self.memory.heap, *map(Hook, hooks), self._in_flight, Flight
+            runner, self.memory.heap, *map(Hook, hooks), self._in_flight, QueuedCall
         )
         self._at_exit = functools.partial(leave_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -114,7 +115,7 @@ class Session(TaggedMessages, Refusals, Background):
             CommClosed: After `close`.
         """
         if self._engine is None:
-            raise CommClosed("this communicator has been closed")
+            raise CommClosed(self.closed_because)
         return self._engine
 
     def use(self, tuning: Tuning | None, cores: int) -> None:
@@ -123,13 +124,18 @@ class Session(TaggedMessages, Refusals, Background):
         Both are the same on every rank that shares its memory, the former on every rank.
         """
         self.tuning, self.cores = tuning, cores
-        world = tuning.world(place(self)) if tuning is not None else None
+        world = tuning.world(self.place) if tuning is not None else None
         self.plans.use(world, not self.plans.messages and self.world_size > cores)
 
     @property
     def plans(self) -> PlanCache:
         """The plans of this communicator, and what their choice depends on."""
         return self._caller.plans
+
+    @property
+    def place(self) -> tuple[str, tuple[int, ...]]:
+        """What a measurement depends on besides the machine: transport, and ranks per host."""
+        return ("threads" if self.threads else "shared memory"), (self.world_size,)
 
     def has_two_levels(self, choice: Choice) -> bool:
         """Tell that calls do not go through hosts first."""
@@ -149,14 +155,14 @@ class Session(TaggedMessages, Refusals, Background):
         stream: Any = None,
     ) -> Any:
         """Run one collective; the arguments are those of `pycoll.Communicator`."""
-        request = Request(kind, op, root, order, algorithm)
+        request = CallRequest(kind, op, root, order, algorithm)
         limit, later, on_host = self.refusing(
             lambda: (self._limit(timeout), bool(async_op), not (on_device(x) or on_device(out)))
         )
         if stream is not None or not on_host:
             side = self.refusing(lambda: self.device_side(x, out))
             return side.call(request, x, out, limit, later, stream)
-        prepared = self.refusing(lambda: self._prepare(request, x, out))
+        prepared = self.refusing(lambda: self.prepare(request, x, out))
         result = self.start(prepared, limit, later)
         if prepared.plain and (not later or isinstance(result, Work)):
             fresh = prepared.result if out is None else None
@@ -195,29 +201,25 @@ class Session(TaggedMessages, Refusals, Background):
             self.device = self.open_device(self)
         return self.device
 
-    def bind(self, spec: CallSpec, extents: Extents | None = None) -> _C.BoundCall:
-        """Bind the plan of a call; of a v-variant with its extents."""
-        return self._caller.plans.bind(spec, extents)
+    def bind(self, spec: CallSpec, layout: ChunkLayout | None = None) -> _C.BoundCall:
+        """Bind the plan of a call; of a v-variant with the layout of its chunks."""
+        return self.plans.bind(spec, layout)
 
-    def prepare(self, request: Request, x: Any, out: Any) -> Prepared:
+    def prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         """Check the arguments of a call and bind its plan."""
-        return self._caller.prepare(request, x, out)
+        if request.kind != Kind.BARRIER:
+            return self._caller.prepare(request, x, out)
+        spec = barrier_spec(algorithms.find("all_reduce", self.plans.barrier_algorithm))
+        binding = self.plans.bind(spec)
+        return Prepared(binding, 0, 0, None, (), True, spec=spec, two_levels=True)
 
-    def check(self, request: Request, timeout: float | None) -> tuple[int, float]:
+    def check(self, request: CallRequest, timeout: float | None) -> tuple[int, float]:
         """Check what does not depend on the arrays; return the root and the limit of time."""
         _, root = self._caller.check_request(request)
         return root, self._limit(timeout)
 
     def _limit(self, timeout: float | None) -> float:
         return self.config.timeout_s if timeout is None else check_timeout(timeout)
-
-    def _prepare(self, request: Request, x: Any, out: Any) -> Prepared:
-        if request.kind == Kind.BARRIER:
-            plans = self._caller.plans
-            meeting = algorithms.find("all_reduce", plans.barrier_algorithm)
-            spec = barrier_spec(meeting)
-            return Prepared(plans.bind(spec), 0, 0, None, (), True, spec=spec, two_levels=True)
-        return self._caller.prepare(request, x, out)
 
     def guard(self, function: Any, *args: Any) -> Any:
         """Call the engine and turn its failures into pycoll's exceptions."""
@@ -243,27 +245,79 @@ class Session(TaggedMessages, Refusals, Background):
         """Return the caller's source line: file, line and function."""
         return self.sites.text(self.site())
 
-    def all_gather_v(self, x: Any, out: Any, timeout: float | None) -> Any:
-        """See `pycoll.Communicator.all_gather_v`."""
-        return v_variants.gather(self, Kind.ALL_GATHER_V, x, 0, out, timeout)
+    def refusing(self, prepare: Callable[[], _T]) -> _T:
+        """Prepare a call; if that fails, let the peers of this call know.
 
-    def gather_v(self, x: Any, root: int, out: Any, timeout: float | None) -> Any:
-        """See `pycoll.Communicator.gather_v`."""
-        return v_variants.gather(self, Kind.GATHER_V, x, root, out, timeout)
+        An interrupt ends the communicator, as it does inside a call.
+        """
+        _ = self.engine  # raises CommClosed
+        try:
+            return prepare()
+        except Exception as error:
+            self._refuse(in_words(error))
+            raise
+        except BaseException as error:
+            self.interrupted(error)
+            raise
 
-    def scatter_v(self, x: Any, counts: Any, root: int, out: Any, timeout: float | None) -> Any:
-        """See `pycoll.Communicator.scatter_v`."""
-        return v_variants.scatter(self, x, counts, root, out, timeout)
+    def misused(self, text: str) -> None:
+        """Raise `TypeError` for a call that does not fit its signature; let its peers know."""
+        error = TypeError(text)
+        self._refuse(in_words(error))
+        raise error
 
-    def reduce_scatter_v(
-        self, x: Any, counts: Any, op: str, order: str | None, out: Any, timeout: float | None
-    ) -> Any:
-        """See `pycoll.Communicator.reduce_scatter_v`."""
-        return v_variants.reduce_scatter(self, x, counts, op, order, out, timeout)
+    def interrupted(self, error: BaseException) -> None:
+        """Let all ranks know of an interrupt, unless they do; it is what the user gets."""
+        with contextlib.suppress(CollError):
+            self._interrupted(type(error).__name__)
 
-    def all_to_all_v(self, x: Any, counts: Any, out: Any, timeout: float | None) -> Any:
-        """See `pycoll.Communicator.all_to_all_v`."""
-        return v_variants.all_to_all(self, x, counts, out, timeout)
+    def _refuse(self, text: str) -> None:
+        """Make all ranks leave this call."""
+        self.guard(self.engine.refuse, text, self.site())
+
+    def _interrupted(self, name: str) -> None:
+        """Tell all ranks the name of the exception that has interrupted this one."""
+        self.abort(f"rank {self.rank} was interrupted ({name})")
+
+    def _enqueue(self, prepared: Prepared, *args: Any) -> Work:
+        """Put a call in the queue; ``args`` are for the engine."""
+        queued = QueuedCall()
+        queued.keep, queued.result = prepared, prepared.result
+        try:
+            self._in_flight.append(queued)
+            queued.ticket = self.guard(self.engine.submit, prepared.binding, *args)
+            for mirror in prepared.registered:
+                self.memory.lend(mirror, self.engine, queued.ticket)
+            return self._queued(queued)
+        except CollError:
+            queued.ended = queued.ticket is None  # the engine has not taken it
+            raise
+        except BaseException as error:  # a signal handler's: it ends the communicator, as in a call
+            self._adrift.append((prepared, self.memory.hold(prepared.registered)))
+            queued.ended = queued.ticket is None
+            self.interrupted(error)
+            raise
+
+    def _queued(self, queued: QueuedCall) -> Work:
+        """Return the work of a call that is in the queue."""
+        self.sweep()
+        return Work(self, queued)
+
+    def sweep(self) -> None:
+        """Let go of the arrays of calls that have ended; any thread may, while others do."""
+        engine = self._engine
+        while self._in_flight and engine is not None:
+            try:
+                queued = self._in_flight[0]
+                if not queued.take_outcome(engine, self.error):
+                    return
+                self._let_go(queued)
+                self._in_flight.remove(queued)
+            except (IndexError, ValueError):
+                continue  # another thread has removed it
+
+    def _let_go(self, queued: QueuedCall) -> None:
+        queued.keep = None
 
     def abort(self, reason: str) -> None:
         """See `pycoll.Communicator.abort`."""
@@ -271,11 +325,24 @@ class Session(TaggedMessages, Refusals, Background):
         if self.device is not None:
             self.device.abort()
 
+    def abort_children(self, ranks: set[int], reason: str) -> None:
+        """Abort what was split from this and has one of these ranks of the job."""
+        for child in tuple(self.children):
+            if ranks & set(child.members or ()):
+                with contextlib.suppress(CollError):  # it is closed already
+                    child.abort(reason)
+                child.abort_children(ranks, reason)
+
     def leave(self, reason: BaseException | str) -> None:
         """Tell the peers why this rank leaves: an exception, or a text."""
         if self._engine is not None:
-            told = in_words(reason) if isinstance(reason, BaseException) else sendable(reason)
-            self._engine.leave(told)
+            text = in_words(reason) if isinstance(reason, BaseException) else sendable(reason)
+            self._engine.leave(text)
+
+    def prepare_for_exit(self) -> None:
+        """Stop needing other threads of Python; raise ConcurrentUseError if one is in a call."""
+        if self._engine is not None:
+            self.guard(self._engine.hold)
 
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""
@@ -283,7 +350,9 @@ class Session(TaggedMessages, Refusals, Background):
             if self.device is not None:
                 self.device.close()
             self.guard(self._engine.close)
-            self._empty_queue()
+            self.sweep()
+            self._in_flight.clear()
+            self._adrift.clear()
             if self.device is not None:
                 self.device.free()
             if self.fast is not None:

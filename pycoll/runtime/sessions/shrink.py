@@ -13,7 +13,8 @@ from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
 from pycoll.runtime.startup.make_groups import member
 
-_SOON_S = 1.0  # by when everybody knows of a rank that has closed its files
+_SOON_S = 1.0  # by when all ranks know that one has closed its files
+_PATIENCE_S = 0.2  # for ranks that may wait in a communicator that was split from this one
 _KEPT = ("shrink",)
 
 
@@ -33,7 +34,7 @@ def shrink(parent: Session, timeout: float | None) -> Session:
     end = time.monotonic() + parent._limit(timeout)
     held = parent.guard(engine.hold)
     try:
-        parent.abort(f"rank {parent.rank} called shrink")  # who is in another call hears of it
+        parent.abort(f"rank {parent.rank} called shrink")  # ranks in another call get `Revoked`
         parent.guard(engine.drain)
         progress = parent.kept.setdefault(_KEPT, Shrinking(parent))
         child = progress.advance(parent, lambda: max(0.0, end - time.monotonic()))
@@ -53,18 +54,18 @@ def shrink(parent: Session, timeout: float | None) -> Session:
 
 
 class Shrinking:
-    """How far one rank has come."""
+    """The progress of one rank in `shrink`."""
 
     def __init__(self, parent: Session) -> None:
         """Begin."""
         self._votes = _C.Survivors(parent.control, parent.rank, parent.threads)
-        self._offers: list[int] = []  # of all rounds: somebody may be about to open any of them
+        self._offers: list[int] = []  # of all rounds: another rank may be about to open any of them
         self._fresh = False  # the last of them has not been in a round that was decided
-        self._group: list[int] = []  # who is left, once that has been decided
+        self._group: list[int] = []  # the survivors, once that is decided
         self._child: Session | None = None
 
     def __del__(self) -> None:
-        """Let go of what a rank has offered that has gone away."""
+        """Close the offers of a rank that was dropped."""
         self.close()
 
     def advance(self, parent: Session, left: Callable[[], float]) -> Session:
@@ -77,7 +78,10 @@ class Shrinking:
             if not self._group:
                 if not self._fresh:
                     self._offers.append(make_memfd("control"))
-                self._group = raising(self._votes.agree, self._offers[-1], left())
+                self._group = raising(self._votes.agree, self._offers[-1], min(_PATIENCE_S, left()))
+                if not self._group:
+                    self._call_from_children(parent)
+                    self._group = raising(self._votes.agree, self._offers[-1], left())
                 self._fresh = not self._group
                 if self._fresh:
                     raise CollTimeout(self._late(parent, "called it"))
@@ -91,6 +95,14 @@ class Shrinking:
                     return self._child
                 self._child.close()
             self._child, self._group = None, []
+
+    def _call_from_children(self, parent: Session) -> None:
+        """Let ranks that have not come know: they may wait for this one in a part of the parent."""
+        names = parent.members or range(parent.world_size)
+        parent.abort_children(
+            {names[rank] for rank in self._votes.missing()},
+            f"rank {parent.rank} of the communicator that this was split from called shrink there",
+        )
 
     def _join(self, parent: Session, left: Callable[[], float]) -> Session | None:
         """Make a session out of what the lowest rank offers; None if it offers that no more."""
@@ -115,18 +127,18 @@ class Shrinking:
     def _late(self, parent: Session, what: str) -> str:
         """Say who was waited for, and what to do."""
         late, names = self._votes.missing(), parent.members or range(parent.world_size)
-        told = [
+        named = [
             f"rank {names[r]}" + f" (process {self._votes.offered(r)[0]})" * (not parent.threads)
             for r in late
         ]
-        who = f"{', '.join(told)} {'have' if len(late) > 1 else 'has'}" if late else "one rank has"
+        who = f"{', '.join(named)} {'have' if len(late) > 1 else 'has'}" if late else "one rank has"
         return (
             f"shrink: {who} neither {what} nor ended in time; "
             "end what is stuck, and call shrink again"
         )
 
     def close(self) -> None:
-        """Let go of what this rank has offered."""
+        """Close the memory that this rank has offered."""
         while self._offers:
             os.close(self._offers.pop())
 

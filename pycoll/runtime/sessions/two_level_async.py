@@ -1,4 +1,4 @@
-"""Calls in two levels that somebody waits for later."""
+"""Two-level calls in the background."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from concurrent.futures import wait as wait_for
 from queue import SimpleQueue
 from typing import Any
 
+from pycoll.config import check_timeout
 from pycoll.errors import CollTimeout, Revoked
-from pycoll.runtime.calls.work import Work, check_patience
+from pycoll.runtime.calls.work import Work
 
 _Calls = SimpleQueue[tuple[Future, Callable[[], Any]] | None]
 _LONGEST_S = 1e8  # that a thread can wait for another one
 
 
-class Later:
-    """Calls that are made when somebody waits for them: where MPI has one thread, in order."""
+class DeferredCalls:
+    """Calls that run, in order, when the program waits for one: where MPI allows one thread."""
 
     def __init__(self) -> None:
         """Begin with none."""
@@ -36,28 +37,28 @@ class Later:
             future, call = self._calls.popleft()
             try:
                 future.set_result(call())
-            except Exception as error:  # of whoever waits for it
+            except Exception as error:  # raised where the program waits for it
                 future.set_exception(error)
-            except BaseException as error:  # of whoever makes it
+            except BaseException as error:  # raised here, where it runs
                 future.set_exception(Revoked(f"interrupted in this call ({type(error).__name__})"))
                 raise
 
     shutdown = make
 
 
-class Aside:
+class CallThread:
     """Calls that a thread makes, in order.
 
     A daemon, unlike those of `concurrent.futures`, which the interpreter waits for before it lets a
     session tell its peers that it leaves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         """Begin with none."""
         self._calls: _Calls = SimpleQueue()
         self._ended = False
         self._thread = threading.Thread(
-            target=_make_all, args=(self._calls,), name="pycoll", daemon=True
+            target=_make_all, args=(self._calls,), name=name, daemon=True
         )
         self._thread.start()
 
@@ -88,7 +89,7 @@ def _make_all(calls: _Calls) -> None:
         future, call = entry
         try:
             future.set_result(call())
-        except BaseException as error:  # of whoever waits for it
+        except BaseException as error:  # raised where the program waits for it
             future.set_exception(error)
         del entry, future, call  # they keep the session
 
@@ -99,7 +100,7 @@ class TwoLevelWork(Work):
     def __init__(
         self,
         future: Future,
-        calls: Aside | Later,
+        calls: CallThread | DeferredCalls,
         interrupted: Callable[[str], None],
     ) -> None:
         """Hold on to a call that a thread makes, or that is made later.
@@ -110,14 +111,14 @@ class TwoLevelWork(Work):
 
     def done(self) -> bool:
         """Tell whether the call has ended; where MPI has one thread, make it first."""
-        if isinstance(self._calls, Later):
+        if isinstance(self._calls, DeferredCalls):
             self._calls.make()
         return self._future.done()
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the call to end; see `pycoll.Work.wait`."""
-        limit = None if timeout is None else min(check_patience(timeout), _LONGEST_S)
-        if isinstance(self._calls, Later):
+        limit = None if timeout is None else min(check_timeout(timeout, zero=True), _LONGEST_S)
+        if isinstance(self._calls, DeferredCalls):
             self._calls.make()
         try:
             done = wait_for([self._future], limit).done

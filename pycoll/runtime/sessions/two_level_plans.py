@@ -18,8 +18,7 @@ from pycoll import _C, algorithms
 from pycoll.algorithms.two_level.plans import PLANS
 from pycoll.algorithms.two_level.stages import NONE, Hosts, Stage, TwoLevels, refined
 from pycoll.runtime.calls.descriptors import TWO_LEVELS
-from pycoll.runtime.calls.plans import LAYOUT_TABLE, CallSpec
-from pycoll.runtime.selection.message_limits import LINK_LIMITS
+from pycoll.runtime.calls.plans import LAYOUT_TABLE, LINK_LIMITS, CallSpec
 from pycoll.runtime.selection.select import select
 from pycoll.runtime.selection.topology import Topology
 from pycoll.schedule.ir import IN, OUT, TMP
@@ -38,21 +37,15 @@ _NOTHING = algorithms.find("all_reduce", "one_shot")
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where places lie in a slice of a call, in elements.
-
-    Attributes:
-        spec: The call.
-        column_of: Column that each rank owns, or -1.
-        low, high: The slice: of the vector, or of each block where each rank has its own.
-        chunks: Chunks of the vector.
-        base, step: First element of the scratch memory of this slice, and of a slot.
-    """
+    """Where places lie in a slice of a call, in elements."""
 
     spec: CallSpec
-    column_of: tuple[int, ...]
+    column_of: tuple[int, ...]  # column that each rank owns, or -1
+    # low, high: the slice: of the vector, or of each block where each rank has its own
     low: int
     high: int
-    chunks: int
+    chunks: int  # chunks of the vector
+    # base, step: first element of the scratch memory of this slice, and of a slot
     base: int
     step: int
 
@@ -126,17 +119,11 @@ def slices_of(spec: CallSpec, hosts: Hosts) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class Binder:
-    """Binds the stages of calls on one rank.
-
-    Attributes:
-        topology: Where the ranks are.
-        node: Engine of the ranks of this host.
-        flat: Engine of all ranks.
-    """
+    """Binds the stages of calls on one rank."""
 
     topology: Topology
-    node: _C.Engine
-    flat: _C.MpiEngine
+    node: _C.Engine  # engine of the ranks of this host
+    flat: _C.MpiEngine  # engine of all ranks
     _plans: dict = field(default_factory=dict)
 
     def staged(self, spec: CallSpec) -> _C.StagedCall:

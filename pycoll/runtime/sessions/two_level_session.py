@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -25,10 +26,10 @@ from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepared import Prepared
 from pycoll.runtime.selection.select import Choice
 from pycoll.runtime.selection.topology import Topology
-from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
+from pycoll.runtime.sessions.message_session import OWN_THREAD, MpiJob, MpiSession
 from pycoll.runtime.sessions.reports import describe
 from pycoll.runtime.sessions.session import Session
-from pycoll.runtime.sessions.two_level_async import Aside, Later, TwoLevelWork
+from pycoll.runtime.sessions.two_level_async import CallThread, DeferredCalls, TwoLevelWork
 from pycoll.runtime.sessions.two_level_plans import Binder
 from pycoll.runtime.startup.make_groups import split
 from pycoll.types import Kind
@@ -67,6 +68,8 @@ class NodeSession(Session):
 class TwoLevelSession(MpiSession):
     """Messages between hosts, and shared memory inside them where a call can use it."""
 
+    messages_kind = "two levels over"
+
     def __init__(
         self,
         job: MpiJob,
@@ -81,10 +84,11 @@ class TwoLevelSession(MpiSession):
         self.node, self.topology = node, topology
         node.members = list(topology.mates)
         super().__init__(job, members, rank, context, config)
+        atexit.unregister(node._at_exit)  # it ends with this one
         self.memory = node.memory
         self._binder = Binder(topology, node.engine, self.engine)
         self._bound: dict[tuple[CallSpec, bool], _C.StagedCall] = {}
-        self._calls: Aside | Later | None = None
+        self._calls: CallThread | DeferredCalls | None = None
         self._last: Future | None = None
 
     def _runner(self) -> Any:
@@ -108,7 +112,7 @@ class TwoLevelSession(MpiSession):
             return self._run(prepared, limit, site)
         if self._calls is None:
             threads = self.job.threads
-            self._calls = Aside() if threads else Later()
+            self._calls = CallThread(OWN_THREAD) if threads else DeferredCalls()
         two = self._two  # not `self`, which the future would keep in a cycle
         two.queue(1)
         self._last = self._calls.submit(self._run, prepared, limit, site)
@@ -119,7 +123,7 @@ class TwoLevelSession(MpiSession):
     def settle(self, timeout: float | None = None) -> None:
         """Let the calls in the background end, or so much time go by."""
         if self._last is not None:
-            if isinstance(self._calls, Later):
+            if isinstance(self._calls, DeferredCalls):
                 self._calls.make()
             try:
                 wait_for([self._last], timeout)
@@ -173,7 +177,7 @@ class TwoLevelSession(MpiSession):
         return error if isinstance(error, _ALONE) else self._failed(error, prepared)
 
     def _failed(self, error: CollError, prepared: Prepared | None) -> CollError:
-        """Tell everybody; return what failed first, which another rank may know."""
+        """Tell all ranks; return the first failure, which another rank may know."""
         if isinstance(error, Revoked):
             until = time.monotonic() + _LISTEN_S
             while time.monotonic() < until:
@@ -265,6 +269,13 @@ class TwoLevelSession(MpiSession):
         """Tell the peers why this rank leaves."""
         super().leave(reason)
         self.node.leave(reason)
+
+    def prepare_for_exit(self) -> None:
+        """Make what is under way; from then on there is no thread to make calls."""
+        if self._calls is not None:
+            self._calls.shutdown()
+        self._calls = DeferredCalls()
+        super().prepare_for_exit()
 
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""

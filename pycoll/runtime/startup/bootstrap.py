@@ -23,9 +23,6 @@ def discover(environ: MutableMapping[str, str] | None = None) -> Launch:
     processes which this rank starts do not take themselves for ranks. Without a launcher the
     process is a job of its own, with fresh memory.
 
-    Args:
-        environ: The variables; those of this process when None.
-
     Returns:
         Rank, world size and two descriptors, which now belong to the caller.
 
@@ -57,9 +54,6 @@ def launched_by_us(environ: Mapping[str, str] | None = None) -> bool:
 def make_memfd(name: str) -> int:
     """Return a descriptor of fresh anonymous memory of size 0 that can be sealed.
 
-    Args:
-        name: Shown by ``/proc/<pid>/fd`` as ``pycoll-<name>``; need not be unique.
-
     Raises:
         TransportError: The system has no memfd, or no descriptors are left.
     """
@@ -75,10 +69,6 @@ def make_memfd(name: str) -> int:
 
 def adopt(pid: int, fd: int) -> int:
     """Open memory made by a peer and return a descriptor of it in this process.
-
-    Args:
-        pid: Process of the peer, on this host.
-        fd: Descriptor of a memfd in that process.
 
     Raises:
         TransportError: The process or its descriptor is gone, may not be opened, or is not

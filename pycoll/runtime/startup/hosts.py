@@ -26,19 +26,12 @@ _MOST_CORES = 1000
 
 @dataclass(frozen=True)
 class Card:
-    """What a rank says about itself.
+    """Host, process and cores of a rank."""
 
-    Attributes:
-        host: Equal for ranks that may share memory.
-        name: Host name, for people.
-        pid: Process.
-        cores: Cores that it may use, one bit each, the first thousand at most.
-    """
-
-    host: str
-    name: str
+    host: str  # equal for ranks that may share memory
+    name: str  # host name, for people
     pid: int
-    cores: int = 1
+    cores: int = 1  # cores that it may use, one bit each, the first thousand at most
 
     @classmethod
     def own(cls) -> Card:
@@ -68,14 +61,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Shared:
-    """Memory of the ranks of one host: descriptors that belong to the caller, or none.
+    """Memory of the ranks of one host: descriptors that belong to the caller, or none."""
 
-    Attributes:
-        hosts: Number of the host of each rank, counted from 0 in rank order.
-        control_fd, heap_fd: Memory of this rank's host; -1 where a rank is alone or cannot share.
-    """
-
-    hosts: tuple[int, ...]
+    hosts: tuple[int, ...]  # number of the host of each rank, counted from 0 in rank order
+    # control_fd, heap_fd: memory of this rank's host; -1 where a rank is alone or cannot share
     control_fd: int
     heap_fd: int
 
@@ -123,7 +112,7 @@ def candidates(cards: Sequence[Card], pretended: Sequence[int] | None = None) ->
     """Tell which ranks may share a host.
 
     Args:
-        cards: What each rank says about itself.
+        cards: Host, process and cores of each rank.
         pretended: For tests: a number for each rank; those with different ones share no host.
 
     Raises:
@@ -139,12 +128,6 @@ def candidates(cards: Sequence[Card], pretended: Sequence[int] | None = None) ->
 def share(exchange: Exchange, rank: int, hosts: tuple[int, ...], pids: Sequence[int]) -> Shared:
     """Make and open the memory of every host; all ranks call this together.
 
-    Args:
-        exchange: Gathers bytes from all ranks.
-        rank: This rank.
-        hosts: Candidates; see `candidates`.
-        pids: Process of each rank.
-
     Raises:
         TransportError: On every rank, if one cannot make the memory of its host.
     """
@@ -153,9 +136,9 @@ def share(exchange: Exchange, rank: int, hosts: tuple[int, ...], pids: Sequence[
     own, why = _make() if leads else ((-1, -1), "")
     rows = exchange(f"{own[0]} {own[1]} {why}".encode()[:CARD_BYTES])
     texts = [row.rstrip(b"\0").decode(errors="ignore").split(" ", 2) for row in rows]
-    if told := [f"rank {r} cannot join: {why}" for r, (_, _, why) in enumerate(texts) if why]:
+    if failures := [f"rank {r} cannot join: {why}" for r, (_, _, why) in enumerate(texts) if why]:
         Shared(hosts, *own).close()
-        raise TransportError("; ".join(told))
+        raise TransportError("; ".join(failures))
     table = [(int(control), int(heap)) for control, heap, _ in texts]
     if len(mates) > 1 and not leads:
         own = _open(pids[mates[0]], *table[mates[0]])

@@ -7,16 +7,16 @@ import os
 import numpy as np
 
 from pycoll import _C
-from pycoll.config import Config
-from pycoll.errors import ArgumentError, TransportError
-from pycoll.runtime.calls.exchange import exchange
-from pycoll.runtime.calls.refusals import in_parts
+from pycoll.config import Config, Launch
+from pycoll.errors import ArgumentError, CollError, CollTimeout, TransportError, in_words
+from pycoll.runtime.calls.exchange import exchange, in_parts
 from pycoll.runtime.sessions.message_session import MpiSession
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
 from pycoll.types import Kind
 
+_LAYOUT_S = 2.0  # far longer than a rank takes to lay out the memory
 _MAILBOX_TOTAL = 32 << 20
 _MAILBOX_RANGE = (1 << 10, 256 << 10)
 
@@ -26,11 +26,7 @@ def open_control(
 ) -> _C.Control:
     """Map the control memory of a communicator; the first rank to come lays it out.
 
-    Args:
-        fd: Descriptor of a memfd; still belongs to the caller.
-        world_size: Number of ranks.
-        config: Settings, equal on all ranks.
-        timeout_s: Longest time to wait for who lays it out; by default that of calls.
+    The descriptor still belongs to the caller.
 
     Raises:
         TransportError: If the memory cannot be had or was laid out with other settings.
@@ -49,6 +45,30 @@ def open_control(
     )
 
 
+def decline(launch: Launch, error: CollError) -> None:
+    """Let the others know that this process cannot take its place in the job."""
+    _decline(launch.control_fd, launch.rank, in_words(error), _LAYOUT_S, os.getpid())
+
+
+def tell_end(control_fd: int, rank: int, pid: int, end: str) -> bool:
+    """Let the others know that the process of a rank is over; nothing happens if it had joined.
+
+    Returns:
+        Whether they will know. If not, somebody lays out the memory right now: try again soon.
+    """
+    return _decline(control_fd, rank, f"it {end} before it joined", 0.0, pid)
+
+
+def _decline(control_fd: int, rank: int, text: str, timeout_s: float, pid: int) -> bool:
+    try:
+        raising(_C.Control.decline_at, control_fd, rank, text, timeout_s, pid)
+    except CollTimeout:
+        return False
+    except CollError:  # it has taken its place, or declined, before
+        return True
+    return True
+
+
 @in_parts
 def split(
     parent: Session, color: int | None, key: int, kind: type[Session] = Session
@@ -60,12 +80,13 @@ def split(
     """
     child = _split(parent, color, key, kind)
     if child is not None:
+        parent.children.add(child)
         child.use(parent.tuning, parent.cores)
     return child
 
 
 def _split(parent: Session, color: int | None, key: int, kind: type[Session]) -> Session | None:
-    wanted = parent.refusing(lambda: _wish(color, key))
+    wanted = parent.refusing(lambda: _wanted_group(color, key))
     table = _all_gather(parent, wanted)
     mine = np.flatnonzero((table[:, :2] == wanted[:2]).all(axis=1))
     group = mine[np.argsort(table[mine, 2], kind="stable")].tolist()
@@ -90,7 +111,7 @@ def _split(parent: Session, color: int | None, key: int, kind: type[Session]) ->
     return child
 
 
-def _wish(color: int | None, key: int) -> np.ndarray:
+def _wanted_group(color: int | None, key: int) -> np.ndarray:
     for name, value in (("color", color or 0), ("key", key)):
         if not isinstance(value, (int, np.integer)) or not -(2**63) <= value < 2**63:
             raise ArgumentError(f"{name}={value!r}; accepted are integers of 64 bits")
@@ -122,15 +143,7 @@ def member(
     kind: type[Session],
     timeout_s: float | None = None,
 ) -> Session:
-    """Make this rank's session in a group out of its parent.
-
-    Args:
-        parent: Its session in the communicator of all.
-        fd: Descriptor of the group's control memory; still belongs to the caller.
-        group: Ranks in the parent, in the order of their ranks in the group.
-        kind: Class of the session.
-        timeout_s: See `open_control`.
-    """
+    """Make this rank's session in a group of ranks of its parent; `fd` is still the caller's."""
     control = open_control(fd, len(group), parent.config, timeout_s)
     rank, n = group.index(parent.rank), len(group)
     child = kind(control, parent.memory, rank, n, parent.config, parent.threads)

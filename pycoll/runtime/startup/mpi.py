@@ -35,7 +35,7 @@ from pycoll.runtime.startup.hosts import (
     share,
 )
 from pycoll.runtime.startup.make_groups import open_control
-from pycoll.runtime.startup.rendezvous import RollCall, make_everywhere
+from pycoll.runtime.startup.rendezvous import Rendezvous, make_everywhere
 
 # Variables with the number of processes that MPI launchers start.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -90,10 +90,6 @@ def can_begin(size: int, nested: bool) -> bool:
 
     MPI_Init waits without limit for every process that the launcher has started. So they have to be
     the ranks of the group, unless MPI is there already.
-
-    Args:
-        size: Number of ranks of the group.
-        nested: Whether this process was started by one that the MPI launcher has started.
     """
     loaded = sys.modules.get("mpi4py.MPI")
     if loaded is not None:
@@ -154,7 +150,7 @@ def connect(
         raise TransportError("this MPI may be used by the main thread only; call init there")
     limit = config.timeout_s if isinstance(config, Config) else Config.timeout_s
     try:
-        RollCall(MPI, comm, limit, begun=False).await_everybody()
+        Rendezvous(MPI, comm, limit, begun=False).await_all()
         return _connect(MPI, comm, config, limit, hosts)
     except MPI.Exception as error:
         raise TransportError(f"start-up over {library(MPI)} failed: {error}") from error
@@ -170,7 +166,7 @@ def _connect(
     """Make the session by way of a communicator of our own."""
     jobs = jobs_of(MPI, comm)
     own = next((job.comm for job in jobs.values()), None) or duplicate(MPI, comm, limit)
-    roll = RollCall(MPI, own, limit)
+    roll = Rendezvous(MPI, own, limit)
     try:
         session = _join(MPI, comm, own, _exchange(MPI, own, roll), config, hosts)
     except MPI.Exception:
@@ -249,7 +245,7 @@ def open_node(topology: Topology, shared: Shared, config: Config) -> NodeSession
             os.close(fd)
 
 
-def _exchange(MPI: Any, comm: Any, roll: RollCall) -> Exchange:
+def _exchange(MPI: Any, comm: Any, roll: Rendezvous) -> Exchange:
     def exchange(card: bytes) -> list[bytes]:
         if len(card) > CARD_BYTES:
             raise TransportError(f"{len(card)} bytes of start-up data, at most {CARD_BYTES}")

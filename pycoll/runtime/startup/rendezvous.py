@@ -25,10 +25,7 @@ def make_everywhere(
 ) -> _S:
     """Make something on every rank, or on none; all ranks call this together.
 
-    Args:
-        make: Makes it.
-        exchange: Gathers a text of every rank.
-        undo: What becomes of it where it was made, if others could not; None for nothing.
+    `exchange` gathers a text of every rank; `undo` is for what only some could make.
 
     Raises:
         TransportError: If it failed on other ranks only; the text names them.
@@ -60,7 +57,7 @@ def make_everywhere(
     return made
 
 
-class RollCall:
+class Rendezvous:
     """Waits for all ranks of an mpi4py communicator, at every step of start-up.
 
     A rank that has waited for too long tells all others. They give up too, and tell: so all know
@@ -72,33 +69,22 @@ class RollCall:
     """
 
     def __init__(self, MPI: Any, comm: Any, timeout_s: float, begun: bool = True) -> None:
-        """Prepare.
-
-        Args:
-            MPI: The module ``mpi4py.MPI``.
-            comm: An intra-communicator.
-            timeout_s: How long to wait for the last rank at every step, in seconds.
-            begun: Whether all ranks have come to start-up.
-        """
+        """Prepare."""
         self._MPI, self._comm, self._timeout_s, self._begun = MPI, comm, timeout_s, begun
         self.broken = False
 
-    def await_everybody(self) -> None:
+    def await_all(self) -> None:
         """Return when every rank has called this; a collective.
 
         Raises:
             CollTimeout: On every rank that has come, with the numbers of those that have not.
         """
-        # Who passes the first knows that everybody came, but not that nobody has given up.
+        # A rank that passes the first knows that all came, but not that none has given up.
         for _ in range(2):
             self.finish(self._comm.Ibarrier)
 
     def finish(self, begin: Callable[[], Any], *used: Any) -> None:
         """Return when a nonblocking collective of all ranks is done.
-
-        Args:
-            begin: Begins it, and returns what to wait for.
-            used: What MPI may still write to when it is not done in time.
 
         Raises:
             CollTimeout: With the numbers of the ranks that have not come to it.
@@ -107,10 +93,10 @@ class RollCall:
         try:
             request = begin()  # an interrupt may come before anybody knows what to wait for
             if not self._wait(request):
-                here = self._call_roll()
+                here = self._who_came()
                 absent = [r for r in range(self._comm.size) if r not in here]
-                told = _told(self._comm.rank, absent, self._timeout_s, self._begun)
-                raise CollTimeout(told)
+                text = _missing(self._comm.rank, absent, self._timeout_s, self._begun)
+                raise CollTimeout(text)
         except BaseException:  # an interrupt, too
             _C.never_free((request, used))
             raise
@@ -132,7 +118,7 @@ class RollCall:
             return None
         return status.source if status.Get_count(self._MPI.BYTE) == len(_NOTE) else None
 
-    def _call_roll(self) -> set[int]:
+    def _who_came(self) -> set[int]:
         """Return which ranks have come."""
         comm, byte = self._comm, self._MPI.BYTE
         for peer in range(comm.size):
@@ -147,7 +133,7 @@ class RollCall:
         return here
 
 
-def _told(rank: int, absent: list[int], timeout_s: float, begun: bool) -> str:
+def _missing(rank: int, absent: list[int], timeout_s: float, begun: bool) -> str:
     if not absent:
         return (
             f"start-up: the ranks have come more than {timeout_s:g} s after each other; a longer "

@@ -1,8 +1,8 @@
 """Connections between all ranks of several hosts: one TCP connection for each pair.
 
 Every rank listens on a port and tells the others through a store which addresses it has. It dials
-the ranks before it and is dialled by those after it. Who dials shows a word that was drawn at
-random, so that strangers, and wrong hosts with the same private address, are turned away.
+the ranks before it and is dialled by those after it. The dialling rank shows a random secret, so
+that strangers, and wrong hosts with the same private address, are turned away.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from pycoll import _C
 from pycoll.config import environment
 from pycoll.errors import TransportError, in_words
 from pycoll.runtime.sessions.reports import raising
-from pycoll.runtime.startup.tcp_handshake import Introductions, Place, Spare, too_few_files
+from pycoll.runtime.startup.tcp_handshake import (
+    Endpoint,
+    Handshakes,
+    SpareDescriptors,
+    too_few_files,
+)
 
 Exchange = Callable[[str, Any], list[Any]]  # gives every rank what all ranks say on a topic
 Sockets = list[socket.socket | None]  # by rank; None for this one
@@ -72,10 +77,10 @@ def connect(
     """
     with contextlib.ExitStack() as held:
         own, server, spare = _prepare(len(names), towards, held)
-        places = [Place(*entry) for entry in exchange("sockets", own)]
+        places = [Endpoint(*entry) for entry in exchange("sockets", own)]
         _stop_if_troubled(own, places)
-        key = f"pycoll-sockets-{places[0].word}"  # of this try
-        calls = Introductions(server, places, rank, names)
+        key = f"pycoll-sockets-{places[0].secret}"  # of this try
+        calls = Handshakes(server, places, rank, names)
         held.callback(calls.close)
 
         def given_up() -> str:
@@ -88,14 +93,14 @@ def connect(
                 with contextlib.suppress(Exception):  # the store may be what has failed
                     if board is not None and not given_up():
                         board.set(key, f"{names[rank]} cannot join: {in_words(error)}")
-            finally:  # not before: whoever sees a connection end looks at the board
+            finally:  # not before: a rank that sees a connection end looks at the board
                 for found in calls.found.values():
                     found.close()
             raise
     return [calls.found.get(r) for r in range(len(names))]
 
 
-def _stop_if_troubled(own: Place, places: list[Place]) -> None:
+def _stop_if_troubled(own: Endpoint, places: list[Endpoint]) -> None:
     if own.trouble:
         raise TransportError(own.trouble)
     troubles = [(r, place.trouble) for r, place in enumerate(places) if place.trouble]
@@ -105,9 +110,9 @@ def _stop_if_troubled(own: Place, places: list[Place]) -> None:
 
 def _prepare(
     n: int, towards: str, held: contextlib.ExitStack
-) -> tuple[Place, socket.socket | None, Spare]:
+) -> tuple[Endpoint, socket.socket | None, SpareDescriptors]:
     """Listen, and keep descriptors for n - 1 connections; what fails is for the others to hear."""
-    spare = Spare()
+    spare = SpareDescriptors()
     held.callback(spare.fill, 0)
     try:
         spare.fill(n + _OWN_FILES)
@@ -115,12 +120,12 @@ def _prepare(
         where = addresses(towards)
         server = held.enter_context(_listen(n))
     except TransportError as error:
-        return Place(0, [], "", str(error)), None, spare
+        return Endpoint(0, [], "", str(error)), None, spare
     except OSError as error:
         few = error.errno in (errno.EMFILE, errno.ENFILE)
         text = too_few_files(error) if few else f"cannot listen: {error}"
-        return Place(0, [], "", text), None, spare
-    return Place(server.getsockname()[1], where, secrets.token_hex(16)), server, spare
+        return Endpoint(0, [], "", text), None, spare
+    return Endpoint(server.getsockname()[1], where, secrets.token_hex(16)), server, spare
 
 
 def open_api(sockets: Sockets, names: Sequence[str]) -> _C.SocketApi:

@@ -1,10 +1,10 @@
-"""Ranks that call each other over TCP, all at once, until every pair is connected.
+"""The TCP handshake: ranks dial each other, all at once, until every pair is connected.
 
-Who dials says the word that the other one has drawn, and its own rank; who is dialled welcomes it;
-who dialled then confirms that it keeps this connection, for it may have tried others. A rank that
-has all its connections says so on each, and goes on when all others have said so. So what keeps one
-rank from being connected is an error on all of them, and whoever calls without knowing the word
-costs nobody any time.
+The dialling rank sends the secret of the rank that it dials, and its own number; the other answers
+with a welcome; the dialling rank then confirms that it keeps this connection, for it may have tried
+several addresses. A rank that has all its connections says so on each, and goes on when all others
+have said so. So what keeps one rank from being connected is an error on all of them, and callers
+that do not know the secret cost no time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from pycoll.errors import TransportError
 
-_HELLO = struct.Struct("!16sI")  # the word of who is dialled, the rank that dials
+_HELLO = struct.Struct("!16sI")  # secret of the dialled rank, number of the dialling one
 _WELCOME, _CONFIRMED, _READY = b"pycoll\x06\n", b"\x06", b"\x07"
 _CALL_S = 3.0  # until two who have just been connected have agreed
 _PAUSE_S = 0.1
@@ -33,23 +33,16 @@ _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 Steps = Generator[int, None, None]  # of an agreement; they say which event they wait for
 
 
-class Place(NamedTuple):
-    """How a rank can be reached.
-
-    Attributes:
-        port: Port on which it listens.
-        addresses: Its addresses; the likeliest first.
-        word: Drawn at random, as hexadecimal digits.
-        trouble: Why it cannot be reached; empty if it can.
-    """
+class Endpoint(NamedTuple):
+    """How a rank can be reached."""
 
     port: int
-    addresses: list[str]
-    word: str
-    trouble: str = ""
+    addresses: list[str]  # its addresses; the likeliest first
+    secret: str  # drawn at random, as hexadecimal digits
+    trouble: str = ""  # why it cannot be reached; empty if it can
 
 
-class Spare:
+class SpareDescriptors:
     """Descriptors kept free for connections, so that a rank finds out early that it lacks some."""
 
     def __init__(self) -> None:
@@ -63,7 +56,7 @@ class Spare:
             os.close(self._held.pop())
 
     def give(self) -> None:
-        """Let go of one, for whoever opens something now."""
+        """Let go of one, for a file that is opened now."""
         self.fill(len(self._held) - 1)
 
 
@@ -76,13 +69,13 @@ def too_few_files(error: OSError) -> str:
     )
 
 
-class _Call:
+class _Pending:
     """A connection about which both ends have not agreed yet.
 
     Attributes:
         line: Its socket.
         until: When to give it up.
-        peer: Who is dialled, or has said the word; -1 for a stranger.
+        peer: Who is dialled, or has said the secret; -1 for a stranger.
         address: Which one is dialled; empty on the other end.
     """
 
@@ -105,34 +98,29 @@ class _Call:
         return data
 
 
-class Introductions:
-    """The calls of one rank.
+class Handshakes:
+    """The handshakes of one rank with all others.
 
     Attributes:
         found: The connection to each rank that is agreed on.
     """
 
     def __init__(
-        self, server: socket.socket, places: Sequence[Place], rank: int, names: Sequence[str]
+        self, server: socket.socket, places: Sequence[Endpoint], rank: int, names: Sequence[str]
     ) -> None:
         self._server, self._places, self._rank, self._names = server, places, rank, names
         self.found: dict[int, socket.socket] = {}
         self._ready: set[int] = set()
-        self._told = False
-        self._calls: dict[socket.socket, _Call] = {}
+        self._announced = False
+        self._calls: dict[socket.socket, _Pending] = {}
         self._turns = {peer: (0.0, 0) for peer in range(rank)}  # when to dial which address
         self._tried: dict[int, dict[str, str]] = {peer: {} for peer in range(rank)}
         self._selector = selectors.PollSelector()  # has no descriptor of its own
         self._selector.register(server, selectors.EVENT_READ)
         server.setblocking(False)
 
-    def run(self, limit_s: float, spare: Spare, given_up: Callable[[], str]) -> None:
+    def run(self, limit_s: float, spare: SpareDescriptors, given_up: Callable[[], str]) -> None:
         """Call and answer until all ranks are ready.
-
-        Args:
-            limit_s: For how long.
-            spare: Descriptors for it. Two more than there are connections are left in the end.
-            given_up: Says why another rank has given up; empty if none has.
 
         Raises:
             TransportError: If a rank cannot be reached, with the addresses that were tried.
@@ -153,20 +141,20 @@ class Introductions:
                 self._dial(peer, now, limit_s, spare)
             for key, _ in self._selector.select(max(0, min(_PAUSE_S, until - now))):
                 if key.fileobj is self._server:
-                    self._take(now, spare)
+                    self._accept(now, spare)
                 elif key.data.line.fileno() >= 0:  # it was not dropped for one who came just now
-                    self._go_on(key.data)
+                    self._advance(key.data)
             for call in [c for c in self._calls.values() if now >= c.until]:
                 self._drop(call, "no answer")  # nor has one come while this rank was stopped
-            self._tell()
+            self._announce()
 
     def close(self) -> None:
-        """Hang up on everybody with whom nothing is agreed."""
+        """Close all connections that are not agreed on."""
         for call in [*self._calls.values()]:
             self._drop(call, "")
         self._selector.close()
 
-    def _dial(self, peer: int, now: float, limit_s: float, spare: Spare) -> None:
+    def _dial(self, peer: int, now: float, limit_s: float, spare: SpareDescriptors) -> None:
         place, (_, index) = self._places[peer], self._turns.pop(peer)
         address = place.addresses[index % len(place.addresses)]
         patience = min(_CALL_S, limit_s / (2 * len(place.addresses)))
@@ -179,15 +167,15 @@ class Introductions:
                 raise TransportError(too_few_files(error)) from error
             self._next_address(peer, address, str(error))
             return
-        call = self._calls[line] = _Call(line, now + patience, peer, address)
-        call.steps = self._introduce(call)
+        call = self._calls[line] = _Pending(line, now + patience, peer, address)
+        call.steps = self._greet(call)
         try:
             with contextlib.suppress(BlockingIOError):
                 line.connect((address, place.port))
         except OSError as error:  # there may be no such address here
             self._drop(call, error.strerror or str(error))
         else:
-            self._go_on(call)
+            self._advance(call)
 
     def _next_address(self, peer: int, address: str, why: str) -> None:
         self._tried[peer][address] = why
@@ -196,8 +184,8 @@ class Introductions:
         pause = _PAUSE_S if index == len(addresses) else 0.0
         self._turns[peer] = time.monotonic() + pause, index
 
-    def _take(self, now: float, spare: Spare) -> None:
-        """Take a call, in place of the oldest of a stranger if there are too many."""
+    def _accept(self, now: float, spare: SpareDescriptors) -> None:
+        """Accept a connection, in place of the oldest unknown one if there are too many."""
         spare.give()
         strangers = [c for c in self._calls.values() if c.peer < 0]
         try:
@@ -210,12 +198,12 @@ class Introductions:
             return  # who called has hung up already, or is taken next time
         if len(strangers) >= _MOST_STRANGERS + len(self._places):
             self._drop(strangers[0], "")
-        call = self._calls[line] = _Call(line, now + _CALL_S)
+        call = self._calls[line] = _Pending(line, now + _CALL_S)
         call.steps = self._answer(call)
-        self._go_on(call)
+        self._advance(call)
 
-    def _go_on(self, call: _Call) -> None:
-        """Take the next step with somebody."""
+    def _advance(self, call: _Pending) -> None:
+        """Take the next step of a handshake."""
         try:
             event = next(call.steps)
         except StopIteration:
@@ -227,7 +215,7 @@ class Introductions:
                 self._selector.unregister(call.line)
             self._selector.register(call.line, event, call)
 
-    def _drop(self, call: _Call, why: str) -> None:
+    def _drop(self, call: _Pending, why: str) -> None:
         with contextlib.suppress(KeyError):
             self._selector.unregister(call.line)
         del self._calls[call.line]
@@ -235,20 +223,20 @@ class Introductions:
         if call.address:
             self._next_address(call.peer, call.address, why)
 
-    def _introduce(self, call: _Call) -> Steps:
+    def _greet(self, call: _Pending) -> Steps:
         yield selectors.EVENT_WRITE
         if failed := call.line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(failed, os.strerror(failed))
-        word = bytes.fromhex(self._places[call.peer].word)
-        call.line.send(_HELLO.pack(word, self._rank))
+        secret = bytes.fromhex(self._places[call.peer].secret)
+        call.line.send(_HELLO.pack(secret, self._rank))
         if (yield from call.read(len(_WELCOME))) != _WELCOME:
             raise ConnectionError("another process listens there")
         call.line.send(_CONFIRMED)
         yield from self._agreed(call)
 
-    def _answer(self, call: _Call) -> Steps:
-        word, peer = _HELLO.unpack((yield from call.read(_HELLO.size)))
-        known = secrets.compare_digest(word, bytes.fromhex(self._places[self._rank].word))
+    def _answer(self, call: _Pending) -> Steps:
+        secret, peer = _HELLO.unpack((yield from call.read(_HELLO.size)))
+        known = secrets.compare_digest(secret, bytes.fromhex(self._places[self._rank].secret))
         if not known or not self._rank < peer < len(self._places):
             raise ConnectionError("a stranger")
         call.peer, call.until = peer, float("inf")  # it hangs up itself if it takes another way
@@ -256,7 +244,7 @@ class Introductions:
         yield from call.read(len(_CONFIRMED))
         yield from self._agreed(call)
 
-    def _agreed(self, call: _Call) -> Steps:
+    def _agreed(self, call: _Pending) -> Steps:
         if call.peer in self.found:
             raise ConnectionError("two connections")
         del self._calls[call.line]
@@ -267,11 +255,11 @@ class Introductions:
             raise self._gone(call.peer) from None
         self._ready.add(call.peer)
 
-    def _tell(self) -> None:
-        """Say that this rank has all its connections."""
-        if self._told or len(self.found) < len(self._places) - 1:
+    def _announce(self) -> None:
+        """Tell all others that this rank has all its connections."""
+        if self._announced or len(self.found) < len(self._places) - 1:
             return
-        self._told = True
+        self._announced = True
         for peer, line in self.found.items():
             try:
                 line.send(_READY)
@@ -279,7 +267,7 @@ class Introductions:
                 raise self._gone(peer) from None
 
     def _gone(self, peer: int) -> TransportError:
-        """Say why a rank has hung up: a third one may be to blame, which has told so before."""
+        """Say why a rank has hung up: a third one may be to blame, which has said so before."""
         with contextlib.suppress(Exception):  # the store may have gone with the rank
             if why := self._given_up():
                 return TransportError(why)

@@ -15,9 +15,8 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.symmetric_memory import Memory, Mirror
 from pycoll.runtime.calls.plans import CallSpec, barrier_spec
 from pycoll.runtime.calls.prepare import DIRECT_KINDS
-from pycoll.runtime.calls.prepared import Prepared
+from pycoll.runtime.calls.prepared import Prepared, with_alternative
 from pycoll.runtime.selection.select import select
-from pycoll.runtime.selection.single_copy import with_alternative
 from pycoll.runtime.sessions.session import Session
 from pycoll.schedule.language.collectives import COLLECTIVES, FULL
 from pycoll.torch.tensors.layout import (
@@ -260,7 +259,7 @@ class Calls:
             params=tuple(sorted(params.items())),
             direct=choice.direct,
             dtype=type_code if dtype is None else int(dtype),
-            told=type_code,
+            caller_code=type_code,
             itemsize=itemsize,
             count=count,
             op=operation,

@@ -129,7 +129,7 @@ class ListCollectives(Collectives):
         session.call_site = request.site
         with on_host(x, flat) as (a, b):
             given = session, Kind.ALL_GATHER_V, as_bytes(a), 0, as_bytes(b), limit
-            v_variants.gather(*given, expected=sizes, told=name_of(x.dtype))
+            v_variants.gather(*given, expected=sizes, dtype_name=name_of(x.dtype))
 
     def _buffers(self, request: Request, parts: Tensors, x: torch.Tensor) -> Tensors | None:
         """Return what receives the blocks of a list, if they can be received one by one."""

@@ -57,7 +57,7 @@ def test_the_line_of_a_consequence_tells_the_place_in_the_program(jobs):
     )
     place = path.read_text().splitlines().index("    Config(timeout_s=-1)") + 1
     done = jobs.run("-n", 1, path)
-    assert done.stderr.startswith("rank 0: ArgumentError: timeout is -1, ")
+    assert done.stderr.startswith("rank 0: ArgumentError: timeout=-1; ")
     assert done.stderr.splitlines()[0].endswith(f"({path}:{place})")
 
 

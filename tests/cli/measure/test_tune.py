@@ -11,8 +11,7 @@ from pycoll.algorithms import ALGORITHMS
 from pycoll.cli import main, run
 from pycoll.cli.measure.tune_machine import slope
 from pycoll.cli.tune import names_of, save
-from pycoll.runtime.selection.fingerprint import fingerprint
-from pycoll.runtime.selection.tuning_table import Time, Tuning, World
+from pycoll.runtime.selection.tuning_table import Time, Tuning, World, fingerprint
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
 

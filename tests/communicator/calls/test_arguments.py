@@ -32,6 +32,11 @@ class Copied:
 # What is wrong: (call, what the message must say).
 BAD = {
     "op": (lambda c: c.all_reduce(F, "mean"), r"op='mean'.*accepted: sum, prod, min"),
+    "op in capitals": (lambda c: c.all_reduce(F, "SUM"), r"op='SUM'.*did you mean 'sum'"),
+    "op of a v-variant in capitals": (
+        lambda c: c.reduce_scatter_v(F, [len(F), *[0] * (c.world_size - 1)], "Max"),
+        r"op='Max'.*did you mean 'max'",
+    ),
     "op that is no name": (lambda c: c.all_reduce(F, np.add), r"op=<ufunc 'add'>"),
     "op of integers": (lambda c: c.all_reduce(F, "xor"), r"op='xor'.*integers.*x is float64"),
     "op of numbers": (lambda c: c.reduce(F > 0, "sum"), r"op='sum'.*dtype bool"),
@@ -141,6 +146,8 @@ BAD = {
     "no time": (lambda c: c.barrier(timeout=0), r"timeout=0.*above 0"),
     "negative time": (lambda c: c.all_reduce(F, timeout=-1.0), r"timeout=-1.0"),
     "time that is no number": (lambda c: c.all_reduce(F, timeout=float("nan")), r"timeout=nan"),
+    "time that spells a number": (lambda c: c.all_reduce(F, timeout="3"), r"timeout='3'.*a number"),
+    "time in bytes": (lambda c: c.barrier(timeout=b"3"), r"timeout=b'3'.*a number"),
     "time that is text": (lambda c: c.all_reduce(F, timeout="soon"), r"timeout='soon'"),
     "indivisible": (
         lambda c: c.reduce_scatter(np.ones(5)),

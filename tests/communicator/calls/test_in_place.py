@@ -6,7 +6,7 @@ import pytest
 import oracle
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls.prepared import Request
+from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.testing import run_threads
 from pycoll.types import Kind
 
@@ -99,11 +99,11 @@ def test_what_works_on_the_arrays_themselves():
         prepare = comm._session.prepare
         kinds = (Kind.ALL_REDUCE, Kind.BROADCAST, Kind.REDUCE, Kind.ALL_TO_ALL)
         roots = [k for k in kinds if k != Kind.REDUCE or comm.rank == 0]
-        direct = [prepare(Request(kind), x, out).binding.direct for kind in roots]
+        direct = [prepare(CallRequest(kind), x, out).binding.direct for kind in roots]
         mine = x[comm.rank * 15_000 : (comm.rank + 1) * 15_000]
-        direct.append(prepare(Request(Kind.ALL_GATHER), mine, x).binding.direct)
-        direct.append(prepare(Request(Kind.REDUCE_SCATTER), x, mine).binding.direct)
-        direct.append(prepare(Request(Kind.ALL_TO_ALL), x, x).binding.direct)
+        direct.append(prepare(CallRequest(Kind.ALL_GATHER), mine, x).binding.direct)
+        direct.append(prepare(CallRequest(Kind.REDUCE_SCATTER), x, mine).binding.direct)
+        direct.append(prepare(CallRequest(Kind.ALL_TO_ALL), x, x).binding.direct)
         return all(direct)
 
     assert run_threads(2, rank, config=HEAP) == [True, True]

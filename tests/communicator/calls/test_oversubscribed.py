@@ -6,8 +6,7 @@ import pytest
 
 from cases import make, run_cases
 from project.test_programs import outcome, program  # noqa: F401
-from pycoll.runtime.selection.fingerprint import fingerprint
-from pycoll.runtime.selection.tuning_table import TunedRule, Tuning, World
+from pycoll.runtime.selection.tuning_table import TunedRule, Tuning, World, fingerprint
 from pycoll.schedule.cost.cost import Machine
 from pycoll.testing import run_processes, run_threads
 

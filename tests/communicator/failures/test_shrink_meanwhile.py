@@ -11,13 +11,15 @@ import time
 import numpy as np
 import pytest
 
-from faults import KILLED, Event, die, who
+from faults import BOUND_S, KILLED, Event, die, who
 from pycoll.errors import (
     CollError,
     CollTimeout,
     CommClosed,
     ConcurrentUseError,
     PeerLeft,
+    PeerLost,
+    Revoked,
 )
 from pycoll.runtime.sessions import shrink
 from pycoll.testing import run_processes
@@ -214,3 +216,27 @@ def test_deaths_at_any_moment(seed):
     results = run_processes(n, rank, may_die=victims)
     left = [r for r in range(n) if r not in victims]
     assert results == [-signal.SIGALRM if r in victims else left for r in range(n)]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_who_waits_in_a_part_hears_that_another_one_shrinks_the_whole(nested):
+    """The rank that died has no part in it: only those who are called for can say so."""
+    event = Event()
+
+    def rank(comm):
+        part = comm.split(comm.rank // 2)
+        inner = part.dup() if nested else part
+        comm.barrier()
+        if comm.rank == 3:
+            event.happens()
+            die()
+        if comm.rank == 0:
+            with pytest.raises(Revoked, match="split from called shrink there"):
+                inner.all_reduce(np.ones(3))
+            assert event.age() < BOUND_S
+        else:
+            with pytest.raises(PeerLost):
+                comm.barrier()
+        return who(comm.shrink(timeout=10), comm.rank)
+
+    assert run_processes(4, rank, may_die=[3]) == [[0, 1, 2]] * 3 + [KILLED]

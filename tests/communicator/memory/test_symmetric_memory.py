@@ -11,7 +11,7 @@ import pytest
 import oracle
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls.prepared import Request
+from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.testing import run_processes, run_threads
 from pycoll.types import Kind
 
@@ -27,7 +27,7 @@ def usage(comm):
 
 def is_direct(comm, x, out):
     """Whether an all_reduce would work on these arrays in place."""
-    request = Request(Kind.ALL_REDUCE)
+    request = CallRequest(Kind.ALL_REDUCE)
     return comm._session.prepare(request, x, out).binding.direct
 
 

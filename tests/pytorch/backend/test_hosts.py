@@ -23,7 +23,7 @@ import worlds_torch  # noqa: E402
 from faults import BOUND_S, Event  # noqa: E402
 from pycoll.errors import TransportError  # noqa: E402
 from pycoll.runtime.startup import tcp_connections  # noqa: E402
-from pycoll.runtime.startup.tcp_handshake import Introductions  # noqa: E402
+from pycoll.runtime.startup.tcp_handshake import Handshakes  # noqa: E402
 from pycoll.testing import run_processes  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
@@ -40,7 +40,7 @@ def fails(*given):
     raise TransportError("nothing is left")
 
 
-@pytest.mark.parametrize("part", [(tcp_connections, "open_api"), (Introductions, "run")])
+@pytest.mark.parametrize("part", [(tcp_connections, "open_api"), (Handshakes, "run")])
 def test_a_rank_that_cannot_be_connected(monkeypatch, tmp_path, part):
     """The others hear of it from the store, long before their time is over."""
 

@@ -23,7 +23,7 @@ TYPES = [
 
 
 def told(dtype):
-    return view(np.zeros(1, dtype), "x").told
+    return view(np.zeros(1, dtype), "x").caller_code
 
 
 def test_every_type_has_a_code_of_its_own():
@@ -53,7 +53,7 @@ def test_what_is_folded_as_something_else_keeps_its_name(name, op, folded):
     given = view(np.zeros(4, name), "x")
     reducible = as_reducible(given, op, "x")
     assert reducible.code == reducible.dtype == folded
-    assert type_name(reducible.told) == type_name(given.told) == name
+    assert type_name(reducible.caller_code) == type_name(given.caller_code) == name
 
 
 @pytest.mark.parametrize("name", [str(d) for d in ("int32", "bool", "complex64", "M8[s]", "U5")])

@@ -185,7 +185,7 @@ def test_the_engine_keeps_no_error_of_a_call_that_nobody_waits_for(run):
         comm.barrier()
         session = comm._session
         session.sweep()
-        assert _C.error_of(session.engine, work._flight.ticket) is None
+        assert _C.error_of(session.engine, work._queued_call.ticket) is None
         for _ in range(2):
             with pytest.raises(PeerRejected, match="rank 1 refused"):
                 work.wait()

@@ -1,6 +1,6 @@
 """Errors name the innermost line outside of pycoll, whatever modules of others are called."""
 
-from pycoll.runtime.calls.call_sites import Sites
+from pycoll.runtime.calls.call_sites import CallSites
 
 CALL = "def call(ask):\n    return ask()\n"
 
@@ -8,7 +8,7 @@ CALL = "def call(ask):\n    return ask()\n"
 def made_in(module):
     """Return what is told of a call by a module of this name."""
     names, told = {"__name__": module}, []
-    sites = Sites(lambda where: told.append(where) or 7)
+    sites = CallSites(lambda where: told.append(where) or 7)
     exec(compile(CALL, f"/somewhere/{module}.py", "exec"), names)
     assert [names["call"](sites.here) for _ in range(3)] == [7] * 3
     assert told == [sites.text(7)]  # asked for once

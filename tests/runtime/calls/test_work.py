@@ -84,3 +84,21 @@ def test_neither_a_work_nor_a_plan_can_be_copied(run, way):
         return work.wait()[0]
 
     assert run(1, rank) == [1.0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    {
+        "wait": lambda comm, limit: comm.all_reduce(np.ones(3), async_op=True).wait(limit),
+        "recv": lambda comm, limit: comm.recv(np.ones(3), timeout=limit),
+        "check": lambda comm, limit: comm.check(timeout=limit),
+        "shrink": lambda comm, limit: comm.shrink(timeout=limit),
+    }.values(),
+)
+def test_a_text_is_no_time_even_if_it_spells_a_number(run, call):
+    def rank(comm):
+        with pytest.raises(ArgumentError, match="timeout='3'; accepted is a number of seconds"):
+            call(comm, "3")
+        return comm.all_reduce(np.ones(1))[0]
+
+    assert run(1, rank) == [1.0]

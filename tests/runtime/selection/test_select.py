@@ -8,11 +8,15 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
 from pycoll.errors import ArgumentError
-from pycoll.runtime.calls.request import folds_at_once, only_reads
 from pycoll.runtime.selection.candidates import candidates
-from pycoll.runtime.selection.message_rules import LINK_RULES, ONE_HOST_RULES
-from pycoll.runtime.selection.rules import ANY_N, ANY_SIZE, RULES
-from pycoll.runtime.selection.select import MAX_BLOCKS, STAGE_BELOW, select
+from pycoll.runtime.selection.rules import ANY_N, ANY_SIZE, LINK_RULES, ONE_HOST_RULES, RULES
+from pycoll.runtime.selection.select import (
+    MAX_BLOCKS,
+    STAGE_BELOW,
+    folds_at_once,
+    only_reads,
+    select,
+)
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.lowering.compile import peer_plan
@@ -61,7 +65,7 @@ def test_what_only_reads_touches_no_result_of_others(algorithm, n):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_inputs_in_symmetric_memory_are_read_there_where_nobody_writes_to_another(collective, n):
     choices = [select(collective, nbytes, n, input_only=True) for nbytes in SIZES]
-    assert not any(choice.direct for choice in choices if choice.wish.nbytes <= STAGE_BELOW)
+    assert not any(choice.direct for choice in choices if choice.request.nbytes <= STAGE_BELOW)
     assert all(only_reads(c.algorithm, n) for c in choices if c.direct)
     pulled = ("all_gather", "all_to_all", "reduce_scatter")
     assert choices[-2].direct == (collective in pulled)
@@ -78,7 +82,7 @@ def test_every_call_has_an_algorithm_that_serves(collective, direct):
             assert choice.order == ("tree" if collective in REDUCING else "")
             assert choice.algorithm.order == choice.order
             assert not (choice.direct and not direct)
-            assert choice.algorithm.in_place or not (choice.direct and choice.wish.in_place)
+            assert choice.algorithm.in_place or not (choice.direct and choice.request.in_place)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -86,7 +90,7 @@ def test_a_choice_compiles(collective):
     for nbytes in (8, 1 << 20):
         choice = select(collective, nbytes, 5, direct=True)
         schedule = choice.algorithm.schedule(5, **choice.params)
-        aliased = choice.direct and choice.wish.in_place
+        aliased = choice.direct and choice.request.in_place
         peer_plan(schedule, 1, direct=choice.direct, in_place=aliased)
 
 
@@ -252,14 +256,16 @@ def test_the_table_is_near_the_best_prediction(collective):
         for nbytes in (8, 1 << 10, 1 << 13, 1 << 20):
             for direct in (False, True):
                 choice = select(collective, nbytes, n, direct=direct)
-                able = [c for c in candidates(choice) if not choice.wish.obstacle(named(choice, c))]
+                able = [
+                    c for c in candidates(choice) if not choice.request.obstacle(named(choice, c))
+                ]
                 best = min(able, key=lambda c: c.predicted_s)
                 worse = choice.predicted_s / best.predicted_s
                 assert worse < 1.35, f"n={n} {nbytes} B direct={direct}: {choice.name}, {best}"
 
 
 def named(choice, candidate):
-    return find(choice.wish.collective, candidate.name)
+    return find(choice.request.collective, candidate.name)
 
 
 def test_candidates_say_why():

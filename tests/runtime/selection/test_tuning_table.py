@@ -12,10 +12,16 @@ from pycoll.cli.measure.bench_time import Setup, schedule_name
 from pycoll.config import Config, tuning_path
 from pycoll.errors import ArgumentError
 from pycoll.runtime.selection.candidates import candidates
-from pycoll.runtime.selection.fingerprint import caches, fingerprint
 from pycoll.runtime.selection.measured_choices import agree
 from pycoll.runtime.selection.select import select
-from pycoll.runtime.selection.tuning_table import Time, TunedRule, Tuning, World
+from pycoll.runtime.selection.tuning_table import (
+    Time,
+    TunedRule,
+    Tuning,
+    World,
+    caches,
+    fingerprint,
+)
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.cost.network import Network
 from pycoll.testing import run_processes

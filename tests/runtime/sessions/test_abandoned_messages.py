@@ -12,7 +12,7 @@ import pytest
 from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import CollTimeout
-from pycoll.runtime.selection import message_limits
+from pycoll.runtime.calls import plans
 from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
 from pycoll.runtime.startup.hosts import Card
 from pycoll.types import Kind
@@ -100,7 +100,7 @@ def call(session, x, later):
 @pytest.mark.parametrize("later", [False, True])
 def test_a_call_that_is_given_up(pair, monkeypatch, later):
     """The rest of a message comes when its communicator has gone, and harms nothing."""
-    monkeypatch.setattr(message_limits, "_SEGMENT_BYTES", MUCH)
+    monkeypatch.setattr(plans, "_SEGMENT_BYTES", MUCH)
     job, peer = pair
     session, other = session_of(job), session_of(job, 1)
     rest = []

@@ -5,9 +5,8 @@ import sys
 
 import pytest
 
-from pycoll.config import FOREVER_S, LAUNCH_VARIABLES, Config, Launch, parse_bytes
+from pycoll.config import FOREVER_S, LAUNCH_VARIABLES, Config, Launch, check_timeout, parse_bytes
 from pycoll.errors import ArgumentError, TransportError
-from pycoll.runtime.calls.prepare import check_timeout
 from pycoll.runtime.startup.bootstrap import adopt, discover, make_memfd
 from pycoll.testing import run_threads
 
@@ -172,7 +171,9 @@ def test_config_from_env():
     ],
 )
 def test_a_malformed_variable_is_refused(name, value):
-    with pytest.raises(ArgumentError, match=f"^{name}='{value}' in the environment.* expected"):
+    with pytest.raises(
+        ArgumentError, match=f"^{name}='{value}' in the environment.* (expected|accepted)"
+    ):
         Config.from_env({name: value})
 
 
@@ -207,7 +208,9 @@ def test_settings_of_others():
     ],
 )
 def test_a_setting_of_no_use_is_refused(name, value):
-    with pytest.raises(ArgumentError, match=rf"{name.removesuffix('_s')} is .*(expected|accepted)"):
+    with pytest.raises(
+        ArgumentError, match=rf"{name.removesuffix('_s')}( is |=).*(expected|accepted)"
+    ):
         Config(**{name: value})
 
 

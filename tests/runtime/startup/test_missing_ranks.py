@@ -13,8 +13,7 @@ from pycoll.config import Config
 from pycoll.errors import PeerLeft
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.startup.bootstrap import make_memfd
-from pycoll.runtime.startup.make_groups import open_control
-from pycoll.runtime.startup.missing_ranks import tell_end
+from pycoll.runtime.startup.make_groups import open_control, tell_end
 from pycoll.testing import RankFailed, run_processes
 
 LIMIT_S = 60  # of the calls; nobody must wait for that
@@ -87,8 +86,8 @@ open(done, "w").close()
     _, out, err = launch(tmp_path, text)
     first, second = sorted(out.splitlines())
     assert first.startswith("0 PeerLeft rank 1"), (out, err)
-    assert "ArgumentError: timeout is -1" in first
-    assert second.startswith("1 ArgumentError timeout is -1")
+    assert "ArgumentError: timeout=-1" in first
+    assert second.startswith("1 ArgumentError timeout=-1")
 
 
 def test_a_world_of_one_may_try_again(tmp_path):

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from pycoll.errors import CollTimeout, PeerLost, TransportError
-from pycoll.runtime.startup.rendezvous import RollCall, make_everywhere
+from pycoll.runtime.startup.rendezvous import Rendezvous, make_everywhere
 
 
 def fails():
@@ -55,7 +55,7 @@ def test_an_interrupt_as_a_collective_begins():
     def begin():
         raise KeyboardInterrupt
 
-    memory, roll = Memory(), RollCall(None, None, 1.0)
+    memory, roll = Memory(), Rendezvous(None, None, 1.0)
     with pytest.raises(KeyboardInterrupt):
         roll.finish(begin, memory)
     kept = weakref.ref(memory)

@@ -15,7 +15,7 @@ import pytest
 from connections import connect, meet, names
 from pycoll.errors import TransportError
 from pycoll.runtime.startup import tcp_connections, tcp_handshake
-from pycoll.runtime.startup.tcp_handshake import Introductions
+from pycoll.runtime.startup.tcp_handshake import Handshakes
 
 
 def outcomes(n, limit_s, words=None, board=None):
@@ -69,7 +69,7 @@ def test_a_stranger_who_knocks_again_and_again(monkeypatch):
     def alone(topic, own):
         knocking.append(threading.Thread(target=knock, args=(own.port,)))
         knocking[0].start()
-        return [own, tcp_connections.Place(1, ["127.0.0.1"], "00" * 16)]
+        return [own, tcp_connections.Endpoint(1, ["127.0.0.1"], "00" * 16)]
 
     threading.Timer(10, over.set).start()
     with pytest.raises(TransportError, match="no connection from rank 1"):
@@ -98,7 +98,7 @@ def test_a_stranger_who_hangs_up_when_another_takes_its_place(monkeypatch, full)
     server, held, looks = Server(), [], iter(range(100))
     server.bind(("127.0.0.1", 0))
     server.listen(128)
-    places = [tcp_connections.Place(1, ["127.0.0.1"], "00" * 16)] * 2
+    places = [tcp_connections.Endpoint(1, ["127.0.0.1"], "00" * 16)] * 2
 
     def meanwhile():  # who has given up is asked between two looks at all connections
         look = next(looks)
@@ -109,9 +109,9 @@ def test_a_stranger_who_hangs_up_when_another_takes_its_place(monkeypatch, full)
             held.pop(0).close()
         return ""
 
-    rank_0 = Introductions(server, places, 0, names(2))
+    rank_0 = Handshakes(server, places, 0, names(2))
     with pytest.raises(TransportError, match="no connection from rank 1"):
-        rank_0.run(1.5, tcp_handshake.Spare(), meanwhile)
+        rank_0.run(1.5, tcp_handshake.SpareDescriptors(), meanwhile)
     assert next(looks) > 5
     rank_0.close()
     for line in (*held, server):
@@ -163,14 +163,14 @@ class Board(dict):
 
 def test_a_rank_that_fails_tells_the_others(monkeypatch):
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
-    run = Introductions.run
+    run = Handshakes.run
 
     def interrupted(self, *given):
         if self._rank == 0:
             raise KeyboardInterrupt
         run(self, *given)
 
-    monkeypatch.setattr(Introductions, "run", interrupted)
+    monkeypatch.setattr(Handshakes, "run", interrupted)
     first, *others = outcomes(3, 50, board=Board())
     assert first == "KeyboardInterrupt: "
     assert others == ["TransportError: rank 0 cannot join: KeyboardInterrupt"] * 2
@@ -179,7 +179,7 @@ def test_a_rank_that_fails_tells_the_others(monkeypatch):
 def test_a_rank_that_fails_tells_before_it_hangs_up(monkeypatch):
     """Rank 1 sees the connection end, and has looked at the board just before."""
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
-    tell = Introductions._tell
+    tell = Handshakes._announce
 
     def interrupted(self):
         if self._rank == 0 and self.found:
@@ -191,7 +191,7 @@ def test_a_rank_that_fails_tells_before_it_hangs_up(monkeypatch):
             time.sleep(0.5)
             super().set(key, value)
 
-    monkeypatch.setattr(Introductions, "_tell", interrupted)
+    monkeypatch.setattr(Handshakes, "_announce", interrupted)
     first, second = outcomes(2, 20, board=Slow())
     assert first == "KeyboardInterrupt: "
     assert second == "TransportError: rank 0 cannot join: KeyboardInterrupt"
@@ -210,10 +210,13 @@ def test_a_rank_that_hangs_up_because_of_a_third():
         line.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("", 0)) as own:
-        place = tcp_connections.Place(server.getsockname()[1], ["127.0.0.1"], "00" * 16)
+        place = tcp_connections.Endpoint(server.getsockname()[1], ["127.0.0.1"], "00" * 16)
         rank_0 = threading.Thread(target=gives_up)
         rank_0.start()
-        rank_1, spare = Introductions(own, [place, place], 1, names(2)), tcp_handshake.Spare()
+        rank_1, spare = (
+            Handshakes(own, [place, place], 1, names(2)),
+            tcp_handshake.SpareDescriptors(),
+        )
         with pytest.raises(TransportError, match="rank 2 cannot join"):
             rank_1.run(20, spare, lambda: "".join(told))
         rank_0.join()
@@ -228,7 +231,7 @@ def test_a_rank_that_is_stopped_for_longer_than_a_call_may_take(monkeypatch, sto
     """After any step with the other one: what has come meanwhile counts."""
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(tcp_handshake, "_CALL_S", 0.3)
-    go_on, steps = Introductions._go_on, []
+    go_on, steps = Handshakes._advance, []
 
     def slow(self, call):
         go_on(self, call)
@@ -237,7 +240,7 @@ def test_a_rank_that_is_stopped_for_longer_than_a_call_may_take(monkeypatch, sto
             if len(steps) == step:
                 time.sleep(0.8)
 
-    monkeypatch.setattr(Introductions, "_go_on", slow)
+    monkeypatch.setattr(Handshakes, "_advance", slow)
     assert outcomes(2, 20) == ["", ""]
     assert len(steps) >= step
 
