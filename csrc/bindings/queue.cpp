@@ -39,7 +39,7 @@ void bind_queue_of(py::module_& m) {
 
 void bind_queue(py::module_& m) {
   bind_queue_of<Engine>(m);
-  bind_queue_of<MpiEngine>(m);
+  bind_queue_of<MessageEngine>(m);
 }
 
 }  // namespace pycoll

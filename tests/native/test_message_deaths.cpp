@@ -13,7 +13,7 @@ using namespace hosts;
 constexpr uint64_t kLarge = 100000;  // elements of many segments
 constexpr MessagePlan kPlans[] = {sum_at_once, sum_in_ring, from_first};
 
-// The connection ends after any number of bytes: during agreements, packets, bare data.
+// The connection ends after any number of bytes: during agreements, eager messages, payload.
 void dies(uint64_t limit, const HostBody& body) {
   const Relay relay(limit, Then::kEnds);
   run_all(
@@ -54,7 +54,7 @@ void deaths_behind_the_queue() {
   }
 }
 
-void deaths_of_trains() {
+void deaths_of_batches() {
   for (const uint64_t limit : {100u, 50000u, 300000u, 1500000u}) {
     dies(limit, [](const Host& me) {
       // Calls that are under way at once have results of their own.
@@ -64,7 +64,7 @@ void deaths_of_trains() {
       me.engine->start(*call, x.data(), y[0]->data(), 0, -1);
       for (int i = 1;; ++i) {
         me.engine->start(*call, x.data(), y[i % 3]->data(), 0, -1);
-        me.engine->nudge();
+        me.engine->progress_batch();
         me.engine->finish();
       }
     });
@@ -77,13 +77,13 @@ void deaths_in_messages() {
       const std::shared_ptr<char[]> data(new char[1 << 20]());
       dies(limit, [=](const Host& me) {
         if (posted) {
-          MailPostbox box(me.engine);
+          MessagePostbox box(me.engine);
           const auto into = std::make_unique<char[]>(1 << 20);
           const auto got = box.recv(into.get(), 1 << 20, 1, -1, 0);
           if (me.rank == 1) box.wait(box.send(data.get(), 1 << 20, 1, 0, 0), 20);
           box.wait(got, 20);
         }
-        MpiMail mail(me.engine);
+        MessageMailbox mail(me.engine);
         const auto into = std::make_unique<char[]>(1 << 20);
         if (me.rank == 1) mail.send(data.get(), 1 << 20, 1, 0, 0, 20);
         mail.recv(into.get(), 1 << 20, 1, int32_t(1 - me.rank), 0, 20);
@@ -140,7 +140,7 @@ void mail_gives_up() {
   run_all(
       {.n = 2, .timeout_s = 1},
       [&](const Host& me) {
-        MpiMail mail(me.engine);
+        MessageMailbox mail(me.engine);
         auto into = std::make_unique<char[]>(1 << 20);
         if (me.rank == 0) {
           expect_kind(
@@ -170,12 +170,12 @@ void mail_left_behind() {
         [&](const Host& me) {
           char byte;
           if (posted) {
-            MailPostbox box(me.engine);
+            MessagePostbox box(me.engine);
             if (me.rank == 1) box.send(data.get(), 1 << 20, 1, 0, 0);
             const auto never = box.recv(&byte, 1, 1, -1, 1);
             expect_kind("CollTimeout", [&] { box.wait(never, 0.3); }, "nothing else comes");
           } else {
-            MpiMail mail(me.engine);
+            MessageMailbox mail(me.engine);
             const auto use = [&] {
               if (me.rank == 1) mail.send(data.get(), 1 << 20, 1, 0, 0, 0.3);
               mail.recv(&byte, 1, 1, -1, 1, 0.3);
@@ -192,17 +192,17 @@ void mail_left_behind() {
 void nothing_comes_after_a_failure(const Host& me) {
   constexpr int kPosted = 2 * kLanes, kFailed = kPosted + 1, kBehind = kPosted + 2;  // of no lane
   struct Packet {
-    Head head{0, uint64_t{2} << 32 | 1, 8, 1, 0, 8};
+    EagerHeader head{0, uint64_t{2} << 32 | 1, 8, 1, 0, 8};
     char data[8] = "too la";
   } packet;
   const auto send = [&](const void* data, uint64_t nbytes, int tag) {
-    MpiRequest sent = 0;
-    me.api->isend(data, nbytes, int(1 - me.rank), tag, 0, sent);
+    Request sent = 0;
+    me.api->isend(data, nbytes, int(1 - me.rank), tag, sent);
     while (!me.api->test(sent)) usleep(100);
   };
   const auto hear = [&](int tag) {
     const uint64_t end = now_ns() + 20'000'000'000;
-    while (!me.api->probe(int(1 - me.rank), tag, 0)) {
+    while (!me.api->probe(int(1 - me.rank), tag)) {
       expect(now_ns() < end, "the other rank has not come so far: ", tag);
       usleep(100);
     }
@@ -214,7 +214,7 @@ void nothing_comes_after_a_failure(const Host& me) {
     send(&packet, sizeof(packet), int(Lane::kMail));
     return send(nullptr, 0, kBehind);
   }
-  MailPostbox box(me.engine);
+  MessagePostbox box(me.engine);
   char first[8], second[8] = "free";
   const auto one = box.recv(first, 8, 1, 1, 1), two = box.recv(second, 8, 1, 1, 2);
   send(nullptr, 0, kPosted);
@@ -228,12 +228,11 @@ void nothing_comes_after_a_failure(const Host& me) {
 class Mortal : public OneThread {
  public:
   using OneThread::OneThread;
-  void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
-             MpiRequest& req) override {
-    OneThread::isend(data, nbytes, dst, tag, comm, req);
+  void isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) override {
+    OneThread::isend(data, nbytes, dst, tag, req);
     if (dst == 2) lost_.push_back(req);
   }
-  bool test(MpiRequest& req) override {
+  bool test(Request& req) override {
     if (std::find(lost_.begin(), lost_.end(), req) == lost_.end()) return OneThread::test(req);
     if (dead_) throw_error("PeerLost", "rank 2 is dead");
     return false;
@@ -241,7 +240,7 @@ class Mortal : public OneThread {
   void die() { dead_ = true; }
 
  private:
-  std::vector<MpiRequest> lost_;
+  std::vector<Request> lost_;
   bool dead_ = false;
 };
 
@@ -250,7 +249,7 @@ void notice_beside_a_death(const Host& me) {
   const auto api = std::make_shared<Mortal>(me.api);
   const auto engine = make_engine(api, {.n = 3, .timeout_s = 5}, me.rank, 1);
   if (me.rank == 0) {
-    MpiMail mail(engine);
+    MessageMailbox mail(engine);
     const char byte = 0;
     mail.send(&byte, 1, 1, 2, 0, 5);
     api->die();
@@ -264,7 +263,7 @@ void notice_beside_a_death(const Host& me) {
   engine->leave("over");
 }
 
-// The transport fails while ranks tell each other what they were doing.
+// The transport fails while ranks send_next each other what they were doing.
 void failures_in_a_mismatch() {
   for (int after = 0; after < 12; ++after) {
     run_all(
@@ -274,7 +273,7 @@ void failures_in_a_mismatch() {
           if (me.rank == 1) me.one_thread->fail_after(after);
           std::string first, second;
           const auto differs = [&] {
-            sum_ones(me, 100 + me.rank, sum_at_once, MpiEngine::kDefaultTimeout, 2 + me.rank);
+            sum_ones(me, 100 + me.rank, sum_at_once, MessageEngine::kDefaultTimeout, 2 + me.rank);
           };
           const std::string kind = kind_thrown(differs, &first);
           const bool known = kind == "MismatchError" || kind == "TransportError";
@@ -290,7 +289,7 @@ void failures_in_a_mismatch() {
 int main() {
   return main_of({{"deaths", deaths},
                   {"deaths behind the queue", deaths_behind_the_queue},
-                  {"deaths of trains", deaths_of_trains},
+                  {"deaths of batches", deaths_of_batches},
                   {"deaths in messages", deaths_in_messages},
                   {"halts", halts},
                   {"small arrays are free", small_arrays_are_free},

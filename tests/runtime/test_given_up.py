@@ -29,7 +29,7 @@ def pair():
     ours, theirs = socket.socketpair()
     api = _C.SocketApi([-1, ours.detach()], ["rank 0", "rank 1"])
     with theirs:
-        yield MpiJob(api, None, 0, [Card.own()] * 2, (0, 1), "TCP"), theirs
+        yield MpiJob(api, None, [Card.own()] * 2, (0, 1), "TCP"), theirs
     api.close()
 
 

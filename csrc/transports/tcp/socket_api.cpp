@@ -29,14 +29,12 @@ constexpr uint64_t kReadBytes = 1 << 20;     // at a time
 constexpr uint64_t kAnswerNs = 200'000'000;  // for the goodbyes of others
 
 // Tag of the notices of the communicator to which a tag belongs.
-int notices_of(int tag) { return tag - tag % kLanes + static_cast<int>(Lane::kControl); }
+int notices_of(int tag) { return tag - tag % kLanes + static_cast<int>(Lane::kNotice); }
 
 }  // namespace
 
 SocketApi::SocketApi(std::vector<int> sockets, std::vector<std::string> names)
-    : MpiApi(MpiFacts{.module = {}, .tag_ub = INT_MAX}, NoLibrary{}),
-      peers_(sockets.size()),
-      pid_(getpid()) {
+    : Transport(INT_MAX, true), peers_(sockets.size()), pid_(getpid()) {
   for (size_t r = 0; r < sockets.size(); ++r) peers_[r].socket = sockets[r];
   try {
     open(names);
@@ -64,12 +62,11 @@ void SocketApi::open(const std::vector<std::string>& names) {
   thread_ = std::thread([this] { serve(); });
 }
 
-void SocketApi::isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle,
-                      MpiRequest& req) {
+void SocketApi::isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) {
   const std::lock_guard lock(mutex_);
   Peer& p = peer(dst);
   auto* operation = new Operation{.peer = dst, .receives = false};
-  req = reinterpret_cast<MpiRequest>(operation);
+  req = reinterpret_cast<Request>(operation);
   if (p.lost || p.socket < 0 || closing_) {
     operation->done = true;
     return;
@@ -78,11 +75,11 @@ void SocketApi::isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHa
   if (p.queue.size() == 1) send_queued(p);
 }
 
-void SocketApi::irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle, MpiRequest& req) {
+void SocketApi::irecv(void* data, uint64_t nbytes, int src, int tag, Request& req) {
   const std::lock_guard lock(mutex_);
   Peer& p = peer(src);
   auto* operation = new Operation{src, true, static_cast<char*>(data), nbytes, tag};
-  req = reinterpret_cast<MpiRequest>(operation);
+  req = reinterpret_cast<Request>(operation);
   std::deque<Message>& arrived = p.arrived[tag];
   const auto first = std::find_if(arrived.begin(), arrived.end(),
                                   [](const Message& m) { return m.taker == nullptr; });
@@ -97,7 +94,7 @@ void SocketApi::irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle, 
   arrived.erase(first);
 }
 
-bool SocketApi::test(MpiRequest& req) {
+bool SocketApi::test(Request& req) {
   if (req == 0) return true;
   auto* operation = reinterpret_cast<Operation*>(req);
   const std::lock_guard lock(mutex_);
@@ -114,7 +111,7 @@ bool SocketApi::test(MpiRequest& req) {
   return false;
 }
 
-bool SocketApi::probe(int src, int tag, MpiHandle) {
+bool SocketApi::probe(int src, int tag) {
   const std::lock_guard lock(mutex_);
   const Peer& p = peer(src);
   const auto found = p.arrived.find(tag);
@@ -123,7 +120,7 @@ bool SocketApi::probe(int src, int tag, MpiHandle) {
   return false;
 }
 
-void SocketApi::cancel(MpiRequest& req) {
+void SocketApi::cancel(Request& req) {
   if (req == 0) return;
   auto* operation = reinterpret_cast<Operation*>(req);
   const std::lock_guard lock(mutex_);

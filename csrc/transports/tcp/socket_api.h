@@ -1,8 +1,7 @@
-// The messages of ranks on several hosts without MPI: one TCP connection for each pair of ranks.
+// Messages between hosts without MPI: one TCP connection for each pair of ranks.
 //
-// It does what MpiApi does, so everything above is the same. A message is a frame of 16 bytes and
-// its data. A thread reads and writes whatever can be read and written, so messages proceed while
-// the rank computes. Messages of one rank with one tag arrive in the order in which they were sent.
+// A message is a frame header of 16 bytes and its data. A thread reads and writes whatever can be
+// read and written, so messages make progress while the rank computes.
 //
 // A connection that ends without a goodbye is a rank that died. One that brings a message for which
 // there is no memory is ended: nothing behind that message could be read.
@@ -17,11 +16,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "transports/mpi/mpi_api.h"
+#include "transports/messages/transport.h"
 
 namespace pycoll {
 
-class SocketApi : public MpiApi {
+class SocketApi : public Transport {
  public:
   // `sockets`: for each rank a connected stream socket, which now belongs to this object; -1 for
   // this rank. `names`: what error messages call each rank. Throws TransportError.
@@ -31,13 +30,11 @@ class SocketApi : public MpiApi {
   // What is sent to a rank that has died is dropped. test() of a receive from it throws PeerLost,
   // unless a notice of that rank waits to be read, which says better what happened. Afterwards so
   // does probe() for notices of the same communicator, so that it can be found out who has died.
-  void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
-             MpiRequest& req) override;
-  void irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle comm,
-             MpiRequest& req) override;
-  bool test(MpiRequest& req) override;
-  bool probe(int src, int tag, MpiHandle comm) override;
-  void cancel(MpiRequest& req) override;
+  void isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) override;
+  void irecv(void* data, uint64_t nbytes, int src, int tag, Request& req) override;
+  bool test(Request& req) override;
+  bool probe(int src, int tag) override;
+  void cancel(Request& req) override;
 
   // Says goodbye behind what is queued, and waits until the systems of the others have all of it:
   // what comes for a connection that is closed before makes the system here drop the rest. Gives up

@@ -32,9 +32,8 @@ class MpiJob:
     """What all communicators made from one MPI communicator have in common.
 
     Attributes:
-        api: The functions of the MPI library.
+        api: MPI's functions with this communicator, or the TCP connections.
         comm: The duplicated communicator of mpi4py, kept alive here.
-        handle: Its handle.
         cards: What each of its ranks has said about itself.
         hosts: Number of the host of each rank.
         library: Name and version of the MPI library.
@@ -44,9 +43,8 @@ class MpiJob:
         counting: Held while the count is changed.
     """
 
-    api: _C.MpiApi
+    api: _C.Transport
     comm: Any
-    handle: int
     cards: list[Card]
     hosts: tuple[int, ...]
     library: str
@@ -102,20 +100,24 @@ class MpiSession(Session):
         hosts = [job.hosts[m] for m in members]
         cards = [job.cards[m] for m in members]
         engine = raising(
-            _C.MpiEngine,
+            _C.MessageEngine,
             job.api,
-            job.handle,
             members,
             rank,
             context,
             timeout_s=config.timeout_s,
-            crowd=sum(card.host == cards[rank].host for card in job.cards),
+            ranks_on_host=sum(card.host == cards[rank].host for card in job.cards),
         )
         self.hosts = hosts
         one_host = len({card.host for card in cards}) == 1
         plans = PlanCache(engine, rank, len(members), messages=True, one_host=one_host)
         self._open(
-            rank, len(members), config, engine, _C.MpiMail(engine), Caller(plans, self.memory)
+            rank,
+            len(members),
+            config,
+            engine,
+            _C.MessageMailbox(engine),
+            Caller(plans, self.memory),
         )
 
     @property

@@ -108,7 +108,7 @@ def _host_of(store: dist.Store) -> str:
 def _socket_job(
     ends: tcp_connections.Sockets, names: list[str], cards: list[Card], hosts: tuple[int, ...]
 ) -> MpiJob:
-    return MpiJob(tcp_connections.open_api(ends, names), None, 0, cards, hosts, "TCP")
+    return MpiJob(tcp_connections.open_api(ends, names), None, cards, hosts, "TCP")
 
 
 def _way_over_mpi(

@@ -267,7 +267,7 @@ class Messages:
         self._postbox = (
             _C.Postbox(session.engine, offers=session.offers)
             if self._calls.direct
-            else _C.MailPostbox(session.engine)
+            else _C.MessagePostbox(session.engine)
         )
         self._under_way: set[MessageWork] = set()  # keeps their memory alive
         self._dropped: list[torch.Tensor] = []  # memory of those that nobody can wait for

@@ -1,4 +1,4 @@
-// How a communicator over MPI fails: who tells whom, and the report that all make of it.
+// How a communicator over messages fails: the notices, and the report that all ranks make of them.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -11,19 +11,30 @@ namespace pycoll {
 namespace {
 
 constexpr uint32_t kLooksInYield = 2;             // of ranks, for notices
-constexpr uint64_t kAskNs = 20'000'000;           // a wait this long is worth a question
+constexpr uint64_t kQuestionNs = 20'000'000;      // a wait this long is worth a question
 constexpr uint64_t kClosedGraceNs = 200'000'000;  // what a peer sent before it closed may be late
 
-// Packets of a call that is refused come until their senders have heard of it: so many calls behind
-// it look for them when they begin.
+// Eager messages of a call that is refused come until their senders have heard of it: so many calls
+// behind it look for them when they begin.
 constexpr uint64_t kCallsWithStale = 3;
 
 // Whether every rank should say what it was doing before anybody raises.
-bool needs_words(Cause cause) { return cause == Cause::kMismatch || cause == Cause::kTimeout; }
+bool needs_all_records(Cause cause) {
+  return cause == Cause::kMismatch || cause == Cause::kTimeout;
+}
+
+// Kinds travel by name; an Error needs one of static storage.
+const char* known_kind(const std::string& name) {
+  for (const char* known : {"MismatchError", "PeerLost", "PeerLeft", "CollTimeout", "Revoked",
+                            "CommClosed", "ScheduleError"}) {
+    if (name == known) return known;
+  }
+  return "TransportError";
+}
 
 }  // namespace
 
-Notice MpiEngine::own_record(Notice::Kind kind) const {
+Notice MessageEngine::own_record(Notice::Kind kind) const {
   Notice notice;
   notice.kind = kind;
   notice.src = rank_;
@@ -42,20 +53,20 @@ Notice MpiEngine::own_record(Notice::Kind kind) const {
   return notice;
 }
 
-void MpiEngine::tell_all(const Notice& notice) {
+void MessageEngine::notify_all(const Notice& notice) {
   const uint64_t nbytes = offsetof(Notice, text) + std::strlen(notice.text) + 1;
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
-    // Who has closed waits a moment for others to close: see close().
-    if (peer == rank_ || (gone_[peer] && notice.kind != Notice::kClosed)) continue;
+    // A rank that has closed waits a moment for others to close: see close().
+    if (peer == rank_ || (departed_[peer] && notice.kind != Notice::kClosed)) continue;
     try {
       link_.send_notice(peer, &notice, nbytes);
-    } catch (const Error&) {  // whoever MPI cannot reach will not miss it, the others must not
-      gone_[peer] = true;
+    } catch (const Error&) {  // a rank that cannot be reached must not keep it from the others
+      departed_[peer] = true;
     }
   }
 }
 
-void MpiEngine::look_for_notices(uint32_t looks) {
+void MessageEngine::receive_notices(uint32_t looks) {
   Notice notice;
   while (link_.take_notice(&notice, sizeof(notice), looks)) {
     notice.text[sizeof(notice.text) - 1] = '\0';
@@ -63,7 +74,7 @@ void MpiEngine::look_for_notices(uint32_t looks) {
   }
 }
 
-void MpiEngine::handle(const Notice& notice) {
+void MessageEngine::handle(const Notice& notice) {
   const uint32_t src = notice.src;
   if (src >= world_size_) return;
   switch (notice.kind) {
@@ -71,26 +82,20 @@ void MpiEngine::handle(const Notice& notice) {
       last_refusal_ = std::max(last_refusal_, notice.seq);
       if (notice.seq >= seq_) refused_[notice.seq] = {notice.culprit, notice.text};
       return;
-    case Notice::kAsk:
-      if (notice.seq >= seq_) asks_.push_back(notice);
+    case Notice::kQuestion:
+      if (notice.seq >= seq_) questions_.push_back(notice);
       return;
     case Notice::kClosed:
-      gone_[src] = true;
+      departed_[src] = true;
       return;
     case Notice::kLeft:
-      gone_[src] = true;
+      departed_[src] = true;
       if (failed_ || someone_fails_) return;
       records_[src] = notice;
       report_ = {Cause::kLeft, src, src, seq_, notice.text, records_};
-      failure_kind_ = kind_of(Cause::kLeft);
-      failure_text_ = notice.text;
-      failed_ = true;
-      return;
-    case Notice::kSpread:
-      if (failed_) return;
-      failure_kind_ = notice.name;
-      failure_text_ = notice.text;
-      failed_ = true;
+      return set_failed(kind_of(Cause::kLeft), notice.text);
+    case Notice::kRaise:
+      if (!failed_) set_failed(notice.name, notice.text);
       return;
     default:
       records_[src] = notice;
@@ -101,12 +106,12 @@ void MpiEngine::handle(const Notice& notice) {
   }
 }
 
-void MpiEngine::check_call(const MpiTask& task, Pulse pulse) {
-  look_for_notices(pulse == Pulse::kYield ? kLooksInYield : kLooks);
+void MessageEngine::check_call(const MessageTask& task, Pulse pulse) {
+  receive_notices(pulse == Pulse::kYield ? kLooksInYield : kPeersPerLook);
   if (failed_) raise_failure();
   if (must_conclude()) conclude();
-  if (refused_.count(seq_) != 0) rejected();
-  for (const Notice& ask : asks_) {
+  if (refused_.count(seq_) != 0) raise_refused();
+  for (const Notice& ask : questions_) {
     const bool same =
         ask.descriptor == last_descriptor_ && ask.count == last_count_ && ask.check == last_check_;
     if (ask.seq == seq_ && !same) fail(Cause::kMismatch, ask.src);
@@ -119,97 +124,98 @@ void MpiEngine::check_call(const MpiTask& task, Pulse pulse) {
   }
   if (deadline_ns_ == 0) deadline_ns_ = deadline_after(job_.timeout_s);
   const auto peer = static_cast<uint32_t>(std::max(0, waiting.peer));
-  if (waiting.peer >= 0 && gone_[peer] && now - waiting_since_ns_ >= kClosedGraceNs) {
+  if (waiting.peer >= 0 && departed_[peer] && now - waiting_since_ns_ >= kClosedGraceNs) {
     fail(Cause::kLeft, peer, "it closed its communicator while others waited for it");
   }
-  if (waiting.peer >= 0 && now - waiting_since_ns_ >= kAskNs) ask(peer);
+  if (waiting.peer >= 0 && now - waiting_since_ns_ >= kQuestionNs) question(peer);
   if (now >= deadline_ns_) fail(Cause::kTimeout, peer);
   if (signals_) check_signals(pulse);
 }
 
-// What goes wrong in a later call does not keep us from ending this one, if it ends soon.
-bool MpiEngine::must_conclude() const {
+// A failure in a later call does not keep this one from ending, if it ends soon.
+bool MessageEngine::must_conclude() const {
   if (!someone_fails_) return false;
   return seq_ >= failing_seq_ || now_ns() - failing_since_ns_ >= kClosedGraceNs;
 }
 
 // Ranks in different calls may wait for each other where no message shows it: one has sent its data
-// in packets, and the other waits for an agreement. Of those who are stuck, one waits for a rank in
-// another call, because plans themselves do not block. So each asks whom it waits for, once.
-void MpiEngine::ask(uint32_t peer) {
-  if (std::find(asked_.begin(), asked_.end(), peer) != asked_.end()) return;
-  asked_.push_back(peer);
-  const Notice notice = own_record(Notice::kAsk);
+// eagerly, and the other waits for an agreement. Of those that are stuck, one waits for a rank in
+// another call, because plans themselves do not block. So each questions the rank it waits for,
+// once.
+void MessageEngine::question(uint32_t peer) {
+  if (std::find(questioned_.begin(), questioned_.end(), peer) != questioned_.end()) return;
+  questioned_.push_back(peer);
+  const Notice notice = own_record(Notice::kQuestion);
   link_.send_notice(peer, &notice, offsetof(Notice, text) + 1);
 }
 
-// Notices `cause`, tells everybody, and raises what all of them make of it.
-void MpiEngine::fail(Cause cause, uint32_t culprit, std::string_view text) {
+void MessageEngine::record(Cause cause, uint32_t culprit, std::string_view text) {
   Notice& own = records_[rank_];
   own = own_record(Notice::kRecord);
   own.cause = static_cast<uint32_t>(cause);
   own.culprit = culprit;
   store_text(own.text, sizeof(own.text), text);
+}
+
+void MessageEngine::set_failed(std::string_view kind, std::string_view text) {
+  failure_kind_ = kind;
+  failure_text_ = text;
+  failed_ = true;
+}
+
+// Raises `cause` on every rank.
+void MessageEngine::fail(Cause cause, uint32_t culprit, std::string_view text) {
+  record(cause, culprit, text);
   conclude();
 }
 
-void MpiEngine::conclude() {
+void MessageEngine::conclude() {
   if (records_[rank_].kind == 0) records_[rank_] = own_record(Notice::kRecord);
-  tell_all(records_[rank_]);
+  notify_all(records_[rank_]);
   const auto noticed = [&] {
     return std::find_if(records_.begin(), records_.end(),
                         [](const Notice& n) { return n.kind == Notice::kRecord && n.cause != 0; });
   };
-  const uint64_t until = now_ns() + kGraceNs;
+  const uint64_t until = now_ns() + kRecordsWaitNs;
   wait_until(
       policy_, Bell{},
       [&] {
-        look_for_notices(kLooks);
-        if (noticed() != records_.end() && !needs_words(Cause(noticed()->cause))) return true;
+        receive_notices(kPeersPerLook);
+        if (noticed() != records_.end() && !needs_all_records(Cause(noticed()->cause))) return true;
         for (uint32_t r = 0; r < world_size_; ++r) {
-          if (records_[r].kind == 0 && !gone_[r]) return false;
+          if (records_[r].kind == 0 && !departed_[r]) return false;
         }
         return true;
       },
       [&](Pulse) { return now_ns() >= until; });
-  flush(kGraceNs / 10);
+  flush(kRecordsWaitNs / 10);
   if (!failed_) {
     const auto first = noticed();
     const Cause cause = first == records_.end() ? Cause::kNone : Cause(first->cause);
     if (first != records_.end()) {
       report_ = {cause, first->culprit, first->src, first->seq, first->text, records_};
     }
-    failure_kind_ = cause == Cause::kNone ? "TransportError" : kind_of(cause);
-    failure_text_ = first == records_.end() ? "the communicator failed" : first->text;
-    failed_ = true;
+    set_failed(cause == Cause::kNone ? "TransportError" : kind_of(cause),
+               first == records_.end() ? "the communicator failed" : first->text);
   }
   raise_failure();
 }
 
-void MpiEngine::raise_failure() {
+void MessageEngine::raise_failure() {
   const std::lock_guard lock(mutex_);
   in_call_ = false;
-  throw Error(name_known(failure_kind_), failure_text_);
+  throw Error(known_kind(failure_kind_), failure_text_);
 }
 
-// Kinds travel by name; an Error needs one with static storage.
-const char* MpiEngine::name_known(const std::string& name) {
-  for (const char* known : {"MismatchError", "PeerLost", "PeerLeft", "CollTimeout", "Revoked",
-                            "CommClosed", "ScheduleError"}) {
-    if (name == known) return known;
-  }
-  return "TransportError";
-}
-
-void MpiEngine::rejected() {
+void MessageEngine::raise_refused() {
   const Refused refused = refused_[seq_];
   end();
-  stale_until_ = seq_ + kCallsWithStale;
+  stale_until_seq_ = seq_ + kCallsWithStale;
   throw_error("PeerRejected", "rank ", refused.origin,
               " refused its arguments for this call: ", refused.text);
 }
 
-void MpiEngine::refuse(std::string_view text, uint32_t site) {
+void MessageEngine::refuse(std::string_view text, uint32_t site) {
   check_usable();
   const Use use(user_, rank_);
   settle();
@@ -219,76 +225,66 @@ void MpiEngine::refuse(std::string_view text, uint32_t site) {
   Notice notice = own_record(Notice::kRefused);
   notice.culprit = rank_;
   store_text(notice.text, sizeof(notice.text), text);
-  tell_all(notice);
-  flush(kGraceNs);
+  notify_all(notice);
+  flush(kRecordsWaitNs);
   end();
-  stale_until_ = seq_ + kCallsWithStale;
+  stale_until_seq_ = seq_ + kCallsWithStale;
 }
 
-void MpiEngine::abort(std::string_view text) {
+void MessageEngine::abort(std::string_view text) {
   check_usable();
   const std::lock_guard lock(mutex_);
   if (failed_) return;
   fail_quietly(Cause::kAbort, text);
 }
 
-void MpiEngine::fail_quietly(Cause cause, std::string_view text) {
-  Notice& own = records_[rank_];
-  own = own_record(Notice::kRecord);
-  own.cause = static_cast<uint32_t>(cause);
-  own.culprit = rank_;
-  store_text(own.text, sizeof(own.text), text);
-  tell_all(own);
-  report_ = {cause, rank_, rank_, seq_, own.text, records_};
-  failure_kind_ = cause == Cause::kNone ? "TransportError" : kind_of(cause);
-  failure_text_ = text;
-  failed_ = true;
-  flush(kGraceNs / 10);
+void MessageEngine::fail_quietly(Cause cause, std::string_view text) {
+  record(cause, rank_, text);
+  notify_all(records_[rank_]);
+  report_ = {cause, rank_, rank_, seq_, records_[rank_].text, records_};
+  set_failed(kind_of(cause), text);
+  flush(kRecordsWaitNs / 10);
 }
 
-void MpiEngine::out_of_memory() {
+void MessageEngine::out_of_memory() {
   const std::lock_guard lock(mutex_);
   try {
     const std::string who = "rank " + std::to_string(rank_);
-    const bool speaks = fork_guard_.at_home() && !closed_ && !failed_;
-    if (speaks) fail_quietly(Cause::kAbort, who + " has no memory for its part of a call");
-  } catch (const std::exception&) {  // nor for a notice: its peers wait until their time is over
-    failure_kind_ = kind_of(Cause::kAbort);
-    failure_text_ = "no memory";
-    failed_ = true;
+    const bool usable = fork_guard_.at_home() && !closed_ && !failed_;
+    if (usable) fail_quietly(Cause::kAbort, who + " has no memory for its part of a call");
+  } catch (const std::exception&) {  // nor for a notice: its peers wait until their deadline
+    set_failed(kind_of(Cause::kAbort), "no memory");
   }
   in_call_ = false;
   throw_error("MemoryError", "rank ", rank_,
               " has no memory for its part of a call; its communicator is aborted");
 }
 
-void MpiEngine::spread(const std::string& name, const std::string& text) {
+void MessageEngine::raise_on_all(const std::string& name, const std::string& text) {
   const std::lock_guard lock(mutex_);
   if (failed_ || closed_) return;
-  Notice notice = own_record(Notice::kSpread);
+  Notice notice = own_record(Notice::kRaise);
   store_text(notice.name, sizeof(notice.name), name);
   store_text(notice.text, sizeof(notice.text), text);
   try {
-    tell_all(notice);
-    flush(kGraceNs / 10);
-  } catch (const Error&) {  // MPI no longer answers
+    notify_all(notice);
+    flush(kRecordsWaitNs / 10);
+  } catch (const Error&) {  // the transport no longer answers
   }
-  failure_kind_ = name;
-  failure_text_ = text;
-  failed_ = true;
+  set_failed(name, text);
 }
 
-void MpiEngine::poll() {
+void MessageEngine::poll() {
   check_usable();
   const std::lock_guard lock(mutex_);
   attempt([&] {
-    look_for_notices(kLooks);
+    receive_notices(kPeersPerLook);
     if (failed_) raise_failure();
     if (someone_fails_) conclude();
   });
 }
 
-void MpiEngine::check_signals(Pulse pulse) {
+void MessageEngine::check_signals(Pulse pulse) {
   if (pulse != Pulse::kSlice || options_.check_signals == nullptr) return;
   if (!options_.check_signals(options_.context)) return;
   const std::lock_guard lock(mutex_);
@@ -298,23 +294,23 @@ void MpiEngine::check_signals(Pulse pulse) {
   throw_error("Interrupted", "rank ", rank_, " was interrupted; its communicator is aborted");
 }
 
-bool MpiEngine::check(int32_t peer, Pulse pulse) {
+bool MessageEngine::check(int32_t peer, Pulse pulse) {
   poll();
   check_signals(pulse);
   const std::lock_guard lock(mutex_);
-  if (peer >= 0) return gone_[static_cast<uint32_t>(peer)];
-  return peer == kAnyRank && world_size_ > 1 && others_gone();
+  if (peer >= 0) return departed_[static_cast<uint32_t>(peer)];
+  return peer == kAnyRank && world_size_ > 1 && others_departed();
 }
 
-MpiReport MpiEngine::report() const {
+MessageReport MessageEngine::report() const {
   if (!fork_guard_.at_home()) return {};
   const std::lock_guard lock(mutex_);
   return report_;
 }
 
-// MPI says that somebody has died, and leaves it to us to find out who: a moment later, if need be,
-// for one part of MPI may know it before the others.
-std::string MpiEngine::name_dead(const std::string& text) {
+// MPI reports that some rank has died, not which. Finds out, a moment later if need be: one part of
+// MPI may know it before the others.
+std::string MessageEngine::name_dead_rank(const std::string& text) {
   const uint64_t until = now_ns() + kClosedGraceNs;
   int32_t dead = -1;
   wait_until(
@@ -326,19 +322,19 @@ std::string MpiEngine::name_dead(const std::string& text) {
       [&](Pulse) { return now_ns() >= until; });
   if (dead < 0) return text;
   const std::lock_guard lock(mutex_);
-  gone_[static_cast<size_t>(dead)] = true;
+  departed_[static_cast<size_t>(dead)] = true;
   return "rank " + std::to_string(dead) + " has died (" + text + ")";
 }
 
-// Runs a part of a call. What MPI itself complains of ends the communicator on every rank, and so
-// does a lack of memory.
-void MpiEngine::attempt(const std::function<void()>& part) {
+// Runs a part of a call. An error of the transport ends the communicator on every rank, and so does
+// a lack of memory.
+void MessageEngine::attempt(const std::function<void()>& part) {
   try {
     try {
       part();
     } catch (const Disagreement& found) {
       const std::lock_guard lock(mutex_);
-      fail(Cause::kMismatch, found.peer);  // MPI may fail meanwhile
+      fail(Cause::kMismatch, found.peer);  // the transport may fail meanwhile
     }
   } catch (const std::bad_alloc&) {
     out_of_memory();
@@ -349,10 +345,10 @@ void MpiEngine::attempt(const std::function<void()>& part) {
     }
     const std::string kind = error.kind();
     if (kind != "TransportError" && kind != "PeerLost") throw;
-    if (failed_) raise_failure();  // a notice was faster, and says who it is
-    const std::string text = kind == "PeerLost" ? name_dead(error.what()) : error.what();
-    spread(kind, text);
-    throw Error(name_known(kind), text);
+    if (failed_) raise_failure();  // a notice was faster
+    const std::string text = kind == "PeerLost" ? name_dead_rank(error.what()) : error.what();
+    raise_on_all(kind, text);
+    throw Error(known_kind(kind), text);
   }
 }
 
