@@ -53,8 +53,8 @@ std::vector<Request> MessageMailbox::post(const void* data, uint64_t nbytes, uin
   char* room = link.open_eager();
   if (!rendezvous && nbytes > 0) std::memcpy(room, data, nbytes);
   const EagerHeader header{0,      uint64_t{tag} << 32 | type,
-                         nbytes, static_cast<uint16_t>(link.rank()),
-                         0,      rendezvous ? 0 : static_cast<uint32_t>(nbytes)};
+                           nbytes, static_cast<uint16_t>(link.rank()),
+                           0,      rendezvous ? 0 : static_cast<uint32_t>(nbytes)};
   link.send_eager(Lane::kMail, dst, header);
   const auto* bytes = static_cast<const char*>(data);
   each_part(rendezvous ? nbytes : 0, [&](uint64_t at, uint64_t part) {
@@ -148,6 +148,10 @@ std::optional<uint32_t> MessageMailbox::collect(void* data, uint64_t nbytes, uin
 }
 
 void MessageMailbox::drain() {
+  engine_->attempt([&] { receive_all(); });
+}
+
+void MessageMailbox::receive_all() {
   MessageLink& link = engine_->link();
   for (uint32_t peer = 0; peer < link.world_size(); ++peer) {
     if (peer == link.rank()) continue;

@@ -60,6 +60,7 @@ class MessageMailbox {
     std::vector<Request> requests{};
   };
 
+  void receive_all();
   void receive_payload(Message& message);
   Message* find(int32_t src, uint32_t tag);
 

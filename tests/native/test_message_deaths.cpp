@@ -263,7 +263,41 @@ void notice_beside_a_death(const Host& me) {
   engine->leave("over");
 }
 
-// The transport fails while ranks send_next each other what they were doing.
+// Rank 1 dies while rank 0 waits for rank 2, which is busy elsewhere and dies later: rank 0 names
+// rank 1, soon, and so does a rank that comes back when both are dead.
+void names_who_died(bool in_recv) {
+  const Sockets sockets = connect(4);
+  const auto die = [&](uint32_t rank) {
+    for (const int fd : sockets[rank]) shutdown(fd, SHUT_RDWR);
+  };
+  run_all(
+      {.n = 4, .timeout_s = 20},
+      [&](const Host& me) {
+        sum_ones(me);
+        const auto names_rank_1 = [&](const std::function<void()>& body) {
+          std::string text;
+          const uint64_t start = now_ns();
+          const std::string kind = kind_thrown(body, &text);
+          expect(kind == "PeerLost", kind, ": ", text);
+          expect(text.find("rank 1 ") != std::string::npos, "another rank is named: ", text);
+          expect(now_ns() - start < 1'000'000'000, "late: ", now_ns() - start, " ns");
+        };
+        if (me.rank == 1) return die(1);
+        if (me.rank == 0 && in_recv) {
+          MessageMailbox mailbox(me.engine);
+          char byte;
+          names_rank_1([&] { mailbox.recv(&byte, 1, 1, 2, 0, 20); });
+        } else if (me.rank == 0) {
+          names_rank_1([&] { sum_ones(me, 500, sum_in_ring); });
+        }
+        if (me.rank != 0) usleep(me.rank == 2 ? 1'500'000 : 2'000'000);
+        if (me.rank == 2) return die(2);
+        if (me.rank == 3) names_rank_1([&] { sum_ones(me, 500, sum_in_ring); });
+      },
+      "names who died", sockets);
+}
+
+// The transport fails while ranks tell each other what they were doing.
 void failures_in_a_mismatch() {
   for (int after = 0; after < 12; ++after) {
     run_all(
@@ -291,6 +325,8 @@ int main() {
                   {"deaths behind the queue", deaths_behind_the_queue},
                   {"deaths of batches", deaths_of_batches},
                   {"deaths in messages", deaths_in_messages},
+                  {"names who died", [] { names_who_died(false); }},
+                  {"names who died, in recv", [] { names_who_died(true); }},
                   {"halts", halts},
                   {"small arrays are free", small_arrays_are_free},
                   {"mail gives up", mail_gives_up},

@@ -115,8 +115,11 @@ class MessageEngine {
   void abort(std::string_view text);
   // Makes every rank raise an error of this kind with this text.
   void raise_on_all(const std::string& name, const std::string& text);
-  // Looks for notices; throws what the communicator failed with, if it did.
+  // Looks for notices and lost connections; throws what the communicator failed with, if it did.
   void poll();
+  // Runs a part of a call, or of messages of users. An error of the transport ends the communicator
+  // on every rank, and so does a lack of memory.
+  void attempt(const std::function<void()>& part);
   void leave(std::string_view text);
   void close();
   bool closed() const { return closed_; }
@@ -164,7 +167,6 @@ class MessageEngine {
   template <typename F>
   void in_batch(F&& part);
   void end();
-  void attempt(const std::function<void()>& part);
   std::string name_dead_rank(const std::string& text);
   template <typename F>
   Ticket submit_to_keeper(F&& work);
@@ -178,6 +180,7 @@ class MessageEngine {
   void fail_quietly(Cause cause, std::string_view text);
   void set_failed(std::string_view kind, std::string_view text);
   void check_call(const MessageTask& task, Pulse pulse);
+  void check_connections();
   void question(uint32_t peer);
   bool must_conclude() const;
   void receive_notices(uint32_t looks);

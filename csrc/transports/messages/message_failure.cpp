@@ -110,6 +110,7 @@ void MessageEngine::check_call(const MessageTask& task, Pulse pulse) {
   receive_notices(pulse == Pulse::kYield ? kLooksInYield : kPeersPerLook);
   if (failed_) raise_failure();
   if (must_conclude()) conclude();
+  check_connections();
   if (refused_.count(seq_) != 0) raise_refused();
   for (const Notice& ask : questions_) {
     const bool same =
@@ -130,6 +131,18 @@ void MessageEngine::check_call(const MessageTask& task, Pulse pulse) {
   if (waiting.peer >= 0 && now - waiting_since_ns_ >= kQuestionNs) question(peer);
   if (now >= deadline_ns_) fail(Cause::kTimeout, peer);
   if (signals_) check_signals(pulse);
+}
+
+// Raises if any rank has died, whichever rank is waited for: its connection has ended. What it sent
+// before may explain that, so it is received first.
+void MessageEngine::check_connections() {
+  const int32_t lost = link_.first_lost(departed_);
+  if (lost < 0) return;
+  receive_notices(world_size_);
+  if (failed_) raise_failure();
+  if (departed_[static_cast<size_t>(lost)]) return;
+  const Loss found = link_.loss(static_cast<uint32_t>(lost));
+  throw Error(found.kind, found.text);
 }
 
 // A failure in a later call does not keep this one from ending, if it ends soon.
@@ -281,6 +294,7 @@ void MessageEngine::poll() {
     receive_notices(kPeersPerLook);
     if (failed_) raise_failure();
     if (someone_fails_) conclude();
+    check_connections();
   });
 }
 
@@ -316,18 +330,17 @@ std::string MessageEngine::name_dead_rank(const std::string& text) {
   wait_until(
       policy_, Bell{},
       [&] {
-        dead = link_.find_dead();
+        dead = link_.find_dead(departed_);
         return dead >= 0;
       },
       [&](Pulse) { return now_ns() >= until; });
   if (dead < 0) return text;
   const std::lock_guard lock(mutex_);
   departed_[static_cast<size_t>(dead)] = true;
-  return "rank " + std::to_string(dead) + " has died (" + text + ")";
+  const Loss found = link_.loss(static_cast<uint32_t>(dead));
+  return "rank " + std::to_string(dead) + " has died (" + (found.order ? found.text : text) + ")";
 }
 
-// Runs a part of a call. An error of the transport ends the communicator on every rank, and so does
-// a lack of memory.
 void MessageEngine::attempt(const std::function<void()>& part) {
   try {
     try {

@@ -169,7 +169,23 @@ void MessageLink::send_notice(uint32_t peer, const void* data, uint64_t nbytes) 
   b.busy = true;
 }
 
-int32_t MessageLink::find_dead() {
+int32_t MessageLink::first_lost(const std::vector<bool>& departed) const {
+  if (api_->losses() == 0) return -1;
+  uint32_t first = UINT32_MAX;
+  int32_t found = -1;
+  for (uint32_t peer = 0; peer < world_size(); ++peer) {
+    if (peer == rank_ || departed[peer]) continue;
+    const uint32_t order = loss(peer).order;
+    if (order == 0 || order > first) continue;
+    first = order;
+    found = static_cast<int32_t>(peer);
+  }
+  return found;
+}
+
+int32_t MessageLink::find_dead(const std::vector<bool>& departed) {
+  const int32_t lost = first_lost(departed);
+  if (lost >= 0) return lost;
   for (uint32_t peer = 0; peer < world_size(); ++peer) {
     try {
       if (peer != rank_) api_->probe(members_[peer], tag(Lane::kNotice));

@@ -98,8 +98,12 @@ class MessageLink {
   // `data` gets its first nbytes. False if there is none. A look costs as much as a test.
   bool take_notice(void* data, uint64_t nbytes, uint32_t looks);
 
+  // The rank whose connection was lost first, -1 if none was; not one of those that have
+  // `departed`.
+  int32_t first_lost(const std::vector<bool>& departed) const;
+  Loss loss(uint32_t peer) const { return api_->loss(members_[peer]); }
   // A rank that the transport knows to be dead, or -1. Throws nothing.
-  int32_t find_dead();
+  int32_t find_dead(const std::vector<bool>& departed);
 
  private:
   struct ReceiveSlot {  // one receive that is posted, or has completed

@@ -1,11 +1,20 @@
 // What the message engine needs of MPI or of TCP connections: messages of bytes between two ranks.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <string>
 
 namespace pycoll {
 
 using Request = uint64_t;  // a message under way; 0: none
+
+// How the connection to a rank was lost.
+struct Loss {
+  uint32_t order = 0;  // 1 for the first one that this transport lost; 0: it is not lost
+  const char* kind = "PeerLost";
+  std::string text{};
+};
 
 // Thread-safe. Messages of one rank with one tag arrive in the order in which they were sent. Every
 // function throws TransportError, and PeerLost if a process of the job has died.
@@ -28,11 +37,17 @@ class Transport {
   virtual bool probe(int src, int tag) = 0;
   // Cancels a receive that has not been matched; the request must still be tested.
   virtual void cancel(Request& request) = 0;
+  // Of a transport that notices by itself that ranks have died, whoever this rank waits for.
+  virtual Loss loss(int) { return {}; }
+  uint32_t losses() const { return losses_.load(std::memory_order_relaxed); }
   // Whether the program has shut the transport down: then nothing else may be called.
   virtual bool ended() const { return false; }
 
   const int greatest_tag;
   const bool any_thread;
+
+ protected:
+  std::atomic<uint32_t> losses_{0};
 };
 
 }  // namespace pycoll

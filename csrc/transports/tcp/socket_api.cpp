@@ -105,8 +105,8 @@ bool SocketApi::test(Request& req) {
   }
   Peer& p = peer(operation->peer);
   if (p.lost && !p.said_goodbye && operation->receives && !notice_waits(p, operation->tag)) {
-    p.told.insert(notices_of(operation->tag));
-    throw_loss(p);
+    const Loss found = describe_loss(p);
+    throw Error(found.kind, found.text);
   }
   return false;
 }
@@ -115,9 +115,12 @@ bool SocketApi::probe(int src, int tag) {
   const std::lock_guard lock(mutex_);
   const Peer& p = peer(src);
   const auto found = p.arrived.find(tag);
-  if (found != p.arrived.end() && !found->second.empty()) return true;
-  if (p.told.contains(tag)) throw_loss(p);
-  return false;
+  return found != p.arrived.end() && !found->second.empty();
+}
+
+Loss SocketApi::loss(int rank) {
+  const std::lock_guard lock(mutex_);
+  return describe_loss(peer(rank));
 }
 
 void SocketApi::cancel(Request& req) {
@@ -180,6 +183,7 @@ void SocketApi::watch(Peer& p) {
 void SocketApi::lose(Peer& p) {
   if (p.lost) return;
   p.lost = true;
+  if (!p.said_goodbye && p.socket >= 0) p.loss_order = ++losses_;
   epoll_ctl(epoll_, EPOLL_CTL_DEL, p.socket, nullptr);
   shutdown(p.socket, SHUT_RDWR);  // the other end hears of it if the fault is here
   for (Outgoing& out : p.queue) {
@@ -190,11 +194,14 @@ void SocketApi::lose(Peer& p) {
   p.message = nullptr;
 }
 
-void SocketApi::throw_loss(const Peer& p) {
-  COLL_CHECK(p.refused_bytes == 0, "PeerLost", p.name, " is lost: there was no memory for a ",
-             "message of ", p.refused_bytes, " bytes from it that nobody had asked for yet, ",
-             "so its connection was ended");
-  throw_error("PeerLost", p.name, " died: its connection has ended");
+Loss SocketApi::describe_loss(const Peer& p) {
+  if (p.loss_order == 0) return {};
+  if (p.refused_bytes == 0)
+    return {p.loss_order, "PeerLost", p.name + " died: its connection has ended"};
+  return {p.loss_order, "PeerLost",
+          p.name + " is lost: there was no memory for a message of " +
+              std::to_string(p.refused_bytes) +
+              " bytes from it that nobody had asked for yet, so its connection was ended"};
 }
 
 // Reads what has come. The mutex is held.

@@ -10,7 +10,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -28,13 +27,13 @@ class SocketApi : public Transport {
   ~SocketApi() override { close(); }
 
   // What is sent to a rank that has died is dropped. test() of a receive from it throws PeerLost,
-  // unless a notice of that rank waits to be read, which says better what happened. Afterwards so
-  // does probe() for notices of the same communicator, so that it can be found out who has died.
+  // unless a notice of that rank waits to be read, which says better what happened.
   void isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) override;
   void irecv(void* data, uint64_t nbytes, int src, int tag, Request& req) override;
   bool test(Request& req) override;
   bool probe(int src, int tag) override;
   void cancel(Request& req) override;
+  Loss loss(int rank) override;
 
   // Says goodbye behind what is queued, and waits until the systems of the others have all of it:
   // what comes for a connection that is closed before makes the system here drop the rest. Gives up
@@ -73,6 +72,7 @@ class SocketApi : public Transport {
     int socket = -1;
     std::string name;
     bool lost = false, said_goodbye = false;
+    uint32_t loss_order = 0;     // if lost without a goodbye
     uint64_t refused_bytes = 0;  // of the message for which there was no memory
     std::deque<Outgoing> queue;
     Frame frame;                     // of the message that is being read
@@ -82,7 +82,6 @@ class SocketApi : public Transport {
     Message* message = nullptr;      // nobody's yet
     std::unordered_map<int, std::deque<Operation*>> posted;
     std::unordered_map<int, std::deque<Message>> arrived;
-    std::set<int> told;  // tags of notices of the communicators that know of the loss
   };
 
   Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
@@ -94,7 +93,7 @@ class SocketApi : public Transport {
   void end_message(Peer& peer);
   void send_queued(Peer& peer);
   void lose(Peer& peer);
-  [[noreturn]] static void throw_loss(const Peer& peer);
+  static Loss describe_loss(const Peer& peer);
   void watch(Peer& peer);
   uint64_t unsent();
   bool notice_waits(const Peer& peer, int tag) const;
