@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <sstream>
 
 #include "base/erase_done.h"
@@ -52,9 +53,8 @@ std::vector<Request> MessageMailbox::post(const void* data, uint64_t nbytes, uin
   }
   char* room = link.open_eager();
   if (!rendezvous && nbytes > 0) std::memcpy(room, data, nbytes);
-  const EagerHeader header{0,      uint64_t{tag} << 32 | type,
-                           nbytes, static_cast<uint16_t>(link.rank()),
-                           0,      rendezvous ? 0 : static_cast<uint32_t>(nbytes)};
+  const EagerHeader header{0, uint64_t{tag} << 32 | type, nbytes, 0,
+                           rendezvous ? 0 : static_cast<uint32_t>(nbytes)};
   link.send_eager(Lane::kMail, dst, header);
   const auto* bytes = static_cast<const char*>(data);
   each_part(rendezvous ? nbytes : 0, [&](uint64_t at, uint64_t part) {
@@ -178,10 +178,15 @@ void MessageMailbox::receive_all() {
 void MessageMailbox::receive_payload(Message& message) {
   MessageLink& link = engine_->link();
   if (message.own == nullptr) {
-    message.own = std::make_unique_for_overwrite<char[]>(message.nbytes);
+    try {
+      message.own = std::make_unique_for_overwrite<char[]>(message.nbytes);
+    } catch (const std::bad_alloc&) {
+      link.reject(message.src, "a message of " + std::to_string(message.nbytes) +
+                                   " bytes, for which this rank has no memory");
+    }
     each_part(message.nbytes, [&](uint64_t at, uint64_t part) {
-      link.irecv(message.own.get() + at, part, message.src, static_cast<int>(Lane::kMailPayload),
-                 message.requests.emplace_back());
+      link.irecv(message.own.get() + at, part, part, message.src,
+                 static_cast<int>(Lane::kMailPayload), message.requests.emplace_back());
     });
   }
   erase_done(message.requests, [&](Request& part) { return link.test(part); });

@@ -43,9 +43,9 @@ class OneThread : public Transport {
     if (fails()) throw_error("TransportError", "on purpose");
     other_->isend(data, nbytes, dst, tag, req);
   }
-  void irecv(void* data, uint64_t nbytes, int src, int tag, Request& req) override {
+  void irecv(void* data, uint64_t least, uint64_t most, int src, int tag, Request& req) override {
     if (fails()) throw_error("TransportError", "on purpose");
-    other_->irecv(data, nbytes, src, tag, req);
+    other_->irecv(data, least, most, src, tag, req);
   }
   bool test(Request& req) override { return other_->test(req); }
   bool probe(int src, int tag) override { return other_->probe(src, tag); }

@@ -65,8 +65,8 @@ class Rendezvous : public Transport {
     const std::lock_guard lock(mutex_);
     if (nbytes > kEager) sends_[req] = {way, number};
   }
-  void irecv(void* data, uint64_t nbytes, int src, int tag, Request& req) override {
-    other_->irecv(data, nbytes, src, tag, req);
+  void irecv(void* data, uint64_t least, uint64_t most, int src, int tag, Request& req) override {
+    other_->irecv(data, least, most, src, tag, req);
     receipts_->receive({src, rank_, tag}, 1);
     const std::lock_guard lock(mutex_);
     receives_[req] = {src, rank_, tag};

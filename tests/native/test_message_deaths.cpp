@@ -190,9 +190,10 @@ void mail_left_behind() {
 // What comes after a wait that has failed goes to no array: whoever heard of it may have freed
 // them.
 void nothing_comes_after_a_failure(const Host& me) {
-  constexpr int kPosted = 2 * kLanes, kFailed = kPosted + 1, kBehind = kPosted + 2;  // of no lane
+  constexpr int kPosted = 2 * kLanes + int(Lane::kPayload), kFailed = kPosted + 1,
+                kBehind = kPosted + 2;
   struct Packet {
-    EagerHeader head{0, uint64_t{2} << 32 | 1, 8, 1, 0, 8};
+    EagerHeader head{0, uint64_t{2} << 32 | 1, 8, 0, 8};
     char data[8] = "too la";
   } packet;
   const auto send = [&](const void* data, uint64_t nbytes, int tag) {

@@ -28,31 +28,6 @@ struct MessageOptions {
   void* context = nullptr;
 };
 
-// What a rank sends to all others when a communicator fails, or when it refuses or leaves.
-struct Notice {
-  enum Kind : uint32_t {
-    kRecord = 1,    // the communicator fails
-    kLeft = 2,      // by an exception
-    kClosed = 3,    // in order
-    kRefused = 4,   // its arguments of call `seq`
-    kRaise = 5,     // every rank raises the error `name`
-    kQuestion = 6,  // it waits for the receiver, which compares calls
-  };
-  uint32_t kind = 0, src = 0;
-  uint64_t seq = 0;    // of the call it is in, or of the next
-  uint32_t cause = 0;  // Cause, if this rank has noticed one; kNone otherwise
-  uint32_t culprit = 0;
-  uint32_t in_call = 0;  // 1: it has entered call `seq`
-  int32_t waiting_peer = -1;
-  uint32_t waiting_step = 0;
-  uint64_t waiting_ns = 0;
-  uint64_t descriptor = 0, count = 0, check = 0;
-  char site[kSiteBytes] = "";
-  char name[32] = "";       // kRaise: kind of the error
-  char text[6 << 10] = "";  // reason; last, since only what is used is sent
-};
-static_assert(sizeof(Notice) <= MessageLink::kNoticeBytes);
-
 struct MessageReport {
   Cause cause = Cause::kNone;
   uint32_t culprit = 0, reporter = 0;

@@ -1,6 +1,5 @@
 // How a communicator over messages fails: the notices, and the report that all ranks make of them.
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
 #include <new>
 
@@ -54,12 +53,11 @@ Notice MessageEngine::own_record(Notice::Kind kind) const {
 }
 
 void MessageEngine::notify_all(const Notice& notice) {
-  const uint64_t nbytes = offsetof(Notice, text) + std::strlen(notice.text) + 1;
   for (uint32_t peer = 0; peer < world_size_; ++peer) {
     // A rank that has closed waits a moment for others to close: see close().
     if (peer == rank_ || (departed_[peer] && notice.kind != Notice::kClosed)) continue;
     try {
-      link_.send_notice(peer, &notice, nbytes);
+      link_.send_notice(peer, notice);
     } catch (const Error&) {  // a rank that cannot be reached must not keep it from the others
       departed_[peer] = true;
     }
@@ -68,15 +66,11 @@ void MessageEngine::notify_all(const Notice& notice) {
 
 void MessageEngine::receive_notices(uint32_t looks) {
   Notice notice;
-  while (link_.take_notice(&notice, sizeof(notice), looks)) {
-    notice.text[sizeof(notice.text) - 1] = '\0';
-    handle(notice);
-  }
+  while (link_.take_notice(notice, looks)) handle(notice);
 }
 
 void MessageEngine::handle(const Notice& notice) {
   const uint32_t src = notice.src;
-  if (src >= world_size_) return;
   switch (notice.kind) {
     case Notice::kRefused:
       last_refusal_ = std::max(last_refusal_, notice.seq);
@@ -158,8 +152,7 @@ bool MessageEngine::must_conclude() const {
 void MessageEngine::question(uint32_t peer) {
   if (std::find(questioned_.begin(), questioned_.end(), peer) != questioned_.end()) return;
   questioned_.push_back(peer);
-  const Notice notice = own_record(Notice::kQuestion);
-  link_.send_notice(peer, &notice, offsetof(Notice, text) + 1);
+  link_.send_notice(peer, own_record(Notice::kQuestion));
 }
 
 void MessageEngine::record(Cause cause, uint32_t culprit, std::string_view text) {
@@ -196,7 +189,8 @@ void MessageEngine::conclude() {
         receive_notices(kPeersPerLook);
         if (noticed() != records_.end() && !needs_all_records(Cause(noticed()->cause))) return true;
         for (uint32_t r = 0; r < world_size_; ++r) {
-          if (records_[r].kind == 0 && !departed_[r]) return false;
+          const bool answers = !departed_[r] && (r == rank_ || link_.loss(r).order == 0);
+          if (records_[r].kind == 0 && answers) return false;
         }
         return true;
       },

@@ -1,6 +1,7 @@
 #include "transports/messages/message_link.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "base/erase_done.h"
@@ -118,7 +119,8 @@ const EagerHeader* MessageLink::receive_eager(Lane lane, uint32_t peer) {
   if (!slot.posted) {
     const uint64_t room = lane == Lane::kAgreement ? sizeof(EagerHeader) : kBufferBytes;
     if (slot.buffer == nullptr) slot.buffer = std::make_unique_for_overwrite<char[]>(room);
-    api_->irecv(slot.buffer.get(), room, members_[peer], tag(lane), slot.request);
+    api_->irecv(slot.buffer.get(), sizeof(EagerHeader), room, members_[peer], tag(lane),
+                slot.request);
     slot.posted = true;
     slot.complete = false;
   }
@@ -161,12 +163,18 @@ void MessageLink::drop_before(uint64_t seq) {
   }
 }
 
-void MessageLink::send_notice(uint32_t peer, const void* data, uint64_t nbytes) {
-  SendBuffer& b = free_buffer(kNoticeBytes, true);
-  std::memcpy(b.buffer.get(), data, nbytes);
+void MessageLink::send_notice(uint32_t peer, const Notice& notice) {
+  const uint64_t nbytes = offsetof(Notice, text) + std::strlen(notice.text) + 1;
+  SendBuffer& b = free_buffer(sizeof(Notice), true);
+  std::memcpy(b.buffer.get(), &notice, nbytes);
   api_->isend(b.buffer.get(), nbytes, members_[peer], tag(Lane::kNotice), b.request);
   b.lane = Lane::kNotice;
   b.busy = true;
+}
+
+void MessageLink::reject(uint32_t peer, const std::string& why) {
+  const Loss loss = api_->reject(members_[peer], why);
+  throw Error(loss.kind, loss.text);
 }
 
 int32_t MessageLink::first_lost(const std::vector<bool>& departed) const {
@@ -196,13 +204,14 @@ int32_t MessageLink::find_dead(const std::vector<bool>& departed) {
   return -1;
 }
 
-bool MessageLink::take_notice(void* data, uint64_t nbytes, uint32_t looks) {
+bool MessageLink::take_notice(Notice& notice, uint32_t looks) {
   ReceiveSlot& slot = slots(Lane::kNotice).front();
   for (uint32_t i = 0; i < std::min(world_size(), looks) && !slot.posted; ++i) {
     next_ = (next_ + 1) % world_size();
     if (next_ == rank_ || !api_->probe(members_[next_], tag(Lane::kNotice))) continue;
-    if (slot.buffer == nullptr) slot.buffer = std::make_unique<char[]>(kNoticeBytes);
-    api_->irecv(slot.buffer.get(), kNoticeBytes, members_[next_], tag(Lane::kNotice), slot.request);
+    if (slot.buffer == nullptr) slot.buffer = std::make_unique<char[]>(sizeof(Notice));
+    api_->irecv(slot.buffer.get(), 1, sizeof(Notice), members_[next_], tag(Lane::kNotice),
+                slot.request);
     slot.posted = true;
   }
   if (!slot.posted) return false;
@@ -210,7 +219,10 @@ bool MessageLink::take_notice(void* data, uint64_t nbytes, uint32_t looks) {
   for (uint32_t i = 0; i < kNoticeTests && !complete; ++i) complete = api_->test(slot.request);
   if (!complete) return false;
   slot.posted = false;
-  std::memcpy(data, slot.buffer.get(), std::min(nbytes, kNoticeBytes));
+  std::memcpy(&notice, slot.buffer.get(), sizeof(Notice));
+  notice.text[sizeof(notice.text) - 1] = '\0';
+  notice.src = next_;
+  if (const char* why = wrong_ranks(notice, world_size())) reject(next_, why);
   return true;
 }
 

@@ -14,41 +14,13 @@
 #include "base/fork_guard.h"
 #include "engine/wait.h"
 #include "transports/messages/transport.h"
+#include "transports/messages/wire.h"
 
 namespace pycoll {
-
-inline constexpr uint64_t kEagerBytes = 32 << 10;  // of data behind one header, at most
-
-// What a tag is about.
-enum class Lane : int {
-  kEager = 0,        // data of a call whose messages are small
-  kNotice = 1,       // refusals, failures, leaving
-  kAgreement = 2,    // agreement that all ranks are in the same call
-  kMail = 3,         // tagged messages of users
-  kMailPayload = 4,  // of those that are larger than kEagerBytes
-  kPayload = 8,      // of the segments in flight: kWindows for each call in flight
-};
-inline constexpr int kLanes = 16;
-inline constexpr uint32_t kWindows = 4;
-inline constexpr uint32_t kBatch = 2;  // calls that one rank has in flight
-static_assert(static_cast<int>(Lane::kPayload) + kBatch * kWindows <= kLanes);
-
-// In front of every eager message: which call it belongs to, and what that call is.
-struct EagerHeader {
-  uint64_t seq = 0;  // number of the call
-  uint64_t descriptor = 0, count = 0;
-  uint16_t src = 0;     // as in plans
-  uint16_t check = 0;   // half of the binding's
-  uint32_t nbytes = 0;  // of data that follow
-  const char* data() const { return reinterpret_cast<const char*>(this + 1); }
-};
-static_assert(sizeof(EagerHeader) == 32);
 
 // Not thread-safe: one thread at a time, as the engine sees to.
 class MessageLink {
  public:
-  static constexpr uint64_t kNoticeBytes = 8 << 10;
-
   // `members`: rank in the transport of each rank of this communicator.
   MessageLink(std::shared_ptr<Transport> api, std::vector<int> members, uint32_t rank,
               uint32_t context);
@@ -84,19 +56,21 @@ class MessageLink {
   void isend(const void* data, uint64_t nbytes, uint32_t peer, int lane, Request& request) {
     api_->isend(data, nbytes, members_[peer], tag(lane), request);
   }
-  void irecv(void* data, uint64_t nbytes, uint32_t peer, int lane, Request& request) {
-    api_->irecv(data, nbytes, members_[peer], tag(lane), request);
+  void irecv(void* data, uint64_t least, uint64_t most, uint32_t peer, int lane, Request& request) {
+    api_->irecv(data, least, most, members_[peer], tag(lane), request);
   }
   bool test(Request& request) { return api_->test(request); }
   // Cancels receives. Those that a peer has begun to fill, and in a child made by fork all of them,
   // are left in `receives`: their memory must stay.
   void cancel_receives(std::vector<Request>& receives);
 
-  // A notice to one rank; at most kNoticeBytes. Sent in the background, see notices_sent().
-  void send_notice(uint32_t peer, const void* data, uint64_t nbytes);
-  // Looks at so many ranks, another one first each time, and takes one notice that has arrived;
-  // `data` gets its first nbytes. False if there is none. A look costs as much as a test.
-  bool take_notice(void* data, uint64_t nbytes, uint32_t looks);
+  // A notice to one rank. Sent in the background, see notices_sent().
+  void send_notice(uint32_t peer, const Notice& notice);
+  // Looks at so many ranks, another one first each time, and takes one notice that has arrived.
+  // False if there is none. A look costs as much as a test.
+  bool take_notice(Notice& notice, uint32_t looks);
+  // Ends the connection to a rank that has sent what no rank sends. Throws TransportError.
+  [[noreturn]] void reject(uint32_t peer, const std::string& why);
 
   // The rank whose connection was lost first, -1 if none was; not one of those that have
   // `departed`.
@@ -135,7 +109,7 @@ class MessageLink {
   std::array<std::vector<ReceiveSlot>, 4> slots_;
   std::vector<SendBuffer> buffers_;
   size_t open_ = 0;    // of buffers_
-  uint32_t next_ = 0;  // rank to look at next for a notice
+  uint32_t next_ = 0;  // rank that was looked at last for a notice, and has sent one that is posted
 };
 
 }  // namespace pycoll

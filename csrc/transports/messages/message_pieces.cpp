@@ -58,6 +58,19 @@ MessageTask::Span MessageTask::span(const Window& window, const Operand& operand
   return {data, nbytes, whole};
 }
 
+// The bytes that a message must have to fill its destination; 0 for a slot, which may stand for a
+// chunk at the end of a vector.
+uint64_t MessageTask::needed(const Window& window, const Operand& operand, uint32_t first,
+                             uint32_t chunks) const {
+  if (operand.buffer == static_cast<uint16_t>(Buffer::kCell)) return 0;
+  for (uint32_t k = chunks; k-- > 0;) {
+    uint64_t length;
+    resolve(window, operand, first + k, length);
+    if (length > 0) return (k * window.reach + length) * call_.elem_bytes;
+  }
+  return 0;
+}
+
 // Copies chunks to where they stand on the wire; returns the bytes up to the last that has any.
 uint64_t MessageTask::gather(const Window& window, const Operand& operand, uint32_t first,
                              uint32_t chunks, char* to) {

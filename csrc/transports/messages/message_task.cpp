@@ -14,8 +14,6 @@ namespace {
 // core's cache until folded.
 constexpr uint64_t kInFlightBytes = 2 << 20;
 
-uint16_t check_of(const BoundCall& call) { return static_cast<uint16_t>(call.check); }
-
 uint32_t windows_of(const BoundCall& call) {
   const uint64_t fit = kInFlightBytes / std::max<uint64_t>(1, call.segment * call.elem_bytes);
   return std::min(call.segments, std::clamp(static_cast<uint32_t>(fit), 1u, kWindows));
@@ -74,9 +72,7 @@ MessageTask::~MessageTask() {
 }
 
 EagerHeader MessageTask::header(uint32_t nbytes) const {
-  return {
-      seq_,  call_.descriptor, call_.count, static_cast<uint16_t>(link_.rank()), check_of(call_),
-      nbytes};
+  return {seq_, call_.descriptor, call_.count, call_.check, nbytes};
 }
 
 // The next eager message of a peer for this call, or null. Drops those of calls that were given up.
@@ -89,7 +85,7 @@ const EagerHeader* MessageTask::receive_eager(Lane lane, uint32_t peer) {
   }
   if (found == nullptr || found->seq > seq_) return nullptr;
   if (found->descriptor != call_.descriptor || found->count != call_.count ||
-      found->check != check_of(call_)) {
+      found->check != call_.check) {
     throw Disagreement{peer};
   }
   return found;
@@ -210,7 +206,8 @@ void MessageTask::post_one(Window& window, int lane, const Instr& instr, uint32_
         transfer.bounce = std::make_unique_for_overwrite<char[]>(full);
         data = transfer.bounce.get();
       }
-      link_.irecv(data, full, instr.peer, lane, transfer.request);
+      const uint64_t least = needed(window, operand, first, chunks);
+      link_.irecv(data, least, full, instr.peer, lane, transfer.request);
     }
   } else if (transfer.eager) {
     char* room = link_.open_eager();
@@ -262,8 +259,13 @@ bool MessageTask::take_eager(Window& window, Transfer& transfer) {
   const uint32_t peer = transfer.instr->peer;
   const EagerHeader* found = receive_eager(Lane::kEager, peer);
   if (found == nullptr) return false;
-  scatter(window, call_.plan->operands[transfer.instr->arg], transfer.first, transfer.chunks,
-          found->data(), found->nbytes);
+  const Operand& operand = call_.plan->operands[transfer.instr->arg];
+  const uint64_t full = transfer.chunks * window.reach * call_.elem_bytes;
+  if (found->nbytes > full ||
+      found->nbytes < needed(window, operand, transfer.first, transfer.chunks)) {
+    link_.reject(peer, "data of another size than this call has");
+  }
+  scatter(window, operand, transfer.first, transfer.chunks, found->data(), found->nbytes);
   link_.release(Lane::kEager, peer);
   return true;
 }

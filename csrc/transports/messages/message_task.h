@@ -83,6 +83,8 @@ class MessageTask {
   void fold_pieces(Window& window, const Instr& instr);
   char* resolve(const Window& window, const Operand& operand, uint32_t k, uint64_t& length) const;
   Span span(const Window& window, const Operand& operand, uint32_t first, uint32_t chunks) const;
+  uint64_t needed(const Window& window, const Operand& operand, uint32_t first,
+                  uint32_t chunks) const;
   uint64_t gather(const Window& w, const Operand& o, uint32_t first, uint32_t chunks, char* to);
   void scatter(const Window& w, const Operand& o, uint32_t first, uint32_t chunks, const char* from,
                uint64_t nbytes);

@@ -30,7 +30,9 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
 
   virtual void isend(const void* data, uint64_t nbytes, int dst, int tag, Request& request) = 0;
-  virtual void irecv(void* data, uint64_t nbytes, int src, int tag, Request& request) = 0;
+  // The message has `least` to `most` bytes; another one is an error of its sender.
+  virtual void irecv(void* data, uint64_t least, uint64_t most, int src, int tag,
+                     Request& request) = 0;
   // True once the request is done; it is then 0. Makes progress on all others too.
   virtual bool test(Request& request) = 0;
   // Whether a message with this tag has come from a rank, or begun to.
@@ -39,6 +41,10 @@ class Transport {
   virtual void cancel(Request& request) = 0;
   // Of a transport that notices by itself that ranks have died, whoever this rank waits for.
   virtual Loss loss(int) { return {}; }
+  // Ends the connection to a rank that has sent what no rank sends; returns how it was lost.
+  virtual Loss reject(int rank, const std::string& why) {
+    return {0, "TransportError", "rank " + std::to_string(rank) + " has sent " + why};
+  }
   uint32_t losses() const { return losses_.load(std::memory_order_relaxed); }
   // Whether the program has shut the transport down: then nothing else may be called.
   virtual bool ended() const { return false; }

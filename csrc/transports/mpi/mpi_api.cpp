@@ -84,9 +84,9 @@ void MpiApi::isend(const void* data, uint64_t nbytes, int dst, int tag, Request&
   check(isend_(data, count, facts_.byte, dst, tag, facts_.comm, &request), "MPI_Isend");
 }
 
-void MpiApi::irecv(void* data, uint64_t nbytes, int src, int tag, Request& request) {
+void MpiApi::irecv(void* data, uint64_t, uint64_t most, int src, int tag, Request& request) {
   const Lock lock(*this);
-  const int count = static_cast<int>(nbytes);
+  const int count = static_cast<int>(most);
   check(irecv_(data, count, facts_.byte, src, tag, facts_.comm, &request), "MPI_Irecv");
 }
 

@@ -30,7 +30,8 @@ class MpiApi : public Transport {
   explicit MpiApi(const MpiFacts& facts);
 
   void isend(const void* data, uint64_t nbytes, int dst, int tag, Request& request) override;
-  void irecv(void* data, uint64_t nbytes, int src, int tag, Request& request) override;
+  void irecv(void* data, uint64_t least, uint64_t most, int src, int tag,
+             Request& request) override;
   bool test(Request& request) override;
   bool probe(int src, int tag) override;
   void cancel(Request& request) override;

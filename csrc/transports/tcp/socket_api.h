@@ -3,8 +3,8 @@
 // A message is a frame header of 16 bytes and its data. A thread reads and writes whatever can be
 // read and written, so messages make progress while the rank computes.
 //
-// A connection that ends without a goodbye is a rank that died. One that brings a message for which
-// there is no memory is ended: nothing behind that message could be read.
+// A connection that ends without a goodbye is a rank that died. One that brings what no rank sends
+// (see wire.h), or a message for which there is no memory, is ended.
 #pragma once
 
 #include <deque>
@@ -29,11 +29,12 @@ class SocketApi : public Transport {
   // What is sent to a rank that has died is dropped. test() of a receive from it throws PeerLost,
   // unless a notice of that rank waits to be read, which says better what happened.
   void isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) override;
-  void irecv(void* data, uint64_t nbytes, int src, int tag, Request& req) override;
+  void irecv(void* data, uint64_t least, uint64_t most, int src, int tag, Request& req) override;
   bool test(Request& req) override;
   bool probe(int src, int tag) override;
   void cancel(Request& req) override;
   Loss loss(int rank) override;
+  Loss reject(int rank, const std::string& why) override;
 
   // Says goodbye behind what is queued, and waits until the systems of the others have all of it:
   // what comes for a connection that is closed before makes the system here drop the rest. Gives up
@@ -52,7 +53,7 @@ class SocketApi : public Transport {
     int peer;
     bool receives;
     char* data = nullptr;
-    uint64_t nbytes = 0;
+    uint64_t least = 0, most = 0;
     int tag = 0;
     bool done = false;
   };
@@ -74,6 +75,7 @@ class SocketApi : public Transport {
     bool lost = false, said_goodbye = false;
     uint32_t loss_order = 0;     // if lost without a goodbye
     uint64_t refused_bytes = 0;  // of the message for which there was no memory
+    std::string fault;           // why what it has sent cannot come from a rank
     std::deque<Outgoing> queue;
     Frame frame;                     // of the message that is being read
     uint64_t read = 0;               // of frame and data
@@ -92,7 +94,8 @@ class SocketApi : public Transport {
   void begin_message(Peer& peer);
   void end_message(Peer& peer);
   void send_queued(Peer& peer);
-  void lose(Peer& peer);
+  void lose(Peer& peer, std::string_view fault = {});
+  bool fits(Peer& peer, const Operation& operation, uint64_t nbytes);
   static Loss describe_loss(const Peer& peer);
   void watch(Peer& peer);
   uint64_t unsent();
