@@ -137,7 +137,7 @@ void MessageEngine::run(const BoundCall& call, const void* in, void* out, uint32
     const Keeper::Ticket ticket =
         submit_to_keeper([this, job](bool helped) { execute(job, helped); });
     try {
-      await_keeper(ticket, kDefaultTimeout);
+      wait(ticket);
     } catch (...) {  // the call, and its arrays, are the caller's again only when it is over
       keeper_->wait(ticket, [](Pulse) { return false; });
       forget(ticket);
@@ -145,7 +145,7 @@ void MessageEngine::run(const BoundCall& call, const void* in, void* out, uint32
     }
     return;
   }
-  pump(submitted_, kDefaultTimeout);
+  settle();
   execute(job, true);
 }
 
@@ -237,9 +237,16 @@ void MessageEngine::check_queue(Pulse pulse) {
   }
 }
 
-// Runs queued calls up to this ticket; false if it takes longer than timeout_s.
-bool MessageEngine::pump(Ticket until, double timeout_s) {
+// Runs calls up to this ticket; false if it takes longer than timeout_s (< 0: no limit).
+bool MessageEngine::await(Ticket until, double timeout_s) {
   const uint64_t limit = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
+  if (keeper_ != nullptr) {
+    if (timeout_s < 0) keeper_->help(until);
+    return keeper_->wait(until, [&](Pulse pulse) {
+      check_signals(pulse);
+      return now_ns() >= limit;
+    });
+  }
   return wait_until(
       policy_, Bell{},
       [&] {
@@ -259,23 +266,10 @@ bool MessageEngine::done(Ticket ticket) {
   return finished_ >= ticket;
 }
 
-void MessageEngine::await_keeper(Ticket ticket, double timeout_s) {
-  const uint64_t limit = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
-  if (timeout_s < 0) keeper_->help(ticket);
-  const bool finished = keeper_->wait(ticket, [&](Pulse pulse) {
-    check_signals(pulse);
-    return now_ns() >= limit;
-  });
-  COLL_CHECK(finished, "CollTimeout", "the call has not finished within ", timeout_s,
-             " s; it still runs and can be waited for again");
-  if (const std::exception_ptr failure = error(ticket)) std::rethrow_exception(failure);
-}
-
 void MessageEngine::wait(Ticket ticket, double timeout_s) {
   COLL_CHECK(fork_guard_.at_home(), "ForkedError", kNotHere);
-  if (keeper_ != nullptr) return await_keeper(ticket, timeout_s);
-  COLL_CHECK(pump(ticket, timeout_s), "CollTimeout", "the call has not finished within ", timeout_s,
-             " s; it still runs and can be waited for again");
+  COLL_CHECK(await(ticket, timeout_s), "CollTimeout", "the call has not finished within ",
+             timeout_s, " s; it still runs and can be waited for again");
   if (const std::exception_ptr failure = error(ticket)) std::rethrow_exception(failure);
 }
 
@@ -295,15 +289,7 @@ void MessageEngine::forget(Ticket ticket) {
 }
 
 void MessageEngine::settle() {
-  if (keeper_ != nullptr) {
-    keeper_->help(keeper_->last());
-    keeper_->wait(keeper_->last(), [this](Pulse pulse) {
-      check_signals(pulse);
-      return false;
-    });
-  } else {
-    pump(submitted_, kDefaultTimeout);
-  }
+  await(keeper_ != nullptr ? keeper_->last() : submitted_.load(), kDefaultTimeout);
 }
 
 void MessageEngine::skip() {

@@ -149,7 +149,7 @@ class MessageEngine {
   void step_queue();
   void end_queued(std::exception_ptr error);
   void check_queue(Pulse pulse);
-  void await_keeper(Ticket ticket, double timeout_s);
+  bool await(Ticket until, double timeout_s);
   void settle();
   void record(Cause cause, uint32_t culprit, std::string_view text);
   void fail_quietly(Cause cause, std::string_view text);
@@ -169,7 +169,6 @@ class MessageEngine {
   void check_signals(Pulse pulse);
   void flush(uint64_t patience_ns, bool mail = false);
   bool others_departed() const;
-  bool pump(Ticket until, double timeout_s);
 
   MessageLink link_;
   std::shared_ptr<Transport> api_;
