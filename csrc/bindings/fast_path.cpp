@@ -45,7 +45,7 @@ struct Site {
 
 struct State {
   std::shared_ptr<Engine> engine;
-  std::shared_ptr<MpiEngine> mpi;       // instead of `engine`
+  std::shared_ptr<MessageEngine> mpi;   // instead of `engine`
   std::shared_ptr<TwoLevelEngine> two;  // likewise
   std::shared_ptr<Heap> heap;
   // Weak references to bound methods.
@@ -189,7 +189,7 @@ py::object take_off(const State& state, const Arrays& arrays) {
 PyObject* submit(State& state, const Entry& entry, Arrays& arrays, uint32_t site, double limit_s) {
   const std::shared_ptr<const BoundCall> call = entry.call;
   const std::shared_ptr<Engine> engine = state.engine;  // another thread may close it meanwhile
-  const std::shared_ptr<MpiEngine> mpi = state.mpi;
+  const std::shared_ptr<MessageEngine> mpi = state.mpi;
   static PyObject* const place = PyUnicode_InternFromString("ticket");
   const auto& [in, out, x, result] = arrays;
   const py::object flight = take_off(state, arrays);
@@ -215,7 +215,7 @@ PyObject* run(State& state, const Entry& entry, Arrays& arrays, uint32_t site, d
   const std::shared_ptr<const StagedCall> staged = entry.staged;
   const std::shared_ptr<TwoLevelEngine> two = state.two;
   const std::shared_ptr<Engine> engine = state.engine;  // another thread may close it meanwhile
-  const std::shared_ptr<MpiEngine> mpi = state.mpi;
+  const std::shared_ptr<MessageEngine> mpi = state.mpi;
   auto& [in, out, x, result] = arrays;
   const auto work = [&, in = in.data, out = out.data] {
     if (two != nullptr) {
@@ -313,8 +313,8 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     auto state = std::make_unique<State>();
     if (py::isinstance<TwoLevelEngine>(given[0])) {
       state->two = given[0].cast<std::shared_ptr<TwoLevelEngine>>();
-    } else if (py::isinstance<MpiEngine>(given[0])) {
-      state->mpi = given[0].cast<std::shared_ptr<MpiEngine>>();
+    } else if (py::isinstance<MessageEngine>(given[0])) {
+      state->mpi = given[0].cast<std::shared_ptr<MessageEngine>>();
     } else {
       state->engine = given[0].cast<std::shared_ptr<Engine>>();
     }

@@ -21,7 +21,7 @@ enum Arg {
 inline constexpr Py_ssize_t kArgs = 10;
 
 // Adds the type `Fastcall`, one object of which belongs to every communicator. Its engine is an
-// Engine with a Heap, or an MpiEngine or a TwoLevelEngine with None.
+// Engine with a Heap, or an MessageEngine or a TwoLevelEngine with None.
 //
 //   fast = Fastcall(engine, heap, slow, site, fail, queued, misused, interrupted, in_flight,
 //   flight) fast.remember(bound_or_staged_call, kind, x, out, op, root, order, algorithm, result)

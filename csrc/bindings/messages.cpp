@@ -1,12 +1,11 @@
-// The part of pycoll._C that is about MPI. Conversions only; contracts are in the headers.
+// The part of pycoll._C that is about messages. Conversions only; contracts are in the headers.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "p2p/message_postbox.h"
 #include "transports/messages/message_engine.h"
-#include "transports/messages/message_mail.h"
+#include "transports/mpi/mpi_api.h"
 #include "transports/tcp/socket_api.h"
 #include "transports/two_level.h"
 
@@ -14,20 +13,18 @@ namespace py = pybind11;
 namespace pycoll {
 namespace {
 
-std::shared_ptr<MpiApi> make_api(std::string module, uintptr_t byte, int tag_ub, bool multiple,
-                                 int proc_failed) {
-  return std::make_shared<MpiApi>(MpiFacts{std::move(module), byte, tag_ub, multiple, proc_failed});
+std::shared_ptr<MpiApi> make_mpi(std::string module, uintptr_t comm, uintptr_t byte, int tag_ub,
+                                 bool multiple, int proc_failed) {
+  return std::make_shared<MpiApi>(
+      MpiFacts{std::move(module), comm, byte, tag_ub, multiple, proc_failed});
 }
 
-std::shared_ptr<MpiEngine> make_engine(std::shared_ptr<MpiApi> api, uintptr_t comm,
-                                       std::vector<int> members, uint32_t rank, uint32_t context,
-                                       double timeout_s, uint32_t crowd) {
-  MpiOptions options;
-  options.timeout_s = timeout_s;
-  options.crowd = crowd;
-  options.check_signals = check_signals;
-  return std::make_shared<MpiEngine>(std::move(api), comm, std::move(members), rank, context,
-                                     options);
+std::shared_ptr<MessageEngine> make_engine(std::shared_ptr<Transport> api, std::vector<int> members,
+                                           uint32_t rank, uint32_t context, double timeout_s,
+                                           uint32_t ranks_on_host) {
+  const MessageOptions options{timeout_s, ranks_on_host, check_signals};
+  return std::make_shared<MessageEngine>(std::move(api), std::move(members), rank, context,
+                                         options);
 }
 
 py::dict rank_report(uint32_t rank, const Notice& notice, uint64_t iteration) {
@@ -71,7 +68,7 @@ void bind_two_level(py::module_& m) {
            }),
            "slices"_a, "scratch_bytes"_a, "hosts_first"_a);
   py::class_<TwoLevelEngine, std::shared_ptr<TwoLevelEngine>>(m, "TwoLevelEngine")
-      .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<MpiEngine>>(), "node"_a, "flat"_a)
+      .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<MessageEngine>>(), "node"_a, "flat"_a)
       .def("site", &TwoLevelEngine::site)
       .def(
           "run",
@@ -84,57 +81,52 @@ void bind_two_level(py::module_& m) {
 
 }  // namespace
 
-void bind_mpi(py::module_& m) {
+void bind_message_engine(py::module_& m) {
   using namespace pybind11::literals;
-  py::class_<MpiApi, std::shared_ptr<MpiApi>>(m, "MpiApi")
-      .def(py::init(&make_api), "module"_a, "byte"_a, "tag_ub"_a, "multiple"_a, "proc_failed"_a);
-  py::class_<SocketApi, MpiApi, std::shared_ptr<SocketApi>>(m, "SocketApi")
+  py::class_<Transport, std::shared_ptr<Transport>>(m, "Transport");
+  py::class_<MpiApi, Transport, std::shared_ptr<MpiApi>>(m, "MpiApi")
+      .def(py::init(&make_mpi), "module"_a, "comm"_a, "byte"_a, "tag_ub"_a, "multiple"_a,
+           "proc_failed"_a);
+  py::class_<SocketApi, Transport, std::shared_ptr<SocketApi>>(m, "SocketApi")
       .def(py::init<std::vector<int>, std::vector<std::string>>(), "sockets"_a, "names"_a)
       .def("close", &SocketApi::close, "patience_s"_a = 1.0, Release())
       .def("forget", &SocketApi::forget);
-  py::class_<MpiEngine, std::shared_ptr<MpiEngine>> engine(m, "MpiEngine");
-  add_engine_methods<MpiEngine>(m, engine);
+  py::class_<MessageEngine, std::shared_ptr<MessageEngine>> engine(m, "MessageEngine");
+  add_engine_methods<MessageEngine>(m, engine);
   engine
-      .def(py::init(&make_engine), "api"_a, "comm"_a, "members"_a, "rank"_a, "context"_a,
-           "timeout_s"_a, "crowd"_a)
+      .def(py::init(&make_engine), "api"_a, "members"_a, "rank"_a, "context"_a, "timeout_s"_a,
+           "ranks_on_host"_a)
       .def(
           "bind_messages",
-          [](const MpiEngine& e, std::shared_ptr<Plan> plan, uint64_t segment_bytes,
-             uint64_t packet_bytes, bool agree, std::vector<uint32_t> team,
+          [](const MessageEngine& e, std::shared_ptr<Plan> plan, uint64_t segment_bytes,
+             uint64_t eager_bytes, bool agree, std::vector<uint32_t> team,
              const py::kwargs& numbers) {
-            return e.bind(make_binding(std::move(plan), numbers), segment_bytes, packet_bytes,
-                          agree, std::move(team));
+            return e.bind(make_binding(std::move(plan), numbers), segment_bytes, eager_bytes, agree,
+                          std::move(team));
           },
-          "plan"_a, "segment_bytes"_a, "packet_bytes"_a, "agree"_a, "team"_a)
+          "plan"_a, "segment_bytes"_a, "eager_bytes"_a, "agree"_a, "team"_a)
       .def(
           "run",
-          [](MpiEngine& e, const BoundCall& call, uintptr_t in, uintptr_t out, uint32_t site,
+          [](MessageEngine& e, const BoundCall& call, uintptr_t in, uintptr_t out, uint32_t site,
              double timeout_s) { e.run(call, pointer(in), pointer(out), site, timeout_s); },
           Release())
       .def(
           "submit",
-          [](MpiEngine& e, std::shared_ptr<BoundCall> call, uintptr_t in, uintptr_t out,
+          [](MessageEngine& e, std::shared_ptr<BoundCall> call, uintptr_t in, uintptr_t out,
              uint32_t site, double timeout_s) {
             return e.submit(std::move(call), pointer(in), pointer(out), site, timeout_s);
           },
           Release())
-      .def("skip", &MpiEngine::skip, Release())
-      .def("listen", &MpiEngine::listen, Release())
-      .def("spread", &MpiEngine::spread, Release())
-      .def("poll", &MpiEngine::poll, Release())
-      .def("report", [](MpiEngine& e) { return report_of(e, rank_report); })
-      .def_property_readonly("failed", &MpiEngine::failed);
-  // Neither MPI nor a connection can stop in the middle of a message. The memory of such a message
-  // has to stay, even when Python ends: MPI_Finalize comes after that.
+      .def("skip", &MessageEngine::skip, Release())
+      .def("await_refusal", &MessageEngine::await_refusal, Release())
+      .def("raise_on_all", &MessageEngine::raise_on_all, Release())
+      .def("poll", &MessageEngine::poll, Release())
+      .def("report", [](MessageEngine& e) { return report_of(e, rank_report); })
+      .def_property_readonly("failed", &MessageEngine::failed);
+  // No transport can stop in the middle of a message. What such a message refers to has to stay,
+  // even when Python ends: MPI_Finalize comes after that.
   m.def("never_free", [](py::object owner) { owner.release(); }, "owner"_a);
   bind_two_level(m);
-  py::class_<MailPostbox> postbox(m, "MailPostbox");
-  postbox.def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a);
-  add_postbox_methods<MailPostbox>(postbox);
-  py::class_<MpiMail> mail(m, "MpiMail");
-  mail.def(py::init<std::shared_ptr<MpiEngine>>(), "engine"_a)
-      .def_property_readonly("given_up", &MpiMail::given_up);
-  add_send_recv<MpiMail, double>(mail);
 }
 
 }  // namespace pycoll

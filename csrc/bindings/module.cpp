@@ -139,7 +139,7 @@ PYBIND11_MODULE(_C, m) {
   bind_arrays(m);
   bind_memory(m);
   bind_optim(m);
-  bind_mpi(m);
+  bind_message_engine(m);
   bind_survivors(m);
   m.def("sizes",
         [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });

@@ -2,6 +2,7 @@
 #include "bindings/bindings.h"
 #include "p2p/mailbox.h"
 #include "p2p/postbox.h"
+#include "transports/messages/message_postbox.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -19,6 +20,13 @@ void bind_p2p(py::module_& m) {
   py::class_<Postbox> postbox(m, "Postbox");
   postbox.def(constructor, "engine"_a, "offers"_a = Offers::kNever);
   add_postbox_methods<Postbox>(postbox);
+  py::class_<MessageMailbox> message_mailbox(m, "MessageMailbox");
+  message_mailbox.def(py::init<std::shared_ptr<MessageEngine>>(), "engine"_a)
+      .def_property_readonly("given_up", &MessageMailbox::given_up);
+  add_send_recv<MessageMailbox, double>(message_mailbox);
+  py::class_<MessagePostbox> message_postbox(m, "MessagePostbox");
+  message_postbox.def(py::init<std::shared_ptr<MessageEngine>>(), "engine"_a);
+  add_postbox_methods<MessagePostbox>(message_postbox);
 }
 
 }  // namespace pycoll

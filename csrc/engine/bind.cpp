@@ -77,7 +77,7 @@ class Binder {
     }
   }
 
-  // Segments of at most so many bytes of a chunk, and of all slots together; see MpiTask.
+  // Segments of at most so many bytes of a chunk, and of all slots together; see MessageTask.
   void cut_messages(const MessageLimits& limits) {
     call_.largest = std::max(largest(call_.in_layout, call_.in_table),
                              largest(call_.out_layout, call_.out_table));
@@ -87,10 +87,10 @@ class Binder {
       const bool message = Opcode(instr.op) == Opcode::kSend || Opcode(instr.op) == Opcode::kRecv;
       if (message) most = std::max<uint64_t>(most, instr.count);
     }
-    call_.tiny = most * call_.largest <= limits.packet_bytes / call_.elem_bytes;
+    call_.tiny = most * call_.largest <= limits.eager_bytes / call_.elem_bytes;
     if (!call_.tiny && most > 0) {
       const uint64_t share = kScratchBytes / std::max<uint64_t>(1, plan_.slots);
-      const uint64_t room = std::min(limits.segment_bytes, std::max(share, limits.packet_bytes));
+      const uint64_t room = std::min(limits.segment_bytes, std::max(share, limits.eager_bytes));
       call_.segment = std::min(call_.largest, std::max<uint64_t>(1, room / call_.elem_bytes));
       call_.segments = uint32_t((call_.largest + call_.segment - 1) / call_.segment);
     }

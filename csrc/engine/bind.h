@@ -76,7 +76,7 @@ std::shared_ptr<const BoundCall> bind_call(Binding binding, const Geometry& geom
 struct MessageLimits {
   uint32_t world_size = 1, rank = 0;
   uint64_t segment_bytes = 0;  // of a chunk that is sent at once
-  uint64_t packet_bytes = 0;   // of a message that is copied into a packet
+  uint64_t eager_bytes = 0;    // of a message that is copied into a packet
 };
 
 // The same for a plan of messages.

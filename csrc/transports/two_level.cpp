@@ -11,9 +11,9 @@ constexpr double kOwnerFirst = 3.0;  // s; who waits for another host knows bett
 
 }  // namespace
 
-TwoLevelEngine::TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MpiEngine> flat)
+TwoLevelEngine::TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MessageEngine> flat)
     : node_(std::move(node)), flat_(std::move(flat)) {
-  node_->set_other_work([engine = flat_.get()] { return engine->nudge(); });
+  node_->set_other_work([engine = flat_.get()] { return engine->progress_batch(); });
 }
 
 TwoLevelEngine::~TwoLevelEngine() {
@@ -41,11 +41,11 @@ void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint
     }
     run_slices(call, {{const_cast<void*>(in), out, scratch_.get()}, here, site, limit_s});
   } catch (const Error& error) {
-    flat_->give_up();  // the failure may be one inside the host
+    flat_->cancel_batch();  // the failure may be one inside the host
     if (std::string_view(error.kind()) == "PeerRejected") rejected(call, error.what());
     throw;
   } catch (const std::bad_alloc&) {
-    flat_->give_up();
+    flat_->cancel_batch();
     inside_ = false;  // the other hosts hear of it here, and this one from whoever catches it
     flat_->out_of_memory();
   }
@@ -59,8 +59,8 @@ void TwoLevelEngine::run_slices(const StagedCall& call, const Arrays& arrays) {
     flat_->enter(stage->call->descriptor, stage->call->count, arrays.there);
     break;
   }
-  for (size_t i = 0; i < slices.size() + kTrain; ++i) {
-    const bool fetch = i >= kTrain && i - kTrain < slices.size();
+  for (size_t i = 0; i < slices.size() + kBatch; ++i) {
+    const bool fetch = i >= kBatch && i - kBatch < slices.size();
     const double more_s = i == 0 ? 0.0 : kOwnerFirst;
     if (i < slices.size()) run_inside(slices[i].before, arrays, more_s);
     if (owner && fetch) flat_->finish();
@@ -68,7 +68,7 @@ void TwoLevelEngine::run_slices(const StagedCall& call, const Arrays& arrays) {
       if (owner) start(slices[i].across, arrays);
       run_inside(slices[i].between, arrays, more_s);
     }
-    if (fetch) run_inside(slices[i - kTrain].after, arrays, kOwnerFirst);
+    if (fetch) run_inside(slices[i - kBatch].after, arrays, kOwnerFirst);
   }
   for (size_t i = 0; i < slices.size() && !owner; ++i) flat_->skip();
 }
@@ -93,7 +93,7 @@ void TwoLevelEngine::rejected(const StagedCall& call, std::string_view text) {
   const bool inside = inside_;
   if (!inside && call.hosts_first) node_->refuse(text, 0);
   if (!counted_) flat_->skip();
-  flat_->listen();
+  flat_->await_refusal();
   inside_ = inside;
 }
 

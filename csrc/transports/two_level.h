@@ -44,12 +44,12 @@ struct StagedCall {
 class TwoLevelEngine {
  public:
   static constexpr double kDefaultTimeout = -1;
-  TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MpiEngine> flat);
+  TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MessageEngine> flat);
   ~TwoLevelEngine();
   TwoLevelEngine(const TwoLevelEngine&) = delete;
   TwoLevelEngine& operator=(const TwoLevelEngine&) = delete;
 
-  MpiEngine& flat() { return *flat_; }
+  MessageEngine& flat() { return *flat_; }
   // Id of a call site, for both engines.
   uint32_t site(std::string_view text);
   // `in` and `out` are the user's arrays. Of a refused call every rank is told before this throws.
@@ -73,7 +73,7 @@ class TwoLevelEngine {
   void rejected(const StagedCall& call, std::string_view text);
 
   std::shared_ptr<Engine> node_;
-  std::shared_ptr<MpiEngine> flat_;
+  std::shared_ptr<MessageEngine> flat_;
   std::vector<uint32_t> node_sites_;  // by id of flat_
   std::unique_ptr<char[]> scratch_;
   uint64_t scratch_bytes_ = 0;

@@ -1,11 +1,11 @@
 // For tests of failures: what a transport may still write to or read is never let go, which is no
-// leak. See MpiTask and MpiLink.
+// leak. See MessageTask and MessageLink.
 #pragma once
 
 extern "C" const char* __lsan_default_suppressions();
 extern "C" const char* __lsan_default_suppressions() {
-  return "leak:MpiTask::~MpiTask\n"
-         "leak:MpiLink::parcel\nleak:MpiLink::poll\n"
-         "leak:MpiMail::fetch\n"
+  return "leak:MessageTask::~MessageTask\n"
+         "leak:MessageLink::free_buffer\nleak:MessageLink::receive_eager\n"
+         "leak:MessageMailbox::receive_payload\n"
          "leak:SocketApi::isend\nleak:SocketApi::irecv\n";
 }

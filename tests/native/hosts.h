@@ -35,24 +35,21 @@ inline std::shared_ptr<SocketApi> join(const std::vector<int>& sockets) {
 }
 
 // What only one thread may use at a time, as an MPI without MPI_THREAD_MULTIPLE; it can also fail.
-class OneThread : public MpiApi {
+class OneThread : public Transport {
  public:
-  explicit OneThread(std::shared_ptr<MpiApi> other)
-      : MpiApi(MpiFacts{.module = {}, .tag_ub = INT32_MAX, .multiple = false}, NoLibrary{}),
-        other_(std::move(other)) {}
-  void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
-             MpiRequest& req) override {
+  explicit OneThread(std::shared_ptr<Transport> other)
+      : Transport(INT32_MAX, false), other_(std::move(other)) {}
+  void isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) override {
     if (fails()) throw_error("TransportError", "on purpose");
-    other_->isend(data, nbytes, dst, tag, comm, req);
+    other_->isend(data, nbytes, dst, tag, req);
   }
-  void irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle comm,
-             MpiRequest& req) override {
+  void irecv(void* data, uint64_t least, uint64_t most, int src, int tag, Request& req) override {
     if (fails()) throw_error("TransportError", "on purpose");
-    other_->irecv(data, nbytes, src, tag, comm, req);
+    other_->irecv(data, least, most, src, tag, req);
   }
-  bool test(MpiRequest& req) override { return other_->test(req); }
-  bool probe(int src, int tag, MpiHandle comm) override { return other_->probe(src, tag, comm); }
-  void cancel(MpiRequest& req) override { other_->cancel(req); }
+  bool test(Request& req) override { return other_->test(req); }
+  bool probe(int src, int tag) override { return other_->probe(src, tag); }
+  void cancel(Request& req) override { other_->cancel(req); }
 
   // The next call after so many others fails, once.
   void fail_after(int calls) { left_ = calls; }
@@ -60,13 +57,13 @@ class OneThread : public MpiApi {
  private:
   bool fails() { return left_ >= 0 && left_-- == 0; }
 
-  std::shared_ptr<MpiApi> other_;
+  std::shared_ptr<Transport> other_;
   int left_ = -1;
 };
 
 // What a rank's body works with.
 struct Host {
-  std::shared_ptr<MpiEngine> engine;
+  std::shared_ptr<MessageEngine> engine;
   std::shared_ptr<SocketApi> api;
   std::shared_ptr<OneThread> one_thread;  // or null
   uint32_t rank, n;
@@ -82,16 +79,17 @@ struct Setup {
   double timeout_s = 30;
   bool (*check_signals)(void*) = nullptr;
   bool multiple = true;
-  uint32_t crowd = 8;  // sleep soon: the ranks share few cores
+  uint32_t ranks_on_host = 8;  // sleep soon: the ranks share few cores
 };
 
-inline std::shared_ptr<MpiEngine> make_engine(std::shared_ptr<MpiApi> api, const Setup& setup,
-                                              uint32_t rank, uint32_t context = 0) {
+inline std::shared_ptr<MessageEngine> make_engine(std::shared_ptr<Transport> api,
+                                                  const Setup& setup, uint32_t rank,
+                                                  uint32_t context = 0) {
   std::vector<int> members;
   for (uint32_t r = 0; r < setup.n; ++r) members.push_back(int(r));
-  MpiOptions options{.timeout_s = setup.timeout_s, .crowd = setup.crowd};
+  MessageOptions options{.timeout_s = setup.timeout_s, .ranks_on_host = setup.ranks_on_host};
   options.check_signals = setup.check_signals;
-  return std::make_shared<MpiEngine>(std::move(api), 0, members, rank, context, options);
+  return std::make_shared<MessageEngine>(std::move(api), members, rank, context, options);
 }
 
 using HostBody = std::function<void(const Host&)>;
@@ -105,7 +103,7 @@ inline Outcome run_host(const Setup& setup, uint32_t rank, const std::vector<int
     const auto one = setup.multiple ? nullptr : std::make_shared<OneThread>(api);
     {
       const auto engine =
-          make_engine(one == nullptr ? std::shared_ptr<MpiApi>(api) : one, setup, rank);
+          make_engine(one == nullptr ? std::shared_ptr<Transport>(api) : one, setup, rank);
       body({engine, api, one, rank, setup.n, kept});
       engine->close();
     }
@@ -131,9 +129,9 @@ inline void run_all(const Setup& setup, const HostBody& body, const std::string&
 }
 
 // Plans of messages.
-class Letters {
+class MessagePlanBuilder {
  public:
-  Letters(uint32_t n, uint32_t rank, uint32_t chunks, uint32_t slots)
+  MessagePlanBuilder(uint32_t n, uint32_t rank, uint32_t chunks, uint32_t slots)
       : plan_(std::make_shared<Plan>()) {
     plan_->world_size = n;
     plan_->rank = rank;
@@ -141,18 +139,18 @@ class Letters {
     plan_->slots = slots;
     plan_->messages = true;
   }
-  Letters& send(uint32_t peer, Operand piece, uint32_t count = 1) {
+  MessagePlanBuilder& send(uint32_t peer, Operand piece, uint32_t count = 1) {
     return add(Opcode::kSend, peer, {piece}, 0, count);
   }
-  Letters& recv(uint32_t peer, Operand piece, uint32_t count = 1) {
+  MessagePlanBuilder& recv(uint32_t peer, Operand piece, uint32_t count = 1) {
     return add(Opcode::kRecv, peer, {piece}, 0, count);
   }
-  Letters& wait() {
+  MessagePlanBuilder& wait() {
     add(Opcode::kWait, kAllPeers, {}, 0, 0);
     ++plan_->rounds;
     return *this;
   }
-  Letters& fold(const std::vector<Operand>& srcs, Operand dst, uint32_t count = 1) {
+  MessagePlanBuilder& fold(const std::vector<Operand>& srcs, Operand dst, uint32_t count = 1) {
     std::vector<Operand> all = srcs;
     all.push_back(dst);
     return add(Opcode::kFold, 0, all, uint32_t(srcs.size()), count);
@@ -163,8 +161,8 @@ class Letters {
   }
 
  private:
-  Letters& add(Opcode op, uint32_t peer, const std::vector<Operand>& operands, uint32_t sources,
-               uint32_t count) {
+  MessagePlanBuilder& add(Opcode op, uint32_t peer, const std::vector<Operand>& operands,
+                          uint32_t sources, uint32_t count) {
     Instr instr{};
     instr.op = uint8_t(op);
     instr.peer = uint16_t(peer);
@@ -182,7 +180,7 @@ class Letters {
 
 // Everybody sends its vector to everybody.
 inline std::shared_ptr<const Plan> sum_at_once(uint32_t n, uint32_t r) {
-  Letters plan(n, r, 1, n);
+  MessagePlanBuilder plan(n, r, 1, n);
   std::vector<Operand> all;
   for (uint32_t q = 0; q < n; ++q) {
     all.push_back(q == r ? in(r, 0) : cell(r, q));
@@ -193,7 +191,7 @@ inline std::shared_ptr<const Plan> sum_at_once(uint32_t n, uint32_t r) {
 
 // Sums go around once, results a second time, straight from array to array.
 inline std::shared_ptr<const Plan> sum_in_ring(uint32_t n, uint32_t r) {
-  Letters plan(n, r, n, n);
+  MessagePlanBuilder plan(n, r, n, n);
   const uint32_t left = (r + n - 1) % n, right = (r + 1) % n;
   for (uint32_t s = 0; s + 1 < n; ++s) {
     const uint32_t mine = (r + n - s) % n, next = (r + 2 * n - s - 1) % n;
@@ -209,7 +207,7 @@ inline std::shared_ptr<const Plan> sum_in_ring(uint32_t n, uint32_t r) {
 
 // Rank 0 sends all chunks of its vector to everybody, as one message where they fit one segment.
 inline std::shared_ptr<const Plan> from_first(uint32_t n, uint32_t r) {
-  Letters plan(n, r, 3, 0);
+  MessagePlanBuilder plan(n, r, 3, 0);
   if (r != 0) return plan.recv(0, out(r, 0), 3).wait().done();
   for (uint32_t q = 1; q < n; ++q) plan.send(q, in(r, 0), 3);
   return plan.wait().fold({in(r, 0)}, out(r, 0), 3).done();
@@ -217,17 +215,17 @@ inline std::shared_ptr<const Plan> from_first(uint32_t n, uint32_t r) {
 
 using MessagePlan = std::shared_ptr<const Plan> (*)(uint32_t n, uint32_t rank);
 
-constexpr uint64_t kSegment = 64 << 10, kPacket = 8 << 10;  // bytes
+constexpr uint64_t kSegment = 64 << 10, kEager = 8 << 10;  // bytes
 
 inline std::shared_ptr<const BoundCall> call_of(const Host& me, MessagePlan plan, uint64_t count,
                                                 uint64_t descriptor = 1) {
-  return me.engine->bind(sum_of(plan(me.n, me.rank), count, descriptor), kSegment, kPacket,
+  return me.engine->bind(sum_of(plan(me.n, me.rank), count, descriptor), kSegment, kEager,
                          plan == from_first, {});
 }
 
 // All ranks add up ones, and check the result; the arrays are kept in case it fails.
 inline void sum_ones(const Host& me, uint64_t count = 100, MessagePlan plan = sum_at_once,
-                     double timeout_s = MpiEngine::kDefaultTimeout, uint64_t descriptor = 1) {
+                     double timeout_s = MessageEngine::kDefaultTimeout, uint64_t descriptor = 1) {
   Ints &x = me.array(count, 1), &y = me.array(count);
   me.engine->run(*call_of(me, plan, count, descriptor), x.data(), y.data(), 0, timeout_s);
   expect(y == Ints(count, plan == from_first ? 1 : me.n), "a sum of ones is wrong");

@@ -48,44 +48,42 @@ class Receipts {
   std::map<Way, Counts> ways_;
 };
 
-class Rendezvous : public MpiApi {
+class Rendezvous : public Transport {
  public:
   static constexpr uint64_t kEager = 1000;  // bytes
 
-  Rendezvous(std::shared_ptr<MpiApi> other, std::shared_ptr<Receipts> receipts, uint32_t rank)
-      : MpiApi(other->facts(), NoLibrary{}),
+  Rendezvous(std::shared_ptr<Transport> other, std::shared_ptr<Receipts> receipts, uint32_t rank)
+      : Transport(other->greatest_tag, other->any_thread),
         other_(std::move(other)),
         receipts_(std::move(receipts)),
         rank_(int(rank)) {}
 
-  void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
-             MpiRequest& req) override {
+  void isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) override {
     const Receipts::Way way{rank_, dst, tag};
     const uint64_t number = receipts_->send(way);
-    other_->isend(data, nbytes, dst, tag, comm, req);
+    other_->isend(data, nbytes, dst, tag, req);
     const std::lock_guard lock(mutex_);
     if (nbytes > kEager) sends_[req] = {way, number};
   }
-  void irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle comm,
-             MpiRequest& req) override {
-    other_->irecv(data, nbytes, src, tag, comm, req);
+  void irecv(void* data, uint64_t least, uint64_t most, int src, int tag, Request& req) override {
+    other_->irecv(data, least, most, src, tag, req);
     receipts_->receive({src, rank_, tag}, 1);
     const std::lock_guard lock(mutex_);
     receives_[req] = {src, rank_, tag};
   }
-  bool test(MpiRequest& req) override {
+  bool test(Request& req) override {
     const std::lock_guard lock(mutex_);
     const auto send = sends_.find(req);
     const bool waits = send != sends_.end();
     if (waits && !receipts_->found(send->second.first, send->second.second)) return false;
-    const MpiRequest asked = req;
+    const Request asked = req;
     if (!other_->test(req)) return false;
     sends_.erase(asked);
     receives_.erase(asked);
     return true;
   }
-  bool probe(int src, int tag, MpiHandle comm) override { return other_->probe(src, tag, comm); }
-  void cancel(MpiRequest& req) override {
+  bool probe(int src, int tag) override { return other_->probe(src, tag); }
+  void cancel(Request& req) override {
     const std::lock_guard lock(mutex_);
     const auto receive = receives_.find(req);
     if (receive != receives_.end()) receipts_->receive(receive->second, -1);
@@ -93,12 +91,12 @@ class Rendezvous : public MpiApi {
   }
 
  private:
-  std::shared_ptr<MpiApi> other_;
+  std::shared_ptr<Transport> other_;
   std::shared_ptr<Receipts> receipts_;
   int rank_;
   std::mutex mutex_;
-  std::map<MpiRequest, std::pair<Receipts::Way, uint64_t>> sends_;
-  std::map<MpiRequest, Receipts::Way> receives_;
+  std::map<Request, std::pair<Receipts::Way, uint64_t>> sends_;
+  std::map<Request, Receipts::Way> receives_;
 };
 
 }  // namespace hosts

@@ -1,5 +1,4 @@
-// Running calls over MPI: one after the other, or as a train of which several are under way at
-// once.
+// Running calls over messages: one by one, or as a batch of which several are under way at once.
 #include <algorithm>
 #include <utility>
 
@@ -11,46 +10,48 @@ namespace {
 constexpr uint32_t kStepsBetweenChecks = 1024;
 constexpr uint32_t kYieldsBetweenChecks = 16;
 constexpr uint64_t kAnswerNs = 5'000'000;
-constexpr uint64_t kLookBackBytes = 64 << 10;  // a look at every peer costs as much as some KiB
+constexpr uint64_t kCheckedBytes = 64 << 10;  // a look at every peer costs as much as some KiB
 
 }  // namespace
 
-void MpiEngine::execute(const Job& job, bool signals) {
-  on_train([&] {
-    add_to_train(job, signals);
-    drive([this] { return train_.front().over; });
-    look_back(*job.call);
+void MessageEngine::execute(const Job& job, bool signals) {
+  in_batch([&] {
+    add_to_batch(job, signals);
+    drive([this] { return batch_.front().over; });
+    check_late_notices(*job.call);
   });
   const std::lock_guard lock(mutex_);  // notices come on threads that wait for messages, too
-  train_.clear();
+  batch_.clear();
   end();
 }
 
 // Puts a call behind those under way, and lets it begin.
-void MpiEngine::add_to_train(const Job& job, bool signals) {
+void MessageEngine::add_to_batch(const Job& job, bool signals) {
   const std::lock_guard lock(mutex_);
-  if (train_.empty()) begin(job, signals);
-  const uint32_t place = train_.empty() ? 0 : (train_.back().place + 1) % kTrain;
-  train_.push_back({make_task(job, seq_ + train_.size(), place), job.call->tiny, false, place});
-  advance_train();
+  if (batch_.empty()) begin(job, signals);
+  const uint32_t place = batch_.empty() ? 0 : (batch_.back().place + 1) % kBatch;
+  auto task = std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, seq_ + batch_.size(),
+                                            job.proven, scratch_[place]);
+  batch_.push_back({std::move(task), job.call->tiny, false, place});
+  advance_batch();
 }
 
-void MpiEngine::advance_train() {
-  for (Car& car : train_) {
-    const uint64_t before = car.task->progress();
-    if (!car.over) car.over = car.task->advance();
-    moved_ += car.task->progress() - before;
+void MessageEngine::advance_batch() {
+  for (BatchCall& entry : batch_) {
+    const uint64_t before = entry.task->progress();
+    if (!entry.over) entry.over = entry.task->advance();
+    moved_ += entry.task->progress() - before;
   }
 }
 
-// Moves the train until something is ready.
-void MpiEngine::drive(const std::function<bool()>& ready) {
+// Moves the batch until something is ready.
+void MessageEngine::drive(const std::function<bool()>& ready) {
   uint32_t steps = 0, yields = 0;
   const auto check = [&](Pulse pulse) {
     const std::lock_guard lock(mutex_);
-    const auto late = [](const Car& car) { return !car.over; };
-    const auto car = std::find_if(train_.begin(), train_.end(), late);
-    check_call(car == train_.end() ? *train_.back().task : *car->task, pulse);
+    const auto late = [](const BatchCall& entry) { return !entry.over; };
+    const auto entry = std::find_if(batch_.begin(), batch_.end(), late);
+    check_call(entry == batch_.end() ? *batch_.back().task : *entry->task, pulse);
     return false;
   };
   for (bool found = ready(); !found;) {
@@ -59,7 +60,7 @@ void MpiEngine::drive(const std::function<bool()>& ready) {
         policy_, Bell{},
         [&] {
           const std::lock_guard lock(mutex_);
-          advance_train();
+          advance_batch();
           found = ready();
           return found || moved_ != before;
         },
@@ -71,48 +72,48 @@ void MpiEngine::drive(const std::function<bool()>& ready) {
   }
 }
 
-// A peer that has given up this call, and said so, may have changed what it was still sending. What
-// is small has left its memory by the time that its program can change it.
-void MpiEngine::look_back(const BoundCall& call) {
-  if (call.in_bytes + call.out_bytes < kLookBackBytes) return;
+// A peer that gave up this call, and sent a notice, may have changed what it was still sending.
+// Small messages have left its memory before its program can change them.
+void MessageEngine::check_late_notices(const BoundCall& call) {
+  if (call.in_bytes + call.out_bytes < kCheckedBytes) return;
   const std::lock_guard lock(mutex_);
-  look_for_notices(world_size_);
+  receive_notices(world_size_);
   if (failed_) raise_failure();
   if (must_conclude()) conclude();
 }
 
-// Runs a part of a train; if that fails, all that is under way is taken back.
+// Runs a part of a batch; a failure cancels all that is under way.
 template <typename F>
-void MpiEngine::on_train(F&& part) {
+void MessageEngine::in_batch(F&& part) {
   try {
     attempt([&] {
-      if (trouble_ != nullptr) std::rethrow_exception(std::exchange(trouble_, nullptr));
+      if (batch_error_ != nullptr) std::rethrow_exception(std::exchange(batch_error_, nullptr));
       part();
     });
   } catch (...) {
-    train_.clear();
+    batch_.clear();
     throw;
   }
 }
 
-void MpiEngine::start(const BoundCall& call, const void* in, void* out, uint32_t site,
-                      double timeout_s) {
+void MessageEngine::start(const BoundCall& call, const void* in, void* out, uint32_t site,
+                          double timeout_s) {
   check_usable();
   const Use use(user_, rank_);
-  if (train_.empty()) settle();
-  on_train([&] {
-    // Packets go by the number of the call alone: there may be only one call that uses them.
-    const auto passed = [&](const Car& car) {
-      return car.over || (car.task->agreed() && !car.packets && !call.tiny);
+  if (batch_.empty()) settle();
+  in_batch([&] {
+    // Eager messages go by the number of the call alone: there may be only one call that uses them.
+    const auto passed = [&](const BatchCall& entry) {
+      return entry.over || (entry.task->agreed() && !entry.eager && !call.tiny);
     };
-    if (!train_.empty()) {
-      drive([&] { return std::all_of(train_.begin(), train_.end(), passed); });
+    if (!batch_.empty()) {
+      drive([&] { return std::all_of(batch_.begin(), batch_.end(), passed); });
     }
-    add_to_train({&call, in, out, site, timeout_s, !train_.empty()}, true);
+    add_to_batch({&call, in, out, site, timeout_s, !batch_.empty()}, true);
   });
 }
 
-void MpiEngine::enter(uint64_t descriptor, uint64_t count, uint32_t site) {
+void MessageEngine::enter(uint64_t descriptor, uint64_t count, uint32_t site) {
   const std::lock_guard lock(mutex_);
   in_call_ = true;
   waiting_ = {};
@@ -122,60 +123,55 @@ void MpiEngine::enter(uint64_t descriptor, uint64_t count, uint32_t site) {
   last_site_ = site;
 }
 
-bool MpiEngine::nudge() {
-  if (trouble_ != nullptr) return false;
-  if (train_.empty()) {
+bool MessageEngine::progress_batch() {
+  if (batch_error_ != nullptr) return false;
+  if (batch_.empty()) {
     answer();
     return false;
   }
   try {
     const std::lock_guard lock(mutex_);
-    advance_train();
+    advance_batch();
   } catch (...) {
-    trouble_ = std::current_exception();
+    batch_error_ = std::current_exception();
   }
   return true;
 }
 
-// A rank that waits inside its host also tells those on other hosts, who report a failure, where it
-// is. What has failed reaches it through its host.
-void MpiEngine::answer() {
+// A rank that waits inside its host sends a record to ranks on other hosts that report a failure.
+// It learns of the failure itself through its host.
+void MessageEngine::answer() {
   const uint64_t now = coarse_ns();
   if (now < answered_ns_ + kAnswerNs) return;
   answered_ns_ = now;
   const std::lock_guard lock(mutex_);
   try {
-    look_for_notices(kLooks);
+    receive_notices(kPeersPerLook);
     if (!someone_fails_ || failed_ || records_[rank_].kind != 0) return;
     records_[rank_] = own_record(Notice::kRecord);
-    tell_all(records_[rank_]);
-    flush(kGraceNs / 10);
-  } catch (const Error&) {  // MPI does not answer, which those who wait for it will tell
+    notify_all(records_[rank_]);
+    flush(kRecordsWaitNs / 10);
+  } catch (const Error&) {  // those who wait for messages will report it
   }
 }
 
-void MpiEngine::finish() {
+void MessageEngine::finish() {
   const Use use(user_, rank_);
-  on_train([&] {
-    drive([this] { return train_.front().over; });
-    look_back(train_.front().task->call());
+  in_batch([&] {
+    drive([this] { return batch_.front().over; });
+    check_late_notices(batch_.front().task->call());
   });
   const std::lock_guard lock(mutex_);
-  train_.pop_front();
+  batch_.pop_front();
   end();
-  in_call_ = !train_.empty();
+  in_call_ = !batch_.empty();
   deadline_ns_ = 0;
 }
 
-void MpiEngine::give_up() {
+void MessageEngine::cancel_batch() {
   const std::lock_guard lock(mutex_);
-  train_.clear();
-  trouble_ = nullptr;
-}
-
-std::unique_ptr<MpiTask> MpiEngine::make_task(const Job& job, uint64_t seq, uint32_t place) {
-  return std::make_unique<MpiTask>(link_, *job.call, job.in, job.out, seq, job.proven,
-                                   scratch_[place]);
+  batch_.clear();
+  batch_error_ = nullptr;
 }
 
 }  // namespace pycoll

@@ -1,6 +1,7 @@
 #include "transports/messages/message_link.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "base/erase_done.h"
@@ -9,206 +10,193 @@
 namespace pycoll {
 namespace {
 
-constexpr uint64_t kBuffer = sizeof(Head) + kPacketBytes;
-constexpr uint32_t kPatience = 200;  // tests of a notice that has begun to come
-constexpr uint64_t kWithdrawNs = 20'000'000;
+constexpr uint64_t kBufferBytes = sizeof(EagerHeader) + kEagerBytes;
+constexpr uint32_t kNoticeTests = 200;  // of a notice that has begun to arrive
+constexpr uint64_t kCancelNs = 20'000'000;
 
 }  // namespace
 
-MpiLink::MpiLink(std::shared_ptr<MpiApi> api, MpiHandle comm, std::vector<int> members,
-                 uint32_t rank, uint32_t context)
-    : api_(std::move(api)),
-      comm_(comm),
-      members_(std::move(members)),
-      rank_(rank),
-      context_(context),
-      packets_(members_.size()),
-      agreements_(members_.size()),
-      mails_(members_.size()) {
-  COLL_CHECK(static_cast<int64_t>(context) * kLanes + kLanes <= api_->facts().tag_ub,
+MessageLink::MessageLink(std::shared_ptr<Transport> api, std::vector<int> members, uint32_t rank,
+                         uint32_t context)
+    : api_(std::move(api)), members_(std::move(members)), rank_(rank), context_(context) {
+  COLL_CHECK(static_cast<int64_t>(context) * kLanes + kLanes <= api_->greatest_tag,
              "TransportError", "communicator number ", context,
-             " needs a greater tag than this MPI has (", api_->facts().tag_ub, ")");
+             " needs a greater tag than this MPI has (", api_->greatest_tag, ")");
+  for (const Lane lane : {Lane::kEager, Lane::kAgreement, Lane::kMail}) {
+    slots(lane).resize(members_.size());
+  }
+  slots(Lane::kNotice).resize(1);
 }
 
-MpiLink::~MpiLink() {
-  std::vector<MpiRequest> open;
-  for (std::vector<Inbox>* inboxes : {&packets_, &agreements_, &mails_}) {
-    for (Inbox& inbox : *inboxes) {
-      if (inbox.posted && !inbox.complete) open.push_back(inbox.request);
+MessageLink::~MessageLink() {
+  std::vector<Request> open;
+  for (std::vector<ReceiveSlot>& lane : slots_) {
+    for (ReceiveSlot& slot : lane) {
+      if (slot.posted && !slot.complete) open.push_back(slot.request);
     }
   }
-  if (notice_.posted) open.push_back(notice_.request);
   try {
-    withdraw(open);
+    cancel_receives(open);
   } catch (const Error&) {
-    open.resize(1);  // MPI no longer answers; keep the memory it may write to
+    open.resize(1);  // the transport no longer answers; keep the memory it may write to
   }
   const bool answers = fork_guard_.at_home() && !api_->ended();
-  for (Parcel& p : parcels_) {
+  for (SendBuffer& b : buffers_) {
     try {
-      if (answers && left(p)) continue;
+      if (answers && sent(b)) continue;
     } catch (const Error&) {  // likewise
     }
-    if (p.busy) p.buffer.release();  // nobody takes it any more, but MPI may still look at it
+    if (b.busy) b.buffer.release();  // nobody receives it any more, but it may still be read
   }
   if (open.empty()) return;
-  for (std::vector<Inbox>* inboxes : {&packets_, &agreements_, &mails_}) {
-    for (Inbox& inbox : *inboxes) inbox.buffer.release();
+  for (std::vector<ReceiveSlot>& lane : slots_) {
+    for (ReceiveSlot& slot : lane) slot.buffer.release();
   }
-  notice_.buffer.release();
 }
 
-void MpiLink::withdraw(std::vector<MpiRequest>& receives) {
+void MessageLink::cancel_receives(std::vector<Request>& receives) {
   if (!fork_guard_.at_home()) return;   // the requests, and what comes for them, are the parent's
   if (api_->ended()) receives.clear();  // with MPI all of them have ended
-  for (MpiRequest& request : receives) api_->cancel(request);
-  const uint64_t until = now_ns() + kWithdrawNs;
+  for (Request& request : receives) api_->cancel(request);
+  const uint64_t until = now_ns() + kCancelNs;
   wait_until(
       WaitPolicy{.spins = 100, .yield_us = 1000}, Bell{},
       [&] {
-        erase_done(receives, [&](MpiRequest& request) { return api_->test(request); });
+        erase_done(receives, [&](Request& request) { return api_->test(request); });
         return receives.empty();
       },
       [&](Pulse) { return now_ns() >= until; });
 }
 
-MpiLink::Parcel& MpiLink::parcel(uint64_t capacity, bool notice) {
-  const auto free = [&](Parcel& p) {
+MessageLink::SendBuffer& MessageLink::free_buffer(uint64_t capacity, bool notice) {
+  const auto free = [&](SendBuffer& b) {
     try {
-      return left(p);
+      return sent(b);
     } catch (const Error&) {  // what was for the dead must not keep a notice from the living
       if (!notice) throw;
       return true;
     }
   };
-  // Some may wait long for their receivers: these are asked only if no other is free.
-  for (const bool ask : {false, true}) {
-    for (Parcel& p : parcels_) {
-      if (p.capacity < capacity || (ask ? !free(p) : p.busy)) continue;
-      open_ = static_cast<size_t>(&p - parcels_.data());
-      return p;
+  // Some may wait long for their receivers: these are tested only if no other is free.
+  for (const bool test : {false, true}) {
+    for (SendBuffer& b : buffers_) {
+      if (b.capacity < capacity || (test ? !free(b) : b.busy)) continue;
+      open_ = static_cast<size_t>(&b - buffers_.data());
+      return b;
     }
   }
-  open_ = parcels_.size();
-  parcels_.push_back({.buffer = std::make_unique<char[]>(capacity), .capacity = capacity});
-  return parcels_.back();
+  open_ = buffers_.size();
+  buffers_.push_back({.buffer = std::make_unique<char[]>(capacity), .capacity = capacity});
+  return buffers_.back();
 }
 
-// Whether a parcel has left its buffer, or never will.
-bool MpiLink::left(Parcel& parcel) {
+// Whether a message has left its buffer, or never will.
+bool MessageLink::sent(SendBuffer& buffer) {
   try {
-    if (parcel.busy && api_->test(parcel.request)) parcel.busy = false;
+    if (buffer.busy && api_->test(buffer.request)) buffer.busy = false;
   } catch (const Error&) {
-    parcel.busy = false;
-    if (parcel.lane != Lane::kControl) throw;  // the dead need no notice
+    buffer.busy = false;
+    if (buffer.lane != Lane::kNotice) throw;  // the dead need no notice
   }
-  return !parcel.busy;
+  return !buffer.busy;
 }
 
-char* MpiLink::open_packet() { return parcel(kBuffer).buffer.get() + sizeof(Head); }
-
-void MpiLink::send_packet(Lane lane, uint32_t peer, const Head& head) {
-  Parcel& p = parcels_[open_];
-  std::memcpy(p.buffer.get(), &head, sizeof(head));
-  api_->isend(p.buffer.get(), sizeof(head) + head.nbytes, members_[peer],
-              tag(static_cast<int>(lane)), comm_, p.request);
-  p.lane = lane;
-  p.seq = head.seq;
-  p.busy = !api_->test(p.request);
+char* MessageLink::open_eager() {
+  return free_buffer(kBufferBytes).buffer.get() + sizeof(EagerHeader);
 }
 
-const Head* MpiLink::poll(Inbox& inbox, uint32_t peer, Lane lane) {
-  if (!inbox.posted) {
-    const uint64_t room = lane == Lane::kAgree ? sizeof(Head) : kBuffer;
-    if (inbox.buffer == nullptr) inbox.buffer = std::make_unique_for_overwrite<char[]>(room);
-    api_->irecv(inbox.buffer.get(), room, members_[peer], tag(static_cast<int>(lane)), comm_,
-                inbox.request);
-    inbox.posted = true;
-    inbox.complete = false;
+void MessageLink::send_eager(Lane lane, uint32_t peer, const EagerHeader& header) {
+  SendBuffer& b = buffers_[open_];
+  std::memcpy(b.buffer.get(), &header, sizeof(header));
+  api_->isend(b.buffer.get(), sizeof(header) + header.nbytes, members_[peer], tag(lane), b.request);
+  b.lane = lane;
+  b.seq = header.seq;
+  b.busy = !api_->test(b.request);
+}
+
+const EagerHeader* MessageLink::receive_eager(Lane lane, uint32_t peer) {
+  ReceiveSlot& slot = slots(lane)[peer];
+  if (!slot.posted) {
+    const uint64_t room = lane == Lane::kAgreement ? sizeof(EagerHeader) : kBufferBytes;
+    if (slot.buffer == nullptr) slot.buffer = std::make_unique_for_overwrite<char[]>(room);
+    api_->irecv(slot.buffer.get(), sizeof(EagerHeader), room, members_[peer], tag(lane),
+                slot.request);
+    slot.posted = true;
+    slot.complete = false;
   }
-  if (!inbox.complete) inbox.complete = api_->test(inbox.request);
-  return inbox.complete ? reinterpret_cast<const Head*>(inbox.buffer.get()) : nullptr;
-}
-
-const Head* MpiLink::packet(Lane lane, uint32_t peer) {
-  return poll(lane == Lane::kAgree ? agreements_[peer] : packets_[peer], peer, lane);
-}
-
-const Head* MpiLink::packet_of_any() {
-  for (uint32_t i = 0; i < world_size(); ++i) {
-    next_ = (next_ + 1) % world_size();
-    if (next_ == rank_) continue;
-    if (const Head* found = poll(mails_[next_], next_, Lane::kMail)) return found;
-  }
-  return nullptr;
-}
-
-void MpiLink::drop(const Head* head) {
-  for (Inbox* inbox : {&packets_[head->src], &agreements_[head->src], &mails_[head->src]}) {
-    if (reinterpret_cast<const Head*>(inbox->buffer.get()) == head) inbox->posted = false;
-  }
+  if (!slot.complete) slot.complete = api_->test(slot.request);
+  return slot.complete ? reinterpret_cast<const EagerHeader*>(slot.buffer.get()) : nullptr;
 }
 
 template <typename F>
-bool MpiLink::all_left(F&& matters) {
+bool MessageLink::all_sent(F&& matters) {
   bool all = true;
-  for (Parcel& p : parcels_) {
-    if (p.busy && matters(p) && !left(p)) all = false;
+  for (SendBuffer& b : buffers_) {
+    if (b.busy && matters(b) && !sent(b)) all = false;
   }
   return all;
 }
 
-bool MpiLink::flushed(uint64_t seq) {
-  return all_left([&](const Parcel& p) {
-    return p.seq == seq && (p.lane == Lane::kPacket || p.lane == Lane::kAgree);
+bool MessageLink::flushed(uint64_t seq) {
+  return all_sent([&](const SendBuffer& b) {
+    return b.seq == seq && (b.lane == Lane::kEager || b.lane == Lane::kAgreement);
   });
 }
 
-bool MpiLink::told(bool mail) {
-  return all_left(
-      [&](const Parcel& p) { return p.lane == Lane::kControl || (mail && p.lane == Lane::kMail); });
+bool MessageLink::notices_sent(bool mail) {
+  return all_sent([&](const SendBuffer& b) {
+    return b.lane == Lane::kNotice || (mail && b.lane == Lane::kMail);
+  });
 }
 
-void MpiLink::drop_before(uint64_t seq) {
-  for (const Lane lane : {Lane::kPacket, Lane::kAgree}) {
-    std::vector<Inbox>& inboxes = lane == Lane::kAgree ? agreements_ : packets_;
+void MessageLink::drop_before(uint64_t seq) {
+  for (const Lane lane : {Lane::kEager, Lane::kAgreement}) {
     for (uint32_t peer = 0; peer < world_size(); ++peer) {
       if (peer == rank_) continue;
-      Inbox& inbox = inboxes[peer];
       for (;;) {  // a receive is not posted for nothing: it takes a buffer
-        const int wanted = tag(static_cast<int>(lane));
-        if (!inbox.posted && !api_->probe(members_[peer], wanted, comm_)) break;
-        const Head* found = poll(inbox, peer, lane);
+        if (!slots(lane)[peer].posted && !api_->probe(members_[peer], tag(lane))) break;
+        const EagerHeader* found = receive_eager(lane, peer);
         if (found == nullptr || found->seq >= seq) break;
-        inbox.posted = false;
+        release(lane, peer);
       }
     }
   }
 }
 
-void MpiLink::isend(const void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req) {
-  api_->isend(data, nbytes, members_[peer], tag(lane), comm_, req);
+void MessageLink::send_notice(uint32_t peer, const Notice& notice) {
+  const uint64_t nbytes = offsetof(Notice, text) + std::strlen(notice.text) + 1;
+  SendBuffer& b = free_buffer(sizeof(Notice), true);
+  std::memcpy(b.buffer.get(), &notice, nbytes);
+  api_->isend(b.buffer.get(), nbytes, members_[peer], tag(Lane::kNotice), b.request);
+  b.lane = Lane::kNotice;
+  b.busy = true;
 }
 
-void MpiLink::irecv(void* data, uint64_t nbytes, uint32_t peer, int lane, MpiRequest& req) {
-  api_->irecv(data, nbytes, members_[peer], tag(lane), comm_, req);
+void MessageLink::reject(uint32_t peer, const std::string& why) {
+  const Loss loss = api_->reject(members_[peer], why);
+  throw Error(loss.kind, loss.text);
 }
 
-void MpiLink::send_notice(uint32_t peer, const void* data, uint64_t nbytes) {
-  Parcel& p = parcel(kNoticeBytes, true);
-  std::memcpy(p.buffer.get(), data, nbytes);
-  api_->isend(p.buffer.get(), nbytes, members_[peer], tag(static_cast<int>(Lane::kControl)), comm_,
-              p.request);
-  p.lane = Lane::kControl;
-  p.busy = true;
+int32_t MessageLink::first_lost(const std::vector<bool>& departed) const {
+  if (api_->losses() == 0) return -1;
+  uint32_t first = UINT32_MAX;
+  int32_t found = -1;
+  for (uint32_t peer = 0; peer < world_size(); ++peer) {
+    if (peer == rank_ || departed[peer]) continue;
+    const uint32_t order = loss(peer).order;
+    if (order == 0 || order > first) continue;
+    first = order;
+    found = static_cast<int32_t>(peer);
+  }
+  return found;
 }
 
-int32_t MpiLink::find_dead() {
+int32_t MessageLink::find_dead(const std::vector<bool>& departed) {
+  const int32_t lost = first_lost(departed);
+  if (lost >= 0) return lost;
   for (uint32_t peer = 0; peer < world_size(); ++peer) {
     try {
-      if (peer != rank_) {
-        api_->probe(members_[peer], tag(static_cast<int>(Lane::kControl)), comm_);
-      }
+      if (peer != rank_) api_->probe(members_[peer], tag(Lane::kNotice));
     } catch (const Error&) {
       return static_cast<int32_t>(peer);
     }
@@ -216,22 +204,25 @@ int32_t MpiLink::find_dead() {
   return -1;
 }
 
-bool MpiLink::take_notice(void* data, uint64_t nbytes, uint32_t looks) {
-  const int control = tag(static_cast<int>(Lane::kControl));
-  for (uint32_t i = 0; i < std::min(world_size(), looks) && !notice_.posted; ++i) {
+bool MessageLink::take_notice(Notice& notice, uint32_t looks) {
+  ReceiveSlot& slot = slots(Lane::kNotice).front();
+  for (uint32_t i = 0; i < std::min(world_size(), looks) && !slot.posted; ++i) {
     next_ = (next_ + 1) % world_size();
-    if (next_ == rank_ || !api_->probe(members_[next_], control, comm_)) continue;
-    if (notice_.buffer == nullptr) notice_.buffer = std::make_unique<char[]>(kNoticeBytes);
-    api_->irecv(notice_.buffer.get(), kNoticeBytes, members_[next_], control, comm_,
-                notice_.request);
-    notice_.posted = true;
+    if (next_ == rank_ || !api_->probe(members_[next_], tag(Lane::kNotice))) continue;
+    if (slot.buffer == nullptr) slot.buffer = std::make_unique<char[]>(sizeof(Notice));
+    api_->irecv(slot.buffer.get(), 1, sizeof(Notice), members_[next_], tag(Lane::kNotice),
+                slot.request);
+    slot.posted = true;
   }
-  if (!notice_.posted) return false;
+  if (!slot.posted) return false;
   bool complete = false;  // it has come, or begun to: so this is a matter of moments
-  for (uint32_t i = 0; i < kPatience && !complete; ++i) complete = api_->test(notice_.request);
+  for (uint32_t i = 0; i < kNoticeTests && !complete; ++i) complete = api_->test(slot.request);
   if (!complete) return false;
-  notice_.posted = false;
-  std::memcpy(data, notice_.buffer.get(), std::min(nbytes, kNoticeBytes));
+  slot.posted = false;
+  std::memcpy(&notice, slot.buffer.get(), sizeof(Notice));
+  notice.text[sizeof(notice.text) - 1] = '\0';
+  notice.src = next_;
+  if (const char* why = wrong_ranks(notice, world_size())) reject(next_, why);
   return true;
 }
 

@@ -1,4 +1,4 @@
-// Where the pieces of a call over MPI lie, packing them, and folding them.
+// Where the pieces of a call over messages lie, packing them, and folding them.
 //
 // On the wire chunk k of a message stands at k * reach elements. Chunks at the end of a vector may
 // be shorter than that; a rank that receives into a scratch slot does not know which ones are, so
@@ -11,8 +11,8 @@
 namespace pycoll {
 
 // Address of chunk k of a piece in the segment of a window, and how many elements it has there.
-char* MpiTask::resolve(const Window& window, const Operand& operand, uint32_t k,
-                       uint64_t& length) const {
+char* MessageTask::resolve(const Window& window, const Operand& operand, uint32_t k,
+                           uint64_t& length) const {
   const Plan& plan = *call_.plan;
   length = window.reach;
   if (operand.buffer == static_cast<uint16_t>(Buffer::kCell)) {
@@ -43,8 +43,8 @@ char* MpiTask::resolve(const Window& window, const Operand& operand, uint32_t k,
   return base + (offset + window.start) * call_.elem_bytes;
 }
 
-MpiTask::Span MpiTask::span(const Window& window, const Operand& operand, uint32_t first,
-                            uint32_t chunks) const {
+MessageTask::Span MessageTask::span(const Window& window, const Operand& operand, uint32_t first,
+                                    uint32_t chunks) const {
   uint64_t length;
   char* data = resolve(window, operand, first, length);
   const uint64_t pitch = window.reach * call_.elem_bytes;
@@ -58,9 +58,22 @@ MpiTask::Span MpiTask::span(const Window& window, const Operand& operand, uint32
   return {data, nbytes, whole};
 }
 
+// The bytes that a message must have to fill its destination; 0 for a slot, which may stand for a
+// chunk at the end of a vector.
+uint64_t MessageTask::needed(const Window& window, const Operand& operand, uint32_t first,
+                             uint32_t chunks) const {
+  if (operand.buffer == static_cast<uint16_t>(Buffer::kCell)) return 0;
+  for (uint32_t k = chunks; k-- > 0;) {
+    uint64_t length;
+    resolve(window, operand, first + k, length);
+    if (length > 0) return (k * window.reach + length) * call_.elem_bytes;
+  }
+  return 0;
+}
+
 // Copies chunks to where they stand on the wire; returns the bytes up to the last that has any.
-uint64_t MpiTask::gather(const Window& window, const Operand& operand, uint32_t first,
-                         uint32_t chunks, char* to) {
+uint64_t MessageTask::gather(const Window& window, const Operand& operand, uint32_t first,
+                             uint32_t chunks, char* to) {
   const uint64_t pitch = window.reach * call_.elem_bytes;
   uint64_t end = 0;
   for (uint32_t k = 0; k < chunks; ++k) {
@@ -73,8 +86,8 @@ uint64_t MpiTask::gather(const Window& window, const Operand& operand, uint32_t 
   return end;
 }
 
-void MpiTask::scatter(const Window& window, const Operand& operand, uint32_t first, uint32_t chunks,
-                      const char* from, uint64_t nbytes) {
+void MessageTask::scatter(const Window& window, const Operand& operand, uint32_t first,
+                          uint32_t chunks, const char* from, uint64_t nbytes) {
   const uint64_t pitch = window.reach * call_.elem_bytes;
   for (uint32_t k = 0; k < chunks && k * pitch < nbytes; ++k) {
     uint64_t length;
@@ -85,7 +98,7 @@ void MpiTask::scatter(const Window& window, const Operand& operand, uint32_t fir
 }
 
 // Folds chunks one by one, or all at once where every operand has them in one piece.
-void MpiTask::fold_pieces(Window& window, const Instr& instr) {
+void MessageTask::fold_pieces(Window& window, const Instr& instr) {
   const Operand* operands = call_.plan->operands.data() + instr.arg;
   const uint32_t total = uint32_t{instr.nsrc} + instr.ndst;
   const bool together =
@@ -122,7 +135,7 @@ void MpiTask::fold_pieces(Window& window, const Instr& instr) {
   }
 }
 
-void MpiTask::scale_out() {
+void MessageTask::scale_out() {
   const Plan& plan = *call_.plan;
   const bool own = call_.out_layout == Layout::kOwn;
   const uint32_t share = plan.chunks / plan.world_size, rank = link_.rank();

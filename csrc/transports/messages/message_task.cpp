@@ -1,5 +1,5 @@
-// How a call over MPI proceeds: agreement, segments, groups of messages. message_pieces.cpp has the
-// rest: where pieces lie, and folding them.
+// How a call over messages proceeds: agreement, segments, groups of messages. message_pieces.cpp
+// has the rest: where pieces lie, and folding them.
 #include "transports/messages/message_task.h"
 
 #include <algorithm>
@@ -14,8 +14,6 @@ namespace {
 // core's cache until folded.
 constexpr uint64_t kInFlightBytes = 2 << 20;
 
-uint16_t check_of(const BoundCall& call) { return static_cast<uint16_t>(call.check); }
-
 uint32_t windows_of(const BoundCall& call) {
   const uint64_t fit = kInFlightBytes / std::max<uint64_t>(1, call.segment * call.elem_bytes);
   return std::min(call.segments, std::clamp(static_cast<uint32_t>(fit), 1u, kWindows));
@@ -23,8 +21,8 @@ uint32_t windows_of(const BoundCall& call) {
 
 }  // namespace
 
-MpiTask::MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
-                 bool proven, Scratch& scratch)
+MessageTask::MessageTask(MessageLink& link, const BoundCall& call, const void* in, void* out,
+                         uint64_t seq, bool proven, Scratch& scratch)
     : link_(link),
       call_(call),
       in_(static_cast<char*>(const_cast<void*>(in))),
@@ -50,14 +48,14 @@ MpiTask::MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out
   }
 }
 
-MpiTask::~MpiTask() {
-  std::vector<MpiRequest> receives;
+MessageTask::~MessageTask() {
+  std::vector<Request> receives;
   std::vector<std::unique_ptr<char[]>> bounces;
   bool sends = false;
   for (Window& window : windows_) {
     for (Transfer& t : window.open) {
       const bool receive = Opcode(t.instr->op) == Opcode::kRecv;
-      if (!t.packet && receive) receives.push_back(t.request);
+      if (!t.eager && receive) receives.push_back(t.request);
       sends = sends || !receive;
       if (t.bounce != nullptr) bounces.push_back(std::move(t.bounce));
     }
@@ -65,41 +63,39 @@ MpiTask::~MpiTask() {
   }
   if (receives.empty() && !sends) return;
   try {
-    link_.withdraw(receives);
-  } catch (const Error&) {  // MPI no longer answers
+    link_.cancel_receives(receives);
+  } catch (const Error&) {  // the transport no longer answers
   }
   if (receives.empty() && !sends) return;
   for (std::unique_ptr<char[]>& b : bounces) b.release();
   static_cast<void>(new std::vector<char>(std::move(scratch_.cells)));
 }
 
-Head MpiTask::head(uint32_t nbytes) const {
-  return {
-      seq_,  call_.descriptor, call_.count, static_cast<uint16_t>(link_.rank()), check_of(call_),
-      nbytes};
+EagerHeader MessageTask::header(uint32_t nbytes) const {
+  return {seq_, call_.descriptor, call_.count, call_.check, nbytes};
 }
 
-// The next packet of a peer for this call, or null. Drops those of calls that were given up. A
-// peer that is ahead has refused a call that we do not yet know of: its packet can wait.
-const Head* MpiTask::packet(Lane lane, uint32_t peer) {
-  const Head* found = link_.packet(lane, peer);
+// The next eager message of a peer for this call, or null. Drops those of calls that were given up.
+// A peer that is ahead has refused a call whose notice has not come yet: its message can wait.
+const EagerHeader* MessageTask::receive_eager(Lane lane, uint32_t peer) {
+  const EagerHeader* found = link_.receive_eager(lane, peer);
   while (found != nullptr && found->seq < seq_) {
-    link_.drop(found);
-    found = link_.packet(lane, peer);
+    link_.release(lane, peer);
+    found = link_.receive_eager(lane, peer);
   }
   if (found == nullptr || found->seq > seq_) return nullptr;
   if (found->descriptor != call_.descriptor || found->count != call_.count ||
-      found->check != check_of(call_)) {
+      found->check != call_.check) {
     throw Disagreement{peer};
   }
   return found;
 }
 
-bool MpiTask::advance() {
+bool MessageTask::advance() {
   waiting_ = {};
   if (!agreed_ && !agree() && !call_.tiny) return false;
   bool busy = false;
-  const uint32_t first = static_cast<uint32_t>(Lane::kWindow) + seq_ % kTrain * kWindows;
+  const uint32_t first = static_cast<uint32_t>(Lane::kPayload) + seq_ % kBatch * kWindows;
   for (uint32_t i = 0; i < windows_.size(); ++i) {
     Window& window = windows_[i];
     for (;;) {
@@ -121,38 +117,38 @@ bool MpiTask::advance() {
 
 // Dissemination (Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization",
 // IJPP 17(1), 1988): whoever comes to its end has heard, by others, from everybody.
-bool MpiTask::agree() {
+bool MessageTask::agree() {
   const std::vector<uint32_t>& team = call_.team;
   const uint32_t n = team.empty() ? link_.world_size() : static_cast<uint32_t>(team.size());
   const uint32_t place =
       static_cast<uint32_t>(std::find(team.begin(), team.end(), link_.rank()) - team.begin());
   const uint32_t rank = team.empty() ? link_.rank() : place;
   const auto member = [&](uint32_t i) { return team.empty() ? i % n : team[i % n]; };
-  const auto tell = [&] {
-    link_.open_packet();
-    link_.send_packet(Lane::kAgree, member(rank + distance_), head(0));
+  const auto send_next = [&] {
+    link_.open_eager();
+    link_.send_eager(Lane::kAgreement, member(rank + distance_), header(0));
   };
   if (distance_ == 0 && n > 1) {
     distance_ = 1;
-    tell();
+    send_next();
   }
   while (distance_ < n && n > 1) {
     const uint32_t peer = member(rank + n - distance_);
-    const Head* found = packet(Lane::kAgree, peer);
+    const EagerHeader* found = receive_eager(Lane::kAgreement, peer);
     if (found == nullptr) {
       waiting_ = {static_cast<int32_t>(peer), kEntered};
       return false;
     }
-    link_.drop(found);
+    link_.release(Lane::kAgreement, peer);
     ++progress_;
     distance_ *= 2;
-    if (distance_ < n) tell();
+    if (distance_ < n) send_next();
   }
   agreed_ = true;
   return true;
 }
 
-void MpiTask::begin(Window& window) {
+void MessageTask::begin(Window& window) {
   window.pc = 0;
   window.active = true;
   window.posted = false;
@@ -161,7 +157,7 @@ void MpiTask::begin(Window& window) {
 }
 
 // Runs a segment until it has to wait; true at its end.
-bool MpiTask::advance(Window& window, int lane) {
+bool MessageTask::advance(Window& window, int lane) {
   const std::vector<Instr>& code = call_.plan->code;
   while (window.pc < code.size()) {
     const Instr& instr = code[window.pc];
@@ -182,7 +178,7 @@ bool MpiTask::advance(Window& window, int lane) {
 }
 
 // Posts the messages up to the next WAIT: receives first, so that they find their place at once.
-void MpiTask::post(Window& window, int lane) {
+void MessageTask::post(Window& window, int lane) {
   const std::vector<Instr>& code = call_.plan->code;
   for (const Opcode op : {Opcode::kRecv, Opcode::kSend}) {
     for (size_t i = window.pc; Opcode(code[i].op) != Opcode::kWait; ++i) {
@@ -195,27 +191,28 @@ void MpiTask::post(Window& window, int lane) {
   window.posted = true;
 }
 
-void MpiTask::post_one(Window& window, int lane, const Instr& instr, uint32_t first,
-                       uint32_t chunks) {
+void MessageTask::post_one(Window& window, int lane, const Instr& instr, uint32_t first,
+                           uint32_t chunks) {
   const Operand& operand = call_.plan->operands[instr.arg];
   Transfer transfer{&instr, first, chunks, call_.tiny};
   // Room first: what has been posted must not be forgotten for lack of it.
   if (window.open.size() == window.open.capacity()) window.open.reserve(2 * window.open.size() + 1);
   const uint64_t full = chunks * window.reach * call_.elem_bytes;
   if (Opcode(instr.op) == Opcode::kRecv) {
-    if (!transfer.packet) {
+    if (!transfer.eager) {
       const Span place = span(window, operand, first, chunks);
       char* data = place.data;
       if (!place.whole) {
         transfer.bounce = std::make_unique_for_overwrite<char[]>(full);
         data = transfer.bounce.get();
       }
-      link_.irecv(data, full, instr.peer, lane, transfer.request);
+      const uint64_t least = needed(window, operand, first, chunks);
+      link_.irecv(data, least, full, instr.peer, lane, transfer.request);
     }
-  } else if (transfer.packet) {
-    char* room = link_.open_packet();
+  } else if (transfer.eager) {
+    char* room = link_.open_eager();
     const uint64_t nbytes = gather(window, operand, first, chunks, room);
-    link_.send_packet(Lane::kPacket, instr.peer, head(static_cast<uint32_t>(nbytes)));
+    link_.send_eager(Lane::kEager, instr.peer, header(static_cast<uint32_t>(nbytes)));
     return;
   } else {
     const Span place = span(window, operand, first, chunks);
@@ -230,14 +227,14 @@ void MpiTask::post_one(Window& window, int lane, const Instr& instr, uint32_t fi
   window.open.push_back(std::move(transfer));
 }
 
-bool MpiTask::complete(Window& window) {
+bool MessageTask::complete(Window& window) {
   ++pass_;
   bool found_missing = false;
   const auto done = [&](Transfer& t) {
     const uint32_t peer = t.instr->peer;
     bool over;
-    if (t.packet) {
-      over = blocked_[peer] != pass_ && take_packet(window, t);
+    if (t.eager) {
+      over = blocked_[peer] != pass_ && take_eager(window, t);
       if (!over) blocked_[peer] = pass_;
     } else {
       over = link_.test(t.request);
@@ -258,13 +255,18 @@ bool MpiTask::complete(Window& window) {
   return window.open.empty();
 }
 
-bool MpiTask::take_packet(Window& window, Transfer& transfer) {
+bool MessageTask::take_eager(Window& window, Transfer& transfer) {
   const uint32_t peer = transfer.instr->peer;
-  const Head* found = packet(Lane::kPacket, peer);
+  const EagerHeader* found = receive_eager(Lane::kEager, peer);
   if (found == nullptr) return false;
-  scatter(window, call_.plan->operands[transfer.instr->arg], transfer.first, transfer.chunks,
-          MpiLink::data(found), found->nbytes);
-  link_.drop(found);
+  const Operand& operand = call_.plan->operands[transfer.instr->arg];
+  const uint64_t full = transfer.chunks * window.reach * call_.elem_bytes;
+  if (found->nbytes > full ||
+      found->nbytes < needed(window, operand, transfer.first, transfer.chunks)) {
+    link_.reject(peer, "data of another size than this call has");
+  }
+  scatter(window, operand, transfer.first, transfer.chunks, found->data(), found->nbytes);
+  link_.release(Lane::kEager, peer);
   return true;
 }
 

@@ -1,10 +1,10 @@
-// One call over MPI: the interpreter of message plans, as a machine that never waits.
+// One call over messages: the interpreter of message plans, as a machine that never waits.
 //
-// A call whose messages are all small sends packets, each with the call's descriptor in its head.
-// Any other call first makes sure, by a dissemination among all ranks, that they are all in the
-// same call; then bare data moves, in segments of which up to kWindows are under way at the same
-// time. So nothing reaches a user's array, and nothing refers to one, before all ranks agree. Calls
-// in which a rank does not depend on all others (those with a root) agree in any case.
+// A call whose messages are all small sends them eagerly, each with the call's descriptor in its
+// header. Any other call is a rendezvous: a dissemination among all ranks makes sure that they are
+// all in the same call; then payload moves, in segments of which up to kWindows are under way at
+// the same time. So nothing reaches a user's array, and nothing refers to one, before all ranks
+// agree. Calls in which a rank does not depend on all others (those with a root) agree in any case.
 #pragma once
 
 #include <memory>
@@ -16,33 +16,33 @@
 
 namespace pycoll {
 
-// What a task waits for: for reports.
+// What a task waits for, for reports.
 struct Waiting {
   int32_t peer = -1;
   uint32_t step = 0;  // kEntered: to make the call; else round + 2
 };
 
-// A packet of this call with another descriptor or count.
+// Thrown if an eager message of this call has another descriptor or count.
 struct Disagreement {
   uint32_t peer;
 };
 
-class MpiTask {
+class MessageTask {
  public:
   class Scratch;
   // `in` and `out` hold at least call.in_bytes and call.out_bytes. `proven`: all ranks are known to
-  // make this call. `scratch` is kept by the caller from call to call. Of the tasks of a link that
-  // are not over no two may have numbers of the same parity: that is what their data go by.
-  MpiTask(MpiLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
-          bool proven, Scratch& scratch);
-  // Takes back what is under way, after a failure. Memory to which the transport may still write,
-  // or which it may still read, is never let go.
-  ~MpiTask();
-  MpiTask(const MpiTask&) = delete;
-  MpiTask& operator=(const MpiTask&) = delete;
+  // make this call. `scratch` is kept by the caller from call to call. The parity of `seq` tells
+  // the payload of two calls in flight apart, so a link has at most kBatch tasks.
+  MessageTask(MessageLink& link, const BoundCall& call, const void* in, void* out, uint64_t seq,
+              bool proven, Scratch& scratch);
+  // Cancels what is under way, after a failure. Memory that the transport may still write or read
+  // is never freed.
+  ~MessageTask();
+  MessageTask(const MessageTask&) = delete;
+  MessageTask& operator=(const MessageTask&) = delete;
 
-  // Does what can be done; true once the call is complete. Throws Disagreement, and what MpiApi
-  // throws.
+  // Does what can be done; true once the call is complete. Throws Disagreement, and what the
+  // transport throws.
   bool advance();
   // Whether all ranks are known to make this call.
   bool agreed() const { return agreed_; }
@@ -55,9 +55,9 @@ class MpiTask {
   struct Transfer {  // one message under way
     const Instr* instr;
     uint32_t first, chunks;  // of instr->count
-    bool packet;
-    MpiRequest request = 0;
-    std::unique_ptr<char[]> bounce{};  // where a receive lands that does not fit its destination
+    bool eager;
+    Request request = 0;
+    std::unique_ptr<char[]> bounce{};  // holds pieces that are not contiguous in the array
   };
   struct Window {          // one segment in flight
     uint32_t segment = 0;  // present or next
@@ -79,18 +79,20 @@ class MpiTask {
   void post(Window& window, int lane);
   void post_one(Window& window, int lane, const Instr& instr, uint32_t first, uint32_t chunks);
   bool complete(Window& window);
-  bool take_packet(Window& window, Transfer& transfer);
+  bool take_eager(Window& window, Transfer& transfer);
   void fold_pieces(Window& window, const Instr& instr);
   char* resolve(const Window& window, const Operand& operand, uint32_t k, uint64_t& length) const;
   Span span(const Window& window, const Operand& operand, uint32_t first, uint32_t chunks) const;
+  uint64_t needed(const Window& window, const Operand& operand, uint32_t first,
+                  uint32_t chunks) const;
   uint64_t gather(const Window& w, const Operand& o, uint32_t first, uint32_t chunks, char* to);
   void scatter(const Window& w, const Operand& o, uint32_t first, uint32_t chunks, const char* from,
                uint64_t nbytes);
   void scale_out();
-  Head head(uint32_t nbytes) const;
-  const Head* packet(Lane lane, uint32_t peer);
+  EagerHeader header(uint32_t nbytes) const;
+  const EagerHeader* receive_eager(Lane lane, uint32_t peer);
 
-  MpiLink& link_;
+  MessageLink& link_;
   const BoundCall& call_;
   char *in_, *out_;
   uint64_t seq_;
@@ -99,7 +101,7 @@ class MpiTask {
   bool scaled_ = false;
   Waiting waiting_;
   std::span<Window> windows_;
-  std::span<uint32_t> blocked_;  // by peer: pass in which an earlier packet was missing
+  std::span<uint32_t> blocked_;  // by peer: pass in which an earlier eager message was missing
   uint32_t pass_ = 0;
   uint64_t progress_ = 0;
   Scratch& scratch_;
@@ -107,9 +109,9 @@ class MpiTask {
   std::vector<void*>& dsts_;
 };
 
-// Memory of a task that serves again for the next.
-class MpiTask::Scratch {
-  friend MpiTask;
+// Memory of a task, reused by the next.
+class MessageTask::Scratch {
+  friend MessageTask;
   std::vector<char> cells;
   std::vector<Window> windows;
   std::vector<uint32_t> blocked;

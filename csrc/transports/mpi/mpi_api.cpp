@@ -25,12 +25,18 @@ void* open_library(const std::string& module) {
   throw_error("TransportError", "no MPI library is loaded: ", module, " does not lead to one");
 }
 
+template <typename F>
+void find(void* library, const char* name, F& function) {
+  function = reinterpret_cast<F>(dlsym(library, name));
+  COLL_CHECK(function != nullptr, "TransportError", "the MPI library has no ", name);
+}
+
 }  // namespace
 
-// Without MPI_THREAD_MULTIPLE only one thread of a process may be inside MPI at a time, whichever
-// communicator it is there for: so all objects share one mutex, as they share the library.
+// Without MPI_THREAD_MULTIPLE only one thread of a process may be inside MPI at a time, in
+// whichever communicator: so all objects share one mutex, as they share the library.
 struct MpiApi::Lock {
-  explicit Lock(MpiApi& api) : mutex(api.facts_.multiple ? nullptr : &inside) {
+  explicit Lock(const MpiApi& api) : mutex(api.any_thread ? nullptr : &inside) {
     if (mutex != nullptr) mutex->lock();
   }
   ~Lock() {
@@ -42,13 +48,7 @@ struct MpiApi::Lock {
 
 std::mutex MpiApi::Lock::inside;
 
-template <typename F>
-void MpiApi::find(void* library, const char* name, F& function) {
-  function = reinterpret_cast<F>(dlsym(library, name));
-  COLL_CHECK(function != nullptr, "TransportError", "the MPI library has no ", name);
-}
-
-MpiApi::MpiApi(const MpiFacts& facts) : facts_(facts) {
+MpiApi::MpiApi(const MpiFacts& facts) : Transport(facts.tag_ub, facts.multiple), facts_(facts) {
   void* library = open_library(facts.module);
   find(library, "MPI_Isend", isend_);
   find(library, "MPI_Irecv", irecv_);
@@ -75,39 +75,40 @@ void MpiApi::check(int code, const char* what) {
 
 bool MpiApi::ended() const {
   int flag = 0;
-  return finalized_ != nullptr && finalized_(&flag) == 0 && flag != 0;
+  return finalized_(&flag) == 0 && flag != 0;
 }
 
-void MpiApi::isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
-                   MpiRequest& req) {
+void MpiApi::isend(const void* data, uint64_t nbytes, int dst, int tag, Request& request) {
   const Lock lock(*this);
-  check(isend_(data, static_cast<int>(nbytes), facts_.byte, dst, tag, comm, &req), "MPI_Isend");
+  const int count = static_cast<int>(nbytes);
+  check(isend_(data, count, facts_.byte, dst, tag, facts_.comm, &request), "MPI_Isend");
 }
 
-void MpiApi::irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle comm, MpiRequest& req) {
+void MpiApi::irecv(void* data, uint64_t, uint64_t most, int src, int tag, Request& request) {
   const Lock lock(*this);
-  check(irecv_(data, static_cast<int>(nbytes), facts_.byte, src, tag, comm, &req), "MPI_Irecv");
+  const int count = static_cast<int>(most);
+  check(irecv_(data, count, facts_.byte, src, tag, facts_.comm, &request), "MPI_Irecv");
 }
 
-bool MpiApi::test(MpiRequest& req) {
-  const Lock lock(*this);
-  alignas(16) char status[kStatusBytes];
-  int flag = 0;
-  check(test_(&req, &flag, status), "MPI_Test");
-  return flag != 0;
-}
-
-bool MpiApi::probe(int src, int tag, MpiHandle comm) {
+bool MpiApi::test(Request& request) {
   const Lock lock(*this);
   alignas(16) char status[kStatusBytes];
   int flag = 0;
-  check(iprobe_(src, tag, comm, &flag, status), "MPI_Iprobe");
+  check(test_(&request, &flag, status), "MPI_Test");
   return flag != 0;
 }
 
-void MpiApi::cancel(MpiRequest& req) {
+bool MpiApi::probe(int src, int tag) {
   const Lock lock(*this);
-  check(cancel_(&req), "MPI_Cancel");
+  alignas(16) char status[kStatusBytes];
+  int flag = 0;
+  check(iprobe_(src, tag, facts_.comm, &flag, status), "MPI_Iprobe");
+  return flag != 0;
+}
+
+void MpiApi::cancel(Request& request) {
+  const Lock lock(*this);
+  check(cancel_(&request), "MPI_Cancel");
 }
 
 }  // namespace pycoll

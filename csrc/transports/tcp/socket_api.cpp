@@ -17,7 +17,7 @@
 
 #include "base/error.h"
 #include "kernels/fold/fold.h"
-#include "transports/messages/message_link.h"
+#include "transports/messages/wire.h"
 
 namespace pycoll {
 namespace {
@@ -29,14 +29,12 @@ constexpr uint64_t kReadBytes = 1 << 20;     // at a time
 constexpr uint64_t kAnswerNs = 200'000'000;  // for the goodbyes of others
 
 // Tag of the notices of the communicator to which a tag belongs.
-int notices_of(int tag) { return tag - tag % kLanes + static_cast<int>(Lane::kControl); }
+int notices_of(int tag) { return tag - tag % kLanes + static_cast<int>(Lane::kNotice); }
 
 }  // namespace
 
 SocketApi::SocketApi(std::vector<int> sockets, std::vector<std::string> names)
-    : MpiApi(MpiFacts{.module = {}, .tag_ub = INT_MAX}, NoLibrary{}),
-      peers_(sockets.size()),
-      pid_(getpid()) {
+    : Transport(INT_MAX, true), peers_(sockets.size()), pid_(getpid()) {
   for (size_t r = 0; r < sockets.size(); ++r) peers_[r].socket = sockets[r];
   try {
     open(names);
@@ -64,12 +62,11 @@ void SocketApi::open(const std::vector<std::string>& names) {
   thread_ = std::thread([this] { serve(); });
 }
 
-void SocketApi::isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle,
-                      MpiRequest& req) {
+void SocketApi::isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) {
   const std::lock_guard lock(mutex_);
   Peer& p = peer(dst);
   auto* operation = new Operation{.peer = dst, .receives = false};
-  req = reinterpret_cast<MpiRequest>(operation);
+  req = reinterpret_cast<Request>(operation);
   if (p.lost || p.socket < 0 || closing_) {
     operation->done = true;
     return;
@@ -78,11 +75,11 @@ void SocketApi::isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHa
   if (p.queue.size() == 1) send_queued(p);
 }
 
-void SocketApi::irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle, MpiRequest& req) {
+void SocketApi::irecv(void* data, uint64_t least, uint64_t most, int src, int tag, Request& req) {
   const std::lock_guard lock(mutex_);
   Peer& p = peer(src);
-  auto* operation = new Operation{src, true, static_cast<char*>(data), nbytes, tag};
-  req = reinterpret_cast<MpiRequest>(operation);
+  auto* operation = new Operation{src, true, static_cast<char*>(data), least, most, tag};
+  req = reinterpret_cast<Request>(operation);
   std::deque<Message>& arrived = p.arrived[tag];
   const auto first = std::find_if(arrived.begin(), arrived.end(),
                                   [](const Message& m) { return m.taker == nullptr; });
@@ -90,14 +87,15 @@ void SocketApi::irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle, 
     p.posted[tag].push_back(operation);
     return;
   }
+  if (!fits(p, *operation, first->nbytes)) return;
   first->taker = operation;
   if (!first->complete) return;
-  copy(operation->data, first->data.get(), std::min(nbytes, first->nbytes));
+  copy(operation->data, first->data.get(), first->nbytes);
   operation->done = true;
   arrived.erase(first);
 }
 
-bool SocketApi::test(MpiRequest& req) {
+bool SocketApi::test(Request& req) {
   if (req == 0) return true;
   auto* operation = reinterpret_cast<Operation*>(req);
   const std::lock_guard lock(mutex_);
@@ -108,22 +106,25 @@ bool SocketApi::test(MpiRequest& req) {
   }
   Peer& p = peer(operation->peer);
   if (p.lost && !p.said_goodbye && operation->receives && !notice_waits(p, operation->tag)) {
-    p.told.insert(notices_of(operation->tag));
-    throw_loss(p);
+    const Loss found = describe_loss(p);
+    throw Error(found.kind, found.text);
   }
   return false;
 }
 
-bool SocketApi::probe(int src, int tag, MpiHandle) {
+bool SocketApi::probe(int src, int tag) {
   const std::lock_guard lock(mutex_);
   const Peer& p = peer(src);
   const auto found = p.arrived.find(tag);
-  if (found != p.arrived.end() && !found->second.empty()) return true;
-  if (p.told.contains(tag)) throw_loss(p);
-  return false;
+  return found != p.arrived.end() && !found->second.empty();
 }
 
-void SocketApi::cancel(MpiRequest& req) {
+Loss SocketApi::loss(int rank) {
+  const std::lock_guard lock(mutex_);
+  return describe_loss(peer(rank));
+}
+
+void SocketApi::cancel(Request& req) {
   if (req == 0) return;
   auto* operation = reinterpret_cast<Operation*>(req);
   const std::lock_guard lock(mutex_);
@@ -180,9 +181,13 @@ void SocketApi::watch(Peer& p) {
   epoll_ctl(epoll_, EPOLL_CTL_MOD, p.socket, &event);
 }
 
-void SocketApi::lose(Peer& p) {
+// Ends a connection: its rank has died, or has sent what no rank sends (`fault`).
+void SocketApi::lose(Peer& p, std::string_view fault) {
   if (p.lost) return;
   p.lost = true;
+  p.fault = fault;
+  if (!fault.empty()) p.said_goodbye = false;
+  if (!p.said_goodbye && p.socket >= 0) p.loss_order = ++losses_;
   epoll_ctl(epoll_, EPOLL_CTL_DEL, p.socket, nullptr);
   shutdown(p.socket, SHUT_RDWR);  // the other end hears of it if the fault is here
   for (Outgoing& out : p.queue) {
@@ -193,11 +198,31 @@ void SocketApi::lose(Peer& p) {
   p.message = nullptr;
 }
 
-void SocketApi::throw_loss(const Peer& p) {
-  COLL_CHECK(p.refused_bytes == 0, "PeerLost", p.name, " is lost: there was no memory for a ",
-             "message of ", p.refused_bytes, " bytes from it that nobody had asked for yet, ",
-             "so its connection was ended");
-  throw_error("PeerLost", p.name, " died: its connection has ended");
+Loss SocketApi::reject(int rank, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  lose(peer(rank), why);
+  return describe_loss(peer(rank));
+}
+
+// Whether a message is as large as its receive expects; ends the connection otherwise.
+bool SocketApi::fits(Peer& p, const Operation& operation, uint64_t nbytes) {
+  if (nbytes >= operation.least && nbytes <= operation.most) return true;
+  lose(p, "a message of another size than its receive expects");
+  return false;
+}
+
+Loss SocketApi::describe_loss(const Peer& p) {
+  if (p.loss_order == 0) return {};
+  if (!p.fault.empty()) {
+    return {p.loss_order, "TransportError",
+            p.name + " has sent " + p.fault + ", so its connection was ended"};
+  }
+  if (p.refused_bytes == 0)
+    return {p.loss_order, "PeerLost", p.name + " died: its connection has ended"};
+  return {p.loss_order, "PeerLost",
+          p.name + " is lost: there was no memory for a message of " +
+              std::to_string(p.refused_bytes) +
+              " bytes from it that nobody had asked for yet, so its connection was ended"};
 }
 
 // Reads what has come. The mutex is held.
@@ -235,17 +260,16 @@ bool SocketApi::receive_some(Peer& p) {
 void SocketApi::begin_message(Peer& p) {
   p.operation = nullptr;
   p.message = nullptr;
-  const uint64_t most = p.frame.tag == kGoodbye ? 0 : kMostBytes;
-  if (p.frame.magic != kMagic || p.frame.nbytes > most) {
-    lose(p);  // a stranger: nothing of ours looks like that
-    return;
-  }
-  if (p.frame.tag == kGoodbye) {
+  if (p.frame.magic != kMagic) return lose(p, "what is no frame");
+  if (p.said_goodbye) return lose(p, "a frame behind its goodbye");
+  if (p.frame.tag == kGoodbye && p.frame.nbytes == 0) {
     p.said_goodbye = true;
     return;
   }
+  if (const char* why = wrong_size(p.frame.tag, p.frame.nbytes)) return lose(p, why);
   std::deque<Operation*>& posted = p.posted[p.frame.tag];
-  if (!posted.empty() && posted.front()->nbytes >= p.frame.nbytes) {
+  if (!posted.empty()) {
+    if (!fits(p, *posted.front(), p.frame.nbytes)) return;
     p.operation = posted.front();
     p.into = p.operation->data;
     posted.pop_front();
@@ -261,13 +285,15 @@ void SocketApi::begin_message(Peer& p) {
 
 void SocketApi::end_message(Peer& p) {
   p.read = 0;
+  if (p.operation == nullptr && p.message == nullptr) return;  // a goodbye
+  if (const char* why = wrong_content(p.frame.tag, p.into, p.frame.nbytes)) return lose(p, why);
   if (p.operation != nullptr) p.operation->done = true;
   Message* message = std::exchange(p.message, nullptr);
   if (message == nullptr) return;
   message->complete = true;
   Operation* taker = message->taker;
   if (taker == nullptr) return;
-  copy(taker->data, message->data.get(), std::min(taker->nbytes, message->nbytes));
+  copy(taker->data, message->data.get(), message->nbytes);
   taker->done = true;
   p.arrived[p.frame.tag].pop_back();  // it is the newest; older ones were taken before
 }

@@ -1,27 +1,25 @@
-// The messages of ranks on several hosts without MPI: one TCP connection for each pair of ranks.
+// Messages between hosts without MPI: one TCP connection for each pair of ranks.
 //
-// It does what MpiApi does, so everything above is the same. A message is a frame of 16 bytes and
-// its data. A thread reads and writes whatever can be read and written, so messages proceed while
-// the rank computes. Messages of one rank with one tag arrive in the order in which they were sent.
+// A message is a frame header of 16 bytes and its data. A thread reads and writes whatever can be
+// read and written, so messages make progress while the rank computes.
 //
-// A connection that ends without a goodbye is a rank that died. One that brings a message for which
-// there is no memory is ended: nothing behind that message could be read.
+// A connection that ends without a goodbye is a rank that died. One that brings what no rank sends
+// (see wire.h), or a message for which there is no memory, is ended.
 #pragma once
 
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
-#include "transports/mpi/mpi_api.h"
+#include "transports/messages/transport.h"
 
 namespace pycoll {
 
-class SocketApi : public MpiApi {
+class SocketApi : public Transport {
  public:
   // `sockets`: for each rank a connected stream socket, which now belongs to this object; -1 for
   // this rank. `names`: what error messages call each rank. Throws TransportError.
@@ -29,15 +27,14 @@ class SocketApi : public MpiApi {
   ~SocketApi() override { close(); }
 
   // What is sent to a rank that has died is dropped. test() of a receive from it throws PeerLost,
-  // unless a notice of that rank waits to be read, which says better what happened. Afterwards so
-  // does probe() for notices of the same communicator, so that it can be found out who has died.
-  void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
-             MpiRequest& req) override;
-  void irecv(void* data, uint64_t nbytes, int src, int tag, MpiHandle comm,
-             MpiRequest& req) override;
-  bool test(MpiRequest& req) override;
-  bool probe(int src, int tag, MpiHandle comm) override;
-  void cancel(MpiRequest& req) override;
+  // unless a notice of that rank waits to be read, which says better what happened.
+  void isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) override;
+  void irecv(void* data, uint64_t least, uint64_t most, int src, int tag, Request& req) override;
+  bool test(Request& req) override;
+  bool probe(int src, int tag) override;
+  void cancel(Request& req) override;
+  Loss loss(int rank) override;
+  Loss reject(int rank, const std::string& why) override;
 
   // Says goodbye behind what is queued, and waits until the systems of the others have all of it:
   // what comes for a connection that is closed before makes the system here drop the rest. Gives up
@@ -56,7 +53,7 @@ class SocketApi : public MpiApi {
     int peer;
     bool receives;
     char* data = nullptr;
-    uint64_t nbytes = 0;
+    uint64_t least = 0, most = 0;
     int tag = 0;
     bool done = false;
   };
@@ -76,7 +73,9 @@ class SocketApi : public MpiApi {
     int socket = -1;
     std::string name;
     bool lost = false, said_goodbye = false;
+    uint32_t loss_order = 0;     // if lost without a goodbye
     uint64_t refused_bytes = 0;  // of the message for which there was no memory
+    std::string fault;           // why what it has sent cannot come from a rank
     std::deque<Outgoing> queue;
     Frame frame;                     // of the message that is being read
     uint64_t read = 0;               // of frame and data
@@ -85,7 +84,6 @@ class SocketApi : public MpiApi {
     Message* message = nullptr;      // nobody's yet
     std::unordered_map<int, std::deque<Operation*>> posted;
     std::unordered_map<int, std::deque<Message>> arrived;
-    std::set<int> told;  // tags of notices of the communicators that know of the loss
   };
 
   Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
@@ -96,8 +94,9 @@ class SocketApi : public MpiApi {
   void begin_message(Peer& peer);
   void end_message(Peer& peer);
   void send_queued(Peer& peer);
-  void lose(Peer& peer);
-  [[noreturn]] static void throw_loss(const Peer& peer);
+  void lose(Peer& peer, std::string_view fault = {});
+  bool fits(Peer& peer, const Operation& operation, uint64_t nbytes);
+  static Loss describe_loss(const Peer& peer);
   void watch(Peer& peer);
   uint64_t unsent();
   bool notice_waits(const Peer& peer, int tag) const;

@@ -258,10 +258,10 @@ _WHOLE_BYTES = 1 << 30  # likewise, where no fold and no other message could beg
 _LINK_BYTES = 60 << 10
 """Likewise between hosts. Over TCP, Open MPI sends 64 KiB at once; before more it shakes hands, and
 each word of that queues behind the data that goes the other way."""
-_PACKET_BYTES = 3584  # of a message that is copied into a packet: both fit Open MPI's 4 KiB
-_LINK_PACKET_BYTES = 32 << 10  # likewise between hosts, where to agree first costs a round trip
+_EAGER_BYTES = 3584  # of a message that is copied into a packet: both fit Open MPI's 4 KiB
+_LINK_EAGER_BYTES = 32 << 10  # likewise between hosts, where to agree first costs a round trip
 
-LINK_LIMITS = {"segment_bytes": _LINK_BYTES, "packet_bytes": _LINK_PACKET_BYTES}
+LINK_LIMITS = {"segment_bytes": _LINK_BYTES, "eager_bytes": _LINK_EAGER_BYTES}
 
 
 def message_limits(schedule: Schedule, one_host: bool) -> dict[str, int]:
@@ -273,4 +273,4 @@ def message_limits(schedule: Schedule, one_host: bool) -> dict[str, int]:
         return LINK_LIMITS
     moves = not COLLECTIVES[schedule.collective].reduces
     segment = _WHOLE_BYTES if moves and schedule.one_hop else _SEGMENT_BYTES
-    return {"segment_bytes": segment, "packet_bytes": _PACKET_BYTES}
+    return {"segment_bytes": segment, "eager_bytes": _EAGER_BYTES}

@@ -33,9 +33,8 @@ OWN_THREAD = "pycoll"  # name of threads that make calls in two levels
 class MpiJob:
     """What all communicators made from one MPI communicator have in common."""
 
-    api: _C.MpiApi
+    api: _C.Transport  # MPI's functions with this communicator, or the TCP connections
     comm: Any  # the duplicated communicator of mpi4py, kept alive here
-    handle: int
     cards: list[Card]  # host, process and cores of each rank
     hosts: tuple[int, ...]  # number of the host of each rank
     library: str  # name and version of the MPI library
@@ -88,20 +87,24 @@ class MpiSession(Session):
         hosts = [job.hosts[m] for m in members]
         cards = [job.cards[m] for m in members]
         engine = raising(
-            _C.MpiEngine,
+            _C.MessageEngine,
             job.api,
-            job.handle,
             members,
             rank,
             context,
             timeout_s=config.timeout_s,
-            crowd=sum(card.host == cards[rank].host for card in job.cards),
+            ranks_on_host=sum(card.host == cards[rank].host for card in job.cards),
         )
         self.hosts = hosts
         one_host = len({card.host for card in cards}) == 1
         plans = PlanCache(engine, rank, len(members), messages=True, one_host=one_host)
         self._open(
-            rank, len(members), config, engine, _C.MpiMail(engine), Caller(plans, self.memory)
+            rank,
+            len(members),
+            config,
+            engine,
+            _C.MessageMailbox(engine),
+            Caller(plans, self.memory),
         )
 
     @property

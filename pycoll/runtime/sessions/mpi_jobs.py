@@ -156,8 +156,7 @@ def create_group(MPI: Any, world: Any, ranks: tuple[int, ...], timeout_s: float)
 def make_job(MPI: Any, comm: Any, cards: list[Card], hosts: tuple[int, ...]) -> MpiJob:
     """Describe an mpi4py communicator of our own to the engine."""
     threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-    handle = MPI._handleof(comm)
-    return MpiJob(_api(MPI), comm, handle, cards, hosts, library(MPI), threads=threads)
+    return MpiJob(_api(MPI, comm), comm, cards, hosts, library(MPI), threads=threads)
 
 
 def library(MPI: Any) -> str:
@@ -166,10 +165,11 @@ def library(MPI: Any) -> str:
     return f"{name} {'.'.join(map(str, version))}"
 
 
-def _api(MPI: Any) -> _C.MpiApi:
+def _api(MPI: Any, comm: Any) -> _C.MpiApi:
     return raising(
         _C.MpiApi,
         module=os.path.realpath(MPI.__file__),
+        comm=MPI._handleof(comm),
         byte=MPI._handleof(MPI.BYTE),
         tag_ub=MPI.COMM_WORLD.Get_attr(MPI.TAG_UB),
         multiple=MPI.Query_thread() == MPI.THREAD_MULTIPLE,

@@ -30,7 +30,7 @@ from pycoll.types import DType, Kind, Order, ReduceOp
 
 LEAST_PIECE = 36 << 10  # of a slice, for each owner and host: packets do not overlap
 SLICES, MOST_SLICE = 48, 4 << 20  # of a large call: what does not overlap is one slice
-SCRATCHES = 3  # slices that are combined or under way: kTrain + 1
+SCRATCHES = 3  # slices that are combined or under way: kBatch + 1
 _ARRAYS = {IN: 0, OUT: 1, TMP: 2}
 _NOTHING = algorithms.find("all_reduce", "one_shot")
 
@@ -123,7 +123,7 @@ class Binder:
 
     topology: Topology
     node: _C.Engine  # engine of the ranks of this host
-    flat: _C.MpiEngine  # engine of all ranks
+    flat: _C.MessageEngine  # engine of all ranks
     _plans: dict = field(default_factory=dict)
 
     def staged(self, spec: CallSpec) -> _C.StagedCall:

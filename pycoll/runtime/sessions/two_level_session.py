@@ -192,7 +192,7 @@ class TwoLevelSession(MpiSession):
         return error
 
     def _tell(self, name: str, text: str) -> None:
-        self.engine.spread(name, text)
+        self.engine.raise_on_all(name, text)
         if self.node.engine.report() is None:
             self.node.abort(text)
 

@@ -170,7 +170,7 @@ class Messages:
         self.postbox = (
             _C.Postbox(session.engine, offers=session.offers)
             if caller.calls.direct
-            else _C.MailPostbox(session.engine)
+            else _C.MessagePostbox(session.engine)
         )
         self.pending: set[MessageWork] = set()
         self._dropped: list[torch.Tensor] = []  # memory of messages that nobody can wait for

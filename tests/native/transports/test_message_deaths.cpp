@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "given_up.h"
-#include "p2p/message_postbox.h"
+#include "transports/messages/message_postbox.h"
 #include "relay.h"
 
 namespace {
@@ -13,7 +13,7 @@ using namespace hosts;
 constexpr uint64_t kLarge = 100000;  // elements of many segments
 constexpr MessagePlan kPlans[] = {sum_at_once, sum_in_ring, from_first};
 
-// The connection ends after any number of bytes: during agreements, packets, bare data.
+// The connection ends after any number of bytes: during agreements, eager messages, payload.
 void dies(uint64_t limit, const HostBody& body) {
   const Relay relay(limit, Then::kEnds);
   run_all(
@@ -54,7 +54,7 @@ void deaths_behind_the_queue() {
   }
 }
 
-void deaths_of_trains() {
+void deaths_of_batches() {
   for (const uint64_t limit : {100u, 50000u, 300000u, 1500000u}) {
     dies(limit, [](const Host& me) {
       // Calls that are under way at once have results of their own.
@@ -64,7 +64,7 @@ void deaths_of_trains() {
       me.engine->start(*call, x.data(), y[0]->data(), 0, -1);
       for (int i = 1;; ++i) {
         me.engine->start(*call, x.data(), y[i % 3]->data(), 0, -1);
-        me.engine->nudge();
+        me.engine->progress_batch();
         me.engine->finish();
       }
     });
@@ -77,13 +77,13 @@ void deaths_in_messages() {
       const std::shared_ptr<char[]> data(new char[1 << 20]());
       dies(limit, [=](const Host& me) {
         if (posted) {
-          MailPostbox box(me.engine);
+          MessagePostbox box(me.engine);
           const auto into = std::make_unique<char[]>(1 << 20);
           const auto got = box.recv(into.get(), 1 << 20, 1, -1, 0);
           if (me.rank == 1) box.wait(box.send(data.get(), 1 << 20, 1, 0, 0), 20);
           box.wait(got, 20);
         }
-        MpiMail mail(me.engine);
+        MessageMailbox mail(me.engine);
         const auto into = std::make_unique<char[]>(1 << 20);
         if (me.rank == 1) mail.send(data.get(), 1 << 20, 1, 0, 0, 20);
         mail.recv(into.get(), 1 << 20, 1, int32_t(1 - me.rank), 0, 20);
@@ -140,7 +140,7 @@ void mail_gives_up() {
   run_all(
       {.n = 2, .timeout_s = 1},
       [&](const Host& me) {
-        MpiMail mail(me.engine);
+        MessageMailbox mail(me.engine);
         auto into = std::make_unique<char[]>(1 << 20);
         if (me.rank == 0) {
           expect_kind(
@@ -170,12 +170,12 @@ void mail_left_behind() {
         [&](const Host& me) {
           char byte;
           if (posted) {
-            MailPostbox box(me.engine);
+            MessagePostbox box(me.engine);
             if (me.rank == 1) box.send(data.get(), 1 << 20, 1, 0, 0);
             const auto never = box.recv(&byte, 1, 1, -1, 1);
             expect_kind("CollTimeout", [&] { box.wait(never, 0.3); }, "nothing else comes");
           } else {
-            MpiMail mail(me.engine);
+            MessageMailbox mail(me.engine);
             const auto use = [&] {
               if (me.rank == 1) mail.send(data.get(), 1 << 20, 1, 0, 0, 0.3);
               mail.recv(&byte, 1, 1, -1, 1, 0.3);
@@ -190,19 +190,20 @@ void mail_left_behind() {
 // What comes after a wait that has failed goes to no array: whoever heard of it may have freed
 // them.
 void nothing_comes_after_a_failure(const Host& me) {
-  constexpr int kPosted = 2 * kLanes, kFailed = kPosted + 1, kBehind = kPosted + 2;  // of no lane
+  constexpr int kPosted = 2 * kLanes + int(Lane::kPayload), kFailed = kPosted + 1,
+                kBehind = kPosted + 2;
   struct Packet {
-    Head head{0, uint64_t{2} << 32 | 1, 8, 1, 0, 8};
+    EagerHeader head{0, uint64_t{2} << 32 | 1, 8, 0, 8};
     char data[8] = "too la";
   } packet;
   const auto send = [&](const void* data, uint64_t nbytes, int tag) {
-    MpiRequest sent = 0;
-    me.api->isend(data, nbytes, int(1 - me.rank), tag, 0, sent);
+    Request sent = 0;
+    me.api->isend(data, nbytes, int(1 - me.rank), tag, sent);
     while (!me.api->test(sent)) usleep(100);
   };
   const auto hear = [&](int tag) {
     const uint64_t end = now_ns() + 20'000'000'000;
-    while (!me.api->probe(int(1 - me.rank), tag, 0)) {
+    while (!me.api->probe(int(1 - me.rank), tag)) {
       expect(now_ns() < end, "the other rank has not come so far: ", tag);
       usleep(100);
     }
@@ -214,7 +215,7 @@ void nothing_comes_after_a_failure(const Host& me) {
     send(&packet, sizeof(packet), int(Lane::kMail));
     return send(nullptr, 0, kBehind);
   }
-  MailPostbox box(me.engine);
+  MessagePostbox box(me.engine);
   char first[8], second[8] = "free";
   const auto one = box.recv(first, 8, 1, 1, 1), two = box.recv(second, 8, 1, 1, 2);
   send(nullptr, 0, kPosted);
@@ -228,12 +229,11 @@ void nothing_comes_after_a_failure(const Host& me) {
 class Mortal : public OneThread {
  public:
   using OneThread::OneThread;
-  void isend(const void* data, uint64_t nbytes, int dst, int tag, MpiHandle comm,
-             MpiRequest& req) override {
-    OneThread::isend(data, nbytes, dst, tag, comm, req);
+  void isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) override {
+    OneThread::isend(data, nbytes, dst, tag, req);
     if (dst == 2) lost_.push_back(req);
   }
-  bool test(MpiRequest& req) override {
+  bool test(Request& req) override {
     if (std::find(lost_.begin(), lost_.end(), req) == lost_.end()) return OneThread::test(req);
     if (dead_) throw_error("PeerLost", "rank 2 is dead");
     return false;
@@ -241,7 +241,7 @@ class Mortal : public OneThread {
   void die() { dead_ = true; }
 
  private:
-  std::vector<MpiRequest> lost_;
+  std::vector<Request> lost_;
   bool dead_ = false;
 };
 
@@ -250,7 +250,7 @@ void notice_beside_a_death(const Host& me) {
   const auto api = std::make_shared<Mortal>(me.api);
   const auto engine = make_engine(api, {.n = 3, .timeout_s = 5}, me.rank, 1);
   if (me.rank == 0) {
-    MpiMail mail(engine);
+    MessageMailbox mail(engine);
     const char byte = 0;
     mail.send(&byte, 1, 1, 2, 0, 5);
     api->die();
@@ -264,6 +264,40 @@ void notice_beside_a_death(const Host& me) {
   engine->leave("over");
 }
 
+// Rank 1 dies while rank 0 waits for rank 2, which is busy elsewhere and dies later: rank 0 names
+// rank 1, soon, and so does a rank that comes back when both are dead.
+void names_who_died(bool in_recv) {
+  const Sockets sockets = connect(4);
+  const auto die = [&](uint32_t rank) {
+    for (const int fd : sockets[rank]) shutdown(fd, SHUT_RDWR);
+  };
+  run_all(
+      {.n = 4, .timeout_s = 20},
+      [&](const Host& me) {
+        sum_ones(me);
+        const auto names_rank_1 = [&](const std::function<void()>& body) {
+          std::string text;
+          const uint64_t start = now_ns();
+          const std::string kind = kind_thrown(body, &text);
+          expect(kind == "PeerLost", kind, ": ", text);
+          expect(text.find("rank 1 ") != std::string::npos, "another rank is named: ", text);
+          expect(now_ns() - start < 1'000'000'000, "late: ", now_ns() - start, " ns");
+        };
+        if (me.rank == 1) return die(1);
+        if (me.rank == 0 && in_recv) {
+          MessageMailbox mailbox(me.engine);
+          char byte;
+          names_rank_1([&] { mailbox.recv(&byte, 1, 1, 2, 0, 20); });
+        } else if (me.rank == 0) {
+          names_rank_1([&] { sum_ones(me, 500, sum_in_ring); });
+        }
+        if (me.rank != 0) usleep(me.rank == 2 ? 1'500'000 : 2'000'000);
+        if (me.rank == 2) return die(2);
+        if (me.rank == 3) names_rank_1([&] { sum_ones(me, 500, sum_in_ring); });
+      },
+      "names who died", sockets);
+}
+
 // The transport fails while ranks tell each other what they were doing.
 void failures_in_a_mismatch() {
   for (int after = 0; after < 12; ++after) {
@@ -274,7 +308,7 @@ void failures_in_a_mismatch() {
           if (me.rank == 1) me.one_thread->fail_after(after);
           std::string first, second;
           const auto differs = [&] {
-            sum_ones(me, 100 + me.rank, sum_at_once, MpiEngine::kDefaultTimeout, 2 + me.rank);
+            sum_ones(me, 100 + me.rank, sum_at_once, MessageEngine::kDefaultTimeout, 2 + me.rank);
           };
           const std::string kind = kind_thrown(differs, &first);
           const bool known = kind == "MismatchError" || kind == "TransportError";
@@ -290,8 +324,10 @@ void failures_in_a_mismatch() {
 int main() {
   return main_of({{"deaths", deaths},
                   {"deaths behind the queue", deaths_behind_the_queue},
-                  {"deaths of trains", deaths_of_trains},
+                  {"deaths of batches", deaths_of_batches},
                   {"deaths in messages", deaths_in_messages},
+                  {"names who died", [] { names_who_died(false); }},
+                  {"names who died, in recv", [] { names_who_died(true); }},
                   {"halts", halts},
                   {"small arrays are free", small_arrays_are_free},
                   {"mail gives up", mail_gives_up},

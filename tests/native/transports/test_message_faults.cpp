@@ -3,7 +3,7 @@
 
 #include "given_up.h"
 #include "hosts.h"
-#include "p2p/message_postbox.h"
+#include "transports/messages/message_postbox.h"
 
 namespace {
 
@@ -27,7 +27,7 @@ void mismatch(uint32_t n, uint64_t count, uint64_t odd_count, uint64_t odd_descr
           expect_kind(
               "MismatchError", [&] { me.engine->run(*call, x.data(), y.data(), site); }, "odd");
         }
-        const MpiReport report = me.engine->report();
+        const MessageReport report = me.engine->report();
         expect(report.cause == Cause::kMismatch && report.ranks.size() == n, "no report");
         for (uint32_t r = 0; r < n; ++r) {
           const Notice& other = report.ranks[r];
@@ -167,8 +167,8 @@ void leaving() {
 }
 
 void after_close(const Host& me) {
-  MpiMail mail(me.engine);
-  MailPostbox box(me.engine);
+  MessageMailbox mail(me.engine);
+  MessagePostbox box(me.engine);
   sum_ones(me);
   me.engine->close();
   const auto closed = [&](const char* what, const std::function<void()>& use) {
@@ -183,7 +183,7 @@ void after_close(const Host& me) {
   closed("start", [&] { me.engine->start(*call, x.data(), y.data(), 0, -1); });
   closed("refuse", [&] { me.engine->refuse("no"); });
   closed("skip", [&] { me.engine->skip(); });
-  closed("listen", [&] { me.engine->listen(); });
+  closed("await_refusal", [&] { me.engine->await_refusal(); });
   closed("abort", [&] { me.engine->abort("no"); });
   closed("poll", [&] { me.engine->poll(); });
   closed("send", [&] { mail.send(&byte, 1, 1, other, 0, 1); });
@@ -191,7 +191,7 @@ void after_close(const Host& me) {
   closed("post", [&] { box.send(&byte, 1, 1, other, 0); });
   closed("expect", [&] { box.recv(&byte, 1, 1, int32_t(other), 0); });
   me.engine->leave("late");
-  me.engine->spread("PeerLost", "late");
+  me.engine->raise_on_all("PeerLost", "late");
   box.close();
 }
 
@@ -222,7 +222,7 @@ void interrupts() {
               auto own = std::make_unique<Ints>(count);  // of a call that is copied
               int64_t* in = count == 20 ? own->data() : x.data();
               const auto interrupted = [&] {
-                MpiEngine::Ticket ticket = 0;
+                MessageEngine::Ticket ticket = 0;
                 if (queued > 0) ticket = me.engine->submit(call, x.data(), y.data());
                 if (queued < 2) return me.engine->run(*call, in, in);
                 me.engine->wait(ticket);
@@ -275,7 +275,7 @@ void destruction(const Host& me) {
       if (!fails || me.rank == 0) {
         for (int i = 0; i < 3; ++i) engine->submit(call, x.data(), y.data());
       }
-      MpiMail mail(engine);
+      MessageMailbox mail(engine);
       if (me.rank == 0) mail.send(x.data(), 100, 1, 1, 5, 10);
     }
     expect(fails || y == Ints(kLarge, 2), "the calls have not ended");
@@ -284,8 +284,8 @@ void destruction(const Host& me) {
   const Host there{engine, me.api, nullptr, me.rank, 2, me.kept};
   Ints &x = me.array(kLarge), &y = me.array(kLarge);
   const auto call = call_of(there, sum_in_ring, kLarge);
-  engine->start(*call, x.data(), y.data(), 0, -1);  // a train that nobody ends
-  engine->give_up();
+  engine->start(*call, x.data(), y.data(), 0, -1);  // a batch that nobody ends
+  engine->cancel_batch();
 }
 
 // A wait may give up, the call goes on.
@@ -301,7 +301,7 @@ void waits_that_give_up(const Host& me) {
   expect(y == Ints(kLarge, 2), "the sum is wrong");
 }
 
-void trains_disagree(const Host& me) {
+void batches_disagree(const Host& me) {
   for (const bool started : {false, true}) {
     const auto engine = make_engine(me.api, {.n = 2}, me.rank, 1 + started);
     const Host there{engine, me.api, nullptr, me.rank, 2, me.kept};
@@ -312,18 +312,18 @@ void trains_disagree(const Host& me) {
       if (started) engine->start(*same, x.data(), y.data(), 0, -1);
       if (started) engine->finish();
       engine->start(*other, x.data(), y.data(), 0, -1);
-      while (engine->nudge()) usleep(10);
+      while (engine->progress_batch()) usleep(10);
       engine->finish();
     };
-    expect_kind("MismatchError", use, "a train of other calls");
-    expect(!engine->nudge(), "the train is empty");
+    expect_kind("MismatchError", use, "a batch of other calls");
+    expect(!engine->progress_batch(), "the batch is empty");
   }
 }
 
 // In a child made by fork nothing works, and nothing that is done there harms the parent.
 void in_a_child(const Host& me) {
-  MpiMail mail(me.engine);
-  MailPostbox box(me.engine);
+  MessageMailbox mail(me.engine);
+  MessagePostbox box(me.engine);
   Ints x(10, 1), y(10);
   int64_t word = 0, sent = 7 + me.rank;
   const auto message = box.recv(&word, 8, 1, int32_t(1 - me.rank), 3);
@@ -354,10 +354,10 @@ void in_a_child(const Host& me) {
 
 // Large messages that nobody receives, of other sizes, or from whoever has closed.
 void mail_not_received(const Host& me) {
-  MailPostbox box(me.engine);
+  MessagePostbox box(me.engine);
   std::vector<char> data(1 << 20), small(10);
   if (me.rank == 1) {
-    std::vector<MailPostbox::Ticket> sent;
+    std::vector<MessagePostbox::Ticket> sent;
     for (const uint32_t tag : {0, 1, 2}) sent.push_back(box.send(data.data(), 1 << 20, 1, 0, tag));
     for (const auto ticket : sent) box.wait(ticket, 20);
     usleep(300000);
@@ -389,7 +389,7 @@ int main() {
                              {"the transport fails", transport_fails},
                              {"destruction", with(destruction)},
                              {"waits that give up", with(waits_that_give_up)},
-                             {"trains disagree", with(trains_disagree)},
+                             {"batches disagree", with(batches_disagree)},
                              {"mail is not received", with(mail_not_received)}};
   if (kModes.size() > 1) tests.push_back({"in a child", with(in_a_child)});
   return main_of(tests);

@@ -22,7 +22,7 @@ namespace {
 
 using namespace hosts;
 
-enum class Way { kRun, kSubmit, kTrain };
+enum class Way { kRun, kSubmit, kBatch };
 
 // A ring whose cells take so many bytes that there is no memory for them.
 std::shared_ptr<const Plan> too_large(uint32_t n, uint32_t r) {
@@ -43,7 +43,7 @@ void make(const Host& me, Way way, MessagePlan plan, uint64_t count) {
 // The others would take the next call of rank 0 for the one that it could not make.
 void no_memory_on_one_rank() {
   for (const bool multiple : {true, false}) {
-    for (const Way way : {Way::kRun, Way::kSubmit, Way::kTrain}) {
+    for (const Way way : {Way::kRun, Way::kSubmit, Way::kBatch}) {
       for (const uint64_t count : {uint64_t{1000}, uint64_t{100000}}) {
         run_all(
             {.n = 3, .timeout_s = 10, .multiple = multiple},

@@ -47,7 +47,7 @@ void waiting_threads(const Host& me) {
     waiters.emplace_back([&, w] {
       for (int i = w; i < kCalls; i += kWaiters) {
         while (made.load() <= i) usleep(10);
-        const auto ticket = MpiEngine::Ticket(i + 1);
+        const auto ticket = MessageEngine::Ticket(i + 1);
         while (w == 0 && !me.engine->done(ticket)) usleep(10);
         if (kind_thrown([&] { me.engine->wait(ticket, 20); }) != "") ++wrong;
         if (sums[i] != Ints(ones[i].size(), 2 * i)) ++wrong;

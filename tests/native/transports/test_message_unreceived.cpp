@@ -1,13 +1,13 @@
 // What has been sent and waits for its receiver delays nobody's calls.
 #include "given_up.h"
-#include "p2p/message_postbox.h"
+#include "transports/messages/message_postbox.h"
 #include "rendezvous.h"
 
 namespace {
 
 using namespace hosts;
 
-constexpr uint64_t kSmall = 1000;    // elements whose packet is above the eager limit
+constexpr uint64_t kSmall = 1000;    // elements whose eager message is above the eager limit
 constexpr uint64_t kLarge = 100000;  // elements that need an agreement
 constexpr uint32_t kContext = 1;
 
@@ -21,8 +21,8 @@ void with_rendezvous(Setup setup, const std::function<void(const Host&, Receipts
   run_all(
       setup,
       [&](const Host& me) {
-        const std::shared_ptr<MpiApi> below =
-            me.one_thread == nullptr ? std::shared_ptr<MpiApi>(me.api) : me.one_thread;
+        const std::shared_ptr<Transport> below =
+            me.one_thread == nullptr ? std::shared_ptr<Transport>(me.api) : me.one_thread;
         const auto api = std::make_shared<Rendezvous>(below, receipts, me.rank);
         const auto engine = make_engine(api, setup, me.rank, kContext);
         body({engine, me.api, me.one_thread, me.rank, me.n, me.kept}, *receipts);
@@ -32,8 +32,9 @@ void with_rendezvous(Setup setup, const std::function<void(const Host&, Receipts
       what);
 }
 
-// A rank refuses a call for which others have sent it packets; then come calls that have none.
-void refused_packets() {
+// A rank refuses a call for which others have sent it eager messages; then come calls that have
+// none.
+void refused_eager_messages() {
   for (const bool multiple : {true, false}) {
     with_rendezvous(
         {.n = 3, .multiple = multiple},
@@ -49,12 +50,12 @@ void refused_packets() {
             for (int i = 0; i < 3; ++i) sum_ones(me, kLarge, sum_in_ring);
           }
         },
-        "refused packets");
+        "refused eager messages");
   }
 }
 
-// Large calls take the packets of a refused one, too: their senders would keep the buffers.
-void stale_packets(const Host& me, Receipts& receipts) {
+// Large calls take the eager messages of a refused one, too: their senders would keep the buffers.
+void stale_eager_messages(const Host& me, Receipts& receipts) {
   if (me.rank == 0) {
     me.engine->refuse("no array");
   } else {
@@ -63,12 +64,12 @@ void stale_packets(const Host& me, Receipts& receipts) {
     expect_kind("PeerRejected", [&] { me.engine->run(*call, x.data(), y.data()); }, "no");
   }
   for (int i = 0; i < 3; ++i) sum_ones(me, kLarge, sum_in_ring);
-  expect(receipts.waiting(tag_of(Lane::kPacket)) == 0, "packets of a refused call wait");
+  expect(receipts.waiting(tag_of(Lane::kEager)) == 0, "eager messages of a refused call wait");
 }
 
 // A message of a user may be received when its sender has made other calls.
 void late_receive(const Host& me, Receipts&) {
-  MpiMail mail(me.engine);
+  MessageMailbox mail(me.engine);
   std::vector<char> data(8000, char(me.rank + 1));
   if (me.rank == 0) mail.send(data.data(), data.size(), 1, 1, 3, 5);
   for (const uint64_t count : {uint64_t{1}, kSmall, kLarge}) {
@@ -83,7 +84,7 @@ void late_receive(const Host& me, Receipts&) {
 
 // A message that nobody has received when its sender closes is received all the same.
 void close_behind_mail(const Host& me, Receipts&) {
-  MpiMail mail(me.engine);
+  MessageMailbox mail(me.engine);
   std::vector<char> data(8000, char(me.rank + 1));
   if (me.rank == 0) return mail.send(data.data(), data.size(), 1, 1, 3, 5);
   usleep(100000);
@@ -101,8 +102,8 @@ int main() {
       }
     };
   };
-  return main_of({{"packets of refused calls", refused_packets},
-                  {"packets are dropped", on(3, stale_packets)},
+  return main_of({{"eager messages of refused calls", refused_eager_messages},
+                  {"eager messages are dropped", on(3, stale_eager_messages)},
                   {"a late receive", on(2, late_receive)},
                   {"close behind a message", on(2, close_behind_mail)}});
 }

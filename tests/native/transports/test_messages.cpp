@@ -1,17 +1,17 @@
-// The engine over messages: results, calls in the background, trains, tagged messages.
+// The engine over messages: results, calls in the background, batches, tagged messages.
 #include <unistd.h>
 
 #include <numeric>
 
 #include "hosts.h"
-#include "p2p/message_postbox.h"
+#include "transports/messages/message_postbox.h"
 
 namespace {
 
 using namespace hosts;
 
 constexpr double kLimitS = 60;
-// One element, packets, one segment, several, and more than the transport reads at a time.
+// One element, eager messages, one segment, several, and more than the transport reads at a time.
 constexpr uint64_t kCounts[] = {0, 1, 7, 1000, 5000, 50001, 700003};
 
 Ints values(uint32_t rank, uint64_t count, int64_t seed = 0) {
@@ -58,7 +58,7 @@ void many_small_calls(const Host& me) {
 void background(const Host& me) {
   for (int round = 0; round < 10; ++round) {
     std::deque<Ints> in, out;
-    std::vector<MpiEngine::Ticket> tickets;
+    std::vector<MessageEngine::Ticket> tickets;
     for (const uint64_t count : {50000u, 3u, 1000u, 20000u}) {
       in.push_back(values(me.rank, count, round));
       out.emplace_back(count);
@@ -68,7 +68,7 @@ void background(const Host& me) {
     if (round % 2 == 0) sum_ones(me, 5000);
     if (round % 3 == 0) me.engine->wait(tickets[1], kLimitS);
     while (round % 3 == 1 && !me.engine->done(tickets[2])) usleep(100);
-    for (const MpiEngine::Ticket ticket : tickets) me.engine->wait(ticket);
+    for (const MessageEngine::Ticket ticket : tickets) me.engine->wait(ticket);
     for (size_t i = 0; i < in.size(); ++i) {
       expect(out[i] == expected(sum_in_ring, me.n, in[i].size(), round), "call ", i);
     }
@@ -101,8 +101,8 @@ void waiting_threads(const Host& me) {
   }
 }
 
-// A train of calls, moved by start(), nudge() and finish().
-void trains(const Host& me) {
+// A batch of calls, moved by start(), progress_batch() and finish().
+void batches(const Host& me) {
   for (const uint64_t count : {10u, 3000u, 40000u, 200000u}) {
     std::deque<Ints> in, out;
     const auto call = call_of(me, sum_in_ring, count);
@@ -110,11 +110,11 @@ void trains(const Host& me) {
       in.push_back(values(me.rank, count, i));
       out.emplace_back(count);
       me.engine->start(*call, in.back().data(), out.back().data(), 0, -1);
-      for (int k = 0; k < 10; ++k) me.engine->nudge();
+      for (int k = 0; k < 10; ++k) me.engine->progress_batch();
       if (i > 0) me.engine->finish();
     }
     me.engine->finish();
-    expect(!me.engine->nudge(), "the train is empty");
+    expect(!me.engine->progress_batch(), "the batch is empty");
     for (int i = 0; i < 6; ++i) {
       expect(out[size_t(i)] == expected(sum_in_ring, me.n, count, i), "wagon ", i);
     }
@@ -144,11 +144,11 @@ std::vector<char> text(uint32_t src, uint32_t dst, size_t size) {
   return out;
 }
 
-constexpr size_t kSizes[] = {0, 1, 1000, kPacketBytes, kPacketBytes + 1, 3000000};
+constexpr size_t kSizes[] = {0, 1, 1000, kEagerBytes, kEagerBytes + 1, 3000000};
 
 // Everybody sends to everybody, itself too, while calls go on.
 void mail(const Host& me) {
-  MpiMail box(me.engine);
+  MessageMailbox box(me.engine);
   for (uint32_t tag = 0; tag < std::size(kSizes); ++tag) {
     for (uint32_t shift = 0; shift < me.n; ++shift) {
       const uint32_t to = (me.rank + shift) % me.n, from = (me.rank + me.n - shift) % me.n;
@@ -163,9 +163,9 @@ void mail(const Host& me) {
 }
 
 void postbox(const Host& me) {
-  MailPostbox box(me.engine);
+  MessagePostbox box(me.engine);
   std::deque<std::vector<char>> sent, received;
-  std::vector<MailPostbox::Ticket> tickets;
+  std::vector<MessagePostbox::Ticket> tickets;
   for (uint32_t tag = 0; tag < std::size(kSizes); ++tag) {
     for (uint32_t peer = 0; peer < me.n; ++peer) {
       sent.push_back(text(me.rank, peer, kSizes[tag]));
@@ -178,7 +178,7 @@ void postbox(const Host& me) {
       tickets.push_back(box.recv(received.back().data(), kSizes[tag], 1, int32_t(peer), tag));
     }
   }
-  for (const MailPostbox::Ticket ticket : tickets) {
+  for (const MessagePostbox::Ticket ticket : tickets) {
     if (ticket != 0) box.wait(ticket, kLimitS);
   }
   for (size_t i = 0; i < received.size(); ++i) {
@@ -188,7 +188,7 @@ void postbox(const Host& me) {
 
 // Threads of a rank that wait for messages, while others make calls in the background and wait.
 void everything_at_once(const Host& me) {
-  MailPostbox box(me.engine);
+  MessagePostbox box(me.engine);
   const uint32_t other = 1 - me.rank;
   const auto talk = [&](uint32_t tag) {
     for (int turn = 0; turn < 60; ++turn) {
@@ -229,7 +229,7 @@ int main() {
                   {"many small calls", with(3, many_small_calls)},
                   {"background", with(3, background)},
                   {"several threads wait", with(2, waiting_threads, false)},
-                  {"trains", with(3, trains)},
+                  {"batches", with(3, batches)},
                   {"two communicators", with(3, two_engines, false)},
                   {"mail", with(3, mail)},
                   {"postbox", with(3, postbox)},

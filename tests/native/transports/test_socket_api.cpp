@@ -2,6 +2,8 @@
 #include <dirent.h>
 #include <fcntl.h>
 
+#include <cstddef>
+
 #include "hosts.h"
 
 namespace {
@@ -9,7 +11,8 @@ namespace {
 using namespace hosts;
 
 constexpr uint32_t kMagic = 0x70634D31;
-constexpr int kControl = int(Lane::kControl);
+constexpr int kNotice = int(Lane::kNotice);
+constexpr uint64_t kNoticeBytes = offsetof(Notice, text) + 1;  // of one without a text
 
 struct Frame {  // as SocketApi sends it
   int32_t tag;
@@ -53,15 +56,14 @@ bool soon(const std::function<bool()>& ready) {
   return wait_until(kPatient, Bell{}, ready, [&](Pulse) { return now_ns() >= until; });
 }
 
-void expect_done(SocketApi& api, MpiRequest& req, const char* what) {
+void expect_done(SocketApi& api, Request& req, const char* what) {
   expect(soon([&] { return api.test(req); }), what, " has not ended");
 }
 
 // The receive fails because its sender is dead, and can be taken back.
-void expect_lost(SocketApi& api, MpiRequest& req, const char* what) {
-  expect_kind("PeerLost", [&] { expect_done(api, req, what); }, what);
-  expect_kind("PeerLost", [&] { api.probe(1, kControl, 0); }, what);  // says who it was
-  expect(!api.probe(1, 2 * kLanes + kControl, 0), what, ": others have not asked yet");
+void expect_lost(SocketApi& api, Request& req, const char* what, const char* kind = "PeerLost") {
+  expect_kind(kind, [&] { expect_done(api, req, what); }, what);
+  expect(api.loss(1).order == 1 && api.losses() == 1, what, ": not named");
   api.cancel(req);
   expect(api.test(req) && req == 0, what, ": not taken back");
 }
@@ -78,21 +80,21 @@ void in_any_order() {
   const Stranger peer;
   SocketApi& api = *peer.api;
   char a[8] = "", b[8] = "";
-  MpiRequest one = 0, two = 0;
-  api.irecv(a, 8, 1, 7, 0, one);
+  Request one = 0, two = 0;
+  api.irecv(a, 0, 8, 1, 14, one);
   peer.message(9, "first");
-  peer.message(7, "second");
+  peer.message(14, "second");
   peer.message(9, "");
   expect_done(api, one, "posted");
   expect(std::string(a) == "second", "posted");
-  expect(soon([&] { return api.probe(1, 9, 0); }) && !api.probe(1, 7, 0), "probe");
-  api.irecv(b, 8, 1, 9, 0, two);
+  expect(soon([&] { return api.probe(1, 9); }) && !api.probe(1, 14), "probe");
+  api.irecv(b, 0, 8, 1, 9, two);
   expect_done(api, two, "had come");
   expect(std::string(b) == "first", "had come");
   peer.frame(9, 6);
-  api.irecv(a, 8, 1, 9, 0, one);
+  api.irecv(a, 0, 8, 1, 9, one);
   expect_done(api, one, "empty");
-  api.irecv(a, 8, 1, 9, 0, one);  // posted while it is on its way, maybe before
+  api.irecv(a, 0, 8, 1, 9, one);  // posted while it is on its way, maybe before
   api.cancel(one);
   peer.write("last!", 6);
   if (!soon([&] { return api.test(one); })) expect(false, "neither taken back nor received");
@@ -100,29 +102,32 @@ void in_any_order() {
 
 // Whoever sends what is no frame is not read any more; and nothing of former messages is touched.
 void no_frames() {
-  for (const auto& [tag, nbytes, magic] : std::vector<Frame>{
-           {5, 0, 0}, {5, 12, 0}, {5, uint64_t{2} << 30, kMagic}, {-1, 0, 1}, {-1, 64, kMagic}}) {
+  for (const auto& [tag, nbytes, magic] : std::vector<Frame>{{13, 0, 0},
+                                                             {13, 12, 0},
+                                                             {13, uint64_t{2} << 30, kMagic},
+                                                             {-1, 0, 1},
+                                                             {-1, 64, kMagic}}) {
     for (const bool posted : {true, false}) {
       const Stranger peer;
       SocketApi& api = *peer.api;
       auto data = std::make_unique<char[]>(4);
-      MpiRequest req = 0;
-      if (posted) api.irecv(data.get(), 4, 1, 5, 0, req);
-      peer.message(5, "abcd");
+      Request req = 0;
+      if (posted) api.irecv(data.get(), 0, 4, 1, 13, req);
+      peer.message(13, "abcd");
       if (!posted) {
-        expect(soon([&] { return api.probe(1, 5, 0); }), "nothing has come");
-        api.irecv(data.get(), 4, 1, 5, 0, req);
+        expect(soon([&] { return api.probe(1, 13); }), "nothing has come");
+        api.irecv(data.get(), 0, 4, 1, 13, req);
       }
       expect_done(api, req, "a good message");
       data.reset();
       char more[4];
-      api.irecv(more, 4, 1, 5, 0, req);
+      api.irecv(more, 0, 4, 1, 13, req);
       // At once: the connection is ended as soon as the frame has been read.
       const Frame frame{tag, static_cast<uint32_t>(magic), nbytes};
       std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
       if (nbytes == 12 || nbytes == 64) bytes.append(size_t(nbytes), 'x');
       peer.write(bytes.data(), bytes.size());
-      expect_lost(api, req, "no frame");
+      expect_lost(api, req, "no frame", "TransportError");
     }
   }
 }
@@ -135,17 +140,17 @@ void breaks_off() {
       Stranger peer;
       SocketApi& api = *peer.api;
       const auto into = std::make_unique<char[]>(data.size());
-      MpiRequest req = 0;
-      if (before) api.irecv(into.get(), data.size(), 1, 3, 0, req);
-      const Frame frame{3, kMagic, data.size()};
+      Request req = 0;
+      if (before) api.irecv(into.get(), 0, data.size(), 1, 11, req);
+      const Frame frame{11, kMagic, data.size()};
       std::string bytes(reinterpret_cast<const char*>(&frame), sizeof(frame));
       bytes = (bytes + data).substr(0, cut);
       peer.write(bytes.data(), bytes.size());
       if (!before && cut >= sizeof(Frame)) {
-        expect(soon([&] { return api.probe(1, 3, 0); }), "nothing has begun to come");
+        expect(soon([&] { return api.probe(1, 11); }), "nothing has begun to come");
       }
       peer.hang_up();
-      if (!before) api.irecv(into.get(), data.size(), 1, 3, 0, req);
+      if (!before) api.irecv(into.get(), 0, data.size(), 1, 11, req);
       expect_lost(api, req, "broken off");
     }
   }
@@ -154,25 +159,27 @@ void breaks_off() {
 // A notice that waits is read before the loss is told. One that broke off will never be read, and
 // one for another communicator says nothing here.
 void notices_of_the_dead() {
-  for (const int tag : {kControl, kLanes + kControl}) {
+  for (const int tag : {kNotice, kLanes + kNotice}) {
     for (const bool whole : {true, false}) {
       Stranger peer;
       SocketApi& api = *peer.api;
-      char data[4], notice[4];
-      MpiRequest req = 0, other = 0;
-      api.irecv(data, 4, 1, 8, 0, req);
-      peer.frame(tag, 4);
-      peer.write("dead", whole ? 4 : 3);
-      expect(soon([&] { return api.probe(1, tag, 0); }), "no notice");
+      char data[4];
+      Notice notice;
+      notice.kind = Notice::kClosed;
+      Request req = 0, other = 0;
+      api.irecv(data, 0, 4, 1, 8, req);
+      peer.frame(tag, kNoticeBytes);
+      peer.write(&notice, kNoticeBytes - !whole);
+      expect(soon([&] { return api.probe(1, tag); }), "no notice");
       peer.hang_up();
-      if (whole && tag == kControl) {
+      if (whole && tag == kNotice) {
         usleep(20000);
-        expect(!api.test(req) && api.probe(1, tag, 0), "the loss came before the notice");
-        api.irecv(notice, 4, 1, tag, 0, other);
+        expect(!api.test(req) && api.probe(1, tag), "the loss came before the notice");
+        api.irecv(&notice, 1, sizeof(notice), 1, tag, other);
         expect_done(api, other, "notice");
       }
       expect_lost(api, req, "after the notice");
-      if (!whole && tag != kControl) expect(!api.probe(1, tag, 0), "half a notice is left");
+      if (!whole && tag != kNotice) expect(!api.probe(1, tag), "half a notice is left");
     }
   }
 }
@@ -181,13 +188,14 @@ void notices_of_the_dead() {
 void half_a_notice_taken() {
   Stranger peer;
   SocketApi& api = *peer.api;
-  char data[4], notice[4];
-  MpiRequest req = 0, taken = 0;
-  api.irecv(data, 4, 1, 8, 0, req);
-  peer.frame(kControl, 4);
-  peer.write("dea", 3);
-  expect(soon([&] { return api.probe(1, kControl, 0); }), "no notice");
-  api.irecv(notice, 4, 1, kControl, 0, taken);
+  char data[4];
+  Notice notice;
+  Request req = 0, taken = 0;
+  api.irecv(data, 0, 4, 1, 8, req);
+  peer.frame(kNotice, kNoticeBytes);
+  peer.write(&notice, kNoticeBytes - 1);
+  expect(soon([&] { return api.probe(1, kNotice); }), "no notice");
+  api.irecv(&notice, 1, sizeof(notice), 1, kNotice, taken);
   peer.hang_up();
   expect_lost(api, req, "a message");
   expect_lost(api, taken, "the notice");
@@ -198,16 +206,16 @@ void sends_to_the_dead() {
   Stranger peer;
   SocketApi& api = *peer.api;
   auto data = std::make_unique<char[]>(4 << 20);
-  MpiRequest first = 0, second = 0;
-  api.isend(data.get(), 4 << 20, 1, 0, 0, first);
-  api.isend(data.get(), 100, 1, 0, 0, second);
+  Request first = 0, second = 0;
+  api.isend(data.get(), 4 << 20, 1, 0, first);
+  api.isend(data.get(), 100, 1, 0, second);
   expect(!api.test(first) && !api.test(second), "sent without anybody who reads");
   peer.hang_up();
   expect_done(api, first, "first");
   expect_done(api, second, "second");
   data.reset();
   char one = 0;
-  api.isend(&one, 1, 1, 0, 0, first);
+  api.isend(&one, 1, 1, 0, first);
   expect_done(api, first, "afterwards");
 }
 
@@ -215,14 +223,14 @@ void sends_to_the_dead() {
 void closes() {
   const auto data = std::make_unique<char[]>(4 << 20);
   Stranger peer;
-  MpiRequest req = 0;
-  peer.api->isend(data.get(), 4 << 20, 1, 0, 0, req);
+  Request req = 0;
+  peer.api->isend(data.get(), 4 << 20, 1, 0, req);
   const uint64_t start = now_ns();
   peer.api->close();
   peer.api->close();
   expect(now_ns() - start < 5'000'000'000, "late");
   expect(peer.api->test(req), "what was given up has not ended");
-  peer.api->isend(data.get(), 4, 1, 0, 0, req);
+  peer.api->isend(data.get(), 4, 1, 0, req);
   expect(peer.api->test(req), "after close");
 }
 
@@ -236,8 +244,8 @@ void closes_behind_all() {
            "SO_SNDBUF");
     const auto api = join(both[0]);
     const auto data = std::make_unique<char[]>(kBytes);
-    MpiRequest req = 0;
-    api->isend(data.get(), kBytes, 1, 0, 0, req);
+    Request req = 0;
+    api->isend(data.get(), kBytes, 1, 0, req);
     std::atomic<size_t> got{0};
     std::jthread reader([&] {
       std::vector<char> room(slowly ? 32 << 10 : 1 << 20);
@@ -263,8 +271,8 @@ void close_beside_calls() {
     std::jthread other([&] {
       char byte = 0;
       while (!stop) {
-        MpiRequest req = 0;
-        peer.api->isend(&byte, 1, 1, 0, 0, req);
+        Request req = 0;
+        peer.api->isend(&byte, 1, 1, 0, req);
         expect_done(*peer.api, req, "sent or dropped");
         usleep(100);  // nobody reads it
       }

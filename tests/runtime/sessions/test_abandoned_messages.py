@@ -18,7 +18,7 @@ from pycoll.runtime.startup.hosts import Card
 from pycoll.types import Kind
 
 FRAME = struct.Struct("=iIQ")  # tag, magic word, bytes
-HEAD = struct.Struct("=QQQHHI")  # number of the call, descriptor, count, rank, check, bytes
+HEAD = struct.Struct("=QQQII")  # number of the call, descriptor, count, check, bytes
 LANES, AGREE, MAIL, BULK_MAIL, WINDOWS = 16, 2, 3, 4, 8
 MUCH = 72 << 20  # memory of this size is given back to the system at once
 
@@ -29,7 +29,7 @@ def pair():
     ours, theirs = socket.socketpair()
     api = _C.SocketApi([-1, ours.detach()], ["rank 0", "rank 1"])
     with theirs:
-        yield MpiJob(api, None, 0, [Card.own()] * 2, (0, 1), "TCP"), theirs
+        yield MpiJob(api, None, [Card.own()] * 2, (0, 1), "TCP"), theirs
     api.close()
 
 
@@ -108,9 +108,9 @@ def test_a_call_that_is_given_up(pair, monkeypatch, later):
     def play():
         for lane, tag, magic, data in frames(peer):
             if lane == AGREE:
-                seq, descriptor, count, _, check, _ = HEAD.unpack(data)
+                seq, descriptor, count, check, _ = HEAD.unpack(data)
                 peer.sendall(FRAME.pack(tag, magic, HEAD.size))
-                peer.sendall(HEAD.pack(seq, descriptor, count, 1, check, 0))
+                peer.sendall(HEAD.pack(seq, descriptor, count, check, 0))
             if lane >= WINDOWS:
                 peer.sendall(FRAME.pack(tag, magic, len(data)) + data[: len(data) // 2])
                 rest.extend([magic, data[len(data) // 2 :]])
@@ -128,7 +128,7 @@ def test_a_call_that_is_given_up(pair, monkeypatch, later):
     gc.collect()
     assert kept() is not None
     y = np.zeros(2, np.int16)
-    head = HEAD.pack(0, 9 << 32 | 1, 4, 1, 0, 4)
+    head = HEAD.pack(0, 9 << 32 | 1, 4, 0, 4)
     peer.sendall(rest[1] + FRAME.pack(LANES + MAIL, rest[0], HEAD.size + 4) + head + b"\7" * 4)
     other.recv(y, 1, 9, 5)
     assert (y == 0x0707).all()

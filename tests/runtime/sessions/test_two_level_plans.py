@@ -16,9 +16,9 @@ from pycoll.runtime.sessions.two_level_plans import (
 )
 from pycoll.types import DType, Kind
 
-PACKET_BYTES = (
+EAGER_BYTES = (
     32 << 10
-)  # kPacketBytes of csrc/transports/messages/message_link.h: calls that fit do not overlap
+)  # kEagerBytes of csrc/transports/messages/message_link.h: calls that fit do not overlap
 HOSTS = [(0, 0, 1, 1), (0, 0, 0, 0, 1, 1, 1, 1), (0, 1, 2, 0, 1, 2, 0, 1), (0, 1, 1, 2, 3)]
 NAMES = {"all_reduce": "ring", "all_gather": "ring", "all_to_all": "direct"}
 
@@ -50,4 +50,4 @@ def test_slices(of, collective, count):
             messages = (
                 blocks if blocks > 1 else hosts.columns * (hosts.count if hosts.count > 2 else 1)
             )
-            assert nbytes // messages > PACKET_BYTES
+            assert nbytes // messages > EAGER_BYTES

@@ -35,7 +35,7 @@ def test_addresses(monkeypatch):
 def test_calls_and_messages(n):
     def body(rank, exchange):
         api = connect(exchange, rank, n)
-        job = MpiJob(api, None, 0, [Card.own()] * n, tuple(range(n)), "TCP")
+        job = MpiJob(api, None, [Card.own()] * n, tuple(range(n)), "TCP")
         session = MpiSession(job, list(range(n)), rank, 0, Config(timeout_s=10))
         for count in (1, 100, 10_000, 1_000_000):
             x = np.arange(count, dtype=np.int64)
@@ -92,8 +92,8 @@ def test_what_comes_after_the_mail_of_a_rank_has_gone():
 
     def body(rank, exchange):
         api = connect(exchange, rank, 2)
-        engines = [_C.MpiEngine(api, 0, [0, 1], rank, c, 10.0, 2) for c in (1, 2)]
-        mail = [_C.MpiMail(engine) for engine in engines]
+        engines = [_C.MessageEngine(api, [0, 1], rank, c, 10.0, 2) for c in (1, 2)]
+        mail = [_C.MessageMailbox(engine) for engine in engines]
         data = np.full(nbytes, 7, np.uint8) if rank == 0 else np.zeros(4, np.uint8)
         exchange("ready", None)
         if rank == 0:
@@ -116,8 +116,8 @@ def test_what_comes_after_the_mail_of_a_rank_has_gone():
 
 def mail_of(sockets_by_rank, rank):
     api = tcp_connections.open_api(sockets_by_rank, names(2))
-    engines = [_C.MpiEngine(api, 0, [0, 1], rank, context, 10.0, 2) for context in (1, 2)]
-    return api, *map(_C.MpiMail, engines)
+    engines = [_C.MessageEngine(api, [0, 1], rank, context, 10.0, 2) for context in (1, 2)]
+    return api, *map(_C.MessageMailbox, engines)
 
 
 def test_no_memory_for_a_message_that_nobody_has_asked_for():
@@ -175,8 +175,8 @@ def test_a_connection_that_takes_no_more():
 def test_two_threads_receive_at_once():
     def body(rank, exchange):
         api = connect(exchange, rank, 2)
-        engine = _C.MpiEngine(api, 0, [0, 1], rank, 1, 10.0, 2)
-        mail, x = _C.MpiMail(engine), np.zeros(4, np.uint8)
+        engine = _C.MessageEngine(api, [0, 1], rank, 1, 10.0, 2)
+        mail, x = _C.MessageMailbox(engine), np.zeros(4, np.uint8)
         if rank == 0:
             exchange("waiting", None)
             exchange("refused", None)
@@ -202,7 +202,7 @@ def test_two_threads_wait_for_one_message():
 
     def body(rank, exchange):
         api = connect(exchange, rank, 2)
-        box = _C.MailPostbox(_C.MpiEngine(api, 0, [0, 1], rank, 1, 10.0, 2))
+        box = _C.MessagePostbox(_C.MessageEngine(api, [0, 1], rank, 1, 10.0, 2))
         x, senders = np.zeros(4, np.uint8), []
         if rank == 0:
             exchange("refused", None)
@@ -228,7 +228,7 @@ def test_forked_children_drop_a_postbox_that_a_thread_uses():
 
     def body(rank, exchange):
         api = connect(exchange, rank, 2)
-        box = _C.MailPostbox(_C.MpiEngine(api, 0, [0, 1], rank, 1, 10.0, 2))
+        box = _C.MessagePostbox(_C.MessageEngine(api, [0, 1], rank, 1, 10.0, 2))
         x, over = np.zeros(4, np.uint8), threading.Event()
         ticket = box.recv(x.ctypes.data, 4, 1, 1 - rank, 0)
 

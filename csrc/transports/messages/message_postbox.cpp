@@ -1,0 +1,333 @@
+#include "transports/messages/message_postbox.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <sstream>
+
+#include "base/erase_done.h"
+#include "engine/fault.h"
+#include "kernels/fold/fold.h"
+
+namespace pycoll {
+namespace {
+
+// Calls f(offset, bytes) for every part that one message of the transport can carry.
+template <typename F>
+void each_part(uint64_t nbytes, F&& f) {
+  for (uint64_t at = 0; at < nbytes; at += Transport::kMostBytes) {
+    f(at, std::min(nbytes - at, Transport::kMostBytes));
+  }
+}
+
+}  // namespace
+
+MessageMailbox::~MessageMailbox() {
+  std::vector<Request> receives;
+  for (const Message& m : arrived_) {
+    receives.insert(receives.end(), m.requests.begin(), m.requests.end());
+  }
+  if (receives.empty()) return;
+  bool over = false;
+  try {
+    engine_->link().cancel_receives(receives);
+    over = receives.empty();
+  } catch (const Error&) {  // the transport no longer answers
+  }
+  for (Message& m : arrived_) {
+    if (!over && !m.requests.empty()) m.own.release();  // it may still be written to
+  }
+}
+
+std::vector<Request> MessageMailbox::post(const void* data, uint64_t nbytes, uint32_t type,
+                                          uint32_t dst, uint32_t tag) {
+  MessageLink& link = engine_->link();
+  const bool rendezvous = nbytes > kEagerBytes;
+  std::vector<Request> parts;
+  if (dst == link.rank()) {
+    Message message{dst, tag, type, nbytes};
+    message.own = std::make_unique<char[]>(std::max<uint64_t>(1, nbytes));
+    copy(message.own.get(), data, nbytes);
+    arrived_.push_back(std::move(message));
+    return parts;
+  }
+  char* room = link.open_eager();
+  if (!rendezvous && nbytes > 0) std::memcpy(room, data, nbytes);
+  const EagerHeader header{0, uint64_t{tag} << 32 | type, nbytes, 0,
+                           rendezvous ? 0 : static_cast<uint32_t>(nbytes)};
+  link.send_eager(Lane::kMail, dst, header);
+  const auto* bytes = static_cast<const char*>(data);
+  each_part(rendezvous ? nbytes : 0, [&](uint64_t at, uint64_t part) {
+    link.isend(bytes + at, part, dst, static_cast<int>(Lane::kMailPayload), parts.emplace_back());
+  });
+  return parts;
+}
+
+void MessageMailbox::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst,
+                          uint32_t tag, double timeout_s) {
+  MessageEngine& engine = *engine_;
+  const Use use(user_, engine.link().rank());
+  engine.poll();
+  const uint64_t deadline = deadline_after(timeout_s);
+  std::vector<Request> parts;
+  struct Count {
+    MessageMailbox& mail;
+    const std::vector<Request>& parts;
+    ~Count() { mail.given_up_ += parts.empty() ? 0 : 1; }
+  } count{*this, parts};
+  {
+    const std::lock_guard lock(engine.mutex());
+    parts = post(data, nbytes, type, dst, tag);
+  }
+  const bool sent = wait_until(
+      engine.policy(), Bell{},
+      [&] {
+        const std::lock_guard lock(engine.mutex());
+        erase_done(parts, [&](Request& part) { return engine.link().test(part); });
+        return parts.empty();
+      },
+      [&](Pulse pulse) {
+        {
+          const std::lock_guard lock(engine.mutex());
+          drain();
+        }
+        return engine.check(static_cast<int32_t>(dst), pulse) || now_ns() >= deadline;
+      });
+  if (sent) return;
+  COLL_CHECK(now_ns() >= deadline, "PeerLeft", "send from rank ", engine.link().rank(), " to rank ",
+             dst, closed_text(static_cast<int32_t>(dst)));
+  engine.abort("a send timed out half way");
+  throw_error("CollTimeout", "send from rank ", engine.link().rank(), " to rank ", dst, " (tag ",
+              tag, ", ", nbytes, " bytes): rank ", dst, " has not received it within ", timeout_s,
+              " s. The communicator was aborted");
+}
+
+uint32_t MessageMailbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
+                              double timeout_s) {
+  MessageEngine& engine = *engine_;
+  const Use use(user_, engine.link().rank());
+  engine.poll();
+  const uint64_t deadline = deadline_after(timeout_s);
+  std::optional<uint32_t> sender;
+  const auto arrived = [&] {
+    const std::lock_guard lock(engine.mutex());
+    drain();
+    sender = collect(data, nbytes, type, src, tag);
+    return sender.has_value();
+  };
+  wait_until(engine.policy(), Bell{}, arrived, [&](Pulse pulse) {
+    const bool closed = engine.check(src, pulse);
+    const std::lock_guard lock(engine.mutex());
+    return (closed && !announced(src, tag)) || now_ns() >= deadline;
+  });
+  if (sender) return *sender;
+  const uint32_t rank = engine.link().rank();
+  COLL_CHECK(now_ns() >= deadline, "PeerLeft", "recv on rank ", rank, " from ", rank_name(src),
+             closed_text(src));
+  throw_error("CollTimeout", "recv on rank ", rank, " (tag ", tag, "): nothing from ",
+              rank_name(src), " within ", timeout_s, " s");
+}
+
+std::optional<uint32_t> MessageMailbox::collect(void* data, uint64_t nbytes, uint32_t type,
+                                                int32_t src, uint32_t tag) {
+  const Message* found = find(src, tag);
+  if (found == nullptr) return std::nullopt;
+  if (found->nbytes != nbytes || found->type != type) {
+    throw_error("MismatchError", "recv on rank ", engine_->link().rank(), " (tag ", tag,
+                ") expects ", nbytes, " bytes of ", type_name(type), "; rank ", found->src,
+                " sent ", found->nbytes, " bytes of ", type_name(found->type),
+                ". The message is kept: receive it into a fitting array");
+  }
+  if (!found->complete) return std::nullopt;
+  // Whoever gave up sending may have changed the payload that was under way.
+  if (nbytes > kEagerBytes) engine_->poll();
+  copy(data, found->own.get(), nbytes);
+  const uint32_t sender = found->src;
+  arrived_.remove_if([&](const Message& m) { return &m == found; });
+  return sender;
+}
+
+void MessageMailbox::drain() {
+  engine_->attempt([&] { receive_all(); });
+}
+
+void MessageMailbox::receive_all() {
+  MessageLink& link = engine_->link();
+  for (uint32_t peer = 0; peer < link.world_size(); ++peer) {
+    if (peer == link.rank()) continue;
+    while (const EagerHeader* header = link.receive_eager(Lane::kMail, peer)) {
+      Message message{peer, static_cast<uint32_t>(header->descriptor >> 32),
+                      static_cast<uint32_t>(header->descriptor), header->count,
+                      header->count <= kEagerBytes};
+      if (message.complete) {
+        message.own = std::make_unique<char[]>(std::max<uint64_t>(1, header->count));
+        std::memcpy(message.own.get(), header->data(), header->nbytes);
+      }
+      link.release(Lane::kMail, peer);
+      arrived_.push_back(std::move(message));
+    }
+  }
+  std::vector<bool> busy(link.world_size());  // ranks whose payload is on its way
+  for (Message& m : arrived_) {
+    if (m.complete || busy[m.src]) continue;
+    receive_payload(m);
+    busy[m.src] = !m.complete;
+  }
+}
+
+void MessageMailbox::receive_payload(Message& message) {
+  MessageLink& link = engine_->link();
+  if (message.own == nullptr) {
+    try {
+      message.own = std::make_unique_for_overwrite<char[]>(message.nbytes);
+    } catch (const std::bad_alloc&) {
+      link.reject(message.src, "a message of " + std::to_string(message.nbytes) +
+                                   " bytes, for which this rank has no memory");
+    }
+    each_part(message.nbytes, [&](uint64_t at, uint64_t part) {
+      link.irecv(message.own.get() + at, part, part, message.src,
+                 static_cast<int>(Lane::kMailPayload), message.requests.emplace_back());
+    });
+  }
+  erase_done(message.requests, [&](Request& part) { return link.test(part); });
+  message.complete = message.requests.empty();
+}
+
+MessageMailbox::Message* MessageMailbox::find(int32_t src, uint32_t tag) {
+  for (Message& m : arrived_) {
+    if ((src < 0 || static_cast<uint32_t>(src) == m.src) && m.tag == tag) return &m;
+  }
+  return nullptr;
+}
+
+MessagePostbox::Ticket MessagePostbox::send(const void* data, uint64_t nbytes, uint32_t type,
+                                            uint32_t dst, uint32_t tag) {
+  COLL_CHECK(!engine_->check(static_cast<int32_t>(dst), Pulse::kOnce), "PeerLeft",
+             "send from rank ", engine_->link().rank(), " to rank ", dst,
+             closed_text(static_cast<int32_t>(dst)));
+  const std::lock_guard lock(engine_->mutex());
+  mailbox_.drain();  // throws if a rank has died
+  Item item{.nbytes = nbytes, .type = type, .peer = static_cast<int32_t>(dst), .tag = tag};
+  item.parts = mailbox_.post(data, nbytes, type, dst, tag);
+  item.sender = engine_->link().rank();
+  if (item.parts.empty()) return 0;  // it was copied
+  items_.emplace(++newest_, std::move(item));
+  return newest_;
+}
+
+MessagePostbox::Ticket MessagePostbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src,
+                                            uint32_t tag) {
+  engine_->poll();
+  const std::lock_guard lock(engine_->mutex());
+  Item item{.data = data, .nbytes = nbytes, .type = type, .peer = src, .tag = tag};
+  item.incoming = true;
+  items_.emplace(++newest_, std::move(item));
+  incoming_.push_back(newest_);
+  progress();
+  return newest_;
+}
+
+// Moves everything that can be moved. The mutex is held.
+void MessagePostbox::progress() {
+  mailbox_.drain();
+  std::erase_if(incoming_, [&](Ticket ticket) {
+    Item& item = items_.at(ticket);
+    try {
+      const auto sender = mailbox_.collect(item.data, item.nbytes, item.type, item.peer, item.tag);
+      if (!sender) return false;
+      item.sender = *sender;
+    } catch (const Error&) {
+      item.error = std::current_exception();
+    }
+    item.done = true;
+    return true;
+  });
+  for (auto& [ticket, item] : items_) {
+    if (item.incoming || item.done) continue;
+    erase_done(item.parts, [&](Request& part) { return engine_->link().test(part); });
+    item.done = item.parts.empty();
+  }
+}
+
+bool MessagePostbox::done(Ticket ticket) {
+  if (!engine_->at_home()) return false;  // messages are the parent's; so may be the mutex
+  const std::lock_guard lock(engine_->mutex());
+  progress();
+  const auto found = items_.find(ticket);
+  return found == items_.end() || found->second.done;
+}
+
+uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
+  COLL_CHECK(engine_->at_home(), "ForkedError", "message ", ticket,
+             " belongs to the parent process");
+  const uint64_t deadline = deadline_after(timeout_s);
+  Item* item = nullptr;
+  {
+    const std::lock_guard lock(engine_->mutex());
+    const auto found = items_.find(ticket);
+    COLL_CHECK(found != items_.end(), "ArgumentError", "message ", ticket,
+               " was waited for, or its communicator closed");
+    item = &found->second;  // stays where it is while others come and go
+    COLL_CHECK(!item->awaited, "ConcurrentUseError", "another thread waits for message ", ticket);
+    item->awaited = true;
+  }
+  struct Leave {
+    MessagePostbox& box;
+    Ticket ticket;
+    ~Leave() {
+      const std::lock_guard lock(box.engine_->mutex());
+      const auto left = box.items_.find(ticket);
+      if (left != box.items_.end()) left->second.awaited = false;
+    }
+  } leave{*this, ticket};
+  const auto arrived = [&] {
+    const std::lock_guard lock(engine_->mutex());
+    progress();
+    return item->done;
+  };
+  bool finished = false;
+  try {
+    finished = wait_until(engine_->policy(), Bell{}, arrived, [&](Pulse pulse) {
+      const bool closed = engine_->check(item->peer, pulse);
+      const std::lock_guard lock(engine_->mutex());
+      const bool coming = item->incoming && mailbox_.announced(item->peer, item->tag);
+      return (closed && !coming) || now_ns() >= deadline;
+    });
+  } catch (const Error&) {  // whoever hears of it may change or free the memory
+    const std::lock_guard lock(engine_->mutex());
+    incoming_.clear();
+    throw;
+  }
+  if (!finished) {
+    COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(*item), closed_text(item->peer));
+    throw_error("CollTimeout", describe(*item), ": not done within ", timeout_s, " s");
+  }
+  const std::lock_guard lock(engine_->mutex());
+  const std::exception_ptr error = item->error;
+  const uint32_t sender = item->sender;
+  items_.erase(ticket);
+  if (error != nullptr) std::rethrow_exception(error);
+  return sender;
+}
+
+std::string MessagePostbox::describe(const Item& item) const {
+  std::ostringstream out;
+  const std::string peer = rank_name(item.peer);
+  const uint32_t rank = engine_->link().rank();
+  if (item.incoming) {
+    out << "recv on rank " << rank << " from " << peer;
+  } else {
+    out << "send from rank " << rank << " to " << peer;
+  }
+  out << " (tag " << item.tag << ", " << item.nbytes << " bytes)";
+  return out.str();
+}
+
+// What is still being sent may refer to memory of the user: the transport is closed after this.
+void MessagePostbox::close() {
+  if (!engine_->at_home()) return;  // a thread of the parent may hold the mutex for ever
+  const std::lock_guard lock(engine_->mutex());
+  incoming_.clear();
+}
+
+}  // namespace pycoll
