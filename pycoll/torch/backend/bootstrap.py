@@ -158,7 +158,7 @@ def _join_hosts(
 
         def over_tcp() -> MpiJob:
             api = tcp_connections.open_api(ends, names)
-            return MpiJob(api, None, 0, cards, shared.hosts, "TCP")
+            return MpiJob(api, None, cards, shared.hosts, "TCP")
 
         def make() -> MpiSession:
             job, context = over_mpi or (over_tcp(), 0)
