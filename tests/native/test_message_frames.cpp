@@ -221,6 +221,7 @@ void mutate(std::vector<Bytes>& frames, std::mt19937_64& random) {
   for (size_t left = 1 + below(3); left > 0; --left) {
     const size_t chosen = below(frames.size());
     Bytes& bytes = frames[chosen];
+    if (bytes.empty()) continue;
     // Mostly in the frame, the header and the fields of a notice.
     const size_t at = below(below(4) == 0 ? bytes.size() : std::min<size_t>(bytes.size(), 80));
     switch (below(8)) {
