@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from pycoll.errors import ArgumentError  # noqa: E402
 from pycoll.parallel import SGD, AdamW, Mesh  # noqa: E402
-from pycoll.parallel.analysis import estimate  # noqa: E402
+from pycoll.parallel import estimate  # noqa: E402
 from pycoll.testing import run_processes, run_threads  # noqa: E402
 from pycoll.torch.data_parallel import DataParallel  # noqa: E402
 
