@@ -10,8 +10,12 @@ torch = pytest.importorskip("torch", reason="the adapter is for PyTorch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from pycoll.errors import ArgumentError  # noqa: E402
-from pycoll.parallel import SGD, AdamW, Mesh  # noqa: E402
-from pycoll.parallel import estimate  # noqa: E402
+from pycoll.parallel import (  # noqa: E402
+    SGD,
+    AdamW,
+    Mesh,
+    estimate,
+)
 from pycoll.testing import run_processes, run_threads  # noqa: E402
 from pycoll.torch.data_parallel import DataParallel  # noqa: E402
 
