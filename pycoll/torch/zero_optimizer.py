@@ -128,22 +128,20 @@ class ZeroOptimizer(torch.optim.Optimizer):
         facts = [f"optimizer={kind_text(kind)}", f"{bucket_bytes=}", f"{order=!s}", f"{clip_norm=}"]
         frozen = check_groups(self.param_groups, module, facts, Channel(comm, "dp", self.ledger))
         model = chain_of(module)
-        params = {full_name(name): p for name, p in trainable(module).items()}
         self._channel = Channel(comm.dup(), "dp", self.ledger)
         self._buckets: list[ZeroBucket] = []
-        self.inner = kind(self._make_blocks(model, params, bucket_bytes), **settings)
-        self._views = Views(
-            "optimizer", frozen, [x for bucket in self._buckets for x in bucket.parts]
-        )
+        self.inner = kind(self._make_blocks(model, module, bucket_bytes), **settings)
+        parts = [part for bucket in self._buckets for part in bucket.parts]
+        self._views = Views("optimizer", frozen, parts)
         self.defaults, self.grad_norm = self.inner.defaults, 0.0
         copy_settings(self.inner, self)
-        # Users cannot help what GradScaler warns of.
         warnings.filterwarnings("ignore", "GradScaler is going to stop passing", FutureWarning)
 
     def _make_blocks(
-        self, model: Model, params: dict[str, torch.Tensor], bucket_bytes: int
+        self, model: Model, module: torch.nn.Module, bucket_bytes: int
     ) -> list[dict[str, Any]]:
         """Make the buckets of each group; return the groups of this rank's blocks."""
+        params = {full_name(name): p for name, p in trainable(module).items()}
         owned, n = unit_parameters(make_units(model)), self._channel.world_size
         dtype, groups = next(iter(params.values())).detach().numpy().dtype, []
         for group in self.param_groups:

@@ -36,7 +36,7 @@ def beside_gloo(rank, n):
         x = torch.ones(3)
         dist.all_reduce(x, group=group)
         assert (x == 2).all()
-        found = group._session.transport
+        found = group._caller.session.transport
     dist.barrier()
     return found
 
@@ -47,7 +47,7 @@ def all_ranks(rank, n):
     x = torch.ones(3)
     dist.all_reduce(x)
     assert (x == n).all()
-    return dist.group.WORLD._session.transport
+    return dist.group.WORLD._caller.session.transport
 
 
 def again(rank, n):

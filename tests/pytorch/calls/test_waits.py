@@ -63,12 +63,12 @@ def test_a_message_that_comes_after_its_future_has_failed():
         x = torch.zeros(3)
         if rank == 0:
             work = dist.irecv(x, 1)
-            dist.group.WORLD._timeout_s = 0.2
+            dist.group.WORLD._caller.timeout_s = 0.2
             with pytest.raises(RuntimeError, match="BackendTimeout"):
                 work.get_future().wait()
             assert work.get_future_result().wait() == int(WorkResult.TIMEOUT)
             assert not work.is_completed()
-        dist.group.WORLD._timeout_s = 15.0
+        dist.group.WORLD._caller.timeout_s = 15.0
         dist.barrier()
         if rank == 1:
             dist.send(x + 1, 0)
