@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import fnmatch
 import re
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pycoll.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("", "docs", "docs/decisions", "benchmarks", "benchmarks/gpu")
+SOURCES = (".py", ".pyi", ".h", ".cpp", ".cu", ".inl", ".sh")
+PARTS = ("pycoll", "csrc", "tests", "examples", "benchmarks")
 PAGES = sorted(str(p.relative_to(ROOT)) for f in FOLDERS for p in (ROOT / f).glob("*.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
 CODE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -22,7 +25,8 @@ FILE = re.compile(
 )
 MODULE = re.compile(r"\bpycoll(?:\.[A-Za-z_]\w*)+")
 COMMAND = re.compile(r"(?<![\w./-])pycoll ([a-z]\w*)")
-MADE = ("mine.py", "mine.json")  # what a reader makes
+OTHERS = ("mine.py", "first.py", "train.py", "script.py", "step.py", "mpi.h")  # elsewhere
+KNOWN = {p.name for f in FOLDERS[1:] + PARTS for p in (ROOT / f).rglob("*.*")} | {"setup.py"}
 
 
 def read(page):
@@ -59,9 +63,11 @@ def broken_links(text, page):
 def missing_files(text, page):
     """Return the paths in code spans of a page that do not exist, seen from the root or from it."""
     words = [word for span in SPAN.findall(prose_of(text)) for word in span.split()]
-    paths = [word for word in words if "/" in word and FILE.match(word)]
+    paths = [word for word in words if FILE.match(word) and word not in OTHERS]
     bases = (ROOT, (ROOT / page).parent)
-    return [p for p in paths if not any(list(base.glob(p)) for base in bases)]
+    gone = [p for p in paths if not any(list(base.glob(p)) for base in bases)]
+    gone = [p for p in gone if "/" in p or Path(p).suffix in SOURCES]
+    return [p for p in gone if "/" in p or not fnmatch.filter(KNOWN, p)]
 
 
 def missing_names(text):
@@ -162,6 +168,7 @@ def test_what_is_wrong_is_seen():
         "csrc/no/*.h",
     ]
     assert missing_files("`docs/mpi.md` `decisions/0001*.md` `csrc/engine/*.h`", page) == []
+    assert missing_files("`engine.h`, `nowhere.py`, `setup.py`, `mine.py`", page) == ["nowhere.py"]
     assert missing_names("pycoll.parallel.nn_loss, pycoll.no_name") == [
         *("pycoll.no_name", "pycoll.parallel.nn_loss"),
     ]
