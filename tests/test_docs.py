@@ -146,6 +146,24 @@ def test_a_word_of_the_glossary_is_defined_once_and_has_a_file():
     assert len(rows) > 80
 
 
+def reached_from(page):
+    """Return the pages that links lead to, from page to page; a link to a folder has all in it."""
+    found, ahead = set(), [page]
+    while ahead:
+        page = ahead.pop()
+        found.add(page)
+        for target in LINK.findall(prose_of(read(page))):
+            path = ((ROOT / page).parent / target.partition("#")[0]).resolve()
+            pages = path.glob("*.md") if path.is_dir() else [path]
+            names = {str(p.relative_to(ROOT)) for p in pages if p.is_relative_to(ROOT)}
+            ahead += [name for name in names if name in PAGES and name not in found]
+    return found
+
+
+def test_links_lead_to_every_page():
+    assert set(PAGES) - reached_from("README.md") == set()
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
 def test_the_glossary_is_linked(page):
     assert "glossary.md" in "".join(LINK.findall(read(page)))
