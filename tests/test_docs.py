@@ -173,6 +173,9 @@ def test_the_picture_of_the_house_is_current():
     command = [sys.executable, "docs/pictures/house.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    named = re.findall(r'"((?:pycoll|csrc)/[\w/]+\.\w+)"', read("docs/pictures/house.py"))
+    assert len(named) == 8
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_what_is_wrong_is_seen():

@@ -260,6 +260,8 @@ def draw_box(axes: Any, box: Box, counts: dict[str, int]) -> None:
         width = 0.19 + 0.077 * len(f"{folder} {count}")
         if x + width > box.right - 0.05:
             x, y = box.left + 0.12, y - 0.31
+        if y < box.bottom:
+            sys.exit(f"house.py: the folders of {box.name} do not fit into its box; make it higher")
         chip = FancyBboxPatch((x, y), width, 0.24, style, fc="white", ec=PALE, lw=0.6)
         axes.add_patch(chip)
         label = f"{folder} {count}"
