@@ -46,7 +46,7 @@ def place(case):
     words += [dtype] if dtype != "float32" else []
     words += [f"{n} ranks"] if n != 2 else []
     words += ["in place"] if in_place and collective == "all_gather" else []
-    words += ["arrays in turn"] if rotating else []
+    words += ["rotating arrays"] if rotating else []
     return ", ".join(words)
 
 
