@@ -23,6 +23,7 @@ SPAN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(
     r"^(?!/|-)[\w.*-]+(/[\w.*-]+)*/?[\w.*-]*\.(py|pyi|md|h|cpp|cu|inl|sh|json|png|svg)$"
 )
+NAMED = re.compile(r"`(\w+)` (?:in|of) `([\w/.]+\.\w+)`")
 MODULE = re.compile(r"\bpycoll(?:\.[A-Za-z_]\w*)+")
 COMMAND = re.compile(r"(?<![\w./-])pycoll ([a-z]\w*)")
 OTHERS = ("mine.py", "first.py", "train.py", "script.py", "step.py", "mpi.h")  # elsewhere
@@ -68,6 +69,12 @@ def missing_files(text, page):
     gone = [p for p in paths if not any(list(base.glob(p)) for base in bases)]
     gone = [p for p in gone if "/" in p or Path(p).suffix in SOURCES]
     return [p for p in gone if "/" in p or not fnmatch.filter(KNOWN, p)]
+
+
+def misplaced_names(text):
+    """Return what a page says to be in a file, "`NAME` in `FILE`", and is not."""
+    found = [(n, p) for n, p in NAMED.findall(text) if (ROOT / p).is_file()]
+    return [n for n, p in found if not re.search(rf"\b{n}\b", read(p))]
 
 
 def missing_names(text):
@@ -129,6 +136,7 @@ def test_files_exist(page):
 def test_names_exist(page):
     """The changelog also has names of earlier versions."""
     assert missing_names(read(page)) == []
+    assert misplaced_names(read(page)) == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -194,6 +202,9 @@ def test_what_is_wrong_is_seen():
         *("pycoll.no_name", "pycoll.parallel.nn_loss"),
     ]
     assert missing_names("pycoll.parallel.nn.Linear, pycoll.config, pycoll.init") == []
+    assert misplaced_names("`DType` in `pycoll/types.py`, `Dtype` of `pycoll/types.py`") == [
+        "Dtype"
+    ]
     assert unknown_commands("`pycoll runn -n 4`\n```\npycoll show x\npycoll go\n```") == [
         *("runn", "go"),
     ]
