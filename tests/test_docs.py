@@ -65,6 +65,7 @@ def missing_files(text, page):
     """Return the paths in code spans of a page that do not exist, seen from the root or from it."""
     words = [word for span in SPAN.findall(prose_of(text)) for word in span.split()]
     paths = [word for word in words if FILE.match(word) and word not in OTHERS]
+    paths = [path for path in paths if "NAME" not in path]  # stands for several
     bases = (ROOT, (ROOT / page).parent)
     gone = [p for p in paths if not any(list(base.glob(p)) for base in bases)]
     gone = [p for p in gone if "/" in p or Path(p).suffix in SOURCES]
