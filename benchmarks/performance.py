@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/performance.md from what benchmarks/results holds.
+"""Write the figures of README.md and of two pages in docs from what benchmarks/results holds.
 
 ``python benchmarks/performance.py`` replaces what lies between ``<!-- NAME: begin -->`` and
 ``<!-- NAME: end -->``; with ``--check`` it changes nothing and fails if something would change.
@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.pages import RESULTS
 from harness.start import ROOT
 
-PAGES = (ROOT / "README.md", ROOT / "docs/performance.md")
+PAGES = tuple(ROOT / p for p in ("README.md", "docs/performance.md", "docs/failures.md"))
 COMPARED = ("compare", "compare_epyc7003", "compare_xeon")
 BENCHES = ("all_reduce_n2_symmetric", "all_reduce_n2_ordinary")
 KINDS = {"pycoll": "ordinary", "pycoll symmetric": "symmetric"}
@@ -46,7 +46,7 @@ def place(case):
         dtype: dtype != "float32",
         f"{n} ranks": n != 2,
         "in place": in_place and collective == "all_gather",
-        "arrays in turn": rotating,
+        "rotating arrays": rotating,
     }
     return ", ".join(word for word, matters in words.items() if matters)
 
@@ -63,6 +63,39 @@ def pair(values):
     """Return two ratios in one cell, or nothing where neither is known."""
     texts = [number(value) for value in values]
     return " / ".join(texts) if any(texts) else ""
+
+
+def lost_cells(name):
+    """Return in how many cells of a comparison pycoll is slower, and of how many."""
+    table = report.by_case(load(name)["cells"])
+    found = [v for t in table.values() for ours in KINDS for _, v in report.ratios(t, ours)]
+    return f"{sum(v < 1 for v in found)} of {len(found)}"
+
+
+def numbers():
+    """Return the three numbers of the front page."""
+    peers, own, failed = load(COMPARED[0]), load("overhead"), load("failures")
+    cases = {place(case): sizes for case, sizes in report.by_case(peers["cells"]).items()}
+    means = [
+        number(report.geometric_mean(v for _, v in report.ratios(cases["`all_reduce`"], ours)))
+        for ours in KINDS
+    ]
+    call = own["rows"][0]["measured"]["median_us"]
+    killed = max(rank["seconds"] for rank in failed["results"]["pycoll"]["killed"] if rank)
+    body = [
+        [
+            f"**{means[0]} and {means[1]} times** as fast",
+            "`all_reduce` beside the fastest of MPICH, Open MPI and gloo, with ordinary and with "
+            "symmetric arrays: mean over 8 B to 64 MiB, 2 ranks. In all collectives together a "
+            f"peer is faster in {lost_cells(COMPARED[0])} cells",
+            peers,
+        ],
+        [f"**{call:.2f} us**", "`all_reduce` of 8 B from Python, 2 ranks", own],
+        [f"**{1000 * killed:.0f} ms**", "until every rank left knows who was killed", failed],
+    ]
+    head = ["", "what", "machine", "command"]
+    rows = [[n, text, f"{machine(d)}, 2 cores", f"`{d['command'].strip()}`"] for n, text, d in body]
+    return rows_of(head, rows)
 
 
 def compared():
@@ -178,7 +211,10 @@ def failures():
 
 BLOCKS = {
     function.__name__.replace("_", "-"): function
-    for function in (failures, compared, losses, over_mpi, between_hosts, overhead, bench, by_size)
+    for function in (
+        *(numbers, failures, compared, losses),
+        *(over_mpi, between_hosts, overhead, bench, by_size),
+    )
 }
 
 

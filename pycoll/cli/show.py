@@ -24,23 +24,24 @@ from pycoll.schedule.pictures import as_text, drawn
 _INTRODUCTION = """\
 # Algorithms
 
-Every algorithm is one function in `pycoll/algorithms/`, written without synchronisation and proven
-by `pycoll verify` before it runs; [architecture.md](architecture.md) says how it becomes a program.
-In the formulas n is the world size, p the largest power of two that is at most n, m the size of the
-full vector, and k the number of blocks of a pipeline. `pycoll show NAME -n 8 -o picture.png` draws
-one.
+Every algorithm is one function in `pycoll/algorithms/`, written without synchronisation.
+`pycoll verify` proves it before it runs, `pycoll show NAME -n 8 -o picture.png` draws it, and
+[architecture.md](architecture.md) says how it becomes a program.
 
-*Order* tells along which expression ranks are combined: `tree` is the in-order balanced tree,
-`rank` the serial loop, `any` means that it depends on the chunk. *When* tells who runs it: the
-selector, by some line of the table at the end, or a call that names it with `algorithm=`.
+- In the formulas n is the world size, p the largest power of two that is at most n, m the size of
+  the full vector, and k the number of blocks of a pipeline.
+- *Order* is the expression along which ranks are combined: `tree` is the in-order balanced tree,
+  `rank` the serial loop, and `any` means that it depends on the chunk.
+- *When* is who uses it: the selector, by a line of the table at the end, or only a call that names
+  it with `algorithm=`.
 
 This file is generated: `pycoll show --table > docs/algorithms.md`.
 """
 _SELECTION = """\
 ## What the selector takes
 
-The first line that fits a call and gives its reduction order decides, on every rank alike; times
-that `pycoll tune` has measured go before. `pycoll explain all_reduce --bytes 1M -n 8` explains one
+The first line that fits a call and gives its reduction order decides, the same on every rank. Times
+that `pycoll tune` has measured come first. `pycoll explain all_reduce --bytes 1M -n 8` explains one
 call. *Symmetric* arrays are those of `comm.empty`.
 """
 

@@ -38,12 +38,20 @@ def test_all_reduce(n):
 
 def test_the_readme_shows_the_example_and_an_algorithm():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    example, _, algorithm, *_ = re.findall(r"```python\n(.*?)```", readme, re.S)
+    _, example, _, algorithm, *_ = re.findall(r"```python\n(.*?)```", readme, re.S)
     assert example == code_of(EXAMPLES / "all_reduce.py")
     source = (ROOT / "pycoll" / "algorithms" / "ring.py").read_text(encoding="utf-8")
     head, body = algorithm.split("\n    ", 1)
     assert head in source
     assert body in source
+
+
+def test_the_first_program_of_the_readme(tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    program = tmp_path / "first.py"
+    program.write_text(re.search(r"```python\n(.*?)```", readme, re.S)[1], encoding="utf-8")
+    promised = re.search(r"Every rank prints `([^`]*)`", readme)[1]
+    assert run_ranks(4, program).count(promised) == 4
 
 
 def test_training_ends_with_the_same_bits_on_any_number_of_ranks(tmp_path):
