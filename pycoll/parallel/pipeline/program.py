@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pycoll.errors import ScheduleError
 
@@ -154,7 +154,8 @@ def pipeline(name: str, live: Bound, **settings: object) -> Callable[..., Schedu
 
     def make(order: Callable[[int, int, int], Iterable[Op]]) -> Schedule:
         text = (order.__doc__ or "").partition("Source:")[2]
-        return Schedule(name, order, live, source=" ".join(text.split()), **settings)  # type: ignore[arg-type]
+        more: Any = settings
+        return Schedule(name, order, live, source=" ".join(text.split()), **more)
 
     return make
 

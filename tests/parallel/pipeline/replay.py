@@ -88,65 +88,83 @@ class Stage:
         self.at += 1
 
 
+class World:
+    """All stages of a program, and the versions of the parameters that they have taken."""
+
+    def __init__(self, program):
+        self.program, schedule = program, program.schedule
+        self.stages = [
+            Stage(s, ops, schedule, program.p, program.m) for s, ops in enumerate(program.stages)
+        ]
+        self.used = {}
+
+    def version_of(self, stage, i, c, newest):
+        rule, program = self.program.schedule.weights, self.program
+        version = newest if rule is None else rule(Use(i, stage, newest, program.p, program.m))
+        if not 0 <= version <= newest:
+            raise Wrong("a version that is not there")
+        self.used[i, c] = version
+        return version
+
+    def receiver(self, stage, op):
+        """Return the stage that takes what is sent, if it waits for just that."""
+        target = op.chunk + (1 if op.what == "x" else -1)
+        if not op.what or not 0 <= target < self.program.depth:
+            return None
+        peer = self.stages[self.program.owner(target)]
+        waits = peer is not stage and peer.head() == op._replace(kind="RECV")
+        return peer if waits else None
+
+    def ready(self):
+        """Return the stages that can go on, each with the peer of a transfer."""
+        found = []
+        for stage in self.stages:
+            op = stage.head()
+            if op is None or op.kind == "RECV":
+                continue
+            peer = self.receiver(stage, op) if op.kind == "SEND" else None
+            if op.kind != "SEND" or peer is not None:
+                found.append((stage, peer))
+        return found
+
+    def step(self, stage, peer):
+        op = stage.head()
+        if peer is None:
+            stage.run(op, self.program.depth, self.version_of)
+            return
+        key = op.what, op.micro, op.chunk
+        if key not in stage.values:
+            raise Wrong(f"{op} has nothing to send")
+        peer.values[key] = stage.values.pop(key)
+        stage.at += 1
+        peer.at += 1
+
+    def check(self):
+        program, schedule = self.program, self.program.schedule
+        wanted = expected(
+            program.micros, program.depth, program.owner, lambda _, i, c: self.used.get((i, c), 0)
+        )
+        if {c: terms for s in self.stages for c, terms in s.gradients.items()} != wanted:
+            raise Wrong("other gradients, or added in another order")
+        for stage in self.stages:
+            if stage.saved:
+                raise Wrong("an activation is left over")
+            if stage.peak > schedule.chunks * schedule.live(stage.number, program.p, program.m):
+                raise Wrong("too many live activations")
+            if stage.version != program.micros // schedule.per_step(program.m):
+                raise Wrong("a step is missing")
+
+
 def replay(program, seed=0):
     """Execute a program.
 
     Raises:
         Wrong: If it cannot go on, uses what is not there, or has other gradients than one process.
     """
-    rng, schedule, p, m = random.Random(seed), program.schedule, program.p, program.m
-    used = {}
-
-    def version_of(stage, i, c, newest):
-        rule = schedule.weights
-        version = newest if rule is None else rule(Use(i, stage, newest, p, m))
-        if not 0 <= version <= newest:
-            raise Wrong("a version that is not there")
-        used[i, c] = version
-        return version
-
-    stages = [Stage(s, ops, schedule, p, m) for s, ops in enumerate(program.stages)]
-    while any(s.head() for s in stages):
-        ready = []
-        for s in stages:
-            op = s.head()
-            if op is None or op.kind == "RECV":
-                continue
-            if op.kind != "SEND":
-                ready.append((s, None))
-                continue
-            target = program.owner(op.chunk + (1 if op.what == "x" else -1)) if op.what else None
-            peer = stages[target] if target is not None and 0 <= target < p else None
-            if peer and peer is not s and peer.head() == op._replace(kind="RECV"):
-                ready.append((s, peer))
+    rng, world = random.Random(seed), World(program)
+    while any(stage.head() for stage in world.stages):
+        ready = world.ready()
         if not ready:
             raise Wrong("nobody can go on")
-        s, peer = rng.choice(ready)
-        op = s.head()
-        if peer is None:
-            s.run(op, program.depth, version_of)
-        else:
-            key = op.what, op.micro, op.chunk
-            if key not in s.values:
-                raise Wrong(f"{op} has nothing to send")
-            value = (
-                s.values[key]
-                if (op.what == "x" and op.chunk == program.depth - 1)
-                else s.values.pop(key)
-            )
-            peer.values[key] = value
-            s.at += 1
-            peer.at += 1
-    wanted = expected(
-        m * schedule.steps, program.depth, program.owner, lambda _, i, c: used.get((i, c), 0)
-    )
-    found = {c: terms for s in stages for c, terms in s.gradients.items()}
-    if found != wanted:
-        raise Wrong("other gradients, or added in another order")
-    for s in stages:
-        if s.saved:
-            raise Wrong("an activation is left over")
-        if s.peak > schedule.chunks * schedule.live(s.number, p, m):
-            raise Wrong("too many live activations")
-        if s.version != m * schedule.steps // schedule.per_step(m):
-            raise Wrong("a step is missing")
+        world.step(*rng.choice(ready))
+    world.check()
