@@ -212,7 +212,7 @@ def draw(axes: Any, counts: dict[str, dict[str, int]], uses: set[tuple[str, str]
     axes.text(
         DEVICE + 0.9, 6.66, "libpycoll_cuda.so", family="monospace", size=9, color=INK, ha="right"
     )
-    axes.text(LEFT, 13.1, "Python, pycoll/", size=12, weight="bold", color=INK)
+    axes.text(LEFT, 13.35, "Python, pycoll/", size=12, weight="bold", color=INK)
     axes.text(CORE, 6.05, "C++, csrc/", size=12, weight="bold", color=INK)
     draw_call(axes)
     legend = "A → B: A uses B. What follows from other\narrows is not drawn. Numbers count files."
@@ -222,7 +222,7 @@ def draw(axes: Any, counts: dict[str, dict[str, int]], uses: set[tuple[str, str]
 
 def draw_call(axes: Any) -> None:
     """Write down the way of one call."""
-    x, y = CORE - 0.35, 13.1
+    x, y = CORE - 0.35, 13.35
     axes.text(x, y, "The way of comm.all_reduce(x)", size=12, weight="bold", color=INK)
     for number, (path, text) in enumerate(CALL, 1):
         y -= 0.58
@@ -310,7 +310,7 @@ def main() -> None:
 
     figure = plt.figure(figsize=(10.75, 14.35))
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, 10.75), ylim=(-0.95, 13.4), aspect="equal")
+    axes.set(xlim=(0, 10.75), ylim=(-0.95, 13.7), aspect="equal")
     axes.axis("off")
     draw(axes, counts, uses)
     figure.savefig(PICTURE, metadata={"Date": None, "Description": text}, facecolor="white")

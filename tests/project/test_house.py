@@ -1,4 +1,4 @@
-"""The direction of imports, and the rules that keep the parts apart."""
+"""The direction of imports, the sizes of folders, and the rules that keep the parts apart."""
 
 import ast
 import re
@@ -16,11 +16,7 @@ ALLOWED = {
     "algorithms": WORDS | {"schedule"},
     "runtime": WORDS | {"schedule", "algorithms", "_C"},
     "cuda": WORDS | {"schedule", "algorithms", "runtime", "_C"},
-    "memory": WORDS | {"runtime"},
-    "ragged": WORDS | {"runtime"},
-    "grouping": WORDS | {"runtime"},
-    "comm": WORDS
-    | {"schedule", "algorithms", "runtime", "cuda", "memory", "ragged", "grouping", "_C"},
+    "comm": WORDS | {"schedule", "algorithms", "runtime", "cuda", "_C"},
     "kernels": WORDS | {"runtime", "cuda", "_C"},
     "parallel": WORDS | {"comm", "kernels", "pycoll"},
     "torch": WORDS
@@ -38,6 +34,9 @@ CXX = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.i
 COLLECTIVES = re.compile(
     r"all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|broadcast", re.IGNORECASE
 )
+MOST_MODULES = 15
+SUFFIXES = {".py", ".cpp", ".h", ".inl", ".cu"}
+FOLDERS = sorted({str(Path(path).parent) for path in (*FILES, *CXX)})
 CUDA = [path for path in CXX if path.startswith("csrc/cuda/")]
 PYTHON_IN_CXX = re.compile(r"pybind11|Python\.h|\bpy::|csrc/bindings|\"bindings/")
 CUDA_IN_CXX = re.compile(r"cuda_runtime|<cuda[._/a-z]*>|\bcuda[A-Z]\w+\(")
@@ -93,6 +92,38 @@ def forbidden_imports(text, path):
     return sorted(bad | foreign)
 
 
+def imported_files(text, module, is_package, modules):
+    """Return the modules among the given ones whose files a Python text imports."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: len(module.split(".")) - node.level + is_package]
+            base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            found |= (names & modules) | ({base} if names - modules - {"pycoll._C"} else set())
+    return (found & modules) - {module}
+
+
+def circles(imports):
+    """Return the groups of names that reach each other; `imports` maps names to sets of names."""
+    reached = {}
+    for name in imports:
+        seen, left = set(), [name]
+        while left:
+            new = imports.get(left.pop(), set()) - seen
+            seen |= new
+            left.extend(new)
+        reached[name] = seen
+    groups = {
+        frozenset(other for other in seen if name in reached.get(other, ()))
+        for name, seen in reached.items()
+        if name in seen
+    }
+    return sorted(sorted(group) for group in groups)
+
+
 def environment_reads(text):
     """Return the lines on which a Python text reaches for the environment of the process."""
     names = {"environ", "environb", "getenv", "getenvb", "putenv"}
@@ -109,7 +140,8 @@ def headers_of(path, seen):
     found = set()
     seen.add(path)
     for bracket, name in INCLUDE.findall(path.read_text(encoding="utf-8")):
-        ours = [at / name for at in (path.parent, ROOT / "csrc") if (at / name).is_file()]
+        roots = (path.parent, ROOT / "csrc", ROOT / "tests/native")
+        ours = [at / name for at in roots if (at / name).is_file()]
         if bracket == "<":
             found.add(name)
         elif ours and ours[0].resolve() not in seen:
@@ -120,6 +152,29 @@ def headers_of(path, seen):
 @pytest.mark.parametrize("path", FILES)
 def test_imports_go_one_way(path):
     assert forbidden_imports((ROOT / path).read_text(encoding="utf-8"), path) == []
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    """Imports for types only count: what two files need of each other lies below both."""
+    paths = {module_of(path): path for path in FILES}
+    graph = {
+        module: imported_files(
+            (ROOT / path).read_text(encoding="utf-8"),
+            module,
+            path.endswith("__init__.py"),
+            paths.keys(),
+        )
+        for module, path in paths.items()
+    }
+    assert circles(graph) == []
+    assert graph["pycoll.start"] & paths.keys()
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_can_be_walked(folder):
+    """A module is a Python file, or a C++ source with its header."""
+    modules = {path.stem for path in (ROOT / folder).iterdir() if path.suffix in SUFFIXES}
+    assert len(modules) <= MOST_MODULES
 
 
 @pytest.mark.parametrize("path", FILES)
@@ -150,6 +205,15 @@ def test_sized_integers_come_from_their_header(path):
     """Other standard headers bring them in some versions of a compiler only."""
     if SIZED.search((ROOT / path).read_text(encoding="utf-8")):
         assert headers_of(ROOT / path, set()) & WITH_SIZED
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}) == [
+        ["a", "b", "c"]
+    ]
+    text = "if TYPE_CHECKING:\n    from pycoll.comm import Communicator\nfrom . import other"
+    modules = {"pycoll.comm", "pycoll.x.other", "pycoll.x"}
+    assert imported_files(text, "pycoll.x.me", False, modules) == {"pycoll.comm", "pycoll.x.other"}
 
 
 def test_the_sources_are_found():
