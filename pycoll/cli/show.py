@@ -7,7 +7,15 @@ import contextlib
 from pathlib import Path
 
 from pycoll.algorithms import ALGORITHMS
-from pycoll.cli.common.arguments import ALGORITHM, check_drawing, is_own, lookup, put
+from pycoll.cli.common.arguments import (
+    ALGORITHM,
+    PIPELINE,
+    add_pipeline_sizes,
+    check_drawing,
+    is_own,
+    lookup,
+    put,
+)
 from pycoll.cli.explain import RULES_HEAD, rules_as_rows
 from pycoll.cli.run import MAX_RANKS
 from pycoll.errors import ArgumentError, ScheduleError
@@ -52,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "show", description="Draw the schedule of an algorithm; without -o, print its rounds."
     )
     add = parser.add_argument
-    add("algorithm", nargs="?", help=f"name, such as ring, {ALGORITHM}")
+    add("algorithm", nargs="?", help=f"name, such as ring, {ALGORITHM}, pipeline:NAME")
     add("--collective", choices=sorted(COLLECTIVES), default="all_reduce")
     add("-n", type=int, default=8, help="number of ranks (default 8)")
     add("-o", "--output", type=Path, help="file for a picture: .png, .svg, .pdf")
@@ -61,6 +69,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     add("--staged", action="store_true", help="with --plan: for arrays that peers cannot reach")
     param = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
     add("--param", **param, help="parameter of the algorithm, such as root=1 or k=8")
+    add_pipeline_sizes(parser, "4", "8")
     add("--table", action="store_true", help="print the table of all algorithms, as Markdown")
 
 
@@ -72,6 +81,10 @@ def main(args: argparse.Namespace) -> int:
     if args.algorithm is None:
         known = ", ".join(a.name for a in of_collective(args.collective))
         raise ArgumentError(f"which algorithm? For {args.collective} there are {known}")
+    if args.algorithm.startswith(PIPELINE):
+        from pycoll.cli.common import pipelines  # which needs the engine
+
+        return pipelines.show(args)
     schedule = _schedule(args)
     if args.plan is not None:
         if not 0 <= args.plan < args.n:

@@ -17,7 +17,16 @@ from functools import partial
 from typing import Any
 
 from pycoll.algorithms import ALGORITHMS, closest
-from pycoll.cli.common.arguments import ALGORITHM, at_least, check_writable, is_own, lookup, put
+from pycoll.cli.common.arguments import (
+    ALGORITHM,
+    PIPELINE,
+    add_pipeline_sizes,
+    at_least,
+    check_writable,
+    is_own,
+    lookup,
+    put,
+)
 from pycoll.cli.common.text import table
 from pycoll.cli.job.rank_main import die_with
 from pycoll.cli.run import MAX_RANKS
@@ -39,9 +48,12 @@ def add_parser(subparsers: Any) -> None:
         help="prove algorithms correct for given world sizes",
         description="Prove algorithms for given world sizes, or try the prover on mutants.",
     )
-    parser.add_argument("algorithm", nargs="?", help=f"name, collective/name, {ALGORITHM}")
+    parser.add_argument(
+        "algorithm", nargs="?", help=f"name, collective/name, {ALGORITHM}, pipeline:NAME"
+    )
     parser.add_argument("--all", action="store_true", help="every algorithm")
     parser.add_argument("-n", dest="worlds", help='world sizes, such as "8" or "1..64,96"')
+    add_pipeline_sizes(parser, "1..4,8", "1..16")
     parser.add_argument("--collective", choices=sorted(COLLECTIVES), help="only this collective")
     parser.add_argument("--mutate", action="store_true", help="count rejected mutants instead")
     parser.add_argument("--count", type=int, default=3, help="mutants per kind, schedule and mode")
@@ -55,6 +67,10 @@ def main(args: argparse.Namespace) -> int:
     at_least("--count", args.count, 1)
     if args.json:
         check_writable("--json", args.json)
+    if (args.algorithm or "").startswith(PIPELINE):
+        from pycoll.cli.common import pipelines  # which needs the engine
+
+        return pipelines.verify(args, parse_worlds)
     chosen = _choose(args)
     worlds = parse_worlds(args.worlds or (MUTANT_WORLDS if args.mutate else "1..64"))
     tasks = [(name, n) for n in reversed(worlds) for name in chosen if lookup(name).works_for(n)]

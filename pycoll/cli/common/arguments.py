@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 from pycoll.algorithms import closest, find
 from pycoll.config import parse_bytes
@@ -23,7 +24,9 @@ from pycoll.schedule.ir import Algorithm
 from pycoll.types import DType, Order, ReduceOp
 
 ALGORITHM = "or FILE.py:NAME for one of your own"
+PIPELINE = "pipeline:"  # how the name of a pipeline schedule begins
 DTYPES, OPS, ORDERS = ([m.name.lower() for m in kind] for kind in (DType, ReduceOp, Order))
+Kind = TypeVar("Kind")
 _ADDRESSES = 1 << 47  # bytes that a process can address
 
 
@@ -68,6 +71,14 @@ def check_reduction(collective: str, reduces: bool, dtype: str, op: str | None) 
         raise ArgumentError(f"--op {op} is for reductions; {collective} reduces nothing")
 
 
+def add_pipeline_sizes(parser: argparse.ArgumentParser, stages: str, micro_batches: str) -> None:
+    """Add the sizes of a pipeline, with defaults."""
+    names = {"-p": ("stages", stages), "-m": ("micro_batches", micro_batches)}
+    for option, (name, default) in names.items():
+        text = f"{name.replace('_', '-')} of pipeline:NAME (default {default})"
+        parser.add_argument(option, dest=name, default=default, metavar="N", help=text)
+
+
 # --- Algorithms -----------------------------------------------------------------------------------
 
 
@@ -79,18 +90,19 @@ def is_own(text: str) -> bool:
 def lookup(text: str, collective: str = "") -> Algorithm:
     """Return an algorithm by ``FILE.py:NAME``, ``collective/name``, or name in a collective."""
     if is_own(text):
-        return _of_file(*text.partition(":")[::2])
+        return of_file(*text.partition(":")[::2], Algorithm, "algorithm")
     return find(*([collective, text] if collective else text.split("/", 1)))
 
 
-def _of_file(path: str, name: str) -> Algorithm:
+def of_file(path: str, name: str, kind: type[Kind], what: str) -> Kind:
+    """Return what a Python file has under a name; without a name, its only one of a kind."""
     module = _loaded(path)
-    found = {key: value for key, value in vars(module).items() if isinstance(value, Algorithm)}
+    found = {key: value for key, value in vars(module).items() if isinstance(value, kind)}
     if name in found:
         return found[name]
     if not name and len(found) == 1:
         return next(iter(found.values()))
-    which = f"no algorithm {name!r}" if name or not found else "several algorithms"
+    which = f"no {what} {name!r}" if name or not found else f"several {what}s"
     raise ArgumentError(f"{path} has {which}; there are: {', '.join(found) or 'none'}")
 
 
