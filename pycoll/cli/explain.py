@@ -125,19 +125,19 @@ def explanation(choice: Choice, world: World | None = None) -> str:
 
     `world` is what was measured in the places of these ranks, if anything.
     """
-    wish = choice.request
-    direct = Kind[wish.collective.upper()] in DIRECT_KINDS
-    memory = "symmetric" if wish.direct else "private" if direct else "any"
-    arrays = "a symmetric input, private results" if wish.input_only else f"{memory} arrays"
+    request = choice.request
+    direct = Kind[request.collective.upper()] in DIRECT_KINDS
+    memory = "symmetric" if request.direct else "private" if direct else "any"
+    arrays = "a symmetric input, private results" if request.input_only else f"{memory} arrays"
     order = f", order {choice.order}" if choice.order else ""
-    dtype = f" of {wish.dtype.name.lower()}" if wish.dtype is not None else ""
-    matters = any(rule.crowded for rule in RULES if rule.collective == wish.collective)
-    crowd = ", more ranks than cores" if wish.crowded and matters else ""
+    dtype = f" of {request.dtype.name.lower()}" if request.dtype is not None else ""
+    matters = any(rule.crowded for rule in RULES if rule.collective == request.collective)
+    crowd = ", more ranks than cores" if request.crowded and matters else ""
     params = "".join(f", {k} = {v}" for k, v in choice.params.items())
     head = ("", "algorithm", "rounds", "per rank", "order", "memory", "predicted", "measured", "")
     return "\n".join(
         (
-            f"{wish.collective}, {show_size(wish.nbytes)}{dtype} on {wish.n} ranks, "
+            f"{request.collective}, {show_size(request.nbytes)}{dtype} on {request.n} ranks, "
             f"{arrays}{order}{crowd}",
             "",
             f"  {choice.name}, {_WAYS[choice.direct]}{params}: "
@@ -155,23 +155,23 @@ def explanation(choice: Choice, world: World | None = None) -> str:
 
 def _two_levels(choice: Choice, world: World | None) -> tuple[str, ...]:
     """Say where a call goes through hosts first, which is nobody's algorithm by name."""
-    wish, machine = choice.request, choice.machine
+    request, machine = choice.request, choice.machine
     if choice.measured or not isinstance(machine, Network):
         return ()
     if world is not None and not world.transport.startswith("two levels"):
         return ()
     but = "  but unless it is named the call goes"
-    found = world and world.by_itself(wish.collective, wish.nbytes, wish.order)
+    found = world and world.by_itself(request.collective, request.nbytes, request.order)
     if found:
         return (f"{but} in two levels: {show_time(found.seconds)}",)
-    if not Topology(tuple(machine.hosts(wish.n).tolist()), 0).takes(choice):
+    if not Topology(tuple(machine.hosts(request.n).tolist()), 0).takes(choice):
         return ()
     return (f"{but} through hosts first; what that takes was not measured",)
 
 
 def _basis(choice: Choice, world: World | None) -> tuple[str, ...]:
     """Say what the numbers are worth."""
-    wish, machine = choice.request, choice.machine
+    request, machine = choice.request, choice.machine
     if isinstance(machine, Network):
         basis = (
             f"hosts with {show_time(machine.far_alpha)} per message between them and links of "
@@ -184,7 +184,11 @@ def _basis(choice: Choice, world: World | None) -> tuple[str, ...]:
         )
     if world is None:
         return (f"predicted for {basis}; nothing was measured here: see `pycoll tune`",)
-    times = {} if wish.input_only else world.measured(wish.collective, wish.nbytes, wish.direct)
+    times = (
+        {}
+        if request.input_only
+        else world.measured(request.collective, request.nbytes, request.direct)
+    )
     sizes = {show_size(time.nbytes) for time in times.values()}
     measured = f"measured at {sizes.pop()}" if sizes else "not measured near this size"
     return f"predicted for {basis}, as measured here", f"{measured}: {world.taken}"

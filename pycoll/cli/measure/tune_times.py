@@ -119,15 +119,15 @@ class Bench:
         named = self._select(problem, usual.request.direct, algorithm=usual.algorithm)
         return usual.name if named.direct == usual.direct else f"{usual.name}, staged"
 
-    def _worth(self, wish: SelectionRequest, able: set[str]) -> list[str]:
+    def _worth(self, request: SelectionRequest, able: set[str]) -> list[str]:
         """Leave out what is predicted to be hopeless beside the best."""
-        wish = replace(wish, order="any" if wish.order else "")
+        request = replace(request, order="any" if request.order else "")
         predicted = {}
-        for algorithm in of_collective(wish.collective):
+        for algorithm in of_collective(request.collective):
             if algorithm.name in able:
-                schedule = algorithm.schedule(wish.n, **parameters(algorithm, wish))
-                direct = wish.may_be_direct(algorithm)
-                predicted[algorithm.name] = self.machine.predict(schedule, wish.nbytes, direct)
+                schedule = algorithm.schedule(request.n, **parameters(algorithm, request))
+                direct = request.may_be_direct(algorithm)
+                predicted[algorithm.name] = self.machine.predict(schedule, request.nbytes, direct)
         best = min(predicted.values())
         return [name for name, seconds in predicted.items() if seconds <= _HOPELESS * best]
 

@@ -140,39 +140,39 @@ class DeviceCaller(Caller):
         promise, nbytes = COLLECTIVES[request.collective], count * typed.array.itemsize
         dtype = typed.dtype if promise.reduces else None
         what = request.collective, nbytes, self.plans.world_size, request.order or "", dtype, op
-        wish = SelectionRequest(
+        wanted = SelectionRequest(
             *what, **reach, in_place=self.in_place, messages=self.plans.messages
         )
-        choice = choose(wish, request.algorithm)
+        choice = choose(wanted, request.algorithm)
         # Some rank may work in place, unknown to the others; `_untangle` copies what transposes.
-        wish = replace(wish, in_place=not promise.transposes)
-        reached = self.always_direct or wish.may_be_direct(choice.algorithm)
+        wanted = replace(wanted, in_place=not promise.transposes)
+        reached = self.always_direct or wanted.may_be_direct(choice.algorithm)
         direct = reached and not self.plans.messages
         return replace(choice, direct=direct)
 
 
-def choose(wish: SelectionRequest, algorithm: str | Algorithm | None) -> Choice:
+def choose(request: SelectionRequest, algorithm: str | Algorithm | None) -> Choice:
     """Choose the algorithm of a call on device arrays; see `pycoll.runtime.selection.select`.
 
     Args:
-        wish: What is wanted; an empty order stands for the default.
+        request: What is wanted; an empty order stands for the default.
         algorithm: What the caller has named, or None. ``"native"`` is NCCL's own collective.
 
     Raises:
         ArgumentError: If nothing serves, or what was named does not.
     """
     if algorithm == NATIVE:
-        return _native(wish)
+        return _native(request)
     names = ("dtype", "op", "direct", "messages")
-    options = {"order": wish.order or None, **{name: getattr(wish, name) for name in names}}
-    known = wish.collective, wish.nbytes, wish.n
-    if algorithm is not None or wish.messages:
+    options = {"order": request.order or None, **{name: getattr(request, name) for name in names}}
+    known = request.collective, request.nbytes, request.n
+    if algorithm is not None or request.messages:
         return select(*known, algorithm=algorithm, **options)
-    if COLLECTIVES[wish.collective].reduces:
-        options["order"] = wish.order or "tree"
-    small = wish.nbytes <= _SMALL_BYTES and not wish.in_place
-    names = _ALGORITHMS.get(wish.collective, ("direct",))
-    names = _SMALL_ALL_REDUCE if small and wish.collective == "all_reduce" else names
+    if COLLECTIVES[request.collective].reduces:
+        options["order"] = request.order or "tree"
+    small = request.nbytes <= _SMALL_BYTES and not request.in_place
+    names = _ALGORITHMS.get(request.collective, ("direct",))
+    names = _SMALL_ALL_REDUCE if small and request.collective == "all_reduce" else names
     for name in names[:-1]:
         try:
             return select(*known, algorithm=name, **options)
@@ -181,16 +181,16 @@ def choose(wish: SelectionRequest, algorithm: str | Algorithm | None) -> Choice:
     return select(*known, algorithm=names[-1], **options)
 
 
-def _native(wish: SelectionRequest) -> Choice:
-    if not wish.messages:
+def _native(request: SelectionRequest) -> Choice:
+    if not request.messages:
         raise ArgumentError(
             "algorithm='native' stands for NCCL's own collectives; make the communicator with "
             "device_transport='nccl'"
         )
-    if wish.order not in ("", "any"):
-        raise ArgumentError(f"order={wish.order!r}: NCCL's own collectives promise no order")
-    algorithm = _native_algorithm(wish.collective)
-    return Choice(algorithm, {}, False, "any", "asked for by name", wish, Machine())
+    if request.order not in ("", "any"):
+        raise ArgumentError(f"order={request.order!r}: NCCL's own collectives promise no order")
+    algorithm = _native_algorithm(request.collective)
+    return Choice(algorithm, {}, False, "any", "asked for by name", request, Machine())
 
 
 @functools.cache
