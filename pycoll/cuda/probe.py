@@ -6,8 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pycoll.cuda.device.arrays import cupy
-from pycoll.cuda.device.library import INSTALL, library, unavailable
+from pycoll.cuda.device.library import INSTALL, cupy, library, unavailable
 from pycoll.cuda.transports.nccl_bindings import find_binding
 from pycoll.errors import CudaUnavailable
 

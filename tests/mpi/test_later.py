@@ -86,7 +86,7 @@ def test_a_communicator_that_outlives_mpi(mpi, tmp_path, level):
 
 
 @pytest.mark.parametrize("hosts", ["shared", "[0, 1, 2]", "[0, 0, 1]"])
-def test_exit_handlers_and_finalizers_communicate(tmp_path, hosts):
+def test_exit_handlers_and_finalizers_communicate(mpi, tmp_path, hosts):
     program = mpirun.PROGRAMS.with_name("at_exit.py")
     process = mpirun.launch(3, program, [str(tmp_path), hosts])
     output = mpirun.finish(process, 60)

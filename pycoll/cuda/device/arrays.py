@@ -6,14 +6,13 @@ of the device memory, and is never read or written. CuPy is imported when the fi
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from pycoll import _C
-from pycoll.cuda.device.library import library, unavailable
+from pycoll.cuda.device.library import cupy, library
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView, dlpack_view, dtype_of, on_device
 
@@ -21,25 +20,6 @@ _MIXED = (
     "lies in host memory, but other arrays of this call on a CUDA device; a call takes arrays of "
     "one kind"
 )
-
-
-def cupy() -> Any:
-    """Import CuPy.
-
-    Raises:
-        CudaUnavailable: If it is not installed, or finds no device.
-    """
-    try:
-        module = importlib.import_module("cupy")
-    except ImportError as error:
-        raise unavailable(
-            f"CuPy cannot be imported ({error})", "pip install cupy-cuda13x"
-        ) from error
-    if not module.cuda.is_available():
-        raise unavailable(
-            "CuPy finds no CUDA device", "see that `nvidia-smi` lists one, and install its driver"
-        )
-    return module
 
 
 def is_cupy(x: Any) -> bool:

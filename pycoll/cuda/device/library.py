@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 from collections.abc import Sequence
 from ctypes import (
     POINTER,
@@ -42,6 +43,25 @@ def unavailable(missing: str, fix: str) -> CudaUnavailable:
         f"{missing}.\nTo use arrays on a CUDA device: {fix}.\n`pycoll doctor` "
         "lists everything that is needed."
     )
+
+
+def cupy() -> Any:
+    """Import CuPy.
+
+    Raises:
+        CudaUnavailable: If it is not installed, or finds no device.
+    """
+    try:
+        module = importlib.import_module("cupy")
+    except ImportError as error:
+        raise unavailable(
+            f"CuPy cannot be imported ({error})", "pip install cupy-cuda13x"
+        ) from error
+    if not module.cuda.is_available():
+        raise unavailable(
+            "CuPy finds no CUDA device", "see that `nvidia-smi` lists one, and install its driver"
+        )
+    return module
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:

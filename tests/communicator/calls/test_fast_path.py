@@ -18,11 +18,11 @@ def without_python(comm):
         raise AssertionError("this call was prepared by Python code")
 
     session = comm._session
-    session._prepare = refuse
+    session.prepare = refuse
     try:
         yield
     finally:
-        del session._prepare
+        del session.prepare
 
 
 def twice(comm, call):

@@ -150,8 +150,8 @@ def test_equal_calls_are_prepared_once(run, call, symmetric):
         session, n = comm._session, comm.world_size
         full = make(comm, symmetric, 64)
         mine = full[comm.rank * (64 // n) : (comm.rank + 1) * (64 // n)]
-        prepare, prepared = session._prepare, []
-        session._prepare = lambda *args: prepared.append(args) or prepare(*args)
+        prepare, prepared = session.prepare, []
+        session.prepare = lambda *args: prepared.append(args) or prepare(*args)
         for _ in range(5):
             IN_PLACE[call](comm, full, mine)
         return len(prepared)

@@ -33,6 +33,6 @@ def test_types_that_differ(run, kind):
         return str(caught.value), float(comm.all_reduce(np.ones(1))[0])
 
     for text, total in run(3, rank):
-        assert re.search(rf"rank 0: {kind}\(float64\) at test_variant_types", text)
-        assert re.search(rf"rank 2: {kind}\(complex128\) at test_variant_types", text)
+        assert re.search(rf"rank 0: {kind}\(float64\) at test_v_variant_types", text)
+        assert re.search(rf"rank 2: {kind}\(complex128\) at test_v_variant_types", text)
         assert total == 3.0

@@ -187,7 +187,7 @@ def test_rows_of_different_sizes(run):
     for text, total in run(3, rank):
         assert "rank 1 differs from the others" in text
         for r, width in enumerate([3, 2, 3]):
-            where = r"at test_variants.py:\d+ rank\(\)"
+            where = r"at test_v_variants.py:\d+ rank\(\)"
             assert re.search(rf"rank {r}: all_gather_v\(rows of {width} elements\) {where}", text)
         assert total == 3.0
 
@@ -200,8 +200,8 @@ def test_counts_that_differ(run):
         return str(caught.value), float(comm.all_reduce(np.ones(1))[0])
 
     for text, total in run(3, rank):
-        assert re.search(r"rank 0: reduce_scatter_v\(counts=\[1, 2, 3\]\) at test_variants", text)
-        assert re.search(r"rank 2: reduce_scatter_v\(counts=\[3, 2, 1\]\) at test_variants", text)
+        assert re.search(r"rank 0: reduce_scatter_v\(counts=\[1, 2, 3\]\) at test_v_variants", text)
+        assert re.search(r"rank 2: reduce_scatter_v\(counts=\[3, 2, 1\]\) at test_v_variants", text)
         assert total == 3.0
 
 

@@ -131,7 +131,7 @@ def test_an_array_that_another_thread_unregisters_as_a_call_begins(async_op):
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize("method", [(Caller, "_bound"), (Session, "_prepare")])
+@pytest.mark.parametrize("method", [(Caller, "_bound"), (Session, "prepare")])
 def test_an_array_that_another_thread_unregisters_before_a_call_begins(method, async_op):
     """Peers hear of it, as of any argument that cannot be used."""
 

@@ -184,7 +184,7 @@ def test_the_ledger_counts_rounds_up():
 def test_the_page_tells_the_bytes_of_the_agreement():
     page = (Path(__file__).resolve().parents[3] / "docs" / "parallel.md").read_text("utf-8")
     norm = estimate(10, "fp32", {"dp": 2}, zero=0).wire["norm"]
-    assert f"2 (W - 1) / W x {norm} for the norm" in page
+    assert f"| 2 (W - 1) / W x {norm} |" in page
 
 
 def test_an_array_that_a_layer_gives_again_and_again_counts_once():

@@ -16,8 +16,8 @@ def made_in(module):
 
 
 def test_modules_of_pycoll_are_left_out():
-    assert made_in("pycoll").startswith("test_sites.py:")
-    assert made_in("pycoll.parallel.nn").startswith("test_sites.py:")
+    assert made_in("pycoll").startswith("test_call_sites.py:")
+    assert made_in("pycoll.parallel.nn").startswith("test_call_sites.py:")
 
 
 def test_modules_with_names_like_pycolls_are_not():

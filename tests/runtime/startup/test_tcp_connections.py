@@ -79,7 +79,7 @@ def test_a_rank_that_cannot_be_reached(monkeypatch):
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]  # where nobody listens afterwards
-    nobody = tcp_connections.Place(port, ["127.0.0.1"], "00" * 16)
+    nobody = tcp_connections.Endpoint(port, ["127.0.0.1"], "00" * 16)
     with pytest.raises(TransportError, match=r"cannot reach rank 0 on port .*refused"):
         tcp_connections.connect(lambda topic, own: [nobody, own], 1, names(2), "", 0.2)
     with pytest.raises(TransportError, match="no connection from rank 1"):
