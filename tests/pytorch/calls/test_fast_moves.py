@@ -199,4 +199,4 @@ def test_ranks_that_differ():
     for text in run_group(2, body):
         assert "all_gather" in text
         assert "all_to_all" in text
-        assert "test_hot_moves.py" in text
+        assert "test_fast_moves.py" in text
