@@ -92,6 +92,10 @@ class Pipeline(DataParallel):
             raise ArgumentError(
                 f"schedule={chosen.name!r} has no flush; `Pipeline` runs schedules that have one"
             )
+        if changes.get("device", options.device if options else "cpu") != "cpu":
+            raise ArgumentError(
+                "device='cuda': activations go from stage to stage on CPUs only yet"
+            )
         self.program: Program = prove(chosen.program(mesh.size("pp"), micro_batches)).program
         self.stage = mesh.coordinate("pp")
         self._cut = cut

@@ -118,6 +118,9 @@ class Schedule:
         Raises:
             ScheduleError: If it yields what is no operation, or an order that no stage can follow.
         """
+        for what, number in (("stages", p), ("micro-batches", m)):
+            if not isinstance(number, int):
+                raise ScheduleError(f"{self.name}: {number!r} {what}; expected a whole number")
         least = self.least(p) if p > 0 else 1
         if p < 1 or m < least:
             raise ScheduleError(
