@@ -75,7 +75,7 @@ extern "C" void staged_move(Pair pair, char* own_to, const char* own_from, const
 // The same, but the kernel copies once, out of the peer's array (`there`, in process `pid`).
 // Returns false if it must not.
 extern "C" int read_move(Pair pair, char* own_to, const char* own_from, char* receive,
-                          size_t nbytes, size_t pid, char* there) {
+                         size_t nbytes, size_t pid, char* there) {
   pair.meet();
   bool done = true;
   if (receive != nullptr) {

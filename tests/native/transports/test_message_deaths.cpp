@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "given_up.h"
-#include "transports/messages/message_postbox.h"
 #include "relay.h"
+#include "transports/messages/message_postbox.h"
 
 namespace {
 

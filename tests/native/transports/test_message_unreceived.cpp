@@ -1,7 +1,7 @@
 // What has been sent and waits for its receiver delays nobody's calls.
 #include "given_up.h"
-#include "transports/messages/message_postbox.h"
 #include "rendezvous.h"
+#include "transports/messages/message_postbox.h"
 
 namespace {
 
