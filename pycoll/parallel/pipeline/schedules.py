@@ -43,8 +43,7 @@ def one_f_one_b(stage: int, p: int, m: int) -> Iterator[Op]:
     """A backward pass after each forward pass, as soon as there is one.
 
     Cost: bubble 2 (p - 1); p - stage live activations.
-    Source: Narayanan et al., "Efficient large-scale language model training", SC 2021,
-    section 2.2.1.
+    Source: Narayanan et al., "... on GPU clusters using Megatron-LM", SC 2021, section 2.2.1.
     """
     ahead = min(p - stage - 1, m)
     yield from map(F, range(ahead))
