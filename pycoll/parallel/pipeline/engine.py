@@ -92,6 +92,10 @@ class Pipeline(DataParallel):
             raise ArgumentError(
                 f"schedule={chosen.name!r} has no flush; `Pipeline` runs schedules that have one"
             )
+        if changes.get("unused", options.unused if options else "zero") != "zero":
+            raise ArgumentError(
+                "unused='error': a pipeline does not compare graphs yet; use 'zero'"
+            )
         if changes.get("device", options.device if options else "cpu") != "cpu":
             raise ArgumentError(
                 "device='cuda': activations go from stage to stage on CPUs only yet"
@@ -157,7 +161,7 @@ class Pipeline(DataParallel):
         run = _Step(self, micro_batches)
         for op in self.program.stages[self.stage]:
             run.do(op)
-        return *self._share_loss(run.losses), run.problems
+        return *self._share_loss(run.losses), []
 
     def _check_count(self, micro_batches: Sequence[Sample], refused: str) -> None:
         m = self.program.m
@@ -234,7 +238,6 @@ class _Step:
 
     Attributes:
         losses: Loss and number of samples of each micro-batch, if this stage has the last chunk.
-        problems: What is wrong with this rank's gradients.
     """
 
     def __init__(self, engine: Pipeline, micro_batches: Sequence[Sample]) -> None:
@@ -244,7 +247,6 @@ class _Step:
         self._saved: dict[tuple[int, int], Any] = {}
         self._gradients: dict[tuple[int, int], Any] = {}
         self.losses: list[tuple[float, int]] = []
-        self.problems: list[str] = []
         self._do: dict[str, Callable[[Op], None]] = {
             "F": self._forward,
             "B": self._backward,

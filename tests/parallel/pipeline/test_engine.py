@@ -197,6 +197,7 @@ def make(comm, network=None, loss=None, **settings):
     [
         ({"schedule": "1f1"}, ScheduleError, "no pipeline schedule '1f1'; did you mean 1f1b"),
         ({"schedule": "2bw", "micro_batches": 4}, ArgumentError, "has no flush"),
+        ({"unused": "error"}, ArgumentError, "does not compare graphs"),
         ({"device": "cuda"}, ArgumentError, "on CPUs only"),
         ({"micro_batches": "4"}, ScheduleError, "'4' micro-batches; expected a whole number"),
         ({"micro_batches": 0}, ScheduleError, "2 stages and 0 micro-batches"),
