@@ -12,6 +12,7 @@ from pycoll.parallel.nn.layer import Layer, Loss, Model, ParameterSpec, Sequenti
 from pycoll.parallel.optim import SGD, AdamW, WarmupCosine, WarmupLinear, linear_scale
 from pycoll.parallel.pipeline import Pipeline
 from pycoll.parallel.precision import RECIPES, LossScale, Precision
+from pycoll.parallel.sampler import Sampler
 from pycoll.parallel.state.hook import Hook
 from pycoll.parallel.state.placement import PRESETS, Placed, Placement, Preset
 
@@ -38,6 +39,7 @@ __all__ = [
     "PowerSGD",
     "Precision",
     "Preset",
+    "Sampler",
     "Sequential",
     "StepReport",
     "TopK",
