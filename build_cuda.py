@@ -1,7 +1,8 @@
 """Build of the device library ``libpycoll_cuda.so`` by nvcc; `setup.py` calls it.
 
-PYCOLL_CUDA=0 leaves it out, PYCOLL_CUDA=1 fails where it cannot be made; otherwise that is said and
-the rest is built. NVCC names the compiler, PYCOLL_BUILD_JOBS says how many run at once.
+It takes longer than all the rest, so it is built only where an NVIDIA device is, or where PYCOLL_CUDA=1
+asks for it, which fails where it cannot be made; PYCOLL_CUDA=0 always leaves it out. NVCC names the
+compiler, PYCOLL_BUILD_JOBS says how many run at once.
 """
 
 import os
@@ -40,6 +41,11 @@ def find_nvcc():
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     candidates = [os.environ.get("NVCC"), "nvcc", os.path.join(home, "bin", "nvcc")]
     return next((path for path in map(shutil.which, filter(None, candidates)) if path), None)
+
+
+def has_device():
+    """Return whether this machine has an NVIDIA device, natively or under WSL."""
+    return any(map(os.path.exists, ["/dev/nvidiactl", "/dev/dxg"]))
 
 
 def release(nvcc):
@@ -100,7 +106,7 @@ def run(command):
 def build(folder):
     """Compile what has changed and link the library into a folder, or say why there is none."""
     wanted = os.environ.get("PYCOLL_CUDA", "")
-    if wanted == "0":
+    if wanted == "0" or (wanted != "1" and not has_device()):
         return
     nvcc = find_nvcc()
     try:

@@ -55,6 +55,10 @@ def test_without_a_compiler_the_rest_is_built(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.delenv("NVCC", raising=False)
     monkeypatch.delenv("PYCOLL_CUDA", raising=False)
+    monkeypatch.setattr(build_cuda, "has_device", lambda: False)
+    build_cuda.build(str(tmp_path))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(build_cuda, "has_device", lambda: True)
     build_cuda.build(str(tmp_path))
     assert "without its device library: there is no nvcc" in capsys.readouterr().err
     monkeypatch.setenv("PYCOLL_CUDA", "0")
