@@ -22,6 +22,7 @@ FOREVER_S = (
 )
 _ADDRESSES = 1 << 47  # bytes that a process can address
 _MOST_CELL = 1 << 30  # as in csrc/memory/control.cpp
+_SHORTEST_SECRET = 16
 _SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -158,6 +159,7 @@ class Launch:
         return dict(zip(LAUNCH_VARIABLES, map(str, values), strict=True))
 
 
+SECRET_VARIABLE = "PYCOLL_SECRET"
 LAUNCH_VARIABLES = ("PYCOLL_RANK", "PYCOLL_WORLD_SIZE", "PYCOLL_CONTROL_FD", "PYCOLL_HEAP_FD")
 
 
@@ -184,6 +186,23 @@ def check_timeout(timeout: Any, *, zero: bool = False) -> float:
 def environment() -> MutableMapping[str, str]:
     """Return the environment of this process; no other module reads it by itself."""
     return os.environ
+
+
+def job_secret(environ: Mapping[str, str] | None = None) -> str:
+    """Return what only the ranks of this job know (``PYCOLL_SECRET``); "" if there is nothing.
+
+    It is no field of `Config`, which programs may print.
+
+    Raises:
+        ArgumentError: It is so short that it could be guessed.
+    """
+    secret = (environment() if environ is None else environ).get(SECRET_VARIABLE, "")
+    if 0 < len(secret) < _SHORTEST_SECRET:
+        raise ArgumentError(
+            f"{SECRET_VARIABLE} in the environment has {len(secret)} characters, expected at least "
+            f"{_SHORTEST_SECRET}, drawn at random: openssl rand -hex 32"
+        )
+    return secret
 
 
 def tuning_path(environ: Mapping[str, str] | None = None) -> Path:
@@ -222,7 +241,7 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 
 def _check_names(environ: Mapping[str, str]) -> None:
     """Refuse names that are nearly those of settings; others may be somebody else's."""
-    settings = [variable for _, variable, _ in _VARIABLES]
+    settings = [*(variable for _, variable, _ in _VARIABLES), SECRET_VARIABLE]
     for name in environ:
         if name.startswith("PYCOLL_") and name not in (*settings, *LAUNCH_VARIABLES):
             import difflib  # takes long, and seldom is a name unknown

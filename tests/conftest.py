@@ -16,6 +16,7 @@ FAILED = pytest.StashKey[bool]()
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes many seconds or much memory")
     os.environ["PYCOLL_TUNING"] = "off"  # what was measured on this machine decides nothing here
+    os.environ["PYCOLL_SECRET"] = "what only the tests know"  # groups over TCP warn without one
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may start jobs without it
 
 

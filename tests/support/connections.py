@@ -3,6 +3,7 @@
 import threading
 
 from pycoll.runtime.startup import tcp_connections
+from pycoll.runtime.startup.tcp_proofs import Endpoint, Proofs, new_word
 
 
 def meet(n, fn):
@@ -42,3 +43,13 @@ def connect(exchange, rank, n):
     return tcp_connections.open_api(
         tcp_connections.connect(exchange, rank, names(n), "", 10), names(n)
     )
+
+
+def signed(place, rank, secret=""):
+    """Return what a rank says of how it can be reached, after it has been changed."""
+    return Proofs(secret, rank, names(rank + 1)).sign(place)
+
+
+def somewhere(port, rank):
+    """Return a place of a rank on this host."""
+    return signed(Endpoint(port, ["127.0.0.1"], new_word()), rank)

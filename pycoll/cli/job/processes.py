@@ -7,6 +7,7 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 
 from pycoll.cli.job.tagging import TaggedStream
-from pycoll.config import Launch, environment
+from pycoll.config import SECRET_VARIABLE, Launch, environment, job_secret
 from pycoll.errors import ArgumentError
 from pycoll.runtime.startup.bootstrap import make_memfd
 
@@ -66,6 +67,8 @@ class Job:
         self._selector.register(wakeup, selectors.EVENT_READ)
         self._control = make_memfd("control")
         self._unreported: list[int] = []  # ranks that have ended, maybe before they joined
+        # Of groups that the ranks connect over TCP.
+        self._secret = job_secret() or secrets.token_hex(32)
         self._report = make_memfd("report")  # lines of JSON, see rank_main.first_cause
         fcntl.fcntl(self._report, fcntl.F_SETFL, os.O_APPEND)
 
@@ -101,7 +104,9 @@ class Job:
     def _spawn(self, launch: Launch, command: list[str], tagged: bool) -> None:
         modes = int(self._keep_going), int(not tagged)
         numbers = (launch.rank, os.getpid(), self._report, *modes)
-        variables = launch.to_env() | ({"PYTHONUNBUFFERED": "1"} if tagged else {})
+        variables = {**launch.to_env(), SECRET_VARIABLE: self._secret}
+        if tagged:
+            variables["PYTHONUNBUFFERED"] = "1"
         stream = subprocess.PIPE if tagged else None
         process = subprocess.Popen(
             [sys.executable, _RANK_MAIN, *map(str, numbers), *command],

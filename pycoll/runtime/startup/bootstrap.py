@@ -71,8 +71,8 @@ def adopt(pid: int, fd: int) -> int:
     """Open memory made by a peer and return a descriptor of it in this process.
 
     Raises:
-        TransportError: The process or its descriptor is gone, may not be opened, or is not
-            memory of pycoll.
+        TransportError: The process or its descriptor is gone, may not be opened, is not memory of
+            pycoll, or is that of another user.
     """
     path = f"/proc/{pid}/fd/{fd}"
     try:
@@ -84,6 +84,7 @@ def adopt(pid: int, fd: int) -> int:
         ) from error
     try:
         _check_memfd(path, own)
+        _check_owner(path, own)
     except TransportError:
         os.close(own)
         raise
@@ -110,6 +111,15 @@ def _check_memfd(origin: str, fd: int) -> None:
         raise TransportError(f"{origin} cannot be looked at; /proc is needed: {error}") from error
     if not target.startswith("/memfd:pycoll-"):
         raise TransportError(f"{origin} is {target!r}, expected memory made by pycoll")
+
+
+def _check_owner(origin: str, fd: int) -> None:
+    owner, user = os.fstat(fd).st_uid, os.geteuid()
+    if owner != user:  # root may open everybody's
+        raise TransportError(
+            f"{origin} belongs to user {owner}, and this process runs as user {user}: ranks that "
+            "share memory must be of the same user"
+        )
 
 
 def _can_be_sealed(fd: int) -> bool:

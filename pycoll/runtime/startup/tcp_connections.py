@@ -1,8 +1,8 @@
 """Connections between all ranks of several hosts: one TCP connection for each pair.
 
 Every rank listens on a port and tells the others through a store which addresses it has. It dials
-the ranks before it and is dialled by those after it. The dialling rank shows a random secret, so
-that strangers, and wrong hosts with the same private address, are turned away.
+the ranks before it and is dialled by those after it. Both ends prove that they know the secret of
+the job, so that strangers, and wrong hosts with the same private address, are turned away.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import socket
 import struct
 import weakref
@@ -23,12 +22,8 @@ from pycoll import _C
 from pycoll.config import environment
 from pycoll.errors import TransportError, in_words
 from pycoll.runtime.sessions.reports import raising
-from pycoll.runtime.startup.tcp_handshake import (
-    Endpoint,
-    Handshakes,
-    SpareDescriptors,
-    too_few_files,
-)
+from pycoll.runtime.startup.tcp_handshake import Handshakes, SpareDescriptors, too_few_files
+from pycoll.runtime.startup.tcp_proofs import Endpoint, Proofs, new_word
 
 Exchange = Callable[[str, Any], list[Any]]  # gives every rank what all ranks say on a topic
 Sockets = list[socket.socket | None]  # by rank; None for this one
@@ -58,6 +53,9 @@ def connect(
     towards: str,
     timeout_s: float,
     board: Board | None = None,
+    *,
+    secret: str = "",
+    one_host: bool = False,
 ) -> Sockets:
     """Connect all ranks with each other, or none; a collective.
 
@@ -68,19 +66,26 @@ def connect(
         towards: Host of the store: the way there is likely the way to the others. Or "".
         timeout_s: Longest time to wait for the others.
         board: Without it, others may notice a rank that fails only when their time is over.
+        secret: What all ranks know and nobody else, or "": then whoever can read the store can pose
+            as a rank.
+        one_host: Whether all ranks share the network of one host; nobody else can call them then.
 
     Returns:
         Connected sockets, for `open_api`.
 
     Raises:
-        TransportError: If a rank cannot be reached, or may not open a file for each other rank.
+        TransportError: If a rank cannot be reached, may not open a file for each other rank, or has
+            another secret.
     """
+    proofs = Proofs(secret, rank, names)
     with contextlib.ExitStack() as held:
-        own, server, spare = _prepare(len(names), towards, held)
-        places = [Endpoint(*entry) for entry in exchange("sockets", own)]
+        own, server, spare = _prepare(len(names), towards, one_host, held)
+        own = proofs.sign(own)
+        places = [Endpoint.read(entry) for entry in exchange("sockets", own)]
+        proofs.check(places)
         _stop_if_troubled(own, places)
-        key = f"pycoll-sockets-{places[0].secret}"  # of this try
-        calls = Handshakes(server, places, rank, names)
+        key = f"pycoll-sockets-{places[0].word}"  # of this try
+        calls = Handshakes(server, places, rank, names, proofs)
         held.callback(calls.close)
 
         def given_up() -> str:
@@ -109,7 +114,7 @@ def _stop_if_troubled(own: Endpoint, places: list[Endpoint]) -> None:
 
 
 def _prepare(
-    n: int, towards: str, held: contextlib.ExitStack
+    n: int, towards: str, one_host: bool, held: contextlib.ExitStack
 ) -> tuple[Endpoint, socket.socket | None, SpareDescriptors]:
     """Listen, and keep descriptors for n - 1 connections; what fails is for the others to hear."""
     spare = SpareDescriptors()
@@ -117,15 +122,15 @@ def _prepare(
     try:
         spare.fill(n + _OWN_FILES)
         spare.give()  # for one after the other
-        where = addresses(towards)
-        server = held.enter_context(_listen(n))
+        where = addresses(towards, one_host)
+        server = held.enter_context(_listen(n, where))
     except TransportError as error:
         return Endpoint(0, [], "", str(error)), None, spare
     except OSError as error:
         few = error.errno in (errno.EMFILE, errno.ENFILE)
         text = too_few_files(error) if few else f"cannot listen: {error}"
         return Endpoint(0, [], "", text), None, spare
-    return Endpoint(server.getsockname()[1], where, secrets.token_hex(16)), server, spare
+    return Endpoint(server.getsockname()[1], where, new_word()), server, spare
 
 
 def open_api(sockets: Sockets, names: Sequence[str]) -> _C.SocketApi:
@@ -146,8 +151,8 @@ def open_api(sockets: Sockets, names: Sequence[str]) -> _C.SocketApi:
     return api
 
 
-def addresses(towards: str = "") -> list[str]:
-    """Return the addresses of this host that others may use, the likeliest first.
+def addresses(towards: str = "", one_host: bool = False) -> list[str]:
+    """Return the addresses of this host that the others may use, the likeliest first.
 
     Raises:
         TransportError: If the interface that the environment names has none.
@@ -158,6 +163,8 @@ def addresses(towards: str = "") -> list[str]:
             if not found:
                 raise TransportError(f"{variable}={wanted}: that interface has no address")
             return found
+    if one_host:
+        return ["127.0.0.1"]
     found = [_way_to(towards)] if towards else []
     for _, name in socket.if_nameindex():
         found += _of_interface(name)
@@ -188,7 +195,11 @@ def _of_interface(name: str) -> list[str]:
     return found
 
 
-def _listen(backlog: int) -> socket.socket:
+def _listen(backlog: int, where: list[str]) -> socket.socket:
+    """Listen where the others will call: at one address, or at several, which are all there are."""
+    if len(where) == 1:
+        family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+        return socket.create_server((where[0], 0), family=family, backlog=backlog)
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # IPv6 is compiled in, but switched off
             return socket.create_server(

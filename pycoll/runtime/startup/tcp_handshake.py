@@ -1,10 +1,11 @@
 """The TCP handshake: ranks dial each other, all at once, until every pair is connected.
 
-The dialling rank sends the secret of the rank that it dials, and its own number; the other answers
-with a welcome; the dialling rank then confirms that it keeps this connection, for it may have tried
-several addresses. A rank that has all its connections says so on each, and goes on when all others
-have said so. So what keeps one rank from being connected is an error on all of them, and callers
-that do not know the secret cost no time.
+The dialling rank sends the word of the rank that it dials, its own number and a challenge; the
+other answers that, with a challenge of its own. By its answer the dialling rank then confirms that
+it keeps this connection, for it may have tried several addresses. A rank that has all its
+connections says so on each, and goes on when all others have said so. So what keeps one rank from
+being connected is an error on all of them, and callers that do not know the word, or not the secret
+behind the answers (`tcp_proofs.py`), cost no time.
 """
 
 from __future__ import annotations
@@ -19,27 +20,26 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
 
 from pycoll.errors import TransportError
+from pycoll.runtime.startup.tcp_proofs import (
+    CHALLENGE_BYTES,
+    PROOF_BYTES,
+    Endpoint,
+    Proofs,
+    same,
+)
 
-_HELLO = struct.Struct("!16sI")  # secret of the dialled rank, number of the dialling one
-_WELCOME, _CONFIRMED, _READY = b"pycoll\x06\n", b"\x06", b"\x07"
+_HELLO = struct.Struct(f"!16sI{CHALLENGE_BYTES}s")  # word of the dialled rank, who dials, challenge
+_ANSWER = struct.Struct(f"!{CHALLENGE_BYTES}s{PROOF_BYTES}s")
+_READY = b"\x07"
 _CALL_S = 3.0  # until two who have just been connected have agreed
+_FOREVER = float("inf")
 _PAUSE_S = 0.1
 _MOST_STRANGERS = 64  # at a time
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 
 Steps = Generator[int, None, None]  # of an agreement; they say which event they wait for
-
-
-class Endpoint(NamedTuple):
-    """How a rank can be reached."""
-
-    port: int
-    addresses: list[str]  # its addresses; the likeliest first
-    secret: str  # drawn at random, as hexadecimal digits
-    trouble: str = ""  # why it cannot be reached; empty if it can
 
 
 class SpareDescriptors:
@@ -75,7 +75,7 @@ class _Pending:
     Attributes:
         line: Its socket.
         until: When to give it up.
-        peer: Who is dialled, or has said the secret; -1 for a stranger.
+        peer: Who is dialled, or has proved who it is; -1 for a stranger.
         address: Which one is dialled; empty on the other end.
     """
 
@@ -106,9 +106,15 @@ class Handshakes:
     """
 
     def __init__(
-        self, server: socket.socket, places: Sequence[Endpoint], rank: int, names: Sequence[str]
+        self,
+        server: socket.socket,
+        places: Sequence[Endpoint],
+        rank: int,
+        names: Sequence[str],
+        proofs: Proofs,
     ) -> None:
         self._server, self._places, self._rank, self._names = server, places, rank, names
+        self._proofs = proofs  # has checked the places
         self.found: dict[int, socket.socket] = {}
         self._ready: set[int] = set()
         self._announced = False
@@ -187,12 +193,13 @@ class Handshakes:
     def _accept(self, now: float, spare: SpareDescriptors) -> None:
         """Accept a connection, in place of the oldest unknown one if there are too many."""
         spare.give()
-        strangers = [c for c in self._calls.values() if c.peer < 0]
+        # Those who know the word, and have yet to prove who they are, come last.
+        strangers = sorted((c for c in self._calls.values() if c.peer < 0), key=lambda c: c.until)
         try:
             line, _ = self._server.accept()
         except OSError as error:
             if error.errno in _NO_MORE_FILES:
-                if not strangers:
+                if not strangers or strangers[0].until == _FOREVER:
                     raise TransportError(too_few_files(error)) from error
                 self._drop(strangers[0], "")
             return  # who called has hung up already, or is taken next time
@@ -227,21 +234,30 @@ class Handshakes:
         yield selectors.EVENT_WRITE
         if failed := call.line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(failed, os.strerror(failed))
-        secret = bytes.fromhex(self._places[call.peer].secret)
-        call.line.send(_HELLO.pack(secret, self._rank))
-        if (yield from call.read(len(_WELCOME))) != _WELCOME:
+        word, own = (
+            bytes.fromhex(self._places[call.peer].word),
+            secrets.token_bytes(CHALLENGE_BYTES),
+        )
+        call.line.send(_HELLO.pack(word, self._rank, own))
+        other, said = _ANSWER.unpack((yield from call.read(_ANSWER.size)))
+        about = call.peer, self._rank, own + other
+        if not same(said, self._proofs.answer(*about)):
             raise ConnectionError("another process listens there")
-        call.line.send(_CONFIRMED)
+        call.line.send(self._proofs.confirm(*about))
         yield from self._agreed(call)
 
     def _answer(self, call: _Pending) -> Steps:
-        secret, peer = _HELLO.unpack((yield from call.read(_HELLO.size)))
-        known = secrets.compare_digest(secret, bytes.fromhex(self._places[self._rank].secret))
+        word, peer, other = _HELLO.unpack((yield from call.read(_HELLO.size)))
+        known = same(word, bytes.fromhex(self._places[self._rank].word))
         if not known or not self._rank < peer < len(self._places):
             raise ConnectionError("a stranger")
-        call.peer, call.until = peer, float("inf")  # it hangs up itself if it takes another way
-        call.line.send(_WELCOME)
-        yield from call.read(len(_CONFIRMED))
+        call.until = _FOREVER  # it hangs up itself if it takes another way
+        own = secrets.token_bytes(CHALLENGE_BYTES)
+        about = self._rank, peer, other + own
+        call.line.send(_ANSWER.pack(own, self._proofs.answer(*about)))
+        if not same((yield from call.read(PROOF_BYTES)), self._proofs.confirm(*about)):
+            raise ConnectionError("a stranger")
+        call.peer = peer
         yield from self._agreed(call)
 
     def _agreed(self, call: _Pending) -> Steps:
@@ -250,7 +266,8 @@ class Handshakes:
         del self._calls[call.line]
         self.found[call.peer] = call.line
         try:
-            yield from call.read(len(_READY))
+            if (yield from call.read(len(_READY))) != _READY:
+                raise ConnectionError("it says something else than that it is ready")
         except OSError:
             raise self._gone(call.peer) from None
         self._ready.add(call.peer)

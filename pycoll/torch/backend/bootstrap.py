@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pycoll import _C
-from pycoll.config import Config
+from pycoll.config import Config, job_secret
 from pycoll.errors import CollTimeout, PeerLeft, PeerLost, in_words
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.prepared import Prepared
@@ -34,7 +35,7 @@ from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.two_level_session import TwoLevelSession
 from pycoll.runtime.startup import mpi, tcp_connections
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
-from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, share
+from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, own_network, share
 from pycoll.runtime.startup.make_groups import open_control
 from pycoll.runtime.startup.rendezvous import make_everywhere
 from pycoll.torch.calls.prepare import CallSites, GroupSession
@@ -46,6 +47,11 @@ _CLOSE_S = 10.0  # longest time without progress of what peers still have to get
 _FAILED_S = 1.0  # likewise after a failure, which the peers know of
 _REFUSED = "pycoll/refused"
 _REFUSING_S = 5.0  # in which ranks that come learn that this one refuses to join
+_NO_SECRET = (
+    "this process group sends its data over TCP, and PYCOLL_SECRET is not set: whoever can read "
+    "its store (with PyTorch's, whoever can reach the port of MASTER_ADDR) can pose as a rank and "
+    "change results. Set PYCOLL_SECRET to the same random text on all hosts (openssl rand -hex 32)"
+)
 Exchange = Callable[[str, Any], list[Any]]  # gathers the values of all ranks under a topic
 
 
@@ -88,12 +94,13 @@ def join(
     try:
         with rendezvous.refusing():
             config, card = replace(Config.from_env(), timeout_s=timeout_s), Card.own()
+            secret, network = job_secret(), own_network()
             own += [make_memfd(name) for name in ("control", "heap") if rank == 0]
         numbers = list(ranks) or list(range(size))
         if not dist.is_initialized():  # this will be the group of all ranks
             _PIDS.clear()
         rendezvous.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
-        members = rendezvous.meet({**asdict(card), "fds": own})
+        members = rendezvous.meet({**asdict(card), "fds": own, "network": network})
         cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
         rendezvous.pids = {
             r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host
@@ -101,7 +108,8 @@ def join(
         _PIDS.update({numbers[r]: pid for r, pid in rendezvous.pids.items()})
         places = candidates(cards)
         if len(set(places)) > 1:
-            return _join_hosts(rendezvous.exchange, cards, places, rank, config, store)
+            reach = {"secret": secret, "one_host": len({m["network"] for m in members}) == 1}
+            return _join_hosts(rendezvous.exchange, cards, places, rank, config, store, reach)
         return make_everywhere(
             lambda: _open(members[0], rank, size, config, fewest_cores(cards, places)),
             lambda text: rendezvous.exchange("joined", text),
@@ -139,8 +147,12 @@ def _join_hosts(
     rank: int,
     config: Config,
     store: dist.Store,
+    reach: dict[str, Any],
 ) -> MessageGroup:
-    """Join a group on several hosts; `places` are the hosts that its ranks may share."""
+    """Join a group on several hosts; `places` are the hosts that its ranks may share.
+
+    `reach` is what `tcp_connections.connect` has to know of how ranks reach each other.
+    """
     topics = (f"share{i}" for i in itertools.count())
 
     def exchange_bytes(data: bytes) -> list[bytes]:
@@ -153,7 +165,10 @@ def _join_hosts(
         over_mpi = _find_mpi_job(exchange, cards, shared.hosts, limit)
         ends: tcp_connections.Sockets = []
         if over_mpi is None:
-            ends = tcp_connections.connect(exchange, rank, names, _host_of(store), limit, store)
+            if rank == 0 and not reach["secret"]:
+                warnings.warn(_NO_SECRET, RuntimeWarning, stacklevel=2)
+            towards = _host_of(store)
+            ends = tcp_connections.connect(exchange, rank, names, towards, limit, store, **reach)
         topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
 
         def over_tcp() -> MpiJob:

@@ -62,6 +62,16 @@ def test_ranks_get_their_place_and_memory(jobs):
     assert inodes[0] == inodes[1] == inodes[2]
 
 
+@pytest.mark.parametrize("given", ["", "a secret of the user's own"])
+def test_ranks_get_one_secret(jobs, monkeypatch, given):
+    monkeypatch.setenv("PYCOLL_SECRET", given)
+    path = jobs.script("print(os.environ['PYCOLL_SECRET'])")
+    first, second = (jobs.run("-n", 2, path).stdout.split("\n")[:2] for _ in range(2))
+    assert first[0] == first[1]
+    assert second == ([given] * 2 if given else second)
+    assert given or (len(first[0]) == 64 and first != second)
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_each_line_is_written_in_one_piece(jobs, unbuffered):
     path = jobs.script(

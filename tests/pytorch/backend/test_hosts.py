@@ -59,6 +59,37 @@ def test_a_rank_that_cannot_be_connected(monkeypatch, tmp_path, part):
         assert number == 1 or re.search(r"rank 1.* cannot join", text)
 
 
+def test_a_group_without_a_secret(monkeypatch, pretend):
+    """Rank 0 says what can happen and what to do; with one, nobody says anything."""
+    pretend("1,1")
+
+    def body(rank, n):
+        with warnings.catch_warnings(record=True) as told:
+            dist.new_group([0, 1])
+        return [str(w.message) for w in told if issubclass(w.category, RuntimeWarning)]
+
+    assert run_group(2, body) == [[], []]
+    monkeypatch.delenv("PYCOLL_SECRET")
+    (text,), none = run_group(2, body)
+    assert none == []
+    assert "whoever can reach the port of MASTER_ADDR) can pose as a rank" in text
+    assert "Set PYCOLL_SECRET to the same random text on all hosts" in text
+
+
+@pytest.mark.parametrize("secret", ["", "what somebody else uses", "short"])
+def test_another_secret(monkeypatch, tmp_path, secret):
+    def rank(comm):
+        worlds_torch.take_host(comm.rank)
+        if comm.rank == 1:
+            monkeypatch.setenv("PYCOLL_SECRET", secret)
+        store, limit = dist.FileStore(str(tmp_path / "store"), 2), timedelta(seconds=100)
+        place = {"store": store, "rank": comm.rank, "world_size": 2, "timeout": limit}
+        with pytest.raises((dist.DistBackendError, ValueError), match="PYCOLL_SECRET"):
+            dist.init_process_group("pycoll", **place)
+
+    run_processes(2, rank, timeout=20)
+
+
 def numbers(layout):
     """Return the host of each rank for a layout such as ``"2,1"``, ranks on each host."""
     return tuple(i for i, size in enumerate(layout.split(",")) for _ in range(int(size)))

@@ -1,11 +1,20 @@
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from pycoll.config import FOREVER_S, LAUNCH_VARIABLES, Config, Launch, check_timeout, parse_bytes
+from pycoll.config import (
+    FOREVER_S,
+    LAUNCH_VARIABLES,
+    Config,
+    Launch,
+    check_timeout,
+    job_secret,
+    parse_bytes,
+)
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.startup.bootstrap import adopt, discover, make_memfd
 from pycoll.testing import run_threads
@@ -109,6 +118,35 @@ def test_one_process_is_no_job_of_torchrun(environ, fds):
     launch = discover(environ)
     fds += [launch.control_fd, launch.heap_fd]
     assert launch.world_size == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes another user's name")
+def test_memory_of_another_user_is_refused():
+    """Root may open it: what he adopts would be written by somebody else."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setresuid(65534, 65534, 65534)
+        os.write(write_end, b"%d" % make_memfd("control"))
+        signal.pause()
+    try:
+        fd = int(os.read(read_end, 20))
+        with pytest.raises(TransportError, match="belongs to user 65534, and this process runs as"):
+            adopt(pid, fd)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_a_secret_that_can_be_guessed():
+    assert job_secret({}) == ""
+    assert job_secret({"PYCOLL_SECRET": "0123456789abcdef"}) == "0123456789abcdef"
+    with pytest.raises(ArgumentError, match="has 15 characters, expected at least 16"):
+        job_secret({"PYCOLL_SECRET": "0123456789abcde"})
+    with pytest.raises(ArgumentError, match="did you mean PYCOLL_SECRET"):
+        Config.from_env({"PYCOLL_SECERT": "0123456789abcdef"})
 
 
 def test_memfd_is_private_and_can_be_sealed(fds):

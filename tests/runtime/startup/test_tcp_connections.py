@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from connections import connect, meet, names
+from connections import connect, meet, names, somewhere
 from pycoll import _C
 from pycoll.config import Config
 from pycoll.errors import TransportError
@@ -79,11 +79,10 @@ def test_a_rank_that_cannot_be_reached(monkeypatch):
     monkeypatch.setenv("PYCOLL_SOCKET_IFNAME", "lo")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]  # where nobody listens afterwards
-    nobody = tcp_connections.Endpoint(port, ["127.0.0.1"], "00" * 16)
     with pytest.raises(TransportError, match=r"cannot reach rank 0 on port .*refused"):
-        tcp_connections.connect(lambda topic, own: [nobody, own], 1, names(2), "", 0.2)
+        tcp_connections.connect(lambda topic, own: [somewhere(port, 0), own], 1, names(2), "", 0.2)
     with pytest.raises(TransportError, match="no connection from rank 1"):
-        tcp_connections.connect(lambda topic, own: [own, nobody], 0, names(2), "", 0.2)
+        tcp_connections.connect(lambda topic, own: [own, somewhere(port, 1)], 0, names(2), "", 0.2)
 
 
 def test_what_comes_after_the_mail_of_a_rank_has_gone():

@@ -12,10 +12,11 @@ import time
 
 import pytest
 
-from connections import connect, meet, names
+from connections import connect, meet, names, signed, somewhere
 from pycoll.errors import TransportError
 from pycoll.runtime.startup import tcp_connections, tcp_handshake
 from pycoll.runtime.startup.tcp_handshake import Handshakes
+from pycoll.runtime.startup.tcp_proofs import Proofs
 
 
 def outcomes(n, limit_s, words=None, board=None):
@@ -23,7 +24,7 @@ def outcomes(n, limit_s, words=None, board=None):
 
     def body(rank, exchange):
         def saying(topic, own):
-            return exchange(topic, words(rank, own) if words else own)
+            return exchange(topic, signed(words(rank, own), rank) if words else own)
 
         try:
             found = tcp_connections.connect(saying, rank, names(n), "", limit_s, board)
@@ -69,7 +70,7 @@ def test_a_stranger_who_knocks_again_and_again(monkeypatch):
     def alone(topic, own):
         knocking.append(threading.Thread(target=knock, args=(own.port,)))
         knocking[0].start()
-        return [own, tcp_connections.Endpoint(1, ["127.0.0.1"], "00" * 16)]
+        return [own, somewhere(1, 1)]
 
     threading.Timer(10, over.set).start()
     with pytest.raises(TransportError, match="no connection from rank 1"):
@@ -98,7 +99,7 @@ def test_a_stranger_who_hangs_up_when_another_takes_its_place(monkeypatch, full)
     server, held, looks = Server(), [], iter(range(100))
     server.bind(("127.0.0.1", 0))
     server.listen(128)
-    places = [tcp_connections.Endpoint(1, ["127.0.0.1"], "00" * 16)] * 2
+    places = [somewhere(1, rank) for rank in range(2)]
 
     def meanwhile():  # who has given up is asked between two looks at all connections
         look = next(looks)
@@ -109,7 +110,7 @@ def test_a_stranger_who_hangs_up_when_another_takes_its_place(monkeypatch, full)
             held.pop(0).close()
         return ""
 
-    rank_0 = Handshakes(server, places, 0, names(2))
+    rank_0 = Handshakes(server, places, 0, names(2), Proofs("", 0, names(2)))
     with pytest.raises(TransportError, match="no connection from rank 1"):
         rank_0.run(1.5, tcp_handshake.SpareDescriptors(), meanwhile)
     assert next(looks) > 5
@@ -121,7 +122,9 @@ def test_a_stranger_who_hangs_up_when_another_takes_its_place(monkeypatch, full)
 def test_an_address_where_somebody_says_nothing(monkeypatch):
     """It costs a part of the time, and the next address is tried."""
     monkeypatch.setattr(
-        tcp_connections, "_listen", lambda n: socket.create_server(("127.0.0.1", 0), backlog=n)
+        tcp_connections,
+        "_listen",
+        lambda n, where: socket.create_server(("127.0.0.1", 0), backlog=n),
     )
     silent = []
 
@@ -199,24 +202,25 @@ def test_a_rank_that_fails_tells_before_it_hangs_up(monkeypatch):
 
 def test_a_rank_that_hangs_up_because_of_a_third():
     """The reason is on the board by then, whenever that was looked at last."""
-    told = []
+    told, proofs = [], [Proofs("", rank, names(2)) for rank in range(2)]
 
     def gives_up():
         line, _ = server.accept()
-        line.recv(20, socket.MSG_WAITALL)
-        line.sendall(tcp_handshake._WELCOME)
+        hello = line.recv(tcp_handshake._HELLO.size, socket.MSG_WAITALL)
+        _, rank, challenge = tcp_handshake._HELLO.unpack(hello)
+        line.sendall(bytes(32) + proofs[0].answer(0, rank, challenge + bytes(32)))
         line.recv(1)
         told.append("rank 2 cannot join")
         line.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("", 0)) as own:
-        place = tcp_connections.Endpoint(server.getsockname()[1], ["127.0.0.1"], "00" * 16)
+        places = [somewhere(server.getsockname()[1], rank) for rank in range(2)]
+        for each in proofs:
+            each.check(places)
         rank_0 = threading.Thread(target=gives_up)
         rank_0.start()
-        rank_1, spare = (
-            Handshakes(own, [place, place], 1, names(2)),
-            tcp_handshake.SpareDescriptors(),
-        )
+        rank_1 = Handshakes(own, places, 1, names(2), proofs[1])
+        spare = tcp_handshake.SpareDescriptors()
         with pytest.raises(TransportError, match="rank 2 cannot join"):
             rank_1.run(20, spare, lambda: "".join(told))
         rank_0.join()
