@@ -84,25 +84,37 @@ def connect(
         places = [Endpoint.read(entry) for entry in exchange("sockets", own)]
         proofs.check(places)
         _stop_if_troubled(own, places)
-        key = f"pycoll-sockets-{places[0].word}"  # of this try
         calls = Handshakes(server, places, rank, names, proofs)
         held.callback(calls.close)
-
-        def given_up() -> str:
-            return board.get(key).decode() if board is not None and board.check([key]) else ""
-
-        try:
-            calls.run(timeout_s, spare, given_up)
-        except BaseException as error:  # an interrupt, too
-            try:
-                with contextlib.suppress(Exception):  # the store may be what has failed
-                    if board is not None and not given_up():
-                        board.set(key, f"{names[rank]} cannot join: {in_words(error)}")
-            finally:  # not before: a rank that sees a connection end looks at the board
-                for found in calls.found.values():
-                    found.close()
-            raise
+        key = f"pycoll-sockets-{places[0].word}"  # of this try
+        _finish(calls, timeout_s, spare, board, key, names[rank])
     return [calls.found.get(r) for r in range(len(names))]
+
+
+def _finish(
+    calls: Handshakes,
+    timeout_s: float,
+    spare: SpareDescriptors,
+    board: Board | None,
+    key: str,
+    name: str,
+) -> None:
+    """Run the handshakes; if they fail, tell the others why."""
+
+    def given_up() -> str:
+        return board.get(key).decode() if board is not None and board.check([key]) else ""
+
+    try:
+        calls.run(timeout_s, spare, given_up)
+    except BaseException as error:  # an interrupt, too
+        try:
+            with contextlib.suppress(Exception):  # the store may be what has failed
+                if board is not None and not given_up():
+                    board.set(key, f"{name} cannot join: {in_words(error)}")
+        finally:  # not before: a rank that sees a connection end looks at the board
+            for found in calls.found.values():
+                found.close()
+        raise
 
 
 def _stop_if_troubled(own: Endpoint, places: list[Endpoint]) -> None:
