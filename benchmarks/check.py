@@ -12,8 +12,7 @@ import statistics
 import sys
 
 from harness import pages, start
-from harness.plain_loop import contestants
-from harness.ranks import batches
+from harness.ranks import batches, contestants
 
 from pycoll.cli.common.text import sized
 

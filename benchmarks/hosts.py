@@ -26,7 +26,6 @@ PROGRAM = BENCHMARKS / "hosts_ranks.py"
 CASES = ["2x1", "2x4", "4x1", "4x2", "4x3", "4x4"]
 SIZES = [8, 64, 512, *(1 << k for k in (12, 15, 18, 20, 21, 23, 25, 26))]
 BRIDGE, LINK, NET = "pcbr0", "pc0", "10.77.0"
-MTU_PAYLOAD, MTU_WIRE = 1448, 1514  # bytes of a full TCP segment, and of its frame as counted
 
 
 def sh(*words, check=True):

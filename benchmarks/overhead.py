@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 from harness import pages, start
-from harness.others import Others
-from harness.plain_loop import contestants
-from harness.ranks import batches, contest
+from harness.pages import Others
+from harness.ranks import batches, contest, contestants
 
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
 

@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from harness import pages
-from harness.others import Others
+from harness.pages import Others
 from harness.start import ROOT
 
 GPT = [str(ROOT / "examples" / "train_gpt.py"), *"--steps 40 --every 10 --text-bytes".split()]

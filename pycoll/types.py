@@ -83,6 +83,11 @@ class ReduceOp(IntEnum):
     OR = 6
     XOR = 7
 
+    @property
+    def rounds(self) -> bool:
+        """Whether results on floats depend on the order in which they are combined."""
+        return self in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.AVG)
+
 
 _OPS = {op.name.lower(): op for op in ReduceOp}
 

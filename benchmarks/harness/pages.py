@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import os
+import resource
 import statistics
 import sys
 import time
@@ -81,3 +83,23 @@ def write(stem, title, about, lines, document=None, **found):
     text = json.dumps(document | found, indent=1)
     stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
     print(f"written: {stem}.md, .json")
+
+
+class Others:
+    """The share of the cores that other processes, and other guests of the host, have used."""
+
+    def __init__(self):
+        self._start = self._now()
+
+    def share(self):
+        """Return it, since the object was made."""
+        busy, ours, total = (b - a for a, b in zip(self._start, self._now(), strict=True))
+        return max(0.0, busy - ours) / max(total, 1e-9)
+
+    def _now(self):
+        with open("/proc/stat", encoding="ascii") as lines:
+            ticks = [int(text) for text in lines.readline().split()[1:9]]
+        total = sum(ticks) / os.sysconf("SC_CLK_TCK")
+        idle = (ticks[3] + ticks[4]) / os.sysconf("SC_CLK_TCK")
+        used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return total - idle, sum(u.ru_utime + u.ru_stime for u in used), total

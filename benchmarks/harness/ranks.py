@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import mmap
 import os
 import time
@@ -11,6 +12,7 @@ import numpy as np
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
 
 SEGMENTS = (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
+SLOTS = 4  # arrays in turn, of each contestant beside the plain loop
 WARM = 4  # the first calls of a turn, one in so many, do not count
 
 
@@ -123,3 +125,26 @@ class ByHand:
         call = functools.partial(getattr(self._library, name), self._ranks, *passed)
         call.kept = self, arguments  # memory lives as long as what works on it
         return call
+
+
+def contestants(comm, library, nbytes, calls):
+    """Return an all-reduce in place beside the plain C++ loop of native/limit_all_reduce.cpp.
+
+    They are "plain", "symmetric" and "ordinary" for `contest`, on two ranks. A call of "plain" is
+    as many as a turn of the others has.
+    """
+    count = nbytes // 4
+    stride = nbytes + 320  # as in the memory of pycoll
+    plain = ByHand(comm, library, 2 * SLOTS * stride)
+
+    def pycoll(rows):
+        turn = itertools.cycle(row[:count] for row in rows)
+        return lambda: comm.all_reduce(x := next(turn), out=x)
+
+    ways = {"plain": (plain.function("limit_all_reduce", count, stride, SLOTS, calls), 1)}
+    for name, make in (("symmetric", comm.zeros), ("ordinary", np.zeros)):
+        call = pycoll(make((SLOTS, count + 80), np.float32))
+        for _ in range(2 * SLOTS):
+            call()
+        ways[name] = (call, calls)
+    return ways

@@ -6,14 +6,16 @@
 //   g++ -O3 -std=c++20 -ffp-contract=off -Icsrc benchmarks/native/fold_bench.cpp
 //   csrc/kernels/*.cpp csrc/kernels/fold/fold.cpp
 //       csrc/base/types.cpp -o /tmp/fold_bench && /tmp/fold_bench [isa]
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 #include "kernels/fold/fold.h"
-#include "timing.h"
 
 namespace {
 
@@ -50,6 +52,23 @@ PlainLoop plain_loop(DType dtype, int nsrc, int ndst) {
   return nullptr;
 }
 
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Seconds of one of so many runs.
+template <typename F>
+double seconds_of(F&& f, int runs) {
+  const double begin = now();
+  for (int i = 0; i < runs; ++i) f();
+  return (now() - begin) / runs;
+}
+
+double median(std::vector<double>& times) {
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2];
+}
+
 template <typename F>
 int repeats_for(F& f) {
   seconds_of(f, 3);
@@ -70,12 +89,11 @@ void bench(const pycoll::FoldSpec& spec, int nsrc, int ndst, size_t nbytes) {
   // cache.
   const size_t pitch = (nbytes + 4095) / 4096 * 4096 + 320;
   const size_t all = static_cast<size_t>(nsrc + ndst) * pitch;
-  char* const buffers = memory(all);
-  std::memset(buffers, 0, all);
+  std::vector<char> buffers(all);
   std::vector<const void*> srcs;
   std::vector<void*> dsts;
-  for (int b = 0; b < nsrc; ++b) srcs.push_back(buffers + b * pitch);
-  for (int b = nsrc; b < nsrc + ndst; ++b) dsts.push_back(buffers + b * pitch);
+  for (int b = 0; b < nsrc; ++b) srcs.push_back(&buffers[b * pitch]);
+  for (int b = nsrc; b < nsrc + ndst; ++b) dsts.push_back(&buffers[b * pitch]);
   const size_t count = nbytes / pycoll::itemsize(spec.dtype);
   auto run_fold = [&] { pycoll::fold(spec, srcs.data(), nsrc, dsts.data(), ndst, count); };
   const PlainLoop plain = plain_loop(spec.dtype, nsrc, ndst);
@@ -101,7 +119,6 @@ void bench(const pycoll::FoldSpec& spec, int nsrc, int ndst, size_t nbytes) {
                 plain_time.median / fold_time.median, plain_time.minimum / fold_time.minimum);
   }
   std::printf("%s\n", spec.nontemporal ? "  nontemporal" : "");
-  munmap(buffers, all);
 }
 
 void bench_latency(size_t count) {

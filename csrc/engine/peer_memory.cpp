@@ -40,7 +40,7 @@ bool read_at_once(int32_t pid, void* to, const void* from, uint64_t nbytes) {
 }
 
 // By way of a room that begins where `from` does in its page: 256 KiB in 39 us where the kernel
-// alone takes 112 (benchmarks/native/read_bench.cpp).
+// alone takes 112.
 bool read_in_pieces(int32_t pid, char* to, const char* from, uint64_t nbytes) {
   alignas(kPage) char rooms[kRoom + kPage];
   char* const room = rooms + reinterpret_cast<uintptr_t>(from) % kPage;

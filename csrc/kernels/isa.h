@@ -5,6 +5,11 @@
 // set: fold/fold_kernels.inl and optim/optim_kernels.inl. Read fold/fold.h first.
 #pragma once
 
+#include <cstdlib>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
 #include "kernels/fold/fold.h"
 #include "kernels/optim/optim_types.h"
 

@@ -3,11 +3,6 @@
 
 #include <immintrin.h>
 
-#include <cstdlib>
-#include <tuple>
-#include <type_traits>
-#include <utility>
-
 #include "kernels/isa.h"
 
 // After the headers, so that their inline functions stay baseline code.
@@ -25,6 +20,7 @@ namespace {
 constexpr int kWidth = 32;
 
 #include "kernels/fold/fold_kernels.inl"
+#include "kernels/fold/half_f16c.inl"
 #include "kernels/optim/optim_kernels.inl"
 
 template <>
@@ -33,29 +29,8 @@ inline Vec<float, 8> load_half<8>(const char* p) {
 }
 
 template <>
-inline Vec<float, 4> load_half<4>(const char* p) {
-  return _mm_cvtph_ps(_mm_cvtsi64_si128(load_raw<int64_t>(p)));
-}
-
-template <>
-inline float load_half<1>(const char* p) {
-  return _cvtsh_ss(load_raw<uint16_t>(p));
-}
-
-template <>
 inline Vec<uint16_t, 8> pack_half<8>(Vec<float, 8> v) {
   return (Vec<uint16_t, 8>)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
-}
-
-template <>
-inline Vec<uint16_t, 4> pack_half<4>(Vec<float, 4> v) {
-  const __m128i packed = _mm_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT);
-  return (Vec<uint16_t, 4>)_mm_cvtsi128_si64(packed);
-}
-
-template <>
-inline uint16_t pack_half<1>(float v) {
-  return _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT);
 }
 
 // GCC 12 zero-extends the halves one by one.

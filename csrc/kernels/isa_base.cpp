@@ -1,10 +1,5 @@
 // The kernels for every CPU: 16-byte vectors as the compiler lowers them (SSE2 on x86-64, NEON on
 // AArch64).
-#include <cstdlib>
-#include <tuple>
-#include <type_traits>
-#include <utility>
-
 #include "kernels/isa.h"
 
 #if defined(__x86_64__)

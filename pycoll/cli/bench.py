@@ -21,7 +21,7 @@ from pycoll.cli.common.arguments import (
 )
 from pycoll.cli.common.machine import describe
 from pycoll.cli.common.text import sized
-from pycoll.cli.measure.bench_data import IN_PLACE, NAMES, Problem, element_type
+from pycoll.cli.measure.bench_data import IN_PLACE, NAMES, Problem, check_op, element_type
 from pycoll.cli.measure.bench_report import OsuTable, Table, check_plot, plot, write_json
 from pycoll.cli.measure.bench_time import Row, Setup, measure
 from pycoll.comm import Communicator
@@ -77,6 +77,7 @@ def main(args: argparse.Namespace) -> int:
     """Measure, or start the ranks that do."""
     sizes = sizes_of(args)
     element_type(args.dtype)
+    check_op(args.op or "sum")
     _check_call(args, sizes)
     at_least("--iters", args.iters, 1)
     if args.timeout is not None and not args.timeout > 0:

@@ -14,15 +14,13 @@ from pycoll.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("", "docs", "docs/decisions", "benchmarks", "benchmarks/gpu")
-SOURCES = (".py", ".pyi", ".h", ".cpp", ".cu", ".inl", ".sh")
+SOURCES = (".py", ".h", ".cpp", ".cu", ".inl", ".sh")
 PARTS = ("pycoll", "csrc", "tests", "examples", "benchmarks")
 PAGES = sorted(str(p.relative_to(ROOT)) for f in FOLDERS for p in (ROOT / f).glob("*.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
 CODE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`\n]+)`")
-FILE = re.compile(
-    r"^(?!/|-)[\w.*-]+(/[\w.*-]+)*/?[\w.*-]*\.(py|pyi|md|h|cpp|cu|inl|sh|json|png|svg)$"
-)
+FILE = re.compile(r"^(?!/|-)[\w.*-]+(/[\w.*-]+)*/?[\w.*-]*\.(py|md|h|cpp|cu|inl|sh|json|png|svg)$")
 NAMED = re.compile(r"`(\w+)` (?:in|of) `([\w/.]+\.\w+)`")
 MODULE = re.compile(r"\bpycoll(?:\.[A-Za-z_]\w*)+")
 COMMAND = re.compile(r"(?<![\w./-])pycoll ([a-z]\w*)")

@@ -58,6 +58,7 @@ PYCOLL_DEVICE V combine(V a, V b) {
   } else if constexpr (kOp == ReduceOp::kOr) {
     return static_cast<V>(a | b);
   } else {
+    static_assert(kOp == ReduceOp::kXor, "combine() lacks this operation");
     return static_cast<V>(a ^ b);
   }
 }

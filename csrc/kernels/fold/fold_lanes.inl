@@ -190,6 +190,7 @@ PYCOLL_INLINE V combine(V a, V b) {
   } else if constexpr (O == ReduceOp::kOr) {
     return a | b;
   } else {
+    static_assert(O == ReduceOp::kXor, "combine() lacks this operation");
     return a ^ b;
   }
 }

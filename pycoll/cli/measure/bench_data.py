@@ -24,7 +24,7 @@ IN_PLACE = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
 """Where the input can lie in the memory of the output, or the other way round, on every rank."""
 NAMES = (*COLLECTIVES, *V_VARIANTS, "barrier")
 
-_EXACT = {
+_COMBINE = {
     "sum": np.add,
     "prod": np.multiply,
     "min": np.minimum,
@@ -42,12 +42,22 @@ def element_type(name: str) -> np.dtype:
     if name not in known:
         raise ArgumentError(f"--dtype {name} is not known; accepted: {', '.join(known)}")
     if name != "bfloat16":
-        return np.dtype(name)
+        try:
+            return np.dtype(name)
+        except TypeError:
+            raise ArgumentError(f"--dtype {name}: NumPy has no such type to measure with") from None
     try:
         import ml_dtypes
     except ImportError:
         raise ArgumentError("--dtype bfloat16 needs the package ml-dtypes") from None
     return np.dtype(ml_dtypes.bfloat16)
+
+
+def check_op(name: str) -> None:
+    """Refuse an operation of which nobody has said what must come out."""
+    if name not in _COMBINE:
+        known = ", ".join(_COMBINE)
+        raise ArgumentError(f"--op {name} cannot be checked with NumPy; accepted: {known}")
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,7 @@ class Problem:
             return None
         if promise.reduces:
             parts = np.stack([_tile(r, self.op) for r in range(self.n)])
-            full = np.resize(_finish(_EXACT[self.op].reduce(parts), self), self.count)
+            full = np.resize(_finish(_COMBINE[self.op].reduce(parts), self), self.count)
         elif promise.transposes:
             mine = self.block(rank)
             full = np.concatenate([self.input(r)[mine] for r in range(self.n)])

@@ -34,8 +34,6 @@ MOVE_BELOW = 256 << 10
 """Larger calls that only move data into private results go as ordinary arrays do: there the kernel
 copies as fast as the memory is."""
 
-_EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
-
 
 @dataclass(frozen=True)
 class SelectionRequest:
@@ -63,7 +61,7 @@ class SelectionRequest:
         if algorithm.order != self.order:
             return f"gives order {algorithm.order}, not {self.order}"
         rounds_once = self.dtype is not None and self.dtype.rounds_once
-        if rounds_once and self.op not in _EXACT and not folds_at_once(algorithm, self.n):
+        if rounds_once and self.op.rounds and not folds_at_once(algorithm, self.n):
             return f"rounds {self.dtype.name.lower()} at every hop, not once"
         if rounds_once and self.op == ReduceOp.AVG and not divides_at_once(algorithm, self.n):
             return f"rounds {self.dtype.name.lower()} before it divides by the number of ranks"

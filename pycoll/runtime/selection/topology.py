@@ -20,7 +20,6 @@ from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.types import DType, Kind, Order, ReduceOp
 
 ONE_COLUMN_BYTES = 64 << 10
-_EXACT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
 _ONE_LEADER = ("gather", "scatter")  # with more ranks than one, hosts first would save nothing
 
 
@@ -96,7 +95,7 @@ class Topology:
         element = DType(dtype)
         if not element.is_float or order == Order.ANY:
             return True
-        if op in _EXACT:
+        if not op.rounds:
             return self.in_order
         return order == Order.TREE and self.nests and not element.rounds_once
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.autograd import profiler
@@ -25,11 +28,10 @@ from pycoll.runtime.sessions.message_session import MpiSession
 from pycoll.runtime.sessions.session import Session
 from pycoll.torch.calls.background import Background
 from pycoll.torch.calls.prepare import Calls, ListCalls, MultiHostCalls
-from pycoll.torch.calls.symmetric_tensors import SymmetricTensors
 from pycoll.torch.calls.work import PendingWork, done, keep_in_flight
 from pycoll.torch.errors import as_torch
 from pycoll.torch.tensors.devices import DeviceCalls
-from pycoll.torch.tensors.layout import DTYPES, Request, Tensors
+from pycoll.torch.tensors.layout import DTYPES, Request, Tensors, as_bytes
 from pycoll.types import Kind, ReduceOp
 
 Job = Callable[[], Any]
@@ -82,6 +84,47 @@ def abort_if_interrupted(owner: weakref.ref[Session], error: BaseException) -> N
     with contextlib.suppress(Exception):  # they know of it if it came inside the engine
         if session is not None:
             session.abort(f"rank {session.rank} was interrupted ({type(error).__name__})")
+
+
+class SymmetricTensors:
+    """The tensors of a process group in symmetric memory.
+
+    Attributes:
+        leaving: Registered tensors that `move_back` has to move back.
+    """
+
+    def __init__(self, calls: Calls, lock: threading.RLock, background: Background) -> None:
+        """Serve a group; `lock` keeps other threads out of its session."""
+        self._calls, self._lock, self._background = calls, lock, background
+        self.leaving: deque[torch.Tensor] = deque()
+
+    def empty(self, size: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Make a tensor in symmetric memory; elsewhere between hosts."""
+        shape = (size,) if isinstance(size, int) else tuple(size)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not self._calls.direct or nbytes == 0:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        self._calls.symmetric = True
+        block = self._calls.session.memory.empty(nbytes, np.uint8)
+        return torch.from_numpy(block).view(dtype).view(shape)
+
+    def transfer(self, how: str, tensor: torch.Tensor) -> None:
+        """Move a tensor into symmetric memory (`how` is "register") or back ("unregister")."""
+        if not self._calls.direct:
+            return  # messages between hosts need no such thing
+        self._background.finish()  # queued calls may use it
+        if not tensor.is_contiguous():
+            raise ArgumentError("the tensor is not contiguous; only one stretch can be moved")
+        flat = as_bytes(tensor.detach())
+        with self._lock:
+            getattr(self._calls.session.memory, how)(flat)
+        self._calls.symmetric = True
+
+    def move_back(self) -> None:
+        """Move back the leaving tensors; one that cannot be moved stays, which does no harm."""
+        while self.leaving:
+            with contextlib.suppress(Exception):
+                self.transfer("unregister", self.leaving.popleft())
 
 
 class Caller:

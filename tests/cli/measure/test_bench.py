@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from enum import IntEnum
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import oracle
 from pycoll.cli import bench
 from pycoll.cli.common.text import sized
+from pycoll.cli.measure import bench_data
 from pycoll.cli.measure.bench_data import (
     IN_PLACE,
     NAMES,
@@ -297,3 +299,12 @@ def test_what_cannot_be_measured_is_refused(monkeypatch, arguments, message):
     monkeypatch.setattr(bench.run, "main", lambda job: pytest.fail("ranks were started"))
     with pytest.raises(ArgumentError, match=message.replace("[", r"\[")):
         bench.main(parse(*arguments, "-n", "2"))
+
+
+def test_a_new_operation_or_type_that_cannot_be_checked_is_refused(monkeypatch):
+    monkeypatch.delitem(bench_data._COMBINE, "xor")
+    with pytest.raises(ArgumentError, match="--op xor cannot be checked with NumPy; accepted: sum"):
+        bench_data.check_op("xor")
+    monkeypatch.setattr(bench_data, "DType", IntEnum("DType", ["FLOAT8"]))
+    with pytest.raises(ArgumentError, match="--dtype float8: NumPy has no such type"):
+        bench_data.element_type("float8")
