@@ -1,8 +1,8 @@
 """Build of the device library ``libpycoll_cuda.so`` by nvcc; `setup.py` calls it.
 
-It takes longer than all the rest, so it is built only where an NVIDIA device is, or where PYCOLL_CUDA=1
-asks for it, which fails where it cannot be made; PYCOLL_CUDA=0 always leaves it out. NVCC names the
-compiler, PYCOLL_BUILD_JOBS says how many run at once.
+It takes longer than all the rest, so it is built only where an NVIDIA device is, or where
+PYCOLL_CUDA=1 asks for it, which fails where it cannot be made; PYCOLL_CUDA=0 always leaves it out.
+NVCC names the compiler, PYCOLL_BUILD_JOBS says how many run at once.
 """
 
 import os
