@@ -161,6 +161,7 @@ class Launch:
 
 SECRET_VARIABLE = "PYCOLL_SECRET"
 LAUNCH_VARIABLES = ("PYCOLL_RANK", "PYCOLL_WORLD_SIZE", "PYCOLL_CONTROL_FD", "PYCOLL_HEAP_FD")
+MEETING_VARIABLE = "PYCOLL_MEETING_FD"  # in their place where ranks may be added
 
 
 def check_timeout(timeout: Any, *, zero: bool = False) -> float:
@@ -242,8 +243,9 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
 def _check_names(environ: Mapping[str, str]) -> None:
     """Refuse names that are nearly those of settings; others may be somebody else's."""
     settings = [*(variable for _, variable, _ in _VARIABLES), SECRET_VARIABLE]
+    settings += [*LAUNCH_VARIABLES, MEETING_VARIABLE]
     for name in environ:
-        if name.startswith("PYCOLL_") and name not in (*settings, *LAUNCH_VARIABLES):
+        if name.startswith("PYCOLL_") and name not in settings:
             import difflib  # takes long, and seldom is a name unknown
 
             if close := difflib.get_close_matches(name, settings, n=1, cutoff=0.9):

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pycoll import _C
 from pycoll.comm import Communicator
 from pycoll.config import Config, Launch, environment
-from pycoll.errors import ArgumentError, CollError, in_words
-from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.errors import ArgumentError, CollError
 from pycoll.runtime.selection.measured_choices import agree
-from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup import mpi
 from pycoll.runtime.startup.bootstrap import discover, launched_by_us
-from pycoll.runtime.startup.make_groups import decline, open_control
+from pycoll.runtime.startup.make_groups import decline
+from pycoll.runtime.startup.meeting import Link
+from pycoll.runtime.startup.one_host import take_place
 
 if TYPE_CHECKING:
     from pycoll.cuda.calls.virtual import VirtualRanks
@@ -37,7 +37,9 @@ def init(
     """Join the job of this process and return its communicator.
 
     Under ``pycoll run -n N`` or an MPI launcher there are N ranks; a process started alone is a
-    world of one rank. With several ranks this is a collective of all of them. Settings that are
+    world of one rank. With several ranks this is a collective of all of them. In a job of ``pycoll
+    run --elastic`` a process that is started later comes into the communicator that the others make
+    by `Communicator.grow`. Settings that are
     left out come from the environment, such as ``PYCOLL_HEAP_BYTES=64G``, or are the defaults.
 
     Args:
@@ -68,7 +70,7 @@ def init(
     comm = None if launched_by_us() else mpi.world()
     if comm is not None:
         return Communicator(agree(mpi.connect(comm, config)))
-    return Communicator(agree(_join_host(_usable(config))))
+    return Communicator(_join_host(_usable(config)))
 
 
 def _usable(config: Config | ArgumentError) -> Config:
@@ -96,20 +98,16 @@ def _give_up_place(error: ArgumentError) -> None:
 
 def _join_host(config: Config) -> Session:
     """Join the ranks that `pycoll run` has started on this host, or be a world of one."""
+    link = Link.from_env(environment())
+    if link is not None:
+        try:
+            return link.meet(partial(take_place, config=config), config.timeout_s)
+        except BaseException:
+            link.close()
+            raise
     launch = discover()
     try:
-        n = launch.world_size
-        try:
-            control = open_control(launch.control_fd, n, config)
-        except CollError as error:
-            decline(launch, error)
-            raise
-        try:
-            heap = raising(_C.Heap, launch.heap_fd, n, config.heap_bytes)
-        except CollError as error:  # nobody else knows that this rank will not come
-            raising(control.decline, launch.rank, in_words(error))
-            raise
-        return Session(control, Memory(heap, launch.rank), launch.rank, n, config)
+        return take_place(launch, config)
     finally:
         os.close(launch.control_fd)
         os.close(launch.heap_fd)

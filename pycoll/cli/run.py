@@ -12,11 +12,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from pycoll.cli.job.elastic import ElasticJob
 from pycoll.cli.job.processes import FORWARDED, Job
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
 
 _RANK_PYCOLL = str(Path(__file__).with_name("job") / "rank_pycoll.py")
+RESTARTS = 10
 MAX_RANKS = 4096  # kMaxWorldSize of csrc/memory/control.h: more than that no communicator takes
 
 
@@ -25,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
         "run",
         help="start the ranks of a job on this host",
-        usage="pycoll run -n N [--timeout S] [--tag-output] [--keep-going] "
+        usage="pycoll run -n N [--timeout S] [--tag-output] [--keep-going | --elastic] "
         "(script.py | -m module) [args ...]",
         description="Start N processes that run one script. The first failure ends the job, unless "
         "it is to keep going, and so does the end of the launcher; its exit status is that of the "
@@ -33,7 +35,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "minute later are killed, and at once when it comes again (Ctrl-C twice). So are stopped "
         "ranks that nobody continues after all others have ended.",
     )
-    parser.add_argument("-n", type=int, metavar="N", help=f"number of ranks, at most {MAX_RANKS}")
+    parser.add_argument(
+        "-n",
+        type=_number_of_ranks,
+        metavar="N",
+        help=f"number of ranks, at most {MAX_RANKS}; with --elastic also from..to, such as 2..8",
+    )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument("--tag-output", action="store_true", help="print [rank] before each line")
     parser.add_argument(
@@ -41,6 +48,18 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         action="store_true",
         help="let the others go on when a rank fails, with Communicator.shrink; "
         "the job has failed if none ends well, or one fails because of another",
+    )
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="start ranks again that die, and let them join the others, with Communicator.grow; "
+        "with -n 2..8 eight are started, and go on while two are left",
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        metavar="R",
+        help=f"with --elastic: how often ranks are started again, over all ({RESTARTS})",
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
@@ -52,13 +71,21 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(
             "how many ranks? pycoll run -n N script.py args...; what follows the script is for it"
         )
-    command = _command(args)
-    if args.n < 1:
-        raise ArgumentError(f"-n is {args.n}, expected at least 1 rank")
-    if args.n > MAX_RANKS:
+    command, (least, most) = _command(args), args.n
+    if least < 1 or most < least:
+        raise ArgumentError(f"-n is {_written(args.n)}, expected at least 1 rank")
+    if most > MAX_RANKS:
         raise ArgumentError(
-            f"-n is {args.n}, expected at most {MAX_RANKS} ranks, the most of one communicator"
+            f"-n is {_written(args.n)}, expected at most {MAX_RANKS} ranks, the most of one "
+            "communicator"
         )
+    if (least < most or args.restarts is not None) and not args.elastic:
+        raise ArgumentError("-n from..to and --restarts are for --elastic")
+    if args.elastic and args.keep_going:
+        raise ArgumentError("--elastic keeps going anyway: leave --keep-going out")
+    restarts = RESTARTS if args.restarts is None else args.restarts
+    if restarts < 0:
+        raise ArgumentError(f"--restarts is {restarts}, expected a number of restarts, 0 or more")
     if args.timeout is not None and not args.timeout > 0:
         raise ArgumentError(f"--timeout is {args.timeout}, expected a number of seconds > 0")
     if Config.from_env().transport == "mpi":  # say once what every rank would say
@@ -66,7 +93,10 @@ def main(args: argparse.Namespace) -> int:
             "PYCOLL_TRANSPORT is mpi: start the ranks with mpiexec, not with `pycoll run`"
         )
     with _woken_by_signals() as wakeup:
-        job = Job(args.n, args.timeout, wakeup, args.keep_going)
+        if args.elastic:
+            job: Job = ElasticJob(least, most, restarts, args.timeout, wakeup)
+        else:
+            job = Job(most, args.timeout, wakeup, args.keep_going)
         try:
             job.start(command, args.tag_output)
             job.watch()
@@ -81,7 +111,22 @@ def main(args: argparse.Namespace) -> int:
 def main_of_pycoll(n: int, words: list[str]) -> int:
     """Run a command of pycoll with n ranks, whatever the current directory has of that name."""
     usual = {"timeout": None, "tag_output": False, "keep_going": False, "module": None}
-    return main(argparse.Namespace(n=n, script=[_RANK_PYCOLL, *words], **usual))
+    usual |= {"elastic": False, "restarts": None}
+    return main(argparse.Namespace(n=(n, n), script=[_RANK_PYCOLL, *words], **usual))
+
+
+def _number_of_ranks(text: str) -> tuple[int, int]:
+    """Read a number of ranks, ``4``, or the fewest and the most of them, ``2..8``."""
+    least, _, most = text.partition("..")
+    return int(least), int(most or least)
+
+
+_number_of_ranks.__name__ = "number of ranks"  # in argparse's message about another text
+
+
+def _written(sizes: tuple[int, int]) -> str:
+    least, most = sizes
+    return str(least) if least == most else f"{least}..{most}"
 
 
 def _command(args: argparse.Namespace) -> list[str]:

@@ -7,6 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pycoll.comm.growing import GrowingJob
 from pycoll.comm.memory import SymmetricMemory
 from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.cuda import open_device
@@ -31,12 +32,12 @@ ANY = -1
 """As ``src`` of `Communicator.recv`: from whichever rank sends first."""
 
 
-class Communicator(SymmetricMemory, RaggedCollectives):
+class Communicator(SymmetricMemory, RaggedCollectives, GrowingJob):
     """A group of ranks that communicate.
 
-    Made by `pycoll.init`, and by `split`, `dup` and `shrink` of another one. One communicator is
-    for one thread at a time. Every collective must be called by all ranks, in the same order, with
-    the same arguments; anything else is a `MismatchError` on every rank.
+    Made by `pycoll.init`, and by `split`, `dup`, `shrink` and `grow` of another one. It is for one
+    thread at a time. Every collective must be called by all ranks, in the same order, with the same
+    arguments; anything else is a `MismatchError` on every rank.
 
     Arguments that all collectives share:
 

@@ -65,7 +65,7 @@ class Job:
         self._streams: list[TaggedStream] = []
         self._selector = selectors.DefaultSelector()
         self._selector.register(wakeup, selectors.EVENT_READ)
-        self._control = make_memfd("control")
+        self._control, self._heap = make_memfd("control"), make_memfd("heap")
         self._unreported: list[int] = []  # ranks that have ended, maybe before they joined
         # Of groups that the ranks connect over TCP.
         self._secret = job_secret() or secrets.token_hex(32)
@@ -84,12 +84,10 @@ class Job:
         Raises:
             ArgumentError: The system refuses to start so many processes.
         """
-        heap = make_memfd("heap")
         self._starting = True
         try:
             for rank in range(self._world_size):
-                place = Launch(rank, self._world_size, self._control, heap)
-                self._spawn(place, command, tagged)
+                self._begin(rank, command, tagged)
                 self._handle_events(0.0)
                 if self._ending:
                     break
@@ -99,29 +97,44 @@ class Job:
             ) from error
         finally:
             self._starting = False
-            os.close(heap)  # from now on only the ranks hold its memory
+            os.close(self._heap)  # from now on only the ranks hold its memory
 
-    def _spawn(self, launch: Launch, command: list[str], tagged: bool) -> None:
+    def _begin(self, rank: int, command: list[str], tagged: bool) -> None:
+        """Start a rank for the first time."""
+        launch = Launch(rank, self._world_size, self._control, self._heap)
+        fds = launch.control_fd, launch.heap_fd
+        self._spawn(rank, launch.to_env(), fds, command, tagged)
+
+    def _spawn(
+        self,
+        rank: int,
+        place: dict[str, str],
+        fds: tuple[int, ...],
+        command: list[str],
+        tagged: bool,
+    ) -> subprocess.Popen:
+        """Start a process; `place` are the variables that tell it its place, `fds` it inherits."""
         modes = int(self._keep_going), int(not tagged)
-        numbers = (launch.rank, os.getpid(), self._report, *modes)
-        variables = {**launch.to_env(), SECRET_VARIABLE: self._secret}
+        numbers = (rank, os.getpid(), self._report, *modes)
+        variables = {**place, SECRET_VARIABLE: self._secret}
         if tagged:
             variables["PYTHONUNBUFFERED"] = "1"
         stream = subprocess.PIPE if tagged else None
         process = subprocess.Popen(
             [sys.executable, _RANK_MAIN, *map(str, numbers), *command],
             env={**environment(), **variables},
-            pass_fds=(launch.control_fd, launch.heap_fd, self._report),
-            stdin=None if launch.rank == 0 else subprocess.DEVNULL,
+            pass_fds=(*fds, self._report),
+            stdin=None if rank == 0 else subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
             start_new_session=True,  # the terminal's Ctrl-C reaches it once, by way of us
         )
-        self._ranks.append(process)
-        self._running.add(launch.rank)
+        self._ranks[rank : rank + 1] = [process]
+        self._running.add(rank)
         if process.stdout is not None and process.stderr is not None:
-            self._tag(TaggedStream(launch.rank, process.stdout, sys.stdout.buffer))
-            self._tag(TaggedStream(launch.rank, process.stderr, sys.stderr.buffer))
+            self._tag(TaggedStream(rank, process.stdout, sys.stdout.buffer))
+            self._tag(TaggedStream(rank, process.stderr, sys.stderr.buffer))
+        return process
 
     def _tag(self, stream: TaggedStream) -> None:
         self._streams.append(stream)
@@ -192,7 +205,7 @@ class Job:
             patience_s = GRACE_S if self._forwarded else STOPPED_S
             self._continue_by = time.monotonic() + patience_s
             ranks = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in pids.items())
-            _say(
+            say(
                 f"only stopped ranks are left: {ranks}; a signal such as SIGSTOP has stopped them. "
                 f"Continue with `kill -CONT {' '.join(map(str, pids.values()))}`, or they are "
                 f"killed in {patience_s:g} s"
@@ -243,7 +256,7 @@ class Job:
 
     def _signal(self, number: int) -> None:
         for rank in self._running:
-            _signal_group(self._ranks[rank].pid, number)
+            signal_group(self._ranks[rank].pid, number)
 
     def close(self) -> None:
         """Kill and reap what still runs, and what the ranks have started in their sessions."""
@@ -251,12 +264,12 @@ class Job:
         for process in self._ranks:
             process.wait()
         give_up = time.monotonic() + SWEEP_S
-        left = [p.pid for p in self._ranks if _signal_group(p.pid, 0)]
+        left = [p.pid for p in self._ranks if signal_group(p.pid, 0)]
         while left and time.monotonic() < give_up:
             time.sleep(0.01)
-            left = [pid for pid in left if _signal_group(pid, 0)]
+            left = [pid for pid in left if signal_group(pid, 0)]
         for pid in left:
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
         os.close(self._control)
         self._selector.close()
         for stream in self._streams:
@@ -272,15 +285,15 @@ class Job:
             noun = "rank" if len(self._timed_out) == 1 else "ranks"
             parts = [f"the time of {self._timeout_s:g} s is over"]
             parts += [f"still running: {noun} {ranks}"] if self._timed_out else []
-            _say("; ".join(parts + [started] * bool(self._missing)))
+            say("; ".join(parts + [started] * bool(self._missing)))
             return TIMEOUT_STATUS
         if self._missing and self._forwarded:
             name = _name(max(self._forwarded))
-            _say(f"{started} when {name} came")
+            say(f"{started} when {name} came")
             return 128 + max(self._forwarded)
         if not self._failed and self._given_up and not self._forwarded:
             ranks = ", ".join(map(str, sorted(self._ended)))
-            _say(f"nobody continued the stopped ranks, which were killed: {ranks}")
+            say(f"nobody continued the stopped ranks, which were killed: {ranks}")
             return TIMEOUT_STATUS
         if not self._failed:
             return 128 + max(self._forwarded) if self._ended else 0
@@ -291,9 +304,9 @@ class Job:
         rank = (causes or self._failed)[0]
         status = self._ranks[rank].returncode
         if self._keep_going and not consequences and any(p.returncode == 0 for p in self._ranks):
-            _say("; ".join(map(self._outcome, self._failed)) + "; the others went on to their end")
+            say("; ".join(map(self._outcome, self._failed)) + "; the others went on to their end")
             return 0
-        _say(self._outcome(rank) + ("; the other ranks were stopped" if self._ended else ""))
+        say(self._outcome(rank) + ("; the other ranks were stopped" if self._ended else ""))
         return status if status > 0 else 128 - status
 
     def _outcome(self, rank: int) -> str:
@@ -313,7 +326,7 @@ def _is_stopped(pid: int) -> bool:
     return False
 
 
-def _signal_group(pid: int, number: int) -> bool:
+def signal_group(pid: int, number: int) -> bool:
     """Send a signal to the process group of a rank; return whether there is such a group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)
@@ -336,5 +349,6 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Write a line of the launcher's own."""
     print(f"pycoll run: {text}", file=sys.stderr, flush=True)

@@ -99,9 +99,9 @@ def describe(
     text: str,
     report: dict | None,
     members: Sequence[int] | None = None,
-    can_shrink: bool = False,
+    way_on: str = "",
 ) -> errors.CollError:
-    """Make the exception for a failure of the engine."""
+    """Make the exception for a failure of the engine; the method `way_on` goes on after it."""
     cls = getattr(errors, kind, errors.CollError)
     if report is None:
         return cls(text)
@@ -121,15 +121,17 @@ def describe(
         error = f"{text.rstrip('.')}. {_ADVICE}"
     else:
         return cls(text)
-    return cls(error.replace(_ADVICE, _SHRINK) if can_shrink and cls in _ENDS else error)
+    return cls(error.replace(_ADVICE, _WAYS[way_on]) if way_on and cls in _ENDS else error)
 
 
 _ADVICE = "The communicator cannot be used any more; make a new one after fixing the cause."
 _ENDS = (errors.PeerLost, errors.PeerLeft, errors.Revoked, errors.CollTimeout)
-_SHRINK = (
-    "The communicator cannot be used any more; call its shrink() to go on with the ranks that are "
-    "left, or make a new one after fixing the cause."
-)
+_WAYS = {
+    "shrink": "The communicator cannot be used any more; call its shrink() to go on with the ranks "
+    "that are left, or make a new one after fixing the cause.",
+    "grow": "The communicator cannot be used any more; call its grow() to go on with the ranks "
+    "that are left and those that come.",
+}
 
 
 def _over_messages(report: dict) -> bool:

@@ -76,6 +76,8 @@ class Session(TaggedMessages):
     transport = "shared memory"
     closed_because = "this communicator has been closed"
     for_users = False  # a communicator's: it stays open while the program's exit handlers run
+    link: Any = None  # to the launcher of a job to which ranks can be added
+    epoch = 0  # number of the communicator among those that grow has made for the job
     can_shrink = False  # a communicator can go on without ranks that died or left
     internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
     device: Any = None  # this rank's side of calls on device arrays, once there was one
@@ -234,7 +236,8 @@ class Session(TaggedMessages):
     def error(self, kind: str, text: str) -> CollError:
         """Make the exception for a failure of the engine."""
         report = self._engine.report() if self._engine else None
-        return describe(kind, text, report, self.members, self.can_shrink)
+        way_on = "grow" if self.link is not None else "shrink" if self.can_shrink else ""
+        return describe(kind, text, report, self.members, way_on)
 
     def site(self) -> int:
         """Return the number of the caller's source line, outside pycoll."""
@@ -338,6 +341,8 @@ class Session(TaggedMessages):
         if self._engine is not None:
             text = in_words(reason) if isinstance(reason, BaseException) else sendable(reason)
             self._engine.leave(text)
+            if self.link is not None:
+                self.link.let_go(self)
 
     def prepare_for_exit(self) -> None:
         """Stop needing other threads of Python; raise ConcurrentUseError if one is in a call."""
@@ -347,6 +352,8 @@ class Session(TaggedMessages):
     def close(self) -> None:
         """See `pycoll.Communicator.close`."""
         if self._engine is not None:
+            if self.link is not None:
+                self.link.let_go(self)
             if self.device is not None:
                 self.device.close()
             self.guard(self._engine.close)

@@ -10,7 +10,7 @@ import fcntl
 import os
 from collections.abc import Mapping, MutableMapping
 
-from pycoll.config import LAUNCH_VARIABLES, Launch, environment
+from pycoll.config import LAUNCH_VARIABLES, MEETING_VARIABLE, Launch, environment
 from pycoll.errors import TransportError
 
 _JOINED = "PYCOLL_JOINED"  # "<pid> <world_size>" of the process that took its place in the job
@@ -48,7 +48,8 @@ def discover(environ: MutableMapping[str, str] | None = None) -> Launch:
 
 def launched_by_us(environ: Mapping[str, str] | None = None) -> bool:
     """Tell whether ``pycoll run`` has started this process."""
-    return any(name in (environment() if environ is None else environ) for name in LAUNCH_VARIABLES)
+    environ = environment() if environ is None else environ
+    return any(name in environ for name in (*LAUNCH_VARIABLES, MEETING_VARIABLE))
 
 
 def make_memfd(name: str) -> int:

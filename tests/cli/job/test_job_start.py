@@ -19,14 +19,14 @@ def start(monkeypatch):
     """Return a function that runs a job of which something happens after a rank was started."""
 
     def run(after, what, timeout_s=None, command=SLEEP):
-        spawn = Job._spawn
+        begin = Job._begin
 
-        def watched(self, launch, *rest):
-            spawn(self, launch, *rest)
-            if launch.rank == after:
+        def watched(self, rank, *rest):
+            begin(self, rank, *rest)
+            if rank == after:
                 what(self._ranks)
 
-        monkeypatch.setattr(Job, "_spawn", watched)
+        monkeypatch.setattr(Job, "_begin", watched)
         with _woken_by_signals() as wakeup:
             job = Job(N, timeout_s, wakeup)
             try:

@@ -106,7 +106,7 @@ def test_each_line_is_written_in_one_piece(jobs, unbuffered):
         (["-n", "2", "-m"], "-m needs the name of a module"),
         (["-n", "2", "--timeout", "0", __file__], "--timeout is 0.0"),
         (["-n", "2", "--timeout", "nan", __file__], "--timeout is nan"),
-        (["-n", "x", __file__], "invalid int value"),
+        (["-n", "x", __file__], "invalid number of ranks value"),
         ([__file__], "how many ranks? pycoll run -n N script.py"),
         ([__file__, "-n", "2"], "what follows the script is for it"),
         (["-n", "2", "python3", __file__], "leave 'python3' out"),
