@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import weakref
 from collections import Counter
@@ -235,6 +236,7 @@ class Groups:
 
     Attributes:
         mesh: The mesh.
+        axes: Sizes of the axes of `world`.
         ledger: Where bytes are counted.
         shards: The ranks that parameters are sharded over (``dp``).
         replica: The copies of this shard.
@@ -256,6 +258,7 @@ class Groups:
         for axis, size in mesh.axes.items():
             check_axis(axis, size, known)
         self.mesh, self.ledger, self._device = mesh, ledger, device
+        self.axes = dict(mesh.axes)
         self._owned: list[Communicator] = []
         self.shards = self._duplicate("dp", mesh.group("dp"))
         self.replica = self._duplicate("replica", mesh.group("replica"))
@@ -266,6 +269,13 @@ class Groups:
         if self.pipeline.world_size > 1:
             self.pipeline = self._duplicate("pp", mesh.group("pp"))
             self.stage = self._duplicate("stage", mesh.group("replica", "dp", "tp"))
+
+    def of_stage(self) -> Groups:
+        """Return these groups for calls that only the ranks of this stage make."""
+        own = copy.copy(self)
+        own.world = self.stage
+        own.axes = {axis: size for axis, size in self.axes.items() if axis != "pp"}
+        return own
 
     def _duplicate(self, name: str, comm: Communicator) -> Channel:
         self._owned.append(comm.dup())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,7 @@ def most_micro_batches(micro_batches: Any, groups: Groups, refused: str = "") ->
                 "each micro-batch"
             )
         raise ArgumentError(f"the step was not taken: {problems}")
-    axes = groups.mesh.axes
+    axes = groups.axes
     if "tp" in axes and np.ptp(counts.reshape(tuple(axes.values())), list(axes).index("tp")).any():
         each = "; ".join(f"{ranks_with(counts, n)}: {n}" for n in np.unique(counts))
         raise MismatchError(
@@ -162,6 +162,7 @@ def _not_micro_batches(micro_batches: Any) -> str:
 
 
 def agree(
+    ready: Iterable[Bucket],
     buckets: Sequence[Bucket],
     groups: Groups,
     problems: Sequence[str],
@@ -173,8 +174,9 @@ def agree(
     Every element counts on exactly one rank, and squares are added without rounding, so that the
     norm is the same for every mesh, stage and bucket size.
 
-    The reductions of the buckets have been started. `problems` are those of this rank, `settings`
-    has to be the same on all ranks, and `forgiving` accepts gradients that are not finite.
+    The reductions of the buckets have been started; `ready` yields those that count here, each when
+    its own is over. `problems` are those of this rank, `settings` has to be the same on all ranks,
+    and `forgiving` accepts gradients that are not finite.
 
     Returns:
         The norm, and whether a gradient is not finite on any rank.
@@ -184,7 +186,7 @@ def agree(
         MismatchError: On every rank, if they have different settings.
     """
     limbs, bad = kernels.new_exact_sum(), set()
-    odd = sum(bucket.add_squares(limbs, bad) for bucket in _reduced(buckets, groups))
+    odd = sum(bucket.add_squares(limbs, bad) for bucket in ready)
     own = set().union(*(bucket.gradients.bad for bucket in buckets))
     vector = np.concatenate([limbs, vote(settings), [odd, bool(own), len(problems)]])
     groups.world.all_reduce(vector, "norm").wait()
@@ -203,7 +205,7 @@ def agree(
     return (math.inf if odd else norm), odd > 0
 
 
-def _reduced(buckets: Sequence[Bucket], groups: Groups) -> Iterator[Bucket]:
+def reduced(buckets: Sequence[Bucket], groups: Groups) -> Iterator[Bucket]:
     """Yield each bucket once its gradient is reduced, one call over the replicas ahead."""
     ahead, waiting = groups.replica.world_size > 1, []
     for bucket in buckets:

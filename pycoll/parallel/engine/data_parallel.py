@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from pycoll.parallel.engine.agreement import (
     check_parts,
     check_structure,
     most_micro_batches,
+    reduced,
 )
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Passes, Sample
@@ -106,7 +107,7 @@ class DataParallel:
         self.mesh, self.ledger, self.steps = mesh, Ledger(), 0
         self.loss_scale, self._scaled = options.scaling
         self._hook_scale = self.loss_scale.value  # of what the hook has not sent
-        units = make_units(model)
+        units = self._make_units(model)
         owned = unit_parameters(units)
         self.parameters = [parameter for group in owned for parameter in group]
         check_mesh(self.parameters, mesh)
@@ -118,7 +119,10 @@ class DataParallel:
         self.buckets = self._make_buckets(units, owned)
         values.initialise(self.buckets, self.groups, options.start)
         self._passes = self._make_passes(model, loss, units)
-        self._graph: frozenset[str] | None = None
+        self._graphs: dict[int, frozenset[str]] = {}
+
+    def _make_units(self, model: Model) -> list[Unit]:
+        return make_units(model)
 
     def _facts(self) -> list[str]:
         """Describe what has to be the same on all ranks besides the options."""
@@ -162,7 +166,8 @@ class DataParallel:
         routine = self._scaled and not self.loss_scale.exhausted
         forgiving = routine or self.options.nonfinite == "skip"
         facts = self.options.step_facts(lr=lr, steps=self.steps, loss_scale=self.loss_scale)
-        norm, overflow = agree(self.buckets, self.groups, problems, forgiving, facts)
+        ready = self._reduced_buckets()
+        norm, overflow = agree(ready, self.buckets, self.groups, problems, forgiving, facts)
         norm /= divisor
         if not overflow:
             self._hook.settle()
@@ -203,22 +208,29 @@ class DataParallel:
             totals.end(term)
             self._passes.back(back)
             if sample is not None:
-                problems += self._graph_problems(j)
+                problems += self._graph_problems(j, self.buckets)
         both = self.groups.data.all_reduce(totals.take(), "count", self.options.order).wait()
         return float(both[0]), int(both[1]), problems
+
+    def _reduced_buckets(self) -> Iterator[Bucket]:
+        """Yield each bucket whose squares count on this rank, once its gradient is reduced."""
+        return reduced(self.buckets, self.groups)
 
     def _begin_hook(self) -> None:
         """Rescale what the hook has not sent to the next gradients."""
         self._hook.begin(self.loss_scale.value / self._hook_scale)
         self._hook_scale = self.loss_scale.value
 
-    def _graph_problems(self, j: int) -> list[str]:
-        """Return a problem if a micro-batch gave gradients of other parameters than the first."""
-        arrived = frozenset().union(*(b.gradients.arrived for b in self.buckets))
-        self._graph = arrived if self._graph is None else self._graph
-        if self.options.unused == "zero" or arrived == self._graph:
+    def _graph_problems(self, j: int, buckets: Sequence[Bucket], part: int = 0) -> list[str]:
+        """Return a problem if a micro-batch gave gradients of other parameters than the first.
+
+        `buckets` are those of a part of the model, which has a number.
+        """
+        arrived = frozenset().union(*(bucket.gradients.arrived for bucket in buckets))
+        first = self._graphs.setdefault(part, arrived)
+        if self.options.unused == "zero" or arrived == first:
             return []
-        names = ", ".join(sorted(arrived ^ self._graph))
+        names = ", ".join(sorted(arrived ^ first))
         return [
             f"a changed graph: in micro-batch {j} gradients of {names} came or stayed away, "
             "unlike in the first one"

@@ -35,7 +35,12 @@ class Passes:
     these calls one after the other. At most so many full vectors exist at once, gathered
     parameters and gradients together: 3 with stage 2, ``2 + prefetch`` with stage 3. Before there
     are more, reductions are waited for.
+
+    Attributes:
+        running: Name of the layer that runs, or ran last.
     """
+
+    running = ""
 
     def __init__(
         self,
@@ -65,6 +70,7 @@ class Passes:
 
     def _acquire(self, order: Sequence[int], at: int) -> dict[str, Any]:
         """Return the parameters of the layer at place `at` of `order`, gathering those ahead."""
+        self.running = self._units[order[at]].name
         self._gather(order, at)
         params = {}
         for local, name in self._units[order[at]].names.items():
@@ -132,6 +138,7 @@ class Passes:
 
     def loss(self, x: Any, targets: Any, scale: float) -> tuple[float, int, Any]:
         """Return the sum of losses, the number of samples, and the gradient of the output."""
+        self.running = "loss"
         total, count, kept = self._loss.forward(x, self._on_device(targets))
         return float(total), int(count), self._loss.backward(kept, scale)
 

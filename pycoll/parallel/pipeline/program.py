@@ -82,7 +82,8 @@ class Schedule:
 
     Attributes:
         name: What it is called.
-        order: The generator: ``order(stage, p, m)`` yields `F`, `B` and `W`. Or the rule.
+        order: The generator: ``order(stage, p, m)`` yields `F`, `B` and `W`, for m micro-batches,
+            of all steps. Or the rule.
         rule: Whether `order` is a rule: ``order(op)`` returns the key of an operation.
         live: ``live(stage, p, m)``: how many activations a stage holds at most, in units of one
             micro-batch on the layers of one whole stage.
@@ -112,8 +113,10 @@ class Schedule:
     least: Callable[[int], int] = lambda p: 1
     source: str = field(default="", compare=False)
 
-    def program(self, p: int, m: int) -> Program:
+    def program(self, p: int, m: int, steps: int | None = None) -> Program:
         """Lower the schedule for ``p`` stages and ``m`` micro-batches a step.
+
+        Of a schedule without a flush it has as many steps as are given.
 
         Raises:
             ScheduleError: If it yields what is no operation, or an order that no stage can follow.
@@ -127,7 +130,8 @@ class Schedule:
                 f"{self.name}: {p} stages and {m} micro-batches; expected at least 1 stage and "
                 f"{least} micro-batches"
             )
-        return lower(self, p, m)
+        free = self.steps > 1 and steps is not None
+        return lower(replace(self, steps=steps) if free else self, p, m)
 
     def chunk(self, stage: int, local: int, p: int) -> int:
         """Return the number of the c-th chunk of a stage."""
@@ -194,6 +198,11 @@ class Program:
         p = self.p
         return chunk % p if self.schedule.layout == "loop" else min(chunk, 2 * p - 1 - chunk)
 
+    def peer(self, op: Op) -> int:
+        """Return the stage at the other end of a SEND or RECV."""
+        to = op.chunk + (1 if op.what == "x" else -1)
+        return self.owner(to if op.kind == "SEND" else op.chunk)
+
     def altered(self, stage: int, ops: Sequence[Op]) -> Program:
         """Return a program in which one stage has other operations."""
         stages = tuple(tuple(ops) if s == stage else old for s, old in enumerate(self.stages))
@@ -240,7 +249,7 @@ def _computations(schedule: Schedule, stage: int, p: int, m: int) -> list[Op]:
     unit, total = schedule.pad(p), m * schedule.steps
     padded = -(-total // unit) * unit
     found = []
-    for op in _author(schedule, stage, p, padded // schedule.steps):
+    for op in _author(schedule, stage, p, padded):
         if not isinstance(op, Op) or op.kind not in COMPUTE:
             raise ScheduleError(f"{schedule.name}: stage {stage} yields {op!r}; expected F, B or W")
         if not 0 <= op.chunk < schedule.chunks or not 0 <= op.micro < padded:

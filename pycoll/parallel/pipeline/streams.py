@@ -39,7 +39,7 @@ def pipedream(stage: int, p: int, m: int) -> Iterator[Op]:
     Cost: no bubble after the first p - 1; p - stage live activations and versions.
     Source: Narayanan et al., "PipeDream", SOSP 2019, section 3.3, weight stashing.
     """
-    yield from _stream(stage, p, m * _STEPS)
+    yield from _stream(stage, p, m)
 
 
 def _as_stage_0(use: Use) -> int:
@@ -78,4 +78,4 @@ def two_bw(stage: int, p: int, m: int) -> Iterator[Op]:
     Source: Narayanan et al., "Memory-efficient pipeline-parallel DNN training", ICML 2021,
     section 3.1.
     """
-    yield from _stream(stage, p, m * _STEPS)
+    yield from _stream(stage, p, m)

@@ -10,7 +10,7 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.channels import Channel, Ledger
 from pycoll.parallel.precision import dtype_of
 
-_HEAD = 16  # numbers: type, dimensions, shape
+_HEAD = 16  # numbers: type, dimensions, shape; last, a number of the sender
 _TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "int8", "bool")
 
 
@@ -20,22 +20,24 @@ class Transfers:
     def __init__(self, channel: Channel, ledger: Ledger) -> None:
         self._comm, self._ledger, self._group = channel.comm, ledger, channel.name
 
-    def send(self, x: Any, to: int, tag: int) -> None:
-        """Send an array to a stage."""
+    def send(self, x: Any, to: int, tag: int, number: int = 0, purpose: str = "pipeline") -> None:
+        """Send an array to a stage, and a number with it."""
         x = np.ascontiguousarray(x)
-        self._ledger.wire["pipeline", self._group] += x.nbytes
-        with self._ledger.waiting("pipeline"):
-            self._comm.send(_head(x), to, tag + 1)
+        self._ledger.wire[purpose, self._group] += x.nbytes
+        head = _head(x)
+        head[-1] = number
+        with self._ledger.waiting(purpose):
+            self._comm.send(head, to, tag + 1)
             self._comm.send(x, to, tag)
 
-    def receive(self, source: int, tag: int) -> np.ndarray:
-        """Return the array that a stage has sent with a tag."""
+    def receive(self, source: int, tag: int, purpose: str = "pipeline") -> tuple[np.ndarray, int]:
+        """Return the array that a stage has sent with a tag, and the number with it."""
         head = np.empty(_HEAD, np.int64)
-        with self._ledger.waiting("pipeline"):
+        with self._ledger.waiting(purpose):
             self._comm.recv(head, source, tag + 1)
             x = _empty(head)
             self._comm.recv(x, source, tag)
-        return self._ledger.track(x, "activation")
+        return self._ledger.track(x, "activation"), int(head[-1])
 
     def hand_over(self, x: Any, source: int, to: int) -> Any:
         """Send an array from one stage to another; other stages do nothing."""
@@ -43,7 +45,7 @@ class Transfers:
             return x
         if self._comm.rank == source:
             self.send(x, to, 0)
-        return self.receive(source, 0) if self._comm.rank == to else x
+        return self.receive(source, 0)[0] if self._comm.rank == to else x
 
     def share(self, x: Any, source: int) -> Any:
         """Return an array of one stage on all stages."""
@@ -58,10 +60,10 @@ class Transfers:
 
 
 def _head(x: np.ndarray) -> np.ndarray:
-    if x.dtype.name not in _TYPES or x.ndim > _HEAD - 2:
+    if x.dtype.name not in _TYPES or x.ndim > _HEAD - 3:
         raise ArgumentError(
             f"an array of type {x.dtype} with {x.ndim} dimensions cannot go from stage to stage; "
-            f"accepted are {', '.join(_TYPES)} and up to {_HEAD - 2} dimensions"
+            f"accepted are {', '.join(_TYPES)} and up to {_HEAD - 3} dimensions"
         )
     head = np.zeros(_HEAD, np.int64)
     head[:2] = _TYPES.index(x.dtype.name), x.ndim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,23 @@ class Bucket:
         self.slots = {name: state() for name in settings.optimizer.slots}
         self.master = state() if precision.master else None
         self.copy = state() if precision.gradient_copy else None
+
+    @property
+    def version(self) -> tuple[Placed, Pending]:
+        """The parameters in use; setting it makes others those in use."""
+        return self.parameter, self.complete
+
+    @version.setter
+    def version(self, version: tuple[Placed, Pending]) -> None:
+        self.parameter, self.complete = version
+
+    def fork(self) -> None:
+        """Go on with a copy of the parameters: the next update leaves the present ones alone."""
+        old, groups = self.complete.wait(), self._groups
+        data = groups.shards.empty(old.shape[0], self._dtype, "parameter")
+        data[...] = old
+        self.parameter = replace(self.parameter, data=data)
+        self.complete = Pending(None, data, groups.ledger, "parameter")
 
     @property
     def states(self) -> dict[str, Any]:

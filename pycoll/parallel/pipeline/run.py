@@ -1,0 +1,117 @@
+"""Running a stage's part of a program: one operation after the other, errors with their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pycoll.errors import ArgumentError, MismatchError
+from pycoll.parallel.engine.passes import Sample
+from pycoll.parallel.pipeline.program import Op, Program
+from pycoll.parallel.state.gradients import plan_sum
+
+_MICROS = 1 << 16  # that can be told apart by their tags; far fewer are on their way at a time
+LOSS_TAG = 1 << 30
+"""Tag of what a stage tells others besides activations."""
+
+
+class Run:
+    """What a stage has between the operations of a program.
+
+    Attributes:
+        losses: Loss and number of samples of each micro-batch, if this stage has the last chunk.
+        counts: Number of samples of each micro-batch that this stage has gone back through.
+        problems: What forbids to take the step.
+    """
+
+    def __init__(self, engine: Any, sample: Callable[[int], Sample]) -> None:
+        self._engine, self._sample = engine, sample
+        self._program: Program = engine.program
+        self._per = self._program.schedule.per_step(self._program.m)
+        self._terms = plan_sum(self._per, engine.options.order)
+        self._values: dict[tuple[str, int, int], Any] = {}
+        self._saved: dict[tuple[int, int], Any] = {}
+        self._gradients: dict[tuple[int, int], Any] = {}
+        self.losses: list[tuple[float, int]] = []
+        self.counts: dict[int, int] = {}
+        self.problems: list[str] = []
+        self._do: dict[str, Callable[[Op], None]] = {
+            "F": self._forward,
+            "B": self._backward,
+            "W": self._weight,
+            "SEND": self._send,
+            "RECV": self._receive,
+            "FREE": lambda op: None,  # what W has used up is gone with it
+            "REDUCE": lambda op: None,  # the last W of a bucket starts its reduction
+            "STEP": self._step,
+        }
+
+    def do(self, op: Op) -> None:
+        """Carry out an operation; errors tell stage, micro-batch and layer."""
+        try:
+            self._do[op.kind](op)
+        except (ArgumentError, MismatchError) as error:
+            raise type(error)(f"{self._place(op)}: {error}") from error
+        except Exception as error:
+            if note := getattr(error, "add_note", None):  # Python 3.11
+                note(f"in the pipeline: {self._place(op)}")
+            raise
+
+    def _place(self, op: Op) -> str:
+        where = f"stage {self._engine.stage}, {op.kind} of "
+        if op.kind in ("SEND", "RECV"):
+            way = "to" if op.kind == "SEND" else "from"
+            where += f"{op.what} of micro-batch {op.micro}, chunk {op.chunk}, "
+            return f"{where}{way} stage {self._program.peer(op)}"
+        if op.kind not in "FBW":
+            return f"{where}step {op.micro}"
+        layer = getattr(self._engine._passes[op.chunk], "running", "")
+        return f"{where}micro-batch {op.micro}, chunk {op.chunk}, layer {layer}"
+
+    def _forward(self, op: Op) -> None:
+        i, c = op.micro, op.chunk
+        engine, passes = self._engine, self._engine._passes[c]
+        inputs, targets = self._sample(i)  # on every stage: taking one may set a `Cursor`
+        x = inputs if c == 0 else self._values.pop(("x", i, c - 1))
+        y, self._saved[i, c] = passes.forward(x)
+        if c < self._program.depth - 1:
+            self._values["x", i, c] = y
+            return
+        loss, count, dy = passes.loss(y, targets, engine.loss_scale.value)
+        self.losses.append((loss, count))
+        self.counts[i] = count
+        self._values["dx", i, c + 1] = dy
+
+    def _backward(self, op: Op) -> None:
+        i, c = op.micro, op.chunk
+        self._sample(i)  # layers that run forward again draw the same random numbers
+        dy = self._values.pop(("dx", i, c + 1))
+        dx, self._gradients[i, c] = self._engine._passes[c].back_input(dy, self._saved[i, c])
+        if c:
+            self._values["dx", i, c] = dx
+
+    def _weight(self, op: Op) -> None:
+        i, c = op.micro, op.chunk
+        passes, at = self._engine._passes[c], i % self._per
+        passes.begin(self._terms[at], at == self._per - 1)
+        passes.back_weight(self._saved.pop((i, c)), self._gradients.pop((i, c)))
+        self.problems += self._engine.graph_problems(i, c)
+
+    def _send(self, op: Op) -> None:
+        x = self._values.pop((op.what, op.micro, op.chunk))
+        count = self.counts.get(op.micro, 0)
+        self._engine.transfers.send(x, self._program.peer(op), _tag(op), count)
+
+    def _receive(self, op: Op) -> None:
+        x, count = self._engine.transfers.receive(self._program.peer(op), _tag(op))
+        self._values[op.what, op.micro, op.chunk] = x
+        if op.what == "dx":
+            self.counts[op.micro] = count
+
+    def _step(self, op: Op) -> None:
+        """Leave it to `DataParallel.step`, in which all ranks agree on it."""
+
+
+def _tag(op: Op) -> int:
+    """Return the tag of a transfer; the next one is that of its head."""
+    return (op.micro % _MICROS << 12 | op.chunk << 1 | (op.what == "dx")) << 1
