@@ -14,7 +14,7 @@ from pycoll.comm import Communicator, Work
 from pycoll.errors import ArgumentError
 from pycoll.parallel.mesh import Mesh
 
-AXES = ("replica", "dp", "tp")
+AXES = ("replica", "dp", "cp", "tp")
 """Axes of a mesh that data parallelism knows; pipelines know ``pp``, too."""
 
 VOLUME: dict[str, Callable[[int, int], int]] = {
@@ -238,9 +238,9 @@ class Groups:
         mesh: The mesh.
         axes: Sizes of the axes of `world`.
         ledger: Where bytes are counted.
-        shards: The ranks that parameters are sharded over (``dp``).
+        shards: The ranks that parameters are sharded over (``dp`` and ``cp``).
         replica: The copies of this shard.
-        data: All ranks that see different samples (``replica`` and ``dp``).
+        data: All ranks that see different samples or positions (``replica``, ``dp`` and ``cp``).
         tensor: The ranks that share a layer (``tp``).
         pipeline: The stages (``pp``).
         stage: All ranks of one stage.
@@ -260,15 +260,15 @@ class Groups:
         self.mesh, self.ledger, self._device = mesh, ledger, device
         self.axes = dict(mesh.axes)
         self._owned: list[Communicator] = []
-        self.shards = self._duplicate("dp", mesh.group("dp"))
+        self.shards = self._duplicate("dp", mesh.group("dp", "cp"))
         self.replica = self._duplicate("replica", mesh.group("replica"))
-        self.data = self._duplicate("data", mesh.group("replica", "dp"))
+        self.data = self._duplicate("data", mesh.group("replica", "dp", "cp"))
         self.tensor = self._duplicate("tp", mesh.group("tp"))
         self.world = self.stage = self._duplicate("world", mesh.world)
         self.pipeline = Channel(mesh.group("pp"), "pp", ledger, device)
         if self.pipeline.world_size > 1:
             self.pipeline = self._duplicate("pp", mesh.group("pp"))
-            self.stage = self._duplicate("stage", mesh.group("replica", "dp", "tp"))
+            self.stage = self._duplicate("stage", mesh.group("replica", "dp", "cp", "tp"))
 
     def of_stage(self) -> Groups:
         """Return these groups for calls that only the ranks of this stage make."""

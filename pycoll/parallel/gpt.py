@@ -16,7 +16,8 @@ class GPT:
     """A decoder-only transformer: tokens ``[b, s]`` -> logits ``[b, s, vocabulary]``.
 
     With tensor parallelism each rank has ``vocabulary / n`` columns of the logits, which is what
-    `loss` expects.
+    `loss` expects. With context parallelism tokens and targets are each rank's part of the sequence
+    (`Context.take`).
 
     Attributes:
         config: Its sizes.
@@ -54,5 +55,6 @@ def _embedding(c: TransformerConfig, key: Key) -> Chain:
         table: Layer = Embedding(*size, token, std=c.std, dtype=c.dtype)
     else:
         table = VocabParallelEmbedding(*size, token, c.comm, c.sequence_parallel, c.std, c.dtype)
-    position = Position(c.length, c.features, key.fold("position"), c.sequence, c.std, c.dtype)
+    where = (c.sequence, c.std, c.dtype, c.context)
+    position = Position(c.length, c.features, key.fold("position"), *where)
     return Chain(("token", table), ("position", position), *c.drop(key))

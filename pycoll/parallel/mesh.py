@@ -19,9 +19,9 @@ class Mesh:
     neighbouring ranks share a ``tp`` group: put the axis that communicates most last. ``mesh.dp``
     is the communicator of the ranks that differ from this one only along ``dp``.
 
-    Axes that the data-parallel engine knows: ``dp`` (data parallel, and where ZeRO scatters),
-    ``replica`` (copies of the sharded ``dp`` groups, as in MiCS and HSDP), ``tp`` (tensor
-    parallel). An axis that is not given has size 1.
+    Axes that the engines know: ``dp`` (data parallel, and where ZeRO scatters), ``replica`` (copies
+    of the sharded ``dp`` groups, as in MiCS and HSDP), ``cp`` (context parallel), ``pp`` (stages of
+    a `Pipeline`), ``tp`` (tensor parallel). An axis that is not given has size 1.
     """
 
     def __init__(self, comm: Communicator, **axes: int) -> None:
@@ -133,6 +133,12 @@ def _sizes(world_size: int, axes: Mapping[str, int]) -> dict[str, int]:
     known = math.prod(size for size in sizes.values() if size != -1)
     if open_axes and world_size % known == 0:
         sizes[open_axes[0]] = world_size // known
+    if open_axes and world_size % known:
+        others = " x ".join(f"{axis}={size}" for axis, size in axes.items() if size != -1)
+        raise ArgumentError(
+            f"{open_axes[0]} = ranks / ({others}) = {world_size} / {known} is not whole; the other "
+            f"axes have to divide the {world_size} ranks"
+        )
     if math.prod(sizes.values()) != world_size:
         text = " x ".join(f"{axis}={size}" for axis, size in axes.items()) or "no axes"
         raise ArgumentError(

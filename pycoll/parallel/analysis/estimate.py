@@ -101,7 +101,7 @@ def estimate(
         layer: Layer = _Parameters(-(-int(model) // axes.get("tp", 1)))  # type: ignore[assignment]
         model = Sequential([("model", layer)])
     units = make_units(model)
-    layouts = options.layouts(unit_parameters(units), axes.get("dp", 1))
+    layouts = options.layouts(unit_parameters(units), axes.get("dp", 1) * axes.get("cp", 1))
     live, peak, sent = dry_run(units, layouts, options, axes, micro_batches)
     rest = [live[kind] for kind in ("parameter", "gradient", "optimizer")]
     count, padded = (
@@ -127,7 +127,7 @@ def _axes(mesh: Mesh | Mapping[str, int] | None) -> dict[str, int]:
 
 def _agreement_bytes(axes: Mapping[str, int]) -> dict[str, int]:
     """Return the bytes with which ranks agree on counts, loss and norm."""
-    world, data = prod(axes.values()), axes.get("replica", 1) * axes.get("dp", 1)
+    world, data = prod(axes.values()), prod(axes.get(a, 1) for a in ("replica", "dp", "cp"))
     counts = VOLUME["all_gather"](world, 8 * world) + VOLUME["all_reduce"](data, 16)
     words = EXACT_LIMBS + VOTE_WORDS + 3
     return {"norm": VOLUME["all_reduce"](world, 8 * words), "count": counts}

@@ -135,12 +135,13 @@ def most_micro_batches(micro_batches: Any, groups: Groups, refused: str = "") ->
             )
         raise ArgumentError(f"the step was not taken: {problems}")
     axes = groups.axes
-    if "tp" in axes and np.ptp(counts.reshape(tuple(axes.values())), list(axes).index("tp")).any():
-        each = "; ".join(f"{ranks_with(counts, n)}: {n}" for n in np.unique(counts))
-        raise MismatchError(
-            "the step was not taken: ranks of one tp group, which share their samples, have "
-            f"different numbers of micro-batches: {each}"
-        )
+    for axis in (name for name in ("tp", "cp") if name in axes):
+        if np.ptp(counts.reshape(tuple(axes.values())), list(axes).index(axis)).any():
+            each = "; ".join(f"{ranks_with(counts, n)}: {n}" for n in np.unique(counts))
+            raise MismatchError(
+                f"the step was not taken: ranks of one {axis} group, which share their samples, "
+                f"have different numbers of micro-batches: {each}"
+            )
     if not counts.any():
         raise ArgumentError("no rank has a micro-batch")
     return int(counts.max())

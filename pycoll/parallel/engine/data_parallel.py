@@ -85,7 +85,7 @@ class DataParallel:
         parameters: All parameters, in forward order.
     """
 
-    AXES = ("replica", "dp", "tp")
+    AXES = ("replica", "dp", "cp", "tp")
 
     def __init__(
         self, model: Model, loss: Loss, mesh: Mesh, options: Options | None = None, **changes: Any
@@ -95,7 +95,8 @@ class DataParallel:
         Args:
             model: Layers; see `pycoll.parallel.nn.layer`.
             loss: The loss to minimize.
-            mesh: The ranks. Samples are divided over ``replica`` and ``dp``, shards over ``dp``.
+            mesh: The ranks. Samples are divided over ``replica`` and ``dp``, their positions over
+                ``cp``, shards over ``dp`` and ``cp``.
             options: Settings; by default those of `Options`.
             changes: Settings by name, which override `options`.
 

@@ -11,6 +11,9 @@ from typing import Any
 
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
+from pycoll.parallel.context.ring import RingAttention
+from pycoll.parallel.context.split import Context
+from pycoll.parallel.context.ulysses import UlyssesAttention
 from pycoll.parallel.nn.attention import CausalAttention
 from pycoll.parallel.nn.containers import Chain, Residual
 from pycoll.parallel.nn.layer import Layer
@@ -38,6 +41,7 @@ class TransformerConfig:
         sequence_parallel: Between the split layers each rank has part of the sequence.
         regather: See `ColumnParallelLinear`.
         cursor: Position of training; needed for dropout.
+        context: How the sequence is divided over context-parallel ranks; None: it is not.
     """
 
     features: int
@@ -52,6 +56,7 @@ class TransformerConfig:
     sequence_parallel: bool = False
     regather: bool = True
     cursor: Cursor | None = None
+    context: Context | None = None
 
     def __post_init__(self) -> None:
         """Refuse what does not fit together."""
@@ -93,7 +98,22 @@ class TransformerConfig:
         """Return the dropout at the end of a part, if there is any."""
         if not self.dropout or self.cursor is None:
             return []
-        return [("dropout", Dropout(self.dropout, key.fold("dropout"), self.cursor, self.sequence))]
+        return [
+            (
+                "dropout",
+                Dropout(
+                    self.dropout, key.fold("dropout"), self.cursor, self.sequence, self.context
+                ),
+            )
+        ]
+
+    def attention(self, key: Key) -> Layer:
+        """Return the attention between its two linear layers."""
+        more = (self.heads, self.features // self.heads, key, self.comm, self.dropout, self.cursor)
+        if self.context is None:
+            return CausalAttention(*more)
+        kind = UlyssesAttention if self.context.kind == "ulysses" else RingAttention
+        return kind(*more, self.context)
 
 
 class Attention(Chain):
@@ -101,11 +121,10 @@ class Attention(Chain):
 
     def __init__(self, config: TransformerConfig, key: Key) -> None:
         """Make the layers ``qkv``, ``heads`` and ``projection``."""
-        width, c = config.features // config.heads, config
-        heads = key.fold("heads")
+        c = config
         super().__init__(
             ("qkv", c.widening(3 * c.features, key.fold("qkv"))),
-            ("heads", CausalAttention(c.heads, width, heads, c.comm, c.dropout, c.cursor)),
+            ("heads", c.attention(key.fold("heads"))),
             ("projection", c.narrowing(c.features, key.fold("projection"))),
             *c.drop(key),
         )

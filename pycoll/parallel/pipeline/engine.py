@@ -58,7 +58,7 @@ class Pipeline(DataParallel):
         cuts: For each chunk of the model the names of its layers.
     """
 
-    AXES = ("replica", "dp", "pp", "tp")
+    AXES = ("replica", "dp", "cp", "pp", "tp")
 
     def __init__(
         self,

@@ -1,0 +1,190 @@
+"""Causal attention of a divided sequence whose keys and values go round the ranks.
+
+Each rank keeps its queries. Softmax is formed block by block, with the largest score and the sum of
+the exponentials so far (Milakov and Gimelshein, arXiv 1805.02867, section 3). In the backward pass
+the gradients of keys and values travel with them and come home after a full round.
+
+Source: Liu, Zaharia and Abbeel, "Ring attention with blockwise transformers for near-infinite
+context", arXiv 2310.01889, section 3; zigzag: Brandon et al., "Striped attention", arXiv
+2311.09431, section 3, for the imbalance that it removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel.arrays import Array, cast, matmul, move_to, namespace, row_dot, widen
+from pycoll.parallel.context.split import Context
+from pycoll.parallel.nn.attention import CausalAttention, transposed
+from pycoll.parallel.nn.layer import Params
+from pycoll.parallel.nn.positional import draw_mask, masked, span
+
+
+class _Saved(NamedTuple):
+    """Input, output ``[b, heads, s, width]`` and logarithm of the sum of exponentials, by query."""
+
+    x: Array
+    y: Array
+    total: Array
+
+
+class _Block(NamedTuple):
+    """A block of the attention: where its queries and keys lie on their ranks."""
+
+    queries: slice
+    keys: slice
+    diagonal: bool
+    keep: Array | None
+
+
+@dataclass(frozen=True)
+class RingAttention(CausalAttention):
+    """`CausalAttention` of a sequence of which each rank has a part.
+
+    ``[b, s / n, heads * 3 * width]`` -> ``[b, s / n, heads * width]``.
+
+    Cost: forward n - 1 messages of keys and values, backward 2 n - 1 of the same size.
+
+    Attributes are those of `CausalAttention`, and:
+        context: How the sequence is divided: ``zigzag`` or ``ring``.
+    """
+
+    context: Context | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse heads that ranks cannot share evenly, and another kind of context."""
+        super().__post_init__()
+        if self.context is None or self.context.kind == "ulysses":
+            raise ArgumentError(f"{self.key.name}: context={self.context!r}; expected zigzag, ring")
+
+    def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
+        """Return the output; saves input, output and sums of exponentials."""
+        q, k, v = (widen(part) for part in self._heads(x))
+        xp = namespace(x)
+        y, top = xp.zeros_like(q), xp.full_like(q[..., :1], -np.inf)
+        total = xp.zeros_like(top)
+        for source, (keys, values) in self._round((k, v)):
+            for block in self._blocks(x, source):
+                rows = block.queries
+                scores = self._scores(q, keys, block)
+                high = xp.maximum(top[:, :, rows], xp.max(scores, axis=-1, keepdims=True))
+                shrink = xp.exp(top[:, :, rows] - high)
+                scores = xp.exp(scores - high)
+                total[:, :, rows] *= shrink
+                total[:, :, rows] += xp.sum(scores, axis=-1, keepdims=True)
+                y[:, :, rows] *= shrink
+                chosen = masked(scores, block.keep, self.drop)
+                y[:, :, rows] += matmul(chosen, values[:, :, block.keys])
+                top[:, :, rows] = high
+        y /= total
+        total = xp.log(total)
+        total += top
+        out = xp.reshape(xp.moveaxis(y, 1, 2), (*x.shape[:2], x.shape[2] // 3))
+        return cast(out, x.dtype), _Saved(x, y, total)
+
+    def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
+        """Return the gradients of queries, keys and values, as they lie in the input."""
+        x, y, total = saved
+        xp = namespace(x)
+        q, k, v = (widen(part) for part in self._heads(x))
+        shape = (*x.shape[:2], self.heads // self.ranks, self.width)
+        dout = xp.moveaxis(xp.reshape(widen(dy), shape), 1, 2)
+        weight, dq = row_dot(dout, y), xp.zeros_like(q)
+        parts = (k, v, xp.zeros_like(k), xp.zeros_like(v))
+        for source, (keys, values, dkeys, dvalues) in self._round(parts, home=True):
+            for block in self._blocks(x, source):
+                rows, columns = block.queries, block.keys
+                p = xp.exp(self._scores(q, keys, block) - total[:, :, rows])
+                own = dout[:, :, rows]
+                chosen = masked(p, block.keep, self.drop)
+                dvalues[:, :, columns] += matmul(transposed(chosen), own)
+                dp = masked(matmul(own, transposed(values[:, :, columns])), block.keep, self.drop)
+                dp -= weight[:, :, rows]
+                dp *= p
+                dp *= self.width**-0.5
+                dq[:, :, rows] += matmul(dp, keys[:, :, columns])
+                dkeys[:, :, columns] += matmul(transposed(dp), q[:, :, rows])
+            last = dkeys, dvalues
+        dx = xp.empty_like(x)
+        for place, value in zip(self._heads(dx), (dq, *last), strict=True):
+            place[...] = cast(value, x.dtype)
+        return dx
+
+    def _scores(self, q: Array, keys: Array, block: _Block) -> Array:
+        own = q[:, :, block.queries] * self.width**-0.5
+        scores = matmul(own, transposed(keys[:, :, block.keys]))
+        if block.diagonal:
+            size = scores.shape[-1]
+            hidden = np.triu(np.full((size, size), -np.inf, np.float32), 1)
+            scores += move_to(hidden, scores, scores.dtype)
+        return scores
+
+    def _blocks(self, x: Array, source: int) -> Iterator[_Block]:
+        """Yield the blocks of this rank's queries with the keys of another rank."""
+        context: Any = self.context
+        own, other = context.pieces(context.comm.rank), context.pieces(source)
+        length = x.shape[1]
+        if length % len(own):
+            raise ArgumentError(
+                f"the input of {self.key.name} has {length} positions on each of "
+                f"{context.comm.world_size} context-parallel ranks; zigzag needs an even number"
+            )
+        size = length // len(own)
+        for i, j, diagonal in context.blocks(context.comm.rank, source):
+            queries, keys = (slice(at * size, (at + 1) * size) for at in (i, j))
+            keep = self._keep(x, own[i] * size, other[j] * size, size)
+            yield _Block(queries, keys, diagonal, keep)
+
+    def _keep(self, x: Array, query: int, key: int, size: int) -> Array | None:
+        """Return which weights of a block are kept: those that one rank would keep."""
+        own, length = self.heads // self.ranks, x.shape[1] * self.context.comm.world_size
+        whole = np.broadcast_to(np.zeros((), bool), (x.shape[0], own, length, length))
+        heads = span(own, self.comm)
+        more = [slice(query, query + size), slice(key, key + size)]
+        keep = draw_mask(whole, self.key, self.drop, self.cursor, self.heads, heads, more)
+        return None if keep is None else move_to(keep, x)
+
+    def _round(
+        self, parts: tuple[Array, ...], home: bool = False
+    ) -> Iterator[tuple[int, tuple[Array, ...]]]:
+        """Yield the arrays of each rank, first one's own, as they come by.
+
+        With `home` the second half of them, which the receiver changes, goes on to its rank.
+        """
+        context: Any = self.context
+        n, rank, half = context.comm.world_size, context.comm.rank, len(parts) // 2
+        for step in range(n):
+            last = step == n - 1
+            fixed = half if home else len(parts)
+            following = None if last else _shift(context, parts[:fixed])
+            yield (rank - step) % n, parts
+            if following is not None:
+                moving = _shift(context, parts[fixed:])() if home else ()
+                parts = (*following(), *moving)
+        if home:
+            for part, value in zip(parts[half:], _shift(context, parts[half:])(), strict=True):
+                part[...] = value
+
+
+def _shift(context: Context, parts: tuple[Array, ...]) -> Callable[[], tuple[Array, ...]]:
+    """Send arrays of one shape to the next rank; return what gives those of the one before."""
+    comm, xp = context.comm, namespace(parts[0])
+    n, rank = comm.world_size, comm.rank
+    if n == 1:
+        return lambda: parts
+    out = xp.concatenate([xp.reshape(part, (-1,)) for part in parts])
+    into, shape = xp.empty_like(out), parts[0].shape
+
+    def finish() -> tuple[Array, ...]:
+        ends = [(comm.send, out, (rank + 1) % n), (comm.recv, into, (rank - 1) % n)]
+        for call, array, peer in ends if rank % 2 == 0 else ends[::-1]:
+            call(array, peer)
+        whole = xp.reshape(into, (len(parts), *shape))
+        return tuple(whole[i, ...] for i in range(len(parts)))
+
+    return finish
