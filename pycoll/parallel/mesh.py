@@ -136,8 +136,8 @@ def _sizes(world_size: int, axes: Mapping[str, int]) -> dict[str, int]:
     if open_axes and world_size % known:
         others = " x ".join(f"{axis}={size}" for axis, size in axes.items() if size != -1)
         raise ArgumentError(
-            f"{open_axes[0]} = ranks / ({others}) = {world_size} / {known} is not whole; the other "
-            f"axes have to divide the {world_size} ranks"
+            f"{open_axes[0]} = ranks / ({others}) = {world_size} / {known} is not whole: a mesh of "
+            f"these axes does not hold {world_size} ranks"
         )
     if math.prod(sizes.values()) != world_size:
         text = " x ".join(f"{axis}={size}" for axis, size in axes.items()) or "no axes"
