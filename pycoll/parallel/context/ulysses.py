@@ -76,6 +76,10 @@ class UlyssesAttention(NoParameters):
         y, saved = self._inner.forward(params, self._to_heads(x))
         return self._to_positions(y), saved
 
+    def forget(self, saved: Any) -> Any:
+        """Drop the weights; see `CausalAttention.forget`."""
+        return self._inner.forget(saved)
+
     def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
         """Return the gradients of queries, keys and values, as they lie in the input."""
         return self._to_positions(self._inner.backward_input(params, saved, self._to_heads(dy)))

@@ -22,7 +22,6 @@ _ACCEPTED = {
     "nonfinite": ("error", "skip"),
     "unused": ("zero", "error"),
     "device": ("cpu", "cuda"),
-    "recompute": ("none", "full"),
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "optimizer": (
@@ -32,6 +31,10 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "loss_scale": (lambda x: x is None or isinstance(x, LossScale), "a LossScale, or None"),
     "hook": (lambda x: x is None or isinstance(x, Hook), "a Hook, or None"),
     "wrap": (callable, "a function of one array"),
+    "recompute": (
+        lambda x: x in ("none", "full", "selective") or (type(x) is int and x > 0),
+        "none, full, selective, or a number of layers",
+    ),
 }
 
 
@@ -68,8 +71,10 @@ class Options:
             ``torch.from_numpy``.
         recompute: ``"full"``: of each layer only the input is kept for the backward pass, which
             runs the layer forward again; about a third more computation. Layers that draw random
-            numbers must draw the same ones, as `pycoll.parallel.nn.Dropout` does. ``"none"``: a
-            layer keeps what its backward pass needs.
+            numbers must draw the same ones, as `pycoll.parallel.nn.Dropout` does. A number k:
+            the same, keeping the input of every k-th layer. ``"selective"``: layers with a method
+            ``forget`` drop what takes much memory and little time, such as the weights of
+            attention, and make it again. ``"none"``: a layer keeps what its backward pass needs.
         device: Where parameters, gradients and states are: ``"cpu"``, in NumPy arrays, or
             ``"cuda"``, in CuPy arrays on the current device of each rank.
     """
@@ -89,7 +94,7 @@ class Options:
     fused: bool = True
     wrap: Callable[[Any], Any] = _as_it_is
     device: str = "cpu"
-    recompute: str = "none"
+    recompute: str | int = "none"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be used.

@@ -52,7 +52,9 @@ class Passes:
     ) -> None:
         self._units, self._buckets, self._loss = units, buckets, loss
         self._compute, self._ledger, self._wrap = options.recipe.compute, ledger, options.wrap
-        self._recompute = options.recompute == "full"
+        how = options.recompute
+        self._every = 1 if how == "full" else how if isinstance(how, int) else 0
+        self._selective = how == "selective"
         self._prefetch = options.prefetch if options.zero == 3 else 0
         self._vectors = {2: 3, 3: 2 + options.prefetch}.get(options.zero)
         self._places: dict[str, tuple[Bucket, Entry]] = {
@@ -125,7 +127,8 @@ class Passes:
         """
         saved: list[Any] = []
         x = self._run_layers(None if sample is None else sample[0], saved, idle=sample is None)
-        self._gather(self._forward[::-1], 0)  # for the backward pass, while the loss is computed
+        if self._every < 2:  # for the backward pass, while the loss is computed
+            self._gather(self._forward[::-1], 0)
         if sample is None:
             return 0.0, 0, (None, saved)
         total, count, dy = self.loss(x, sample[1], scale)
@@ -146,6 +149,7 @@ class Passes:
         """Run the layers backward to their input; return its gradient, and those of all outputs."""
         order, gradients = self._forward[::-1], []
         for at, index in enumerate(order):
+            self._restore(saved, index)
             params = self._acquire(order, at)
             gradients.append(dy)
             unit = self._units[index]
@@ -158,6 +162,28 @@ class Passes:
     def _kept(self, unit: Unit, params: dict[str, Any], kept: Any) -> Any:
         """Return what the backward pass of a layer needs, computing it again if it was not kept."""
         return unit.layer.forward(params, kept.x)[1] if isinstance(kept, _Input) else kept
+
+    def _restore(self, saved: list[Any], index: int, idle: bool = False) -> None:
+        """Run a group of layers forward again before the backward pass comes to its last one."""
+        k, layers = self._every, len(self._units)
+        if k < 2 or not (index == layers - 1 or (index + 1) % k == 0):
+            return
+        first = index - index % k
+        order = [*range(first, index + 1), *range(index, -1, -1)]  # what is gathered ahead, too
+        x = None if idle else saved[first].x
+        for at in range(index + 1 - first):
+            params = self._acquire(order, at)
+            if not idle:
+                x, saved[first + at] = self._units[first + at].layer.forward(params, x)
+            del params
+            self._release(order, at)
+
+    def _reduced(self, layer: Any, index: int, x: Any, kept: Any) -> Any:
+        """Return what to keep of the forward pass of a layer."""
+        if self._every:
+            return None if index % self._every else _Input(x)
+        forget = getattr(layer, "forget", None) if self._selective else None
+        return kept if forget is None else forget(kept)
 
     def begin(self, term: Term, last: bool) -> None:
         """Expect the gradients of a micro-batch."""
@@ -186,9 +212,10 @@ class Passes:
         for at in self._forward:
             params = self._acquire(self._forward, at)
             if not idle:
-                y, kept = self._units[at].layer.forward(params, x)
+                layer = self._units[at].layer
+                y, kept = layer.forward(params, x)
                 if saved is not None:
-                    saved.append(_Input(x) if self._recompute else kept)
+                    saved.append(self._reduced(layer, at, x, kept))
                 x = y
                 del kept, y
             del params
@@ -208,6 +235,7 @@ class Passes:
         order = self._forward[::-1]
         for at, index in enumerate(order):
             unit, gradients = self._units[index], {}
+            self._restore(saved, index, idle=dy is None)
             params, placed = self._acquire(order, at), set()
             if dy is not None:
                 kept = self._kept(unit, params, saved.pop())

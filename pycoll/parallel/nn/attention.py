@@ -32,7 +32,7 @@ class _Saved(NamedTuple):
     """Input, weights ``[b, heads, s, s]``, which of them are kept, and the output."""
 
     x: Array
-    weights: Array
+    weights: Array | None
     keep: Array | None
     y: Array
 
@@ -89,7 +89,22 @@ class CausalAttention(NoParameters):
 
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves input, weights and output."""
-        q, k, v = self._heads(x)
+        weights, keep = self._weights(x)
+        v, xp = self._heads(x)[2], namespace(x)
+        y = matmul(masked(weights, keep, self.drop), v)
+        y = xp.reshape(xp.moveaxis(y, 1, 2), (*x.shape[:2], x.shape[2] // 3))
+        return y, _Saved(x, weights, keep, y)
+
+    def forget(self, saved: _Saved) -> _Saved:
+        """Drop the weights, which are quadratic in the length; they are made again from the input.
+
+        Source: Korthikanti et al., arXiv 2205.05198, section 5, selective recomputation.
+        """
+        return saved._replace(weights=None, keep=None)
+
+    def _weights(self, x: Array) -> tuple[Array, Array | None]:
+        """Return the weights ``[b, heads, s, s]``, and which of them are kept."""
+        q, k, _ = self._heads(x)
         scores = matmul(widen(q) * self.width**-0.5, transposed(widen(k)))
         length = x.shape[1]
         scores += move_to(
@@ -98,13 +113,13 @@ class CausalAttention(NoParameters):
         weights = cast(softmax_(scores), x.dtype)
         part = span(self.heads // self.ranks, self.comm)
         keep = draw_mask(weights, self.key, self.drop, self.cursor, self.heads, part)
-        xp, y = namespace(x), matmul(masked(weights, keep, self.drop), v)
-        y = xp.reshape(xp.moveaxis(y, 1, 2), (*x.shape[:2], x.shape[2] // 3))
-        return y, _Saved(x, weights, keep, y)
+        return weights, keep
 
     def backward_input(self, params: Params, saved: _Saved, dy: Array) -> Array:
         """Return the gradients of queries, keys and values, as they lie in the input."""
         x, weights, keep, y = saved
+        if weights is None:
+            weights, keep = self._weights(x)
         xp = namespace(x)
         q, k, v = self._heads(x)
         shape = (*x.shape[:2], self.heads // self.ranks, self.width)

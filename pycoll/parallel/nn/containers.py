@@ -50,6 +50,13 @@ class Chain:
             trace.saved.append(saved)
         return x, trace
 
+    def forget(self, saved: _Trace) -> _Trace:
+        """Drop what the layers can make again."""
+        for i, (_, layer) in enumerate(self.layers):
+            if forget := getattr(layer, "forget", None):
+                saved.saved[i] = forget(saved.saved[i])
+        return saved
+
     def backward_input(self, params: Params, saved: _Trace, dy: Array) -> Any:
         """Go back through the layers, from the last to the first."""
         saved.gradients[:] = [None] * len(self.layers)

@@ -69,7 +69,11 @@ class Layer(Protocol):
         ...
 
     def forward(self, params: Params, x: Any) -> tuple[Any, Any]:
-        """Return the output and what the backward functions need: ``(y, saved)``."""
+        """Return the output and what the backward functions need: ``(y, saved)``.
+
+        A layer may have a method ``forget(saved)``, which returns `saved` without what the backward
+        functions can make again from the rest at little cost.
+        """
         ...
 
     def backward_input(self, params: Params, saved: Any, dy: Any) -> Any:
