@@ -1,6 +1,7 @@
 """Train a byte-level GPT on the source of Python's library: on any mesh, the same model.
 
     pycoll run -n 4 examples/train_gpt.py --mesh dp=2,tp=2 --zero 3 --plot loss.png
+    pycoll run -n 4 examples/train_gpt.py --mesh dp=2,pp=2 --micro-batches 4 --schedule zb_h1
 
 Weights, batches and dropout depend on global positions only, so that a run on another mesh trains
 the same model; with ``--order tree``, to the same bits for all ways to divide the micro-batches
@@ -17,9 +18,11 @@ import training_progress
 from threadpoolctl import threadpool_limits
 
 import pycoll
-from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, WarmupCosine
+from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, Pipeline, WarmupCosine
 from pycoll.parallel.channels import Metered
+from pycoll.parallel.context.split import KINDS, Context
 from pycoll.parallel.gpt import GPT, TransformerConfig
+from pycoll.parallel.pipeline.registry import find
 from pycoll.parallel.random import Cursor, Key, integers
 
 PRECISION = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
@@ -33,7 +36,7 @@ def arguments():
         "--mesh",
         type=axes,
         default="dp=-1",
-        help="axes, such as dp=2,tp=2 or replica=2,dp=2 (all dp)",
+        help="axes, such as dp=2,tp=2 or replica=2,dp=2,cp=1,pp=2 (all dp)",
     )
     add("--zero", type=int, default=0, choices=range(4), help="ZeRO stage (0)")
     add("--steps", type=int, default=1000)
@@ -42,6 +45,9 @@ def arguments():
     add("--dtype", default="float32", choices=PRECISION, help="type of the parameters")
     add("--array", default="numpy", choices=("numpy", "torch", "cupy"), help="library")
     add("--order", default="tree", choices=("tree", "rank", "any"), help="order of sums over ranks")
+    add("--schedule", default="1f1b", help="of the stages, if the mesh has an axis pp (1f1b)")
+    add("--recompute", default="none", type=recompute, help="none, full, selective or a number")
+    add("--context", default="zigzag", choices=KINDS, help="attention over the axis cp (zigzag)")
     add("--sequence-parallel", action="store_true", help="divide the sequence over tp as well")
     add("--dropout", type=float, default=0.0)
     add("--tied", action="store_true", help="the head is the table of the embedding")
@@ -68,6 +74,11 @@ def axes(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not like dp=2,tp=2") from None
 
 
+def recompute(text):
+    """Read how layers run again: a word, or every how many layers an input is kept."""
+    return int(text) if text.isdecimal() else text
+
+
 def windows(text, key, count, length):
     """Return ``[count, length + 1]`` pieces of a text, at places that depend on the key only."""
     starts = integers(key, len(text) - length, (count,))
@@ -77,8 +88,11 @@ def windows(text, key, count, length):
 class MicroBatches:
     """This rank's part of a batch; tells the layers where they are when one is taken."""
 
-    def __init__(self, batch, share, parts, cursor, step):
-        """Take part `share` of ``(rank, ranks)`` of a batch and cut it into `parts`."""
+    def __init__(self, batch, share, parts, cursor, step, take):
+        """Take part `share` of ``(rank, ranks)`` of a batch and cut it into `parts`.
+
+        `take` returns this rank's positions of a sequence.
+        """
         rank, ranks = share
         if len(batch) % (ranks * parts):
             raise SystemExit(
@@ -88,6 +102,7 @@ class MicroBatches:
         self.size = len(batch) // (ranks * parts)
         self.first = rank * parts * self.size
         self.batch, self.parts, self.cursor, self.step = batch, parts, cursor, step
+        self.take = take
 
     def __len__(self):
         return self.parts
@@ -98,7 +113,7 @@ class MicroBatches:
         start = self.first + i * self.size
         self.cursor.at(self.step, start)
         rows = self.batch[start : start + self.size]
-        return rows[:, :-1], rows[:, 1:]
+        return self.take(rows[:, :-1]), self.take(rows[:, 1:])
 
 
 class Trainer:
@@ -109,6 +124,8 @@ class Trainer:
         mesh, self.key = self.mesh, Key(args.seed)
         self.cursor, self.tensor_ledger = Cursor(), Ledger()
         tp = mesh.group("tp") if mesh.size("tp") > 1 else None
+        context = Context(mesh.cp, args.context) if mesh.size("cp") > 1 else None
+        self.take = context.take if context else lambda rows: rows
         config = TransformerConfig(
             args.features,
             args.heads,
@@ -119,20 +136,25 @@ class Trainer:
             comm=tp and Metered(tp, self.tensor_ledger, "tp", order=args.order),
             sequence_parallel=args.sequence_parallel and tp is not None,
             cursor=self.cursor,
+            context=context,
         )
         model = GPT(config, args.seed, tied=args.tied)
         self.loss = model.loss()
         rate = WarmupCosine(args.lr, max(1, args.steps // 20), args.steps, floor=args.lr / 10)
         self.rate = rate
-        self.engine = DataParallel(
+        stages = mesh.size("pp") > 1
+        flush = not stages or find(args.schedule).steps == 1
+        self.engine = (Pipeline if stages else DataParallel)(
             model,
             self.loss,
             mesh,
+            *((args.schedule, args.micro_batches) if stages else ()),
+            recompute=args.recompute,
             zero=args.zero,
             optimizer=AdamW(args.lr, betas=(0.9, 0.95), weight_decay=0.1),
             order=args.order,
             precision=PRECISION[args.dtype],
-            clip_norm=1.0,
+            clip_norm=1.0 if flush else None,
             wrap=wrapper(args.array),
             device="cuda" if args.array == "cupy" else "cpu",
         )
@@ -145,7 +167,7 @@ class Trainer:
         key = self.key.fold("batch", step)
         batch = windows(self.train, key, self.args.batch, self.args.length)
         share = (self.data_rank, self.data_ranks)
-        micro = MicroBatches(batch, share, self.args.micro_batches, self.cursor, step)
+        micro = MicroBatches(batch, share, self.args.micro_batches, self.cursor, step, self.take)
         wire, waits = Counter(self.tensor_ledger.wire), self.tensor_ledger.waits.total()
         report = self.engine.step(micro, lr=self.rate(step))
         sent = Counter(report.bytes)
@@ -162,9 +184,10 @@ class Trainer:
         total = np.zeros(2)
         for start in range(0, len(own), EVAL_CHUNK):
             chunk = own[start : start + EVAL_CHUNK]
-            total += self.loss.forward(self.engine.predict(chunk[:, :-1]), chunk[:, 1:])[:2]
+            inputs, targets = self.take(chunk[:, :-1]), self.take(chunk[:, 1:])
+            total += self.loss.forward(self.engine.predict(inputs), targets)[:2]
         self.cursor.training = True
-        total = self.mesh.group("replica", "dp").all_reduce(total)
+        total = self.mesh.group("replica", "dp", "cp").all_reduce(total)
         return total[0] / total[1]
 
     def baseline(self, order):
