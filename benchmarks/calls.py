@@ -40,7 +40,7 @@ def arrays(comm):
         "all_reduce, a registered array": lambda: comm.all_reduce(registered, out=registered),
         "all_reduce, a NumPy scalar": lambda: comm.all_reduce(x[0]),
         "all_reduce, bytes": lambda: comm.all_reduce(b"12345678", "max"),
-        "broadcast, in place": lambda: comm.broadcast(x, out=x),
+        "broadcast, in place": lambda: comm.broadcast(x),
         "reduce": lambda: comm.reduce(x),
         "all_gather, `out=`": lambda: comm.all_gather(x, out=whole),
         "all_gather, in place": lambda: comm.all_gather(own, out=whole),

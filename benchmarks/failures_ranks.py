@@ -21,7 +21,7 @@ def pycoll_calls(transport=None):
     return (
         comm.rank,
         lambda x, op: comm.all_reduce(x, op=op, out=x),
-        lambda x, root: comm.broadcast(x, root=root, out=x),
+        lambda x, root: comm.broadcast(x, root=root),
     )
 
 

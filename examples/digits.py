@@ -66,7 +66,7 @@ def load(comm):
         digits = load_digits()
         table[:, :64], table[:, 64] = digits.data / 16, digits.target
         np.random.default_rng(0).shuffle(table)
-    comm.broadcast(table, out=table)
+    comm.broadcast(table)
     images, labels = table[:, :64].copy(), table[:, 64].astype(int)
     return images[:TRAIN], labels[:TRAIN], images[TRAIN:], labels[TRAIN:]
 

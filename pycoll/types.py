@@ -126,6 +126,8 @@ class Kind(IntEnum):
     ALL_TO_ALL_V = 14
     SPLIT = 15
     CHECK = 16
+    SCAN = 17
+    EXSCAN = 18
     REFUSED = 255
 
 

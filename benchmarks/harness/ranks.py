@@ -69,7 +69,7 @@ def shared_map(comm, nbytes):
     if comm.rank == 0:
         place[1] = make_memfd("limit")
         os.posix_fallocate(int(place[1]), 0, nbytes)
-    comm.broadcast(place, out=place)
+    comm.broadcast(place)
     fd = int(place[1]) if comm.rank == 0 else adopt(*place.tolist())
     comm.barrier()
     found = mmap.mmap(fd, nbytes)

@@ -132,6 +132,16 @@ template <typename Box, typename Class>
 void add_postbox_methods(Class& cls) {
   add_send_recv<Box>(cls);
   cls.def("done", &Box::done, Release())
+      .def("forget", &Box::forget, Release())
+      .def("probe",
+           [](Box& box, int32_t src, int64_t tag, double timeout_s) -> pybind11::object {
+             const auto found = [&] {
+               const Unlocked unlocked;
+               return box.probe(src, tag, timeout_s);
+             }();
+             if (!found) return pybind11::none();
+             return pybind11::make_tuple(found->src, found->tag, found->type, found->nbytes);
+           })
       .def("wait", &Box::wait, Release())
       .def("close", &Box::close, Release());
 }

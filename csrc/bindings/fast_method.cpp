@@ -19,6 +19,7 @@ struct Signature {
   std::array<py::object, kArgs> defaults;  // null where the argument must be given
   std::array<int, kArgs> positional{};
   Py_ssize_t positional_count = 0;
+  bool in_place = false;  // without `out`, the result takes the place of `x`
 };
 
 struct Method {
@@ -88,6 +89,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     } catch (const py::type_error& error) {
       return refuse_call(fast.ptr(), (called(self) + error.what()).c_str());
     }
+    if (signature.in_place && all[kOut] == Py_None) all[kOut] = all[kX];
     return call_fast_or_slow(fast.ptr(), all);
   });
 }
@@ -100,7 +102,9 @@ PyObject* get(PyObject* self, PyObject* object, PyObject*) {
 PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
-    if (given.size() != 4) throw py::type_error("Method takes kind, names, positional, defaults");
+    if (given.size() != 5) {
+      throw py::type_error("Method takes kind, names, positional, defaults, in_place");
+    }
     auto signature = std::make_unique<Signature>();
     signature->owner_attribute =
         py::reinterpret_steal<py::object>(PyUnicode_InternFromString("_fast"));
@@ -116,6 +120,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
       if (!required) signature->defaults[i] = defaults[i];
     }
     signature->defaults[kKind] = given[0];
+    signature->in_place = given[4].cast<bool>();
     signature->positional_count = static_cast<Py_ssize_t>(positional.size());
     for (size_t i = 0; i < positional.size(); ++i) {
       signature->positional[i] = positional[i].cast<int>();

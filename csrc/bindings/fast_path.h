@@ -52,11 +52,11 @@ PyObject* refuse_call(PyObject* fastcall, const char* text);
 // Adds the type `Method`: a method whose signature and text are those of a Python function, and
 // whose body is call_fast_or_slow on the attribute `_fast` of its object.
 //
-//   Method(kind, names, positional, defaults)
+//   Method(kind, names, positional, defaults, in_place)
 //
 // names: parameter name of each Arg, or None where the method has no such parameter; positional:
 // the Args that may be given by position, in order; defaults: a value for each Arg, or the name
-// itself where it must be given.
+// itself where it must be given; in_place: where `out` is None it is `x`.
 void add_method(pybind11::module_& m);
 
 // Runs f; C++ and Python exceptions become the Python error indicator, and null is returned.

@@ -325,6 +325,18 @@ Mailboxes::Message* Mailboxes::find(const RecvRequest& request) {
   return nullptr;
 }
 
+std::optional<Mailboxes::Envelope> Mailboxes::peek(int32_t src, int64_t tag,
+                                                   std::span<const RecvRequest> requests) {
+  for (const Message& m : arrived_) {
+    if (src >= 0 && static_cast<uint32_t>(src) != m.src) continue;
+    if (tag >= 0 && tag != m.tag) continue;
+    const auto gets_it = [&](const RecvRequest& request) { return find(request) == &m; };
+    if (m.own == nullptr || std::any_of(requests.begin(), requests.end(), gets_it)) continue;
+    return Envelope{m.src, m.tag, m.type, m.nbytes};
+  }
+  return std::nullopt;
+}
+
 // Memory of our own for a message, or null. Limits of address space are usual on clusters.
 std::unique_ptr<char[]> Mailboxes::allocate(uint64_t nbytes) {
   return std::unique_ptr<char[]>(new (std::nothrow) char[std::max<uint64_t>(1, nbytes)]);

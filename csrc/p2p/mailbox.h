@@ -53,6 +53,11 @@ class Mailboxes {
     int32_t src;
     uint32_t tag;
   };
+  // What is known of a message before it is received.
+  struct Envelope {
+    uint32_t src, tag, type;
+    uint64_t nbytes;
+  };
 
   // `offers`: never where ranks are threads.
   explicit Mailboxes(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever);
@@ -85,6 +90,9 @@ class Mailboxes {
   // The sender of the oldest message that matches, which is copied if need be and removed; nothing
   // if it has not arrived in full. Throws MismatchError as recv does.
   std::optional<uint32_t> collect(const RecvRequest& request);
+  // The oldest message that has arrived, even in part, and that none of `requests` is to get; src <
+  // 0 and tag < 0: any.
+  std::optional<Envelope> peek(int32_t src, int64_t tag, std::span<const RecvRequest> requests);
   // Takes back what a message offers, because the sender gives up: its memory may be changed then.
   // Returns whether all of the message had been taken before that.
   bool withdraw(SendRequest& message);

@@ -16,9 +16,9 @@ constexpr auto kHeadStart = std::chrono::microseconds(200);
 
 }  // namespace
 
-Postbox::Postbox(std::shared_ptr<Engine> engine, Offers offers)
+Postbox::Postbox(std::shared_ptr<Engine> engine, std::shared_ptr<Mailboxes> boxes)
     : engine_(std::move(engine)),
-      boxes_(engine_, offers),
+      boxes_(std::move(boxes)),
       rank_(engine_->rank()),
       bell_(engine_->control().doorbell(rank_)),
       policy_(default_policy(engine_->world_size())),
@@ -78,14 +78,14 @@ void Postbox::wake_thread() {
 // Moves everything that can be moved.
 void Postbox::progress() {
   if (closing_) return;
-  if (boxes_.drain(recvs_) || !incoming_.empty()) progress_incoming();
+  if (boxes_->drain(recvs_) || !incoming_.empty()) progress_incoming();
   std::vector<bool> blocked;  // ranks to which an older message has not left yet
   std::erase_if(outgoing_, [&](Ticket ticket) {
     Request& request = requests_.at(ticket);
     const uint32_t dst = request.out.dst;
     if (blocked.size() <= dst) blocked.resize(dst + 1);
     if (blocked[dst]) return false;
-    boxes_.push(request.out);
+    boxes_->push(request.out);
     blocked[dst] = !request.out.sent;
     if (request.out.sent) finish(request);
     return request.out.sent;
@@ -96,7 +96,7 @@ void Postbox::progress_incoming() {
   for (size_t i = 0; i < incoming_.size();) {
     Request& request = requests_.at(incoming_[i]);
     try {
-      const std::optional<uint32_t> sender = boxes_.collect(request.in);
+      const std::optional<uint32_t> sender = boxes_->collect(request.in);
       if (!sender) {
         ++i;
         continue;
@@ -117,11 +117,11 @@ void Postbox::finish(Request& request) {
 }
 
 void Postbox::withdraw_all() {
-  for (const Ticket ticket : outgoing_) boxes_.withdraw(requests_.at(ticket).out);
+  for (const Ticket ticket : outgoing_) boxes_->withdraw(requests_.at(ticket).out);
 }
 
 void Postbox::fail_all(const std::exception_ptr& error) {
-  boxes_.keep_copies();
+  boxes_->keep_copies();
   withdraw_all();
   for (const std::deque<Ticket>* queue : {&outgoing_, &incoming_}) {
     for (const Ticket ticket : *queue) {
@@ -144,6 +144,17 @@ bool Postbox::done(Ticket ticket) {
   }
   const auto it = requests_.find(ticket);
   return it == requests_.end() || it->second.state != State::kPosted;
+}
+
+void Postbox::forget(Ticket ticket) {
+  std::lock_guard lock(mutex_);
+  const auto place = std::find(incoming_.begin(), incoming_.end(), ticket);
+  if (place != incoming_.end()) {
+    boxes_->keep_copies();
+    recvs_.erase(recvs_.begin() + (place - incoming_.begin()));
+    incoming_.erase(place);
+  }
+  requests_.erase(ticket);
 }
 
 uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
@@ -195,6 +206,34 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
   lock.unlock();
   if (error != nullptr) std::rethrow_exception(error);
   return sender;
+}
+
+std::optional<Mailboxes::Envelope> Postbox::probe(int32_t src, int64_t tag, double timeout_s) {
+  const uint64_t deadline = deadline_after(timeout_s);
+  std::optional<Mailboxes::Envelope> found;
+  const auto arrived = [&] {
+    std::lock_guard guard(mutex_);
+    progress();
+    found = boxes_->peek(src, tag, recvs_);
+    return found.has_value();
+  };
+  {
+    std::lock_guard guard(mutex_);
+    ++waiters_;
+  }
+  struct Leave {
+    Postbox& box;
+    ~Leave() {
+      std::lock_guard lock(box.mutex_);
+      --box.waiters_;
+      box.wake_thread();
+    }
+  } leave{*this};
+  wait_until(policy_, bell_, arrived,
+             [&](Pulse pulse) { return engine_->check(src, pulse) || now_ns() >= deadline; });
+  COLL_CHECK(found || now_ns() >= deadline, "PeerLeft", "probe on rank ", rank_, " for ",
+             rank_name(src), closed_text(src));
+  return found;
 }
 
 std::string Postbox::describe(const Request& request) const {

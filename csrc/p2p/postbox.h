@@ -23,7 +23,10 @@ class Postbox {
   using Ticket = uint64_t;
 
   // `offers`: see Mailboxes.
-  explicit Postbox(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever);
+  explicit Postbox(std::shared_ptr<Engine> engine, Offers offers = Offers::kNever)
+      : Postbox(engine, std::make_shared<Mailboxes>(engine, offers)) {}
+  // Goes on with mailboxes that were used by themselves, and with what has arrived in them.
+  Postbox(std::shared_ptr<Engine> engine, std::shared_ptr<Mailboxes> boxes);
   ~Postbox() { close(); }
   Postbox(const Postbox&) = delete;
   Postbox& operator=(const Postbox&) = delete;
@@ -34,6 +37,14 @@ class Postbox {
   Ticket recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag);
 
   bool done(Ticket ticket);
+
+  // Gives up a recv that nobody waits for: its message, if it comes, is kept for another one, and
+  // the memory may be changed. Harmless if it is done.
+  void forget(Ticket ticket);
+
+  // Waits until a message is here that no recv is waiting for, and leaves it; nothing if it has not
+  // come within the time. src < 0 and tag < 0: any. Throws what Engine::check throws.
+  std::optional<Mailboxes::Envelope> probe(int32_t src, int64_t tag, double timeout_s);
 
   // Waits for the message, which one thread at a time may do, forgets the ticket and returns the
   // sender; of a sent message, this rank. Throws what Mailboxes::send and recv throw; after
@@ -69,7 +80,7 @@ class Postbox {
   std::string describe(const Request& request) const;
 
   std::shared_ptr<Engine> engine_;
-  Mailboxes boxes_;
+  std::shared_ptr<Mailboxes> boxes_;
   uint32_t rank_;
   Bell bell_;
   WaitPolicy policy_;

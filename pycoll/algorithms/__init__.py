@@ -11,6 +11,7 @@ from pycoll.algorithms import (
     double_tree,
     halving_doubling,
     pairwise,
+    prefix,
     ring,
     tree,
 )
@@ -59,6 +60,10 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     direct.all_to_all,
     pairwise.all_to_all,
     bruck.all_to_all,
+    *prefix.scan,
+    prefix.scan_chain,
+    *prefix.exscan,
+    prefix.exscan_chain,
 )
 
 

@@ -1,10 +1,12 @@
 """The communicator: where what moves meets how it runs.
 
-`communicator` has the collectives; `memory` and `v_variants` are its other parts.
+`communicator` has the collectives, and the other files are parts of it.
 Uses the runtime, and `pycoll.cuda` when an array lies on a device. Read `communicator` first.
 """
 
-from pycoll.comm.communicator import ANY, Communicator
+from pycoll.comm.communicator import Communicator
+from pycoll.comm.messages import ANY
+from pycoll.runtime.calls.messages import MessageInfo, wait_all, wait_any
 from pycoll.runtime.calls.work import Work
 
-__all__ = ["ANY", "Communicator", "Work"]
+__all__ = ["ANY", "Communicator", "MessageInfo", "Work", "wait_all", "wait_any"]

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from pycoll.comm.growing import GrowingJob
 from pycoll.comm.memory import SymmetricMemory
+from pycoll.comm.messages import Messages
+from pycoll.comm.objects import Objects
+from pycoll.comm.reductions import MoreReductions, Op
 from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.cuda import open_device
 from pycoll.errors import ArgumentError
@@ -28,11 +31,10 @@ if sys.version_info >= (3, 11):
 elif TYPE_CHECKING:
     from typing_extensions import Unpack
 
-ANY = -1
-"""As ``src`` of `Communicator.recv`: from whichever rank sends first."""
 
-
-class Communicator(SymmetricMemory, RaggedCollectives, GrowingJob):
+class Communicator(
+    SymmetricMemory, RaggedCollectives, GrowingJob, MoreReductions, Messages, Objects
+):
     """A group of ranks that communicate.
 
     Made by `pycoll.init`, and by `split`, `dup`, `shrink` and `grow` of another one. It is for one
@@ -42,10 +44,14 @@ class Communicator(SymmetricMemory, RaggedCollectives, GrowingJob):
     Arguments that all collectives share:
 
     * ``x``: any array (NumPy, buffer protocol, ``__array_interface__``, DLPack, CuPy). A
-      non-contiguous input is packed first. Inputs are not modified unless ``out`` is ``x``.
+      non-contiguous input is packed first. Inputs are not modified unless ``out`` is ``x``;
+      `broadcast` and `recv` write into ``x``.
       Reductions take ``int8`` to ``uint64``, ``float16``, ``bfloat16``, ``float32``, ``float64``,
-      complex types with ``sum`` and ``avg``, and bool with ``and``, ``or``, ``xor``, ``min`` and
-      ``max``; all else takes any dtype of NumPy but Python objects. Bytes are in native order.
+      complex types with ``sum``, ``avg`` and ``prod``, and bool with ``and``, ``or``, ``xor``,
+      ``min`` and ``max``; all else takes any dtype of NumPy but Python objects. Bytes are in
+      native order.
+      A Python number, or a list of numbers, becomes an array of int64, float64, complex128 or bool,
+      and a single one gives a single one.
     * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by
       default a new array of the kind of ``x``.
     * ``algorithm``: name of an algorithm, or an `Algorithm`; by default the selector's choice.
@@ -93,7 +99,7 @@ class Communicator(SymmetricMemory, RaggedCollectives, GrowingJob):
     def all_reduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: Op = "sum",
         *,
         out: Any = None,
         order: str | None = None,
@@ -107,7 +113,11 @@ class Communicator(SymmetricMemory, RaggedCollectives, GrowingJob):
         Args:
             x: Array of any shape, the same on every rank.
             op: ``sum``, ``prod``, ``min``, ``max``, ``avg``; for integers ``and``, ``or``, ``xor``.
-                Sums of integers wrap; their ``avg`` is the wrapped sum divided, towards zero.
+                Sums of integers wrap; their ``avg`` is the wrapped sum divided, towards zero. Or a
+                function of two NumPy arrays that returns one of their shape and dtype, the same on
+                every rank. It must be associative, and need not be commutative: lower ranks come
+                first, combined in ``order``. It is called in this thread, with all arrays in
+                memory, and changes none of them.
             out: Array of the shape of ``x``.
             order: ``tree`` (the in-order balanced tree), ``rank`` (the serial loop over ranks) or
                 ``any`` (whatever is fastest). By default ``tree``, or with ``algorithm`` the order
@@ -125,7 +135,7 @@ class Communicator(SymmetricMemory, RaggedCollectives, GrowingJob):
     def reduce_scatter(
         self,
         x: Any,
-        op: str = "sum",
+        op: Op = "sum",
         *,
         out: Any = None,
         order: str | None = None,
@@ -140,7 +150,7 @@ class Communicator(SymmetricMemory, RaggedCollectives, GrowingJob):
     def reduce(
         self,
         x: Any,
-        op: str = "sum",
+        op: Op = "sum",
         *,
         root: int = 0,
         out: Any = None,
@@ -156,13 +166,18 @@ class Communicator(SymmetricMemory, RaggedCollectives, GrowingJob):
     def all_gather(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
         """Concatenate all arrays along the first axis: ``[k, ...]`` -> ``[n * k, ...]``."""
 
-    @collective(Kind.BROADCAST)
+    @collective(Kind.BROADCAST, in_place=True)
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
     ) -> Any:
-        """Return the root's array on every rank.
+        """Copy the root's array into ``x`` on every other rank, and return ``x``.
 
-        On other ranks ``x`` only tells shape and dtype, and is not changed unless ``out`` is ``x``.
+        On the root ``x`` is only read, and may be read-only or not contiguous. With ``out`` the
+        result goes there instead; then ``x`` stays as it is, and tells shape and dtype.
+
+        Raises:
+            ArgumentError: Also if ``x`` cannot be written to, or is not contiguous, on a rank that
+                is not the root, and there is no ``out``.
         """
 
     @collective(Kind.GATHER)
@@ -190,27 +205,6 @@ class Communicator(SymmetricMemory, RaggedCollectives, GrowingJob):
     @collective(Kind.BARRIER)
     def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Any:
         """Wait until every rank has called it."""
-
-    def send(self, x: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
-        """Send an array to one rank; returns when ``x`` may be changed again."""
-        self._session.send(x, dst, tag, timeout)
-
-    def recv(self, x: Any, src: int = ANY, tag: int = 0, *, timeout: float | None = None) -> int:
-        """Receive into ``x`` the next message with this tag.
-
-        Args:
-            x: Writable, contiguous array of the size and dtype of the message.
-            src: Rank to receive from, or `pycoll.ANY`.
-            tag: Tag the sender gave, 0 to 2**31 - 1.
-            timeout: See the class.
-
-        Returns:
-            The rank that sent it.
-
-        Raises:
-            MismatchError: If dtype or size differ from the message's; the message stays.
-        """
-        return self._session.recv(x, src, tag, timeout)
 
     def plan(
         self,
@@ -350,4 +344,4 @@ class Communicator(SymmetricMemory, RaggedCollectives, GrowingJob):
         self.close()
 
 
-__all__ = ["ANY", "Communicator", "Work"]
+__all__ = ["Communicator", "Work"]

@@ -29,7 +29,7 @@ import numpy as np
 
 from pycoll.errors import ScheduleError
 from pycoll.schedule.language.author_errors import author_errors, current_line
-from pycoll.schedule.language.collectives import order_of
+from pycoll.schedule.language.collectives import COLLECTIVES, order_of
 from pycoll.schedule.language.pieces import ACC, IN, OUT, TMP, Buffer, Fold, Piece, Vector, at, fold
 
 __all__ = [
@@ -260,6 +260,8 @@ class Schedule:
     @cached_property
     def reduces_at_once(self) -> bool:
         """Whether every fold that combines anything combines one input of each rank."""
+        if COLLECTIVES[self.collective].prefix is not None:
+            return False
         for number, folds in enumerate(self.rounds(self.all_ranks())):
             inputs = (Buffer.IN, Buffer.IN if number else Buffer.ACC)
             for f in folds:

@@ -203,14 +203,15 @@ def _check_order(schedule, result):
     """Check that all ranks agree, and that the declared order is the one found."""
     if not COLLECTIVES[schedule.collective].reduces:
         return
-    by_chunk = defaultdict(set)
+    by_place = defaultdict(set)  # by chunk, and the ranks that contribute
     for chunk, tree in result.out.values():
-        by_chunk[chunk].add(tree)
-    shapes = set().union(*by_chunk.values())
-    order, leaves = schedule.algorithm.order, list(range(schedule.n))
-    if any(len(trees) > 1 for trees in by_chunk.values()):
+        by_place[chunk, result.trees.mask[tree]].add(tree)
+    order = schedule.algorithm.order
+    if any(len(trees) > 1 for trees in by_place.values()):
         raise Wrong(f"{schedule}: ranks disagree about the bits of a chunk")
-    if order == "tree" and shapes != {result.trees.balanced(leaves)}:
-        raise Wrong(f"{schedule}: the order is not that of the in-order tree")
-    if order == "rank" and shapes != {result.trees.chain(leaves)}:
-        raise Wrong(f"{schedule}: the order is not that of the ranks")
+    for (_, mask), trees in by_place.items():
+        leaves = [rank for rank in range(schedule.n) if mask >> rank & 1]
+        if order == "tree" and trees != {result.trees.balanced(leaves)}:
+            raise Wrong(f"{schedule}: the order is not that of the in-order tree")
+        if order == "rank" and trees != {result.trees.chain(leaves)}:
+            raise Wrong(f"{schedule}: the order is not that of the ranks")

@@ -24,7 +24,8 @@ def outputs(spec, n, chunks, root):
     Contributions are (source rank, source chunk) pairs, in rank order, each wanted once.
     """
     for rank in range(n):
-        if spec.out_at_root and rank != root:
+        first = spec.prefix == 0 and rank == 0
+        if first or (spec.out_at_root and rank != root):
             continue
         for chunk in range(chunks):
             if holds(spec.out_layout, rank, chunk, n, chunks):
@@ -34,7 +35,8 @@ def outputs(spec, n, chunks, root):
 def sources(spec, rank, chunk, n, chunks, root):
     """Return the contributions to one chunk of the output of a rank."""
     if spec.reduces:
-        return [(source, chunk) for source in range(n)]
+        last = n if spec.prefix is None else rank + spec.prefix
+        return [(source, chunk) for source in range(last)]
     share = chunks // n
     if spec.transposes:
         return [(chunk // share, rank * share + chunk % share)]

@@ -79,6 +79,9 @@ def expected(collective, parts, op="sum", order="tree", root=0):
         root: Root rank.
     """
     n = len(parts)
+    if collective in ("scan", "exscan"):
+        last = [rank + (collective == "scan") for rank in range(n)]
+        return [reduce(parts[:end], op, order) if end else neutral(parts[0], op) for end in last]
     reduces = collective in ("all_reduce", "reduce_scatter", "reduce")
     total = reduce(parts, op, order) if reduces else None
     at_root = [rank == root for rank in range(n)]
@@ -101,6 +104,17 @@ def expected(collective, parts, op="sum", order="tree", root=0):
     if collective == "all_gather":
         return [joined] * n
     raise ValueError(collective)
+
+
+def neutral(like, op):
+    """Return an array of what combining with leaves a value as it is."""
+    kind = like.dtype
+    if op in ("min", "max"):
+        info = np.iinfo(kind) if kind.kind in "iu" else None
+        low, high = (info.min, info.max) if info else (-np.inf, np.inf)
+        return np.full_like(like, high if op == "min" else low)
+    bits = np.array(-1).astype(kind) if op == "and" else None
+    return np.full_like(like, {"sum": 0, "prod": 1, "and": bits, "or": 0, "xor": 0}[op])
 
 
 def differences(got, want):

@@ -200,15 +200,27 @@ MessageMailbox::Message* MessageMailbox::find(int32_t src, uint32_t tag) {
   return nullptr;
 }
 
+std::optional<MessageMailbox::Envelope> MessageMailbox::peek(
+    int32_t src, int64_t tag, const std::vector<std::pair<int32_t, uint32_t>>& waiting) {
+  for (const Message& m : arrived_) {
+    if (src >= 0 && static_cast<uint32_t>(src) != m.src) continue;
+    if (tag >= 0 && tag != m.tag) continue;
+    const auto gets_it = [&](const auto& w) { return find(w.first, w.second) == &m; };
+    if (std::any_of(waiting.begin(), waiting.end(), gets_it)) continue;
+    return Envelope{m.src, m.tag, m.type, m.nbytes};
+  }
+  return std::nullopt;
+}
+
 MessagePostbox::Ticket MessagePostbox::send(const void* data, uint64_t nbytes, uint32_t type,
                                             uint32_t dst, uint32_t tag) {
   COLL_CHECK(!engine_->check(static_cast<int32_t>(dst), Pulse::kOnce), "PeerLeft",
              "send from rank ", engine_->link().rank(), " to rank ", dst,
              closed_text(static_cast<int32_t>(dst)));
   const std::lock_guard lock(engine_->mutex());
-  mailbox_.drain();  // throws if a rank has died
+  mailbox_->drain();  // throws if a rank has died
   Item item{.nbytes = nbytes, .type = type, .peer = static_cast<int32_t>(dst), .tag = tag};
-  item.parts = mailbox_.post(data, nbytes, type, dst, tag);
+  item.parts = mailbox_->post(data, nbytes, type, dst, tag);
   item.sender = engine_->link().rank();
   if (item.parts.empty()) return 0;  // it was copied
   items_.emplace(++newest_, std::move(item));
@@ -229,11 +241,11 @@ MessagePostbox::Ticket MessagePostbox::recv(void* data, uint64_t nbytes, uint32_
 
 // Moves everything that can be moved. The mutex is held.
 void MessagePostbox::progress() {
-  mailbox_.drain();
+  mailbox_->drain();
   std::erase_if(incoming_, [&](Ticket ticket) {
     Item& item = items_.at(ticket);
     try {
-      const auto sender = mailbox_.collect(item.data, item.nbytes, item.type, item.peer, item.tag);
+      const auto sender = mailbox_->collect(item.data, item.nbytes, item.type, item.peer, item.tag);
       if (!sender) return false;
       item.sender = *sender;
     } catch (const Error&) {
@@ -255,6 +267,12 @@ bool MessagePostbox::done(Ticket ticket) {
   progress();
   const auto found = items_.find(ticket);
   return found == items_.end() || found->second.done;
+}
+
+void MessagePostbox::forget(Ticket ticket) {
+  const std::lock_guard lock(engine_->mutex());
+  std::erase(incoming_, ticket);
+  items_.erase(ticket);
 }
 
 uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
@@ -290,7 +308,7 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
     finished = wait_until(engine_->policy(), Bell{}, arrived, [&](Pulse pulse) {
       const bool closed = engine_->check(item->peer, pulse);
       const std::lock_guard lock(engine_->mutex());
-      const bool coming = item->incoming && mailbox_.announced(item->peer, item->tag);
+      const bool coming = item->incoming && mailbox_->announced(item->peer, item->tag);
       return (closed && !coming) || now_ns() >= deadline;
     });
   } catch (const Error&) {  // whoever hears of it may change or free the memory
@@ -308,6 +326,28 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
   items_.erase(ticket);
   if (error != nullptr) std::rethrow_exception(error);
   return sender;
+}
+
+std::optional<MessageMailbox::Envelope> MessagePostbox::probe(int32_t src, int64_t tag,
+                                                              double timeout_s) {
+  engine_->poll();
+  const uint64_t deadline = deadline_after(timeout_s);
+  std::optional<MessageMailbox::Envelope> found;
+  const auto arrived = [&] {
+    const std::lock_guard lock(engine_->mutex());
+    progress();
+    std::vector<std::pair<int32_t, uint32_t>> waiting;
+    for (const Ticket ticket : incoming_) {
+      waiting.emplace_back(items_.at(ticket).peer, items_.at(ticket).tag);
+    }
+    found = mailbox_->peek(src, tag, waiting);
+    return found.has_value();
+  };
+  wait_until(engine_->policy(), Bell{}, arrived,
+             [&](Pulse pulse) { return engine_->check(src, pulse) || now_ns() >= deadline; });
+  COLL_CHECK(found || now_ns() >= deadline, "PeerLeft", "probe on rank ", engine_->link().rank(),
+             " for ", rank_name(src), closed_text(src));
+  return found;
 }
 
 std::string MessagePostbox::describe(const Item& item) const {

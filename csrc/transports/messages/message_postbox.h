@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/one_thread.h"
@@ -48,6 +49,14 @@ class MessageMailbox {
   // returns the sender. Throws MismatchError if it has another size or type.
   std::optional<uint32_t> collect(void* data, uint64_t nbytes, uint32_t type, int32_t src,
                                   uint32_t tag);
+  // The oldest message that was announced and that none of those who wait, by source and tag, is to
+  // get; src < 0 and tag < 0: any.
+  struct Envelope {
+    uint32_t src, tag, type;
+    uint64_t nbytes;
+  };
+  std::optional<Envelope> peek(int32_t src, int64_t tag,
+                               const std::vector<std::pair<int32_t, uint32_t>>& waiting);
   // Whether such a message has been announced: it still arrives if its sender has closed.
   bool announced(int32_t src, uint32_t tag) { return find(src, tag) != nullptr; }
 
@@ -78,7 +87,10 @@ class MessagePostbox {
   using Ticket = uint64_t;
 
   explicit MessagePostbox(std::shared_ptr<MessageEngine> engine)
-      : engine_(std::move(engine)), mailbox_(engine_) {}
+      : MessagePostbox(engine, std::make_shared<MessageMailbox>(engine)) {}
+  // Goes on with a mailbox that was used by itself, and with what has arrived in it.
+  MessagePostbox(std::shared_ptr<MessageEngine> engine, std::shared_ptr<MessageMailbox> mailbox)
+      : engine_(std::move(engine)), mailbox_(std::move(mailbox)) {}
   ~MessagePostbox() { close(); }
   MessagePostbox(const MessagePostbox&) = delete;
   MessagePostbox& operator=(const MessagePostbox&) = delete;
@@ -87,6 +99,8 @@ class MessagePostbox {
   Ticket send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst, uint32_t tag);
   Ticket recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag);
   bool done(Ticket ticket);
+  void forget(Ticket ticket);
+  std::optional<MessageMailbox::Envelope> probe(int32_t src, int64_t tag, double timeout_s);
   uint32_t wait(Ticket ticket, double timeout_s);
   void close();
 
@@ -107,7 +121,7 @@ class MessagePostbox {
   std::string describe(const Item& item) const;
 
   std::shared_ptr<MessageEngine> engine_;
-  MessageMailbox mailbox_;
+  std::shared_ptr<MessageMailbox> mailbox_;
   // Of everything below: the engine's mutex.
   std::unordered_map<Ticket, Item> items_;
   std::deque<Ticket> incoming_;  // posted and not done, in order

@@ -80,7 +80,7 @@ class Problem:
             weight = np.arange(n) + n
             blocks = np.maximum(1, count * weight // weight.sum())
             return cls(name, dtype, op, tuple(int(b) for b in blocks))
-        if name in ("all_reduce", "broadcast", "reduce"):
+        if name in ("all_reduce", "broadcast", "reduce", "scan", "exscan"):
             return cls(name, dtype, op, (count, *[0] * (n - 1)))
         return cls(name, dtype, op, (max(1, count // n),) * n)
 
@@ -115,7 +115,8 @@ class Problem:
 
     def out_count(self, rank: int) -> int:
         """Elements of a rank's output, 0 for a rank without one."""
-        if self.promise.out_at_root and rank != self.root:
+        nobody = not self.promise.sources(rank, self.n)
+        if nobody or (self.promise.out_at_root and rank != self.root):
             return 0
         if self.promise.transposes:
             return self.n * self.blocks[rank]
@@ -131,7 +132,7 @@ class Problem:
         if not self.out_count(rank):
             return None
         if promise.reduces:
-            parts = np.stack([_tile(r, self.op) for r in range(self.n)])
+            parts = np.stack([_tile(r, self.op) for r in range(promise.sources(rank, self.n))])
             full = np.resize(_finish(_COMBINE[self.op].reduce(parts), self), self.count)
         elif promise.transposes:
             mine = self.block(rank)

@@ -87,7 +87,9 @@ class VirtualRanks:
         return self._run(Kind.ALL_GATHER, xs, **options)
 
     def broadcast(self, xs: Any, root: int = 0, **options: Any) -> Any:
-        """Give every rank the root's array; arguments as for `all_reduce`."""
+        """Copy the root's array into those of all ranks, or to ``out``; see `all_reduce`."""
+        if options.get("out") is None:
+            options["out"] = xs
         return self._run(Kind.BROADCAST, xs, root=root, **options)
 
     def gather(self, xs: Any, root: int = 0, **options: Any) -> Any:

@@ -37,9 +37,9 @@ def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
         if start == "broadcast":
             for parameter in parameters:
                 value = values[parameter.name] = values[parameter.name].copy()
-                groups.data.comm.broadcast(value, out=value)
+                groups.data.comm.broadcast(value)
                 if parameter.spec.tensor_axis is None:
-                    groups.tensor.comm.broadcast(value, out=value)
+                    groups.tensor.comm.broadcast(value)
         elif start == "check":
             _check_values(values, parameters, groups)
         bucket.fill({"parameters": values})

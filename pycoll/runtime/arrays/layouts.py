@@ -96,6 +96,8 @@ RESULT_SHAPE: dict[Kind, Callable[[Shape, int], Shape]] = {
     Kind.SCATTER: _split,
     Kind.ALL_TO_ALL: _blocks,
     Kind.BARRIER: _same,
+    Kind.SCAN: _same,
+    Kind.EXSCAN: _same,
 }
 
 

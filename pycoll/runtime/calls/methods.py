@@ -61,7 +61,7 @@ def reports_misuse(method: _F) -> _F:
     return call
 
 
-def collective(kind: Kind) -> Callable[[_F], _F]:
+def collective(kind: Kind, *, in_place: bool = False) -> Callable[[_F], _F]:
     """Make a method run a collective.
 
     The function decorated gives the method its parameters, defaults and documentation; its body is
@@ -71,6 +71,7 @@ def collective(kind: Kind) -> Callable[[_F], _F]:
     Args:
         kind: What the method runs. ``**options`` stands for algorithm, timeout, async_op and
             stream.
+        in_place: Without ``out`` the result takes the place of ``x``.
     """
 
     def decorate(function: _F) -> _F:
@@ -90,6 +91,7 @@ def collective(kind: Kind) -> Callable[[_F], _F]:
             else given[name].default
             for name, default in zip(names, _DEFAULTS, strict=True)
         )
-        return functools.update_wrapper(_C.Method(kind, names, positional, defaults), function)
+        method = _C.Method(kind, names, positional, defaults, in_place)
+        return functools.update_wrapper(method, function)
 
     return decorate

@@ -21,6 +21,7 @@ from pycoll.runtime.arrays.host_arrays import (
     view,
 )
 from pycoll.runtime.arrays.layouts import RESULT_SHAPE, Detour, Mirror, Shape
+from pycoll.runtime.arrays.neutral import fill_with_neutral
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.plans import CallSpec, PlanCache
 from pycoll.runtime.calls.prepared import CallRequest, Prepared, call_spec
@@ -76,28 +77,38 @@ class Caller:
         spec = COLLECTIVES[request.collective]
         n, at_root = self.plans.world_size, self.plans.rank == root
         has_in = not spec.in_at_root or at_root
-        has_out = not spec.out_at_root or at_root
+        has_out = (not spec.out_at_root or at_root) and spec.sources(self.plans.rank, n) > 0
         given, shape, block = self._shapes(request.kind, x, out, has_in)
-        if not has_out and out is not None:
+        if spec.out_at_root and not at_root and out is not None:
             raise ArgumentError(f"out is for the root, rank {root}; this is rank {self.plans.rank}")
         result, target = None, None
-        if has_out:
+        if request.kind == Kind.BROADCAST and out is x:
+            result, given = x, self._received(given, at_root)
+            target = given
+        elif has_out or spec.prefix is not None:
             result = self.new_like(given, shape) if out is None else out
             target = self.view(result, "out")
             check_output(target, shape, given)
+        if spec.prefix is not None and op == ReduceOp.AVG:
+            raise ArgumentError(f"op='avg' is not defined for {request.collective}")
         reduces = spec.reduces and request.kind != Kind.BARRIER
-        source = given
+        source, neutral = given, None if has_out else target
         if reduces:
             source = as_reducible(self._contiguous(given), request.op, "x")
             target = as_reducible(target, request.op, "out") if target is not None else None
         elif has_in:
             source = self._contiguous(given)
         source = self._untangle(request.kind, source, target) if has_in else source
+        if neutral is not None:  # nobody is below the first rank of an exscan
+            fill_with_neutral(neutral, request.op)
+            target = None
         count = source.array.size if reduces else block
         scale = n if spec.in_layout == "own" else 1
-        return self._bind(
+        prepared = self._bind(
             request, op, root, count * scale, source if has_in else None, target, source, result
         )
+        prepared.plain = prepared.plain and neutral is None
+        return prepared
 
     def view(self, x: Any, what: str) -> ArrayView:
         """Look at an array of the caller's."""
@@ -114,6 +125,19 @@ class Caller:
         copy = self.memory.empty(v.array.shape, v.array.dtype)  # where peers can reach it, too
         copy[...] = v.array
         return v._replace(array=copy)
+
+    def _received(self, given: ArrayView, at_root: bool) -> ArrayView:
+        """Return where a broadcast in place works; the root's array is only read."""
+        if at_root:
+            flags = given.array.flags
+            return given if flags.writeable and flags.c_contiguous else self.duplicate(given)
+        try:
+            check_output(given, tuple(given.array.shape), given, "x")
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"{error}; broadcast fills x on every rank but the root, unless there is an out="
+            ) from None
+        return given
 
     def _set_apart(self, v: ArrayView) -> ArrayView:
         return self.duplicate(v)._replace(apart=True)

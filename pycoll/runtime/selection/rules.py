@@ -36,6 +36,7 @@ _IN_PLACE = "ranks work on each other's arrays: each byte is loaded and stored a
 _SHARED = "many ranks fold at the same time, where otherwise the root would fold alone"
 _SHARED_COPIES = "root and receivers copy at the same time, each an equal part"
 _PIPELINED = "the others fetch a block while the root lays out the next"
+_ONE_INPUT = "every rank reads one vector, not one of each rank below it, block behind block"
 _FEW_COPIES = "it loads and stores the fewest bytes when arrays are staged"
 
 
@@ -44,6 +45,16 @@ def _one_round(collective: str, names: tuple[str, ...]) -> tuple[Rule, ...]:
     return (
         Rule(collective, ANY_N, 4 * K, False, names, _FEW_SYNCS),
         Rule(collective, ANY_N, ANY_SIZE, False, names, _FEW_COPIES),
+    )
+
+
+def _prefix(collective: str) -> tuple[Rule, ...]:
+    """Lines of a prefix reduction, wherever its ranks are."""
+    return (
+        Rule(collective, 16, 8 * K, False, ("direct_rank", "direct"), _FEW_SYNCS),
+        Rule(collective, ANY_N, 2 * K, False, ("direct_rank", "direct"), _FEW_SYNCS),
+        Rule(collective, 2, ANY_SIZE, False, ("direct_rank", "direct"), _FEW_COPIES),
+        Rule(collective, ANY_N, ANY_SIZE, False, ("chain", "direct_rank", "direct"), _ONE_INPUT),
     )
 
 
@@ -88,6 +99,8 @@ RULES = (
     Rule("all_to_all", ANY_N, 4 * K, False, ("direct",), _FEW_SYNCS),
     Rule("all_to_all", ANY_N, ANY_SIZE, True, ("direct",), _IN_PLACE),
     Rule("all_to_all", ANY_N, ANY_SIZE, False, ("direct",), _FEW_COPIES),
+    *_prefix("scan"),
+    *_prefix("exscan"),
 )
 """The first line that fits a call decides."""
 
@@ -124,6 +137,8 @@ _ANYWHERE = (
     Rule("scatter", 16, ANY_SIZE, False, ("direct",), _LEAST_BYTES),
     _any_size("scatter", ("binomial",), _FEW_ROUNDS),
     _any_size("all_to_all", ("direct",), _LEAST_BYTES),
+    *_prefix("scan"),
+    *_prefix("exscan"),
 )
 
 _EXCHANGE = ("recursive_doubling", *_ONE_SHOT)

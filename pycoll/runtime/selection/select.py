@@ -87,12 +87,14 @@ class SelectionRequest:
 
 @lru_cache(1024)
 def folds_at_once(algorithm: Algorithm, n: int) -> bool:
-    """Whether every reduction of a result happens in one fold of the contributions of all ranks."""
+    """Whether every reduction of a result happens in one fold of all its contributions."""
     if n <= 2:
         return True
     schedule = algorithm.schedule(n)
-    folds = (f for group in schedule.rounds(schedule.all_ranks()) for f in group)
-    return all(len(f.srcs) in (1, n) for f in folds if f.happens)
+    folds = [f for group in schedule.rounds(schedule.all_ranks()) for f in group if f.happens]
+    if COLLECTIVES[algorithm.collective].prefix is None:
+        return all(len(f.srcs) in (1, n) for f in folds)
+    return all(p.buffer == Buffer.IN for f in folds if len(f.srcs) > 1 for p in f.srcs)
 
 
 @lru_cache(1024)
@@ -151,7 +153,8 @@ def select(
 ) -> Choice:
     """Choose the algorithm of a call, described as by `SelectionRequest`.
 
-    ``order=None`` means ``"tree"`` for a reduction, or whatever the named algorithm gives.
+    ``order=None`` means ``"tree"`` for a reduction, ``"rank"`` for a prefix reduction, or whatever
+    the named algorithm gives.
     `machine` is for predictions, which do not decide; what was measured comes first (`world`).
 
     Raises:
@@ -180,7 +183,8 @@ def _order(collective: str, order: str | None, named: bool) -> str:
         if order is not None:
             raise ArgumentError(f"order={order!r} is for reductions; {collective} reduces nothing")
         return ""
-    return order or ("any" if named else "tree")
+    usual = "tree" if COLLECTIVES[collective].prefix is None else "rank"
+    return order or ("any" if named else usual)
 
 
 def _in_its_order(request: SelectionRequest, algorithm: Algorithm) -> SelectionRequest:

@@ -224,9 +224,8 @@ def _reach(session: Session, peer: int, nonce: int, left: Callable[[], float]) -
 
 def _send(way: Session, number: int, nonce: int, i: int, timeout: float) -> None:
     ping = np.array([nonce, i, way.rank], np.int64)
-    way.guard(
-        way.boxes().send, ping.ctypes.data, ping.nbytes, int(DType.INT64), number, TAG, timeout
-    )
+    message = ping.ctypes.data, ping.nbytes, int(DType.INT64), number, TAG
+    way.deliver(ping, message, timeout)
 
 
 def _receive(
@@ -234,7 +233,7 @@ def _receive(
 ) -> None:
     ping: Any = np.full(3, -1, np.int64)
     while ping[0] < nonce:  # an earlier check that failed may have left some
-        code = int(DType.INT64)
-        way.guard(way.boxes().recv, ping.ctypes.data, ping.nbytes, code, number, TAG, left())
+        message = ping.ctypes.data, ping.nbytes, int(DType.INT64), number, TAG
+        way.take(ping, message, left())
     if ping.tolist() != [nonce, i, number]:
         raise TransportError(f"rank {peer} sent {ping.tolist()}, expected {[nonce, i, number]}")

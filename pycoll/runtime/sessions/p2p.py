@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pycoll import _C
-from pycoll.errors import ArgumentError, CommClosed
+from pycoll.errors import ArgumentError, CollTimeout, CommClosed
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, view
+from pycoll.runtime.arrays.numbers import as_array
+from pycoll.runtime.calls.messages import MessageInfo, MessageWork
 
+ANY_TAG = -1
 _MAX_TAG = 2**31 - 1
 _MOST_CODES = 256
 _CODES: dict[np.dtype, int] = {}
@@ -20,30 +24,128 @@ class TaggedMessages:
     """The methods of `pycoll.runtime.sessions.session.Session` behind ``send`` and ``recv``."""
 
     world_size: int
+    rank: int
     closed_because: str
+    under_way: set[Any]  # messages that have not ended, which keep their arrays
     _engine: Any
     _mailboxes: Any
+    _postbox: Any = None  # instead of the mailboxes, once a message was sent in the background
 
     def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
         """See `pycoll.Communicator.send`."""
-        plain = _C.stretch(x, False)
-        code = None if plain is None else _CODES.get(x.dtype)
-        if code is None:
-            source = view(x, "x")
-            _remember(x, source.code)
-            x, code = np.ascontiguousarray(source.array), source.code
-            plain = ArrayView(x, source.dtype, source.name, x).pointer, x.nbytes
-        self._check_peer("dst", dst, 0)
-        limit, number = self._limit(timeout), self._tag(tag)
+        x, *message = self._to_send(x, dst, tag)
+        self.deliver(x, message, self._limit(timeout))
+
+    def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
+        """See `pycoll.Communicator.recv`."""
+        limit = self._limit(timeout)
+        if tag == ANY_TAG:
+            self._to_receive(x, src, 0)
+            src, tag, _ = self.probe(src, tag, limit)
+        return self.take(x, self._to_receive(x, src, tag), limit)
+
+    def isend(self, x: Any, dst: int, tag: int) -> MessageWork:
+        """See `pycoll.Communicator.isend`."""
+        x, *message = self._to_send(x, dst, tag)
+        return self._sent(x, message)
+
+    def irecv(self, x: Any, src: int, tag: int) -> MessageWork:
+        """See `pycoll.Communicator.irecv`."""
+        return self._received(x, self._to_receive(x, src, tag))
+
+    def sendrecv(
+        self, x: Any, dst: int, out: Any, src: int, tags: tuple[int, int], timeout: float | None
+    ) -> int:
+        """See `pycoll.Communicator.sendrecv`."""
+        x, *message = self._to_send(x, dst, tags[0])
+        coming, limit = self._to_receive(out, src, tags[1]), self._limit(timeout)
+        if _C.address(x) == coming[0]:
+            x = x.copy()
+            message[0] = _C.address(x)
+        received = self._received(out, coming)
+        try:
+            self._wait_or_abort(self._sent(x, message), limit)
+            return received.wait(limit)
+        except CollTimeout:
+            received.forget()
+            raise
+
+    def probe(self, src: int, tag: int, limit: float) -> MessageInfo:
+        """Wait for a message, and leave it; see `pycoll.Communicator.probe`."""
+        found = self.look(src, tag, limit)
+        if found is None:
+            source = "any rank" if src < 0 else f"rank {src}"
+            raise CollTimeout(f"probe on rank {self.rank}: nothing from {source} in {limit:g} s")
+        return found
+
+    def look(self, src: int, tag: int, limit: float) -> MessageInfo | None:
+        """Return what is known of a message, or None if there is none in time."""
+        self._check_peer("src", src, -1)
+        number = ANY_TAG if tag == ANY_TAG else self._tag(tag)
+        found = self.messaging(self.postbox().probe, src, number, limit)
+        return None if found is None else MessageInfo(found[0], found[1], found[3])
+
+    def deliver(self, x: Any, message: Sequence[int], limit: float) -> None:
+        """Send a message: address, bytes, type, rank and tag."""
+        if self._postbox is not None:
+            return self._wait_or_abort(self._sent(x, message), limit)
         boxes = self.boxes()
         try:
-            self.guard(boxes.send, *plain, code, dst, number, limit)
+            self.messaging(boxes.send, *message, limit)
         except BaseException:
             self.abandon(x)
             raise
 
-    def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
-        """See `pycoll.Communicator.recv`."""
+    def take(self, x: Any, message: Sequence[int], limit: float) -> int:
+        """Receive a message, likewise; return the sender."""
+        if self._postbox is None:
+            return self.messaging(self.boxes().recv, *message, limit)
+        work = self._received(x, message)
+        try:
+            return work.wait(limit)
+        except CollTimeout:
+            work.forget()
+            raise
+
+    def messaging(self, function: Any, *args: Any) -> Any:
+        """Call what moves messages, and turn its failures into pycoll's exceptions."""
+        return self.guard(function, *args)
+
+    def limit(self, timeout: float | None) -> float:
+        """Return the seconds that a call may take."""
+        return self._limit(timeout)
+
+    def postbox(self) -> Any:
+        """Return what moves messages in the background; from the first use on it moves all."""
+        boxes = self.boxes()
+        if self._postbox is None:
+            on_host = isinstance(boxes, _C.Mailboxes)
+            box = _C.Postbox if on_host else _C.MessagePostbox
+            self._postbox = self.guard(box, self._engine, boxes)
+        return self._postbox
+
+    def close_postbox(self) -> None:
+        """End all messages that are under way."""
+        if self._postbox is not None:
+            self._postbox.close()
+            for work in self.under_way:
+                self.abandon(work._memory)
+            self.under_way.clear()
+
+    def _to_send(self, x: Any, dst: int, tag: int) -> tuple[Any, ...]:
+        """Return a contiguous array, and what the engine is told of it."""
+        plain = _C.stretch(x, False)
+        code = None if plain is None else _CODES.get(x.dtype)
+        if code is None:
+            source = view(as_array(x), "x")
+            _remember(x, source.code)
+            x, code = np.ascontiguousarray(source.array), source.code
+            plain = ArrayView(x, source.dtype, source.name, x).pointer, x.nbytes
+        self._check_peer("dst", dst, 0)
+        return x, *plain, code, dst, self._tag(tag)
+
+    def _to_receive(self, x: Any, src: int, tag: int) -> tuple[int, ...]:
+        """Return what the engine is told of an array that is to be filled."""
         plain = _C.stretch(x, True)
         code = None if plain is None else _CODES.get(x.dtype)
         if code is None:
@@ -52,8 +154,21 @@ class TaggedMessages:
             plain, code = (target.pointer, target.array.nbytes), target.code
             _remember(x, code)
         self._check_peer("src", src, -1)
-        limit, number = self._limit(timeout), self._tag(tag)
-        return self.guard(self.boxes().recv, *plain, code, src, number, limit)
+        return *plain, code, src, self._tag(tag)
+
+    def _sent(self, x: Any, message: Sequence[int]) -> MessageWork:
+        return MessageWork(self, self.messaging(self.postbox().send, *message), x, True)
+
+    def _received(self, x: Any, message: Sequence[int]) -> MessageWork:
+        return MessageWork(self, self.messaging(self.postbox().recv, *message), x, False)
+
+    def _wait_or_abort(self, work: MessageWork, limit: float) -> None:
+        """Wait for a message that was sent; half of it may have arrived if the time is over."""
+        try:
+            work.wait(limit)
+        except CollTimeout:
+            self.abort("a send timed out half way")
+            raise
 
     def abandon(self, memory: Any) -> None:
         """Do nothing: in shared memory, who gives up sending takes back what he has offered."""

@@ -34,7 +34,10 @@ _MEMORY = {
 _REACHED = {0: "is in", ENTERED: "is in", DONE: "has done its part of", FAILED: "has given up"}
 _WANTED = {0: "to make this call", ENTERED: "to make this call", DONE: "to be done with it"}
 _OTHER = {TWO_LEVELS: "two_levels"}
-_REDUCING = (Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_V)
+_REDUCING = (
+    *(Kind.ALL_REDUCE, Kind.REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE_SCATTER_V),
+    *(Kind.SCAN, Kind.EXSCAN),
+)
 
 
 @dataclass(frozen=True)

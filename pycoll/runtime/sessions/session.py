@@ -8,15 +8,20 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
+
+import numpy as np
 
 from pycoll import _C, algorithms
 from pycoll.config import Config, check_timeout
 from pycoll.errors import ArgumentError, CollError, CommClosed, in_words, sendable
 from pycoll.runtime.arrays.host_arrays import on_device
 from pycoll.runtime.arrays.layouts import ChunkLayout
+from pycoll.runtime.arrays.numbers import NUMBERS, as_array
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.call_sites import CallSites
+from pycoll.runtime.calls.functions import function_for, reduce_with
 from pycoll.runtime.calls.plans import CallSpec, PlanCache, barrier_spec
 from pycoll.runtime.calls.prepare import Caller
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
@@ -88,6 +93,7 @@ class Session(TaggedMessages):
     ) -> None:
         self.rank, self.world_size, self.config = rank, world_size, config
         self._in_flight: deque[QueuedCall] = deque()  # in the order of the queue
+        self.under_way = set()
         self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
         self.children: weakref.WeakSet[Session] = weakref.WeakSet()  # made of some of these ranks
         self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
@@ -157,6 +163,8 @@ class Session(TaggedMessages):
         stream: Any = None,
     ) -> Any:
         """Run one collective; the arguments are those of `pycoll.Communicator`."""
+        if type(x) in NUMBERS or isinstance(x, (list, tuple)):
+            return self._on_numbers(kind, x, out, op, root, order, algorithm, timeout, async_op)
         request = CallRequest(kind, op, root, order, algorithm)
         limit, later, on_host = self.refusing(
             lambda: (self._limit(timeout), bool(async_op), not (on_device(x) or on_device(out)))
@@ -164,6 +172,10 @@ class Session(TaggedMessages):
         if stream is not None or not on_host:
             side = self.refusing(lambda: self.device_side(x, out))
             return side.call(request, x, out, limit, later, stream)
+        function = function_for(kind, op, x)
+        if function is not None:
+            request = replace(request, op=function)
+            return reduce_with(self, request, x, out, limit, later)
         prepared = self.refusing(lambda: self.prepare(request, x, out))
         result = self.start(prepared, limit, later)
         if prepared.plain and (not later or isinstance(result, Work)):
@@ -171,6 +183,13 @@ class Session(TaggedMessages):
             call = self.remembered(prepared)
             self.fast.remember(call, kind, x, out, op, root, order, algorithm, fresh)
         return result
+
+    def _on_numbers(self, kind: Kind, x: Any, out: Any, *options: Any) -> Any:
+        """Run a call on numbers, which become an array; a single one gives a single one."""
+        array = self.refusing(lambda: as_array(x, filled=kind == Kind.BROADCAST))
+        result = self.call(kind, array, array if out is x else out, *options)
+        single = isinstance(result, np.ndarray) and result.ndim == 0 and result is not out
+        return result[()] if single else result
 
     def remembered(self, prepared: Prepared) -> Any:
         """Return what makes calls like this one need no Python code."""
@@ -356,6 +375,7 @@ class Session(TaggedMessages):
                 self.link.let_go(self)
             if self.device is not None:
                 self.device.close()
+            self.close_postbox()
             self.guard(self._engine.close)
             self.sweep()
             self._in_flight.clear()
@@ -364,6 +384,7 @@ class Session(TaggedMessages):
                 self.device.free()
             if self.fast is not None:
                 self.fast.forget()
-            self._caller = self._engine = self._mailboxes = self.control = self.sites = None
+            self._caller = self._engine = self._mailboxes = self._postbox = None
+            self.control = self.sites = None
             atexit.unregister(self._at_exit)
             self.kept.clear()

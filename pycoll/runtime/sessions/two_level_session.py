@@ -196,13 +196,9 @@ class TwoLevelSession(MpiSession):
         if self.node.engine.report() is None:
             self.node.abort(text)
 
-    def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
-        """See `pycoll.Communicator.send`."""
-        self._heard_here(super().send, x, dst, tag, timeout)
-
-    def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
-        """See `pycoll.Communicator.recv`."""
-        return self._heard_here(super().recv, x, src, tag, timeout)
+    def messaging(self, function: Any, *args: Any) -> Any:
+        """Call what moves messages, and turn its failures into pycoll's exceptions."""
+        return self._heard_here(super().messaging, function, *args)
 
     def _heard_here(self, function: Any, *args: Any) -> Any:
         """Let the failure of a message also reach the ranks of this host in shared memory."""

@@ -34,6 +34,8 @@ def busbw_factor(collective: str, n: int) -> float:
         "all_reduce": 2 * (n - 1) / n,
         "broadcast": 1.0,
         "reduce": 1.0,
+        "scan": 1.0,
+        "exscan": 1.0,
         **dict.fromkeys(
             ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"), (n - 1) / n
         ),

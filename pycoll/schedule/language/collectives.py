@@ -25,11 +25,17 @@ class Collective:
     out_at_root: bool = False  # only the root has an output
     reduces: bool = False  # contributions of all ranks are combined
     transposes: bool = False  # output chunk j of rank i is input chunk i of rank j
+    # rank r gets what the first r + prefix ranks contribute, and has no output if these are none
+    prefix: int | None = None
 
     @property
     def rooted(self) -> bool:
         """Whether the collective has a root."""
         return self.in_at_root or self.out_at_root
+
+    def sources(self, rank: int, n: int) -> int:
+        """Return how many ranks, from rank 0 on, contribute to a reduction's output of a rank."""
+        return n if self.prefix is None else rank + self.prefix
 
 
 COLLECTIVES = {
@@ -43,6 +49,8 @@ COLLECTIVES = {
         Collective("gather", in_layout=OWN, out_at_root=True),
         Collective("scatter", out_layout=OWN, in_at_root=True),
         Collective("all_to_all", transposes=True),
+        Collective("scan", reduces=True, prefix=1),
+        Collective("exscan", reduces=True, prefix=0),
     )
 }
 

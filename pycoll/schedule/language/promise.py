@@ -19,7 +19,8 @@ class Promise:
     n: int
     chunks: int
     alike: int  # chunks that are so far apart are equally long, whatever the size of the vector
-    reduces: bool  # every output wants the contributions of all ranks to its chunk, each once
+    reduces: bool  # every output wants the contributions of ranks to its chunk, each once
+    sources: np.ndarray  # ``[n]`` of how many ranks, from rank 0 on, a rank's outputs want them
     # in_held, out_held: ``[n, chunks]`` whether the rank's IN (OUT) holds the chunk
     in_held: np.ndarray
     out_held: np.ndarray
@@ -49,6 +50,8 @@ class Promise:
         share = max(1, chunks // n)
         own = chunk // share == rank
         at_root = rank == root
+        sources = np.array([spec.sources(r, n) for r in range(n)])
+        gets = (at_root | (not spec.out_at_root)) & (sources[rank] > 0)
         full = np.ones((n, chunks), bool)
         if spec.transposes:
             source, source_chunk = chunk // share, rank * share + chunk % share
@@ -59,7 +62,8 @@ class Promise:
             chunks=chunks,
             alike=share if owned else chunks,
             reduces=spec.reduces,
+            sources=sources,
             in_held=(own if spec.in_layout == OWN else full) & (at_root | (not spec.in_at_root)),
-            out_held=(own if spec.out_layout == OWN else full) & (at_root | (not spec.out_at_root)),
+            out_held=(own if spec.out_layout == OWN else full) & gets,
             origin=source * chunks + source_chunk,
         )

@@ -127,16 +127,17 @@ class Replay:
         return not self.posted[rank]
 
     def _compare(self) -> str:
-        seen: dict[int, int] = {}
-        n, reduces = self.promise.n, self.promise.reduces
+        seen: dict[tuple[int, int], int] = {}
+        reduces = self.promise.reduces
         for rank, chunk in self.outputs:
             origin = divmod(int(self.promise.origin[rank, chunk]), self.chunks)
-            wanted = [(source, chunk) for source in range(n)] if reduces else [origin]
+            count = int(self.promise.sources[rank])
+            wanted = [(source, chunk) for source in range(count)] if reduces else [origin]
             total = sum(self.inputs[source][0] for source in wanted)
             value, expression = self.found[rank, chunk]
             if value != total:
                 return f"rank {rank} has a wrong chunk {chunk}"
-            if reduces and seen.setdefault(chunk, expression) != expression:
+            if reduces and seen.setdefault((count, chunk), expression) != expression:
                 return f"rank {rank} has other bits in chunk {chunk}"
         return ""
 

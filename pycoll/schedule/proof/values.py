@@ -240,12 +240,15 @@ def _check_counts(
     chunk: np.ndarray,
     held: np.ndarray,
 ) -> None:
-    n = trace.promise.n
-    once = sum(1 << _BITS * rank for rank in range(n))
-    for i, (want, value) in enumerate(zip(chunk.tolist(), held.tolist(), strict=True)):
-        right = expressions.total[value] == n and expressions.counts[value] == once
+    promise = trace.promise
+    once = [sum(1 << _BITS * rank for rank in range(count)) for count in range(promise.n + 1)]
+    sources = promise.sources[cell % (promise.n * promise.chunks) // promise.chunks].tolist()
+    wanted = zip(chunk.tolist(), sources, held.tolist(), strict=True)
+    for i, (want, count, value) in enumerate(wanted):
+        right = expressions.total[value] == count and expressions.counts[value] == once[count]
         if not right or expressions.chunk[value] != want:
-            _wrong(trace, cell[i], expressions, value, f"all ranks' chunk {want}, each once")
+            whose = "all ranks'" if count == promise.n else f"ranks 0 to {count - 1}'s"
+            _wrong(trace, cell[i], expressions, value, f"{whose} chunk {want}, each once")
 
 
 def _check_scaling(trace: Trace, root: np.ndarray, cell: np.ndarray) -> None:
@@ -266,26 +269,31 @@ def _order(
     chunk: np.ndarray,
     held: np.ndarray,
 ) -> Outcome:
-    first: dict[int, int] = {}
-    for i, (c, value) in enumerate(zip(chunk.tolist(), held.tolist(), strict=True)):
-        if held[first.setdefault(c, i)] != value:
+    first: dict[tuple[int, int], int] = {}  # by number of sources, and chunk
+    promise = trace.promise
+    sources = promise.sources[cell % (promise.n * promise.chunks) // promise.chunks]
+    for i, wanted in enumerate(zip(sources.tolist(), chunk.tolist(), strict=True)):
+        before = first.setdefault(wanted, i)
+        if held[before] != held[i]:
             raise ScheduleError(
-                f"{trace.title}: {trace.piece(cell[first[c]])} and {trace.piece(cell[i])} are "
+                f"{trace.title}: {trace.piece(cell[before])} and {trace.piece(cell[i])} are "
                 f"folded in different orders, so they can differ in their bits"
             )
-    values = tuple(int(held[first[c]]) for c in sorted(first))
+    values = tuple(int(held[first[wanted]]) for wanted in sorted(first))
     if values not in expressions.outcomes:
         expressions.outcomes[values] = _outcome(expressions, sorted(first), values)
     return expressions.outcomes[values]
 
 
-def _outcome(expressions: Expressions, chunk: list[int], values: tuple[int, ...]) -> Outcome:
-    n, chunks = expressions.promise.n, expressions.promise.chunks
+def _outcome(
+    expressions: Expressions, wanted: list[tuple[int, int]], values: tuple[int, ...]
+) -> Outcome:
+    chunks = expressions.promise.chunks
     orders = []
     for name, shape_of in (("tree", expressions.in_tree), ("rank", expressions.in_line)):
         if all(
-            expressions.shape[value] == shape_of([rank * chunks + c for rank in range(n)])
-            for c, value in zip(chunk, values, strict=True)
+            expressions.shape[value] == shape_of([rank * chunks + c for rank in range(count)])
+            for (count, c), value in zip(wanted, values, strict=True)
         ):
             orders.append(name)
     roundings = max([expressions.folds[value] for value in values], default=0)

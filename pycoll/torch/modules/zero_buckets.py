@@ -109,7 +109,7 @@ def make_bucket(
         name, elements = entry.parameter.name, parameter[entry.start : entry.stop]
         elements[...] = params[name].detach().numpy().reshape(-1)
         parts.append(part_of(name, params[name], elements))
-    channel.comm.broadcast(parameter, out=parameter)
+    channel.comm.broadcast(parameter)
     shard = torch.from_numpy(own_block(parameter, rank, n))
     reduced = channel.empty(layout.padded // n, dtype, "gradient")
     bucket = ZeroBucket(layout, parts, parameter, gradient, shard, reduced)

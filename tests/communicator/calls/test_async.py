@@ -37,7 +37,7 @@ def test_every_collective_in_the_background(run):
             comm.reduce_scatter(x, async_op=True),
             comm.reduce(x, root=1, async_op=True),
             comm.all_gather(x[:1], async_op=True),
-            comm.broadcast(x, root=1, async_op=True),
+            comm.broadcast(x.copy(), root=1, async_op=True),
             comm.gather(x[:1], root=1, async_op=True),
             comm.scatter(x, root=1, async_op=True),
             comm.all_to_all(x, async_op=True),
@@ -175,7 +175,7 @@ def test_a_plan_for_a_root_and_an_algorithm(run):
         x = values(comm, 8)
         broadcast = comm.plan("broadcast", like=x, root=1, algorithm="direct")
         ring = comm.plan("all_reduce", like=x, algorithm="ring", order="any")
-        return broadcast(x)[0], ring(x)[0]
+        return broadcast(x.copy())[0], ring(x)[0]
 
     assert run(2, rank) == [(2.0, 3.0)] * 2
 

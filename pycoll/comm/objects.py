@@ -1,0 +1,80 @@
+"""Calls on Python objects: a part of a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pycoll.comm.messages import ANY
+from pycoll.runtime.calls import objects
+from pycoll.runtime.calls.methods import reports_misuse
+from pycoll.runtime.sessions.session import Session
+from pycoll.types import Kind
+
+
+class Objects:
+    """The methods of `pycoll.Communicator` for Python objects.
+
+    They take what is data: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset
+    and dict, NumPy arrays and scalars, and these inside of each other. They travel as msgpack
+    (``pip install msgpack``); no code runs when they are read. ``pickle=True``, on every rank,
+    takes any object that can be pickled: reading a pickle runs whatever its sender has put there.
+
+    `ArgumentError`, on the rank that has it, for an object that cannot be sent; its peers raise
+    `PeerRejected`. Objects are for settings and small results: for large arrays use the calls on
+    arrays, which copy less.
+    """
+
+    _session: Session
+
+    @reports_misuse
+    def broadcast_object(
+        self, x: Any = None, root: int = 0, *, pickle: bool = False, timeout: float | None = None
+    ) -> Any:
+        """Return the root's object on every rank; on other ranks ``x`` does not matter."""
+        return objects.broadcast(self._session, x, root, pickle, timeout)
+
+    @reports_misuse
+    def all_gather_object(
+        self, x: Any, *, pickle: bool = False, timeout: float | None = None
+    ) -> list[Any]:
+        """Return the list of the objects of all ranks, by rank, on every rank."""
+        kind = Kind.ALL_GATHER_V
+        found = objects.gather(self._session, kind, x, 0, pickle, timeout)
+        return found or []
+
+    @reports_misuse
+    def gather_object(
+        self, x: Any, root: int = 0, *, pickle: bool = False, timeout: float | None = None
+    ) -> list[Any] | None:
+        """Return the list of the objects of all ranks, by rank, on the root; others get None."""
+        return objects.gather(self._session, Kind.GATHER_V, x, root, pickle, timeout)
+
+    @reports_misuse
+    def scatter_object(
+        self,
+        xs: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        pickle: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Give rank r the r-th object of the root's list; on other ranks ``xs`` does not matter."""
+        return objects.scatter(self._session, xs, root, pickle, timeout)
+
+    def send_object(
+        self, x: Any, dst: int, tag: int = 0, *, pickle: bool = False, timeout: float | None = None
+    ) -> None:
+        """Send an object to one rank, which receives it with `recv_object`; see `send`."""
+        objects.send(self._session, x, dst, tag, pickle, timeout)
+
+    def recv_object(
+        self,
+        src: int = ANY,
+        tag: int = 0,
+        *,
+        pickle: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Receive the next object with this tag, and return it; see `recv`."""
+        return objects.recv(self._session, src, tag, pickle, timeout)

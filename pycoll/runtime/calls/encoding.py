@@ -1,0 +1,117 @@
+"""Python objects as bytes: msgpack, from which only data can come, or pickle where it is asked for.
+
+msgpack knows None, bool, int, float, str, bytes, list and dict. What else is accepted travels as
+one of its extension types: tuple, set, frozenset, complex, large int, and NumPy's arrays and
+scalars, as a .npy file. Reading never runs code that came with the bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError, kind_of
+
+_DATA, _PICKLE = b"m", b"p"  # the first byte
+_TUPLE, _SET, _FROZENSET, _COMPLEX, _INT, _ARRAY, _SCALAR = range(7)
+_GROUPS = {tuple: _TUPLE, set: _SET, frozenset: _FROZENSET}
+_MAKE = {_TUPLE: tuple, _SET: set, _FROZENSET: frozenset}
+
+
+def pack(x: Any, pickle: bool) -> bytes:
+    """Return an object as bytes.
+
+    Raises:
+        ArgumentError: If it, or something in it, is of a type that is not accepted.
+    """
+    if pickle:
+        import pickle as pickling
+
+        return _PICKLE + pickling.dumps(x)
+    return _DATA + _packed(x)
+
+
+def unpack(data: bytes, pickle: bool, sender: str) -> Any:
+    """Return the object that a rank has packed.
+
+    Raises:
+        ArgumentError: If it was pickled, and this rank has not said that it trusts it.
+    """
+    if data[:1] == _PICKLE:
+        if not pickle:
+            raise ArgumentError(
+                f"{sender} sent a pickle, which can run any code when it is read; if you trust "
+                "it, pass pickle=True here, too"
+            )
+        import pickle as pickling
+
+        return pickling.loads(data[1:])
+    return _unpacked(data[1:])
+
+
+def _msgpack() -> Any:
+    try:
+        import msgpack
+    except ImportError:
+        raise ArgumentError(
+            "objects travel as msgpack, which is not installed: pip install msgpack; or pass "
+            "pickle=True on all ranks"
+        ) from None
+    return msgpack
+
+
+def _packed(x: Any) -> bytes:
+    try:
+        return _msgpack().packb(x, default=_extension, strict_types=True)
+    except ArgumentError:
+        raise
+    except (ValueError, OverflowError) as error:  # nested too deeply, or too large
+        raise ArgumentError(f"this object cannot be sent: {error}") from None
+
+
+def _unpacked(data: bytes) -> Any:
+    return _msgpack().unpackb(data, ext_hook=_extended, strict_map_key=False)
+
+
+def _extension(x: Any) -> Any:
+    """Return an extension type of msgpack for what it does not know."""
+    code = _GROUPS.get(type(x))
+    if code is not None:
+        body = _packed(list(x))
+    elif type(x) is complex:
+        code, body = _COMPLEX, struct.pack("<dd", x.real, x.imag)
+    elif type(x) is int:
+        code, body = _INT, str(x).encode()
+    elif type(x) is np.ndarray or isinstance(x, np.generic):
+        code, body = (_ARRAY if type(x) is np.ndarray else _SCALAR), _as_file(np.asarray(x))
+    else:
+        raise ArgumentError(
+            f"{kind_of(x)} cannot be sent as data; accepted are None, bool, int, float, complex, "
+            "str, bytes, list, tuple, set, dict and NumPy arrays, also inside of each other; for "
+            "anything else pass pickle=True on all ranks, if they trust each other"
+        )
+    return _msgpack().ExtType(code, body)
+
+
+def _extended(code: int, body: bytes) -> Any:
+    """Return what an extension type stands for."""
+    if code in _MAKE:
+        return _MAKE[code](_unpacked(body))
+    if code == _COMPLEX:
+        return complex(*struct.unpack("<dd", body))
+    if code == _INT:
+        return int(body)
+    array = np.load(io.BytesIO(body), allow_pickle=False)
+    return array[()] if code == _SCALAR else array
+
+
+def _as_file(x: np.ndarray) -> bytes:
+    known = np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(x.dtype))
+    if x.dtype.hasobject or known != x.dtype:
+        raise ArgumentError(f"an array of dtype {x.dtype} cannot be sent as data; convert it")
+    file = io.BytesIO()
+    np.save(file, x, allow_pickle=False)
+    return file.getvalue()

@@ -1,0 +1,127 @@
+"""Reductions whose operation is a function, which combines arrays in the thread that calls.
+
+An ordinary collective moves the arrays of all ranks, in the name of the reduction, and then they
+are folded. So the function may do anything, and all the arrays need memory meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, new_like, on_device, view
+from pycoll.runtime.arrays.layouts import RESULT_SHAPE
+from pycoll.runtime.calls.prepared import CallRequest, Prepared
+from pycoll.types import Kind, Order
+
+Function = Callable[[Any, Any], Any]
+_MOVES = {  # what brings a rank the arrays that it folds
+    Kind.ALL_REDUCE: Kind.ALL_GATHER,
+    Kind.REDUCE: Kind.GATHER,
+    Kind.REDUCE_SCATTER: Kind.ALL_TO_ALL,
+    Kind.SCAN: Kind.ALL_GATHER,
+    Kind.EXSCAN: Kind.ALL_GATHER,
+}
+
+
+class Runner(Protocol):
+    """What reductions need of their session."""
+
+    rank: int
+    world_size: int
+    refusing: Callable[[Callable[[], Any]], Any]
+    prepare: Callable[[CallRequest, Any, Any], Prepared]
+    start: Callable[[Prepared, float, bool], Any]
+    check: Callable[[CallRequest, float | None], tuple[int, float]]
+
+
+def function_for(kind: Kind, op: Any, x: Any) -> Function | None:
+    """Return the function that combines arrays if the engine does not: the user's, or NumPy's."""
+    if kind in _MOVES and callable(op):
+        return op
+    complex_product = isinstance(op, str) and op == "prod" and not on_device(x)
+    if kind in _MOVES and complex_product and getattr(x, "dtype", None) in _COMPLEX:
+        return np.multiply
+    return None
+
+
+_COMPLEX = (np.dtype(np.complex64), np.dtype(np.complex128))
+
+
+def reduce_with(
+    session: Runner, request: CallRequest, x: Any, out: Any, limit: float, later: bool
+) -> Any:
+    """Run a reduction whose operation is a function; see `pycoll.Communicator.all_reduce`."""
+    function, kind = request.op, request.kind
+    op = CallRequest(kind, "sum", request.root, request.order)
+    root, _ = session.refusing(lambda: session.check(op, None))
+    request = CallRequest(kind, function, root, request.order, request.algorithm)
+    prepared, given, rows = session.refusing(lambda: _prepare(session, request, x, out, later))
+    session.start(prepared, limit, False)
+    last = {Kind.SCAN: session.rank + 1, Kind.EXSCAN: session.rank}.get(kind, session.world_size)
+    if rows is None or last == 0:
+        return None
+    usual = "rank" if kind in (Kind.SCAN, Kind.EXSCAN) else "tree"
+    in_line = (request.order or usual) == Order.RANK.name.lower()
+    shape = rows.shape[1:]
+    parts = [rows[rank, ...] for rank in range(last)]
+    found = np.asarray(_in_line(parts, function) if in_line else _in_tree(parts, function))
+    if found.shape != shape or found.dtype != rows.dtype:
+        raise ArgumentError(
+            f"op={_name(function)} gave {found.dtype}{list(found.shape)} for two arrays "
+            f"{rows.dtype}{list(shape)}; it must return one of their shape and dtype"
+        )
+    result = new_like(given, shape) if out is None else out
+    view(result, "out").array[...] = found
+    return result
+
+
+def _prepare(
+    session: Runner, request: CallRequest, x: Any, out: Any, later: bool
+) -> tuple[Prepared, ArrayView, np.ndarray | None]:
+    """Return the call that moves the arrays, this rank's array, and where those of all will be."""
+    name, kind, n = _name(request.op), request.kind, session.world_size
+    if later or request.algorithm is not None:
+        wrong = "async_op" if later else "algorithm="
+        raise ArgumentError(f"op={name} runs in the calling thread, so {wrong} is not for it")
+    given = view(x, "x")
+    if given.array.dtype == np.uint16 and given.name == "bfloat16":
+        raise ArgumentError(f"op={name} takes NumPy arrays, which have no bfloat16; convert x")
+    shape = RESULT_SHAPE[kind](given.array.shape, n)
+    receives = kind != Kind.REDUCE or session.rank == request.root
+    if out is not None:
+        if not receives:
+            raise ArgumentError(f"out is for the root, rank {request.root}")
+        check_output(view(out, "out"), shape, given)
+    own = np.ascontiguousarray(given.array)
+    rows = None
+    if receives:  # not symmetric memory, even where NumPy would take it
+        memory = bytearray(n * own.nbytes // (n if kind == Kind.REDUCE_SCATTER else 1))
+        rows = np.frombuffer(memory, own.dtype).reshape(n, *shape)
+    moves = CallRequest(_MOVES[kind], root=request.root, within=kind)
+    own = own.reshape(n, *shape) if kind == Kind.REDUCE_SCATTER else own.reshape(1, *shape)
+    return session.prepare(moves, own, rows), given, rows
+
+
+def _in_line(parts: Sequence[Any], function: Function) -> Any:
+    total = parts[0]
+    for part in parts[1:]:
+        total = function(total, part)
+    return total
+
+
+def _in_tree(parts: Sequence[Any], function: Function) -> Any:
+    """Fold along the in-order balanced tree; see docs/architecture.md, section 1."""
+    extra = len(parts) - (1 << (len(parts).bit_length() - 1))
+    pairs = [function(parts[2 * i], parts[2 * i + 1]) for i in range(extra)]
+    level = [*pairs, *parts[2 * extra :]]
+    while len(level) > 1:
+        level = [function(level[i], level[i + 1]) for i in range(0, len(level), 2)]
+    return level[0]
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)

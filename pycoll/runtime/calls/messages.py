@@ -1,0 +1,134 @@
+"""Tagged messages in the background, and waiting for whichever of several calls ends first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pycoll.config import check_timeout
+from pycoll.errors import ArgumentError, CollError, CollTimeout, ConcurrentUseError
+from pycoll.runtime.calls.work import Work
+
+_FIRST_SLICE_S, _LONGEST_SLICE_S = 2e-4, 1e-2
+_FOR_EVER_S = 1e9
+
+
+class MessageInfo(NamedTuple):
+    """What is known of a message before it is received."""
+
+    src: int  # rank that sent it
+    tag: int
+    nbytes: int
+
+
+class MessageWork(Work):
+    """A message in the background; its array is kept alive until it is done."""
+
+    def __init__(self, session: Any, ticket: int, memory: Any, sends: bool) -> None:
+        """Hold on to a message in the postbox; ticket 0 stands for one that has been sent."""
+        self._session, self._ticket, self._memory = session, ticket, memory
+        self._sends, self._error, self._source = sends, None, None
+        self._ended = ticket == 0
+        if not self._ended:
+            session.under_way.add(self)
+
+    def done(self) -> bool:
+        """Tell whether the message has been sent or received, or has failed, without waiting."""
+        if not self._ended and self._session.postbox().done(self._ticket):
+            try:
+                self.wait()
+            except CollError:
+                return self._ended
+        return self._ended
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for the message.
+
+        Args:
+            timeout: Seconds; by default those of the communicator.
+
+        Returns:
+            The rank that sent it, or None for a message that was sent.
+
+        Raises:
+            ArgumentError: If ``timeout`` is no number of seconds, 0 or more.
+            CollTimeout: If it is not done in time; it goes on and may be waited for again.
+            CollError: What the blocking call would have raised.
+        """
+        session = self._session
+        limit = session.limit(None) if timeout is None else check_timeout(timeout, zero=True)
+        if not self._ended:
+            try:
+                source = session.messaging(session.postbox().wait, self._ticket, limit)
+                self._source = None if self._sends else source
+            except (CollTimeout, ConcurrentUseError):
+                raise
+            except CollError as error:
+                self._error = error
+                if self._sends:
+                    session.abandon(self._memory)
+            self._ended, self._memory = True, None
+            session.under_way.discard(self)
+        if self._error is not None:
+            raise self._error
+        return self._source
+
+    def forget(self) -> None:
+        """Stop receiving: the array may be changed, and the message is kept for another call."""
+        self._session.postbox().forget(self._ticket)
+        self._ended = True
+        self._session.under_way.discard(self)
+
+
+def wait_all(works: Sequence[Work], *, timeout: float | None = None) -> list[Any]:
+    """Wait for calls in the background, whatever they are.
+
+    Args:
+        works: What ``async_op=True``, ``isend`` and ``irecv`` have returned.
+        timeout: Seconds for all of them together; by default each has those of its communicator.
+
+    Returns:
+        What ``wait`` of each returns.
+
+    Raises:
+        CollTimeout: If one is not done in time; all may be waited for again.
+        CollError: The first failure, in the order of ``works``.
+    """
+    if timeout is None:
+        return [work.wait() for work in works]
+    until = time.monotonic() + check_timeout(timeout, zero=True)
+    return [work.wait(max(0.0, until - time.monotonic())) for work in works]
+
+
+def wait_any(works: Sequence[Work], *, timeout: float | None = None) -> int:
+    """Wait until at least one call in the background has ended, well or not.
+
+    Args:
+        works: What ``async_op=True``, ``isend`` and ``irecv`` have returned; at least one.
+        timeout: Seconds; by default as long as it takes.
+
+    Returns:
+        The index of one that has ended; its ``wait`` gives the result, or raises.
+
+    Raises:
+        ArgumentError: If there is none to wait for.
+        CollTimeout: If none has ended in time.
+    """
+    if not works:
+        raise ArgumentError("works is empty; wait_any needs at least one call to wait for")
+    limit = _FOR_EVER_S if timeout is None else check_timeout(timeout, zero=True)
+    until, turn, piece = time.monotonic() + limit, 0, _FIRST_SLICE_S
+    while True:
+        for index, work in enumerate(works):
+            if work.done():
+                return index
+        left = until - time.monotonic()
+        if left <= 0:
+            raise CollTimeout(f"none of {len(works)} calls in the background ended in {limit:g} s")
+        try:  # a wait for one of them sees dead peers, and moves all messages
+            works[turn % len(works)].wait(min(piece, left))
+        except CollTimeout:
+            turn, piece = turn + 1, min(2 * piece, _LONGEST_SLICE_S)
+        except CollError:
+            continue  # it has ended, and raises again when it is waited for

@@ -1,0 +1,187 @@
+"""Messages in the background: isend, irecv, sendrecv, probe, and waiting for any or all."""
+
+import time
+
+import numpy as np
+import pytest
+
+import pycoll
+from pycoll.errors import ArgumentError, CollTimeout, MismatchError, PeerLeft
+from pycoll.testing import run_processes, run_threads
+
+
+@pytest.fixture(params=[run_threads, run_processes])
+def run(request):
+    return request.param
+
+
+def neighbours(comm):
+    return (comm.rank - 1) % comm.world_size, (comm.rank + 1) % comm.world_size
+
+
+def test_around_the_ring(run):
+    def ranks(comm):
+        left, right = neighbours(comm)
+        for count in (0, 1, 1000, 300_000):
+            x, y = np.full(count, comm.rank), np.empty(count, int)
+            works = [comm.irecv(y, left, 3), comm.isend(x, right, 3)]
+            assert pycoll.wait_all(works, timeout=20) == [left, None]
+            assert all(work.done() for work in works)
+            assert (y == left).all()
+        return True
+
+    assert all(run(3, ranks))
+
+
+def test_what_came_before_is_not_lost(run):
+    """A message that a blocking call has put aside is there for calls in the background."""
+
+    def ranks(comm):
+        left, right = neighbours(comm)
+        comm.send(np.array([comm.rank]), right, 1)
+        comm.send(2.5, right, 2)
+        last, first = np.empty(()), np.empty(1, int)
+        comm.recv(last, left, 2)
+        work = comm.irecv(first, left, 1)
+        return work.wait() == left and first[0] == left and float(last) == 2.5
+
+    assert all(run(3, ranks))
+
+
+def test_shifts(run):
+    def ranks(comm):
+        left, right = neighbours(comm)
+        for count in (1, 1000, 200_000):
+            x, y = np.full(count, float(comm.rank)), np.empty(count)
+            assert comm.sendrecv(x, right, y, left, timeout=20) == left
+            assert (y == left).all()
+            comm.sendrecv(x, right, x, left, tag=comm.rank, recv_tag=left)
+            assert (x == left).all()
+        return True
+
+    assert all(run(3, ranks))
+
+
+def test_a_look_at_what_comes(run):
+    def ranks(comm):
+        left, right = neighbours(comm)
+        assert comm.iprobe(left, 5) is None
+        with pytest.raises(CollTimeout, match=f"probe on rank {comm.rank}: nothing from"):
+            comm.probe(tag=5, timeout=0.05)
+        comm.barrier()
+        comm.send(np.arange(3.0), right, 5)
+        seen = comm.probe(timeout=20)
+        x = np.empty(seen.nbytes // 8)
+        comm.recv(x, seen.src, seen.tag)
+        comm.barrier()
+        comm.send(7, right, 6)
+        number = np.empty((), int)
+        sender = comm.recv(number, tag=pycoll.ANY)
+        return seen == (left, 5, 24) and x.tolist() == [0, 1, 2] and (sender, number) == (left, 7)
+
+    assert all(run(3, ranks))
+
+
+def test_any_of_several(run):
+    def ranks(comm):
+        if comm.rank:
+            comm.barrier()
+            time.sleep(0.1 * (2 - comm.rank))
+            return comm.isend(np.array([comm.rank]), 0).wait()
+        boxes = [np.empty(1, int) for _ in range(2)]
+        works = [comm.irecv(box, src) for src, box in enumerate(boxes, 1)]
+        with pytest.raises(CollTimeout, match="none of 2 calls"):
+            pycoll.wait_any(works, timeout=0.05)
+        works.append(comm.barrier(async_op=True))
+        order = []
+        while any(works):
+            left = [i for i, work in enumerate(works) if work]
+            place = left[pycoll.wait_any([works[i] for i in left], timeout=20)]
+            works[place].wait()
+            works[place] = None
+            order.append(place)
+        return order, [int(box[0]) for box in boxes]
+
+    order, got = run(3, ranks)[0]
+    assert sorted(order) == [0, 1, 2]
+    assert got == [1, 2]
+    with pytest.raises(ArgumentError, match="works is empty"):
+        pycoll.wait_any([])
+
+
+def test_after_a_timeout(run):
+    """A receive that gave up leaves its array alone; one in the background goes on."""
+
+    def ranks(comm):
+        left, right = neighbours(comm)
+        x, y = np.full(40_000, -1.0), np.empty(1)
+        later = comm.irecv(y, left, 2)
+        with pytest.raises(CollTimeout):
+            comm.recv(x, left, 1, timeout=0.02)
+        with pytest.raises(CollTimeout):
+            later.wait(0.02)
+        assert not later.done()
+        comm.barrier()
+        sent = comm.isend(np.full(40_000, float(comm.rank)), right, 1)
+        comm.send(3.5, right, 2)
+        assert later.wait() == left
+        assert y[0] == 3.5
+        assert (x == -1).all()
+        comm.recv(x, left, 1)
+        sent.wait()
+        return (x == left).all()
+
+    assert all(run(2, ranks))
+
+
+def test_what_does_not_fit():
+    def ranks(comm):
+        other = 1 - comm.rank
+        comm.isend(np.ones(3), other, 1)
+        with pytest.raises(MismatchError, match="expects 16 bytes of float64"):
+            comm.irecv(np.empty(2), other, 1).wait()
+        fitting = np.empty(3)
+        comm.recv(fitting, other, 1)
+        for wrong in (lambda: comm.irecv([1.0]), lambda: comm.isend(1.0, 2), lambda: comm.probe(5)):
+            with pytest.raises(ArgumentError):
+                wrong()
+        return fitting.tolist()
+
+    assert run_threads(2, ranks) == [[1.0] * 3] * 2
+
+
+def test_a_peer_that_leaves():
+    def ranks(comm):
+        if comm.rank == 1:
+            comm.close()
+            return True
+        work = comm.irecv(np.empty(1), 1)
+        with pytest.raises(PeerLeft):
+            work.wait()
+        with pytest.raises(PeerLeft):
+            work.wait()
+        return work.done()
+
+    assert run_processes(2, ranks) == [True, True]
+
+
+def test_a_message_without_a_reference_keeps_its_array():
+    def ranks(comm):
+        if comm.rank:
+            comm.barrier()
+            x = np.empty(500_000)
+            comm.recv(x, 0)
+            return (x == 4).all()
+        comm.isend(np.full(500_000, 4.0), 1)
+        comm.barrier()
+        assert len(comm._session.under_way) == 1
+        comm.barrier()
+        return True
+
+    def second(comm):
+        found = ranks(comm)
+        if comm.rank:
+            comm.barrier()
+        return found
+
+    assert all(run_processes(2, second))
