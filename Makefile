@@ -97,7 +97,7 @@ $(VENV)-%/installed: Makefile | $(VENV)/installed
 	@echo "installing $* into $(VENV)-$*"
 	@rm -rf $(VENV)-$* && $(BIN)/python -m venv $(VENV)-$*
 	@$(VENV)-$*/bin/python -m pip --disable-pip-version-check -q install numpy "mpi4py>=4" $* \
-	  "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3" ml-dtypes
+	  "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3" ml-dtypes msgpack
 	@touch $@
 
 test-mpi: build  ## run the tests of MPI under each MPI, or say that it cannot be had

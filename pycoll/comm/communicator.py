@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pycoll.comm.grid import Grid, complete
 from pycoll.comm.growing import GrowingJob
 from pycoll.comm.memory import SymmetricMemory
 from pycoll.comm.messages import Messages
@@ -283,6 +285,23 @@ class Communicator(
     def dup(self) -> Communicator:
         """Make a communicator of the same ranks with traffic of its own; a collective."""
         return self.split(0)
+
+    @reports_misuse
+    def grid(self, shape: Sequence[int], *, periods: bool | Sequence[bool] = False) -> Grid:
+        """Arrange the ranks along axes, in C order; a collective.
+
+        Args:
+            shape: Number of ranks along each axis; 0 stands for one to be chosen.
+            periods: Whether the axes, or each of them, are closed to rings.
+
+        Returns:
+            The grid, with messages of its own: shifts, halos, exchanges between neighbours.
+
+        Raises:
+            ArgumentError: If the shape does not hold all ranks.
+        """
+        lengths = self._session.refusing(lambda: complete(shape, self.world_size))
+        return Grid(self.dup()._session, lengths, periods)
 
     def shrink(self, *, timeout: float | None = None) -> Communicator:
         """Make a communicator of the ranks that are left, after a failure.

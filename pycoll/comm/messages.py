@@ -59,27 +59,27 @@ class Messages:
     def sendrecv(
         self,
         x: Any,
-        dst: int,
+        dst: int | None,
         out: Any,
-        src: int = ANY,
+        src: int | None = ANY,
         *,
         tag: int = 0,
         recv_tag: int | None = None,
         timeout: float | None = None,
-    ) -> int:
+    ) -> int | None:
         """Send ``x`` and receive into ``out`` at the same time, as in a shift along a ring.
 
         Args:
             x: Array to send.
-            dst: Rank to send to.
+            dst: Rank to send to, or None to send nothing, as at the end of a chain.
             out: Array to receive into; it may be ``x``, which is then replaced.
-            src: Rank to receive from.
+            src: Rank to receive from, or None to receive nothing.
             tag: Tag of what is sent.
             recv_tag: Tag of what is received; by default ``tag``.
             timeout: See the class.
 
         Returns:
-            The rank from which ``out`` came.
+            The rank from which ``out`` came, or None.
         """
         tags = tag, tag if recv_tag is None else recv_tag
         return self._session.sendrecv(x, dst, out, src, tags, timeout)

@@ -54,9 +54,19 @@ class TaggedMessages:
         return self._received(x, self._to_receive(x, src, tag))
 
     def sendrecv(
-        self, x: Any, dst: int, out: Any, src: int, tags: tuple[int, int], timeout: float | None
-    ) -> int:
+        self,
+        x: Any,
+        dst: int | None,
+        out: Any,
+        src: int | None,
+        tags: tuple[int, int],
+        timeout: float | None,
+    ) -> int | None:
         """See `pycoll.Communicator.sendrecv`."""
+        if dst is None or src is None:
+            if dst is not None:
+                self.send(x, dst, tags[0], timeout)
+            return None if src is None else self.recv(out, src, tags[1], timeout)
         x, *message = self._to_send(x, dst, tags[0])
         coming, limit = self._to_receive(out, src, tags[1]), self._limit(timeout)
         if _C.address(x) == coming[0]:

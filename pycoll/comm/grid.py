@@ -1,0 +1,183 @@
+"""Ranks in a grid: who the neighbours are, and what they exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError
+from pycoll.runtime.calls.messages import wait_all
+from pycoll.runtime.sessions.session import Session
+
+
+class Grid:
+    """The ranks of a communicator along axes, in C order; made by `Communicator.grid`.
+
+    Its messages are apart from those of the communicator, and it is to be closed like one.
+
+    Attributes:
+        shape: Number of ranks along each axis.
+        periods: Whether each axis is closed to a ring.
+        rank: Number of this rank, the same as in the communicator.
+        coords: Place of this rank, one number for each axis.
+    """
+
+    def __init__(self, session: Session, shape: Sequence[int], periods: Any) -> None:
+        """Arrange the ranks of a session, which becomes the grid's own."""
+        self._session = session
+        self.shape = tuple(shape)
+        self.periods = tuple(np.broadcast_to(periods, len(self.shape)).astype(bool).tolist())
+        self.rank = session.rank
+        self.coords = self.coords_of(self.rank)
+
+    def coords_of(self, rank: int) -> tuple[int, ...]:
+        """Return the place of a rank."""
+        return tuple(int(place) for place in np.unravel_index(rank, self.shape))
+
+    def rank_at(self, coords: Sequence[int]) -> int | None:
+        """Return the rank at a place, or None beyond an edge."""
+        inside = []
+        for place, length, ring in zip(coords, self.shape, self.periods, strict=True):
+            if not ring and not 0 <= place < length:
+                return None
+            inside.append(place % length)
+        return int(np.ravel_multi_index(inside, self.shape))
+
+    def shift(self, axis: int, distance: int = 1) -> tuple[int | None, int | None]:
+        """Return from whom a shift along an axis comes, and to whom it goes; None beyond edges."""
+        ends = []
+        for step in (-distance, distance):
+            place = list(self.coords)
+            place[axis] += step
+            ends.append(self.rank_at(place))
+        return ends[0], ends[1]
+
+    def move(self, x: Any, axis: int, distance: int = 1, *, timeout: float | None = None) -> Any:
+        """Shift arrays along an axis, in place; ``x`` stays as it is where nothing comes.
+
+        Args:
+            x: Writable, contiguous array of the same shape and dtype on every rank.
+            axis: Axis of the grid.
+            distance: How far, in ranks; it may be negative.
+            timeout: Seconds until `CollTimeout`; by default the communicator's.
+
+        Returns:
+            ``x``.
+        """
+        src, dst = self.shift(axis, distance)
+        self._session.sendrecv(x, dst, x, src, (axis, axis), timeout)
+        return x
+
+    def halo(self, x: Any, width: int = 1, *, timeout: float | None = None) -> Any:
+        """Fill the margins of an array from the arrays of the neighbours, corners too.
+
+        Args:
+            x: Writable NumPy array whose first axes are those of the grid, with a margin of
+                ``width`` at both ends of each. Across the direction of an exchange neighbours have
+                equal lengths.
+            width: Elements of the margin; no more than there are between the margins.
+            timeout: Seconds until `CollTimeout`, for each axis.
+
+        Returns:
+            ``x``. Margins beyond an edge of the grid stay as they are.
+        """
+        axes = len(self.shape)
+        if x.ndim < axes or min(x.shape[:axes]) < 3 * width or width < 1:
+            raise ArgumentError(
+                f"x has shape {x.shape}; a halo of width {width} on a grid of {axes} axes needs "
+                f"at least {3 * width} elements along each of the first {axes}"
+            )
+        for axis in range(axes):
+            cut = np.moveaxis(x, axis, 0)
+            edges = cut[width : 2 * width], cut[-2 * width : -width]
+            margins = cut[:width], cut[-width:]
+            found = self._exchange(
+                axis, edges, [np.empty_like(m, order="C") for m in margins], timeout
+            )
+            for margin, values in zip(margins, found, strict=True):
+                if values is not None:
+                    margin[...] = values
+        return x
+
+    def neighbors(self) -> list[int | None]:
+        """Return the neighbours: lower and upper along the first axis, then along the next one."""
+        return [end for axis in range(len(self.shape)) for end in self.shift(axis)]
+
+    def neighbor_all_gather(self, x: Any, *, timeout: float | None = None) -> list[Any]:
+        """Exchange arrays of one shape with all neighbours; theirs in the order of `neighbors`."""
+        return self.neighbor_all_to_all([x] * (2 * len(self.shape)), timeout=timeout)
+
+    def neighbor_all_to_all(self, xs: Sequence[Any], *, timeout: float | None = None) -> list[Any]:
+        """Send each neighbour its array, and get one of the same shape and dtype from each.
+
+        Args:
+            xs: Arrays in the order of `neighbors`; those beyond an edge do not matter.
+            timeout: Seconds until `CollTimeout`, for each axis.
+
+        Returns:
+            What the neighbours have sent, in the order of `neighbors`; None beyond an edge.
+        """
+        found = []
+        for axis in range(len(self.shape)):
+            pair = [np.asarray(x) for x in xs[2 * axis : 2 * axis + 2]]
+            into = [np.empty_like(x, order="C") for x in pair]
+            found += self._exchange(axis, pair, into, timeout)
+        return found
+
+    def _exchange(
+        self, axis: int, edges: Sequence[Any], into: Sequence[Any], timeout: float | None
+    ) -> list[Any]:
+        """Send to the lower and the upper neighbour, and receive from both; None beyond edges."""
+        session, ends = self._session, self.shift(axis)
+        up, down = 2 * axis, 2 * axis + 1  # tags: both neighbours may be one rank
+        works = [
+            session.irecv(array, end, tag)
+            for end, array, tag in zip(ends, into, (up, down), strict=True)
+            if end is not None
+        ]
+        works += [
+            session.isend(edge, end, tag)
+            for end, edge, tag in zip(ends, edges, (down, up), strict=True)
+            if end is not None
+        ]
+        wait_all(works, timeout=timeout)
+        return [None if end is None else x for end, x in zip(ends, into, strict=True)]
+
+    def close(self) -> None:
+        """Leave the grid; not a collective, harmless if repeated."""
+        self._session.close()
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.shape))
+        return f"<pycoll.Grid {shape}, rank {self.rank} at {self.coords}>"
+
+
+def complete(shape: Sequence[int], n: int) -> tuple[int, ...]:
+    """Return the shape of a grid of n ranks, with lengths as equal as can be in place of zeros.
+
+    Raises:
+        ArgumentError: If there is none.
+    """
+    lengths = [int(length) for length in shape]
+    fixed = math.prod(length for length in lengths if length)
+    free = [i for i, length in enumerate(lengths) if not length]
+    if not lengths or min(lengths) < 0 or n % fixed or (fixed != n and not free):
+        raise ArgumentError(
+            f"shape={tuple(shape)} does not hold {n} ranks; 0 stands for a length to be chosen"
+        )
+    found, rest, factor = [1] * len(free), n // fixed, 2
+    factors = []
+    while rest > 1:
+        if rest % factor:
+            factor += 1
+        else:
+            factors.append(factor)
+            rest //= factor
+    for prime in reversed(factors):
+        found[found.index(min(found))] *= prime
+    for place, length in zip(free, sorted(found, reverse=True), strict=True):
+        lengths[place] = length
+    return tuple(lengths)

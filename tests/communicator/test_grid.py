@@ -1,0 +1,105 @@
+"""Ranks in a grid: places, shifts, halos, exchanges between neighbours."""
+
+import numpy as np
+import pytest
+
+from pycoll.comm.grid import complete
+from pycoll.errors import ArgumentError, PeerRejected
+from pycoll.testing import run_processes, run_threads
+
+
+def test_lengths_that_are_left_out():
+    assert complete((0, 0), 12) == (4, 3)
+    assert complete((0, 2), 12) == (6, 2)
+    assert complete((0, 0, 0), 8) == (2, 2, 2)
+    assert complete((0,), 7) == (7,)
+    for shape, n in (((2, 2), 5), ((0, 3), 8), ((-1, 0), 4), ((), 1)):
+        with pytest.raises(ArgumentError, match=f"does not hold {n} ranks"):
+            complete(shape, n)
+
+
+def places(comm):
+    grid = comm.grid((2, 3), periods=(False, True))
+    return grid.coords, grid.shift(0), grid.shift(1), grid.shift(1, -2), grid.rank_at(grid.coords)
+
+
+def test_places_and_shifts():
+    for rank, (coords, rows, columns, back, same) in enumerate(run_threads(6, places)):
+        row, column = divmod(rank, 3)
+        assert coords == (row, column)
+        assert same == rank
+        assert rows == ((None, 3 + column) if row == 0 else (column, None))
+        assert columns == (3 * row + (column - 1) % 3, 3 * row + (column + 1) % 3)
+        assert back == (3 * row + (column + 2) % 3, 3 * row + (column - 2) % 3)
+
+
+@pytest.mark.parametrize("run", [run_threads, run_processes])
+@pytest.mark.parametrize("periods", [True, False])
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_halo_is_what_the_whole_array_has_there(run, periods, width):
+    whole = np.arange(8 * 12.0).reshape(8, 12)
+    mode = {"mode": "wrap"} if periods else {"constant_values": -1.0}
+    padded = np.pad(whole, width, **mode)
+
+    def ranks(comm):
+        grid = comm.grid((2, 2), periods=periods)
+        row, column = grid.coords[0] * 4, grid.coords[1] * 6
+        x = np.full((4 + 2 * width, 6 + 2 * width), -1.0)
+        x[width:-width, width:-width] = whole[row : row + 4, column : column + 6]
+        for _ in range(2):
+            assert grid.halo(x) is x if width == 1 else grid.halo(x, width) is x
+        want = padded[row : row + 4 + 2 * width, column : column + 6 + 2 * width]
+        return np.array_equal(x, want)
+
+    assert all(run(4, ranks))
+
+
+def test_more_axes_than_the_grid_and_rings_of_one():
+    def ranks(comm):
+        grid = comm.grid((comm.world_size, 1), periods=True)
+        x = np.arange(5 * 3 * 2.0).reshape(5, 3, 2) + 100 * comm.rank
+        left, right = grid.shift(0)
+        grid.halo(x)
+        inner = np.arange(5 * 3 * 2.0).reshape(5, 3, 2)
+        good = np.array_equal(x[0, 1], inner[3, 1] + 100 * left)
+        good &= np.array_equal(x[4, 1], inner[1, 1] + 100 * right)
+        return good and np.array_equal(x[:, 0], x[:, 1]) and np.array_equal(x[:, 2], x[:, 1])
+
+    assert all(run_threads(3, ranks))
+
+
+def exchanged(comm):
+    grid = comm.grid((2, 2), periods=(True, False))
+    mine = np.array([comm.rank])
+    around = grid.neighbor_all_gather(mine)
+    told = grid.neighbor_all_to_all([np.array([comm.rank, way]) for way in range(4)])
+    moved = grid.move(mine.copy(), 1)
+    return grid.neighbors(), around, told, moved
+
+
+def test_exchanges_between_neighbours():
+    for rank, (ends, around, told, moved) in enumerate(run_threads(4, exchanged)):
+        row, column = divmod(rank, 2)
+        other = 2 * (1 - row) + column
+        assert ends == [
+            other,
+            other,
+            None if column == 0 else rank - 1,
+            rank + 1 if not column else None,
+        ]
+        assert [None if x is None else int(x[0]) for x in around] == ends
+        wanted = [None if end is None else [end, way ^ 1] for way, end in enumerate(ends)]
+        assert [None if x is None else x.tolist() for x in told] == wanted
+        assert moved == (rank if column == 0 else rank - 1)
+
+
+def test_what_does_not_fit():
+    def ranks(comm):
+        with pytest.raises((ArgumentError, PeerRejected), match="does not hold 2 ranks"):
+            comm.grid((3,))
+        grid = comm.grid((2,))
+        with pytest.raises(ArgumentError, match="a halo of width 1 on a grid of 1 axes"):
+            grid.halo(np.zeros(2))
+        return repr(grid)
+
+    assert run_threads(2, ranks)[1] == "<pycoll.Grid 2, rank 1 at (1,)>"
