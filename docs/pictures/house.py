@@ -69,7 +69,7 @@ BOXES = (
     Box("pycoll/torch", "a backend of PyTorch", VIOLET, MIDDLE, 10.72, HALF, 1.6),
     Box("pycoll/cli", "the command", GREY, LEFT, 10.72, HALF, 1.3),
     Box("front", "init", YELLOW, LEFT, 8.6, 1.45, 0.85, ("__init__.py", "start.py")),
-    Box("pycoll/parallel", "training", ROSE, 2.1, 8.6, LEFT + WIDE - 2.1, 1.65),
+    Box("pycoll/parallel", "training", ROSE, 2.1, 8.6, LEFT + WIDE - 2.1, 1.96),
     Box("pycoll/comm", "the communicator", YELLOW, LEFT, 7.45, HALF, 0.62),
     Box("kernels", "passes over vectors", GREEN, MIDDLE, 7.45, HALF, 0.62, ("kernels.py",)),
     Box("pycoll/cuda", "arrays on CUDA devices", VIOLET, LEFT, 6.15, WIDE, 0.85),

@@ -27,6 +27,7 @@ COMMANDS = {
     "explain": "tell which algorithm a call uses, and why",
     "bench": "measure collectives",
     "tune": "measure, and let the times choose algorithms",
+    "checkpoint": "show, verify or rewrite a checkpoint of a training run",
     "doctor": "check this installation and tell what is missing",
 }
 

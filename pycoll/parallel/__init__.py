@@ -2,6 +2,7 @@
 
 from pycoll.parallel.analysis.estimate import Estimate, estimate
 from pycoll.parallel.channels import Ledger
+from pycoll.parallel.checkpoint import Loaded, Saving, load, save
 from pycoll.parallel.engine.data_parallel import DataParallel, StepReport
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.hooks.compress import Compress
@@ -27,6 +28,7 @@ __all__ = [
     "Hook",
     "Layer",
     "Ledger",
+    "Loaded",
     "Loss",
     "LossScale",
     "Mesh",
@@ -40,6 +42,7 @@ __all__ = [
     "Precision",
     "Preset",
     "Sampler",
+    "Saving",
     "Sequential",
     "StepReport",
     "TopK",
@@ -47,4 +50,6 @@ __all__ = [
     "WarmupLinear",
     "estimate",
     "linear_scale",
+    "load",
+    "save",
 ]

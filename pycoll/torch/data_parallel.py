@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from pycoll.parallel.engine.options import Options
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.state.bucket import Bucket
 from pycoll.parallel.state.layout import Unit
+from pycoll.parallel.state.parts import Part
 from pycoll.torch.modules.module_parameters import (
     Views,
     chain_of,
@@ -109,6 +110,11 @@ class DataParallel(data_parallel.DataParallel):
         """Take what `state_dict` gave; see `pycoll.parallel.DataParallel.load_state_dict`."""
         self._restore_views("the saved state was not loaded")
         super().load_state_dict(saved)
+
+    def parts(self) -> Iterator[Part]:
+        """Return what this rank saves; see `pycoll.parallel.DataParallel.parts`."""
+        self._restore_views("nothing was saved")
+        return super().parts()
 
     def _restore_views(self, otherwise: str) -> None:
         """Make parameters views of the buckets again; a collective, which fails on all ranks."""

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,13 @@ from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Passes, Sample
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss, Model
+from pycoll.parallel.precision import LossScale
 from pycoll.parallel.settings import refusal
 from pycoll.parallel.state import values
-from pycoll.parallel.state.bucket import Bucket
+from pycoll.parallel.state.bucket import Bucket, Values
 from pycoll.parallel.state.gradients import Sums, plan_sum
 from pycoll.parallel.state.layout import Parameter, Unit, make_units, unit_parameters
+from pycoll.parallel.state.parts import Part, hook_parts, own_parts, wanted_parts
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class DataParallel:
         steps: Number of steps taken.
         loss_scale: Scale of the loss in the next step.
         parameters: All parameters, in forward order.
+        hook: Reduces buckets.
+        saving: The last save in the background, if any; see `pycoll.parallel.save`.
     """
 
     AXES = ("replica", "dp", "cp", "tp")
@@ -106,6 +111,7 @@ class DataParallel:
         """
         self.options = options = replace(options or Options(), **changes)
         self.mesh, self.ledger, self.steps = mesh, Ledger(), 0
+        self.saving: Any = None
         self.loss_scale, self._scaled = options.scaling
         self._hook_scale = self.loss_scale.value  # of what the hook has not sent
         units = self._make_units(model)
@@ -116,7 +122,7 @@ class DataParallel:
         facts = [f"mesh={mesh.axes}", *self._facts(), *options.facts()]
         check_structure(self.parameters, facts, self.groups.world)
         check_parts(units, self.groups)
-        self._hook = options.settings.hook
+        self.hook = options.settings.hook
         self.buckets = self._make_buckets(units, owned)
         values.initialise(self.buckets, self.groups, options.start)
         self._passes = self._make_passes(model, loss, units)
@@ -171,7 +177,7 @@ class DataParallel:
         norm, overflow = agree(ready, self.buckets, self.groups, problems, forgiving, facts)
         norm /= divisor
         if not overflow:
-            self._hook.settle()
+            self.hook.settle()
             self._update(lr, 1.0 / divisor, norm)
         self.loss_scale = self.loss_scale.after(overflow)
         for bucket in self.buckets:
@@ -219,7 +225,7 @@ class DataParallel:
 
     def _begin_hook(self) -> None:
         """Rescale what the hook has not sent to the next gradients."""
-        self._hook.begin(self.loss_scale.value / self._hook_scale)
+        self.hook.begin(self.loss_scale.value / self._hook_scale)
         self._hook_scale = self.loss_scale.value
 
     def _graph_problems(self, j: int, buckets: Sequence[Bucket], part: int = 0) -> list[str]:
@@ -281,7 +287,7 @@ class DataParallel:
         scale = (self.loss_scale.value, self.loss_scale.good_steps)
         self._begin_hook()
         found = values.gather_states(self.buckets, self.groups)
-        if unsent := self._hook.state():
+        if unsent := self.hook.state():
             found["hook_of"] = self.groups.place
         return {"steps": self.steps, "loss_scale": scale, "hook": unsent, **found}
 
@@ -292,15 +298,39 @@ class DataParallel:
             ArgumentError: On every rank, if any state does not fit, or has another rank's hook.
             MismatchError: On every rank, if they differ.
         """
-        scale, hook = self.loss_scale, self._hook
+        scale, hook = self.loss_scale, self.hook
         self.steps, self.loss_scale = values.restore(self.buckets, self.groups, scale, hook, saved)
         self._hook_scale = self.loss_scale.value
 
+    def parts(self) -> Iterator[Part]:
+        """Return views of what this rank writes to a checkpoint; a collective.
+
+        All ranks together have each element once; see `pycoll.parallel.checkpoint`.
+        """
+        self._begin_hook()
+        hook = hook_parts(self.hook.state(), self.groups.place)
+        return chain(own_parts(self.buckets, self.groups), hook)
+
+    def wanted(self) -> Iterator[Part]:
+        """Return what this rank reads from a checkpoint: parts without data."""
+        return wanted_parts(self.buckets, self.groups)
+
+    def take(self, values: Values, steps: int, scale: LossScale) -> None:
+        """Set the state of this rank: elements of what it wants, by kind, name, start and stop."""
+        for bucket in self.buckets:
+            bucket.fill(values)
+        self.steps, self.loss_scale, self._hook_scale = steps, scale, scale.value
+
     def close(self, error: BaseException | None = None) -> None:
-        """Close the engine's communicators; with an error, waiting peers raise, too."""
+        """Close the engine's communicators; with an error, waiting peers raise, too.
+
+        A save in the background is waited for.
+        """
         try:
             if error is None:
                 self.settle()
+                if self.saving is not None:
+                    self.saving.wait()
         finally:
             self.groups.close(error)
 

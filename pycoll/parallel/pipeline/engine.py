@@ -30,11 +30,13 @@ from pycoll.parallel.pipeline.registry import find
 from pycoll.parallel.pipeline.run import Run
 from pycoll.parallel.pipeline.ties import make_ties, untie, with_copies
 from pycoll.parallel.pipeline.transfers import Transfers
+from pycoll.parallel.precision import LossScale
 from pycoll.parallel.settings import refusal
 from pycoll.parallel.state import values
-from pycoll.parallel.state.bucket import Bucket
+from pycoll.parallel.state.bucket import Bucket, Values
 from pycoll.parallel.state.gradients import Sums, plan_sum
 from pycoll.parallel.state.layout import Parameter, Unit, unit_parameters
+from pycoll.parallel.state.parts import Part
 
 
 class Pipeline(DataParallel):
@@ -272,6 +274,28 @@ class Pipeline(DataParallel):
         """Load the result of `state_dict` of any engine; see `DataParallel.load_state_dict`."""
         self.flush()
         super().load_state_dict(self._own_part(saved))
+        if self._stream is not None:
+            self._stream.restart()
+
+    def parts(self) -> Iterator[Part]:
+        """Return what this rank saves, copies of tied parameters left out; a collective."""
+        self.flush()
+        parts = super().parts()
+        return (part for part in parts if part.name not in self._ties)
+
+    def wanted(self) -> Iterator[Part]:
+        """Return what this rank loads; copies are what they are tied to."""
+        parts = super().wanted()
+        return (part._replace(name=self._ties.get(part.name, part.name)) for part in parts)
+
+    def take(self, values: Values, steps: int, scale: LossScale) -> None:
+        """Set the state of this rank; see `DataParallel.take`."""
+        self.flush()
+
+        def owned(kind: str, name: str, start: int, stop: int) -> Any:
+            return values(kind, self._ties.get(name, name), start, stop)
+
+        super().take(owned, steps, scale)
         if self._stream is not None:
             self._stream.restart()
 

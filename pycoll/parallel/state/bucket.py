@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,9 @@ from pycoll.parallel.precision import dtype_of
 from pycoll.parallel.state.gradients import Gradients, Settings
 from pycoll.parallel.state.layout import Layout
 from pycoll.parallel.state.placement import Placed, Placement
+
+Values = Callable[[str, str, int, int], Any]
+"""Elements ``[start, stop)`` of this rank's part of an array, by kind, full name, start, stop."""
 
 
 class Bucket:
@@ -75,22 +78,24 @@ class Bucket:
         """What a checkpoint has, by kind; ``"parameters"`` is None without a master copy."""
         return {"parameters": self.master, **self.slots}
 
-    def fill(self, values: dict[str, dict[str, Any]]) -> None:
-        """Set parameters and states to this rank's part of full arrays, by kind and full name."""
+    def vectors(self) -> Iterator[tuple[str, Any, int]]:
+        """Yield the parameters, then all `states`: kind, vector, and its first element's place."""
         data = self.complete.wait()
         sharded = self.parameter.placement == Placement.SHARD
-        first = data.shape[0] * self._groups.shards.rank if sharded else 0
-        self._fill(data, first, values["parameters"])
+        yield "parameters", data, data.shape[0] * self._groups.shards.rank if sharded else 0
         for kind, vector in self.states.items():
-            if vector is not None and kind in values:
-                self._fill(vector, self.first, values[kind])
+            if vector is not None:
+                yield kind, vector, self.first
 
-    def _fill(self, data: Any, first: int, values: dict[str, Any]) -> None:
-        data[...] = 0
-        for start, stop, entry in self.layout.runs(first, first + data.shape[0]):
-            flat = np.asarray(values[entry.parameter.name]).reshape(-1)
-            part = flat[start - entry.start : stop - entry.start]
-            data[start - first : stop - first] = move_to(part, data, data.dtype)
+    def fill(self, values: Values) -> None:
+        """Set parameters and states to this rank's part of what `values` gives; None: zeros."""
+        for kind, vector, first in self.vectors():
+            vector[...] = 0
+            for start, stop, entry in self.layout.runs(first, first + vector.shape[0]):
+                name = entry.parameter.name
+                part = values(kind, name, start - entry.start, stop - entry.start)
+                if part is not None:
+                    vector[start - first : stop - first] = move_to(part, vector, vector.dtype)
 
     @property
     def scattered(self) -> bool:
@@ -114,7 +119,7 @@ class Bucket:
         fitting = (b.gradients for b in buckets if b.gradients.lends(count, dtype))
         return next(fitting, None) if self.scattered else None
 
-    def _counted(self) -> tuple[int, int]:
+    def counted(self) -> tuple[int, int]:
         """Return the elements that this rank counts; each is counted on one rank of all data."""
         groups = self._groups
         group = groups.data
@@ -131,7 +136,7 @@ class Bucket:
         """
         gradient, lo = self.gradients.result, self.first
         count = 0
-        for start, stop, entry in self.layout.runs(*self._counted()):
+        for start, stop, entry in self.layout.runs(*self.counted()):
             spec = entry.parameter.spec
             if spec.tensor_axis is None and self._groups.tensor.rank > 0:
                 continue  # the first tensor-parallel rank counts what all of them have

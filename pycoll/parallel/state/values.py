@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,14 @@ def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
                     groups.tensor.comm.broadcast(value)
         elif start == "check":
             _check_values(values, parameters, groups)
-        bucket.fill({"parameters": values})
+        bucket.fill(partial(_elements, {"parameters": values}))
+
+
+def _elements(values: Mapping[str, Any], kind: str, name: str, start: int, stop: int) -> Any:
+    """Return elements of an array by kind and name; None if there is no array of the kind."""
+    if kind not in values:
+        return None
+    return np.asarray(values[kind][name]).reshape(-1)[start:stop]
 
 
 def _first_value(parameter: Parameter) -> np.ndarray:
@@ -161,7 +169,7 @@ def restore(
         hook.load(before)
         raise
     for bucket in buckets:
-        bucket.fill(values)
+        bucket.fill(partial(_elements, values))
     return steps, scale
 
 

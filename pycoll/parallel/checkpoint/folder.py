@@ -1,0 +1,83 @@
+"""The folder of checkpoints on disk: a name that appears by one rename is whole.
+
+A checkpoint is written in a folder of a name that nobody reads, ``.partial-...``. When all files
+are on the disk it is renamed to ``000012.step-1200``: the twelfth save, after 1,200 steps. An older
+one is renamed back before it is deleted. So whatever dies at whatever moment, each folder with a
+name of the second kind is a whole checkpoint, and the newest has the largest number.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+from pycoll.errors import ArgumentError
+
+MANIFEST = "manifest.json"
+_PARTIAL = ".partial-"
+_NAME = re.compile(r"(\d{6,})\.step-(\d+)")
+
+
+def checkpoints(path: str) -> list[str]:
+    """Return the names of all whole checkpoints in a folder, the oldest first."""
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
+        return []
+    found = [(int(match[1]), name) for name in names if (match := _NAME.fullmatch(name))]
+    return [name for _, name in sorted(found)]
+
+
+def candidates(path: str) -> list[str]:
+    """Return the paths from which to load, the best first: of a checkpoint, or of a folder of them.
+
+    Raises:
+        ArgumentError: If there is none.
+    """
+    if os.path.exists(os.path.join(path, MANIFEST)):
+        return [path]
+    found = [os.path.join(path, name) for name in reversed(checkpoints(path))]
+    if not found:
+        raise ArgumentError(f"there is no checkpoint in {path}")
+    return found
+
+
+def begin(path: str, steps: int) -> str:
+    """Make the folder of a new checkpoint and return its name; remove what others left behind.
+
+    Nobody else may be saving in the same folder.
+    """
+    os.makedirs(path, exist_ok=True)
+    for name in os.listdir(path):
+        if name.startswith(_PARTIAL):
+            shutil.rmtree(os.path.join(path, name))
+    last = checkpoints(path)[-1:]
+    number = 1 + max([int(name.partition(".")[0]) for name in last], default=0)
+    name = f"{number:06d}.step-{steps}"
+    os.mkdir(partial_path(path, name))
+    return name
+
+
+def partial_path(path: str, name: str) -> str:
+    """Return where a checkpoint is until it is whole."""
+    return os.path.join(path, _PARTIAL + name)
+
+
+def commit(path: str, name: str, keep: int | None = None) -> None:
+    """Make a checkpoint whole, whose files are on the disk; keep the newest `keep` (None: all)."""
+    sync(partial_path(path, name))
+    os.rename(partial_path(path, name), os.path.join(path, name))
+    sync(path)
+    for old in checkpoints(path)[:-keep] if keep else ():
+        os.rename(os.path.join(path, old), partial_path(path, old))
+        shutil.rmtree(partial_path(path, old))
+
+
+def sync(path: str) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,145 @@
+"""Loading an engine: every rank reads what it needs, on any mesh."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError, in_words
+from pycoll.parallel.channels import Channel
+from pycoll.parallel.checkpoint.folder import candidates
+from pycoll.parallel.checkpoint.manifest import PARAMETERS, Damaged, Manifest
+from pycoll.parallel.checkpoint.reader import Reader
+from pycoll.parallel.compare import check_same, gather_problems, gather_texts
+from pycoll.parallel.engine.data_parallel import DataParallel
+from pycoll.parallel.state.parts import hook_kind
+
+Found = dict[tuple[str, str, int, int], Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was loaded.
+
+    Attributes:
+        path: The checkpoint.
+        steps: Steps that had been taken when it was saved.
+        extra: What the program had added.
+    """
+
+    path: str
+    steps: int
+    extra: Any
+
+
+def load(path: str | os.PathLike[str], engine: DataParallel, *, states: bool = True) -> Loaded:
+    """Load what `save` wrote into an engine of any mesh, stage and precision; a collective.
+
+    All files are compared with their hashes first, each by one rank; nothing has changed if this
+    raises.
+
+    Args:
+        path: A folder of checkpoints, of which the newest that is undamaged is taken, with a
+            warning for each that is not; or one checkpoint.
+        engine: An engine for the same model, which may be split in another way.
+        states: False: only parameters are loaded; states of the optimizer are zero, and steps are
+            counted from 0.
+
+    Raises:
+        ArgumentError: On every rank, if there is no undamaged checkpoint, or it does not fit.
+        MismatchError: On every rank, if they read different ones.
+    """
+    world, damage = engine.groups.world, ""
+    for found in _candidates(os.fspath(path), world):
+        if damage:
+            warnings.warn(f"{damage}; {found} is tried next", RuntimeWarning, stacklevel=2)
+        with ExitStack() as stack:
+            reader = None
+            try:
+                reader = stack.enter_context(Reader(found))
+                reader.verify(world.rank, world.world_size)
+                problem = ""
+            except Damaged as error:
+                problem = str(error)
+            except Exception as error:
+                problem = in_words(error)
+            if damage := gather_problems(problem, world):
+                continue
+            assert reader is not None
+            _take(reader, engine, states)
+            manifest = reader.manifest
+            return Loaded(found, manifest.steps, manifest.extra)
+    raise ArgumentError(f"no checkpoint was loaded: {damage}. Nothing was changed")
+
+
+def _candidates(path: str, world: Channel) -> list[str]:
+    """Return what the first rank finds; a collective."""
+    text, problem = "", ""
+    try:
+        text = "\n".join(candidates(path)) if world.rank == 0 else ""
+    except Exception as error:
+        problem = str(error) if isinstance(error, ArgumentError) else in_words(error)
+    text, problem = (gather_texts(t, world)[0] for t in (text, problem))
+    if problem:
+        raise ArgumentError(problem)
+    return text.split("\n")
+
+
+def _take(reader: Reader, engine: DataParallel, states: bool) -> None:
+    """Read all that this rank needs, agree that every rank could, and change the engine."""
+    manifest, groups, problem = reader.manifest, engine.groups, ""
+    values: Found = {}
+    scale, before = engine.loss_scale, engine.hook.state()
+    try:
+        if states:
+            value, good = manifest.loss_scale
+            scale = replace(scale, value=value, good_steps=good)
+        check_fit(manifest, engine, states)
+        for part in engine.wanted():
+            if states or part.kind == PARAMETERS:
+                values[part.kind, part.name, part.start, part.stop] = reader.part(part)
+        engine.hook.load(_hook_state(reader, groups.place) if states else {})
+    except ArgumentError as error:
+        problem = str(error)
+    except Exception as error:
+        problem = in_words(error)
+    try:
+        if problems := gather_problems(problem, groups.world):
+            raise ArgumentError(f"{reader.path} was not loaded: {problems}. Nothing was changed")
+        check_same([manifest.to_json()], "checkpoints, so none was loaded", groups.world)
+    except Exception:
+        engine.hook.load(before)
+        raise
+    engine.take(lambda *key: values.get(key), manifest.steps if states else 0, scale)
+
+
+def check_fit(manifest: Manifest, engine: DataParallel, states: bool) -> None:
+    """Refuse a checkpoint of another model or optimizer, naming the first array that differs."""
+    for part in engine.wanted():
+        if not states and part.kind != PARAMETERS:
+            continue
+        tensor = manifest.tensors.get(part.kind, {}).get(part.name)
+        if tensor is None:
+            kinds = ", ".join(manifest.tensors)
+            raise ArgumentError(
+                f"no {part.kind} of parameter {part.name}; the checkpoint has {kinds}"
+                + ("" if part.kind == PARAMETERS else "; states=False loads parameters only")
+            )
+        if tensor.shape != part.shape:
+            raise ArgumentError(
+                f"parameter {part.name} of shape {part.shape}, saved is {tensor.shape}"
+            )
+    own = {parameter.name for parameter in engine.parameters}
+    if unknown := sorted(manifest.tensors.get(PARAMETERS, {}).keys() - own):
+        raise ArgumentError(f"no parameters {', '.join(unknown)}, which were saved")
+
+
+def _hook_state(reader: Reader, place: str) -> dict[str, np.ndarray]:
+    """Return what this rank's hook had not sent, if it was saved on the same mesh."""
+    kind = hook_kind(place)
+    return {name: reader.whole(kind, name) for name in reader.manifest.tensors.get(kind, {})}

@@ -1,0 +1,224 @@
+"""Saving an engine: every rank writes its parts, the first makes them one checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError, in_words
+from pycoll.parallel.arrays import as_numpy
+from pycoll.parallel.channels import Channel
+from pycoll.parallel.checkpoint.folder import MANIFEST, begin, commit, partial_path, sync
+from pycoll.parallel.checkpoint.manifest import Manifest, Piece, Tensor
+from pycoll.parallel.checkpoint.reader import safetensors, sha256
+from pycoll.parallel.compare import check_same, gather_problems, gather_texts
+from pycoll.parallel.engine.data_parallel import DataParallel
+from pycoll.parallel.settings import check_number
+from pycoll.parallel.state.parts import Part
+
+Tensors = dict[str, dict[str, Tensor]]
+
+
+def save(
+    path: str | os.PathLike[str],
+    engine: DataParallel,
+    *,
+    keep: int | None = None,
+    extra: Any = None,
+    background: bool = False,
+) -> Saving:
+    """Save parameters, optimizer states and step of an engine; a collective.
+
+    Every rank writes a file with what it is responsible for, so ranks have to see one file system.
+    See docs/checkpoints.md for what is in the files.
+
+    Args:
+        path: Folder of the checkpoints of this engine; made if it is missing. It gets a new one,
+            named after the number of the save and of the steps.
+        engine: `DataParallel`, `Pipeline`, or that of `pycoll.torch`. A save of it that goes on in
+            the background is waited for first.
+        keep: Delete all but the newest `keep` afterwards; None: none.
+        extra: Anything that JSON can express, the same on every rank, such as the state of a
+            `Sampler`; `load` returns it.
+        background: Copy what is to be written, and return; a thread writes it.
+
+    Returns:
+        The save; its `wait` returns the path of the checkpoint.
+
+    Raises:
+        ArgumentError: On every rank, if one cannot write. What was saved before is untouched.
+        MismatchError: On every rank, if they have different steps or extras.
+    """
+    if keep is not None:
+        check_number("keep", keep, "[1, inf)", whole=True)
+    if engine.saving is not None:
+        engine.saving.wait()
+    parts = [part._replace(data=as_numpy(part.data)) for part in engine.parts()]
+    state = Manifest(
+        engine.steps,
+        (float(engine.loss_scale.value), int(engine.loss_scale.good_steps)),
+        dict(engine.mesh.axes),
+        extra,
+    )
+    job = _Job(os.fspath(path), parts, state, keep)
+    if not background:
+        return Saving(lambda: job.run(engine.groups.world))
+    job.parts = [part._replace(data=part.data.copy()) for part in parts]
+    channel = Channel(engine.groups.world.comm.dup(), "checkpoint", engine.ledger)
+    engine.saving = Saving(lambda: job.run_and_close(channel), background=True)
+    return engine.saving
+
+
+class Saving:
+    """A save, which may go on in the background."""
+
+    def __init__(self, work: Callable[[], str], background: bool = False) -> None:
+        self._path, self._error = "", None
+        self._work, self._thread = work, None
+        if background:
+            self._thread = threading.Thread(target=self._run, name="pycoll checkpoint")
+            self._thread.start()
+        else:
+            self._path = work()
+
+    def _run(self) -> None:
+        try:
+            self._path = self._work()
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def wait(self) -> str:
+        """Wait for its end and return the path of the checkpoint.
+
+        Raises:
+            ArgumentError: If a rank could not write; and what else `save` raises.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._path
+
+
+@dataclass
+class _Job:
+    """One save on this rank."""
+
+    path: str
+    parts: list[Part]
+    state: Manifest
+    keep: int | None
+
+    def run_and_close(self, channel: Channel) -> str:
+        """Save by way of a channel of its own."""
+        with channel.comm:
+            return self.run(channel)
+
+    def run(self, world: Channel) -> str:
+        """Save; a collective of the ranks of `world`. Return the path of the checkpoint."""
+        name, problem, pieces, first = "", "", {}, world.rank == 0
+        try:
+            facts = [self.state.to_json()]
+            safetensors()
+            name = begin(self.path, self.state.steps) if first else ""
+        except Exception as error:  # also what `extra` raises: the other ranks wait
+            facts, problem = [], in_words(error)
+        _raise_any(problem, world)
+        check_same(facts, "steps or extras to save", world)
+        name = gather_texts(name, world)[0]
+        folder = partial_path(self.path, name)
+        try:
+            file = f"rank-{world.rank:05d}-of-{world.world_size:05d}.safetensors"
+            pieces = write_file(folder, file, self.parts)
+        except Exception as error:
+            problem = in_words(error)
+        _raise_any(problem, world)
+        written = gather_texts(json.dumps(as_lists(pieces)), world)
+        try:
+            if first:
+                finish(self.path, name, self.state, map(json.loads, written), self.keep)
+        except Exception as error:
+            problem = in_words(error)
+        _raise_any(problem, world)
+        return os.path.join(self.path, name)
+
+
+def _raise_any(problem: str, world: Channel) -> None:
+    if problems := gather_problems(problem, world):
+        raise ArgumentError(f"the checkpoint was not saved: {problems}")
+
+
+def write_file(folder: str, file: str, parts: Iterable[Part]) -> Tensors:
+    """Write parts to a file, until they are on the disk; return where they are.
+
+    A part that is a whole box has its shape, another one is flat. No parts, no file.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    found: Tensors = {}
+    for part in parts:
+        extent = tuple(b - a for a, b in part.box)
+        data = np.ascontiguousarray(part.data)
+        key = f"{part.kind}/{part.name}"
+        whole = part.stop - part.start == np.prod(extent, dtype=int)
+        arrays[key] = data.reshape(extent) if whole else data
+        piece = Piece(file, key, part.box, part.start, part.stop, "")
+        tensor = Tensor(data.dtype.name, part.shape, (piece,))
+        found.setdefault(part.kind, {})[part.name] = tensor
+    if not arrays:
+        return {}
+    path = os.path.join(folder, file)
+    with ThreadPoolExecutor(1) as pool:  # one thread writes, this one reads for the hashes
+        writing = pool.submit(safetensors().numpy.save_file, arrays, path)
+        hashes = {key: sha256(array) for key, array in arrays.items()}
+        writing.result()
+    sync(path)
+    for tensors in found.values():
+        for name, tensor in tensors.items():
+            (piece,) = tensor.pieces
+            hashed = Piece(**asdict(piece) | {"sha256": hashes[piece.key], "box": piece.box})
+            tensors[name] = Tensor(tensor.dtype, tensor.shape, (hashed,))
+    return found
+
+
+def finish(
+    path: str, name: str, state: Manifest, written: Iterable[Any], keep: int | None = None
+) -> None:
+    """Join what was written, as lists and dictionaries, write the manifest, and commit."""
+    joined: dict[str, dict[str, Any]] = {}
+    for tensors in written:
+        for kind, found in tensors.items():
+            for array, tensor in found.items():
+                known = joined.setdefault(kind, {}).setdefault(array, tensor | {"pieces": []})
+                known["pieces"] += tensor["pieces"]
+    folder = partial_path(path, name)
+    manifest = Manifest(state.steps, state.loss_scale, state.mesh, state.extra, joined)
+    with open(os.path.join(folder, MANIFEST), "w", encoding="utf-8") as file:
+        file.write(manifest.to_json())
+    sync(os.path.join(folder, MANIFEST))
+    missing = [f for f in Manifest.read(folder).files if not os.path.exists(f"{folder}/{f}")]
+    if missing:
+        raise ArgumentError(
+            f"{', '.join(missing)} of other ranks cannot be seen in {folder}; all ranks have to "
+            "write to one file system"
+        )
+    commit(path, name, keep)
+
+
+def as_lists(tensors: Tensors) -> dict[str, dict[str, Any]]:
+    """Return what was written in the form that `finish` joins."""
+    return {
+        kind: {name: asdict(tensor) for name, tensor in found.items()}
+        for kind, found in tensors.items()
+    }
