@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "run",
         help="start the ranks of a job on this host",
         usage="pycoll run -n N [--timeout S] [--tag-output] [--keep-going | --elastic] "
-        "(script.py | -m module) [args ...]",
+        "(script.py | -m module | python -c program) [args ...]",
         description="Start N processes that run one script. The first failure ends the job, unless "
         "it is to keep going, and so does the end of the launcher; its exit status is that of the "
         "rank that failed first. A signal is passed on to the ranks: those that still run half a "
@@ -138,11 +138,24 @@ def _command(args: argparse.Namespace) -> list[str]:
     if not command:
         raise ArgumentError("no script given: pycoll run -n N script.py args...")
     if re.fullmatch(r"python[\d.]*", Path(command[0]).name) and shutil.which(command[0]):
-        python = command[0]
-        raise ArgumentError(f"leave {python!r} out: ranks run the script with {sys.executable}")
+        return _without_python(*command)
     if not Path(command[0]).is_file():
         raise ArgumentError(f"{command[0]!r} is not a file")
     return command
+
+
+def _without_python(python: str, *words: str) -> list[str]:
+    """Return the command of ``python script.py``, ``python -m module`` or ``python -c code``."""
+    if not os.path.samefile(str(shutil.which(python)), sys.executable):
+        raise ArgumentError(f"leave {python!r} out: ranks run the script with {sys.executable}")
+    if len(words) > 1 and words[0] in ("-c", "-m"):
+        return list(words)
+    if not words or not Path(words[0]).is_file():
+        text = "a script, -m and a module, or -c and a program"
+        raise ArgumentError(
+            f"after {python!r}: expected {text}, got {' '.join(words) or 'nothing'}"
+        )
+    return list(words)
 
 
 @contextlib.contextmanager

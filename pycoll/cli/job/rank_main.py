@@ -1,6 +1,7 @@
 """What a process started by ``pycoll run`` executes: the user's script, as Python itself would.
 
-``python rank_main.py RANK LAUNCHER_PID REPORT_FD KEEP_GOING WHOLE (script | -m module) args...``
+``python rank_main.py RANK LAUNCHER_PID REPORT_FD KEEP_GOING WHOLE PROGRAM args...``, where PROGRAM is
+a script, ``-m module`` or ``-c text``.
 
 It differs from ``python script args...`` in three ways: the process dies with its launcher; an
 exception is written to the launcher's report, so that of all the tracebacks of a failing job only
@@ -94,10 +95,14 @@ def guard_output(whole: bool) -> None:
 
 def load(command: list[str]) -> tuple[CodeType, ModuleType]:
     """Set ``sys.argv`` and ``sys.path`` and return the program with its ``__main__`` module."""
-    is_module = command[0] == "-m"
+    is_module, is_text = command[0] == "-m", command[0] == "-c"
     sys.argv[:] = command[is_module:]
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(sys.argv[0]))
+        script = os.path.dirname(os.path.realpath(sys.argv[0]))
+        sys.path[0] = "" if is_text else os.getcwd() if is_module else script
+    if is_text:
+        text = sys.argv.pop(1)
+        return compile(text, "<string>", "exec", dont_inherit=True), ModuleType("__main__")
     return _load_module(sys.argv[0]) if is_module else _load_script(sys.argv[0])
 
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from pycoll.config import environment
+
 _READ_BYTES = 1 << 16
 _MOST_BYTES = 1 << 20  # of a line that is passed on as a whole
 _MOMENT_S = 0.5  # after which a line without an end, such as a prompt, is passed on
@@ -19,7 +21,8 @@ class TaggedStream:
 
     A carriage return ends a line, too: a progress bar becomes a line for each of its states. So
     does a line that stays without end for a moment, or that is very long; what follows of it is
-    a line of its own, so that lines of several ranks never share one.
+    a line of its own, so that lines of several ranks never share one. On a terminal the numbers of
+    ranks have colours, unless ``NO_COLOR`` is set.
 
     Args:
         rank: The number written in front of every line.
@@ -29,6 +32,8 @@ class TaggedStream:
 
     def __init__(self, rank: int, source: BinaryIO, sink: BinaryIO) -> None:
         self._tag = b"[%d] " % rank
+        if sink.isatty() and not environment().get("NO_COLOR"):
+            self._tag = b"\x1b[3%dm%s\x1b[0m" % (1 + rank % 6, self._tag)
         self._source = source
         self._sink = sink
         self._parts: list[bytes] = []  # of the line that has no end yet; joined only once

@@ -109,8 +109,8 @@ def test_each_line_is_written_in_one_piece(jobs, unbuffered):
         (["-n", "x", __file__], "invalid number of ranks value"),
         ([__file__], "how many ranks? pycoll run -n N script.py"),
         ([__file__, "-n", "2"], "what follows the script is for it"),
-        (["-n", "2", "python3", __file__], "leave 'python3' out"),
-        (["-n", "2", sys.executable, __file__], "out: ranks run the script with"),
+        (["-n", "2", sys.executable, "none.py"], "expected a script, -m and a module, or -c and"),
+        (["-n", "2", sys.executable, "-c"], "or -c and a program, got -c"),
         (["-n", "2", "--timout", "3", __file__], "--timout; did you mean --timeout?"),
     ],
 )
@@ -119,6 +119,28 @@ def test_bad_arguments(jobs, args, message):
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]
     assert done.stderr.count("pycoll run:") == 1
+
+
+def test_another_python_is_refused(jobs, tmp_path, monkeypatch):
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    done = jobs.run("-n", "2", str(other), __file__)
+    assert done.returncode == 2
+    assert f"leave {str(other)!r} out: ranks run the script with" in done.stderr
+
+
+def test_python_with_a_text_a_module_or_a_script(jobs):
+    text = "import sys; print(__name__, sys.argv)"
+    done = jobs.run("-n", "2", sys.executable, "-c", text, "a", "-b")
+    assert done.stdout.splitlines() == ["__main__ ['-c', 'a', '-b']"] * 2
+    done = jobs.run("-n", "2", sys.executable, "-m", "this")
+    assert done.stdout.count("The Zen of Python") == 2
+    done = jobs.run("-n", "2", sys.executable, jobs.script("print('here')"))
+    assert done.stdout.splitlines() == ["here"] * 2
+    done = jobs.run("-n", "2", sys.executable, "-c", "raise ValueError('why')")
+    assert "ValueError: why" in done.stderr
+    assert "<string>" in done.stderr
 
 
 def test_the_largest_job_is_that_of_the_engine():

@@ -31,6 +31,22 @@ def test_tagged_lines_are_whole(jobs):
     assert sorted(done.stderr.splitlines()) == [f"[{r}] to stderr" for r in range(4)]
 
 
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_numbers_have_colours_on_a_terminal(no_color, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    reading, writing = os.pipe()
+    leader, terminal = os.openpty()
+    with os.fdopen(terminal, "wb") as sink, os.fdopen(writing, "wb") as rank:
+        stream = TaggedStream(1, os.fdopen(reading, "rb"), sink)
+        rank.write(b"text\n")
+        rank.flush()
+        stream.pump()
+        shown = os.read(leader, 100)
+    stream.close()
+    os.close(leader)
+    assert shown == (b"[1] text\r\n" if no_color else b"\x1b[32m[1] \x1b[0mtext\r\n")
+
+
 def test_tagged_output_is_live(jobs):
     with jobs.started(
         jobs.script("print('now'); mark('up'); time.sleep(1000)"), 1, "--tag-output"
