@@ -55,7 +55,7 @@ class _Shape(np.ndarray):
         return self.view()._claim(*shape)
 
 
-class _Comm:
+class DryComm:
     """Rank 0 of a communicator whose calls move nothing; also a mesh of them, and their work."""
 
     rank = 0
@@ -64,63 +64,75 @@ class _Comm:
         self.axes, self.world_size = axes, prod(axes.values())
 
     @property
-    def world(self) -> _Comm:
+    def world(self) -> DryComm:
+        """Return itself, as a mesh would its ranks."""
         return self
 
-    def group(self, *names: str) -> _Comm:
-        return _Comm({axis: size for axis, size in self.axes.items() if axis in names})
+    def group(self, *names: str) -> DryComm:
+        """Return the ranks along some axes."""
+        return DryComm({axis: size for axis, size in self.axes.items() if axis in names})
 
-    def dup(self) -> _Comm:
+    def dup(self) -> DryComm:
+        """Return itself."""
         return self
 
     def empty(self, count: int, dtype: Any, device: str) -> _Shape:
+        """Return an array without elements."""
         return _Shape.of((count,), dtype)
 
-    def all_reduce(self, x: Any, **options: Any) -> _Comm:
+    def all_reduce(self, x: Any, **options: Any) -> DryComm:
+        """Move nothing."""
         return self
 
     reduce_scatter = all_gather = all_reduce
 
     def wait(self) -> None:
-        pass
+        """Wait for nothing."""
 
 
-class _Optimizer:
+class DryOptimizer:
     """Has states, and does nothing."""
 
     def __init__(self, slots: Sequence[str]) -> None:
         self.lr, self.slots = 0.0, slots
 
     def update(self, args: Any, fused: bool = True) -> None:
-        pass
+        """Leave everything as it is."""
 
 
-class _Layer:
+class DryLayer:
     """Gives gradients of all its parameters, written to `out` if the layer in its place does."""
 
     def __init__(self, specs: Mapping[str, ParameterSpec], dtype: Any) -> None:
         self._specs, self._dtype = specs, dtype
 
     def forward(self, params: Any, x: Any) -> tuple[Any, Any]:
+        """Return the input."""
         return x, None
 
     def backward_input(self, params: Any, saved: Any, dy: Any) -> Any:
+        """Return the gradient of the output."""
         return dy
 
     def backward_weight(
         self, params: Any, saved: Any, dy: Any, out: Any = None
     ) -> dict[str, _Shape]:
+        """Return gradients of all parameters."""
         return {
             name: (out or {}).get(name, _Shape.of(spec.shape, self._dtype))
             for name, spec in self._specs.items()
         }
 
 
-class _Loss:
+class DryLoss:
+    """Has no gradient."""
+
     def forward(self, x: Any, targets: Any) -> tuple[float, int, Any]:
+        """Return one sample."""
         return 0.0, 1, None
 
     def backward(self, saved: Any, scale: float) -> float:
+        """Return no gradient."""
         return 0.0
 
 
@@ -133,13 +145,13 @@ def dry_run(
 ) -> tuple[Counter[str], int, dict[str, int]]:
     """Run a step of rank 0; return bytes held at rest by kind, at the peak, and sent by purpose."""
     ledger, recipe = Ledger(), options.recipe
-    optimizer = _Optimizer(options.optimizer.slots)
+    optimizer = DryOptimizer(options.optimizer.slots)
     options = replace(options, optimizer=optimizer, hook=None, wrap=Options.wrap)
-    groups: Any = Groups(_Comm(axes), ledger)  # type: ignore[arg-type]
+    groups: Any = Groups(DryComm(axes), ledger)  # type: ignore[arg-type]
     buckets = [Bucket(layout, options.settings, groups) for layout in layouts]
     dtype = dtype_of(recipe.compute or recipe.parameter)
-    dry = [replace(unit, layer=_Layer(unit.layer.parameters(), dtype)) for unit in units]
-    passes = Passes(dry, buckets, _Loss(), options, ledger)
+    dry = [replace(unit, layer=DryLayer(unit.layer.parameters(), dtype)) for unit in units]
+    passes = Passes(dry, buckets, DryLoss(), options, ledger)
     rest = Counter(ledger.live)
     passes.prepare()
     plan = plan_sum(micro_batches, options.order)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from pycoll.errors import ArgumentError
 from pycoll.kernels import EXACT_LIMBS
+from pycoll.parallel.analysis.dry_pipeline import dry_pipeline
 from pycoll.parallel.analysis.dry_run import dry_run
-from pycoll.parallel.channels import VOLUME, check_axis
+from pycoll.parallel.channels import AXES, VOLUME, check_axis
 from pycoll.parallel.compare import VOTE_WORDS
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Layer, Model, ParameterSpec, Sequential
+from pycoll.parallel.pipeline.engine import Pipeline
+from pycoll.parallel.pipeline.program import Schedule
 from pycoll.parallel.settings import check_number
 from pycoll.parallel.state.layout import make_units, unit_parameters
 
@@ -30,7 +33,9 @@ class Estimate:
         padding: How much of `at_rest` is padding.
         peak: Largest sum of parameters, gradients, states and buffers during a step; activations
             and what layers allocate inside are not in it.
-        wire: Bytes sent in a step, by purpose.
+        wire: Bytes sent in a step, by purpose; those between stages are not in it.
+        live: Of a pipeline: activations that the stage holds at most, in micro-batches of all its
+            layers.
     """
 
     parameter: int
@@ -39,6 +44,7 @@ class Estimate:
     padding: int
     peak: int
     wire: dict[str, int]
+    live: float = 1.0
 
     @property
     def at_rest(self) -> int:
@@ -73,10 +79,13 @@ def estimate(
     mesh: Mesh | Mapping[str, int] | None = None,
     *,
     micro_batches: int = 1,
+    schedule: str | Schedule | None = None,
+    stage: int = 0,
+    cut: Sequence[str] | None = None,
     options: Options | None = None,
     **changes: Any,
 ) -> Estimate:
-    """Return the bytes of one rank of `DataParallel` with the same arguments.
+    """Return the bytes of one rank of `DataParallel`, or of `Pipeline`, with the same arguments.
 
     They are those that its ledger counts: layout and step are the engine's own code, run on arrays
     without elements. Parameters without gradients count as if they had some.
@@ -86,6 +95,9 @@ def estimate(
         recipe: Name of a precision recipe; by default that of the options.
         mesh: The ranks, or sizes by axis, such as ``{"dp": 64}``; None: one rank.
         micro_batches: Micro-batches of a step on each rank.
+        schedule: Of a pipeline; None: `DataParallel`.
+        stage: The stage of the pipeline.
+        cut: See `Pipeline`.
         options: As for `DataParallel`; hooks are not counted.
         changes: Options by name.
 
@@ -95,14 +107,20 @@ def estimate(
     check_number("micro_batches", micro_batches, "[1, inf)", whole=True)
     changes = {**changes, **({} if recipe is None else {"precision": recipe})}
     options = replace(options or Options(), **changes)
-    axes = _axes(mesh)
+    axes = _axes(mesh, AXES if schedule is None else Pipeline.AXES)
     if isinstance(model, (int, float)):
         check_number("model", model, "[0, inf)")
         layer: Layer = _Parameters(-(-int(model) // axes.get("tp", 1)))  # type: ignore[assignment]
         model = Sequential([("model", layer)])
-    units = make_units(model)
-    layouts = options.layouts(unit_parameters(units), axes.get("dp", 1) * axes.get("cp", 1))
-    live, peak, sent = dry_run(units, layouts, options, axes, micro_batches)
+    active = 1.0
+    if schedule is None:
+        units = make_units(model)
+        layouts = options.layouts(unit_parameters(units), axes.get("dp", 1) * axes.get("cp", 1))
+        live, peak, sent = dry_run(units, layouts, options, axes, micro_batches)
+    else:
+        check_number("stage", stage, f"[0, {axes.get('pp', 1)})", whole=True)
+        more = (schedule, micro_batches, cut, options, axes, stage)
+        layouts, live, peak, sent, active = dry_pipeline(model, *more)
     rest = [live[kind] for kind in ("parameter", "gradient", "optimizer")]
     count, padded = (
         sum(getattr(layout, size) for layout in layouts) for size in ("count", "padded")
@@ -113,15 +131,16 @@ def estimate(
         padding=sum(nbytes - nbytes * count // padded for nbytes in rest if nbytes),
         peak=peak,
         wire={purpose: nbytes for purpose, nbytes in wire.items() if nbytes},
+        live=active,
     )
 
 
-def _axes(mesh: Mesh | Mapping[str, int] | None) -> dict[str, int]:
+def _axes(mesh: Mesh | Mapping[str, int] | None, known: tuple[str, ...]) -> dict[str, int]:
     axes = dict(mesh.axes if isinstance(mesh, Mesh) else mesh or {})
     if any(not isinstance(size, int) or size < 1 for size in axes.values()):
         raise ArgumentError(f"mesh={axes}; accepted are sizes >= 1 by axis")
     for axis, size in axes.items():
-        check_axis(axis, size)
+        check_axis(axis, size, known)
     return axes
 
 
