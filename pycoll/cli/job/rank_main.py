@@ -1,7 +1,7 @@
 """What a process started by ``pycoll run`` executes: the user's script, as Python itself would.
 
-``python rank_main.py RANK LAUNCHER_PID REPORT_FD KEEP_GOING WHOLE PROGRAM args...``, where PROGRAM is
-a script, ``-m module`` or ``-c text``.
+``python rank_main.py RANK LAUNCHER_PID REPORT_FD KEEP_GOING WHOLE PROGRAM args...``, where
+PROGRAM is a script, ``-m module`` or ``-c text``.
 
 It differs from ``python script args...`` in three ways: the process dies with its launcher; an
 exception is written to the launcher's report, so that of all the tracebacks of a failing job only

@@ -48,9 +48,13 @@ def problem(name, nbytes=1000, n=2, dtype="float32", op="sum"):
 def test_expectations_are_those_of_numpy(name, dtype):
     for op in oracle.ops(dtype):
         made = problem(name, n=3, dtype=dtype, op=op)
+        if made.promise.prefix is not None and op == "avg":
+            continue  # there is no such call
         want = oracle.expected(name, [made.input(rank) for rank in range(3)], op)
         for rank in range(3):
             got = made.expected(rank)
+            if not made.promise.sources(rank, 3):
+                want[rank] = None  # whatever is neutral, and not looked at
             assert (got is None) == (want[rank] is None)
             assert got is None or not oracle.differences(got, want[rank])
         if not made.promise.reduces:
