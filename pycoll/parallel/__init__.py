@@ -3,6 +3,7 @@
 from pycoll.parallel.analysis.estimate import Estimate, estimate
 from pycoll.parallel.channels import Ledger
 from pycoll.parallel.checkpoint import Loaded, Saving, load, save
+from pycoll.parallel.elastic.run import Change, Elastic
 from pycoll.parallel.engine.data_parallel import DataParallel, StepReport
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.hooks.compress import Compress
@@ -22,8 +23,10 @@ __all__ = [
     "RECIPES",
     "SGD",
     "AdamW",
+    "Change",
     "Compress",
     "DataParallel",
+    "Elastic",
     "Estimate",
     "Hook",
     "Layer",

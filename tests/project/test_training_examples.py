@@ -30,6 +30,12 @@ def test_spiral(tmp_path):
     assert picture.read_bytes().startswith(PNG)
 
 
+def test_elastic():
+    output = run_ranks(2, "--elastic", EXAMPLES / "elastic.py", "--steps", "20", "--every", "10")
+    assert re.search(r"^step 20: loss \d", output, re.M)
+    assert len(set(re.findall("params sha256=([0-9a-f]{64})", output))) == 1
+
+
 def test_gpt_is_the_same_model_on_every_mesh(tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "loss.png"

@@ -39,6 +39,7 @@ def shrink(parent: Session, timeout: float | None) -> Session:
         progress = parent.kept.setdefault(_KEPT, Shrinking(parent))
         child = progress.advance(parent, lambda: max(0.0, end - time.monotonic()))
         child.use(parent.tuning, parent.cores)
+        child.epoch = parent.epoch
         if parent.link is not None:
             parent.link.held_by(child)
         progress.close()

@@ -1,0 +1,128 @@
+"""Random SIGKILLs while `examples/elastic.py` trains: does it end, with the same bits, how soon?
+
+    python benchmarks/elastic.py --jobs 20 --ranks 4 --zero 2
+
+Each job is killed at random moments, a random rank each time. It must end well, within its time;
+its ranks must have the same parameters; with as many ranks as before (``--ranks 4``) these must be
+those of a job that nobody killed. Prints the time from a kill to the end of the next step after the
+ranks have met again: with ``--ranks 4`` they wait for the process that is started again, with
+``--ranks 2..4`` they do not.
+"""
+
+import argparse
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 120.0
+
+
+class Run:
+    """One job: what it has printed, with the times, and its ranks."""
+
+    def __init__(self, ranks, zero, steps, pause):
+        script = str(ROOT / "examples" / "elastic.py")
+        words = ["run", "-n", ranks, "--elastic", "--restarts", "1000", script, "--every", "1"]
+        words += ["--zero", str(zero), "--steps", str(steps), "--pause", str(pause)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pycoll", *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines, self.errors, self.killed = [], [], []
+        self._readers = [
+            threading.Thread(target=self._read, args=pair)
+            for pair in ((self.process.stdout, self.lines), (self.process.stderr, self.errors))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream, lines):
+        for line in stream:
+            lines.append((time.monotonic(), line.rstrip()))
+
+    def has_begun(self):
+        return any(line.startswith("step") for _, line in self.lines)
+
+    def kill_one(self, chance):
+        pid = self.process.pid
+        ranks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if ranks:
+            self.killed.append(time.monotonic())
+            os.kill(int(chance.choice(ranks)), signal.SIGKILL)
+
+    def wait(self):
+        """Wait for the end; return the digests that ranks have printed."""
+        try:
+            status = self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise SystemExit(self._text("a hang")) from None
+        for reader in self._readers:
+            reader.join()
+        if status:
+            raise SystemExit(self._text(f"status {status}"))
+        return {line for _, line in self.lines if line.startswith("params")}
+
+    def _text(self, what):
+        return "\n".join([what, *(line for _, line in self.lines + self.errors)][-60:])
+
+    def delays(self):
+        """Seconds from each kill to the first step after the next change."""
+        found = []
+        for at in self.killed:
+            after = iter([(t, line) for t, line in self.lines if t > at])
+            changed = any("ranks;" in line for _, line in after)  # leaves `after` behind it
+            step = next((t for t, line in after if re.match(r"step \d+: loss", line)), None)
+            found += [step - at] if changed and step else []
+        return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--jobs", type=int, default=5)
+    parser.add_argument("--ranks", default="4", help="as for pycoll run -n (4)")
+    parser.add_argument("--zero", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--pause", type=float, default=0.03, help="seconds after each step")
+    parser.add_argument("--every", type=float, default=5.0, help="mean seconds between kills (5)")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    given, chance = (args.ranks, args.zero, args.steps), random.Random(args.seed)
+    expected = Run(*given, 0.0).wait()
+    fixed, delays, kills, begun = ".." not in args.ranks, [], 0, time.monotonic()
+    for job in range(args.jobs):
+        run = Run(*given, args.pause)
+        while run.process.poll() is None and not run.has_begun():
+            time.sleep(0.05)
+        due = time.monotonic() + chance.uniform(0, 2 * args.every)
+        while run.process.poll() is None:
+            time.sleep(0.01)
+            if time.monotonic() >= due:
+                run.kill_one(chance)
+                due = time.monotonic() + chance.uniform(0, 2 * args.every)
+        found = run.wait()
+        if len(found) != 1 or (fixed and found != expected):
+            raise SystemExit(f"job {job}: a divergence: {found}, expected {expected}")
+        delays += run.delays()
+        kills += len(run.killed)
+        print(f"job {job}: {len(run.killed)} kills, the same parameters on all ranks", flush=True)
+    delays.sort()
+    print(
+        f"{args.jobs} jobs, {kills} kills in {time.monotonic() - begun:.0f} s: no hang, no "
+        f"divergence{', the bits of a job that nobody killed' if fixed else ''}; from death to the "
+        f"next step median {delays[len(delays) // 2]:.2f} s, largest {delays[-1]:.2f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Train a small network that goes on when ranks are killed, and takes them in again.
+
+    pycoll run -n 4 --elastic examples/elastic.py --zero 2
+
+Kill any rank meanwhile (``kill -9``): the launcher starts it again, and the others give it the
+state. The last line has a digest of the parameters; it is the same as without a death.
+"""
+
+import argparse
+import hashlib
+import time
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+import pycoll
+from pycoll.parallel import AdamW, DataParallel, Elastic, Mesh, Sequential, WarmupCosine
+from pycoll.parallel.nn import GELU, CrossEntropy, Linear
+from pycoll.parallel.random import Key, normal
+
+FEATURES, CLASSES, HIDDEN = 32, 10, 64
+KEY = Key(0)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--zero", type=int, default=1, choices=range(4), help="ZeRO stage (1)")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds that a step takes longer")
+    parser.add_argument("--every", type=int, default=50, help="steps between two lines (50)")
+    return parser.parse_args()
+
+
+def samples(step, numbers):
+    """Return the samples with these numbers: inputs, and the class of the largest of some sums."""
+    x = normal(KEY.fold("x"), (numbers.stop, FEATURES), (slice(numbers.start, numbers.stop),))
+    truth = normal(KEY.fold("truth"), (FEATURES, CLASSES))
+    return x.astype(np.float32), (x @ truth).argmax(axis=1)
+
+
+def main():
+    args = arguments()
+
+    def build(comm):
+        model = Sequential(
+            [
+                ("in", Linear(FEATURES, HIDDEN, key=KEY.fold("in"))),
+                ("act", GELU()),
+                ("out", Linear(HIDDEN, CLASSES, key=KEY.fold("out"))),
+            ]
+        )
+        mesh = Mesh(comm, dp=-1)
+        return DataParallel(model, CrossEntropy(), mesh, zero=args.zero, optimizer=AdamW(lr=3e-3))
+
+    rate = WarmupCosine(3e-3, 20, args.steps)
+    with threadpool_limits(1):
+        run = Elastic(
+            pycoll.init(),
+            build,
+            samples,
+            steps=args.steps,
+            batch=64,
+            micro_batches=4,
+            lr=rate,
+        )
+        for report in run:
+            if run.comm.rank == 0:
+                if run.change is not None:
+                    print(f"{run.change} (at {time.monotonic():.3f})", flush=True)
+                if run.step % args.every == 0 or run.change is not None:
+                    print(f"step {run.step}: loss {report.loss:.4f}", flush=True)
+            time.sleep(args.pause)
+        digest = hashlib.sha256()
+        for _, value in sorted(run.engine.gather().items()):
+            digest.update(np.ascontiguousarray(value).tobytes())
+        print(f"params sha256={digest.hexdigest()}", flush=True)
+        run.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Training by ranks that may die and come back: `Elastic`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pycoll.comm import Communicator
+from pycoll.errors import ArgumentError, CollError, PeerLost, Revoked
+from pycoll.parallel.elastic.copies import Copies
+from pycoll.parallel.elastic.share import Share
+from pycoll.parallel.elastic.transfer import Chosen, bring, choose
+from pycoll.parallel.engine.data_parallel import DataParallel, StepReport
+from pycoll.parallel.settings import check_number
+
+
+@dataclass(frozen=True)
+class Change:
+    """Ranks left or came; the same on every rank.
+
+    Attributes:
+        step: Number of steps that the training had taken, and goes on from.
+        ranks: How many there are now.
+        left: Ranks that are gone, by their old numbers.
+        came: Ranks that are new, by their new numbers.
+        repeated: Steps that a rank had finished and that are taken again.
+        seconds: From the moment when the first rank noticed until all could go on.
+        bytes: Size of the state, of which every rank got its part.
+    """
+
+    step: int
+    ranks: int
+    left: tuple[int, ...]
+    came: tuple[int, ...]
+    repeated: int
+    seconds: float
+    bytes: int
+
+    def __str__(self) -> str:
+        words = [f"step {self.step}: {self.ranks} ranks"]
+        for what, ranks in (("left", self.left), ("came", self.came)):
+            if ranks:
+                words.append(f"{', '.join(map(str, ranks))} {what}")
+        words.append(f"{self.repeated} steps are repeated")
+        return "; ".join([*words, f"{self.bytes / 1e6:.1f} MB of state, {self.seconds:.2f} s"])
+
+
+class Elastic:
+    """Takes the steps of a training, and goes on when ranks die and when others come.
+
+    ::
+
+        run = Elastic(pycoll.init(), build, data, steps=1000, batch=64, micro_batches=8)
+        for report in run:
+            if run.comm.rank == 0:
+                print(run.step, report.loss)
+        run.close()
+
+    under ``pycoll run -n 8 --elastic``. Whatever happens, the state after step s is that of s
+    steps, each with its `batch` samples once. A step that a death interrupts is taken by all or by
+    none: the ranks that are left, and those that have come, choose the newest state that they have
+    together, give each other what each lacks, and go on from there. See docs/elastic.md.
+
+    Attributes:
+        comm: The present communicator.
+        engine: The present engine, and None while ranks change.
+        step: Number of steps taken. After a change it may be one less than before.
+        change: What changed before the last step, or None.
+        changes: All changes that this rank has seen.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        build: Callable[[Communicator], DataParallel],
+        data: Callable[[int, range], Any],
+        *,
+        steps: int,
+        batch: int,
+        micro_batches: int,
+        lr: Callable[[int], float] | None = None,
+        redundancy: int = 1,
+        load: Callable[[DataParallel], int] | None = None,
+    ) -> None:
+        """Prepare; ranks meet when the first step is asked for.
+
+        Args:
+            comm: What `pycoll.init` returned; it belongs to this object from now on.
+            build: Makes the engine of a communicator, on a mesh of its ranks along ``dp``. It is
+                called again whenever ranks change.
+            data: ``data(step, samples)`` returns inputs and targets of one micro-batch. `samples`
+                is a range of numbers that count all samples of the training.
+            steps: Number of steps.
+            batch: Samples of a step, over all ranks.
+            micro_batches: Parts of a step, over all ranks; ranks take neighbouring ones.
+            lr: Learning rate of each step; by default the optimizer's.
+            redundancy: 1: with ``zero`` above 0 every rank keeps the shard of the rank before it,
+                too, so that no step is lost unless two neighbours die at once. 0: it does not.
+            load: Loads a state into the engine where no rank has one, or a shard is lost, and
+                returns how many steps it has: from a checkpoint, for instance. A collective.
+
+        Raises:
+            ArgumentError: For numbers that cannot be used.
+        """
+        check_number("steps", steps, "[0, inf)", whole=True)
+        check_number("micro_batches", micro_batches, "[1, inf)", whole=True)
+        check_number("batch", batch, "[1, inf)", whole=True)
+        if batch < micro_batches:
+            raise ArgumentError(
+                f"batch={batch} has fewer samples than micro_batches={micro_batches}"
+            )
+        if redundancy not in (0, 1):
+            raise ArgumentError(f"redundancy={redundancy!r}; accepted: 0, 1")
+        self.comm, self._build, self._data = comm, build, data
+        self.steps, self._sizes, self._lr, self._load = steps, (batch, micro_batches), lr, load
+        self.engine: DataParallel | None = None
+        self.step = self._epoch = 0
+        self.change: Change | None = None
+        self.changes: list[Change] = []
+        self._copies = Copies(redundancy)
+        self._since = time.monotonic()
+        self._error: CollError | None = None
+
+    def __iter__(self) -> Iterator[StepReport]:
+        """Take one step after the other, and return when every rank has taken all of them."""
+        while True:
+            before = len(self.changes)
+            report = None
+            while report is None:
+                try:
+                    if self._error is not None:
+                        raise self._error
+                    if self.engine is None:
+                        self._join()
+                    if self.step >= self.steps:
+                        self.comm.barrier()
+                        return
+                    if int(self.comm.all_reduce(np.array([self.comm.newcomers]), "max")[0]):
+                        self._renew(None)
+                    else:
+                        report = self._take_step()
+                except (PeerLost, Revoked) as error:
+                    self._renew(error)
+            self.change = self.changes[-1] if len(self.changes) > before else None
+            yield report
+
+    def _take_step(self) -> StepReport:
+        assert self.engine is not None
+        place = self.comm.rank, self.comm.world_size
+        share = Share(self._data, self.step, self._sizes, place)
+        report = self.engine.step(share, None if self._lr is None else self._lr(self.step))
+        self.step += 1
+        self._copies.take(self.engine, self._epoch, self.step)
+        return report
+
+    def _renew(self, error: CollError | None) -> None:
+        """Come to a new communicator with all who are left and all who have come."""
+        self._error, self._since = None, time.monotonic()
+        self._drop_engine(error)
+        old = self.comm
+        if not old.can_grow and error is None:
+            return
+        self.comm = old.grow() if old.can_grow else old.shrink()
+        old.close()
+
+    def _drop_engine(self, error: CollError | None) -> None:
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            with contextlib.suppress(CollError):
+                engine.close(error)
+            engine.mesh.close()
+
+    def _join(self) -> None:
+        """Make an engine, and give it the newest state that the ranks have together."""
+        engine = self._build(self.comm)
+        self._check(engine)
+        versions = self._copies.versions
+        chosen, newest = choose(engine, versions)
+        before, moved = self.step, 0
+        if chosen is not None:
+            moved = bring(engine, chosen, versions)
+            self.step = chosen.step
+        elif self._load is not None:
+            self.step = self._load(engine)
+        elif newest >= 0:
+            raise ArgumentError(
+                "a shard of the states is lost with the ranks that died: use redundancy=1, against "
+                "the death of one rank at a time, or load= a checkpoint"
+            )
+        self._epoch = newest + 1
+        self._copies.take(engine, self._epoch, self.step)
+        cost = np.array([float(before - self.step), time.monotonic() - self._since])
+        cost = self.comm.all_reduce(cost if versions else np.zeros(2), "max")
+        self._copies.keep_only(self._epoch)  # all ranks have come to this point
+        self.engine = engine
+        if chosen is not None:
+            self._note(chosen, int(max(0.0, cost[0])), float(cost[1]), moved)
+
+    def _note(self, chosen: Chosen, repeated: int, seconds: float, moved: int) -> None:
+        left, came = tuple(sorted(chosen.left)), tuple(sorted(chosen.came))
+        n = self.comm.world_size
+        self.changes.append(Change(self.step, n, left, came, repeated, seconds, moved))
+
+    def _check(self, engine: DataParallel) -> None:
+        if not isinstance(engine, DataParallel):
+            raise ArgumentError(f"build returned {type(engine).__name__}, expected DataParallel")
+        if engine.mesh.size("dp") != engine.mesh.world.world_size:
+            raise ArgumentError(
+                f"build made {engine.mesh!r}; ranks can leave and come along dp only: make it with "
+                "Mesh(comm, dp=-1)"
+            )
+
+    @contextlib.contextmanager
+    def forgiving(self) -> Iterator[None]:
+        """Let collectives of the loop's body fail when a rank dies; the next step sees to it.
+
+        ::
+
+            for report in run:
+                with run.forgiving():
+                    loss = evaluate(run.engine)
+        """
+        try:
+            yield
+        except (PeerLost, Revoked) as error:
+            self._error = error
+
+    def close(self) -> None:
+        """Close engine and communicator."""
+        self._drop_engine(None)
+        self.comm.close()

@@ -1,0 +1,202 @@
+"""Training that loses ranks and gets them back: the same bits as without."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pycoll.errors import ArgumentError
+from pycoll.parallel import SGD, AdamW, DataParallel, Elastic, Mesh, Sequential
+from pycoll.parallel.elastic.copies import Copies
+from pycoll.parallel.elastic.share import Share
+from pycoll.parallel.elastic.transfer import bring, choose
+from pycoll.parallel.nn import CrossEntropy, Linear, Tanh
+from pycoll.parallel.random import Key, integers, normal
+from pycoll.testing import run_processes
+
+ROOT = Path(__file__).resolve().parents[3]
+KEY, FEATURES, CLASSES = Key(3), 5, 7
+SIZES = {"steps": 6, "batch": 12, "micro_batches": 4}
+
+
+def build(comm, zero=0, **options):
+    model = Sequential(
+        [
+            ("one", Linear(FEATURES, 9, key=KEY.fold("one"))),
+            ("tanh", Tanh()),
+            ("two", Linear(9, CLASSES, key=KEY.fold("two"))),
+        ]
+    )
+    options = {"optimizer": AdamW(lr=0.01), "bucket_bytes": 200, **options}
+    return DataParallel(model, CrossEntropy(), Mesh(comm, dp=-1), zero=zero, **options)
+
+
+def data(step, samples):
+    shape, part = (samples.stop, FEATURES), (slice(samples.start, samples.stop),)
+    y = integers(KEY.fold("y"), CLASSES, (samples.stop,))[samples.start :]
+    return normal(KEY.fold("x"), shape, part).astype(np.float32), y
+
+
+def test_every_sample_of_a_step_belongs_to_one_rank():
+    for n in range(1, 7):
+        shares = [Share(lambda *given: given, 3, (10, 4), (rank, n)) for rank in range(n)]
+        ranges = [micro[1] for share in shares for micro in share]
+        assert [number for part in ranges for number in part] == list(range(30, 40))
+        assert [len(part) for part in ranges] == [2, 3, 2, 3]
+
+
+def uninterrupted(zero):
+    def rank(comm):
+        run = Elastic(comm, lambda c: build(c, zero), data, **SIZES)
+        losses = [report.loss for report in run]
+        return losses, run.engine.gather()
+
+    return run_processes(4, rank)[0]
+
+
+@pytest.mark.parametrize(("zero", "victim"), [(0, 0), (1, 2), (3, 0)])
+def test_survivors_that_shrink_go_on_with_every_state(zero, victim):
+    """Without a launcher: 3 of 4 ranks go on, and lose neither a shard nor a step."""
+
+    def rank(comm):
+        own, losses = comm.rank, {}
+
+        def dying(step, samples):
+            if step == 3 and own == victim and samples.start % 12 != 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return data(step, samples)
+
+        feed = dying if victim else lambda s, r: (s == 3 and own == 0 and os._exit(9)) or data(s, r)
+        run = Elastic(comm, lambda c: build(c, zero), feed, **SIZES)
+        for report in run:
+            losses[run.step] = report.loss
+        (change,) = run.changes
+        return losses, run.engine.gather(), (change.left, change.came, change.ranks, change.step)
+
+    results = run_processes(4, rank, may_die=[victim])
+    losses, parameters = uninterrupted(zero)
+    for place, result in enumerate(results):
+        if place == victim:
+            continue
+        assert result[2] == ((victim,), (), 3, 3)
+        np.testing.assert_allclose([result[0][s + 1] for s in range(6)], losses, rtol=1e-5)
+        for name, value in parameters.items():
+            np.testing.assert_allclose(result[1][name], value, rtol=2e-4, atol=1e-6)
+            np.testing.assert_array_equal(result[1][name], results[(victim + 1) % 4][1][name])
+
+
+@pytest.mark.parametrize(
+    ("zero", "precision"), [(0, "fp32"), (1, "fp16"), (2, "fp32"), (3, "fp16")]
+)
+def test_states_move_to_another_number_of_ranks(zero, precision):
+    """Four ranks' states, one of them lost, on the three others: all bits are there."""
+
+    def rank(comm):
+        engine, copies = build(comm, zero, precision=precision), Copies(1)
+        for step in range(3):
+            engine.step(Share(data, step, (12, 4), (comm.rank, 4)))
+            copies.take(engine, 0, step + 1)
+        before = engine.state_dict()
+        part = comm.split(None if comm.rank == 1 else 0)
+        if part is None:
+            return True
+        fresh = build(part, zero, precision=precision)
+        chosen, _ = choose(fresh, copies.versions)
+        assert (chosen.step, chosen.left, chosen.came) == (3, {1}, set())
+        bring(fresh, chosen, copies.versions)
+        after = fresh.state_dict()
+        assert (before["steps"], before["loss_scale"]) == (after["steps"], after["loss_scale"])
+        for kind in engine.buckets[0].states:
+            for name, value in before[kind].items():
+                np.testing.assert_array_equal(after[kind][name], value)
+        return True
+
+    assert run_processes(4, rank) == [True] * 4
+
+
+def test_two_neighbours_and_no_redundancy_lose_a_shard():
+    def rank(comm):
+        found = []
+        for redundancy, gone in ((1, (1,)), (1, (1, 3)), (1, (1, 2)), (0, (1,))):
+            engine, copies = build(comm, 1), Copies(redundancy)
+            copies.take(engine, 0, 0)
+            part = comm.split(None if comm.rank in gone else 0)
+            if part is not None:
+                chosen, newest = choose(build(part, 1), copies.versions)
+                found.append((chosen is not None, newest))
+        return found
+
+    assert run_processes(4, rank)[0] == [(True, 0), (True, 0), (False, 0), (False, 0)]
+
+
+def test_the_newest_version_that_ranks_have_together_counts():
+    """A rank that was not able to finish its copy of a step takes the others with it, or not."""
+
+    def rank(comm):
+        engine, copies = build(comm, 1, optimizer=SGD(lr=0.1)), Copies(1)
+        for step in range(3):
+            copies.take(engine, 0, step)
+        lost = {2: {2}, 3: {2, 3}}  # ranks without the newest version
+        steps = []
+        for ranks in lost.values():
+            kept = copies.versions[:1] if comm.rank in ranks else copies.versions
+            steps.append(choose(engine, kept)[0].step)
+        return steps
+
+    assert run_processes(4, rank)[0] == [2, 1]
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_ranks_that_come_back_lead_to_the_same_bits(zero, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import hashlib, os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+import pycoll
+from tests.parallel.elastic.test_run import SIZES, Elastic, build, data
+
+comm = pycoll.init(timeout=30)
+first, kill = comm.epoch == 0, len(sys.argv) > 1
+run = Elastic(comm, lambda c: build(c, {zero}), data, **SIZES)
+for report in run:
+    if first and kill and run.step == 3 and comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if run.change:
+        print(run.change.left, run.change.came, run.change.ranks)
+whole = b"".join(value.tobytes() for _, value in sorted(run.engine.gather().items()))
+print("digest", hashlib.sha256(whole).hexdigest())
+run.close()
+"""
+    )
+    digests = []
+    for words in ([], ["kill"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "pycoll", "run", "-n", "2", "--elastic", str(script), *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        digests += [line for line in lines if line.startswith("digest")]
+        if words:
+            assert "(1,) (1,) 2" in lines
+    assert len(digests) == 4
+    assert len(set(digests)) == 1
+
+
+def test_what_cannot_be_is_refused():
+    def rank(comm):
+        for wrong in ({"batch": 3}, {"micro_batches": 0}, {"redundancy": 2}):
+            with pytest.raises(ArgumentError):
+                Elastic(comm, build, data, **{**SIZES, **wrong})
+        with pytest.raises(ArgumentError, match="expected DataParallel"):
+            next(iter(Elastic(comm, lambda c: None, data, **SIZES)))
+
+    run_processes(2, rank)
