@@ -2,7 +2,8 @@
 
     python benchmarks/elastic.py --jobs 20 --ranks 4 --zero 2
 
-Each job is killed at random moments, a random rank each time. It must end well, within its time;
+Each job is killed at random moments, a random rank each time; the next one after the ranks have met
+again, or with ``--zero 0``, where one rank's state is enough, at any time. It must end well, soon;
 its ranks must have the same parameters; with as many ranks as before (``--ranks 4``) these must be
 those of a job that nobody killed. Prints the time from a kill to the end of the next step after the
 ranks have met again: with ``--ranks 4`` they wait for the process that is started again, with
@@ -53,6 +54,10 @@ class Run:
     def has_begun(self):
         return any(line.startswith("step") for _, line in self.lines)
 
+    def met_again(self):
+        """Whether the ranks have taken a step since the last kill."""
+        return not self.killed or len(self.delays()) == len(self.killed)
+
     def kill_one(self, chance):
         pid = self.process.pid
         ranks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -65,16 +70,17 @@ class Run:
         try:
             status = self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise SystemExit(self._text("a hang")) from None
+            self.give_up("a hang")
         for reader in self._readers:
             reader.join()
         if status:
-            raise SystemExit(self._text(f"status {status}"))
+            self.give_up(f"status {status}")
         return {line for _, line in self.lines if line.startswith("params")}
 
-    def _text(self, what):
-        return "\n".join([what, *(line for _, line in self.lines + self.errors)][-60:])
+    def give_up(self, what):
+        self.process.kill()
+        lines = [line for _, line in sorted(self.lines + self.errors)]
+        raise SystemExit("\n".join([what, *lines[-60:]]))
 
     def delays(self):
         """Seconds from each kill to the first step after the next change."""
@@ -104,10 +110,13 @@ def main():
         run = Run(*given, args.pause)
         while run.process.poll() is None and not run.has_begun():
             time.sleep(0.05)
-        due = time.monotonic() + chance.uniform(0, 2 * args.every)
+        begun_at = time.monotonic()
+        due = begun_at + chance.uniform(0, 2 * args.every)
         while run.process.poll() is None:
             time.sleep(0.01)
-            if time.monotonic() >= due:
+            if time.monotonic() - begun_at > LIMIT_S:
+                run.give_up("a hang, or too slow")
+            if time.monotonic() >= due and (args.zero == 0 or run.met_again()):
                 run.kill_one(chance)
                 due = time.monotonic() + chance.uniform(0, 2 * args.every)
         found = run.wait()

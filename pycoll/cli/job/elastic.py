@@ -125,10 +125,17 @@ class ElasticJob(Job):
         signal_group(self._ranks[rank].pid, signal.SIGKILL)  # what it has started
         if self._finished:
             say(f"{what}; others have come to their end, so it is not started again")
+        elif not any(there.member for there in self._meetings.places.values()):
+            say(f"{what}; no rank is left whose state a new one could get")
+            self._give_up(rank, "no rank is left that has been in a communicator of this job")
         elif not self._left:
             say(f"{what}; it is not started again: {self._restarts} restarts have been used")
             if len(self._running) + len(self._due) < self._meetings.least:
-                self._give_up(rank)
+                left, least = len(self._running), self._meetings.least
+                self._give_up(
+                    rank,
+                    f"only {left} ranks are left, the job needs {least}, and no more are started",
+                )
         else:
             self._left -= 1
             quick = now - self._started[rank] < SOON_S
@@ -139,13 +146,11 @@ class ElasticJob(Job):
             soon = f" in {delay:g} s" if delay else ""
             say(f"{what}; started again{soon} ({self._restarts - self._left}/{self._restarts})")
 
-    def _give_up(self, rank: int) -> None:
-        """End the job: too few ranks are left for ever."""
+    def _give_up(self, rank: int, why: str) -> None:
+        """End the job: its ranks cannot meet any more."""
         self._failed.append(rank)
-        self._meetings.end(
-            f"only {len(self._running)} ranks are left, the job needs {self._meetings.least}, and "
-            "no more are started"
-        )
+        self._due.clear()
+        self._meetings.end(why)
         self._end_after(GRACE_S)
 
     def _report_ends(self) -> None:

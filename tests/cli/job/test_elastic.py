@@ -103,6 +103,13 @@ def test_restarts_are_bounded(jobs):
     assert done.stderr.splitlines()[-1].startswith("pycoll run: rank 1 exited with code 7")
 
 
+def test_the_death_of_all_ranks_ends_the_job(jobs):
+    done = jobs.run("-n", 2, "--elastic", script(jobs, "comm.barrier(); sys.exit(3)"))
+    assert done.returncode == 3
+    assert "no rank is left whose state a new one could get" in done.stderr
+    assert "communicator 1" not in done.stderr
+
+
 def test_a_failure_before_the_first_communicator_ends_the_job(jobs):
     path = jobs.folder / "script.py"
     path.write_text("raise ValueError('a mistake')")
