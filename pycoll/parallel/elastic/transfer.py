@@ -88,7 +88,7 @@ def bring(engine: DataParallel, chosen: Chosen, versions: list[Version]) -> int:
     mine = [v for v in versions if (v.epoch, v.step) == (chosen.epoch, chosen.step)]
     comm, moved = engine.groups.world.comm, 0
     numbers = np.array(mine[0].counters if mine else (0.0, 0.0, 0.0))
-    numbers = comm.broadcast(numbers, root=chosen.providers[0])
+    comm.broadcast(numbers, root=chosen.providers[0])
     for b, bucket in enumerate(engine.buckets):
         count, grain = bucket.layout.count, len(chosen.providers) * ALIGN
         size = -(-count // grain) * ALIGN  # of an old shard
@@ -103,7 +103,7 @@ def bring(engine: DataParallel, chosen: Chosen, versions: list[Version]) -> int:
                 if part.size:
                     if comm.rank == provider:
                         part[...] = as_numpy(mine[0].shards[shard][b, kind])[: part.size]
-                    comm.broadcast(part, root=provider, out=part)
+                    comm.broadcast(part, root=provider)
             moved += full.nbytes
             values[kind] = {e.parameter.name: full[e.start : e.stop] for e in bucket.layout.entries}
         bucket.fill(values)
