@@ -74,6 +74,8 @@ class Elastic:
         changes: All changes that this rank has seen.
     """
 
+    engine: DataParallel | None = None
+
     def __init__(
         self,
         comm: Communicator,
@@ -118,7 +120,6 @@ class Elastic:
             raise ArgumentError(f"redundancy={redundancy!r}; accepted: 0, 1")
         self.comm, self._build, self._data = comm, build, data
         self.steps, self._sizes, self._lr, self._load = steps, (batch, micro_batches), lr, load
-        self.engine: DataParallel | None = None
         self.step = self._epoch = 0
         self.change: Change | None = None
         self.changes: list[Change] = []
