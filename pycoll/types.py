@@ -27,16 +27,17 @@ class DType(IntEnum):
     BFLOAT16 = 9
     FLOAT32 = 10
     FLOAT64 = 11
+    BOOL = 12
 
     @property
     def itemsize(self) -> int:
         """Size of one element, in bytes."""
-        return (1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8)[self]
+        return (1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1)[self]
 
     @property
     def is_float(self) -> bool:
         """Whether the type is a floating-point type."""
-        return self >= DType.FLOAT16
+        return DType.FLOAT16 <= self <= DType.FLOAT64
 
     @property
     def rounds_once(self) -> bool:
@@ -44,7 +45,7 @@ class DType(IntEnum):
         return self in (DType.FLOAT16, DType.BFLOAT16)
 
 
-_NAMED = (*(dtype.name.lower() for dtype in DType), "bool", "complex64", "complex128")
+_NAMED = (*(dtype.name.lower() for dtype in DType), "complex64", "complex128")
 _LOW, _HIGH = 0x100 - 32, 0x100  # values that the two bytes of a digest can have
 
 

@@ -5,12 +5,13 @@
 namespace pycoll {
 namespace {
 
-constexpr size_t kItemsizes[kDTypeCount] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8};
+constexpr size_t kItemsizes[kDTypeCount] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1};
 
 }  // namespace
 
 bool fold_supports(DType dtype, ReduceOp op) {
   const bool bitwise = op == ReduceOp::kAnd || op == ReduceOp::kOr || op == ReduceOp::kXor;
+  if (dtype == DType::kBool) return bitwise || op == ReduceOp::kMin || op == ReduceOp::kMax;
   return !bitwise || dtype < DType::kFloat16;
 }
 

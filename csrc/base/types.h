@@ -21,8 +21,9 @@ enum class DType : uint8_t {
   kBFloat16 = 9,
   kFloat32 = 10,
   kFloat64 = 11,
+  kBool = 12,  // a byte; any but 0 is true, and 1 is what a fold stores
 };
-inline constexpr int kDTypeCount = 12;
+inline constexpr int kDTypeCount = 13;
 
 enum class ReduceOp : uint8_t {
   kSum = 0,
@@ -41,7 +42,8 @@ inline constexpr uint32_t kEntered = 1;
 inline constexpr uint32_t kDone = 0xFFFE;
 inline constexpr uint32_t kFailed = 0xFFFF;
 
-// Whether op is defined for dtype (bitwise operations are for integers only).
+// Whether op is defined for dtype: bitwise operations for integers and bool; arithmetic not for
+// bool.
 bool fold_supports(DType dtype, ReduceOp op);
 
 size_t itemsize(DType dtype);

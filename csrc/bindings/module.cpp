@@ -160,6 +160,12 @@ PYBIND11_MODULE(_C, m) {
            }),
            "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2,
            "timeout_s"_a = Patience{}.timeout_s)
+      .def_static(
+          "bytes",
+          [](uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes) {
+            return ControlSegment::bytes({world_size, cell_bytes, mailbox_bytes});
+          },
+          "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a)
       .def("decline",
            [](ControlSegment& c, uint32_t rank, std::string_view text) { c.decline(rank, text); })
       .def_static("decline_at",

@@ -16,6 +16,7 @@ from pycoll.cli.job.elastic import ElasticJob
 from pycoll.cli.job.processes import FORWARDED, Job
 from pycoll.config import Config
 from pycoll.errors import ArgumentError
+from pycoll.runtime.startup.room import check_job
 
 _RANK_PYCOLL = str(Path(__file__).with_name("job") / "rank_pycoll.py")
 RESTARTS = 10
@@ -88,10 +89,12 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--restarts is {restarts}, expected a number of restarts, 0 or more")
     if args.timeout is not None and not args.timeout > 0:
         raise ArgumentError(f"--timeout is {args.timeout}, expected a number of seconds > 0")
-    if Config.from_env().transport == "mpi":  # say once what every rank would say
+    config = Config.from_env()
+    if config.transport == "mpi":  # say once what every rank would say
         raise ArgumentError(
             "PYCOLL_TRANSPORT is mpi: start the ranks with mpiexec, not with `pycoll run`"
         )
+    check_job(args.n, config)
     with _woken_by_signals() as wakeup:
         if args.elastic:
             job: Job = ElasticJob(least, most, restarts, args.timeout, wakeup)

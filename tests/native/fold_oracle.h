@@ -56,6 +56,14 @@ struct Plain {
   static Bits encode(Value value) { return value; }
 };
 
+// A byte that is false if it is 0.
+struct Bool {
+  using Bits = uint8_t;
+  using Value = uint8_t;  // 0 or 1
+  static Value decode(Bits bits) { return bits != 0 ? 1 : 0; }
+  static Bits encode(Value value) { return value; }
+};
+
 template <typename V>
 V combine(ReduceOp op, V a, V b) {
   if constexpr (std::is_integral_v<V>) {

@@ -57,6 +57,13 @@ def divide(total, n):
     return quotient + ((total < 0) & (quotient * total.dtype.type(n) != total)).astype(total.dtype)
 
 
+def odd_booleans(rank, count):
+    """Return truth values of which the true ones are any bytes but 0, and as NumPy means them."""
+    rng = np.random.default_rng(rank)
+    data = rng.integers(1, 256, count).astype(np.uint8) * rng.integers(0, 2, count).astype(np.uint8)
+    return data.view(np.bool_), data != 0
+
+
 def reduce(parts, op, order="tree"):
     """Combine one array per rank: 16-bit floats in float32, with one rounding at the end."""
     given = parts[0].dtype

@@ -120,6 +120,8 @@ OneFold recognise(const BoundCall& call) {
 
 const KernelSet& kernels_for(DType dtype, ReduceOp op, bool moves) {
   if (moves) return kMoveKernels;
+  if (dtype == DType::kBool && op == ReduceOp::kMin) op = ReduceOp::kAnd;
+  if (dtype == DType::kBool && op == ReduceOp::kMax) op = ReduceOp::kOr;
   static const KernelSet* const kRows[kReduceOpCount] = {kSumKernels, kProdKernels, kMinKernels,
                                                          kMaxKernels, kSumKernels,  kAndKernels,
                                                          kOrKernels,  kXorKernels};
@@ -127,8 +129,8 @@ const KernelSet& kernels_for(DType dtype, ReduceOp op, bool moves) {
 }
 
 const char* dtype_name(DType dtype) {
-  static const char* const kNames[kDTypeCount] = {"i8",  "i16", "i32", "i64",  "u8",  "u16",
-                                                  "u32", "u64", "f16", "bf16", "f32", "f64"};
+  static const char* const kNames[kDTypeCount] = {"i8",  "i16", "i32",  "i64", "u8",  "u16", "u32",
+                                                  "u64", "f16", "bf16", "f32", "f64", "bool"};
   return kNames[static_cast<size_t>(dtype)];
 }
 

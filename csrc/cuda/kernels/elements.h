@@ -19,6 +19,10 @@ struct BFloat {
 struct Bits {
   uint8_t bits;
 };
+// A truth value: true is whatever is not 0, and is stored as 1.
+struct Truth {
+  uint8_t byte;
+};
 
 template <typename T>
 inline constexpr bool kIs16BitFloat = std::is_same_v<T, Half> || std::is_same_v<T, BFloat>;
@@ -86,8 +90,8 @@ PYCOLL_DEVICE V divide(V value, Scale scale) {
 // How kBytes bytes of T become values, and back.
 template <typename P, typename T, int kBytes>
 struct Lanes {
-  // Bits are taken as whole words where there are some.
-  static constexpr bool kBits = std::is_same_v<T, Bits>;
+  // Bits, and truth values, are taken as whole words where there are some.
+  static constexpr bool kBits = std::is_same_v<T, Bits> || std::is_same_v<T, Truth>;
   using Word = std::remove_cvref_t<decltype(Raw<kBytes>{}.w[0])>;
   static constexpr int kCount = kBits ? sizeof(Raw<kBytes>) / sizeof(Word) : kBytes / sizeof(T);
   using V = std::conditional_t<kBits, Word, Acc<T>>;
@@ -101,6 +105,12 @@ struct Lanes {
       for (int i = 0; i < kCount; ++i) {
         out.v[i] = std::is_same_v<T, Half> ? p.half_to_float(in.v[i]) : bfloat_to_float(in.v[i]);
       }
+      return out;
+    } else if constexpr (std::is_same_v<T, Truth>) {
+      constexpr Word kOnes = Word(~Word{0}) / 255, kLow = kOnes * 127;  // in every byte
+      auto out = __builtin_bit_cast(Vals, raw);
+      PYCOLL_UNROLL
+      for (Word& w : out.v) w = static_cast<Word>((((w & kLow) + kLow) | w) >> 7 & kOnes);
       return out;
     } else {
       return __builtin_bit_cast(Vals, raw);

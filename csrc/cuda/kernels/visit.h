@@ -10,7 +10,7 @@
 namespace pycoll::cuda {
 
 using Elements = std::tuple<int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
-                            uint64_t, Half, BFloat, float, double>;  // by DType
+                            uint64_t, Half, BFloat, float, double, Truth>;  // by DType
 static_assert(std::tuple_size_v<Elements> == kDTypeCount);
 
 constexpr bool is_bitwise(ReduceOp op) {
@@ -31,9 +31,13 @@ template <DType D, ReduceOp kOp>
 struct Canonical {
   using T = std::tuple_element_t<static_cast<size_t>(D), Elements>;
   static constexpr bool kOrdered = kOp == ReduceOp::kMin || kOp == ReduceOp::kMax;
-  using type =
-      std::conditional_t<is_bitwise(kOp), std::conditional_t<std::is_integral_v<T>, Bits, void>,
+  // Of truth values, min is and, max is or: see kernels_for.
+  using Bitwise = std::conditional_t<D == DType::kBool, Truth,
+                                     std::conditional_t<std::is_integral_v<T>, Bits, void>>;
+  using Arithmetic =
+      std::conditional_t<D == DType::kBool, void,
                          std::conditional_t<kOrdered, T, typename UnsignedOf<T>::type>>;
+  using type = std::conditional_t<is_bitwise(kOp), Bitwise, Arithmetic>;
 };
 
 // Types for which kOp has kernels of its own for plans that are one fold.

@@ -11,6 +11,7 @@
 // * kAvg combines like kSum; `scale_n` > 0 divides the combined value by scale_n before it is
 //   rounded and stored: floats by true division in the accumulation type, integers by truncation
 //   towards zero. `scale_n` == 0 means: no division.
+// * A bool is true if its byte is not 0; with several sources true is stored as 1.
 // * Integers wrap modulo 2^bits. MIN and MAX propagate NaN: min(a, b) = (a < b || a != a) ? a : b,
 //   likewise max.
 // * nsrc == 1 is a copy (bit for bit, also NaN payloads, when scale_n == 0).

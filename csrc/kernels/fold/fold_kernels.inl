@@ -269,7 +269,7 @@ void fold_integer_avg(const FoldArgs& args) {
 // ---- the table -------------------------------------------------------------------------------
 
 using Elements = std::tuple<int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
-                            uint64_t, Half, BFloat, float, double>;  // by DType
+                            uint64_t, Half, BFloat, float, double, Truth>;  // by DType
 static_assert(std::tuple_size_v<Elements> == kDTypeCount);
 
 [[noreturn]] inline void fold_undefined(const FoldArgs&) { std::abort(); }
@@ -282,7 +282,14 @@ constexpr FoldKernel select_kernel() {
   using T = std::tuple_element_t<static_cast<size_t>(D), Elements>;
   constexpr bool kBitwise = O == ReduceOp::kAnd || O == ReduceOp::kOr || O == ReduceOp::kXor;
   constexpr bool kOrdered = O == ReduceOp::kMin || O == ReduceOp::kMax;
-  if constexpr (std::is_integral_v<T>) {
+  if constexpr (std::is_same_v<T, Truth>) {
+    if constexpr (kBitwise || kOrdered) {  // of 0 and 1, min is and, max is or
+      constexpr ReduceOp kAsBits = O == ReduceOp::kMin ? ReduceOp::kAnd : ReduceOp::kOr;
+      return fold_serial < kOrdered ? kAsBits : O, T > ;
+    } else {
+      return fold_undefined;
+    }
+  } else if constexpr (std::is_integral_v<T>) {
     if constexpr (kBitwise) {
       return fold_serial<O, std::conditional_t<sizeof(T) >= 4, uint32_t, uint8_t>>;
     } else if constexpr (O == ReduceOp::kAvg) {

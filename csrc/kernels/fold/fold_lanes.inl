@@ -12,12 +12,18 @@ struct BFloat {
   uint16_t bits;
 };
 
+// A truth value: true is whatever is not 0, and is stored as 1.
+struct Truth {
+  uint8_t byte;
+};
+
 template <typename T>
 inline constexpr bool kIs16BitFloat = std::is_same_v<T, Half> || std::is_same_v<T, BFloat>;
 
 // The accumulation type.
 template <typename T>
-using Acc = std::conditional_t<kIs16BitFloat<T>, float, T>;
+using Acc = std::conditional_t<kIs16BitFloat<T>, float,
+                               std::conditional_t<std::is_same_v<T, Truth>, uint8_t, T>>;
 
 template <typename T, int N>
 struct VecOf {
@@ -131,6 +137,9 @@ struct Lanes {
       return load_half<N>(p);
     } else if constexpr (std::is_same_v<In, BFloat>) {
       return load_bfloat<N>(p);
+    } else if constexpr (std::is_same_v<In, Truth>) {
+      const V v = load_raw<V>(p), one = V{} + uint8_t{1};
+      return v < one ? v : one;
     } else {
       return load_raw<V>(p);
     }

@@ -25,7 +25,8 @@ from pycoll.types import DType, Order, ReduceOp
 
 ALGORITHM = "or FILE.py:NAME for one of your own"
 PIPELINE = "pipeline:"  # how the name of a pipeline schedule begins
-DTYPES, OPS, ORDERS = ([m.name.lower() for m in kind] for kind in (DType, ReduceOp, Order))
+OPS, ORDERS = ([m.name.lower() for m in kind] for kind in (ReduceOp, Order))
+DTYPES = [dtype.name.lower() for dtype in DType if dtype != DType.BOOL]  # numbers
 Kind = TypeVar("Kind")
 _ADDRESSES = 1 << 47  # bytes that a process can address
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pycoll.cli.common.arguments import DTYPES
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN, Collective
-from pycoll.types import DType
 
 PERIOD = 8191
 POISON = 113  # what outputs hold before a call that is checked
@@ -38,9 +38,8 @@ _COMBINE = {
 
 def element_type(name: str) -> np.dtype:
     """Return the NumPy dtype of one of pycoll's element types."""
-    known = [dtype.name.lower() for dtype in DType]
-    if name not in known:
-        raise ArgumentError(f"--dtype {name} is not known; accepted: {', '.join(known)}")
+    if name not in DTYPES:
+        raise ArgumentError(f"--dtype {name} is not known; accepted: {', '.join(DTYPES)}")
     if name != "bfloat16":
         try:
             return np.dtype(name)

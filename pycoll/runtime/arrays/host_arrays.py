@@ -47,8 +47,7 @@ class ArrayView(NamedTuple):
     def caller_code(self) -> int:
         """Number of the caller's element type, which has to be the same on all ranks.
 
-        It differs from `code` where the engine folds something else: the parts of complex numbers,
-        the bytes of truth values.
+        It differs from `code` where the engine folds something else: the parts of complex numbers.
         """
         fields = self.array.dtype.names is not None
         return type_code(_layout(self.array.dtype) if fields else self.name)
@@ -196,7 +195,7 @@ def _capsule(x: Any, options: dict[str, Any]) -> Any:
 
 
 def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
-    """Return a view that can be reduced: complex becomes pairs of reals, bool becomes bytes.
+    """Return a view that can be reduced: complex becomes pairs of reals.
 
     Raises:
         ArgumentError: If the operation is not defined for the element type.
@@ -210,7 +209,7 @@ def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
         parts = v.array.reshape(-1).view(f"f{dtype.itemsize // 2}")
         return ArrayView(parts, _COMPLEX[dtype], v.name, v.source)
     if dtype == np.bool_ and op in ("and", "or", "xor", "min", "max"):
-        return ArrayView(v.array.view(np.uint8), DType.UINT8, v.name, v.source)
+        return ArrayView(v.array.view(np.uint8), DType.BOOL, v.name, v.source)
     raise ArgumentError(
         f"op={op!r} is not defined for {what} of dtype {v.name}; accepted are int8..uint64, "
         "float16, bfloat16, float32, float64, complex with sum or avg, "

@@ -21,6 +21,7 @@ from pycoll.runtime.calls.descriptors import (
     algorithm_number,
     descriptor,
 )
+from pycoll.runtime.calls.plan_room import PlanRoom
 from pycoll.runtime.selection.tuning_table import World
 from pycoll.runtime.sessions.reports import raising
 from pycoll.schedule.ir import Algorithm, Schedule
@@ -120,9 +121,14 @@ class PlanCache:
     crowded: bool = False  # they share memory, and outnumber the cores that they may use
     world: World | None = None  # what was measured with ranks in these places, or None
     single_copy: bool = False  # calls may have alternatives that read private arrays
+    _room: PlanRoom = field(init=False)
     _calls: dict = field(default_factory=dict)
     _plans: dict = field(default_factory=dict)
     _bindings: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Look at the memory that there is for compiling."""
+        self._room = PlanRoom(1 if self.messages else self.world_size)
 
     @property
     def barrier_algorithm(self) -> str:
@@ -163,6 +169,8 @@ class PlanCache:
         key = spec.collective, spec.algorithm, spec.params, *where
         found = self._plans.get(key)  # kept at hand: all may be forgotten meanwhile
         if found is None:
+            schedule = spec.algorithm.schedule(self.world_size, **dict(spec.params))
+            self._room.check(schedule, self.rank)
             (plan,), number = compile_plans(spec, self.world_size, [self.rank], self.messages)
             compiled = raising(
                 _C.Plan,

@@ -14,11 +14,10 @@ from pycoll.runtime.sessions.message_session import MpiSession
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
+from pycoll.runtime.startup.room import mailbox_bytes
 from pycoll.types import Kind
 
 _LAYOUT_S = 2.0  # far longer than a rank takes to lay out the memory
-_MAILBOX_TOTAL = 32 << 20
-_MAILBOX_RANGE = (1 << 10, 256 << 10)
 
 
 def open_control(
@@ -33,14 +32,12 @@ def open_control(
         CollTimeout: If another rank takes longer to lay it out than calls may wait.
         PeerLeft: If another rank cannot join.
     """
-    low, high = _MAILBOX_RANGE
-    mailbox = min(high, max(low, _MAILBOX_TOTAL // world_size**2)) // 64 * 64
     return raising(
         _C.Control,
         fd,
         world_size,
         cell_bytes=config.cell_bytes,
-        mailbox_bytes=mailbox,
+        mailbox_bytes=mailbox_bytes(world_size),
         timeout_s=config.timeout_s if timeout_s is None else timeout_s,
     )
 

@@ -29,7 +29,7 @@ OPS = {
     dist.ReduceOp.BXOR: ReduceOp.XOR,
 }
 _BITWISE = (ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
-# A bool is a byte that holds 0 or 1, and the result has to be one again.
+# Of truth values, as PyTorch combines them.
 _BOOL_OPS = {
     ReduceOp.SUM: ReduceOp.MAX,
     ReduceOp.PROD: ReduceOp.MIN,
@@ -215,7 +215,7 @@ def as_reducible(tensor: torch.Tensor, op: ReduceOp) -> tuple[torch.Tensor, DTyp
     if known is not None and not (known.is_float and op in _BITWISE):
         return tensor, known, op
     if dtype is torch.bool and op in _BOOL_OPS:
-        return tensor.view(torch.uint8), DType.UINT8, _BOOL_OPS[op]
+        return tensor.view(torch.uint8), DType.BOOL, _BOOL_OPS[op]
     if dtype.is_complex and op in (ReduceOp.SUM, ReduceOp.AVG):
         real = torch.view_as_real(tensor)
         if real.dtype in DTYPES:

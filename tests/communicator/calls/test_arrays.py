@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import oracle
 from pycoll.errors import ArgumentError
 
 
@@ -194,6 +195,40 @@ def test_booleans(run, op, want):
         return result.astype(int).tolist()
 
     assert run(2, rank) == [want] * 2
+
+
+ODD_SIZES = (1, 3, 64, 1000, 100_003)
+
+
+def odd_results(comm, op):
+    """Return what each collective that combines makes of odd truth values, and should make."""
+    n = comm.world_size
+    for size in ODD_SIZES:
+        ours, theirs = zip(*(oracle.odd_booleans(r, size * n) for r in range(n)), strict=True)
+        x, want = ours[comm.rank], oracle.reduce(theirs, op)
+        block = slice(size * comm.rank, size * (comm.rank + 1))
+        yield comm.all_reduce(x, op), want
+        yield comm.all_reduce(x.copy(), op, out=x.copy()), want
+        yield comm.reduce_scatter(x, op), want[block]
+        yield comm.reduce_scatter_v(x, [size] * n, op), want[block]
+        if (got := comm.reduce(x, op, root=n - 1)) is not None:
+            yield got, want
+        shared = comm.empty(x.shape, np.bool_)
+        shared[:] = x
+        yield comm.all_reduce(shared, op, out=shared), want
+    moved = comm.all_gather(x[:5])
+    yield moved, np.concatenate([part[:5] for part in ours])
+
+
+@pytest.mark.parametrize("op", ["and", "or", "xor", "min", "max"])
+def test_bytes_of_booleans_that_are_neither_0_nor_1(run, op):
+    """Whatever is not 0 is true; a result has 0 and 1. Calls that only move keep the bytes."""
+
+    def rank(comm):
+        return all(got.tobytes() == want.tobytes() for got, want in odd_results(comm, op))
+
+    for n in (2, 3, 5):
+        assert run(n, rank) == [True] * n
 
 
 MOVED = {

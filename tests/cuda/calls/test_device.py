@@ -141,6 +141,29 @@ def test_folds_have_the_bits_of_the_processor(library, dtype):
                 fold_once(library, rng, dtype, op, nsrc, ndst, count, offset, order)
 
 
+@pytest.mark.parametrize("op", ["and", "or", "xor", "min", "max"])
+def test_bytes_of_booleans_that_are_neither_0_nor_1(library, op):
+    """Whatever is not 0 is true, and a result has 0 and 1; a copy keeps the bytes."""
+    library.schedule(3)
+    for nsrc, count, offset in [
+        (1, 9, 0),
+        (2, 1, 0),
+        (2, 131, 1),
+        (3, 77, 0),
+        (5, 90, 3),
+        (13, 40, 1),
+    ]:
+        odd, true = zip(*(oracle.odd_booleans(r, count) for r in range(nsrc)), strict=True)
+        srcs = [placed(part, count, offset * (i % 2)) for i, part in enumerate(odd)]
+        out = placed(None, count, 0, odd[0].dtype)
+        library.fold(
+            int(DType.BOOL), int(ReduceOp[op.upper()]), 0, c_uint32(0), pointers(srcs), nsrc,
+            pointers([out]), 1, c_uint64(count), None,
+        )  # fmt: skip
+        want = oracle.reduce(true, op) if nsrc > 1 else odd[0]
+        assert out[:count].tobytes() == want.tobytes(), (nsrc, count)
+
+
 def fold_once(library, rng, dtype, op, nsrc, ndst, count, offset, order):
     """Compare one fold with NumPy; the second source lies elsewhere modulo 16 bytes if offset."""
     parts = [oracle.random(rng, dtype, count) for _ in range(nsrc)]

@@ -27,6 +27,7 @@ using pycoll::FoldSpec;
 using pycoll::ReduceOp;
 using Float16 = oracle::SmallFloat<10, -14, 15>;
 using BFloat16 = oracle::SmallFloat<7, -126, 127>;
+using oracle::Bool;
 using oracle::Plain;
 
 constexpr size_t kMaxCount = 4097;
@@ -88,6 +89,7 @@ typename E::Bits random_element(Random& random) {
     if (draw % 3 == 0) return E::encode(specials[raw % std::size(specials)]);
     if (draw % 3 == 1) return E::encode(static_cast<V>(static_cast<double>(raw % 4096) / 1024 - 2));
   }
+  if constexpr (std::is_same_v<E, Bool>) return draw % 2 == 0 ? 0 : draw % 3 == 0 ? 1 : bits;
   return bits;
 }
 
@@ -253,6 +255,7 @@ const std::vector<size_t>& counts() {
 
 template <typename E>
 void check_dtype(DType dtype, Random& random) {
+  constexpr bool kBool = std::is_same_v<E, Bool>;
   Vectors<E> sources(64);
   for (auto& source : sources) {
     for (size_t i = 0; i < kMaxCount; ++i) source.push_back(random_element<E>(random));
@@ -262,7 +265,8 @@ void check_dtype(DType dtype, Random& random) {
   for (int o = 0; o < pycoll::kReduceOpCount; ++o) {
     const auto op = static_cast<ReduceOp>(o);
     const bool bitwise = op >= ReduceOp::kAnd;
-    const bool supported = std::is_integral_v<typename E::Value> || !bitwise;
+    const bool ordered = op == ReduceOp::kMin || op == ReduceOp::kMax;
+    const bool supported = bitwise ? std::is_integral_v<typename E::Value> : !kBool || ordered;
     check(pycoll::fold_supports(dtype, op) == supported, "fold_supports");
     if (!supported) continue;
     for (int nsrc : kSourceCounts) {
@@ -388,6 +392,7 @@ int main() {
   check_dtype<BFloat16>(DType::kBFloat16, random);
   check_dtype<Plain<float>>(DType::kFloat32, random);
   check_dtype<Plain<double>>(DType::kFloat64, random);
+  check_dtype<Bool>(DType::kBool, random);
   std::string isas;
   for (const std::string& isa : supported_isas()) isas += " " + isa;
   std::printf("ok:%s\n", isas.c_str());

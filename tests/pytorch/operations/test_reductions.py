@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
+import oracle  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -58,6 +59,26 @@ def cases():
         yield dtype, OP.AVG
     for dtype in COMPLEX:
         yield dtype, OP.SUM
+
+
+def test_bytes_of_booleans_that_are_neither_0_nor_1():
+    """As a program gets them by `Tensor.view`, or from other libraries."""
+
+    def body(rank, n):
+        for op in (OP.SUM, OP.PRODUCT, OP.MIN, OP.MAX, *BITWISE):
+            for count in (5, 100_003):
+                odd = [
+                    torch.from_numpy(oracle.odd_booleans(r, count)[0].view("u1")) for r in range(n)
+                ]
+                x = odd[rank].clone().view(torch.bool)
+                dist.all_reduce(x, op)
+                true = [part != 0 for part in odd]
+                named = {OP.SUM: operator.or_, OP.PRODUCT: operator.and_}
+                named |= {OP.MIN: operator.and_, OP.MAX: operator.or_}
+                want = functools.reduce(named.get(op) or FOLDS[op], true)
+                assert torch.equal(x.view(torch.uint8), want.to(torch.uint8)), (op, count)
+
+    run_group(3, body)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])

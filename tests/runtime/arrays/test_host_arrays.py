@@ -45,7 +45,7 @@ def test_equal_types_have_equal_codes():
     [
         ("complex64", "sum", DType.FLOAT32),
         ("complex128", "avg", DType.FLOAT64),
-        ("bool", "max", DType.UINT8),
+        ("bool", "max", DType.BOOL),
         ("float32", "sum", DType.FLOAT32),
     ],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import oracle
 from connections import connect, meet, names, somewhere
 from pycoll import _C
 from pycoll.config import Config
@@ -50,6 +51,24 @@ def test_calls_and_messages(n):
                 assert (x == peer).all()
         session.close()
         api.close()
+        api.close()
+        return True
+
+    assert meet(n, body) == [True] * n
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_bytes_of_booleans_that_are_neither_0_nor_1(n):
+    def body(rank, exchange):
+        api = connect(exchange, rank, n)
+        job = MpiJob(api, None, [Card.own()] * n, tuple(range(n)), "TCP")
+        session = MpiSession(job, list(range(n)), rank, 0, Config(timeout_s=10))
+        for op in ("and", "or", "xor", "min", "max"):
+            for count in (1, 50, 100_003):
+                ours, theirs = zip(*(oracle.odd_booleans(r, count) for r in range(n)), strict=True)
+                got = session.call(Kind.ALL_REDUCE, ours[rank], None, op, 0, None)
+                assert got.tobytes() == oracle.reduce(theirs, op).tobytes()
+        session.close()
         api.close()
         return True
 
