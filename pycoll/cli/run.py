@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(
             "PYCOLL_TRANSPORT is mpi: start the ranks with mpiexec, not with `pycoll run`"
         )
-    check_job(args.n, config)
+    check_job(most, config)
     with _woken_by_signals() as wakeup:
         if args.elastic:
             job: Job = ElasticJob(least, most, restarts, args.timeout, wakeup)

@@ -49,16 +49,16 @@ def test_a_job_that_does_not_fit_into_a_container(tmp_path):
     """Nobody is killed: no rank has been started."""
     script = tmp_path / "script.py"
     script.write_text(f"open({str(tmp_path / 'started')!r}, 'a').close()")
-    with limited_group(200 << 20) as group:
+    with limited_group(1 << 30) as group:
 
         def join():
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
-        command = [sys.executable, "-m", "pycoll", "run", "-n", "30", str(script)]
+        command = [sys.executable, "-m", "pycoll", "run", "-n", "200", str(script)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, check=False, preexec_fn=join
         )
         time.sleep(0.1)  # until the group is empty
     assert done.returncode == 2
-    assert "30 ranks need at least" in done.stderr
+    assert "200 ranks need at least" in done.stderr
     assert not (tmp_path / "started").exists()
