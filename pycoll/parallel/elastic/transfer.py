@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,13 @@ def choose(engine: DataParallel, versions: list[Version]) -> tuple[Chosen | None
     return (whole[-1] if whole else None), max(left, default=-1)
 
 
+def _part(
+    values: dict[str, dict[str, Any]], kind: str, name: str, start: int, stop: int
+) -> np.ndarray:
+    """Return a part of a full vector, as `Bucket.fill` asks for it."""
+    return values[kind][name][start:stop]
+
+
 def bring(engine: DataParallel, chosen: Chosen, versions: list[Version]) -> int:
     """Give every rank its part of a version; a collective. Returns the bytes of the state.
 
@@ -106,7 +114,7 @@ def bring(engine: DataParallel, chosen: Chosen, versions: list[Version]) -> int:
                     comm.broadcast(part, root=provider)
             moved += full.nbytes
             values[kind] = {e.parameter.name: full[e.start : e.stop] for e in bucket.layout.entries}
-        bucket.fill(values)
+        bucket.fill(partial(_part, values))
     engine.steps = int(numbers[0])
     scale = replace(engine.loss_scale, value=float(numbers[1]), good_steps=int(numbers[2]))
     engine.loss_scale, engine._hook_scale = scale, scale.value
