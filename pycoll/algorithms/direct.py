@@ -11,7 +11,7 @@ from functools import partial, update_wrapper
 from typing import Any
 
 from pycoll.algorithms.copies import keep
-from pycoll.schedule.ir import IN, OUT, TMP, Algorithm, algorithm, at, fold
+from pycoll.schedule.ir import IN, OUT, TMP, Algorithm, algorithm, at, fold, together
 
 BLOCKS = 2
 """Blocks of a vector that one rank lays out while others fetch those before."""
@@ -66,9 +66,11 @@ def two_shot_pull(rank, n, *, tree):
     MPICH", IJHPCA 19(1), 2005 (reduce-scatter, then all-gather).
     """
     yield fold(everywhere(n, IN, rank), to=at(rank, OUT, rank), tree=tree)
-    peers = [rank + step for step in range(1, n)]
-    if peers:
-        yield [fold(at(peer, OUT, peer), to=at(rank, OUT, peer)) for peer in peers]
+
+    def fetch(step):
+        return fold(at(rank + step, OUT, rank + step), to=at(rank, OUT, rank + step))
+
+    yield together(range(1, n), fetch)
 
 
 @in_both_orders("reduce_scatter", "direct")
@@ -112,9 +114,11 @@ def all_gather_pull(rank, n):
     Source: Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory,
     practice, and experience", CCPE 19(13), 2007 (definition of the collectives).
     """
-    peers = [rank + step for step in range(1, n)]
-    if peers:
-        yield [fold(at(peer, IN, peer), to=at(rank, OUT, peer)) for peer in peers]
+
+    def fetch(step):
+        return fold(at(rank + step, IN, rank + step), to=at(rank, OUT, rank + step))
+
+    yield together(range(1, n), fetch)
     yield keep(rank, rank)
 
 
@@ -208,5 +212,8 @@ def all_to_all(rank, n):
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
     MPICH", IJHPCA 19(1), 2005 (all receives posted at once).
     """
-    peers = [rank + step for step in range(n)]
-    yield [fold(at(peer, IN, rank), to=at(rank, OUT, peer)) for peer in peers]
+
+    def fetch(step):
+        return fold(at(rank + step, IN, rank), to=at(rank, OUT, rank + step))
+
+    yield together(range(n), fetch)

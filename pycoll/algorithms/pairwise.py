@@ -6,7 +6,7 @@ n is the world size, m the size of the full vector.
 from __future__ import annotations
 
 from pycoll.algorithms.copies import alone, keep
-from pycoll.schedule.ir import ACC, IN, OUT, algorithm, at, fold
+from pycoll.schedule.ir import ACC, IN, OUT, algorithm, at, fold, in_turn
 
 
 @algorithm("all_to_all", "pairwise", in_place=False)
@@ -18,9 +18,11 @@ def all_to_all(rank, n):
     MPICH", IJHPCA 19(1), 2005 (pairwise exchange).
     """
     yield keep(rank, rank)
-    for distance in range(1, n):
-        peer = rank + distance
-        yield fold(at(peer, IN, rank), to=at(rank, OUT, peer))
+
+    def fetch(distance):
+        return fold(at(rank + distance, IN, rank), to=at(rank, OUT, rank + distance))
+
+    yield in_turn(range(1, n), fetch)
 
 
 @algorithm("reduce_scatter", "pairwise")
@@ -32,6 +34,9 @@ def reduce_scatter(rank, n):
     MPICH", IJHPCA 19(1), 2005 (pairwise exchange).
     """
     yield from alone(rank, n)
-    for distance in range(1, n):
+
+    def add(distance):
         both = [at(rank, ACC, rank), at(rank + distance, IN, rank)]
-        yield fold(both, to=at(rank, OUT, rank))
+        return fold(both, to=at(rank, OUT, rank))
+
+    yield in_turn(range(1, n), add)

@@ -6,7 +6,7 @@ n is the world size, m the size of the full vector, k the number of blocks it is
 from __future__ import annotations
 
 from pycoll.algorithms.copies import alone, keep
-from pycoll.schedule.ir import ACC, IN, OUT, TMP, algorithm, at, fold
+from pycoll.schedule.ir import ACC, IN, OUT, TMP, algorithm, at, fold, in_turn
 
 
 @algorithm("reduce_scatter", "ring", slots=lambda n: min(2, max(n - 2, 0)))
@@ -19,11 +19,19 @@ def reduce_scatter(rank, n):
     """
     yield from alone(rank, n)
     left = rank - 1
-    for step in range(n - 1):
-        chunk = rank - step - 2
-        theirs = at(left, TMP, (step - 1) % 2) if step else at(left, IN, chunk)
-        to = at(rank, TMP, step % 2) if step < n - 2 else at(rank, OUT, chunk)
-        yield fold([theirs, at(rank, IN, chunk)], to=to)
+
+    def add(step, partial, to):
+        return fold([partial, at(rank, IN, rank - step - 2)], to=to)
+
+    def pass_on(step):
+        return add(step, at(left, TMP, (step - 1) % 2), at(rank, TMP, step % 2))
+
+    if n > 2:
+        yield add(0, at(left, IN, rank - 2), at(rank, TMP))
+    yield in_turn(range(1, n - 2), pass_on)
+    last = at(left, TMP, (n - 3) % 2) if n > 2 else at(left, IN, rank)
+    if n > 1:
+        yield add(n - 2, last, at(rank, OUT, rank))
 
 
 @algorithm("all_gather", "ring")
@@ -35,9 +43,11 @@ def all_gather(rank, n):
     workstations", JPDC 69(2), 2009 (logical ring).
     """
     left = rank - 1
-    for step in range(n - 1):
-        chunk = left - step
-        yield fold(at(left, ACC, chunk), to=at(rank, OUT, chunk))
+
+    def pass_on(step):
+        return fold(at(left, ACC, left - step), to=at(rank, OUT, left - step))
+
+    yield in_turn(range(n - 1), pass_on)
     yield keep(rank, rank)
 
 
@@ -51,12 +61,16 @@ def all_reduce(rank, n):
     """
     yield from alone(rank, n)
     left = rank - 1
-    for step in range(n - 1):
+
+    def add(step):
         chunk = left - step - 1
-        yield fold([at(left, ACC, chunk), at(rank, IN, chunk)], to=at(rank, OUT, chunk))
-    for step in range(n - 1):
-        chunk = left - step
-        yield fold(at(left, OUT, chunk), to=at(rank, OUT, chunk))
+        return fold([at(left, ACC, chunk), at(rank, IN, chunk)], to=at(rank, OUT, chunk))
+
+    def pass_on(step):
+        return fold(at(left, OUT, left - step), to=at(rank, OUT, left - step))
+
+    yield in_turn(range(n - 1), add)
+    yield in_turn(range(n - 1), pass_on)
 
 
 @algorithm("broadcast", "ring", chunks=lambda n, root, k: k, root=0, k=4)

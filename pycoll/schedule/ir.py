@@ -30,7 +30,23 @@ import numpy as np
 from pycoll.errors import ScheduleError
 from pycoll.schedule.language.author_errors import author_errors, current_line
 from pycoll.schedule.language.collectives import COLLECTIVES, order_of
-from pycoll.schedule.language.pieces import ACC, IN, OUT, TMP, Buffer, Fold, Piece, Vector, at, fold
+from pycoll.schedule.language.pieces import (
+    ACC,
+    IN,
+    OUT,
+    TMP,
+    Buffer,
+    Fold,
+    Piece,
+    Relative,
+    Steps,
+    Vector,
+    at,
+    fold,
+    in_turn,
+    together,
+)
+from pycoll.schedule.language.relative import RelativeLines, relative_lines
 
 __all__ = [
     "ACC",
@@ -44,16 +60,19 @@ __all__ = [
     "Piece",
     "Round",
     "Schedule",
+    "Steps",
     "Vector",
     "algorithm",
     "at",
     "fold",
+    "in_turn",
+    "together",
 ]
 
 MAX_LINES = 0xFFFB
 """Folds that a schedule may have, over all rounds: what a rank's step can count."""
 _END = object()
-Round = Fold | Sequence[Fold]
+Round = Fold | Sequence[Fold] | Steps
 ChunkCount = Callable[..., int]
 
 
@@ -219,36 +238,70 @@ class Schedule:
         ScheduleError if the algorithm raises anything, if it yields something else, or more than
         `MAX_LINES` folds or rounds.
         """
-        lines, number, function = 0, 0, self.algorithm.rounds
+        lines = 0
+        for number, (folds, where) in enumerate(self._each_round(rank)):
+            group = [folds] if isinstance(folds, Fold) else folds
+            if not isinstance(group, (list, tuple)) or not all(isinstance(f, Fold) for f in group):
+                raise ScheduleError(
+                    f"{self}: {current_line(where)}round {number} is {folds!r}, "
+                    "expected a fold or a list of folds"
+                )
+            lines += len(group)
+            if lines > MAX_LINES or number >= MAX_LINES:
+                raise ScheduleError(
+                    f"{self}: {current_line(where)}more than {MAX_LINES} folds or rounds"
+                )
+            yield list(group)
+
+    def _each_round(self, rank: Vector) -> Iterator[tuple[Any, Iterator[Any]]]:
+        """Yield what stands for each round, and the generator, which knows the line."""
+        function = self.algorithm.rounds
+        for item, found in self._yielded(rank):
+            if not isinstance(item, Steps):
+                yield item, found
+                continue
+            with author_errors(self, function):
+                steps = iter([list(item)] if item.at_once and len(item.over) else item)
+            while True:
+                with author_errors(self, function):
+                    folds = next(steps, _END)
+                if folds is _END:
+                    break
+                yield folds, found
+
+    def _yielded(self, rank: Vector) -> Iterator[tuple[Any, Iterator[Any]]]:
+        """Yield what the author's generator yields, and the generator."""
+        function = self.algorithm.rounds
         with author_errors(self, function):
             found = function(rank, self.n, **self.params)
             if not isinstance(found, Iterator):
                 raise ScheduleError(f"gives {found!r} in place of rounds: it must yield folds")
         while True:
             with author_errors(self, function):
-                folds = next(found, _END)
-            if folds is _END:
+                item = next(found, _END)
+            if item is _END:
                 return
-            group = [folds] if isinstance(folds, Fold) else folds
-            if not isinstance(group, (list, tuple)) or not all(isinstance(f, Fold) for f in group):
-                raise ScheduleError(
-                    f"{self}: {current_line(found)}round {number} is {folds!r}, "
-                    "expected a fold or a list of folds"
-                )
-            number, lines = number + 1, lines + len(group)
-            if lines > MAX_LINES or number > MAX_LINES:
-                raise ScheduleError(
-                    f"{self}: {current_line(found)}more than {MAX_LINES} folds or rounds"
-                )
-            yield list(group)
+            yield item, found
 
     def all_ranks(self) -> np.ndarray:
         """Vector of all ranks, ready for `rounds`."""
         return np.arange(self.n, dtype=np.int64)
 
+    @cached_property
+    def relative(self) -> RelativeLines | None:
+        """The folds of every rank as those of rank 0, moved; None if they are not alike."""
+        try:
+            yielded = (item for item, _ in self._yielded(Relative(0)))
+            return relative_lines(yielded, self.n, self.chunks)
+        except ScheduleError:  # it depends on the rank, or is wrong, which the ranks will show
+            return None
+
     @property
     def one_hop(self) -> bool:
         """Whether every piece moves in the same round, so that nothing is passed on."""
+        if (lines := self.relative) is not None:
+            of = np.repeat(lines.round, lines.nsrc + lines.ndst)[lines.away(self.n)]
+            return len(of) == 0 or of.min() == of.max()
         everyone, found = self.all_ranks(), 0
         for folds in self.rounds(everyone):
             pieces = [p for f in folds for p in f.pieces]
@@ -262,6 +315,14 @@ class Schedule:
         """Whether every fold that combines anything combines one input of each rank."""
         if COLLECTIVES[self.collective].prefix is not None:
             return False
+        if (lines := self.relative) is not None:
+            fold = np.repeat(np.arange(len(lines.nsrc)), lines.nsrc + lines.ndst)
+            place = np.arange(len(fold)) - (np.cumsum(lines.nsrc + lines.ndst) - lines.ndst)[fold]
+            early = (lines.buffer == Buffer.ACC.value) & (lines.round[fold] == 0)
+            other = (place < 0) & (lines.buffer != Buffer.IN.value) & ~early
+            whole = lines.nsrc == self.n
+            whole[fold[other]] = False
+            return bool(np.all(whole | (lines.nsrc < 2) | (lines.count == 0)))
         for number, folds in enumerate(self.rounds(self.all_ranks())):
             inputs = (Buffer.IN, Buffer.IN if number else Buffer.ACC)
             for f in folds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -14,6 +14,33 @@ from pycoll.errors import ScheduleError
 _LIMIT = 1 << 62  # of ranks and chunks, before they are taken modulo
 _MOST_PIECES = 0xFFFF  # what the 16 bits of an instruction hold
 Vector = Any  # int, or a NumPy integer array with one entry per rank of the vector form
+
+
+class Relative:
+    """A number so much ahead of a rank, whichever rank it is; see `relative_lines`."""
+
+    __slots__ = ("ahead",)
+    __array_ufunc__ = None
+    __hash__ = None
+
+    def __init__(self, ahead: Vector) -> None:
+        """Name the distance, or one for each of several steps."""
+        self.ahead = ahead
+
+    def __add__(self, number: Vector) -> Relative:
+        """Go further ahead."""
+        return Relative(self.ahead + _distance(number))
+
+    __radd__ = __add__
+
+    def __sub__(self, number: Vector) -> Relative:
+        """Go back."""
+        return Relative(self.ahead - _distance(number))
+
+    def _asked(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("it depends on the rank")
+
+    __eq__ = __ne__ = __bool__ = __array__ = _asked
 
 
 class Buffer(IntEnum):
@@ -30,6 +57,14 @@ class Buffer(IntEnum):
 
 
 IN, OUT, TMP, ACC = Buffer.IN, Buffer.OUT, Buffer.TMP, Buffer.ACC
+
+
+def _distance(number: Vector) -> Vector:
+    if isinstance(number, (int, np.integer)):
+        return int(number)
+    if isinstance(number, np.ndarray) and number.dtype.kind == "i":
+        return number
+    raise TypeError(f"{number!r} is no distance between ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +109,17 @@ def at(rank: Vector, buffer: Buffer, chunk: Vector = 0) -> Piece:
     """
     if type(buffer) is not Buffer:
         raise ScheduleError(f"at(): the buffer is {buffer!r}, expected IN, OUT, TMP or ACC")
-    _check_integer("at(): the rank", rank)
-    _check_integer("at(): the chunk", chunk)
+    if type(rank) is not int or not -_LIMIT < rank < _LIMIT:
+        _check_integer("at(): the rank", rank)
+    if type(chunk) is not int or not -_LIMIT < chunk < _LIMIT:
+        _check_integer("at(): the chunk", chunk)
     return Piece(rank, buffer, chunk)
 
 
 def _check_integer(what: str, number: Vector) -> None:
     """Refuse what is neither an integer, or a truth value, nor an array of them."""
+    if type(number) is Relative:
+        return
     if isinstance(number, int):
         fits = -_LIMIT < number < _LIMIT
     else:
@@ -93,6 +132,8 @@ def _check_integer(what: str, number: Vector) -> None:
 
 
 def _pieces(what: str, given: Piece | Sequence[Piece]) -> tuple[Piece, ...]:
+    if type(given) is Piece:
+        return (given,)
     several = isinstance(given, Iterable) and not isinstance(given, str)
     found = tuple(given) if several else (given,)
     if not all(isinstance(piece, Piece) for piece in found):
@@ -126,8 +167,43 @@ def fold(
             truth value.
     """
     sources, targets = _pieces("the sources", srcs), _pieces("the destinations", to)
-    _check_integer("fold(): count", count)
-    _check_integer("fold(): where", where)
-    if not isinstance(tree, bool | np.bool_):
+    if type(count) is not int or not -_LIMIT < count < _LIMIT:
+        _check_integer("fold(): count", count)
+    if where is not True:
+        _check_integer("fold(): where", where)
+    if not isinstance(tree, (bool, np.bool_)):
         raise ScheduleError(f"fold(): tree is {tree!r}, expected True or False, for all ranks")
     return Fold(sources, targets, count, where, tree)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Many folds of one form, one for each of a range of steps; see `together` and `in_turn`."""
+
+    over: range
+    make: Callable[[Vector], Fold]
+    at_once: bool
+
+    def __iter__(self) -> Iterator[Fold]:
+        """Yield the fold of each step."""
+        for step in self.over:
+            made = self.make(step)
+            if not isinstance(made, Fold):
+                raise ScheduleError(f"step {step} is {made!r}, expected a fold")
+            yield made
+
+
+def together(over: range, make: Callable[[Vector], Fold]) -> Steps:
+    """Describe a round of many folds of one form.
+
+    Args:
+        over: The steps.
+        make: Returns the fold of a step. It must not ask which step it is, only calculate with it:
+            it may be called with an array of steps, too, so that large worlds take no longer.
+    """
+    return Steps(over, make, at_once=True)
+
+
+def in_turn(over: range, make: Callable[[Vector], Fold]) -> Steps:
+    """Describe many rounds of one fold each; see `together`."""
+    return Steps(over, make, at_once=False)

@@ -14,6 +14,7 @@ import numpy as np
 
 from pycoll.errors import ScheduleError
 from pycoll.schedule.ir import Buffer, Schedule
+from pycoll.schedule.lowering.near import near_table
 from pycoll.schedule.lowering.plan import (
     DONE,
     FOLD_COMPLETE,
@@ -27,6 +28,9 @@ from pycoll.schedule.lowering.plan import (
 )
 from pycoll.schedule.lowering.stage import stage
 from pycoll.schedule.lowering.table import FoldTable, build_table, distinct, unique_rows
+
+MAX_STEPS = 0xFFFB
+"""Lines that a rank's step can count, in the 16 bits that shared memory has for it."""
 
 _IN, _OUT, _CELL = (place.value for place in PlanBuffer)  # for NumPy
 
@@ -44,7 +48,7 @@ def peer_plan(schedule: Schedule, rank: int, *, direct: bool, in_place: bool = F
         ScheduleError: If folds of one round conflict, if the schedule does not work in place, or if
             it has more lines than a step can count.
     """
-    return _lower(schedule, build_table(schedule, rank), [rank], direct, in_place)[0]
+    return _lower(schedule, near_table(schedule, rank), [rank], direct, in_place)[0]
 
 
 def peer_plans(schedule: Schedule, *, direct: bool, in_place: bool = False) -> list[Plan]:
@@ -57,6 +61,10 @@ def _lower(
 ) -> list[Plan]:
     if direct and in_place and not schedule.algorithm.in_place:
         raise ScheduleError(f"{schedule} does not work in place on memory that peers read directly")
+    if table.lines > MAX_STEPS:
+        raise ScheduleError(
+            f"{schedule} has {table.lines} folds; a rank's step in shared memory counts {MAX_STEPS}"
+        )
     complete = complete_folds(table)
     if direct:
         buffer = np.where(table.buffer == Buffer.TMP.value, _CELL, table.buffer)
@@ -68,6 +76,9 @@ def _lower(
         complete = np.pad(complete, (copies_in, len(table.owner) - before - copies_in))
     mode = f"{'direct' if direct else 'staged'}{', in place' if direct and in_place else ''}"
     waits, signals = derive(table, direct, in_place, f"{schedule}, {mode}")
+    if len(ranks) < schedule.n:
+        own = table.owner == ranks[0]  # all of them, or one
+        table, complete = table.units(own), complete[own]
     return _emit(schedule, table, complete, waits, signals, ranks, slots, direct)
 
 
@@ -111,7 +122,7 @@ def _stored_onto_itself(table: FoldTable) -> np.ndarray:
     source = table.first[unit]
     same = (table.rank == table.rank[source]) & (table.chunk == table.chunk[source])
     same &= (table.buffer != _CELL) & (table.buffer[source] != _CELL)
-    return same & table.is_write & (table.nsrc[unit] == 1)
+    return same & table.is_write & (~table.combines[unit])
 
 
 def _dependences(table: FoldTable, direct: bool, aliased: bool, title: str) -> np.ndarray:

@@ -21,6 +21,7 @@ import numpy as np
 
 from pycoll.schedule.ir import Buffer, Schedule
 from pycoll.schedule.lowering.compile import complete_folds, merge_runs
+from pycoll.schedule.lowering.near import near_table
 from pycoll.schedule.lowering.plan import (
     ALL,
     FOLD_COMPLETE,
@@ -48,7 +49,10 @@ def message_plan(schedule: Schedule, rank: int, *, apart: bool = False) -> Plan:
     Raises:
         ScheduleError: If a scratch slot, a chunk count or a root is out of range.
     """
-    return _lower(schedule, build_table(schedule, rank), [rank], apart)[0]
+    table = near_table(schedule, rank, whole=True)
+    concerns = table.owner == rank
+    concerns[table.unit[table.rank == rank]] = True
+    return _lower(schedule, table.units(concerns), [rank], apart)[0]
 
 
 def message_plans(schedule: Schedule, *, apart: bool = False) -> list[Plan]:
@@ -241,7 +245,7 @@ def _runs_of(table: FoldTable) -> Runs:
         round=table.line_round[line] if len(line) else line,
         count=lengths,
         flags=table.tree[head] * FOLD_TREE + complete[head] * FOLD_COMPLETE,
-        nsrc=table.nsrc[head],
+        nsrc=np.where(table.combines[head], np.maximum(2, table.nsrc[head]), 1),
         run=run,
         source=place < table.nsrc[head][run],
         rank=table.rank[operand],

@@ -15,7 +15,7 @@ import numpy as np
 from pycoll.schedule.ir import Buffer, Schedule
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 from pycoll.schedule.lowering.plan import PlanBuffer
-from pycoll.schedule.lowering.table import FoldTable, remote_buffers
+from pycoll.schedule.lowering.table import FoldTable, Marks, remote_buffers
 
 
 class SlotMap:
@@ -58,27 +58,21 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
     remote = table.rank != table.owner[table.unit]
     write = table.is_write
     is_in, is_out = table.buffer == Buffer.IN.value, table.buffer == Buffer.OUT.value
-    shape = (schedule.n, max(1, schedule.chunks))
-
-    def mark(selected: np.ndarray) -> np.ndarray:
-        marks = np.zeros(shape, bool)
-        marks[table.rank[selected], table.chunk[selected]] = True
-        return marks
-
-    read_in, read_out = mark(remote & is_in), mark(remote & is_out & ~write)
-    written_out = mark(remote & is_out & write)
+    chunks = max(1, schedule.chunks)
+    cell = table.rank * chunks + table.chunk
+    read_in, read_out = Marks(cell[remote & is_in]), Marks(cell[remote & is_out & ~write])
+    written_out = Marks(cell[remote & is_out & write])
     user = is_in | is_out
-    chunk = np.where(user, table.chunk, 0)
-    by_others = is_out & written_out[table.rank, chunk]
+    by_others = is_out & written_out.has(cell)
     staged = (remote & user) | by_others
-    twice = write & ~remote & is_out & ~by_others & read_out[table.rank, chunk]
+    twice = write & ~remote & is_out & ~by_others & read_out.has(cell)
     place = np.where(is_in, slots.slot(Buffer.IN, table.rank, table.chunk), 0)
     place = np.where(is_out, slots.slot(Buffer.OUT, table.rank, table.chunk), place)
     new_chunk = np.where(staged, place, table.chunk)
     new_buffer = np.where(staged | ~user, PlanBuffer.CELL.value, table.buffer)
     inner = _store_twice(table, new_buffer, new_chunk, twice, place)
-    before = _copies(read_in, Buffer.IN, slots, line=-1)
-    after = _copies(written_out, Buffer.OUT, slots, line=table.lines)
+    before = _copies(np.divmod(read_in.cells, chunks), Buffer.IN, slots, line=-1)
+    after = _copies(np.divmod(written_out.cells, chunks), Buffer.OUT, slots, line=table.lines)
     return _join(table, [before, inner, after]), slots.slots
 
 
@@ -94,6 +88,7 @@ def _store_twice(
         "owner": table.owner,
         "line": table.line,
         "tree": table.tree,
+        "combines": table.combines,
         "nsrc": table.nsrc,
         "ndst": table.ndst + np.bincount(unit[extra], minlength=len(table.ndst)),
         "rank": np.concatenate([table.rank, table.rank[extra]])[order],
@@ -102,9 +97,11 @@ def _store_twice(
     }
 
 
-def _copies(marks: np.ndarray, buffer: Buffer, slots: SlotMap, line: int) -> dict[str, np.ndarray]:
-    """Copy each marked chunk between its owner's array and staging buffer."""
-    rank, chunk = np.nonzero(marks)
+def _copies(
+    marked: tuple[np.ndarray, np.ndarray], buffer: Buffer, slots: SlotMap, line: int
+) -> dict[str, np.ndarray]:
+    """Copy each marked chunk, given by rank and chunk, between array and staging buffer."""
+    rank, chunk = marked
     ones = np.ones(len(rank), np.int64)
     inward = buffer == Buffer.IN
     pair = [(buffer, chunk), (PlanBuffer.CELL, slots.slot(buffer, rank, chunk))]
@@ -113,6 +110,7 @@ def _copies(marks: np.ndarray, buffer: Buffer, slots: SlotMap, line: int) -> dic
         "owner": rank,
         "line": ones * line,
         "tree": np.zeros(len(rank), bool),
+        "combines": np.zeros(len(rank), bool),
         "nsrc": ones,
         "ndst": ones,
         "rank": np.repeat(rank, 2),

@@ -10,7 +10,7 @@ call Python code then, and swallow an exception raised there, which may be that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,8 @@ class FoldTable:
     # nsrc, ndst: ``[units]`` numbers of sources and destinations
     nsrc: np.ndarray
     ndst: np.ndarray
+    # ``[units]`` whether the fold has several sources, of which some may not be listed
+    combines: np.ndarray
     # rank, buffer, chunk: ``[operands]`` where each operand lives
     rank: np.ndarray
     buffer: np.ndarray
@@ -53,6 +55,16 @@ class FoldTable:
         """``[operands]`` whether the operand is a destination."""
         unit = self.unit
         return np.arange(len(unit)) - self.first[unit] >= self.nsrc[unit]
+
+    def units(self, chosen: np.ndarray) -> FoldTable:
+        """Return a table of some of the unit folds."""
+        operands = chosen[self.unit]
+        per_unit = ("owner", "line", "tree", "nsrc", "ndst", "combines")
+        return replace(
+            self,
+            **{name: getattr(self, name)[chosen] for name in per_unit},
+            **{name: getattr(self, name)[operands] for name in ("rank", "buffer", "chunk")},
+        )
 
 
 def spans(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -75,29 +87,10 @@ def distinct(values: np.ndarray) -> np.ndarray:
     return unique_rows(values[:, None])[:, 0]
 
 
-def partners(schedule: Schedule, rank: int) -> np.ndarray:
-    """Find the ranks that touch memory of any rank whose memory ``rank`` touches."""
-    n = schedule.n
-    touched = np.zeros(n, bool)
-    touched[rank] = True
-    for folds in schedule.rounds(np.array([rank])):
-        for f in folds:
-            if np.any(f.where) and np.any(f.count):
-                for piece in f.pieces:
-                    touched[np.asarray(piece.rank) % n] = True
-    everyone = schedule.all_ranks()
-    involved = touched.copy()
-    for folds in schedule.rounds(everyone):
-        for f in folds:
-            for piece in f.pieces:
-                if piece.rank is not everyone:
-                    hit = touched[np.asarray(piece.rank) % n]
-                    involved |= hit if f.where is True else hit & np.asarray(f.where, bool)
-    return np.flatnonzero(involved)
-
-
 def remote_buffers(schedule: Schedule) -> set[Buffer]:
     """Tell which user buffers are ever touched by a rank other than their owner."""
+    if (lines := schedule.relative) is not None:
+        return {Buffer(b) for b in distinct(lines.buffer[lines.away(schedule.n)]).tolist()}
     everyone = schedule.all_ranks()
     found: set[Buffer] = set()
     for folds in schedule.rounds(everyone):
@@ -110,28 +103,28 @@ def remote_buffers(schedule: Schedule) -> set[Buffer]:
     return found
 
 
-def build_table(schedule: Schedule, focus: int | None = None) -> FoldTable:
-    """Expand the folds of all ranks into unit folds, or those that touch memory that one touches.
-
-    Args:
-        schedule: What to expand.
-        focus: The one rank; None stands for all.
+def build_table(schedule: Schedule) -> FoldTable:
+    """Expand the folds of all ranks into unit folds.
 
     Raises:
         ScheduleError: If a scratch slot, a chunk count or a root is out of range.
     """
-    ranks = schedule.all_ranks() if focus is None else partners(schedule, focus)
-    lines = _lines_of(schedule, ranks)
+    ranks = schedule.all_ranks()
+    table = expand(schedule, lines_of(schedule, ranks), ranks)
+    check_slots(schedule, table)
+    return resolve_acc(table, schedule)
+
+
+def expand(schedule: Schedule, lines: Lines, ranks: np.ndarray) -> FoldTable:
+    """Expand the folds of some ranks; ACC stays."""
     counts = lines.counts
-    if focus is not None:
-        counts = counts * _near(schedule, lines, int(np.flatnonzero(ranks == focus)[0]), focus)
     line, column = np.nonzero(counts)
     fold, offset = spans(counts[line, column])
     line, column = line[fold], column[fold]
     unit, position = spans((lines.nsrc + lines.ndst)[line])
     piece, at = lines.first[line[unit]] + position, column[unit]
     buffer, chunk = lines.buffer[piece], lines.chunk[piece, at] + offset[unit]
-    table = FoldTable(
+    return FoldTable(
         n=schedule.n,
         lines=len(lines.round),
         line_round=lines.round,
@@ -140,15 +133,14 @@ def build_table(schedule: Schedule, focus: int | None = None) -> FoldTable:
         tree=lines.tree[line],
         nsrc=lines.nsrc[line],
         ndst=lines.ndst[line],
+        combines=lines.nsrc[line] > 1,
         rank=lines.rank[piece, at] % schedule.n,
         buffer=buffer,
         chunk=np.where(buffer == Buffer.TMP.value, chunk, chunk % max(1, schedule.chunks)),
     )
-    _check(schedule, table)
-    return _resolve_acc(table, schedule)
 
 
-class _Lines(NamedTuple):
+class Lines(NamedTuple):
     """The folds of some ranks as the schedule has them, each over all of its chunks."""
 
     # round, tree, nsrc, ndst, first: ``[lines]``, the last one the number of the first piece
@@ -164,7 +156,7 @@ class _Lines(NamedTuple):
     chunk: np.ndarray
 
 
-def _lines_of(schedule: Schedule, ranks: np.ndarray) -> _Lines:
+def lines_of(schedule: Schedule, ranks: np.ndarray) -> Lines:
     """List the folds of some ranks."""
     rounds = [(i, f) for i, folds in enumerate(schedule.rounds(ranks)) for f in folds]
     number, folds = [i for i, _ in rounds], [f for _, f in rounds]
@@ -202,37 +194,11 @@ def _lines_of(schedule: Schedule, ranks: np.ndarray) -> _Lines:
     tree = np.array([f.tree for f in folds], bool)
     first = np.cumsum(nsrc + ndst) - nsrc - ndst
     round_ = np.array(number, np.int64)
-    return _Lines(round_, tree, nsrc, ndst, first, counts, line, buffer, rank, chunk)
+    return Lines(round_, tree, nsrc, ndst, first, counts, line, buffer, rank, chunk)
 
 
-def _near(schedule: Schedule, lines: _Lines, column: int, focus: int) -> np.ndarray:
-    """Tell which folds overlap the memory of a rank or the hull of what it touches elsewhere.
-
-    The rank is ``focus``, in column ``column``; the result has the shape ``[lines, ranks]``.
-    """
-    scratch = (lines.buffer == Buffer.TMP.value)[:, None]
-    counts = lines.counts[lines.line]
-    chunks = max(1, schedule.chunks)
-    rank = 2 * (lines.rank % schedule.n) + scratch
-    low = np.where(scratch, lines.chunk, lines.chunk % chunks)
-    high = low + counts
-    wraps = ~scratch & (high > chunks)
-    low, high = np.where(wraps, 0, low), np.where(wraps, chunks, high)
-    mine = counts[:, column] > 0
-    hull_low = np.full(2 * schedule.n, np.iinfo(np.int64).max)
-    hull_high = np.full(2 * schedule.n, -1)
-    np.minimum.at(hull_low, rank[mine, column], low[mine, column])
-    np.maximum.at(hull_high, rank[mine, column], high[mine, column])
-    hull_low[2 * focus : 2 * focus + 2] = 0
-    hull_high[2 * focus : 2 * focus + 2] = chunks, schedule.slots
-    hit = (low < hull_high[rank]) & (high > hull_low[rank]) & (counts > 0)
-    near = np.zeros(lines.counts.shape, bool)
-    np.logical_or.at(near, lines.line, hit)
-    near[:, column] = True
-    return near
-
-
-def _check(schedule: Schedule, table: FoldTable) -> None:
+def check_slots(schedule: Schedule, table: FoldTable) -> None:
+    """Raise ScheduleError if a fold names a slot that the schedule does not declare."""
     bad = (table.buffer == Buffer.TMP.value) & ((table.chunk < 0) | (table.chunk >= schedule.slots))
     if np.any(bad):
         i = int(np.flatnonzero(bad)[0])
@@ -244,7 +210,7 @@ def _check(schedule: Schedule, table: FoldTable) -> None:
         )
 
 
-def _resolve_acc(table: FoldTable, schedule: Schedule) -> FoldTable:
+def resolve_acc(table: FoldTable, schedule: Schedule) -> FoldTable:
     """Replace ACC by IN or OUT: IN until the round after the piece was first written."""
     acc = table.buffer == Buffer.ACC.value
     if not np.any(acc):
@@ -252,14 +218,39 @@ def _resolve_acc(table: FoldTable, schedule: Schedule) -> FoldTable:
     write = table.is_write
     round_ = table.line_round[table.line[table.unit]]
     cell = table.rank * max(1, schedule.chunks) + table.chunk
-    never = np.iinfo(np.int64).max
-    first_write = np.full(schedule.n * max(1, schedule.chunks), never, np.int64)
     target = write & (acc | (table.buffer == Buffer.OUT.value))
-    np.minimum.at(first_write, cell[target], round_[target])
-    user = table.buffer != Buffer.TMP.value
-    written = np.zeros(len(cell), bool)
-    written[user] = first_write[cell[user]] < round_[user]
+    first = Marks(cell[target], round_[target])
+    written = first.value(cell, np.iinfo(np.int64).max) < round_
     table.buffer = np.where(
         acc, np.where(write | written, Buffer.OUT.value, Buffer.IN.value), table.buffer
     )
     return table
+
+
+class Marks:
+    """Some cells of a large memory, and a number for each: the least of those given."""
+
+    def __init__(self, cell: np.ndarray, number: np.ndarray | None = None) -> None:
+        """Remember cells; they may come several times."""
+        number = np.zeros(len(cell), np.int64) if number is None else number
+        order = np.lexsort((number, cell))
+        cell, number = cell[order], number[order]
+        first = np.ones(len(cell), bool)
+        first[1:] = cell[1:] != cell[:-1]
+        self.cells, self.numbers = cell[first], number[first]
+
+    def _places(self, cell: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        at = np.searchsorted(self.cells, cell)
+        at[at == len(self.cells)] = 0
+        return at, self.cells[at] == cell
+
+    def value(self, cell: np.ndarray, otherwise: int) -> np.ndarray:
+        """Return the numbers of cells."""
+        if not len(self.cells):
+            return np.full(len(cell), otherwise)
+        at, known = self._places(cell)
+        return np.where(known, self.numbers[at], otherwise)
+
+    def has(self, cell: np.ndarray) -> np.ndarray:
+        """Tell which cells are marked."""
+        return self._places(cell)[1] if len(self.cells) else np.zeros(len(cell), bool)
