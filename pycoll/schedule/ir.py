@@ -69,8 +69,8 @@ __all__ = [
     "together",
 ]
 
-MAX_LINES = 0xFFFB
-"""Folds that a schedule may have, over all rounds: what a rank's step can count."""
+MAX_LINES = 1 << 18
+"""Folds that a schedule may have, over all rounds: enough for rings of 65,536 ranks."""
 _END = object()
 Round = Fold | Sequence[Fold] | Steps
 ChunkCount = Callable[..., int]
@@ -292,7 +292,7 @@ class Schedule:
         """The folds of every rank as those of rank 0, moved; None if they are not alike."""
         try:
             yielded = (item for item, _ in self._yielded(Relative(0)))
-            return relative_lines(yielded, self.n, self.chunks)
+            return relative_lines(yielded, self.n, self.chunks, MAX_LINES)
         except ScheduleError:  # it depends on the rank, or is wrong, which the ranks will show
             return None
 

@@ -99,16 +99,20 @@ class _Columns:
         return True
 
 
-def relative_lines(yielded: Iterator[Any], n: int, chunks: int) -> RelativeLines | None:
+def relative_lines(yielded: Iterator[Any], n: int, chunks: int, most: int) -> RelativeLines | None:
     """Collect the folds that a generator yields for a `Relative` rank; None if they do not fit.
 
     Chunks that move with the rank have to come around as the ranks do: there is one for each.
+    ``most`` is how many folds or rounds there may be.
 
     Raises:
         ScheduleError: If the generator asks which rank it is for, or fails otherwise.
     """
     columns, number = _Columns(), 0
     for item in yielded:
+        coming = len(item.over) if isinstance(item, Steps) else 1
+        if max(number, len(columns.lines[0])) + coming > most:
+            return None
         if isinstance(item, Steps):
             with author_errors("steps", item.make):
                 if len(item.over) and not columns.add_steps(number, item):

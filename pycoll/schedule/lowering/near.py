@@ -151,6 +151,36 @@ def _looked_up(lines: RelativeLines, places: _Places, whole: bool) -> _Found:
     scratch = lines.buffer[piece] == _TMP
     result = _one_of(lines.buffer[piece], _RESULTS)
     chunk = np.where(scratch, chunk, chunk % places.chunks)
+    entries = _Entries(rank, chunk, moves, moves_chunk, scratch, write, result)
+    e, q = _touching(entries, places)
+    e, q = e[q != focus], q[q != focus]
+    if whole:
+        home = (rank[e] + moves[e] * q) % n == focus
+        e, q = _with_all(e, q, home & (lines.count > 1)[line[e]], line, n)
+    e, q = _with_sources(e, q, line, piece, offset, lines.nsrc == 1)
+    at = (rank[e] + moves[e] * q) % n
+    there = chunk[e] + moves_chunk[e] * q
+    there = np.where(scratch[e], there, there % places.chunks)
+    return _Found(line[e], piece[e], q, offset[e], at, lines.buffer[piece[e]], there)
+
+
+class _Entries(NamedTuple):
+    """The chunks of all pieces of rank 0, each as an entry."""
+
+    # ``[entries]``: place, whether it moves with the owner, and kind of access
+    rank: np.ndarray
+    chunk: np.ndarray
+    moves: np.ndarray
+    moves_chunk: np.ndarray
+    scratch: np.ndarray
+    write: np.ndarray
+    result: np.ndarray
+
+
+def _touching(entries_of: _Entries, places: _Places) -> tuple[np.ndarray, np.ndarray]:
+    """Return entries and owners who touch, there, what the one rank touches."""
+    rank, chunk, moves, moves_chunk, scratch, write, result = entries_of
+    n, focus = places.n, places.focus
     # Its own memory: a piece that moves is there for one owner, one that does not for all or none.
     here, fixed = np.flatnonzero(moves), np.flatnonzero(~moves & (rank == focus))
     entry = [here, np.repeat(fixed, n)]
@@ -189,18 +219,7 @@ def _looked_up(lines: RelativeLines, places: _Places, whole: bool) -> _Found:
             else:
                 entry.append(e)
                 owner.append(owners(e, c))
-    e, q = np.concatenate(entry), np.concatenate(owner)
-    e, q = e[q != focus], q[q != focus]
-    whole_line = np.zeros(len(arity), bool)
-    if whole:
-        whole_line = lines.count > 1
-        home = (rank[e] + moves[e] * q) % n == focus
-        e, q = _with_all(e, q, home & whole_line[line[e]], line, n)
-    e, q = _with_sources(e, q, line, piece, offset, lines.nsrc == 1)
-    at = (rank[e] + moves[e] * q) % n
-    there = chunk[e] + moves_chunk[e] * q
-    there = np.where(scratch[e], there, there % places.chunks)
-    return _Found(line[e], piece[e], q, offset[e], at, lines.buffer[piece[e]], there)
+    return np.concatenate(entry), np.concatenate(owner)
 
 
 def _same(

@@ -69,6 +69,24 @@ def test_vectors_equal_the_plain_loop(algorithm, n):
     assert np.allclose(got, reference(schedule, 1e5, LINK, start, noise), rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize(("algorithm", "n"), EVERY)
+def test_one_rank_stands_for_all_where_all_are_alike(algorithm, n):
+    start = np.full(n, 1e-5)
+    schedule = algorithm.schedule(n)
+    got = simulate(schedule, 1e5, LINK, start=start)
+    want = reference(schedule, 1e5, LINK, start, np.zeros((3, n)))
+    assert np.allclose(got, want, rtol=1e-12, atol=0)
+
+
+def test_a_ring_of_65536_ranks():
+    """It has 131,070 rounds; its plan is one over messages, whose steps nobody counts."""
+    n = 1 << 16
+    schedule = find("all_reduce", "ring").schedule(n)
+    finish = simulate(schedule, 1e9, LINK)
+    want = (n - 1) * (2 * (LINK.alpha + 1e9 / n * LINK.beta) + 1e9 / n * LINK.gamma)
+    assert np.allclose(finish, want, rtol=1e-9)
+
+
 def test_ring_takes_what_the_formula_says():
     n, nbytes = 4096, 1e8
     finish = simulate(find("all_reduce", "ring").schedule(n), nbytes, LINK)

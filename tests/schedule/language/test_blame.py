@@ -69,7 +69,7 @@ WRONG = {
     "SystemExit: 0": of(lambda r, n: sys.exit(0)),
     "gives None in place of rounds": lambda rank, n: None,
     "round 0 is None, expected a fold": of(lambda r, n: None),
-    "more than 65531 folds or rounds": stuck,
+    "more than 262144 folds or rounds": stuck,
 }
 
 
