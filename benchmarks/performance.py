@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 
+from harness import pages
 from harness.pages import RESULTS
 from harness.start import ROOT
 
@@ -25,10 +26,6 @@ import report
 
 def load(name):
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def rows_of(head, rows):
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 def machine(document):
@@ -95,7 +92,7 @@ def numbers():
     ]
     head = ["", "what", "machine", "command"]
     rows = [[n, text, f"{machine(d)}, 2 cores", f"`{d['command'].strip()}`"] for n, text, d in body]
-    return rows_of(head, rows)
+    return pages.table(head, rows)
 
 
 def compared():
@@ -109,7 +106,7 @@ def compared():
         )
 
     head = ["ordinary / symmetric", *map(machine, documents)]
-    return rows_of(head, [[place(c), *(means(t[c]) for t in tables)] for c in tables[0]])
+    return pages.table(head, [[place(c), *(means(t[c]) for t in tables)] for c in tables[0]])
 
 
 def losses():
@@ -127,7 +124,7 @@ def losses():
         counts.append(f"{lost} of {cells}")
     head = ["slower than the fastest peer", *(machine(load(name)) for name in COMPARED)]
     body = [[f"{case}, {kind}", *row] for (case, kind), row in lines.items() if any(row)]
-    return rows_of(head, [["cells", *counts], *body])
+    return pages.table(head, [["cells", *counts], *body])
 
 
 def sizes_table(corner, table, both):
@@ -138,7 +135,7 @@ def sizes_table(corner, table, both):
         return pair(report.ratio(cells, ours) for ours in both)
 
     rows = [[place(case), *(cell(table[case][size]) for size in sizes)] for case in table]
-    return rows_of([corner, *map(report.size_text, sizes)], rows)
+    return pages.table([corner, *map(report.size_text, sizes)], rows)
 
 
 def over_mpi():
@@ -162,7 +159,7 @@ def between_hosts():
         mean = number(report.geometric_mean(sizes.values()))
         best = number(max(sizes.values()))
         lines.append([key, f"{low} to {high}", mean, best, ", ".join(slower)])
-    return rows_of(["", "sizes", "mean", "best", "slower"], lines)
+    return pages.table(["", "sizes", "mean", "best", "slower"], lines)
 
 
 def overhead():
@@ -185,7 +182,7 @@ def bench():
     ways = [(name, in_place) for name in BENCHES for in_place in (True, False)]
     head = ["size", "symmetric, in place", "out of place", "ordinary, in place", "out of place"]
     body = [[report.size_text(s), *(row[way] for way in ways)] for s, row in sorted(cells.items())]
-    return [f"{machine(load(BENCHES[0]))}:", "", *rows_of(head, body)]
+    return [f"{machine(load(BENCHES[0]))}:", "", *pages.table(head, body)]
 
 
 def by_size():

@@ -40,11 +40,6 @@ class Precision:
     compute: str = ""
     loss_scaling: bool = False
 
-    def bytes_per_parameter(self, slots: int = 2) -> tuple[int, int, int]:
-        """Return bytes of parameter, gradient and optimizer state, given a number of moments."""
-        state = dtype_of(self.state).itemsize * (slots + self.master + self.gradient_copy)
-        return dtype_of(self.parameter).itemsize, dtype_of(self.gradient).itemsize, state
-
 
 RECIPES = {
     recipe.name: recipe
