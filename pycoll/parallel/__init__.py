@@ -15,6 +15,7 @@ from pycoll.parallel.optim import SGD, AdamW, WarmupCosine, WarmupLinear, linear
 from pycoll.parallel.pipeline import Pipeline
 from pycoll.parallel.precision import RECIPES, LossScale, Precision
 from pycoll.parallel.sampler import Sampler
+from pycoll.parallel.state.averaging import Average, DiLoCo
 from pycoll.parallel.state.hook import Hook
 from pycoll.parallel.state.placement import PRESETS, Placed, Placement, Preset
 
@@ -23,9 +24,11 @@ __all__ = [
     "RECIPES",
     "SGD",
     "AdamW",
+    "Average",
     "Change",
     "Compress",
     "DataParallel",
+    "DiLoCo",
     "Elastic",
     "Estimate",
     "Hook",

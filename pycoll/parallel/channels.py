@@ -277,6 +277,15 @@ class Groups:
         own.axes = {axis: size for axis, size in self.axes.items() if axis != "pp"}
         return own
 
+    def of_replica(self) -> Groups:
+        """Return these groups for calls that the ranks of one replica make alone; a collective."""
+        own = copy.copy(self)
+        own.replica = self._duplicate("replica alone", self.mesh.group())
+        own.data = self.shards
+        own.axes = {axis: size for axis, size in self.axes.items() if axis != "replica"}
+        own.world = own.stage = self._duplicate("one replica", self.mesh.group(*own.axes))
+        return own
+
     def _duplicate(self, name: str, comm: Communicator) -> Channel:
         self._owned.append(comm.dup())
         return Channel(self._owned[-1], name, self.ledger, self._device)

@@ -91,7 +91,7 @@ class DataParallel(data_parallel.DataParallel):
                 made and no longer is, or has another type, size or device.
         """
         if problem := self._passes.problem():  # the others hear of it in their first collective
-            most_micro_batches(micro_batches, self.groups, problem)
+            most_micro_batches(micro_batches, self.near, problem)
         report = super().step(micro_batches, lr)
         self.settle()  # the module's parameters are read without asking the engine
         return report

@@ -48,7 +48,7 @@ class _Stage(Pipeline):
         self.loss_scale, self._graphs, self._stream = options.scaling[0], {}, None
         self.transfers: Any = _Transfers()
         comm: Any = DryComm(axes)
-        self.groups = Groups(comm, self.ledger, known=self.AXES)
+        self.groups = self.near = Groups(comm, self.ledger, known=self.AXES)
         units = self._make_units(model)
         owned = unit_parameters(units)
         self.parameters = [parameter for group in owned for parameter in group]

@@ -87,6 +87,7 @@ class DataParallel:
         loss_scale: Scale of the loss in the next step.
         parameters: All parameters, in forward order.
         hook: Reduces buckets.
+        near: Groups of the ranks that reduce gradients: with `sync_every` those of one replica.
         saving: The last save in the background, if any; see `pycoll.parallel.save`.
     """
 
@@ -122,8 +123,12 @@ class DataParallel:
         facts = [f"mesh={mesh.axes}", *self._facts(), *options.facts()]
         check_structure(self.parameters, facts, self.groups.world)
         check_parts(units, self.groups)
+        self.near = self.groups.of_replica() if options.sync_every else self.groups
+        self._calls = 0
         self.hook = options.settings.hook
         self.buckets = self._make_buckets(units, owned)
+        for bucket in self.buckets if options.sync_every else ():
+            options.averaging.prepare(bucket)
         values.initialise(self.buckets, self.groups, options.start)
         self._passes = self._make_passes(model, loss, units)
         self._graphs: dict[int, frozenset[str]] = {}
@@ -141,7 +146,7 @@ class DataParallel:
         """Make the buckets of the parameters that each unit owns."""
         settings = self.options.settings
         layouts = self.options.layouts(owned, self.groups.shards.world_size)
-        return [Bucket(layout, settings, self.groups) for layout in layouts]
+        return [Bucket(layout, settings, self.near) for layout in layouts]
 
     def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Any:
         if isinstance(loss, type) or not isinstance(loss, Loss):
@@ -167,6 +172,7 @@ class DataParallel:
         start = time.perf_counter()
         wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
         self.ledger.reset_peak()
+        self._begin_period()
         total, samples, problems = self._accumulate(micro_batches, lr)
         scale = self.loss_scale.value
         divisor = max(1, samples) * scale
@@ -174,12 +180,13 @@ class DataParallel:
         forgiving = routine or self.options.nonfinite == "skip"
         facts = self.options.step_facts(lr=lr, steps=self.steps, loss_scale=self.loss_scale)
         ready = self._reduced_buckets()
-        norm, overflow = agree(ready, self.buckets, self.groups, problems, forgiving, facts)
+        norm, overflow = agree(ready, self.buckets, self.near, problems, forgiving, facts)
         norm /= divisor
         if not overflow:
             self.hook.settle()
             self._update(lr, 1.0 / divisor, norm)
         self.loss_scale = self.loss_scale.after(overflow)
+        self._end_period()
         for bucket in self.buckets:
             bucket.gradients.result = None
         return StepReport(
@@ -201,7 +208,7 @@ class DataParallel:
         self._begin_hook()
         self._passes.prepare()
         refused = refusal("lr", lr, "[0, inf)")
-        most = most_micro_batches(micro_batches, self.groups, refused)
+        most = most_micro_batches(micro_batches, self.near, refused)
         plan = plan_sum(most, self.options.order)
         problems: list[str] = []
         totals = Sums(np.zeros(2), partial(np.zeros, 2))
@@ -216,12 +223,12 @@ class DataParallel:
             self._passes.back(back)
             if sample is not None:
                 problems += self._graph_problems(j, self.buckets)
-        both = self.groups.data.all_reduce(totals.take(), "count", self.options.order).wait()
+        both = self.near.data.all_reduce(totals.take(), "count", self.options.order).wait()
         return float(both[0]), int(both[1]), problems
 
     def _reduced_buckets(self) -> Iterator[Bucket]:
         """Yield each bucket whose squares count on this rank, once its gradient is reduced."""
-        return reduced(self.buckets, self.groups)
+        return reduced(self.buckets, self.near)
 
     def _begin_hook(self) -> None:
         """Rescale what the hook has not sent to the next gradients."""
@@ -252,6 +259,30 @@ class DataParallel:
         for bucket in reversed(self.buckets):  # in the order in which the layers need them
             bucket.update(self.steps, lr, scale)
 
+    def _begin_period(self) -> None:
+        """Note where replicas are together, if they are."""
+        if (every := self.options.sync_every) and self._calls % every == 0:
+            for bucket in self.buckets:
+                self.options.averaging.begin(bucket)
+
+    def _end_period(self) -> None:
+        """Average over the replicas, if it is time."""
+        self._calls += 1
+        if (every := self.options.sync_every) and self._calls % every == 0:
+            replicas, order = self.groups.replica, self.options.order
+            self.options.averaging.apply(self.buckets, replicas, order, self.steps // every)
+            for bucket in self.buckets:
+                bucket.publish()
+
+    def _check_together(self) -> None:
+        """Refuse to save or gather parameters that differ between replicas."""
+        every = self.options.sync_every
+        if every and self._calls % every:
+            raise ArgumentError(
+                f"replicas have different parameters after {self._calls} steps; they are together "
+                f"after every {every}"
+            )
+
     def settle(self) -> None:
         """Wait until this rank has all parameters of the last step; not a collective."""
         for bucket in self.buckets:
@@ -263,6 +294,7 @@ class DataParallel:
 
     def gather(self) -> dict[str, np.ndarray]:
         """Return all parameters in full, by name, on every rank; a collective."""
+        self._check_together()
         return values.gather_parameters(self.buckets, self.groups)
 
     def gradients(self) -> dict[str, np.ndarray]:
@@ -284,6 +316,7 @@ class DataParallel:
         Only ``"hook"``, what a compressing hook has not sent yet, belongs to this rank, named by
         ``"hook_of"``.
         """
+        self._check_together()
         scale = (self.loss_scale.value, self.loss_scale.good_steps)
         self._begin_hook()
         found = values.gather_states(self.buckets, self.groups)
@@ -300,13 +333,14 @@ class DataParallel:
         """
         scale, hook = self.loss_scale, self.hook
         self.steps, self.loss_scale = values.restore(self.buckets, self.groups, scale, hook, saved)
-        self._hook_scale = self.loss_scale.value
+        self._hook_scale, self._calls = self.loss_scale.value, 0
 
     def parts(self) -> Iterator[Part]:
         """Return views of what this rank writes to a checkpoint; a collective.
 
         All ranks together have each element once; see `pycoll.parallel.checkpoint`.
         """
+        self._check_together()
         self._begin_hook()
         hook = hook_parts(self.hook.state(), self.groups.place)
         return chain(own_parts(self.buckets, self.groups), hook)
@@ -320,6 +354,7 @@ class DataParallel:
         for bucket in self.buckets:
             bucket.fill(values)
         self.steps, self.loss_scale, self._hook_scale = steps, scale, scale.value
+        self._calls = 0
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the engine's communicators; with an error, waiting peers raise, too.

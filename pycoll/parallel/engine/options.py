@@ -10,6 +10,7 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.optim import AdamW, Optimizer
 from pycoll.parallel.precision import LossScale, Precision, dtype_of, recipe
 from pycoll.parallel.settings import check_number, describe
+from pycoll.parallel.state.averaging import Average, DiLoCo
 from pycoll.parallel.state.gradients import Settings
 from pycoll.parallel.state.hook import Hook
 from pycoll.parallel.state.layout import Layout, Parameter, bucket_elements, make_layouts
@@ -30,6 +31,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "loss_scale": (lambda x: x is None or isinstance(x, LossScale), "a LossScale, or None"),
     "hook": (lambda x: x is None or isinstance(x, Hook), "a Hook, or None"),
+    "averaging": (lambda x: isinstance(x, Average | DiLoCo), "Average() or DiLoCo()"),
     "wrap": (callable, "a function of one array"),
     "recompute": (
         lambda x: x in ("none", "full", "selective") or (type(x) is int and x > 0),
@@ -77,6 +79,9 @@ class Options:
             attention, and make it again. ``"none"``: a layer keeps what its backward pass needs.
         device: Where parameters, gradients and states are: ``"cpu"``, in NumPy arrays, or
             ``"cuda"``, in CuPy arrays on the current device of each rank.
+        sync_every: The ranks along ``replica`` reduce no gradients, but average after so many calls
+            of `step`. None: they reduce gradients in every step.
+        averaging: What they do then.
     """
 
     zero: int = 0
@@ -95,6 +100,8 @@ class Options:
     wrap: Callable[[Any], Any] = _as_it_is
     device: str = "cpu"
     recompute: str | int = "none"
+    sync_every: int | None = None
+    averaging: Average | DiLoCo = field(default_factory=Average)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be used.
@@ -115,6 +122,13 @@ class Options:
         check_number("bucket_bytes", self.bucket_bytes, "[1, inf)")
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, "(0, inf]")
+        if self.sync_every is not None:
+            check_number("sync_every", self.sync_every, "[1, inf)", whole=True)
+            if self.scaling[1] or self.nonfinite == "skip" or self.device != "cpu":
+                raise ArgumentError(
+                    "sync_every: replicas would skip steps alone; use a recipe without loss scale, "
+                    "nonfinite='error' and device='cpu'"
+                )
         kind, hook = self.recipe.gradient, self.hook
         if hook is not None and self.zero not in hook.stages:
             raise ArgumentError(

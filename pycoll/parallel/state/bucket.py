@@ -32,6 +32,8 @@ class Bucket:
         first: First of the elements that this rank updates.
         size: Number of these elements.
         slots: Their optimizer states.
+        anchor: The elements where replicas were last together; see `state.averaging`.
+        outer: States of the optimizer that goes on from there.
     """
 
     def __init__(self, layout: Layout, settings: Settings, groups: Groups) -> None:
@@ -55,6 +57,8 @@ class Bucket:
         self.slots = {name: state() for name in settings.optimizer.slots}
         self.master = state() if precision.master else None
         self.copy = state() if precision.gradient_copy else None
+        self.anchor: Any = None
+        self.outer: dict[str, Any] = {}
 
     @property
     def version(self) -> tuple[Placed, Pending]:
@@ -76,7 +80,7 @@ class Bucket:
     @property
     def states(self) -> dict[str, Any]:
         """What a checkpoint has, by kind; ``"parameters"`` is None without a master copy."""
-        return {"parameters": self.master, **self.slots}
+        return {"parameters": self.master, **self.slots, **self.outer}
 
     def vectors(self) -> Iterator[tuple[str, Any, int]]:
         """Yield the parameters, then all `states`: kind, vector, and its first element's place."""
@@ -119,9 +123,8 @@ class Bucket:
         fitting = (b.gradients for b in buckets if b.gradients.lends(count, dtype))
         return next(fitting, None) if self.scattered else None
 
-    def counted(self) -> tuple[int, int]:
+    def counted(self, groups: Groups) -> tuple[int, int]:
         """Return the elements that this rank counts; each is counted on one rank of all data."""
-        groups = self._groups
         group = groups.data
         if self.size < self.layout.padded or groups.shards.world_size == 1:
             group = groups.replica
@@ -136,7 +139,7 @@ class Bucket:
         """
         gradient, lo = self.gradients.result, self.first
         count = 0
-        for start, stop, entry in self.layout.runs(*self.counted()):
+        for start, stop, entry in self.layout.runs(*self.counted(self._groups)):
             spec = entry.parameter.spec
             if spec.tensor_axis is None and self._groups.tensor.rank > 0:
                 continue  # the first tensor-parallel rank counts what all of them have
@@ -168,6 +171,25 @@ class Bucket:
             args.copy = None if self.master is None else working[part]
             settings.optimizer.update(args, settings.fused)
         self.gradients.result = None
+        self._publish(working)
+
+    @property
+    def updated(self) -> Any:
+        """The elements that this rank updates, in the type that is updated."""
+        data = self.complete.wait()
+        if self.master is not None:
+            return self.master
+        return data if data.shape[0] == self.size else data[self.first : self.first + self.size]
+
+    def publish(self) -> None:
+        """Start to send `updated` to the ranks that need it; see `update`."""
+        data = self.complete.wait()
+        own = data if data.shape[0] == self.size else data[self.first : self.first + self.size]
+        if self.master is not None:
+            own[...] = self.master
+        self._publish(own)
+
+    def _publish(self, working: Any) -> None:
         replicated = self.parameter.placement == Placement.REPLICATE
         if replicated and self.size < self.layout.padded:
             shard = Placed(working, Placement.SHARD, self._groups.shards, "parameter")

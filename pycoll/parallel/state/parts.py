@@ -55,7 +55,7 @@ def own_parts(buckets: Sequence[Bucket], groups: Groups) -> Iterator[Part]:
                 and bucket.master is not None
             ):
                 continue  # the rounded copy of the master weights
-            for start, stop, entry in bucket.layout.runs(*bucket.counted()):
+            for start, stop, entry in bucket.layout.runs(*bucket.counted(groups)):
                 if entry.parameter.spec.tensor_axis is None and groups.tensor.rank > 0:
                     continue  # the first tensor-parallel rank writes what all of them have
                 shape, box = place_of(entry.parameter.spec, groups.tensor)

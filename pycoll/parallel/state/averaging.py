@@ -1,0 +1,82 @@
+"""Periodic averaging: replicas take steps of their own, and average what they have now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pycoll.parallel.channels import Channel
+from pycoll.parallel.optim import SGD, Optimizer, UpdateArgs
+from pycoll.parallel.state.bucket import Bucket
+
+
+@dataclass(frozen=True)
+class Average:
+    """Local SGD: parameters become their mean over the replicas.
+
+    Source: Stich, "Local SGD converges fast and communicates little", ICLR 2019, algorithm 1;
+    momentum averaged, too: Yu, Jin and Yang, "On the linear speedup analysis of communication
+    efficient momentum SGD", ICML 2019, algorithm 1.
+
+    Attributes:
+        states: Whether states of the optimizer, such as momentum, become their mean as well, which
+            sends as much again for each.
+    """
+
+    states: bool = False
+
+    def prepare(self, bucket: Bucket) -> None:
+        """Make what it keeps for a bucket."""
+
+    def begin(self, bucket: Bucket) -> None:
+        """Note where the steps between two averages begin."""
+
+    def apply(self, buckets: Sequence[Bucket], replicas: Channel, order: str, step: int) -> None:
+        """Average; a collective of the replicas."""
+        pending = []
+        for bucket in buckets:
+            vectors = [bucket.updated, *(bucket.slots.values() if self.states else ())]
+            pending += [(x, replicas.all_reduce(x, "average", order)) for x in vectors]
+        for x, work in pending:
+            work.wait()
+            x *= x.dtype.type(1 / replicas.world_size)
+
+
+@dataclass(frozen=True)
+class DiLoCo:
+    """An optimizer takes a step with the mean of what replicas have changed, as with a gradient.
+
+    States of the inner optimizer stay with each replica.
+
+    Source: Douillard et al., arXiv 2311.08105, algorithm 1.
+
+    Attributes:
+        outer: The optimizer of these steps; that of the paper by default.
+    """
+
+    outer: Optimizer = field(default_factory=lambda: SGD(0.7, momentum=0.9, nesterov=True))
+
+    def prepare(self, bucket: Bucket) -> None:
+        """Make what it keeps for a bucket."""
+        bucket.outer = {f"outer_{name}": np.zeros_like(bucket.updated) for name in self.outer.slots}
+
+    def begin(self, bucket: Bucket) -> None:
+        """Note where the steps between two averages begin."""
+        bucket.anchor = bucket.updated.copy()
+
+    def apply(self, buckets: Sequence[Bucket], replicas: Channel, order: str, step: int) -> None:
+        """Take a step from where the replicas were last together; a collective of them."""
+        pending = []
+        for bucket in buckets:
+            x = bucket.updated
+            np.subtract(bucket.anchor, x, out=x)
+            pending.append((bucket, x, replicas.all_reduce(x, "average", order)))
+        for bucket, x, work in pending:
+            work.wait()
+            slots = {name: bucket.outer[f"outer_{name}"] for name in self.outer.slots}
+            mean = 1 / replicas.world_size
+            args = UpdateArgs(step, self.outer.lr, bucket.anchor, x, slots, mean, decay=False)
+            self.outer.update(args)
+            x[...] = bucket.anchor

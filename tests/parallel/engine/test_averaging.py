@@ -1,0 +1,152 @@
+"""Replicas that take steps of their own, and average: against serial formulas; bytes are exact."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from parallel.models import CrossEntropy, batches, mlp
+from pycoll.errors import ArgumentError
+from pycoll.parallel import SGD, Average, DataParallel, DiLoCo, Mesh, load, save
+from pycoll.testing import run_threads
+
+INNER = SGD(0.05, momentum=0.9)
+
+
+def engine(comm, every, axes=(("replica", -1),), **options):
+    options = {"optimizer": INNER, "sync_every": every, "bucket_bytes": 700, **options}
+    return DataParallel(mlp(), CrossEntropy(), Mesh(comm, **dict(axes)), **options)
+
+
+def train(comm, every, steps, **options):
+    with engine(comm, every, **options) as trainer:
+        sent = 0
+        for step in range(steps):
+            report = trainer.step([batches(comm.world_size, seed=step)[comm.rank]])
+            sent += sum(report.bytes.get(k, 0) for k in ("average", "replica gradient"))
+        return trainer.gather(), sent
+
+
+def alone(params, moments, data):
+    """Take steps on one process, from given parameters and momentum."""
+
+    def rank(comm):
+        with DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=1), optimizer=INNER) as trainer:
+            saved = trainer.state_dict()
+            trainer.load_state_dict(saved | {"parameters": params, "momentum": moments})
+            for batch in data:
+                trainer.step([batch])
+            found = trainer.state_dict()
+            return found["parameters"], found["momentum"]
+
+    return run_threads(1, rank)[0]
+
+
+def start():
+    def rank(comm):
+        with DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=1), optimizer=INNER) as trainer:
+            found = trainer.state_dict()
+            return found["parameters"], found["momentum"]
+
+    return run_threads(1, rank)[0]
+
+
+@pytest.mark.parametrize("averaging", [Average(), Average(states=True), DiLoCo()])
+def test_the_formula(averaging):
+    n, every, rounds = 3, 2, 3
+    params, moment = start()
+    moments, velocity = [moment] * n, {name: 0 * x for name, x in params.items()}
+    for i in range(rounds):
+        runs = [
+            alone(params, moments[r], [batches(n, seed=i * every + s)[r] for s in range(every)])
+            for r in range(n)
+        ]
+        mean = {name: sum(run[0][name] for run in runs) / n for name in params}
+        moments = [run[1] for run in runs]
+        if averaging == Average(states=True):
+            moments = [{k: sum(run[1][k] for run in runs) / n for k in params}] * n
+        if isinstance(averaging, DiLoCo):
+            delta = {name: params[name] - mean[name] for name in params}
+            velocity = {name: 0.9 * velocity[name] + delta[name] for name in params}
+            mean = {k: params[k] - 0.7 * (delta[k] + 0.9 * velocity[k]) for k in params}
+        params = mean
+    found = run_threads(n, partial(train, averaging=averaging), every, every * rounds)
+    for other, _ in found:
+        for name in params:
+            np.testing.assert_allclose(other[name], params[name], rtol=2e-5, atol=2e-6)
+            np.testing.assert_array_equal(other[name], found[0][0][name])
+
+
+@pytest.mark.parametrize("averaging", [Average(), DiLoCo()])
+@pytest.mark.parametrize("every", [1, 2, 8])
+def test_bytes_are_divided_by_the_steps_between(averaging, every):
+    plain = run_threads(2, train, None, 8)
+    rare = run_threads(2, partial(train, averaging=averaging), every, 8)
+    assert plain[0][1] > 0
+    assert [sent * every for _, sent in rare] == [sent for _, sent in plain]
+
+
+def test_one_step_of_plain_descent_is_that_of_data_parallelism():
+    options = {"optimizer": SGD(0.1)}
+    rare, plain = (run_threads(4, partial(train, **options), n, 5)[0][0] for n in (1, None))
+    for name in plain:
+        np.testing.assert_allclose(rare[name], plain[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_shards_inside_replicas(zero):
+    axes = (("replica", 2), ("dp", 2))
+    found = run_threads(4, partial(train, axes=axes, zero=zero), 2, 4)
+    expected = run_threads(4, partial(train, axes=axes), 2, 4)
+    for other, _ in found:
+        for name, x in expected[0][0].items():
+            np.testing.assert_array_equal(other[name], x)
+
+
+@pytest.mark.parametrize(
+    ("averaging", "inner"), [(Average(states=True), INNER), (DiLoCo(), SGD(0.05))]
+)
+@pytest.mark.parametrize("by", ["state_dict", "save"])
+def test_a_run_goes_on(tmp_path, averaging, inner, by):
+    def rank(comm):
+        data = [[batches(2, seed=s)[comm.rank]] for s in range(4)]
+        with engine(comm, 2, averaging=averaging, optimizer=inner) as first:
+            for step in range(4):
+                if step == 2:
+                    saved = first.state_dict()
+                    save(tmp_path, first)
+                first.step(data[step])
+            expected = first.gather()
+        with engine(comm, 2, averaging=averaging, optimizer=inner) as second:
+            second.step(data[0])
+            second.load_state_dict(saved) if by == "state_dict" else load(tmp_path, second)
+            for step in (2, 3):
+                second.step(data[step])
+            found = second.gather()
+        return all((found[name] == expected[name]).all() for name in expected)
+
+    assert run_threads(2, rank) == [True, True]
+
+
+def test_what_differs_is_not_saved():
+    def rank(comm):
+        with engine(comm, 2) as trainer:
+            trainer.step([batches(2)[comm.rank]])
+            for call in (trainer.gather, trainer.state_dict, trainer.parts):
+                with pytest.raises(ArgumentError, match="different parameters after 1 steps"):
+                    call()
+            trainer.step([batches(2)[comm.rank]])
+            trainer.gather()
+
+    run_threads(2, rank)
+
+
+@pytest.mark.parametrize(
+    "options", [{"precision": "fp16"}, {"nonfinite": "skip"}, {"sync_every": 0}, {"averaging": 3}]
+)
+def test_refused(options):
+    def rank(comm):
+        with pytest.raises(ArgumentError):
+            engine(comm, **{"every": 2, **options} if "sync_every" not in options else {"every": 0})
+
+    run_threads(1, rank)
