@@ -108,6 +108,7 @@ test-mpi: build  ## run the tests of MPI under each MPI, or say that it cannot b
 
 native: tools  ## run the C++ tests
 	bash tests/native/run.sh
+	bash tests/native/run.sh simulation
 
 asan: tools  ## run the C++ tests under the address and undefined-behaviour sanitizers
 	bash tests/native/run.sh asan

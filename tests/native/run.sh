@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds and runs the C++ tests: run.sh [plain|asan|tsan]. In the plain mode, what the build of the
-# extension has compiled is used.
+# Builds and runs the C++ tests: run.sh [plain|asan|tsan|simulation [ARGUMENTS]]. In the plain mode,
+# what the build of the extension has compiled is used. The last runs the engine on a simulated
+# machine; its arguments stand in tests/native/simulation/simulation.cpp.
 set -euo pipefail
 
 cd "$(dirname "$0")/../.."
@@ -16,7 +17,8 @@ case $mode in
   plain) flags=(-O2) ;;
   asan) flags=(-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined) ;;
   tsan) flags=(-O1 -g -fsanitize=thread -Wno-tsan) ;;  # it knows no fences, and need not
-  *) echo "run.sh [plain|asan|tsan], got '$mode'" >&2; exit 2 ;;
+  simulation) flags=(-O1 -g1 -Itests/native/simulation -include tests/native/simulation/simulated_std.h) ;;
+  *) echo "run.sh [plain|asan|tsan|simulation], got '$mode'" >&2; exit 2 ;;
 esac
 
 build=tests/native/build/$mode
@@ -47,6 +49,12 @@ compile() {
 # The engine is everything that does not know Python.
 mapfile -t engine < <(find csrc -name '*.cpp' -not -path 'csrc/cuda/*' -not -path 'csrc/bindings/*' | sort)
 mapfile -t tests < <(find tests/native -name "test_*.cpp" | sort)
+if [[ $mode == simulation ]]; then  # of which the machine and its slow folds are a part
+  simulated='csrc/(engine|memory)/|base/types|p2p/mailbox'
+  mapfile -t engine < <(printf '%s\n' "${engine[@]}" | grep -E "$simulated" | grep -v helper_thread)
+  engine+=(tests/native/simulation/{fold,machine,races,system}.cpp)
+  tests=(tests/native/simulation/simulation.cpp)
+fi
 for source in "${engine[@]}" "${tests[@]}"; do
   while (( $(jobs -pr | wc -l) >= 2 )); do wait -n; done
   compile "$source" &
@@ -59,6 +67,6 @@ for source in "${tests[@]}"; do
   name=$(basename "$source" .cpp)
   "${cxx[@]}" "$build/$name.o" "${objects[@]}" -o "$build/$name"
   echo "== $name ($mode)"
-  TSAN_OPTIONS="halt_on_error=1 ${TSAN_OPTIONS:-}" "$build/$name" || failed=1
+  TSAN_OPTIONS="halt_on_error=1 ${TSAN_OPTIONS:-}" "$build/$name" "${@:2}" || failed=1
 done
 exit $failed
