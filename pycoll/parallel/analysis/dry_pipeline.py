@@ -54,7 +54,7 @@ class _Stage(Pipeline):
         self.parameters = [parameter for group in owned for parameter in group]
         recipe = options.recipe
         dtype = dtype_of(recipe.compute or recipe.parameter)
-        dry = [replace(u, layer=DryLayer(u.layer.parameters(), dtype)) for u in units]  # type: ignore[arg-type]
+        dry: Any = [replace(u, layer=DryLayer(u.layer.parameters(), dtype)) for u in units]
         self.buckets = self._make_buckets(dry, owned)
         self._passes = self._make_passes(model, DryLoss(), dry)
 

@@ -15,7 +15,7 @@ from pycoll.parallel.channels import AXES, VOLUME, check_axis
 from pycoll.parallel.compare import VOTE_WORDS
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.mesh import Mesh
-from pycoll.parallel.nn.layer import Layer, Model, ParameterSpec, Sequential
+from pycoll.parallel.nn.layer import Model, ParameterSpec, Sequential
 from pycoll.parallel.pipeline.engine import Pipeline
 from pycoll.parallel.pipeline.program import Schedule
 from pycoll.parallel.settings import check_number
@@ -95,8 +95,8 @@ def estimate(
         recipe: Name of a precision recipe; by default that of the options.
         mesh: The ranks, or sizes by axis, such as ``{"dp": 64}``; None: one rank.
         micro_batches: Micro-batches of a step on each rank.
-        schedule: Of a pipeline; None: `DataParallel`.
-        stage: The stage of the pipeline.
+        schedule: Of a pipeline, of which this is a `stage`; None: `DataParallel`.
+        stage: Its number.
         cut: See `Pipeline`.
         options: As for `DataParallel`; hooks are not counted.
         changes: Options by name.
@@ -110,21 +110,24 @@ def estimate(
     axes = _axes(mesh, AXES if schedule is None else Pipeline.AXES)
     if isinstance(model, (int, float)):
         check_number("model", model, "[0, inf)")
-        layer: Layer = _Parameters(-(-int(model) // axes.get("tp", 1)))  # type: ignore[assignment]
+        layer: Any = _Parameters(-(-int(model) // axes.get("tp", 1)))
         model = Sequential([("model", layer)])
-    active = 1.0
     if schedule is None:
         units = make_units(model)
         layouts = options.layouts(unit_parameters(units), axes.get("dp", 1) * axes.get("cp", 1))
-        live, peak, sent = dry_run(units, layouts, options, axes, micro_batches)
+        run = (layouts, *dry_run(units, layouts, options, axes, micro_batches), 1.0)
     else:
         check_number("stage", stage, f"[0, {axes.get('pp', 1)})", whole=True)
-        more = (schedule, micro_batches, cut, options, axes, stage)
-        layouts, live, peak, sent, active = dry_pipeline(model, *more)
+        run = dry_pipeline(model, schedule, micro_batches, cut, options, axes, stage)
+    return _estimate(axes, *run)
+
+
+def _estimate(
+    axes: dict[str, int], layouts: Sequence[Any], live: Any, peak: int, sent: Any, active: float
+) -> Estimate:
+    """Return what a dry run says about one rank."""
     rest = [live[kind] for kind in ("parameter", "gradient", "optimizer")]
-    count, padded = (
-        sum(getattr(layout, size) for layout in layouts) for size in ("count", "padded")
-    )
+    count, padded = (sum(getattr(each, size) for each in layouts) for size in ("count", "padded"))
     wire = {**sent, **_agreement_bytes(axes)}
     return Estimate(
         *rest,
