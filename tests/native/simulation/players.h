@@ -170,7 +170,7 @@ struct Player {
       }
       simulation::end_call(end.kind.empty());
       end.returned_ns = simulation::now();
-      if (!end.kind.empty()) look_at_report();
+      if (!end.kind.empty()) look_at_report(engine);
       // The arrays are the caller's again. Where a rank has stopped they are not: it may go on.
       if (scenario.event != Event::kFreeze) {
         fill(in, call + 100, 0, size_t{kMostElements});
@@ -183,8 +183,8 @@ struct Player {
   }
 
   // What the runtime reads to write the text of an error.
-  void look_at_report() {
-    if (control->abort_block().word.load() == 0) return;
+  void look_at_report(Engine& engine) {
+    if (!engine.report().complete) return;
     simulation::note_read(control->abort_block().text, 8);
     for (uint32_t r = 0; r < scenario.n; ++r) simulation::note_read(control->report(r).text, 8);
   }
