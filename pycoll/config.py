@@ -48,6 +48,10 @@ class Config:
             ``auto``: peer memory where ranks share a host (``PYCOLL_DEVICE_TRANSPORT``).
         device_heap_bytes: Capacity of a rank's part of the symmetric device heap, taken when the
             first array is made in it (``PYCOLL_DEVICE_HEAP_BYTES``).
+        trace_dir: Folder to which every call is written (``PYCOLL_TRACE``); empty is none.
+        dump_dir: Folder to which an error is written, with what led to it (``PYCOLL_DUMP``).
+        metrics_port: Port for Prometheus: that of rank 0, the next one for rank 1, and so on
+            (``PYCOLL_METRICS_PORT``); 0 is none.
     """
 
     timeout_s: float = 300.0
@@ -58,6 +62,9 @@ class Config:
     single_copy: str = "auto"
     device_transport: str = "auto"
     device_heap_bytes: int = 1 << 30
+    trace_dir: str = field(default="", repr=False)
+    dump_dir: str = field(default="", repr=False)
+    metrics_port: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse values that no communicator can work with."""
@@ -75,6 +82,9 @@ class Config:
             raise ArgumentError(
                 f"tuning is {self.tuning!r}; accepted: auto, off, or the path of a table"
             )
+        port = self.metrics_port
+        if not isinstance(port, Integral) or isinstance(port, bool) or not 0 <= port < 1 << 16:
+            raise ArgumentError(f"metrics_port is {port!r}, expected 0 to 65535")
         choices = {
             "transport": TRANSPORTS,
             "single_copy": SINGLE_COPY,
@@ -237,6 +247,9 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("single_copy", "PYCOLL_SINGLE_COPY", str),
     ("device_transport", "PYCOLL_DEVICE_TRANSPORT", str),
     ("device_heap_bytes", "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes),
+    ("trace_dir", "PYCOLL_TRACE", str),
+    ("dump_dir", "PYCOLL_DUMP", str),
+    ("metrics_port", "PYCOLL_METRICS_PORT", int),
 )
 
 

@@ -72,6 +72,13 @@ def type_name(code: int) -> str:
     return _NAMED[code] if code < len(_NAMED) else f"dtype#{code}"
 
 
+def type_bytes(name: str) -> int:
+    """Return the size of an element type by its name; 1 for one that is known by a number only."""
+    others = {"bool": 1, "complex64": 8, "complex128": 16}
+    known = DType.__members__.get(name.upper())
+    return known.itemsize if known is not None else others.get(name, 1)
+
+
 class ReduceOp(IntEnum):
     """Reduction operations; AND, OR and XOR are for integers only."""
 

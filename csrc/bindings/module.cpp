@@ -140,7 +140,6 @@ PYBIND11_MODULE(_C, m) {
   bind_memory(m);
   bind_optim(m);
   bind_message_engine(m);
-  bind_survivors(m);
   m.def("sizes",
         [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });
   py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan").def(
@@ -150,29 +149,16 @@ PYBIND11_MODULE(_C, m) {
       .def_property_readonly("direct", [](const BoundCall& call) { return call.plan->direct; })
       .def_property_readonly("descriptor", [](const BoundCall& c) { return c.descriptor; })
       .def_property_readonly("count", [](const BoundCall& c) { return c.count; });
-  py::class_<ControlSegment, std::shared_ptr<ControlSegment>>(m, "Control")
-      .def(py::init([](int fd, uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes,
-                       uint64_t start_iteration, double timeout_s) {
-             const Unlocked unlocked;  // a guard would also cover the registration of the instance
-             return ControlSegment::open(fd,
-                                         {world_size, cell_bytes, mailbox_bytes, start_iteration},
-                                         {timeout_s, check_signals});
-           }),
-           "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2,
-           "timeout_s"_a = Patience{}.timeout_s)
-      .def_static(
-          "bytes",
-          [](uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes) {
-            return ControlSegment::bytes({world_size, cell_bytes, mailbox_bytes});
-          },
-          "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a)
-      .def("decline",
-           [](ControlSegment& c, uint32_t rank, std::string_view text) { c.decline(rank, text); })
-      .def_static("decline_at",
-                  py::overload_cast<int, uint32_t, std::string_view, double, int32_t>(
-                      &ControlSegment::decline),
-                  "fd"_a, "rank"_a, "text"_a, "timeout_s"_a, "pid"_a, Release())
-      .def("deserted", &ControlSegment::deserted);
+  bind_control(m);
+  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace")
+      .def(py::init<size_t>(), "capacity"_a)
+      .def_property_readonly("lost", &Trace::lost)
+      .def("take", [](Trace& trace) {  // records as bytes
+        std::vector<TraceRecord> taken(trace.waiting());
+        taken.resize(trace.take(taken.data(), taken.size()));
+        return py::bytes(reinterpret_cast<const char*>(taken.data()),
+                         taken.size() * sizeof(TraceRecord));
+      });
   py::class_<Engine, std::shared_ptr<Engine>> engine(m, "Engine");
   add_engine_methods<Engine>(m, engine);
   engine.def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a)
@@ -203,6 +189,7 @@ PYBIND11_MODULE(_C, m) {
                             std::move(detours));
           },
           "call"_a, "x"_a, "out"_a, "site"_a, "timeout_s"_a, "detours"_a = nullptr, Release())
+      .def("trace", &Engine::trace, "trace"_a, Release())
       .def("hold", &Engine::hold, py::keep_alive<0, 1>())
       .def("drain", &Engine::drain, Release())
       .def(

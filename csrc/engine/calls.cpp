@@ -65,7 +65,7 @@ void Engine::check_usable() const {
   COLL_CHECK(fork_guard_.at_home(), "ForkedError", "rank ", rank_,
              "'s communicator was made before this process was forked and belongs to the parent; "
              "make a new one in the child, or start it by spawn");
-  if (closed() || left_.load(std::memory_order_relaxed)) [[unlikely]] {
+  if ((state_.load(std::memory_order_relaxed) & (kClosed | kLeft)) != 0) [[unlikely]] {
     throw_error("CommClosed", "rank ", rank_, " has ", closed() ? "closed" : "left",
                 " this communicator");
   }
@@ -88,8 +88,10 @@ uint32_t Engine::site(std::string_view text) {
   return id;
 }
 
-Engine::Job Engine::prepare(const BoundCall& call, const void* in, void* out, uint32_t site,
-                            double timeout_s) {
+// Once in each of the few places that make calls: so the hot one costs no call more.
+[[gnu::always_inline]] inline Engine::Job Engine::prepare(const BoundCall& call, const void* in,
+                                                          void* out, uint32_t site,
+                                                          double timeout_s) {
   Job job{&call, in, out, 0, 0, site, timeout_s, true, nullptr};
   if (!call.plan->direct || call.across) return job;
   const auto offset = [&](const void* array, uint64_t nbytes) -> uint64_t {
@@ -104,37 +106,74 @@ Engine::Job Engine::prepare(const BoundCall& call, const void* in, void* out, ui
   return job;
 }
 
+[[gnu::always_inline]] inline void Engine::execute(const Job& job) {
+  if (job.call->alternative != nullptr) return run_with_choice(job);
+  choice_.reset();
+  run_call(job, *job.call);
+}
+
+void Engine::execute_traced(const Job& job) {
+  if (trace_ == nullptr) return execute(job);  // it ended while the call was queued
+  traced_ = {};
+  const uint64_t first = iteration();
+  const uint64_t enter = now_ns();
+  const auto note = [&](uint32_t failed) {
+    const auto total = static_cast<float>(now_ns() - enter);
+    trace_->add({enter, descriptor_, count_, total, static_cast<float>(traced_.waited_ns),
+                 static_cast<uint32_t>(first), static_cast<uint16_t>(job.site | failed),
+                 traced_.awaited});
+  };
+  try {
+    execute(job);
+  } catch (...) {
+    note(TraceRecord::kFailed);
+    throw;
+  }
+  note(0);
+}
+
 void Engine::run(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s,
                  std::shared_ptr<const Detours> detours) {
+  if (usual()) [[likely]]
+    return run_now<false>(call, in, out, site, timeout_s, std::move(detours));
   check_usable();
+  run_now<true>(call, in, out, site, timeout_s, std::move(detours));
+}
+
+template <bool kTrace>
+inline void Engine::run_now(const BoundCall& call, const void* in, void* out, uint32_t site,
+                            double timeout_s, std::shared_ptr<const Detours>&& detours) {
   const Use use(user_, rank_);
   Job job = prepare(call, in, out, site, timeout_s);
   job.detours = std::move(detours);
   if (helper_ == nullptr || helper_->idle()) [[likely]]
-    return execute(job);
+    return kTrace ? execute_traced(job) : execute(job);
   run_queued([this, job](bool helped) mutable {
     job.signals = helped;
-    execute(job);
+    kTrace ? execute_traced(job) : execute(job);
   });
 }
 
 Engine::Ticket Engine::submit(std::shared_ptr<const BoundCall> call, const void* in, void* out,
                               uint32_t site, double timeout_s,
                               std::shared_ptr<const Detours> detours) {
+  if (usual()) [[likely]]
+    return queue<false>(std::move(call), in, out, site, timeout_s, std::move(detours));
   check_usable();
+  return queue<true>(std::move(call), in, out, site, timeout_s, std::move(detours));
+}
+
+template <bool kTrace>
+inline Engine::Ticket Engine::queue(std::shared_ptr<const BoundCall>&& call, const void* in,
+                                    void* out, uint32_t site, double timeout_s,
+                                    std::shared_ptr<const Detours>&& detours) {
   const Use use(user_, rank_);
   Job job = prepare(*call, in, out, site, timeout_s);
   job.detours = std::move(detours);
   return helper().submit([this, job, call = std::move(call)](bool helped) mutable {
     job.signals = helped;
-    execute(job);
+    kTrace ? execute_traced(job) : execute(job);
   });
-}
-
-void Engine::execute(const Job& job) {
-  if (job.call->alternative != nullptr) return run_with_choice(job);
-  choice_.reset();
-  run_call(job, *job.call);
 }
 
 // Runs a call that has an alternative, or the alternative.
@@ -266,7 +305,7 @@ void Engine::abort(std::string_view text) {
 }
 
 void Engine::leave(std::string_view text) {
-  if (!fork_guard_.at_home() || closed() || left_.exchange(true)) return;
+  if (!fork_guard_.at_home() || closed() || (state_.fetch_or(kLeft) & kLeft) != 0) return;
   store_text(block_->leave_text, kTextBytes, text);
   block_->phase.store(static_cast<uint32_t>(Phase::kLeft), std::memory_order_release);
   faults_.set(Cause::kLeft, rank_, iteration(), text);
@@ -289,14 +328,14 @@ std::unique_ptr<Use> Engine::hold() {
 void Engine::close() {
   if (!fork_guard_.at_home()) {
     if (helper_ != nullptr) helper_->abandon();
-    closed_.store(true);
+    state_.fetch_or(kClosed);
     return;
   }
   const Use use(user_, rank_);
   if (closed()) return;
   drain();
-  closed_.store(true);
-  if (!left_.load()) {
+  state_.fetch_or(kClosed);
+  if ((state_.load() & kLeft) == 0) {
     block_->phase.store(static_cast<uint32_t>(Phase::kClosed), std::memory_order_seq_cst);
   }
   control_->wake_everybody();

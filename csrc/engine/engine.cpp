@@ -23,10 +23,6 @@ struct Payload {
 };
 static_assert(sizeof(Payload) <= kPayloadBytes);
 
-// For waits with other work under way, which does not wake this thread.
-constexpr WaitPolicy kBusy = {
-    .spins = 50, .yield_us = 20'000, .first_slice_us = 50, .last_slice_us = 100};
-
 void copy_all(const std::vector<Detours::Copy>& copies) {
   for (const Detours::Copy& c : copies) copy(c.to, c.from, c.nbytes);
 }
@@ -251,9 +247,7 @@ void Engine::await_slow(uint32_t peer, uint32_t step) {
 }
 
 inline void Engine::done_waiting() {
-  if (!waiting_noted_) return;
-  block_->waiting_peer.store(-1, std::memory_order_release);
-  waiting_noted_ = false;
+  if (waiting_ != 0) end_of_wait();
 }
 
 // Waits until the line of a peer says something about an iteration. kPending: the peer has closed.
@@ -266,8 +260,8 @@ Engine::PeerState Engine::wait_for_line(uint32_t peer, uint64_t iteration, uint3
     sight = classify(line.flag.load(std::memory_order_acquire), want, fingerprint);
     return sight != PeerState::kPending;
   };
-  const bool busy = other_work_ && other_work_();
-  wait_until(busy ? kBusy : policy_, control_->bell(peer, parity), ready, [&](Pulse pulse) {
+  const WaitPolicy& policy = attended_ ? attend(peer) : policy_;
+  wait_until(policy, control_->bell(peer, parity), ready, [&](Pulse pulse) {
     if (other_work_) other_work_();
     return check_call(peer, want, pulse);
   });
@@ -279,8 +273,8 @@ bool Engine::check_call(uint32_t peer, uint32_t position, Pulse pulse) {
   if (faults_.pending()) throw_aborted();
   faults_.check_peers(iteration());
   const uint64_t now = now_ns();
-  if (!waiting_noted_) {
-    waiting_noted_ = true;
+  if ((waiting_ & kNoted) == 0) {
+    waiting_ |= kNoted;
     block_->waiting_position.store(position, kRelaxed);
     // Since when the call waits, as its time limit counts: maybe for another peer at first.
     if (deadline_ns_ == 0) block_->waiting_since_ns.store(now, kRelaxed);

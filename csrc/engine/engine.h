@@ -5,7 +5,7 @@
 // engine.cpp, which runs one iteration after the other. bind.cpp cuts a call into segments,
 // pieces.cpp finds and folds the pieces, calls.cpp has what is around a call: which plan it runs,
 // threads, the queue, closing. fault.h is how a communicator fails, helper_thread.h runs calls in
-// the background, survivors.h counts who is left for shrink.
+// the background, survivors.h counts who is left for shrink. trace.h records calls, if asked to.
 #pragma once
 
 #include <functional>
@@ -23,6 +23,7 @@
 #include "engine/fault.h"
 #include "engine/helper_thread.h"
 #include "engine/peer_memory.h"
+#include "engine/trace.h"
 #include "kernels/fold/result_stores.h"
 #include "memory/control.h"
 #include "memory/heap.h"
@@ -131,14 +132,19 @@ class Engine {
   void drain();
   // Leaves in order. Waits for queued calls. Idempotent; also in a child made by fork.
   void close();
-  bool closed() const { return closed_.load(std::memory_order_relaxed); }
+  bool closed() const { return (state_.load(std::memory_order_relaxed) & kClosed) != 0; }
+  // Records every call from the next one on; null: no more. For the thread that makes the calls.
+  void trace(std::shared_ptr<Trace> trace);
 
   // The snapshot behind Aborted; cause kNone if there was no abort. Any thread.
   Report report() { return faults_.report(); }
 
   // Other work of this thread, called often while it waits; true while there is some under way.
   // Null: none.
-  void set_other_work(std::function<bool()> work) { other_work_ = std::move(work); }
+  void set_other_work(std::function<bool()> work) {
+    other_work_ = std::move(work);
+    attended_ = trace_ != nullptr || other_work_ != nullptr;
+  }
 
   // The checks of a wait outside a call (tagged messages), but for the deadline: raises on an
   // abort, a lost peer, a signal; true if `peer` has closed (kAnyRank: if every other rank has).
@@ -161,7 +167,23 @@ class Engine {
     char *in, *out;  // its arrays as of iteration `seen`: in our mapping, or across in its own
   };
 
+  // What makes a call take another way than usual, as bits of state_, and a wait's, of waiting_.
+  static constexpr uint8_t kClosed = 1, kLeft = 2, kTraced = 4;
+  static constexpr uint8_t kNoted = 1, kTimed = 2;
+
+  bool usual() const {
+    return fork_guard_.at_home() && state_.load(std::memory_order_relaxed) == 0;
+  }
   void check_usable() const;
+  template <bool kTrace>
+  void run_now(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s,
+               std::shared_ptr<const Detours>&& detours);
+  template <bool kTrace>
+  Ticket queue(std::shared_ptr<const BoundCall>&& call, const void* in, void* out, uint32_t site,
+               double timeout_s, std::shared_ptr<const Detours>&& detours);
+  void execute_traced(const Job& job);
+  const WaitPolicy& attend(uint32_t peer);
+  void end_of_wait();
   Job prepare(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
   void run_queued(HelperThread::Work work);
   HelperThread& helper();
@@ -242,15 +264,15 @@ class Engine {
   std::unique_ptr<void*[]> dsts_;
   uint32_t max_operands_;  // of one fold: sources, and destinations
   ForkGuard fork_guard_;
-  User user_{0};  // the thread that is inside
-  std::atomic<bool> closed_{false};
-  std::atomic<bool> left_{false};
+  User user_{0};                   // the thread that is inside
+  std::atomic<uint8_t> state_{0};  // kClosed, kLeft, kTraced
 
   uint64_t call_seq_ = 0;
   uint64_t previous_descriptor_ = 0, previous_count_ = 0;  // of the last iteration
   uint32_t previous_fingerprint_ = 0;
   bool previous_failed_ = true;  // nothing to compare with
-  bool waiting_noted_ = false;
+  uint8_t waiting_ = 0;          // kNoted, kTimed
+  bool attended_ = false;        // see attend()
   double timeout_s_ = 0;
   uint64_t deadline_ns_ = 0;  // 0: the call has not had to wait yet
 
@@ -260,6 +282,8 @@ class Engine {
   EngineOptions options_;
   WaitPolicy policy_;
   std::function<bool()> other_work_;
+  std::shared_ptr<Trace> trace_;
+  TracedCall traced_;
   Faults faults_;
   std::unordered_map<std::string, uint32_t> sites_;
   std::mutex mutex_;  // of sites_, and of making helper_

@@ -220,12 +220,31 @@ std::shared_ptr<ControlSegment> ControlSegment::open(int fd, const Geometry& geo
              g.world_size, ", ", g.cell_bytes, ", ", g.mailbox_bytes, ", ", g.start_iteration,
              " on this rank");
   segment->cookie_ = header->cookie;
+  segment->fd_ = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   return segment;
 }
 
-void ControlSegment::map(int fd, const Geometry& geometry) {
+std::shared_ptr<const ControlSegment> ControlSegment::view(int fd) {
+  alignas(Header) unsigned char page[sizeof(Header)];
+  const auto* header = reinterpret_cast<const Header*>(page);
+  COLL_CHECK(is_made(fd) && pread(fd, page, sizeof(page), 0) == sizeof(page), "TransportError",
+             "no control segment has been laid out there");
+  COLL_CHECK(header->abi == kAbiVersion, "TransportError", "the job has ABI ", header->abi,
+             " where this is ", kAbiVersion, ": look at it with its own version of pycoll");
+  const Geometry g = checked(header->geometry);
+  const bool sealed = (fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0;
+  COLL_CHECK(sealed && file_bytes(fd) == Parts(g).end, "TransportError",
+             "the control segment has another size than it says");
+  std::shared_ptr<ControlSegment> segment(new ControlSegment);
+  segment->map(fd, g, false);
+  segment->cookie_ = header->cookie;
+  return segment;
+}
+
+void ControlSegment::map(int fd, const Geometry& geometry, bool writable) {
   const Parts parts(geometry);
-  void* base = mmap(nullptr, parts.end, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  const int rights = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* base = mmap(nullptr, parts.end, rights, MAP_SHARED, fd, 0);
   COLL_CHECK(base != MAP_FAILED, "TransportError", "cannot map ", parts.end,
              " bytes of the control segment: ", std::strerror(errno));
   geometry_ = geometry;
@@ -267,6 +286,7 @@ void ControlSegment::initialise(int fd) {
 
 ControlSegment::~ControlSegment() {
   if (base_ != nullptr) munmap(base_, bytes_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
 void ControlSegment::claim(uint32_t rank, int32_t pid) {
@@ -342,8 +362,8 @@ void ControlSegment::wake_everybody() {
   }
 }
 
-std::string ControlSegment::site_text(uint32_t rank, uint32_t site) {
-  RankBlock& other = block(rank);
+std::string ControlSegment::site_text(uint32_t rank, uint32_t site) const {
+  const RankBlock& other = block(rank);
   if (site >= std::min(other.sites.load(std::memory_order_acquire), kSites)) return "";
   const char* text = other.site_text[site];
   return std::string(text, strnlen(text, kSiteBytes));

@@ -28,7 +28,7 @@ static_assert(std::endian::native == std::endian::little, "the flag word is spli
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-inline constexpr uint32_t kAbiVersion = 4;
+inline constexpr uint32_t kAbiVersion = 5;
 inline constexpr uint32_t kMaxWorldSize = 4096;
 inline constexpr size_t kPayloadBytes = 40;  // of a flag line
 inline constexpr uint32_t kRecords = 64;     // calls remembered per rank
@@ -56,6 +56,8 @@ struct Patience {
 constexpr int32_t kAnyRank = -1, kNoRank = -2;
 
 enum class Phase : uint32_t { kAbsent = 0, kRun = 1, kLeft = 2, kClosed = 3 };
+
+enum class MessageWay : uint32_t { kNone = 0, kSend = 1, kRecv = 2 };
 
 enum class Cause : uint8_t {
   kNone = 0,
@@ -124,6 +126,11 @@ struct alignas(4096) RankBlock {
   std::atomic<int32_t> waiting_peer;            // -1: waits for nobody
   std::atomic<uint32_t> waiting_position;       // (iteration mod 2^16) << 16 | step
   std::atomic<uint64_t> waiting_since_ns;
+  // A wait in send or recv, likewise only where it takes long; `message_way` is stored last.
+  std::atomic<uint32_t> message_way;  // MessageWay
+  std::atomic<int32_t> message_peer;  // or kAnyRank
+  std::atomic<uint32_t> message_tag;
+  std::atomic<uint64_t> message_since_ns;
   // For waits on "any of many" (tagged messages): peers add 1 and wake.
   alignas(128) std::atomic<uint32_t> doorbell;
   alignas(128) std::atomic<uint32_t> doorbell_sleepers;
@@ -200,6 +207,9 @@ class ControlSegment {
   // takes longer than that; TransportError: the rank has taken its slot before. `pid` is the
   // process of the rank; 0 is the calling one.
   static void decline(int fd, uint32_t rank, std::string_view text, double timeout_s, int32_t pid);
+  // Maps the segment of other processes for reading only; nothing of it can be written through the
+  // result. Throws TransportError if there is none, or one of another version.
+  static std::shared_ptr<const ControlSegment> view(int fd);
   ~ControlSegment();
   ControlSegment(const ControlSegment&) = delete;
   ControlSegment& operator=(const ControlSegment&) = delete;
@@ -226,6 +236,9 @@ class ControlSegment {
   }
   RankBlock& block(uint32_t rank) { return blocks_[rank]; }
   AbortBlock& abort_block() { return *abort_; }
+  const FlagLine& line(uint32_t rank, uint32_t parity) const { return lines_[2 * rank + parity]; }
+  const RankBlock& block(uint32_t rank) const { return blocks_[rank]; }
+  const AbortBlock& abort_block() const { return *abort_; }
   Election& election() { return *election_; }
   RankReport& report(uint32_t rank) { return reports_[rank]; }
   char* mailbox(uint32_t src, uint32_t dst) {
@@ -246,15 +259,16 @@ class ControlSegment {
   void wake_everybody();
 
   // Text of a call site of any rank; "" for an unknown id.
-  std::string site_text(uint32_t rank, uint32_t site);
+  std::string site_text(uint32_t rank, uint32_t site) const;
 
  private:
   ControlSegment() = default;
-  void map(int fd, const Geometry& geometry);
+  void map(int fd, const Geometry& geometry, bool writable = true);
   void initialise(int fd);
 
   Geometry geometry_;
   uint64_t cookie_ = 0;
+  int fd_ = -1;  // by which others of this user find the memory in /proc; -1 if there was none left
   char* base_ = nullptr;
   uint64_t bytes_ = 0;
   AbortBlock* abort_ = nullptr;

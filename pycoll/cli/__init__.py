@@ -22,6 +22,9 @@ from pycoll.errors import CollError
 
 COMMANDS = {
     "run": "start the ranks of a job on this host",
+    "status": "tell what the ranks of a running job do",
+    "top": "watch the ranks of a running job",
+    "report": "tell what a trace or the dumps of a failure say",
     "verify": "prove algorithms correct for given world sizes",
     "show": "draw the schedule of an algorithm",
     "explain": "tell which algorithm a call uses, and why",

@@ -12,9 +12,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from pycoll.cli.common.arguments import check_writable
 from pycoll.cli.job.elastic import ElasticJob
 from pycoll.cli.job.processes import FORWARDED, Job
-from pycoll.config import Config
+from pycoll.config import Config, environment
 from pycoll.errors import ArgumentError
 from pycoll.runtime.startup.room import check_job
 
@@ -29,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "run",
         help="start the ranks of a job on this host",
         usage="pycoll run -n N [--timeout S] [--tag-output] [--keep-going | --elastic] "
-        "(script.py | -m module | python -c program) [args ...]",
+        "[--trace DIR] (script.py | -m module | python -c program) [args ...]",
         description="Start N processes that run one script. The first failure ends the job, unless "
         "it is to keep going, and so does the end of the launcher; its exit status is that of the "
         "rank that failed first. A signal is passed on to the ranks: those that still run half a "
@@ -62,6 +63,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="R",
         help=f"with --elastic: how often ranks are started again, over all ({RESTARTS})",
     )
+    parser.add_argument(
+        "--trace", type=Path, metavar="DIR", help="write every call; `pycoll report DIR` reads it"
+    )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
 
@@ -89,6 +93,9 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--restarts is {restarts}, expected a number of restarts, 0 or more")
     if args.timeout is not None and not args.timeout > 0:
         raise ArgumentError(f"--timeout is {args.timeout}, expected a number of seconds > 0")
+    if args.trace is not None:
+        check_writable("--trace", args.trace / "trace")
+        environment()["PYCOLL_TRACE"] = str(args.trace.absolute())
     config = Config.from_env()
     if config.transport == "mpi":  # say once what every rank would say
         raise ArgumentError(
@@ -114,7 +121,7 @@ def main(args: argparse.Namespace) -> int:
 def main_of_pycoll(n: int, words: list[str]) -> int:
     """Run a command of pycoll with n ranks, whatever the current directory has of that name."""
     usual = {"timeout": None, "tag_output": False, "keep_going": False, "module": None}
-    usual |= {"elastic": False, "restarts": None}
+    usual |= {"elastic": False, "restarts": None, "trace": None}
     return main(argparse.Namespace(n=(n, n), script=[_RANK_PYCOLL, *words], **usual))
 
 

@@ -13,10 +13,12 @@ from pycoll.comm.growing import GrowingJob
 from pycoll.comm.memory import SymmetricMemory
 from pycoll.comm.messages import Messages
 from pycoll.comm.objects import Objects
+from pycoll.comm.observation import Observation
 from pycoll.comm.reductions import MoreReductions, Op
 from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.cuda import open_device
 from pycoll.errors import ArgumentError
+from pycoll.observe.attach import attach
 from pycoll.runtime.calls.methods import CallOptions, collective, reports_misuse
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.calls.work import BoundPlan, Work
@@ -35,7 +37,7 @@ elif TYPE_CHECKING:
 
 
 class Communicator(
-    SymmetricMemory, RaggedCollectives, GrowingJob, MoreReductions, Messages, Objects
+    SymmetricMemory, RaggedCollectives, GrowingJob, MoreReductions, Messages, Objects, Observation
 ):
     """A group of ranks that communicate.
 
@@ -75,6 +77,7 @@ class Communicator(
         session.open_device = open_device
         session.for_users = True
         session.can_shrink = session.control is not None
+        attach(session)
 
     @property
     def rank(self) -> int:

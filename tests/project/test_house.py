@@ -15,14 +15,25 @@ ALLOWED = {
     "schedule": WORDS,
     "algorithms": WORDS | {"schedule"},
     "runtime": WORDS | {"schedule", "algorithms", "_C"},
+    "observe": WORDS | {"schedule", "algorithms", "runtime", "_C"},
     "cuda": WORDS | {"schedule", "algorithms", "runtime", "_C"},
-    "comm": WORDS | {"schedule", "algorithms", "runtime", "cuda", "_C"},
+    "comm": WORDS | {"schedule", "algorithms", "runtime", "observe", "cuda", "_C"},
     "kernels": WORDS | {"runtime", "cuda", "_C"},
     "parallel": WORDS | {"comm", "kernels", "pycoll"},
     "torch": WORDS
     | {"schedule", "algorithms", "runtime", "cuda", "comm", "kernels", "parallel", "_C", "pycoll"},
     "cli": WORDS
-    | {"schedule", "algorithms", "runtime", "cuda", "comm", "parallel", "_C", "pycoll"},
+    | {
+        "schedule",
+        "algorithms",
+        "runtime",
+        "observe",
+        "cuda",
+        "comm",
+        "parallel",
+        "_C",
+        "pycoll",
+    },
     "start": WORDS | {"runtime", "cuda", "comm", "_C"},
     "pycoll": WORDS
     | {"schedule", "algorithms", "runtime", "cuda", "comm", "start", "parallel", "_C"},

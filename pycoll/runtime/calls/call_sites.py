@@ -28,6 +28,10 @@ class CallSites:
         """Return the place that has a number: file, line and function."""
         return self._texts.get(number, "")
 
+    def texts(self) -> dict[int, str]:
+        """Return all places that have a number so far."""
+        return dict(self._texts)
+
     def here(self) -> int:
         """Return the number of the innermost line that belongs to no internal module."""
         frame = sys._getframe(1)

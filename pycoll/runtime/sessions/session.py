@@ -85,6 +85,7 @@ class Session(TaggedMessages):
     epoch = 0  # number of the communicator among those that grow has made for the job
     can_shrink = False  # a communicator can go on without ranks that died or left
     internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
+    observer: Any = None  # has `failed(error, report)` and `ended()`, which are told of just that
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
 
@@ -256,7 +257,10 @@ class Session(TaggedMessages):
         """Make the exception for a failure of the engine."""
         report = self._engine.report() if self._engine else None
         way_on = "grow" if self.link is not None else "shrink" if self.can_shrink else ""
-        return describe(kind, text, report, self.members, way_on)
+        error = describe(kind, text, report, self.members, way_on)
+        if self.observer is not None:
+            self.observer.failed(error, report)
+        return error
 
     def site(self) -> int:
         """Return the number of the caller's source line, outside pycoll."""
@@ -388,3 +392,5 @@ class Session(TaggedMessages):
             self.control = self.sites = None
             atexit.unregister(self._at_exit)
             self.kept.clear()
+            if self.observer is not None:
+                self.observer.ended()

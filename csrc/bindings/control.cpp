@@ -1,0 +1,159 @@
+// The part of pycoll._C for the memory that ranks have in common: opening it, finding which ranks
+// are left, and looking at it from outside.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "base/error.h"
+#include "base/one_thread.h"
+#include "bindings/bindings.h"
+#include "engine/survivors.h"
+#include "memory/sight.h"
+
+namespace py = pybind11;
+namespace pycoll {
+namespace {
+
+// Gives up when the time is over; throws when a signal handler has raised.
+Survivors::Check until(double timeout_s) {
+  return [end = deadline_after(timeout_s)](Pulse pulse) {
+    if (pulse == Pulse::kSlice) {
+      COLL_CHECK(!check_signals(nullptr), "Interrupted", "shrink was interrupted");
+    }
+    return now_ns() >= end;
+  };
+}
+
+py::dict call_dict(const CallSight& call) {
+  py::dict out;
+  out["call_seq"] = call.call_seq;
+  out["iteration"] = call.iteration;
+  out["descriptor"] = call.descriptor;
+  out["count"] = call.count;
+  out["done"] = call.done;
+  out["site"] = decoded(call.site.c_str());
+  return out;
+}
+
+py::dict rank_dict(const ControlSegment& control, uint32_t rank, uint32_t calls) {
+  const RankSight sight = look_at(control, rank, calls);
+  py::dict out;
+  out["rank"] = rank;
+  out["phase"] = static_cast<int>(sight.phase);
+  out["pid"] = sight.pid;
+  out["starttime"] = sight.starttime;
+  out["over"] = sight.over;
+  out["call_seq"] = sight.call_seq;
+  out["waiting_peer"] = sight.waiting_peer;
+  out["waiting_step"] = sight.waiting_position & 0xFFFF;
+  out["arrived"] = sight.arrived;
+  out["waiting_s"] = static_cast<double>(sight.waiting_ns) * 1e-9;
+  out["message_way"] = static_cast<int>(sight.message_way);
+  out["message_peer"] = sight.message_peer;
+  out["message_tag"] = sight.message_tag;
+  out["message_s"] = static_cast<double>(sight.message_ns) * 1e-9;
+  out["text"] = decoded(sight.text.c_str());
+  py::list list;
+  for (const CallSight& call : sight.calls) list.append(call_dict(call));
+  out["calls"] = list;
+  return out;
+}
+
+// The failure that has ended the communicator: None if there is none.
+py::object failure_of(const ControlSegment& control) {
+  const AbortBlock& block = control.abort_block();
+  const uint64_t word = block.word.load(std::memory_order_acquire);
+  if (word == 0) return py::none();
+  const AbortWord abort = AbortWord::unpack(word);
+  const bool ready = block.ready.load(std::memory_order_acquire) != 0;
+  py::dict out;
+  out["cause"] = static_cast<int>(abort.cause);
+  out["culprit"] = abort.culprit;
+  out["reporter"] = abort.reporter;
+  out["kind"] = kind_of(abort.cause);
+  out["text"] = ready ? decoded(block.text) : py::str();
+  return out;
+}
+
+struct Sight {
+  std::shared_ptr<const ControlSegment> control;
+};
+
+void bind_sight(py::module_& m) {
+  using namespace pybind11::literals;
+  py::class_<Sight>(m, "Sight")
+      .def(py::init([](int fd) { return Sight{ControlSegment::view(fd)}; }), "fd"_a)
+      .def_property_readonly("world_size",
+                             [](const Sight& s) { return s.control->geometry().world_size; })
+      .def_property_readonly("cookie", [](const Sight& s) { return s.control->cookie(); })
+      .def_property_readonly("failure", [](const Sight& s) { return failure_of(*s.control); })
+      .def(
+          "rank",
+          [](const Sight& s, uint32_t rank, uint32_t calls) {
+            if (rank >= s.control->geometry().world_size) throw py::index_error("no such rank");
+            return rank_dict(*s.control, rank, calls);
+          },
+          "rank"_a, "calls"_a = 1);
+}
+
+}  // namespace
+
+void bind_control(py::module_& m) {
+  using namespace pybind11::literals;
+  bind_sight(m);
+  py::class_<ControlSegment, std::shared_ptr<ControlSegment>>(m, "Control")
+      .def(py::init([](int fd, uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes,
+                       uint64_t start_iteration, double timeout_s) {
+             const Unlocked unlocked;  // a guard would also cover the registration of the instance
+             return ControlSegment::open(fd,
+                                         {world_size, cell_bytes, mailbox_bytes, start_iteration},
+                                         {timeout_s, check_signals});
+           }),
+           "fd"_a, "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a, "start_iteration"_a = 2,
+           "timeout_s"_a = Patience{}.timeout_s)
+      .def_static(
+          "bytes",
+          [](uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes) {
+            return ControlSegment::bytes({world_size, cell_bytes, mailbox_bytes});
+          },
+          "world_size"_a, "cell_bytes"_a, "mailbox_bytes"_a)
+      .def("decline",
+           [](ControlSegment& c, uint32_t rank, std::string_view text) { c.decline(rank, text); })
+      .def_static("decline_at",
+                  py::overload_cast<int, uint32_t, std::string_view, double, int32_t>(
+                      &ControlSegment::decline),
+                  "fd"_a, "rank"_a, "text"_a, "timeout_s"_a, "pid"_a, Release())
+      .def("sight", [](std::shared_ptr<ControlSegment> c) { return Sight{std::move(c)}; })
+      .def("deserted", &ControlSegment::deserted);
+  py::class_<Use>(m, "Use");
+  py::enum_<Round>(m, "Round")
+      .value("JOINED", Round::kJoined)
+      .value("ANOTHER", Round::kAnother)
+      .value("LATE", Round::kLate);
+  py::class_<Survivors>(m, "Survivors")
+      .def(py::init<std::shared_ptr<ControlSegment>, uint32_t, bool>(), "control"_a, "rank"_a,
+           "threads"_a)
+      .def(
+          "agree",
+          [](Survivors& s, int offer, double timeout_s) {
+            return s.agree(offer, until(timeout_s));
+          },
+          "offer"_a, "timeout_s"_a, Release())
+      .def("offered",
+           [](const Survivors& s, uint32_t rank) {
+             return py::make_tuple(s.pid_of(rank), s.offer_of(rank));
+           })
+      .def("offers", &Survivors::offers)
+      .def(
+          "await_other_offer",
+          [](const Survivors& s, uint32_t rank, double timeout_s) {
+            return s.await_other_offer(rank, until(timeout_s));
+          },
+          "rank"_a, "timeout_s"_a, Release())
+      .def(
+          "join", [](Survivors& s, double timeout_s) { return s.join(until(timeout_s)); },
+          "timeout_s"_a, Release())
+      .def("missing", &Survivors::missing);
+}
+
+}  // namespace pycoll

@@ -1,0 +1,63 @@
+#include "memory/sight.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/liveness.h"
+#include "base/wait.h"
+
+namespace pycoll {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+uint64_t since(uint64_t begin) {
+  const uint64_t now = now_ns();
+  return now > begin ? now - begin : 0;
+}
+
+}  // namespace
+
+RankSight look_at(const ControlSegment& control, uint32_t rank, uint32_t calls) {
+  const RankBlock& block = control.block(rank);
+  RankSight sight{};
+  sight.phase = Phase(block.phase.load(std::memory_order_acquire));
+  sight.pid = block.pid.load(kRelaxed);
+  sight.starttime = block.starttime.load(kRelaxed);
+  sight.over = sight.phase != Phase::kAbsent && process_over(sight.pid, sight.starttime);
+  sight.waiting_peer = block.waiting_peer.load(std::memory_order_acquire);
+  sight.waiting_position = block.waiting_position.load(kRelaxed);
+  if (sight.waiting_peer >= 0 && sight.waiting_peer < int32_t(control.geometry().world_size)) {
+    sight.waiting_ns = since(block.waiting_since_ns.load(kRelaxed));
+    const uint32_t position = sight.waiting_position;
+    sight.arrived =
+        has_reached(control.line(uint32_t(sight.waiting_peer), position >> 16 & 1), position);
+  } else {
+    sight.waiting_peer = -1;
+  }
+  sight.message_way = MessageWay(block.message_way.load(std::memory_order_acquire));
+  if (sight.message_way != MessageWay::kNone) {
+    sight.message_peer = block.message_peer.load(kRelaxed);
+    sight.message_tag = block.message_tag.load(kRelaxed);
+    sight.message_ns = since(block.message_since_ns.load(kRelaxed));
+  }
+  if (sight.phase == Phase::kLeft) {
+    sight.text.assign(block.leave_text, strnlen(block.leave_text, kTextBytes));
+  }
+  sight.call_seq = block.call_seq.load(std::memory_order_acquire);
+  // The slot behind the newest may be written right now, so the oldest record is left out.
+  const uint64_t most = std::min<uint64_t>({calls, kRecords - 1, sight.call_seq});
+  for (uint64_t seq = sight.call_seq - most + 1; seq <= sight.call_seq; ++seq) {
+    const CallRecord& record = block.records[seq % kRecords];
+    CallSight call{seq,
+                   record.iteration.load(kRelaxed),
+                   record.descriptor.load(kRelaxed),
+                   record.count.load(kRelaxed),
+                   record.done.load(kRelaxed) != 0,
+                   control.site_text(rank, record.site.load(kRelaxed))};
+    if (record.call_seq.load(std::memory_order_acquire) == seq) sight.calls.push_back(call);
+  }
+  return sight;
+}
+
+}  // namespace pycoll

@@ -1,0 +1,79 @@
+"""``pycoll top``: the status of a running job, live in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from typing import Any
+
+from pycoll.cli.common.arguments import at_least
+from pycoll.cli.status import JOB
+from pycoll.errors import ArgumentError
+from pycoll.observe.look import look
+from pycoll.observe.page import HEAD, RIGHT, lines
+from pycoll.observe.status import Status, compare
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add ``top`` to the command line."""
+    parser = subparsers.add_parser(
+        "top",
+        help="watch the ranks of a running job",
+        description="What `pycoll status` tells, live, until the job ends or Ctrl-C. It reads the "
+        "memory of the job and writes nothing, so that it may be ended, or killed, at any time.",
+    )
+    parser.add_argument("job", nargs="?", type=int, metavar="JOB", help=JOB)
+    parser.add_argument("--every", type=float, default=1.0, metavar="S", help="seconds (1)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="stop after so many pictures")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Show the status again and again."""
+    at_least("--every", args.every, 0)
+    try:
+        from rich.console import Console
+        from rich.live import Live
+    except ModuleNotFoundError:
+        raise ArgumentError("pycoll top needs rich: pip install 'pycoll[cli]'") from None
+    before, shown = look(args.job), 0
+    number = before.number
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=Console(), auto_refresh=False) as live,
+    ):
+        while args.rounds is None or shown < args.rounds:
+            time.sleep(max(args.every, 0.1))
+            try:
+                after = look(number)
+            except ArgumentError:
+                break  # the job has ended
+            live.update(picture(compare(before, after), live.console.height), refresh=True)
+            before, shown = after, shown + 1
+    return 0
+
+
+def picture(seen: Status, height: int = 40) -> Any:
+    """Return a status as something that rich can show."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    above, rows, below = lines(seen, max(4, height - 8))
+    ill = not above[0].startswith("all ")
+    table = Table(box=None, pad_edge=False)
+    for i, name in enumerate(HEAD):
+        table.add_column(name, justify="right" if i in RIGHT else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row), style=_style(row[2]))
+    title = Text(
+        f"job {seen.number}: {seen.command}", style="dim", no_wrap=True, overflow="ellipsis"
+    )
+    head = Text(above[0], style="bold red" if ill else "bold green")
+    more = [Text(line) for line in above[1:]]
+    return Group(head, *more, title, table, *[Text(line, style="dim") for line in below])
+
+
+def _style(state: str) -> str:
+    bad = ("stopped", "gone", "left", "absent", "blocked")
+    return "red" if state in bad else "yellow" if state == "waits" else ""

@@ -1,0 +1,54 @@
+"""Counters and traces: the part of a communicator that says what its rank has done."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pycoll.errors import ArgumentError
+from pycoll.observe.attach import watcher_of
+from pycoll.observe.stats import Stats, read
+from pycoll.runtime.sessions.session import Session
+
+
+class Observation:
+    """The methods of `pycoll.Communicator` that look at it; none of them is a collective."""
+
+    _session: Session
+
+    def stats(self) -> Stats:
+        """Return the counters of this rank.
+
+        They are read where they lie, so that calls cost no more because of them. Bytes and times by
+        collective are there while calls are traced. Any thread may ask.
+
+        Raises:
+            CommClosed: After `close`.
+        """
+        return read(self._session)
+
+    @contextmanager
+    def trace(self, folder: str | os.PathLike) -> Iterator[Path]:
+        """Write every call of this rank to a folder, for as long as the context lasts.
+
+        All ranks should trace, to the same folder. ``pycoll report FOLDER`` reads it. A traced call
+        takes some 0.1 us longer; afterwards calls cost what they did before. ``PYCOLL_TRACE``
+        traces all of a job instead.
+
+        Args:
+            folder: Where the files go; it is made.
+
+        Raises:
+            ArgumentError: If it cannot be written, if ranks share no memory, or if there is a trace
+                under way.
+        """
+        watcher = watcher_of(self._session)
+        if watcher.tracer is not None:
+            raise ArgumentError("trace: the calls of this communicator are traced already")
+        watcher.start_trace(folder)
+        try:
+            yield Path(folder)
+        finally:
+            watcher.stop_trace()

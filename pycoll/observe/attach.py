@@ -1,0 +1,78 @@
+"""What watches a communicator from inside, where the environment or the program asks for it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+from pycoll.observe import dump
+from pycoll.observe.metrics import Metrics
+from pycoll.observe.stats import Counts
+from pycoll.observe.trace.record import Tracer
+
+
+class Watcher:
+    """The observer of a session: its trace, its metrics, and where its errors are written."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = weakref.ref(session)
+        self.errors = 0
+        self.tracer: Tracer | None = None
+        self.metrics: Metrics | None = None
+        self._dump_dir, self._dumped = session.config.dump_dir, False
+
+    def failed(self, error: BaseException, report: dict | None) -> None:
+        """Count an error of the engine, and write what led to the first one."""
+        self.errors += 1
+        session = self._session()
+        if self._dump_dir and not self._dumped and session is not None:
+            self._dumped = True
+            dump.write(session, error, report, self._dump_dir)
+
+    def ended(self) -> None:
+        """Write what is left: the communicator is closed."""
+        if self.tracer is not None:
+            self.tracer.close()
+        if self.metrics is not None:
+            self.metrics.close()
+        self.tracer = self.metrics = None
+
+    def collectives(self) -> dict[str, Counts]:
+        """Return counts by collective, while calls are traced."""
+        return self.tracer.counted() if self.tracer is not None else {}
+
+    def start_trace(self, folder: str | os.PathLike) -> None:
+        """Trace calls from the next one on."""
+        session = self._session()
+        self.tracer = Tracer(session, folder)
+
+    def stop_trace(self) -> None:
+        """Trace no more calls."""
+        tracer, self.tracer = self.tracer, None
+        if tracer is not None:
+            tracer.stop()
+
+
+def watcher_of(session: Any) -> Watcher:
+    """Return what watches a session; it is made the first time."""
+    if session.observer is None:
+        session.observer = Watcher(session)
+    return session.observer
+
+
+def attach(session: Any) -> None:
+    """Begin what the settings of a new session ask for.
+
+    Raises:
+        ArgumentError: If that cannot be.
+    """
+    config = session.config
+    if session.observer is not None:
+        return
+    if config.dump_dir or config.trace_dir or config.metrics_port:
+        watcher = watcher_of(session)
+        if config.trace_dir and session.control is not None:
+            watcher.start_trace(config.trace_dir)
+        if config.metrics_port and session.members is None:
+            watcher.metrics = Metrics(session, config.metrics_port)

@@ -1,0 +1,187 @@
+"""What is wrong with a job: which rank holds the others up, and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pycoll.observe.status import ANYONE, RankStatus, Status
+
+_LONG_S = 0.5  # a wait that is worth a word
+_SWAPPED = 16 << 20  # bytes in swap from where on a rank counts as swapped out
+_STARVED = 0.25  # of the time without a core, from where on cores are too few
+GONE = ("gone", "left", "closed")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        cause: A word for it, such as ``stopped``.
+        ranks: Those that it is about.
+        text: What it is, with ranks, processes and places.
+        advice: What to do.
+        waited_s: How long others have waited because of it.
+    """
+
+    cause: str
+    ranks: list[int]
+    text: str
+    advice: str = ""
+    waited_s: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        return asdict(self)
+
+
+def headline(status: Status, findings: list[Finding]) -> str:
+    """Say in one line how the job is: its first finding, or that there is none."""
+    if findings:
+        return findings[0].text
+    n = len(status.ranks)
+    rate = max(rank.calls_per_s for rank in status.ranks)
+    return f"all {n} ranks are well: {rate:,.0f} calls/s, nobody waits longer than {_LONG_S} s"
+
+
+def find_causes(status: Status) -> list[Finding]:
+    """Return what is wrong, the culprit of the longest wait first."""
+    found = [*_failed(status), *_deadlocks(status), *_held_up(status)]
+    found.sort(key=lambda finding: -finding.waited_s)
+    return found + _starved(status)
+
+
+def _failed(status: Status) -> list[Finding]:
+    failure = status.failure
+    if failure is None:
+        return []
+    rank = status.ranks[failure["culprit"]]
+    why = f": {failure['text']}" if failure["text"] else ""
+    last = f"; its last call was {rank.where}" if rank.call else ""
+    text = f"rank {rank.rank} has ended the communicator ({failure['kind']}){why}{last}"
+    return [Finding("failed", [rank.rank], text, "the errors of the ranks tell more", 1e9)]
+
+
+def _waits_for(status: Status) -> dict[int, int]:
+    """Map each rank that waits long to the one that it waits for."""
+    return {
+        rank.rank: rank.waits.peer
+        for rank in status.ranks
+        if rank.waits
+        and rank.waits.peer != ANYONE
+        and rank.waits.seconds >= _LONG_S
+        and rank.state == "waits"
+    }
+
+
+def _deadlocks(status: Status) -> list[Finding]:
+    edges, found, seen = _waits_for(status), [], set()
+    for start in edges:
+        path: list[int] = []
+        at: int | None = start
+        while at is not None and at not in path and at not in seen:
+            path.append(at)
+            at = edges.get(at)
+        seen.update(path)
+        if at in path:
+            circle = path[path.index(at) :]
+            waits = [status.ranks[rank].waits for rank in circle]
+            parts = [
+                f"rank {rank} waits for rank {wait.peer} {wait.what}"
+                for rank, wait in zip(circle, waits, strict=True)
+                if wait
+            ]
+            text = f"deadlock of ranks {_list(circle)}: {'; '.join(parts)}"
+            waited = max(wait.seconds for wait in waits if wait)
+            advice = "let one of them receive before it sends, or use other tags or another order"
+            found.append(Finding("deadlock", circle, text, advice, waited))
+    return found
+
+
+def _held_up(status: Status) -> list[Finding]:
+    """Find ranks that others wait for, and that wait for nobody themselves."""
+    edges = _waits_for(status)
+    victims: dict[int, list[int]] = {}
+    for rank in edges:
+        at, path = rank, [rank]
+        while at in edges and edges[at] not in path:
+            at = edges[at]
+            path.append(at)
+        if at not in edges and at >= 0:
+            victims.setdefault(at, []).append(rank)
+    return [_blame(status, culprit, ranks) for culprit, ranks in victims.items()]
+
+
+def _blame(status: Status, culprit: int, victims: list[int]) -> Finding:
+    rank = status.ranks[culprit]
+    first = max((status.ranks[v] for v in victims), key=lambda r: r.waits.seconds if r.waits else 0)
+    wait = first.waits
+    assert wait is not None
+    cause, what, advice = _why(rank)
+    noun = "rank" if len(victims) == 1 else "ranks"
+    have = "has" if len(victims) == 1 else "have"
+    text = f"rank {culprit} {what}; {noun} {_list(victims)} {have} waited {wait.seconds:.3g} s"
+    text += f" for it {wait.what}"
+    return Finding(cause, [culprit], text, advice, wait.seconds)
+
+
+def _why(rank: RankStatus) -> tuple[str, str, str]:
+    """Return a word for what holds up a rank, a clause about it, and what to do."""
+    process = f"process {rank.pid}"
+    after = f" after {rank.where}" if rank.call else " before its first call"
+    if rank.state == "stopped":
+        advice = f"kill -CONT {rank.pid}"
+        return "stopped", f"is stopped by a signal or a debugger ({process}){after}", advice
+    if rank.state == "absent":
+        return "absent", "has not joined the job", "look at its output"
+    if rank.state in GONE:
+        how = {"gone": "is dead", "left": "has left", "closed": "has closed its communicator"}
+        why = f": {rank.why}" if rank.why else ""
+        return rank.state, f"{how[rank.state]} ({process}){after}{why}", "look at its output"
+    if rank.swap_bytes >= _SWAPPED or rank.faults_per_s > 100:
+        size = f"{rank.swap_bytes / (1 << 20):,.0f} MiB of its memory"
+        rate = f"{rank.faults_per_s:,.0f} pages/s come from a disk"
+        what = f"is swapped out ({process}: {size} in swap, {rate}){after}"
+        return "swapped", what, "give the job more memory, or use less"
+    if rank.inside:
+        how = "waits for a core" if rank.ready > _STARVED else "works"
+        place = f" at {rank.site}" if rank.site else ""
+        return "slow", f"{how} inside {rank.call}{place} ({process})", "look at its processor"
+    if rank.state == "waits":  # in recv from any rank
+        what = f"waits for a message of any rank {rank.waits.what if rank.waits else ''}"
+        return "message", what, "look for the send that is missing"
+    if rank.ready > _STARVED:
+        share = f"{rank.ready:.0%} of the time it has no core"
+        return "starved", f"waits for a core ({process}: {share}){after}", "use fewer ranks"
+    words = {
+        "blocked": ("blocked", "is blocked in the kernel", "look at disks and network drives"),
+        "sleeps": ("sleeping", "sleeps in its own code", "py-spy dump --pid {0} tells where"),
+    }
+    cause, what, advice = words.get(
+        rank.state, ("computing", "computes in its own code", "py-spy dump --pid {0} tells where")
+    )
+    share = f"{rank.busy:.0%} of a core"
+    return cause, f"{what} ({process}: {share}){after}", advice.format(rank.pid)
+
+
+def _starved(status: Status) -> list[Finding]:
+    """Say so where ranks have fewer cores than there are ranks, and feel it."""
+    there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent")]
+    starved = [rank for rank in there if rank.ready >= _STARVED]
+    if not starved:
+        return []
+    cores = max(rank.cores for rank in there)
+    worst = max(starved, key=lambda rank: rank.ready)
+    text = f"rank {worst.rank} is ready to run, but has no core for {worst.ready:.0%} of the time: "
+    text += (
+        f"{len(there)} ranks share {cores} cores"
+        if len(there) > cores
+        else f"other programs use the {cores} cores of this host"
+    )
+    ranks = [rank.rank for rank in starved]
+    return [Finding("cores", ranks, text, "use fewer ranks, or more cores")]
+
+
+def _list(ranks: list[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))

@@ -1,0 +1,126 @@
+"""The flight recorder: what led to an error, in one file for each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pycoll.config import VERSION
+from pycoll.runtime.sessions.reports import Call
+
+FORMAT = 1
+_CALLS = 63  # of each rank, all that its memory has
+_OWN = f"{os.sep}pycoll{os.sep}"
+
+
+def write(session: Any, error: BaseException, report: dict | None, folder: str) -> Path | None:
+    """Write what is known on this rank about an error; None if that fails.
+
+    The error is what the user has to hear of, so nothing is raised here.
+    """
+    rank = session.members[session.rank] if session.members else session.rank
+    at = Path(folder)
+    with contextlib.suppress(OSError, ValueError):
+        at.mkdir(parents=True, exist_ok=True)
+        found = contents(session, error, report)
+        path = at / f"rank{rank}-{found['communicator'] or 'messages'}.json"
+        fresh = path.with_suffix(f".tmp{os.getpid()}")
+        fresh.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
+        os.replace(fresh, path)
+        return path
+    return None
+
+
+def contents(session: Any, error: BaseException, report: dict | None) -> dict[str, Any]:
+    """Return all that a dump says."""
+    members = list(session.members or range(session.world_size))
+    sight = session.control.sight() if session.control is not None else None
+    ranks = []
+    for place, member in enumerate(members if sight else ()):
+        seen = sight.rank(place, _CALLS) | {"rank": member, "place": place}
+        for call in seen["calls"]:
+            call["call"] = str(Call.unpack(call["descriptor"], call["count"]))
+        ranks.append(seen)
+    own = ranks[session.rank]["calls"] if ranks else []
+    return {
+        "pycoll_dump": FORMAT,
+        "rank": members[session.rank],
+        "place": session.rank,
+        "world_size": session.world_size,
+        "members": members,
+        "communicator": f"{sight.cookie:016x}" if sight else "",
+        "transport": session.transport,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": sys.argv,
+        "when": time.time(),
+        "versions": {
+            "pycoll": VERSION,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "kernel": platform.release(),
+        },
+        "error": {"type": type(error).__name__, "text": str(error)},
+        "report": report,
+        "ranks": ranks,
+        "stacks": stacks(),
+        "flight_recorder": _entries(session, own),
+    }
+
+
+def stacks() -> list[dict[str, Any]]:
+    """Return the stacks of all threads of Python, the innermost frame last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, frame in sys._current_frames().items():
+        frames = [
+            {"filename": f.filename, "line": f.lineno, "name": f.name}
+            for f in traceback.extract_stack(frame)
+            if _OWN not in f.filename
+        ]
+        found.append({"thread": names.get(ident, str(ident)), "frames": frames})
+    return found
+
+
+def _entries(session: Any, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the calls of this rank under the names that PyTorch's flight recorder uses."""
+    entries = []
+    for call in calls:
+        what = Call.unpack(call["descriptor"], call["count"])
+        place, _, name = call["site"].partition(" ")
+        file, _, line = place.rpartition(":")
+        frame = {"filename": file, "line": int(line) if line.isdigit() else 0, "name": name}
+        entries.append(
+            {
+                "record_id": call["call_seq"],
+                "collective_seq_id": call["call_seq"],
+                "p2p_seq_id": 0,
+                "op_id": call["call_seq"],
+                "pg_id": 0,
+                "process_group": ["0", "default"],
+                "profiling_name": f"pycoll:{what.kind}",
+                "input_sizes": [[what.count]],
+                "input_dtypes": [what.dtype],
+                "output_sizes": [[what.count]],
+                "output_dtypes": [what.dtype],
+                "state": "completed" if call["done"] else "started",
+                "is_p2p": False,
+                "retired": call["done"],
+                "timeout_ms": int(session.config.timeout_s * 1000),
+                "frames": [frame],
+            }
+        )
+    ranks = json.dumps(list(session.members or range(session.world_size)))
+    group = {"name": "0", "desc": "default", "ranks": ranks}
+    return {"version": "2.10", "pg_config": {"0": group}, "pg_status": {}, "entries": entries}

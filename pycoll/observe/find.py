@@ -1,0 +1,173 @@
+"""Finding the jobs of this user: by the shared memory that their processes have open.
+
+That memory has no name in the file system, but ``/proc/PID/fd`` shows it to its user. Every rank
+keeps a descriptor of the control memory of each communicator, and so does ``pycoll run``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pycoll import _C
+from pycoll.errors import ArgumentError
+from pycoll.observe.processes import command_of, read
+
+_CONTROL, _HEAP = "/memfd:pycoll-control", "/memfd:pycoll-heap"
+
+
+@dataclass
+class Segment:
+    """The memory of one communicator, mapped for reading, and whose it is."""
+
+    inode: tuple[int, int]
+    sight: _C.Sight
+    pids: list[int]  # of its ranks; 0 where none has come yet
+
+
+class _Foreign(Exception):
+    """The memory belongs to another version of pycoll."""
+
+
+@dataclass
+class Job:
+    """Processes that have communicators in common.
+
+    Attributes:
+        segments: Their communicators; the first has all ranks.
+        launcher: The process that has started the ranks, or 0.
+        heap: A path to the symmetric heap in /proc, or None.
+    """
+
+    segments: list[Segment]
+    launcher: int = 0
+    heap: str | None = None
+    holders: set[int] = field(default_factory=set)
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes of its ranks."""
+        return {pid for segment in self.segments for pid in segment.pids if pid}
+
+    @property
+    def number(self) -> int:
+        """What names the job: the launcher's process, or that of the first rank."""
+        return self.launcher or next(iter(self.segments[0].pids), 0)
+
+
+def jobs() -> list[Job]:
+    """Return the jobs of this user on this host, in the order of their numbers."""
+    controls: dict[tuple[int, int], list[tuple[int, str]]] = {}
+    heaps: dict[int, str] = {}
+    for pid, path, target in _descriptors():
+        if target.startswith(_HEAP):
+            heaps[pid] = path
+        elif target.startswith(_CONTROL):
+            with contextlib.suppress(OSError):
+                stat = os.stat(path)
+                controls.setdefault((stat.st_dev, stat.st_ino), []).append((pid, path))
+    found: list[Job] = []
+    for inode, places in controls.items():
+        try:
+            segment = _open(inode, [path for _, path in places])
+        except _Foreign:
+            continue
+        if segment is not None:
+            _add(found, segment, {pid for pid, _ in places})
+    for job in found:
+        job.segments.sort(key=lambda s: (-s.sight.world_size, s.inode))
+        parents = [process.parent for pid in job.pids if (process := read(pid))]
+        job.launcher = next((pid for pid in parents if pid in job.holders - job.pids), 0)
+        job.heap = next((heaps[pid] for pid in sorted(job.pids) if pid in heaps), None)
+    return sorted(found, key=lambda job: job.number)
+
+
+def find(number: int | None = None) -> Job:
+    """Return the job that a process belongs to, as its launcher or a rank; by default the only one.
+
+    Raises:
+        ArgumentError: If there is none, or several; the text tells their numbers.
+    """
+    known = jobs()
+    if number is None and len(known) == 1:
+        return known[0]
+    for job in known:
+        if number is not None and number in {job.launcher, *job.pids, *job.holders}:
+            return job
+    lines = [f"  {job.number}  {command_of(job.number)}" for job in known]
+    there = "\n".join(["there are:", *lines]) if known else "there is no job of this user here"
+    if number is None:
+        raise ArgumentError(f"which job? {there}" if known else there)
+    raise ArgumentError(
+        f"process {number} is no launcher or rank of a job whose ranks share memory and run this "
+        f"version of pycoll; {there}"
+    )
+
+
+def _descriptors() -> Iterator[tuple[int, str, str]]:
+    """Yield process, path and target of every descriptor of shared memory that may be looked at."""
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        folder = f"/proc/{entry}/fd"
+        with contextlib.suppress(OSError):  # over, or another user's
+            for fd in os.listdir(folder):
+                with contextlib.suppress(OSError):
+                    target = os.readlink(f"{folder}/{fd}")
+                    if target.startswith("/memfd:pycoll-"):
+                        yield int(entry), f"{folder}/{fd}", target
+
+
+def _open(inode: tuple[int, int], paths: list[str]) -> Segment | None:
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # over in the meantime
+            continue
+        try:
+            sight = _C.Sight(fd)
+        except _C.EngineError as error:
+            if "ABI" in str(error.args[1]):
+                raise _Foreign from None
+            return None  # nobody has laid it out so far
+        finally:
+            os.close(fd)
+        pids = [sight.rank(r, 0)["pid"] for r in range(sight.world_size)]
+        return Segment(inode, sight, pids)
+    return None
+
+
+def _add(found: list[Job], segment: Segment, holders: set[int]) -> None:
+    """Put a communicator to the job that has its processes, or make a job of it."""
+    pids = {pid for pid in segment.pids if pid} or holders
+    mine = [job for job in found if job.pids & pids or (job.holders & pids)]
+    whole = Job([segment], holders=set(holders))
+    for job in mine:
+        found.remove(job)
+        whole.segments += job.segments
+        whole.holders |= job.holders
+    found.append(whole)
+
+
+def heap_bytes(path: str | None, ranks: int) -> list[int]:
+    """Return the bytes that each rank's part of the symmetric heap really holds."""
+    used = [0] * ranks
+    if path is None:
+        return used
+    with contextlib.suppress(OSError):  # over in the meantime
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            stride = max(1, size // ranks)
+            at = 0
+            while at < size:
+                begin = os.lseek(fd, at, os.SEEK_DATA)
+                at = os.lseek(fd, begin, os.SEEK_HOLE)
+                for rank in range(begin // stride, min(ranks - 1, (at - 1) // stride) + 1):
+                    low, high = max(begin, rank * stride), min(at, (rank + 1) * stride)
+                    used[rank] += high - low
+        finally:
+            os.close(fd)
+    return used

@@ -1,0 +1,109 @@
+"""Judging a trace: what costs most, which rank it is, and what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pycoll.observe.causes import Finding
+from pycoll.observe.page import size
+from pycoll.observe.report.analysis import SMALL, Analysis, RankRow
+
+_WORTH = 0.05  # of the time, from where on something is worth a word
+_SHARE = 0.5  # of what waits for the last to enter cost, from where on one rank is a straggler
+_GROWTH = 0.02  # of its memory per second
+_SAMPLES = 1.15  # bytes of a rank over the mean
+
+
+def advise(seen: Analysis) -> list[Finding]:
+    """Return what is worth knowing, the most expensive first."""
+    found = [*_failures(seen), *_stragglers(seen), *_growth(seen), *_small(seen), *_memory(seen)]
+    found.sort(key=lambda finding: -finding.waited_s)
+    return found
+
+
+def headline(seen: Analysis, findings: list[Finding]) -> str:
+    """Say in one line what the trace shows."""
+    if findings:
+        return findings[0].text
+    share = np.mean([row.share for row in seen.ranks])
+    return f"nothing stands out: the ranks spend {share:.0%} of {seen.seconds:.3g} s in calls"
+
+
+def _failures(seen: Analysis) -> list[Finding]:
+    bad = [(group, int(k)) for group in seen.trace.groups for k in np.flatnonzero(group.failed)[:1]]
+    if not bad:
+        return []
+    group, k = bad[0]
+    missing = [group.members[p] for p in np.flatnonzero(np.isnan(group.enter_ns[:, k]))]
+    who = f"; ranks {', '.join(map(str, missing))} never entered it" if missing else ""
+    text = f"a call failed at {group.site[k] or 'an unknown place'} (call {k + 1}){who}"
+    return [Finding("failed", missing, text, "PYCOLL_DUMP=DIR tells how it came to that", 1e9)]
+
+
+def _stragglers(seen: Analysis) -> list[Finding]:
+    waited = sum(row.waited_s for row in seen.ranks)
+    time = seen.seconds * len(seen.ranks)
+    calls = max((row.calls for row in seen.ranks), default=0)
+    worst = max(seen.ranks, key=lambda row: row.cost_s, default=None)
+    if worst is None or worst.cost_s < _WORTH * time or not calls:
+        return []
+    often, cost = worst.last / calls, worst.cost_s / time
+    text = f"rank {worst.rank} enters {often:.0%} of the calls last; the others lost "
+    text += f"{worst.cost_s:.3g} s to that, {cost:.0%} of the time of all ranks"
+    mean = np.mean([row.nbytes for row in seen.ranks])
+    if worst.cost_s < _SHARE * sum(row.cost_s for row in seen.ranks):
+        advice = "the ranks take turns: look for uneven work, or too few cores"
+    elif worst.nbytes > _SAMPLES * mean:
+        advice = f"it moves {worst.nbytes / mean:.2f} times the mean bytes: divide the work evenly"
+    else:
+        advice = (
+            f"it computes longer between calls ({_between(seen, worst):.3g} s more than the mean): "
+            "give it fewer samples, or look at its processor, its disk, and its memory"
+        )
+    share = worst.cost_s / waited if waited else 0.0
+    return [Finding("straggler", [worst.rank], text, advice, min(share, 1.0) * waited)]
+
+
+def _between(seen: Analysis, row: RankRow) -> float:
+    own = seen.seconds - row.inside_s
+    return own - float(np.mean([seen.seconds - other.inside_s for other in seen.ranks]))
+
+
+def _growth(seen: Analysis) -> list[Finding]:
+    rows = [
+        row
+        for row in seen.ranks
+        if row.growth > max(_GROWTH * row.peak_bytes, 1 << 20) and seen.seconds > 0.5
+    ]
+    if not rows:
+        return []
+    worst = max(rows, key=lambda row: row.growth)
+    text = f"the memory of rank {worst.rank} grows by {size(worst.growth)}/s, to "
+    text += f"{size(worst.peak_bytes)} at the end"
+    advice = "look for lists of arrays or of Work that are kept; tracemalloc tells which line"
+    return [Finding("memory", [row.rank for row in rows], text, advice, seen.seconds)]
+
+
+def _small(seen: Analysis) -> list[Finding]:
+    small = [row for row in seen.sites if row.small > 0.5 * row.calls and row.calls >= 16]
+    cost = sum(row.total_s - row.waited_s for row in small)
+    if not small or sum(row.total_s for row in small) < _WORTH * seen.seconds:
+        return []
+    worst = max(small, key=lambda row: row.total_s)
+    text = f"all ranks make {worst.small:,} calls of at most {SMALL >> 10} KiB at {worst.site}: "
+    text += f"{worst.total_s:.3g} s, {worst.total_s / seen.seconds:.0%} of the time"
+    ranks = [row.rank for row in seen.ranks]
+    advice = "put what they carry into one array (larger buckets), or make them async_op"
+    return [Finding("small calls", ranks, text, advice, max(cost, 0.0))]
+
+
+def _memory(seen: Analysis) -> list[Finding]:
+    rows = [row for row in seen.ranks if row.peak_bytes]
+    if len(rows) < 2:
+        return []
+    worst = max(rows, key=lambda row: row.peak_bytes)
+    rest = float(np.median([row.peak_bytes for row in rows if row is not worst]))
+    if worst.peak_bytes < 1.5 * rest or worst.peak_bytes - rest < 64 << 20:
+        return []
+    text = f"rank {worst.rank} uses {size(worst.peak_bytes)} where the others use {size(rest)}"
+    return [Finding("uneven memory", [worst.rank], text, "shard what only it holds (ZeRO)")]

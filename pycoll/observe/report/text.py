@@ -1,0 +1,120 @@
+"""An analysis as tables of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pycoll.observe.page import size
+from pycoll.observe.report.advice import advise, headline
+from pycoll.observe.report.analysis import Analysis
+
+Table = tuple[Sequence[str], list[list[str]]]
+
+
+def above(seen: Analysis) -> list[str]:
+    """Return the lines above the tables: what stands out, and what the trace is."""
+    findings = advise(seen)
+    lines = [headline(seen, findings)]
+    lines += [f"  to do: {f.advice}" for f in findings[:1] if f.advice]
+    for finding in findings[1:]:
+        lines += [f"also: {finding.text}", f"  to do: {finding.advice}"]
+    trace = seen.trace
+    calls = sum(row.calls for row in seen.ranks)
+    lines.append(
+        f"{len(seen.ranks)} ranks, {calls:,} calls in {seen.seconds:.3g} s; clock: {trace.clock}, "
+        f"error below {trace.clock_error_ns / 1e3:.3g} us"
+    )
+    if seen.lost:
+        lines.append(f"{seen.lost:,} calls were too fast for the disk, and are missing")
+    return lines
+
+
+def tables(seen: Analysis, most: int = 12) -> dict[str, Table]:
+    """Return tables of ranks, collectives and call sites by their titles."""
+    return {
+        "Ranks": _ranks(seen),
+        "Collectives": _collectives(seen, most),
+        "Call sites": _sites(seen, most),
+    }
+
+
+def _ranks(seen: Analysis) -> Table:
+    head = "rank", "calls", "bytes", "in calls", "waited", "last to enter", "cost others", "memory"
+    rows = [
+        [
+            str(r.rank),
+            f"{r.calls:,}",
+            size(r.nbytes),
+            f"{r.share:.1%}",
+            f"{r.waited_s:.3g} s",
+            f"{r.last:,}",
+            f"{r.cost_s:.3g} s",
+            size(r.peak_bytes),
+        ]
+        for r in seen.ranks
+    ]
+    return head, rows
+
+
+def _collectives(seen: Analysis, most: int) -> Table:
+    head = (
+        "collective",
+        "ranks",
+        "bytes",
+        "algorithm",
+        "calls",
+        "median",
+        "waited",
+        "busbw",
+        "total",
+    )
+    rows = [
+        [
+            k.name,
+            str(k.ranks),
+            size(k.nbytes),
+            k.algorithm,
+            f"{k.calls:,}",
+            micro(k.median_s),
+            micro(k.waited_s),
+            "" if math.isnan(k.busbw) else f"{k.busbw:.3g} GB/s",
+            f"{k.total_s:.3g} s",
+        ]
+        for k in seen.kinds[:most]
+    ]
+    return head, rows
+
+
+def _sites(seen: Analysis, most: int) -> Table:
+    rows = [
+        [s.site, f"{s.calls:,}", f"{s.total_s:.3g} s", f"{s.waited_s:.3g} s", f"{s.small:,}"]
+        for s in seen.sites[:most]
+    ]
+    return ("call site", "calls", "total", "waited", "small"), rows
+
+
+def micro(seconds: float) -> str:
+    """Write a time in microseconds."""
+    return f"{seconds * 1e6:,.4g} us"
+
+
+def changes(before: Analysis, after: Analysis) -> Table:
+    """Compare two traces: of ranks as a whole, and of each collective that both have."""
+    rows = [_change("time", before.seconds, after.seconds)]
+    for name, what in (("in calls", "inside_s"), ("waited", "waited_s"), ("cost others", "cost_s")):
+        rows.append(
+            _change(name, *(sum(getattr(r, what) for r in a.ranks) for a in (before, after)))
+        )
+    known = {(k.name, k.ranks, k.nbytes): k for k in before.kinds}
+    for kind in after.kinds:
+        old = known.get((kind.name, kind.ranks, kind.nbytes))
+        if old is not None:
+            name = f"{kind.name} {size(kind.nbytes)}, median"
+            rows.append(_change(name, old.median_s, kind.median_s))
+    return ("", "before", "after", "change"), rows
+
+
+def _change(name: str, old: float, new: float) -> list[str]:
+    change = f"{new / old - 1:+.0%}" if old > 0 else ""
+    return [name, *(micro(v) if v < 1e-2 else f"{v:.3g} s" for v in (old, new)), change]

@@ -1,0 +1,100 @@
+"""Counters of a communicator: read where they lie, when somebody asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pycoll.observe.trace.files import RECORD
+from pycoll.runtime.sessions.reports import Call
+from pycoll.types import type_bytes
+
+BUCKETS_S = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # upper ends of the histogram
+
+
+@dataclass
+class Counts:
+    """The calls of one collective, since tracing began.
+
+    Attributes:
+        calls, nbytes: How many, and the bytes of their arrays.
+        seconds, waited_s: Time in them; of that, for peers.
+        failed: How many raised.
+        histogram: How many took at most `BUCKETS_S` each; the last entry has all others.
+    """
+
+    calls: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    failed: int = 0
+    histogram: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a rank knows of one communicator.
+
+    Attributes:
+        rank, world_size, transport: Of the communicator.
+        calls: Calls that this rank has begun. Where ranks share no memory, the iterations.
+        errors: Exceptions that the engine has raised here.
+        symmetric_bytes, kept_bytes: Symmetric memory of this rank in arrays, and freed memory that
+            waits to be used again.
+        waits_for: The rank that it waits for just now, or None; for other threads to ask.
+        waited_s: For how long.
+        collectives: Counts by collective, while calls are traced; else empty.
+    """
+
+    rank: int
+    world_size: int
+    transport: str
+    calls: int
+    errors: int
+    symmetric_bytes: int
+    kept_bytes: int
+    waits_for: int | None
+    waited_s: float
+    collectives: dict[str, Counts]
+
+
+def read(session: Any) -> Stats:
+    """Read the counters of a session."""
+    engine, memory, watcher = session.engine, session.memory, session.observer
+    heap = memory.heap if memory is not None else None
+    used, kept = heap.usage(memory.region) if heap is not None else (0, 0)
+    peer, waited_s, calls = -1, 0.0, engine.iteration
+    if session.control is not None:
+        own = session.control.sight().rank(session.rank, 0)
+        peer, waited_s, calls = own["waiting_peer"], own["waiting_s"], own["call_seq"]
+    return Stats(
+        session.rank,
+        session.world_size,
+        session.transport,
+        calls,
+        watcher.errors if watcher is not None else 0,
+        used,
+        kept,
+        peer if peer >= 0 else None,
+        waited_s,
+        watcher.collectives() if watcher is not None else {},
+    )
+
+
+def add(counts: dict[str, Counts], raw: bytes) -> None:
+    """Count records of a trace."""
+    calls = np.frombuffer(raw, RECORD)
+    for descriptor in np.unique(calls["descriptor"]).tolist():
+        mine = calls[calls["descriptor"] == descriptor]
+        what = Call.unpack(descriptor, 0)
+        own = counts.setdefault(what.kind, Counts())
+        own.calls += mine.size
+        own.nbytes += int(mine["count"].sum()) * type_bytes(what.dtype)
+        own.seconds += float(mine["total_ns"].sum(dtype=np.float64)) * 1e-9
+        own.waited_s += float(mine["waited_ns"].sum(dtype=np.float64)) * 1e-9
+        own.failed += int(np.count_nonzero(mine["site"] & 0x8000))
+        at = np.searchsorted(np.array(BUCKETS_S) * 1e9, mine["total_ns"])
+        for bucket, n in enumerate(np.bincount(at, minlength=len(own.histogram)).tolist()):
+            own.histogram[bucket] += n

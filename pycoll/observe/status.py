@@ -1,0 +1,224 @@
+"""The status of a job: what every rank does, how fast, and whom it waits for."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pycoll.observe.look import ABSENT, CLOSED, LEFT, Group, Look, look
+from pycoll.runtime.sessions.reports import Call
+from pycoll.schedule.lowering.plan import DONE, ENTERED
+
+_SEND = 1  # MessageWay of csrc/memory/control.h
+ANYONE = -1  # the peer of a receive from any rank
+_BUSY = 0.5  # of a core: who uses more computes
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait of one rank.
+
+    Attributes:
+        peer: For which rank of the job; `ANYONE` for any.
+        seconds: How long.
+        what: What it waits for, in words: "in all_reduce(...) at train.py:12 step()".
+        message: Whether in send or recv.
+    """
+
+    peer: int
+    seconds: float
+    what: str
+    message: bool = False
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """A rank.
+
+    Attributes:
+        rank: Its number in the job.
+        pid: Its process.
+        state: ``waits``, ``in a call``, ``computes``, ``sleeps``, ``blocked``, ``stopped``,
+            ``absent`` (it has not joined), ``left``, ``closed`` or ``gone``.
+        call: Its newest call, in words; empty before the first.
+        site: Where in the program it was made.
+        calls: How many it has made, in all communicators.
+        inside: Whether it has not returned from the newest.
+        step: How far it has to wait for its peer in the plan; None where it does not wait.
+        waits: Its longest wait, or None.
+        calls_per_s, busy, ready: Calls, seconds of processor time, and seconds without a core
+            though ready to run, per second.
+        faults_per_s: Pages that had to come from a disk, per second.
+        heap_bytes: Symmetric memory that it holds.
+        rss_bytes, swap_bytes: Memory of its process, and what of that lies in swap.
+        cores: How many it may use.
+        why: Why it left.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    call: str
+    site: str
+    calls: int
+    inside: bool
+    step: int | None
+    waits: Wait | None
+    calls_per_s: float
+    busy: float
+    ready: float
+    faults_per_s: float
+    heap_bytes: int
+    rss_bytes: int
+    swap_bytes: int
+    cores: int
+    why: str
+
+    @property
+    def where(self) -> str:
+        """The newest call, and its place in the program."""
+        return f"{self.call} at {self.site}" if self.site else self.call
+
+
+@dataclass(frozen=True)
+class Status:
+    """A job, between two looks at it.
+
+    Attributes:
+        number: What names it.
+        command: Its command line.
+        interval_s: Time between the looks.
+        ranks: Its ranks.
+        communicators: World size and number of calls of each communicator.
+        failure: What has ended its first communicator, or None.
+    """
+
+    number: int
+    command: str
+    interval_s: float
+    ranks: list[RankStatus]
+    communicators: list[dict[str, int]]
+    failure: dict[str, Any] | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it ready for JSON."""
+        return asdict(self)
+
+
+def status(number: int | None = None, interval_s: float = 0.25) -> Status:
+    """Look at a job twice; see `pycoll.observe.look.look`."""
+    before = look(number)
+    time.sleep(interval_s)
+    return compare(before, look(before.number))
+
+
+def compare(before: Look, after: Look) -> Status:
+    """Return the status of a job at the second of two looks."""
+    earlier = {group.key: group for group in before.groups}
+    seconds = max(after.when - before.when, 1e-9)
+    ranks = [
+        _rank(rank, seconds, before, after, [(g, earlier.get(g.key)) for g in after.groups])
+        for rank in range(after.world_size)
+    ]
+    sizes = [
+        {"world_size": len(g.ranks), "calls": max(r["call_seq"] for r in g.ranks)}
+        for g in after.groups
+    ]
+    return Status(after.number, after.command, seconds, ranks, sizes, after.groups[0].failure)
+
+
+def _rank(
+    rank: int,
+    seconds: float,
+    before: Look,
+    after: Look,
+    groups: list[tuple[Group, Group | None]],
+) -> RankStatus:
+    sights = [(g, g.ranks[g.members.index(rank)], old) for g, old in groups if rank in g.members]
+    made, waits, newest = 0, [], None
+    for group, sight, old in sights:
+        then = old.ranks[old.members.index(rank)]["call_seq"] if old and rank in old.members else 0
+        made += sight["call_seq"] - then
+        waits += _waits(group, sight)
+        call = sight["calls"][-1] if sight["calls"] else None
+        # The call that it is in; else that of the communicator where it has made calls lately.
+        order = (call is not None and not call["done"], sight["call_seq"] - then, call is not None)
+        if newest is None or order > newest[0]:
+            newest = order, call
+    call = newest[1] if newest else None
+    wait = max(waits, key=lambda entry: entry[0].seconds, default=(None, None))
+    own = after.groups[0].ranks[rank]
+    process = after.processes[rank]
+    earlier = before.processes[rank] if rank < before.world_size else None
+    rates = (0.0, 0.0, 0.0)
+    if process is not None and earlier is not None:
+        rates = (
+            (process.cpu_s - earlier.cpu_s) / seconds,
+            (process.ready_s - earlier.ready_s) / seconds,
+            (process.faults - earlier.faults) / seconds,
+        )
+    inside = call is not None and not call["done"]
+    return RankStatus(
+        rank,
+        own["pid"],
+        _state(own, process, wait[0], inside, rates[0]),
+        _words(call),
+        call["site"] if call else "",
+        sum(sight["call_seq"] for _, sight, _ in sights),
+        inside,
+        wait[1],
+        wait[0],
+        made / seconds,
+        *rates,
+        after.heap_bytes[rank],
+        process.rss_bytes if process else 0,
+        process.swap_bytes if process else 0,
+        process.cores if process else 0,
+        own["text"],
+    )
+
+
+def _words(call: dict[str, Any] | None) -> str:
+    if call is None:
+        return ""
+    what = Call.unpack(call["descriptor"], call["count"])
+    return f"{what.kind} {what.dtype}[{what.count}]" if what.kind != "barrier" else what.kind
+
+
+def _waits(group: Group, sight: dict[str, Any]) -> list[tuple[Wait, int | None]]:
+    found: list[tuple[Wait, int | None]] = []
+    if sight["waiting_peer"] >= 0 and not sight["arrived"] and group.failure is None:
+        call = sight["calls"][-1] if sight["calls"] else None
+        place = f" at {call['site']}" if call and call["site"] else ""
+        peer = group.members[sight["waiting_peer"]]
+        step = sight["waiting_step"]
+        what = f"in {_words(call)}{place}"
+        if step not in (0, ENTERED, DONE):
+            what += f", step {step - 1}"
+        found.append((Wait(peer, sight["waiting_s"], what), step))
+    if sight["message_way"]:
+        peer = sight["message_peer"]
+        way = "send" if sight["message_way"] == _SEND else "recv"
+        what = f"in {way}(tag={sight['message_tag']})"
+        who = group.members[peer] if peer >= 0 else ANYONE
+        found.append((Wait(who, sight["message_s"], what, message=True), None))
+    return found
+
+
+def _state(own: dict, process: Any, wait: Wait | None, inside: bool, busy: float) -> str:
+    if own["phase"] == ABSENT:
+        return "absent"
+    if own["phase"] in (LEFT, CLOSED):
+        return "left" if own["phase"] == LEFT else "closed"
+    if process is None:
+        return "gone"
+    if process.state in "Tt":
+        return "stopped"
+    if wait is not None:
+        return "waits"
+    if inside:
+        return "in a call"
+    if process.state == "D":
+        return "blocked"
+    return "computes" if busy >= _BUSY or process.state == "R" else "sleeps"

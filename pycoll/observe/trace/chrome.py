@@ -1,0 +1,137 @@
+"""A trace as Perfetto and chrome://tracing open it.
+
+The format is Google's "Trace Event Format", as JSON: complete events (``X``), metadata (``M``),
+counters (``C``) and flow events (``s``, ``f``) for the arrows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pycoll.observe.trace.merged import Group, Merged
+from pycoll.runtime.sessions.reports import Call
+from pycoll.types import type_bytes
+
+FILE = "trace.json.gz"
+_LATE_NS = 20_000  # from where on an arrow shows who was waited for
+
+
+def write(trace: Merged, path: str | Path) -> int:
+    """Write the events of a trace and return the number of bytes."""
+    note = {
+        "clock": trace.clock,
+        "clock_error_us": trace.clock_error_ns / 1e3,
+        "ranks": len(trace.ranks),
+    }
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+        packed.write(b'{"displayTimeUnit":"ns","otherData":' + json.dumps(note).encode())
+        packed.write(b',"traceEvents":[\n')
+        sign = b""
+        for event in events(trace):
+            packed.write(sign + json.dumps(event, separators=(",", ":")).encode())
+            sign = b",\n"
+        packed.write(b"\n]}\n")
+    return Path(path).stat().st_size
+
+
+def events(trace: Merged) -> Iterator[dict[str, Any]]:
+    """Yield the events: a process for each rank, in it a thread for each communicator."""
+    for rank in trace.ranks:
+        yield _named("process_name", rank, 0, f"rank {rank}")
+        yield {"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}}
+    for number, group in enumerate(trace.groups, 1):
+        for place, stream in enumerate(group.streams):
+            if stream is not None:
+                text = f"communicator {number} ({len(group.members)} ranks)"
+                yield _named("thread_name", group.members[place], number, text)
+        yield from _calls(group, number)
+        yield from _arrows(group, number)
+    yield from _messages(trace)
+    yield from _memory(trace)
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _calls(group: Group, number: int) -> Iterator[dict[str, Any]]:
+    words: dict[tuple[int, int], tuple[str, dict[str, Any]]] = {}
+    last = group.last.tolist() if group.iteration.size else []
+    for k in range(group.iteration.size):
+        key = int(group.descriptor[k]), int(group.count[k])
+        if key not in words:
+            words[key] = _words(*key)
+        name, args = words[key]
+        about = {**args, "site": group.site[k], "iteration": int(group.iteration[k])}
+        if group.failed[k]:
+            about["failed"] = True
+        for place, rank in enumerate(group.members):
+            begin = float(group.enter_ns[place, k])
+            if np.isnan(begin):
+                continue
+            total = float(group.leave_ns[place, k]) - begin
+            waited = float(group.waited_ns[place, k])
+            yield _slice(name, "call", rank, number, begin, total, about)
+            if waited > 0:  # drawn in one piece: how it is spread over the call is not noted
+                whom = {"last_to_enter": group.members[last[k]]}
+                yield _slice("waits", "wait", rank, number, begin, min(waited, total), whom)
+
+
+def _words(descriptor: int, count: int) -> tuple[str, dict[str, Any]]:
+    what = Call.unpack(descriptor, count)
+    nbytes = count * type_bytes(what.dtype)
+    return what.kind, {"bytes": nbytes, "algorithm": what.algorithm, "call": str(what)}
+
+
+def _slice(
+    name: str, kind: str, pid: int, tid: int, begin: float, total: float, args: dict[str, Any]
+) -> dict[str, Any]:
+    times = {"ts": round(begin / 1e3, 3), "dur": round(max(total, 0.0) / 1e3, 3)}
+    return {"ph": "X", "name": name, "cat": kind, "pid": pid, "tid": tid, **times, "args": args}
+
+
+def _arrows(group: Group, number: int) -> Iterator[dict[str, Any]]:
+    """Yield an arrow from the last to enter a call to each that waited for it."""
+    if not group.iteration.size:
+        return
+    last, late = group.last, group.late_ns
+    for k in np.flatnonzero(late >= _LATE_NS).tolist():
+        source = int(last[k])
+        begin = float(group.enter_ns[source, k])
+        for place, rank in enumerate(group.members):
+            if place == source or np.isnan(group.enter_ns[place, k]):
+                continue
+            end = max(begin, min(begin + 1_000, float(group.leave_ns[place, k])))
+            flow = {"name": "last to enter", "cat": "wait", "tid": number}
+            flow["id"] = f"{number}.{int(group.iteration[k])}.{rank}"
+            yield {"ph": "s", "pid": group.members[source], "ts": round(begin / 1e3, 3), **flow}
+            yield {"ph": "f", "bp": "e", "pid": rank, "ts": round(end / 1e3, 3), **flow}
+
+
+def _messages(trace: Merged) -> Iterator[dict[str, Any]]:
+    tids = {group.name: number for number, group in enumerate(trace.groups, 1)}
+    for stream in trace.streams:
+        tid, shift = tids[stream.head["communicator"]], trace.shift_ns[id(stream)]
+        for way, begin, total, peer, tag, nbytes in stream.messages:
+            args = {"peer": peer, "tag": tag, "bytes": nbytes}
+            yield _slice(way, "message", stream.rank, tid, begin + shift, total, args)
+
+
+def _memory(trace: Merged) -> Iterator[dict[str, Any]]:
+    for stream in trace.streams:
+        shift = trace.shift_ns[id(stream)]
+        for when, process, symmetric in stream.memory:
+            args = {"process": process, "symmetric": symmetric}
+            yield {
+                "ph": "C",
+                "name": "memory",
+                "pid": stream.rank,
+                "ts": round((when + shift) / 1e3, 3),
+                "args": args,
+            }

@@ -1,0 +1,117 @@
+"""The files of a trace: two for each rank of each communicator.
+
+``NAME.calls`` has 40 bytes for each call, as `RECORD` says. ``NAME.jsonl`` has a head in its first
+line, and then lines that name call sites, messages, and how much memory the rank used.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pycoll.errors import ArgumentError
+
+FORMAT = 1
+RECORD = np.dtype(  # TraceRecord of csrc/engine/trace.h
+    [
+        ("enter_ns", "<u8"),
+        ("descriptor", "<u8"),
+        ("count", "<u8"),
+        ("total_ns", "<f4"),
+        ("waited_ns", "<f4"),
+        ("iteration", "<u4"),
+        ("site", "<u2"),
+        ("awaited", "<u2"),
+    ]
+)
+FAILED, NOBODY = 0x8000, 0xFFFF
+
+
+@dataclass
+class Stream:
+    """What one rank has written about one communicator.
+
+    Attributes:
+        head: Who wrote it, where and when.
+        calls: A `RECORD` for each call.
+        sites: Text of each call site.
+        messages: Rows of way, enter_ns, total_ns, peer, tag, nbytes.
+        memory: Rows of time in ns, bytes of the process, bytes of symmetric memory.
+        lost: Calls for which there was no room.
+    """
+
+    head: dict[str, Any]
+    calls: np.ndarray
+    sites: dict[int, str] = field(default_factory=dict)
+    messages: list[list[Any]] = field(default_factory=list)
+    memory: list[list[int]] = field(default_factory=list)
+    lost: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Its rank in the job."""
+        return self.head["rank"]
+
+
+def clock_of_host() -> tuple[str, str]:
+    """Return what tells which processes have the same monotonic clock: host, and clock."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    offsets = Path("/proc/self/timens_offsets")
+    shift = offsets.read_text().split() if offsets.exists() else []
+    return socket.gethostname(), " ".join([boot, *shift])
+
+
+def read(folder: str | Path) -> list[Stream]:
+    """Read the trace that lies in a folder.
+
+    Raises:
+        ArgumentError: If there is none, or one that cannot be read.
+    """
+    heads = sorted(Path(folder).glob("*.jsonl")) if Path(folder).is_dir() else []
+    streams = [_stream(path) for path in heads]
+    if not streams:
+        raise ArgumentError(
+            f"{str(folder)!r} holds no trace: make one with `pycoll run --trace DIR`, or with "
+            "PYCOLL_TRACE=DIR in the environment of the ranks"
+        )
+    return streams
+
+
+def _stream(path: Path) -> Stream:
+    try:
+        head, *lines = list(_lines(path.read_text().splitlines()))
+        if head.get("pycoll_trace") != FORMAT:
+            raise ValueError(f"its format is {head.get('pycoll_trace')!r}, expected {FORMAT}")
+        raw = path.with_suffix(".calls").read_bytes()
+        whole = len(raw) // RECORD.itemsize * RECORD.itemsize  # the writer may have been killed
+        stream = Stream(head, np.frombuffer(raw[:whole], RECORD))
+        for line in lines:
+            if "site" in line:
+                stream.sites[int(line["site"])] = str(line["text"])
+            elif "message" in line:
+                stream.messages.append(line["message"])
+            elif "memory" in line:
+                stream.memory.append(line["memory"])
+            elif "lost" in line:
+                stream.lost = int(line["lost"])
+        return stream
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(f"{str(path)!r} is no part of a trace: {error}") from None
+
+
+def _lines(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
+    """Yield the values of lines of JSON; the last may have been cut short."""
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(value, dict):
+            raise ValueError("a line is no object")
+        yield value

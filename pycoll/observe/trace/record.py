@@ -1,0 +1,167 @@
+"""Writing a trace: the engine notes each call, and a thread moves the notes to disk."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import json
+import os
+import sys
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import IO, Any
+
+from pycoll import _C
+from pycoll.config import VERSION
+from pycoll.errors import ArgumentError, CollError
+from pycoll.observe.processes import read
+from pycoll.observe.stats import Counts, add
+from pycoll.observe.trace.files import FORMAT, clock_of_host
+
+_CAPACITY = 1 << 16  # calls between two visits of the thread
+_PERIOD_S = 0.05
+_MEMORY_EVERY = 10  # visits
+
+
+class Tracer:
+    """Writes the calls of one session to a folder until it is stopped.
+
+    Args:
+        session: A session whose ranks share memory.
+        folder: Where the files go; it is made.
+
+    Raises:
+        ArgumentError: If the folder cannot be written, or the ranks share no memory.
+    """
+
+    def __init__(self, session: Any, folder: str | os.PathLike) -> None:
+        if session.control is None:
+            raise ArgumentError(
+                "trace: only communicators whose ranks share memory are traced; these use "
+                f"{session.transport}"
+            )
+        self._session = weakref.ref(session)
+        self._engine, self._sites, self._heap = session.engine, session.sites, session.memory
+        self._pid = os.getpid()
+        self._trace = _C.Trace(_CAPACITY)
+        self._known: set[int] = set()
+        self._messages: list[list[Any]] = []
+        self._visits = 0
+        self._counts: dict[str, Counts] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._calls, self._notes = self._open(session, Path(folder))
+        session.guard(self._engine.trace, self._trace)
+        for way in ("send", "recv"):
+            setattr(session, way, self._timed(way))
+        self._thread = threading.Thread(target=self._work, name="pycoll trace", daemon=True)
+        self._thread.start()
+        atexit.register(self.flush)
+
+    def _open(self, session: Any, folder: Path) -> tuple[IO[bytes], IO[str]]:
+        rank = session.members[session.rank] if session.members else session.rank
+        key = session.control.sight().cookie
+        host, clock = clock_of_host()
+        before, real, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        head = {
+            "pycoll_trace": FORMAT,
+            "version": VERSION,
+            "rank": rank,
+            "place": session.rank,
+            "world_size": session.world_size,
+            "members": list(session.members or range(session.world_size)),
+            "communicator": f"{key:016x}",
+            "pid": self._pid,
+            "host": host,
+            "clock": clock,
+            "command": " ".join(sys.argv),
+            "realtime": [(before + after) // 2, real, (after - before) // 2 + 1],
+        }
+        name = f"rank{rank}-{key:016x}-{before}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            calls = open(folder / f"{name}.calls", "wb")
+            notes = open(folder / f"{name}.jsonl", "w", encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(f"cannot write a trace to {str(folder)!r}: {error}") from None
+        notes.write(json.dumps(head) + "\n")
+        return calls, notes
+
+    def _timed(self, way: str) -> Any:
+        """Return the method of a session that sends or receives, with a note of every call."""
+        session = self._session
+        messages = self._messages
+
+        def call(x: Any, peer: int, tag: int, timeout: float | None) -> Any:
+            own = session()
+            begin = time.monotonic_ns()
+            try:
+                return getattr(type(own), way)(own, x, peer, tag, timeout)
+            finally:
+                nbytes = getattr(x, "nbytes", 0)
+                messages.append([way, begin, time.monotonic_ns() - begin, peer, tag, int(nbytes)])
+
+        return call
+
+    def _work(self) -> None:
+        while not self._stopped.wait(_PERIOD_S):
+            self.flush()
+
+    def flush(self) -> None:
+        """Move what has been noted to disk."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock, contextlib.suppress(ValueError):  # the files are closed
+            raw = self._trace.take()
+            add(self._counts, raw)
+            self._calls.write(raw)
+            self._calls.flush()
+            for number, text in self._sites.texts().items():
+                if number not in self._known:
+                    self._known.add(number)
+                    self._note({"site": number, "text": text})
+            while self._messages:
+                self._note({"message": self._messages.pop(0)})
+            if self._visits % _MEMORY_EVERY == 0:
+                process, now = read(self._pid), time.monotonic_ns()
+                used = self._heap.heap.usage(self._heap.region)[0] if self._heap.heap else 0
+                self._note({"memory": [now, process.rss_bytes if process else 0, used]})
+            self._visits += 1
+            self._notes.flush()
+
+    def counted(self) -> dict[str, Counts]:
+        """Return what has been counted so far, by collective."""
+        self.flush()
+        with self._lock:
+            return copy.deepcopy(self._counts)
+
+    def _note(self, value: dict[str, Any]) -> None:
+        self._notes.write(json.dumps(value) + "\n")
+
+    def stop(self) -> None:
+        """Trace no more calls, and close the files."""
+        session = self._session()
+        if session is not None and os.getpid() == self._pid:
+            for way in ("send", "recv"):
+                session.__dict__.pop(way, None)
+            with contextlib.suppress(CollError, _C.EngineError):  # it is closed
+                session.guard(self._engine.trace, None)
+        self.close()
+
+    def close(self) -> None:
+        """Write the rest and close the files; the communicator is closed."""
+        if os.getpid() != self._pid or self._stopped.is_set():
+            return
+        self._stopped.set()
+        atexit.unregister(self.flush)
+        self._visits = 0  # the last look at memory, too
+        self.flush()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        if self._trace.lost:
+            self._note({"lost": self._trace.lost})
+        self._calls.close()
+        self._notes.close()

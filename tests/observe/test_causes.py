@@ -1,0 +1,149 @@
+"""Staged problems: the first line names the rank and the cause."""
+
+import contextlib
+import os
+import re
+import signal
+
+import pytest
+
+from observe_jobs import until
+from pycoll.errors import ArgumentError
+from pycoll.observe import causes
+from pycoll.observe.causes import find_causes, headline
+from pycoll.observe.page import lines
+from pycoll.observe.status import RankStatus, Status, Wait, status
+
+STAGED = {
+    "sleeping": (
+        3,
+        "if rank == 1: time.sleep(60)\nstep()",
+        r"rank 1 sleeps in its own code \(process \d+: \d+% of a core\) after all_reduce "
+        r"float32\[1000\] at program.py:8 step\(\); ranks 0, 2 have waited [\d.]+ s for it "
+        r"in all_reduce float32\[1000\] at program.py:8 step\(\)",
+    ),
+    "stopped": (
+        2,
+        "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\nstep()",
+        r"rank 1 is stopped by a signal or a debugger .*; rank 0 has waited",
+    ),
+    "computing": (
+        2,
+        "while rank == 0: pass\nstep()",
+        r"rank 0 (computes in its own code|waits for a core) .*; rank 1 has waited",
+    ),
+    "deadlock": (
+        2,
+        "comm.recv(np.empty(1), src=1 - rank, tag=7)",
+        r"deadlock of ranks 0, 1: rank [01] waits for rank [01] in recv\(tag=7\); rank",
+    ),
+    "two communicators": (
+        2,
+        "other = comm.dup()\n[comm, other][rank].barrier()",
+        r"deadlock of ranks 0, 1: rank \d waits for rank \d in barrier at program.py:\d+ <module>",
+    ),
+    "chain": (
+        3,
+        "pair = comm.split(0 if rank else None)\n"
+        "if rank == 2: time.sleep(60)\n"
+        "if pair: pair.barrier()\n"
+        "step()",
+        r"rank 2 sleeps in its own code .* after .*; ranks 0, 1 have waited",
+    ),
+    "cores": (
+        3,
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "while True:\n"
+        "    until = time.thread_time() + 0.02\n"
+        "    while time.thread_time() < until: pass\n"
+        "    step()",
+        r"rank \d .*(has no core|waits for a core)",
+    ),
+}
+
+
+def first_line(number):
+    """Return the headline once something is wrong with a job."""
+    with contextlib.suppress(ArgumentError):  # not begun so far
+        seen = status(number, 0.2)
+        found = find_causes(seen)
+        return headline(seen, found) if found else None
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_the_first_line_names_rank_and_cause(job, name):
+    n, text, want = STAGED[name]
+    with job(n, text) as process:
+        seen = []  # what the failure shows
+
+        def fits():
+            seen.append(first_line(process.pid))
+            return re.match(want, seen[-1] or "")
+
+        until(fits)
+
+
+def test_a_rank_that_is_continued_is_well_again(job):
+    text = "os.kill(os.getpid(), signal.SIGSTOP) if rank else None\nwhile True: step()"
+    with job(2, text) as process:
+        until(lambda: (first_line(process.pid) or "").startswith("rank 1 is stopped"))
+        os.kill(status(process.pid).ranks[1].pid, signal.SIGCONT)
+        until(lambda: all(f.cause == "cores" for f in find_causes(status(process.pid))))
+        seen = status(process.pid)
+        assert headline(seen, []).startswith("all 2 ranks are well: ")
+        assert seen.ranks[0].calls_per_s > 0
+        assert seen.ranks[0].heap_bytes >= 4000
+
+
+def rank(number, state="waits", waits=None, **more):
+    """Return a rank as `status` would."""
+    usual = dict(
+        pid=100 + number,
+        call="barrier",
+        site="a.py:1 f()",
+        calls=3,
+        inside=waits is not None,
+        step=None,
+        calls_per_s=0.0,
+        busy=0.0,
+        ready=0.0,
+        faults_per_s=0.0,
+        heap_bytes=0,
+        rss_bytes=1 << 30,
+        swap_bytes=0,
+        cores=2,
+        why="",
+    )
+    return RankStatus(number, state=state, waits=waits, **usual | more)
+
+
+def seen(*ranks, failure=None):
+    return Status(1, "program", 0.2, list(ranks), [], failure)
+
+
+def test_what_cannot_be_staged_everywhere():
+    """Swap, which this machine may not have, dead ranks, and a failure in the memory."""
+    wait = Wait(1, 9.0, "in barrier at a.py:1 f()")
+    for more, want in (
+        ({"state": "blocked", "swap_bytes": 3 << 30}, "rank 1 is swapped out (process 101: 3,072"),
+        ({"state": "blocked"}, "rank 1 is blocked in the kernel (process 101"),
+        ({"state": "gone"}, "rank 1 is dead (process 101) after barrier at a.py:1 f()"),
+        ({"state": "left", "why": "OSError: disk"}, "rank 1 has left (process 101) after"),
+        ({"state": "in a call", "inside": True}, "rank 1 works inside barrier at a.py:1 f()"),
+        ({"state": "absent", "call": ""}, "rank 1 has not joined the job; rank 0 has waited 9 s"),
+    ):
+        found = find_causes(seen(rank(0, waits=wait), rank(1, **more)))
+        assert found[0].text.startswith(want)
+    failure = {"culprit": 1, "kind": "PeerLost", "text": "", "cause": 2, "reporter": 0}
+    found = find_causes(seen(rank(0), rank(1, "gone"), failure=failure))
+    assert found[0].text.startswith("rank 1 has ended the communicator (PeerLost)")
+
+
+def test_many_ranks_have_a_page(monkeypatch):
+    wait = Wait(63, 2.0, "in barrier")
+    ranks = [rank(r, waits=wait) for r in range(63)] + [rank(63, "sleeps")]
+    above, rows, below = lines(seen(*ranks))
+    assert above[0].startswith("rank 63 sleeps in its own code")
+    assert rows[0][0] == "63"
+    assert (len(rows), below) == (32, ["and 32 more ranks"])
+    assert causes.find_causes(seen(*ranks))[0].ranks == [63]

@@ -1,0 +1,49 @@
+"""Counters, and what Prometheus gets of them."""
+
+import socket
+import urllib.request
+
+import numpy as np
+import pytest
+
+from pycoll.config import Config
+from pycoll.errors import ArgumentError, PeerRejected
+from pycoll.testing import run_processes
+
+
+def test_counters_are_what_happened():
+    def rank(comm):
+        before = comm.stats().calls
+        for _ in range(5):
+            comm.barrier()
+        x = comm.zeros(1 << 20, np.uint8)
+        with pytest.raises(ArgumentError if comm.rank else PeerRejected):
+            comm.all_reduce(np.ones(2), op="nonsense" if comm.rank else "sum")
+        stats = comm.stats()
+        assert (stats.rank, stats.world_size, stats.transport) == (comm.rank, 2, "shared memory")
+        assert stats.symmetric_bytes >= x.nbytes
+        assert stats.collectives == {}
+        return stats.calls - before
+
+    assert run_processes(2, rank) == [6, 6]
+
+
+def test_prometheus_gets_them():
+    pytest.importorskip("prometheus_client")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def rank(comm):
+        for _ in range(7):
+            comm.barrier()
+        comm.barrier()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + comm.rank}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        comm.barrier()
+        return [line for line in lines if line.startswith("pycoll_calls_total")]
+
+    config = Config(timeout_s=8, heap_bytes=1 << 26, metrics_port=port)
+    for number, (line,) in enumerate(run_processes(1, rank, config=config)):
+        assert line.startswith(f'pycoll_calls_total{{communicator="job",rank="{number}"}}')
+        assert float(line.split()[-1]) >= 8

@@ -1,0 +1,126 @@
+"""Looking at a job leaves it alone; a hang is reported; several jobs are told apart."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from observe_jobs import until
+from pycoll import _C
+from pycoll.errors import ArgumentError
+from pycoll.observe.find import find, jobs
+from pycoll.observe.status import status
+from pycoll.testing import run_processes
+
+
+def command(*words):
+    return [sys.executable, "-m", "pycoll", *map(str, words)]
+
+
+def ready(number):
+    """Whether all ranks of a job are there and make calls."""
+    try:
+        return all(rank.calls > 5 for rank in status(number, 0.05).ranks)
+    except (ArgumentError, IndexError):
+        return False
+
+
+def waits(number):
+    """Whether rank 0 of a job waits for another one."""
+    try:
+        return status(number, 0.05).ranks[0].waits
+    except (ArgumentError, IndexError):
+        return False
+
+
+def test_killed_watchers_do_not_disturb(job):
+    text = "for i in range(400):\n    step()\n    time.sleep(0.005)\nprint('end', rank)"
+    with job(2, text) as process:
+        until(lambda: ready(process.pid))
+        watchers = [
+            subprocess.Popen(command("status", process.pid, "--watch-hang", 60)),
+            subprocess.Popen(command("top", process.pid, "--every", 0.1), stdout=subprocess.PIPE),
+        ]
+        time.sleep(0.4)
+        for watcher, number in zip(watchers, (signal.SIGKILL, signal.SIGTERM), strict=True):
+            watcher.send_signal(number)
+            watcher.wait()
+            if watcher.stdout:
+                watcher.stdout.close()
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert sorted(out.split("\n")) == ["", "end 0", "end 1"]
+
+
+def test_a_hang_is_reported(job):
+    with job(2, "if rank: time.sleep(60)\nstep()") as process:
+        until(lambda: waits(process.pid))
+        out = subprocess.run(
+            command("status", process.pid, "--watch-hang", 1, "--json"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (out.returncode, out.stderr) == (1, "")
+        found = json.loads(out.stdout)
+        assert found["headline"].startswith("rank 1 sleeps in its own code")
+        assert found["findings"][0]["waited_s"] >= 1
+        assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+
+
+def test_top_draws(job):
+    pytest.importorskip("rich")
+    with job(2, "if rank: time.sleep(60)\nstep()") as process:
+        until(lambda: waits(process.pid))
+        out = subprocess.run(
+            command("top", process.pid, "--every", 0.7, "--rounds", 1),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+        assert out.returncode == 0
+        assert "rank 1 sleeps in its own code" in out.stdout
+        assert "-> 1" in out.stdout
+
+
+def test_jobs_are_told_apart():
+    """A job is named by the process that has started its ranks; here that is this one."""
+
+    def rank(comm):
+        half = comm.split(comm.rank // 2)
+        comm.barrier()
+        own = find(os.getpid())
+        seen = status(os.getpid(), 0.05)
+        comm.barrier()
+        half.close()
+        return own.number, len(own.segments), len(seen.ranks), os.getpid()
+
+    number, segments, ranks, pid = run_processes(4, rank)[0]
+    assert (number, segments, ranks) == (os.getpid(), 3, 4)
+    with pytest.raises(ArgumentError, match="process 1 is no launcher or rank of a job"):
+        find(1)
+    assert pid not in {job.number for job in jobs()}
+
+
+def test_only_control_memory_is_looked_at():
+    fd = os.memfd_create("pycoll-control")
+    try:
+        with pytest.raises(_C.EngineError, match="no control segment has been laid out"):
+            _C.Sight(fd)
+        os.write(fd, bytes(range(256)) * 64)
+        with pytest.raises(_C.EngineError, match="no control segment has been laid out"):
+            _C.Sight(fd)
+        magic = int("314745534C4F4350", 16).to_bytes(8, "little")
+        os.pwrite(fd, magic + (5).to_bytes(4, "little"), 0)  # the rest is no geometry of this size
+        with pytest.raises(_C.EngineError, match=r"world_size|cell_bytes|another size|iteration"):
+            _C.Sight(fd)
+        os.pwrite(fd, (99).to_bytes(4, "little"), 8)
+        with pytest.raises(_C.EngineError, match="the job has ABI 99"):
+            _C.Sight(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,154 @@
+"""Traces of real jobs: complete, on one clock, and in a form that Perfetto opens."""
+
+import gzip
+import json
+import time
+
+import numpy as np
+import pytest
+
+from pycoll.errors import ArgumentError
+from pycoll.observe.report import text
+from pycoll.observe.report.advice import advise, headline
+from pycoll.observe.report.analysis import analyse
+from pycoll.observe.report.page import render
+from pycoll.observe.trace import chrome
+from pycoll.observe.trace.files import RECORD
+from pycoll.observe.trace.merged import merge
+from pycoll.testing import run_processes, run_threads
+
+PHASES = {
+    "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
+    "M": {"name", "pid", "args"},
+    "C": {"name", "pid", "ts", "args"},
+    "s": {"name", "cat", "pid", "tid", "ts", "id"},
+    "f": {"name", "cat", "pid", "tid", "ts", "id", "bp"},
+}
+"""What the Trace Event Format wants of each kind of event."""
+
+
+def work(comm, folder, calls=40, late=1, pause=0.002):
+    x, y = comm.zeros(256), np.ones(3000)
+    comm.all_reduce(x)  # not traced
+    with comm.trace(folder):
+        for i in range(calls):
+            if comm.rank == late and i % 2:
+                time.sleep(pause)
+            comm.all_reduce(x, out=x)
+            comm.broadcast(y)
+        comm.all_reduce(x, async_op=True).wait()
+        if comm.rank == 0:
+            comm.send(y, 1, tag=5)
+        if comm.rank == 1:
+            comm.recv(y, 0, tag=5)
+        counts = comm.stats().collectives
+    comm.all_reduce(x)  # not traced
+    return {name: (c.calls, c.nbytes, sum(c.histogram)) for name, c in counts.items()}
+
+
+def test_every_call_is_there(tmp_path):
+    counts = run_processes(3, work, tmp_path)
+    assert counts == 3 * [{"all_reduce": (41, 41 * 1024, 41), "broadcast": (40, 40 * 24000, 40)}]
+    trace = merge(tmp_path)
+    (group,) = trace.groups
+    assert group.enter_ns.shape == (3, 81)
+    assert not np.isnan(group.enter_ns).any()
+    assert (group.leave_ns >= np.max(group.enter_ns, axis=0) - trace.clock_error_ns).all()
+    assert trace.clock_error_ns <= 5000
+    assert (group.waited_ns <= group.leave_ns - group.enter_ns + 1000).all()
+    assert {site.rpartition(" ")[2] for site in group.site} == {"work()"}
+    assert [len(s.messages) for s in sorted(trace.streams, key=lambda s: s.rank)] == [1, 1, 0]
+    assert (tmp_path / f"{next(tmp_path.glob('*.calls')).name}").stat().st_size == 81 * 40
+    assert RECORD.itemsize == 40
+
+
+def test_the_late_rank_is_named(tmp_path):
+    run_processes(3, work, tmp_path, 60, 2, 0.01)
+    seen = analyse(merge(tmp_path))
+    found = advise(seen)
+    assert headline(seen, found).startswith("rank 2 enters ")
+    assert found[0].ranks == [2]
+    assert "it computes longer between calls" in found[0].advice
+    assert seen.ranks[2].last >= 25
+    shown = text.tables(seen)
+    assert [row[0] for row in shown["Ranks"][1]] == ["0", "1", "2"]
+    page = render(seen, seen)
+    assert page.count("<svg") == 1
+    assert "rank 2 enters" in page
+    assert "http" not in page  # nothing is loaded
+    assert text.changes(seen, seen)[1][0][3] == "+0%"
+
+
+def test_small_calls_and_growing_memory_are_named(tmp_path):
+    def rank(comm):
+        x, kept = comm.zeros(8), []
+        with comm.trace(tmp_path):
+            until = time.monotonic() + 2.6
+            while True:
+                for _ in range(50):
+                    comm.all_reduce(x, out=x)
+                kept.append(np.ones(400_000) if comm.rank == 1 else None)
+                if comm.all_reduce(np.array([time.monotonic() > until]), "max")[0]:
+                    break
+                time.sleep(0.01)
+
+    run_processes(2, rank)
+    causes = {f.cause: f for f in advise(analyse(merge(tmp_path)))}
+    assert causes["memory"].ranks == [1]
+    assert causes["memory"].text.startswith("the memory of rank 1 grows by ")
+    assert "calls of at most 16 KiB at test_record.py" in causes["small calls"].text
+
+
+def test_events_are_what_the_format_wants(tmp_path):
+    run_processes(2, work, tmp_path, 20, 1, 0.01)
+    trace = merge(tmp_path)
+    path = tmp_path / chrome.FILE
+    chrome.write(trace, path)
+    value = json.loads(gzip.decompress(path.read_bytes()))
+    assert value["otherData"]["clock_error_us"] <= 5
+    events = value["traceEvents"]
+    for event in events:
+        assert set(event) - PHASES[event["ph"]] - {"ph", "tid"} == set()
+        assert PHASES[event["ph"]] - {"tid"} <= set(event)
+        assert event.get("dur", 0) >= 0
+    calls = [e for e in events if e["ph"] == "X" and e["cat"] == "call"]
+    assert len(calls) == 2 * 41
+    assert calls[0]["args"]["algorithm"]
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    late = [e for e in starts.values() if e["pid"] == 1]
+    assert len(late) >= 8  # from rank 1, which came last, to rank 0
+    for key, start in starts.items():  # an arrow lies in slices of both ranks
+        for event in (start, ends[key]):
+            assert any(
+                c["pid"] == event["pid"]
+                and c["ts"] <= event["ts"] + 0.002 <= c["ts"] + c["dur"] + 0.01
+                for c in calls
+            )
+    assert [e["name"] for e in events if e["ph"] == "X" and e["cat"] == "message"] == [
+        "send",
+        "recv",
+    ]
+
+
+def test_a_trace_is_refused(tmp_path):
+    def rank(comm):
+        with comm.trace(tmp_path), pytest.raises(ArgumentError, match="are traced already"):
+            with comm.trace(tmp_path):
+                pass
+        (tmp_path / "file").touch()
+        with pytest.raises(ArgumentError, match="cannot write a trace to"):
+            with comm.trace(tmp_path / "file" / "below"):
+                pass
+        assert comm.stats().collectives == {}
+
+    run_threads(1, rank)
+    with pytest.raises(ArgumentError, match="holds no trace"):
+        merge(tmp_path / "nothing")
+    with pytest.raises(ArgumentError, match="has no calls"):
+        merge(tmp_path)
+    for path in tmp_path.glob("*.jsonl"):
+        path.write_text('{"pycoll_trace": 77}\n')
+    with pytest.raises(ArgumentError, match="its format is 77"):
+        merge(tmp_path)
