@@ -33,11 +33,11 @@ void raise_in_python(const Error& error);
 // is `engine.run(bound, x, out, site, timeout_s)`, and does not keep the engine.
 void bind_address_call(pybind11::module_& m);
 
-void bind_arrays(pybind11::module_& m);          // arrays.cpp
+void bind_arrays(pybind11::module_& m);          // arguments.cpp
 void bind_control(pybind11::module_& m);         // control.cpp
 void bind_memory(pybind11::module_& m);          // memory.cpp
 void bind_optim(pybind11::module_& m);           // optim.cpp
-void bind_p2p(pybind11::module_& m);             // p2p.cpp
+void bind_p2p(pybind11::module_& m);             // messages.cpp
 void bind_message_engine(pybind11::module_& m);  // messages.cpp
 
 using Release = pybind11::call_guard<Unlocked>;

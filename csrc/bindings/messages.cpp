@@ -1,10 +1,14 @@
-// The part of pycoll._C that is about messages. Conversions only; contracts are in the headers.
+// The part of pycoll._C that is about messages: engines over them, and tagged messages between two
+// ranks, on one host too. Conversions only; contracts are in the headers.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "p2p/mailbox.h"
+#include "p2p/postbox.h"
 #include "transports/messages/message_engine.h"
+#include "transports/messages/message_postbox.h"
 #include "transports/mpi/mpi_api.h"
 #include "transports/tcp/socket_api.h"
 #include "transports/two_level.h"
@@ -127,6 +131,30 @@ void bind_message_engine(py::module_& m) {
   // even when Python ends: MPI_Finalize comes after that.
   m.def("never_free", [](py::object owner) { owner.release(); }, "owner"_a);
   bind_two_level(m);
+}
+
+void bind_p2p(py::module_& m) {
+  using namespace pybind11::literals;
+  py::enum_<Offers>(m, "Offers")
+      .value("NEVER", Offers::kNever)
+      .value("WANTED", Offers::kWanted)
+      .value("ALWAYS", Offers::kAlways);
+  const auto constructor = py::init<std::shared_ptr<Engine>, Offers>();
+  py::class_<Mailboxes, std::shared_ptr<Mailboxes>> mailboxes(m, "Mailboxes");
+  mailboxes.def(constructor, "engine"_a, "offers"_a = Offers::kNever);
+  add_send_recv<Mailboxes, double>(mailboxes);
+  py::class_<Postbox> postbox(m, "Postbox");
+  postbox.def(constructor, "engine"_a, "offers"_a = Offers::kNever)
+      .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<Mailboxes>>());
+  add_postbox_methods<Postbox>(postbox);
+  py::class_<MessageMailbox, std::shared_ptr<MessageMailbox>> message_mailbox(m, "MessageMailbox");
+  message_mailbox.def(py::init<std::shared_ptr<MessageEngine>>(), "engine"_a)
+      .def_property_readonly("given_up", &MessageMailbox::given_up);
+  add_send_recv<MessageMailbox, double>(message_mailbox);
+  py::class_<MessagePostbox> message_postbox(m, "MessagePostbox");
+  message_postbox.def(py::init<std::shared_ptr<MessageEngine>>(), "engine"_a)
+      .def(py::init<std::shared_ptr<MessageEngine>, std::shared_ptr<MessageMailbox>>());
+  add_postbox_methods<MessagePostbox>(message_postbox);
 }
 
 }  // namespace pycoll

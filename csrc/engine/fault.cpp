@@ -53,6 +53,27 @@ std::string rank_name(int32_t rank) {
   return rank < 0 ? "any rank" : "rank " + std::to_string(rank);
 }
 
+std::string message_text(bool incoming, uint32_t rank, int32_t peer, uint32_t tag,
+                         uint64_t nbytes) {
+  std::ostringstream out;
+  out << (incoming ? "recv on rank " : "send from rank ") << rank << (incoming ? " from " : " to ")
+      << rank_name(peer) << " (tag " << tag << ", " << nbytes << " bytes)";
+  return out.str();
+}
+
+void throw_nothing_came(uint32_t rank, int32_t src, uint32_t tag, double timeout_s) {
+  throw_error("CollTimeout", "recv on rank ", rank, " (tag ", tag, "): nothing from ",
+              rank_name(src), " within ", timeout_s, " s");
+}
+
+void throw_mismatch(uint32_t rank, uint32_t tag, const MessageKind& expected, uint32_t src,
+                    const MessageKind& sent) {
+  throw_error("MismatchError", "recv on rank ", rank, " (tag ", tag, ") expects ", expected.nbytes,
+              " bytes of ", type_name(expected.type), "; rank ", src, " sent ", sent.nbytes,
+              " bytes of ", type_name(sent.type),
+              ". The message is kept: receive it into a fitting array");
+}
+
 const char* closed_text(int32_t rank) {
   return rank < 0 ? ": all other ranks have closed their communicators"
                   : ": the peer has closed its communicator";

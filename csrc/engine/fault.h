@@ -46,6 +46,18 @@ class Aborted : public Error {
 std::string describe(const Report& report);
 // "rank 3", or "any rank".
 std::string rank_name(int32_t rank);
+// "send from rank 0 to rank 1 (tag 2, 8 bytes)", and likewise of a recv by this `rank`.
+std::string message_text(bool incoming, uint32_t rank, int32_t peer, uint32_t tag, uint64_t nbytes);
+// For recv() when nothing has come in time.
+[[noreturn]] void throw_nothing_came(uint32_t rank, int32_t src, uint32_t tag, double timeout_s);
+// For recv() when another message has come than the one that was asked for.
+struct MessageKind {
+  uint64_t nbytes;
+  uint32_t type;
+  bool operator==(const MessageKind&) const = default;
+};
+[[noreturn]] void throw_mismatch(uint32_t rank, uint32_t tag, const MessageKind& expected,
+                                 uint32_t src, const MessageKind& sent);
 // The end of the error text when a wait for a message ends because this rank has closed.
 const char* closed_text(int32_t rank);
 

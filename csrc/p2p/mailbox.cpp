@@ -191,9 +191,9 @@ void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
   COLL_CHECK(now_ns() >= deadline, "PeerLeft", "send from rank ", rank_, " to rank ", dst,
              closed_text(static_cast<int32_t>(dst)));
   engine_->abort("a send timed out half way");
-  throw_error("CollTimeout", "send from rank ", rank_, " to rank ", dst, " (tag ", tag, ", ",
-              nbytes, " bytes): ", message.offset, " bytes taken within ", timeout_s, " s; rank ",
-              dst, " has not received it.");
+  throw_error("CollTimeout", message_text(false, rank_, static_cast<int32_t>(dst), tag, nbytes),
+              ": ", message.offset, " bytes taken within ", timeout_s, " s; rank ", dst,
+              " has not received it.");
 }
 
 uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
@@ -225,8 +225,7 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
     const bool done = wait_until(policy_, control_.doorbell(rank_), arrived, give_up);
     COLL_CHECK(done || now_ns() >= deadline, "PeerLeft", "recv on rank ", rank_, " from ",
                rank_name(src), closed_text(src));
-    COLL_CHECK(done, "CollTimeout", "recv on rank ", rank_, " (tag ", tag, "): nothing from ",
-               rank_name(src), " within ", timeout_s, " s");
+    if (!done) throw_nothing_came(rank_, src, tag, timeout_s);
   } catch (...) {
     keep_copies();
     throw;
@@ -237,12 +236,8 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
 std::optional<uint32_t> Mailboxes::collect(const RecvRequest& request) {
   Message* found = find(request);
   if (found == nullptr || found->received != found->nbytes) return std::nullopt;
-  if (found->nbytes != request.nbytes || found->type != request.type) {
-    throw_error("MismatchError", "recv on rank ", rank_, " (tag ", request.tag, ") expects ",
-                request.nbytes, " bytes of ", type_name(request.type), "; rank ", found->src,
-                " sent ", found->nbytes, " bytes of ", type_name(found->type),
-                ". The message is kept: receive it into a fitting array");
-  }
+  const MessageKind expected{request.nbytes, request.type}, sent{found->nbytes, found->type};
+  if (sent != expected) throw_mismatch(rank_, request.tag, expected, found->src, sent);
   if (found->own != nullptr) copy(request.data, found->own.get(), request.nbytes);
   const uint32_t sender = found->src;
   arrived_.erase(arrived_.begin() + (found - arrived_.data()));

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <sstream>
 #include <system_error>
 
 namespace pycoll {
@@ -237,15 +236,10 @@ std::optional<Mailboxes::Envelope> Postbox::probe(int32_t src, int64_t tag, doub
 }
 
 std::string Postbox::describe(const Request& request) const {
-  std::ostringstream out;
-  if (!request.incoming) {
-    out << "send from rank " << rank_ << " to rank " << request.out.dst << " (tag "
-        << request.out.tag << ", " << request.out.nbytes << " bytes)";
-  } else {
-    out << "recv on rank " << rank_ << " from " << rank_name(request.in.src) << " (tag "
-        << request.in.tag << ", " << request.in.nbytes << " bytes)";
-  }
-  return out.str();
+  const Mailboxes::RecvRequest& in = request.in;
+  const Mailboxes::SendRequest& out = request.out;
+  if (request.incoming) return message_text(true, rank_, in.src, in.tag, in.nbytes);
+  return message_text(false, rank_, static_cast<int32_t>(out.dst), out.tag, out.nbytes);
 }
 
 // The thread: moves messages while something is under way and no other thread waits.

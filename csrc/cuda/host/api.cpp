@@ -208,9 +208,6 @@ int pycoll_cuda_group_abort(PycollCudaGroup* group) {
 int pycoll_cuda_group_reset(PycollCudaGroup* group) {
   return guarded([&] { group->reset(); });
 }
-int pycoll_cuda_group_epoch(PycollCudaGroup* group, uint32_t* epoch) {
-  return guarded([&] { *epoch = group->epoch(); });
-}
 int pycoll_cuda_group_set_epoch(PycollCudaGroup* group, uint32_t epoch) {
   return guarded([&] { group->set_epoch(epoch); });
 }

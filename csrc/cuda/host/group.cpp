@@ -109,13 +109,6 @@ void PycollCudaGroup::reset() {
   set_epoch(0);
 }
 
-uint32_t PycollCudaGroup::epoch() const {
-  machine::wait_idle(device_);
-  Control control;
-  machine::copy_now(device_, &control, own_controls_[0], sizeof(control));
-  return control.epoch;
-}
-
 void PycollCudaGroup::set_epoch(uint32_t epoch) {
   COLL_CHECK(epoch < 1u << 16, "ArgumentError", "epoch ", epoch, " has more than 16 bits");
   machine::wait_idle(device_);

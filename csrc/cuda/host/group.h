@@ -38,7 +38,6 @@ struct PycollCudaGroup {
   bool failed() const;
   void abort();
   void reset();
-  uint32_t epoch() const;
   void set_epoch(uint32_t epoch);
 
   // Fills in where memory of ranks is. Throws if peers are not connected.

@@ -279,9 +279,8 @@ PYCOLL_CUDA_API int pycoll_cuda_group_abort(PycollCudaGroup* group);
 // peer group all ranks must reset between two barriers of the host.
 PYCOLL_CUDA_API int pycoll_cuda_group_reset(PycollCudaGroup* group);
 
-// Epoch of the next call of this process's ranks, 0 <= epoch < 65536; waits for the device. Setting
-// it (on all ranks, between calls) is for tests of the wrap-around.
-PYCOLL_CUDA_API int pycoll_cuda_group_epoch(PycollCudaGroup* group, uint32_t* epoch);
+// Sets the epoch of the next call of this process's ranks, 0 <= epoch < 65536, on all ranks,
+// between calls; waits for the device. For tests of the wrap-around.
 PYCOLL_CUDA_API int pycoll_cuda_group_set_epoch(PycollCudaGroup* group, uint32_t epoch);
 
 // ---- calls -------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <sstream>
 
 #include "base/erase_done.h"
 #include "engine/fault.h"
@@ -97,9 +96,9 @@ void MessageMailbox::send(const void* data, uint64_t nbytes, uint32_t type, uint
   COLL_CHECK(now_ns() >= deadline, "PeerLeft", "send from rank ", engine.link().rank(), " to rank ",
              dst, closed_text(static_cast<int32_t>(dst)));
   engine.abort("a send timed out half way");
-  throw_error("CollTimeout", "send from rank ", engine.link().rank(), " to rank ", dst, " (tag ",
-              tag, ", ", nbytes, " bytes): rank ", dst, " has not received it within ", timeout_s,
-              " s. The communicator was aborted");
+  const auto to = static_cast<int32_t>(dst);
+  throw_error("CollTimeout", message_text(false, engine.link().rank(), to, tag, nbytes), ": rank ",
+              dst, " has not received it within ", timeout_s, " s. The communicator was aborted");
 }
 
 uint32_t MessageMailbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
@@ -124,20 +123,15 @@ uint32_t MessageMailbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_
   const uint32_t rank = engine.link().rank();
   COLL_CHECK(now_ns() >= deadline, "PeerLeft", "recv on rank ", rank, " from ", rank_name(src),
              closed_text(src));
-  throw_error("CollTimeout", "recv on rank ", rank, " (tag ", tag, "): nothing from ",
-              rank_name(src), " within ", timeout_s, " s");
+  throw_nothing_came(rank, src, tag, timeout_s);
 }
 
 std::optional<uint32_t> MessageMailbox::collect(void* data, uint64_t nbytes, uint32_t type,
                                                 int32_t src, uint32_t tag) {
   const Message* found = find(src, tag);
   if (found == nullptr) return std::nullopt;
-  if (found->nbytes != nbytes || found->type != type) {
-    throw_error("MismatchError", "recv on rank ", engine_->link().rank(), " (tag ", tag,
-                ") expects ", nbytes, " bytes of ", type_name(type), "; rank ", found->src,
-                " sent ", found->nbytes, " bytes of ", type_name(found->type),
-                ". The message is kept: receive it into a fitting array");
-  }
+  const MessageKind expected{nbytes, type}, sent{found->nbytes, found->type};
+  if (sent != expected) throw_mismatch(engine_->link().rank(), tag, expected, found->src, sent);
   if (!found->complete) return std::nullopt;
   // Whoever gave up sending may have changed the payload that was under way.
   if (nbytes > kEagerBytes) engine_->poll();
@@ -351,16 +345,7 @@ std::optional<MessageMailbox::Envelope> MessagePostbox::probe(int32_t src, int64
 }
 
 std::string MessagePostbox::describe(const Item& item) const {
-  std::ostringstream out;
-  const std::string peer = rank_name(item.peer);
-  const uint32_t rank = engine_->link().rank();
-  if (item.incoming) {
-    out << "recv on rank " << rank << " from " << peer;
-  } else {
-    out << "send from rank " << rank << " to " << peer;
-  }
-  out << " (tag " << item.tag << ", " << item.nbytes << " bytes)";
-  return out.str();
+  return message_text(item.incoming, engine_->link().rank(), item.peer, item.tag, item.nbytes);
 }
 
 // What is still being sent may refer to memory of the user: the transport is closed after this.

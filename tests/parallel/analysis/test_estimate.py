@@ -108,5 +108,7 @@ def test_numbers_of_parameters_that_there_cannot_be(model):
 
 
 def test_an_axis_that_the_engine_refuses_is_refused():
-    with pytest.raises(ArgumentError, match="axis pp=4; data parallelism knows replica, dp, cp, tp"):
+    with pytest.raises(
+        ArgumentError, match="axis pp=4; data parallelism knows replica, dp, cp, tp"
+    ):
         estimate(1000, mesh={"dp": 2, "pp": 4})
