@@ -112,6 +112,12 @@ class simulated_atomic {
   T fetch_sub(T by, memory_order order = kStrict, const Where& where = Where::current()) {
     return of(modify([=](uint64_t old) { return bits(T(of(old) - by)); }, nullptr, order, where));
   }
+  T fetch_or(T by, memory_order order = kStrict, const Where& where = Where::current()) {
+    return of(modify([=](uint64_t old) { return bits(T(of(old) | by)); }, nullptr, order, where));
+  }
+  T fetch_and(T by, memory_order order = kStrict, const Where& where = Where::current()) {
+    return of(modify([=](uint64_t old) { return bits(T(of(old) & by)); }, nullptr, order, where));
+  }
   bool compare_exchange_strong(T& expected, T value, memory_order order = kStrict,
                                const Where& where = Where::current()) {
     const uint64_t want = bits(expected);
