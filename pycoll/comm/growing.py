@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from pycoll.runtime.sessions.grow import grow
 from pycoll.runtime.sessions.session import Session
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+Job = TypeVar("Job", bound="GrowingJob")
 
 
 class GrowingJob:
@@ -20,7 +19,7 @@ class GrowingJob:
         """Wrap a session."""
         self._session = session
 
-    def grow(self, *, timeout: float | None = None) -> Self:
+    def grow(self: Job, *, timeout: float | None = None) -> Job:
         """Make a communicator of the ranks that are left and of those that wait to join.
 
         For jobs of ``pycoll run --elastic``, which starts processes again that have died; those

@@ -146,7 +146,7 @@ class Dropout(NoParameters):
         size = length * _size(self.sequence) * _size(self.context and self.context.comm)
         for run in place(length, self.sequence, self.context):
             stop = first + run.stop - run.start
-            part = x[:, first:stop]
+            part = x[:, first:stop, ...]
             masks.append(draw_mask(part, self.key, self.drop, self.cursor, size, run))
             first = stop
         whole = len(masks) == 1 or masks[0] is None

@@ -54,6 +54,7 @@ def test_every_algorithm_that_claims_an_order_gives_it(entry, n):
         make(entry.collective, name, n, size, order=entry.order, op=op, memory=memory)
         for name in ("float32", "float64")
         for op in ("sum", "avg", "prod")
+        if op != "avg" or "scan" not in entry.collective
         for size, memory in [(11, "new"), (3001, "new"), (3001, "symmetric")]
     ]
     for case in cases:

@@ -16,7 +16,7 @@ def test_they_are_moved_in_parts(width, count):
     def rank(comm):
         me = np.array([f"{comm.rank}{i}" + "x" * width for i in range(count)]).astype(f"S{width}")
         all_ = comm.all_gather(me)
-        first = comm.broadcast(me, root=1)
+        first = comm.broadcast(me.copy(), root=1)
         back = comm.all_to_all(np.tile(me, 3))
         rows = comm.all_gather_v(me[: 1 + (comm.rank > 0) * (count - 1)])
         held = comm.empty(count, me.dtype)

@@ -100,6 +100,8 @@ def trial(entry, n, block, name="float32", op="sum", **options):
     parts = [oracle.random(rng, name, block * n if shares else block) for _ in range(n)]
     order = "rank" if entry.order == "rank" else "tree"
     want = oracle.expected(entry.collective, parts, op, order, root)
+    if entry.collective == "exscan":  # what the first rank gets is no work of a plan
+        want[0] = None
     sizes = [0 if w is None else w.size for w in want]
     return run_world(spec, n, parts, sizes, **options), want, parts, root
 
@@ -114,7 +116,7 @@ def same_as_engine(entry, n, parts, root, op, results):
         return method(parts[comm.rank], algorithm=entry, **more)
 
     for r, got in enumerate(run_threads(n, rank)):
-        if got is not None:
+        if got is not None and not (entry.collective == "exscan" and r == 0):
             assert oracle.differences(results[r], got) == "", (entry.name, n, r)
 
 
@@ -136,6 +138,8 @@ def test_every_schedule_gives_the_bits_of_the_engine(entry):
 @pytest.mark.parametrize("op", ["avg", "max"])
 def test_types_and_operations(name, op):
     for entry in ALGORITHMS:
+        if op == "avg" and "scan" in entry.collective:
+            continue
         if COLLECTIVES[entry.collective].reduces and entry.worlds(3):
             results, _, parts, root = trial(entry, 3, 41, name, op)
             same_as_engine(entry, 3, parts, root, op, results)

@@ -93,7 +93,7 @@ def test_no_reduction_moves_less_than_it_must():
     for algorithm in ALGORITHMS:
         if algorithm.worlds(8) and COLLECTIVES[algorithm.collective].reduces:
             spent = cost(algorithm.schedule(8))
-            assert spent.reduced.total >= 7
+            assert spent.reduced.total >= (6 if algorithm.collective == "exscan" else 7)
             assert spent.critical >= spent.per_rank
 
 

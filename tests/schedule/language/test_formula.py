@@ -26,7 +26,7 @@ def limits(algorithm, n, k=1):
     least = Fraction(0) if text.nbytes.startswith("at most ") else most
     if text.rest == " read and as many written per rank":
         return rounds, 2 * least, 2 * most
-    at_root = re.fullmatch(r", (.+) at the root", text.rest)
+    at_root = re.fullmatch(r", (.+) at the (?:root|last rank)", text.rest)
     if at_root:
         root = evaluate(at_root.group(1), n, k)
         return rounds, root, root
