@@ -23,7 +23,7 @@ FIND_PYTHON = for python in $(CANDIDATES); do \
       or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
       >/dev/null 2>&1 && echo "$$python" && break; done
 
-.PHONY: help tools build demo compare bench-check test test-mpi test-torch native asan tsan lint format clean
+.PHONY: help tools build demo compare bench-check test test-mpi test-torch native asan tsan docs lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -115,6 +115,12 @@ asan: tools  ## run the C++ tests under the address and undefined-behaviour sani
 
 tsan: tools  ## run the C++ tests under the thread sanitizer
 	bash tests/native/run.sh tsan
+
+# The site is checked as it is built: a link or a page out of place is an error.
+docs: $(VENV)/installed  ## build the documentation as a site, in build/site
+	@$(PIP) install "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=1,<2"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+	@echo "to read it: python3 -m http.server -d build/site"
 
 lint: $(VENV)/installed  ## check style: ruff and clang-format
 	$(BIN)/ruff check .

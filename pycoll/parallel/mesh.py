@@ -29,7 +29,8 @@ class Mesh:
 
         Args:
             comm: The ranks; stays the caller's.
-            axes: Size of each axis, outermost first. One may be -1: whatever is left.
+            axes: Size of each axis, outermost first. One may be -1: whatever is left. Without any,
+                all ranks are along ``dp``.
 
         Raises:
             ArgumentError: If the sizes do not multiply to the world size.
@@ -121,7 +122,7 @@ def _agreed(comm: Communicator, axes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _sizes(world_size: int, axes: Mapping[str, int]) -> dict[str, int]:
-    sizes = dict(axes)
+    sizes = dict(axes) or {"dp": world_size}
     for axis, size in sizes.items():
         if hasattr(Mesh, axis) or axis in ("world", "axes"):
             raise ArgumentError(f"an axis cannot be named {axis!r}: a mesh has that attribute")
@@ -140,7 +141,7 @@ def _sizes(world_size: int, axes: Mapping[str, int]) -> dict[str, int]:
             f"these axes does not hold {world_size} ranks"
         )
     if math.prod(sizes.values()) != world_size:
-        text = " x ".join(f"{axis}={size}" for axis, size in axes.items()) or "no axes"
+        text = " x ".join(f"{axis}={size}" for axis, size in axes.items())
         raise ArgumentError(
             f"a mesh of {text} does not hold {world_size} ranks; sizes must "
             f"multiply to {world_size}"

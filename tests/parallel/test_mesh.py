@@ -44,7 +44,6 @@ def test_axes_and_groups(run):
         ({"dp": 0}, "axis dp=0"),
         ({"dp": 2.0, "tp": 2}, "axis dp=2.0"),
         ({"size": 4}, "an axis cannot be named 'size'"),
-        ({}, "a mesh of no axes does not hold 4 ranks"),
     ],
 )
 def test_sizes_that_do_not_fit(axes, text):
@@ -54,6 +53,10 @@ def test_sizes_that_do_not_fit(axes, text):
         return str(caught.value)
 
     assert all(text in message for message in run_threads(4, rank))
+
+
+def test_without_axes_all_ranks_are_data_parallel():
+    assert run_threads(3, lambda comm: Mesh(comm).axes) == [{"dp": 3}] * 3
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import pycoll
 from pycoll.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("", "docs", "docs/decisions", "benchmarks", "benchmarks/gpu")
+FOLDERS = (
+    *("", "docs", "docs/decisions", "docs/how-to", "docs/reference", "docs/tutorial"),
+    *("benchmarks", "benchmarks/gpu"),
+)
 SOURCES = (".py", ".h", ".cpp", ".cu", ".inl", ".sh")
 PARTS = ("pycoll", "csrc", "tests", "examples", "benchmarks")
 PAGES = sorted(str(p.relative_to(ROOT)) for f in FOLDERS for p in (ROOT / f).glob("*.md"))
@@ -169,6 +173,12 @@ def reached_from(page):
 
 def test_links_lead_to_every_page():
     assert set(PAGES) - reached_from("README.md") == set()
+
+
+def test_the_reference_has_every_public_name():
+    errors = {n for n in pycoll.__all__ if n in vars(pycoll.errors)}
+    listed = re.findall(r"^::: pycoll\.(\w+)$", read("docs/reference/pycoll.md"), re.MULTILINE)
+    assert sorted(listed) == sorted(set(pycoll.__all__) - errors)
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/architecture.md"])
