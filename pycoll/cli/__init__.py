@@ -27,6 +27,7 @@ COMMANDS = {
     "report": "tell what a trace or the dumps of a failure say",
     "verify": "prove algorithms correct for given world sizes",
     "show": "draw the schedule of an algorithm",
+    "simulate": "predict how long collectives take on a network",
     "explain": "tell which algorithm a call uses, and why",
     "bench": "measure collectives",
     "tune": "measure, and let the times choose algorithms",

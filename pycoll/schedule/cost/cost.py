@@ -163,7 +163,10 @@ def peers_of(f: Fold, ranks: np.ndarray) -> Iterator[tuple[bool, np.ndarray]]:
     """Yield, for pieces that may be remote, whether the owners store them, and where they lie."""
     for i, piece in enumerate(f.pieces):
         if piece.rank is not ranks:
-            yield i >= len(f.srcs), np.broadcast_to(piece.rank % len(ranks), ranks.shape)
+            rank = np.asarray(piece.rank)
+            if rank.min() < 0 or rank.max() >= len(ranks):  # a look is faster than a division
+                rank = rank % len(ranks)
+            yield i >= len(f.srcs), np.broadcast_to(rank, ranks.shape)
 
 
 def traffic(schedule: Schedule) -> Iterator[Traffic]:

@@ -41,11 +41,7 @@ class Promise:
             schedule.chunks,
             schedule.root,
         )
-        owned = spec.transposes or OWN in (spec.in_layout, spec.out_layout)
-        if chunks < 1 or (owned and chunks % n):
-            raise ScheduleError(f"{schedule}: {chunks} chunks cannot be shared among {n} ranks")
-        if not 0 <= root < n:
-            raise ScheduleError(f"{schedule}: there is no rank {root} to be the root")
+        owned = check_sizes(schedule)
         rank, chunk = np.indices((n, chunks))
         share = max(1, chunks // n)
         own = chunk // share == rank
@@ -67,3 +63,14 @@ class Promise:
             out_held=(own if spec.out_layout == OWN else full) & gets,
             origin=source * chunks + source_chunk,
         )
+
+
+def check_sizes(schedule: Schedule) -> bool:
+    """Refuse what `Promise.of` would; return whether ranks own equal shares of the vector."""
+    spec, n, chunks = COLLECTIVES[schedule.collective], schedule.n, schedule.chunks
+    owned = spec.transposes or OWN in (spec.in_layout, spec.out_layout)
+    if chunks < 1 or (owned and chunks % n):
+        raise ScheduleError(f"{schedule}: {chunks} chunks cannot be shared among {n} ranks")
+    if not 0 <= schedule.root < n:
+        raise ScheduleError(f"{schedule}: there is no rank {schedule.root} to be the root")
+    return owned
