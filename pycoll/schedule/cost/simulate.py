@@ -99,17 +99,11 @@ def simulate(
         ArgumentError: If ``start`` does not have one entry per rank, if the network has another
             size, if a round has too many messages to simulate, or if it takes longer than it may.
     """
-    n = schedule.n
-    time = np.zeros(n) if start is None else np.array(start, float)
-    if time.shape != (n,):
-        raise ArgumentError(f"start has shape {time.shape}; {schedule} needs ({n},)")
-    fabric = link if isinstance(link, Fabric) else (link or Link()).joining(n)
-    if fabric.n != n:
-        raise ArgumentError(f"the network joins {fabric.n} ranks; {schedule} has {n}")
+    time, fabric = _checked(schedule, link, start)
     lines = schedule.relative
     alike = type(fabric) is Fabric and not fabric.speeds and noise is None and loads is None
     if alike and lines is not None and lines.moves.all() and time.min() == time.max():
-        return time + _alike(lines, n, nbytes / max(1, schedule.chunks), fabric)
+        return time + _alike(lines, schedule.n, nbytes / max(1, schedule.chunks), fabric)
     world, number = World(schedule, nbytes, fabric), 0
     until = clock.monotonic() + most_s
     for times, folds in _each_kind(schedule, world.ranks):
@@ -120,11 +114,25 @@ def simulate(
             loads.add(times, step.busy)
         if noise is None:
             time = advance_alike(step, time, times)
-        else:
-            for _ in range(times):
-                time = step.advance(time, noise(number))
-                number += 1
+            continue
+        for _ in range(times):
+            time = step.advance(time, noise(number))
+            number += 1
     return time
+
+
+def _checked(
+    schedule: Schedule, link: Link | Fabric | None, start: np.ndarray | None
+) -> tuple[np.ndarray, Fabric]:
+    """Return when ranks enter, and what joins them; refuse those of another world."""
+    n = schedule.n
+    time = np.zeros(n) if start is None else np.array(start, float)
+    if time.shape != (n,):
+        raise ArgumentError(f"start has shape {time.shape}; {schedule} needs ({n},)")
+    fabric = link if isinstance(link, Fabric) else (link or Link()).joining(n)
+    if fabric.n != n:
+        raise ArgumentError(f"the network joins {fabric.n} ranks; {schedule} has {n}")
+    return time, fabric
 
 
 def _alike(lines: RelativeLines, n: int, chunk_bytes: float, link: Fabric) -> float:

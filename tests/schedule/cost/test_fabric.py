@@ -106,13 +106,7 @@ def reference(schedule, nbytes, kind, network, start):
 
         after = []
         for r in range(n):
-            own = [f"out[{r}]", f"near out[{r}]"]
-            if "torus" in network.kind:
-                own = [
-                    walk_torus(network.dims, r, int(np.ravel_multi_index(to, network.dims)))[0][0]
-                    for to in neighbours(network.dims, r)
-                ]
-            port = max(busy.get(name, 0.0) for name in own)
+            port = max(busy.get(name, 0.0) for name in ports(network, r))
             after.append(time[r] + (network.latency + port if port else 0.0) + more[r])
         for owner, count, srcs, dsts in moves:
             done = max(max(time[owner], time[s]) + travel(s, owner) for s in srcs)
@@ -123,6 +117,14 @@ def reference(schedule, nbytes, kind, network, start):
                     after[t] = max(after[t], max(done, time[t]) + travel(owner, t))
         time = after
     return time, total
+
+
+def ports(network, rank):
+    """Name the links by which messages leave a rank."""
+    if network.kind != "torus":
+        return [f"out[{rank}]", f"near out[{rank}]"]
+    ends = [int(np.ravel_multi_index(to, network.dims)) for to in neighbours(network.dims, rank)]
+    return [walk_torus(network.dims, rank, to)[0][0] for to in ends]
 
 
 def neighbours(dims, rank):
