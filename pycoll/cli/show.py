@@ -28,6 +28,7 @@ from pycoll.schedule.language.promise import Promise
 from pycoll.schedule.lowering.compile import peer_plan, peer_plans
 from pycoll.schedule.lowering.plan import Plan
 from pycoll.schedule.pictures import as_text, drawn
+from pycoll.schedule.stepped import stepped
 
 _INTRODUCTION = """\
 # Algorithms
@@ -60,10 +61,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "show", description="Draw the schedule of an algorithm; without -o, print its rounds."
     )
     add = parser.add_argument
-    add("algorithm", nargs="?", help=f"name, such as ring, {ALGORITHM}, pipeline:NAME")
+    names = f"name, such as ring, {ALGORITHM}, pipeline:NAME; several by commas, for a page"
+    add("algorithm", nargs="?", help=names)
     add("--collective", choices=sorted(COLLECTIVES), default="all_reduce")
     add("-n", type=int, default=8, help="number of ranks (default 8)")
-    add("-o", "--output", type=Path, help="file for a picture: .png, .svg, .pdf")
+    add("-o", "--output", type=Path, help="file for a picture: .png, .svg, .pdf, .html")
+    add("--html", action="store_true", help="write NAME.html, a page that steps through the rounds")
     add("--text", action="store_true", help="print the rounds")
     add("--plan", type=int, metavar="RANK", help="print the program of a rank")
     add("--staged", action="store_true", help="with --plan: for arrays that peers cannot reach")
@@ -85,7 +88,17 @@ def main(args: argparse.Namespace) -> int:
         from pycoll.cli.common import pipelines  # which needs the engine
 
         return pipelines.show(args)
-    schedule = _schedule(args)
+    names = args.algorithm.split(",")
+    schedules = [_schedule(args, name) for name in names]
+    if args.html and args.output is None:
+        args.output = Path(f"{'_'.join(name.rpartition(':')[2] for name in names)}.html")
+    if args.output is not None and args.output.suffix == ".html":
+        put(args.output, stepped(schedules))
+        print(f"wrote {args.output}: open it in a browser")
+        return 0
+    if len(names) > 1:
+        raise ArgumentError("several algorithms fit on a page only: --html, or -o FILE.html")
+    (schedule,) = schedules
     if args.plan is not None:
         if not 0 <= args.plan < args.n:
             raise ArgumentError(f"--plan is {args.plan}, expected a rank, 0 to {args.n - 1}")
@@ -100,13 +113,13 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _schedule(args: argparse.Namespace) -> Schedule:
+def _schedule(args: argparse.Namespace, name: str) -> Schedule:
     if args.n > MAX_RANKS:
         raise ArgumentError(f"-n is {args.n}, expected at most {MAX_RANKS} ranks")
     try:
-        algorithm = lookup(args.algorithm, args.collective)
+        algorithm = lookup(name, args.collective)
     except ScheduleError as error:
-        others = [a.collective for a in ALGORITHMS if a.name == args.algorithm]
+        others = [a.collective for a in ALGORITHMS if a.name == name]
         hint = f"; --collective {' or '.join(others)} has it" if others else ""
         raise ArgumentError(f"{error}{hint}") from None
     schedule = algorithm.schedule(args.n, **dict(map(_parameter, args.param)))

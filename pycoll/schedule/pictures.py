@@ -271,7 +271,7 @@ def transfers(schedule: Schedule) -> Iterator[Arrow | Mark]:
         for f in folds:
             count = active(f, n)
             for owner in np.flatnonzero(count).tolist():
-                places = [_place(piece, owner, n) for piece in f.pieces]
+                places = [place_of(piece, owner, n) for piece in f.pieces]
                 chunk = _chunk(places, held) % max(1, schedule.chunks)
                 many = int(count[owner])
                 yield Mark(number, owner, len(f.srcs) > 1)
@@ -285,7 +285,7 @@ def transfers(schedule: Schedule) -> Iterator[Arrow | Mark]:
         held |= stored
 
 
-def _place(piece: Piece, owner: int, n: int) -> tuple[int, Buffer, int]:
+def place_of(piece: Piece, owner: int, n: int) -> tuple[int, Buffer, int]:
     """Return rank, buffer and chunk of a piece of one owner's fold."""
     rank, chunk = (
         int(value[owner]) if np.ndim(value) else int(value) for value in (piece.rank, piece.chunk)

@@ -22,6 +22,16 @@ def test_a_picture(tmp_path, capsys):
     assert str(path) in capsys.readouterr().out
 
 
+def test_a_page_to_step_through(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", "ring,halving_doubling", "-n", "4", "--html"]) == 0
+    assert "ring_halving_doubling.html" in capsys.readouterr().out
+    page = (tmp_path / "ring_halving_doubling.html").read_text()
+    assert "all_reduce · ring · n = 4" in page
+    assert main(["show", "ring", "-n", "4", "-o", "one.html"]) == 0
+    assert (tmp_path / "one.html").stat().st_size < len(page)
+
+
 def test_rounds_are_the_default(capsys):
     assert main(["show", "ring", "-n", "3", "--collective", "all_gather"]) == 0
     out = capsys.readouterr().out
@@ -52,6 +62,7 @@ def test_parameters(capsys):
         (["halving_dubling"], "halving_doubling"),
         (["doubling"], "--collective all_gather has it"),
         ([], "ring"),
+        (["ring,halving_doubling"], "several algorithms fit on a page only: --html"),
         (["ring", "-n", "0"], "0 ranks"),
         (["ring", "-n", "100000"], "at most 4096 ranks"),
         (["ring", "-o", "/dev/full/x.png"], "cannot write '/dev/full/x.png'"),
