@@ -42,7 +42,8 @@ def stepped(schedules: Sequence[Schedule]) -> str:
                 "blocks (--param k=4): the pattern is the same"
             )
     title = " beside ".join(schedule.algorithm.name for schedule in schedules)
-    data = json.dumps([described(schedule) for schedule in schedules], separators=(",", ":"))
+    shown = [described(schedule) for schedule in schedules]
+    data = json.dumps(shown, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return _PAGE.replace("TITLE", html.escape(title)).replace("DATA", data)
 
 
