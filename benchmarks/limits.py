@@ -184,7 +184,7 @@ def measure(comm, ways, nbytes):
 
     count = max(8, TURN_BYTES // nbytes)
     turns = {name: (functools.partial(one, calls), count) for name, calls in ways.items()}
-    times = {name: row["seconds"] for name, row in contest(comm, turns, ROUNDS).items()}
+    times = contest(comm, turns, ROUNDS)
     return {
         name: {"us": statistics.median(own) * 1e6, "x": pages.ratio(own, times["pycoll"])}
         for name, own in times.items()

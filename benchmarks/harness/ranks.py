@@ -28,28 +28,25 @@ def batches(comm, call, calls, runs):
     return comm.all_reduce(found, "max")
 
 
-def contest(comm, ways, rounds, observe=lambda: 0):
+def contest(comm, ways, rounds):
     """Let contestants take turns, in another order each round, so that none follows the same one.
 
     Args:
         comm: The ranks.
         ways: By name, a function without arguments and how often to call it in a turn.
         rounds: Turns of each.
-        observe: Returns a number that grows.
 
     Returns:
-        By name the seconds of a call in each round, and how much the number grew in a call.
+        By name the seconds of a call in each round.
     """
-    found = {name: {"seconds": [], "observed": []} for name in ways}
+    found = {name: [] for name in ways}
     names, shuffle = list(ways), np.random.default_rng(0).shuffle  # the same on all ranks
     for _ in range(rounds):
         shuffle(names)
         for name in names:
             call, calls = ways[name]
             batches(comm, call, max(1, calls // WARM), 1)
-            before = observe()
-            found[name]["seconds"].append(float(batches(comm, call, calls, 1)[0]))
-            found[name]["observed"].append((observe() - before) / calls)
+            found[name].append(float(batches(comm, call, calls, 1)[0]))
     return found
 
 
@@ -101,20 +98,12 @@ class ByHand:
 
     def __init__(self, comm, library, nbytes=None):
         self._library = ctypes.CDLL(library)
-        nbytes = self.shared_bytes(comm.world_size) if nbytes is None else nbytes
+        if nbytes is None:
+            self._library.shared_bytes.restype = ctypes.c_size_t
+            nbytes = self._library.shared_bytes(ctypes.c_size_t(comm.world_size))
         self._memory = shared_map(comm, self.HEADER + nbytes)
         turn = ctypes.pointer(ctypes.c_uint64(0))
         self._ranks = self.Ranks(self._memory.ctypes.data, comm.rank, comm.world_size, turn)
-
-    def shared_bytes(self, ranks):
-        """Return the bytes of the memory that so many ranks use."""
-        self._library.shared_bytes.restype = ctypes.c_size_t
-        return self._library.shared_bytes(ctypes.c_size_t(ranks))
-
-    def array(self, start, count):
-        """Return elements of float32 that begin so many bytes behind the header."""
-        start += self.HEADER
-        return self._memory[start : start + 4 * count].view(np.float32)
 
     def function(self, name, *arguments):
         """Return a function of no argument; arrays are passed by their address, None as null."""

@@ -19,7 +19,7 @@ from pycoll.comm.v_variants import RaggedCollectives
 from pycoll.cuda import open_device
 from pycoll.errors import ArgumentError
 from pycoll.observe.attach import attach
-from pycoll.runtime.calls.methods import CallOptions, collective, reports_misuse
+from pycoll.runtime.calls.methods import CallOptions, ReduceOptions, collective, reports_misuse
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.calls.work import BoundPlan, Work
 from pycoll.runtime.sessions.health import Health, check
@@ -138,13 +138,7 @@ class Communicator(
 
     @collective(Kind.REDUCE_SCATTER)
     def reduce_scatter(
-        self,
-        x: Any,
-        op: Op = "sum",
-        *,
-        out: Any = None,
-        order: str | None = None,
-        **options: Unpack[CallOptions],
+        self, x: Any, op: Op = "sum", *, out: Any = None, **options: Unpack[ReduceOptions]
     ) -> Any:
         """Combine all arrays; rank r gets block r: ``[n * k, ...]`` -> ``[k, ...]``.
 
@@ -159,8 +153,7 @@ class Communicator(
         *,
         root: int = 0,
         out: Any = None,
-        order: str | None = None,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ReduceOptions],
     ) -> Any:
         """Combine the arrays of all ranks on the root; the other ranks get None.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pycoll.runtime.calls.methods import CallOptions, collective, reports_misuse
+from pycoll.runtime.calls.methods import ReduceOptions, collective, reports_misuse
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
@@ -27,13 +27,7 @@ class MoreReductions:
 
     @collective(Kind.SCAN)
     def scan(
-        self,
-        x: Any,
-        op: Op = "sum",
-        *,
-        out: Any = None,
-        order: str | None = None,
-        **options: Unpack[CallOptions],
+        self, x: Any, op: Op = "sum", *, out: Any = None, **options: Unpack[ReduceOptions]
     ) -> Any:
         """Combine the arrays of the ranks up to this one: rank r gets x of 0, 1, ..., r combined.
 
@@ -43,13 +37,7 @@ class MoreReductions:
 
     @collective(Kind.EXSCAN)
     def exscan(
-        self,
-        x: Any,
-        op: Op = "sum",
-        *,
-        out: Any = None,
-        order: str | None = None,
-        **options: Unpack[CallOptions],
+        self, x: Any, op: Op = "sum", *, out: Any = None, **options: Unpack[ReduceOptions]
     ) -> Any:
         """Combine the arrays of the ranks below this one: rank r gets those of 0, ..., r - 1.
 

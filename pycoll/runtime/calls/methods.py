@@ -12,21 +12,11 @@ from pycoll.schedule.ir import Algorithm
 from pycoll.types import Kind
 
 _F = TypeVar("_F", bound=Callable)
-_ARGUMENTS = (
-    *("kind", "x", "out", "op", "root", "order", "algorithm", "timeout", "async_op"),
-    "stream",
-)
-_DEFAULTS = (None, None, None, "sum", 0, None, None, None, False, None)
-
-_OPTIONS = {
-    name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-    for name, default in (
-        ("algorithm", None),
-        ("timeout", None),
-        ("async_op", False),
-        ("stream", None),
-    )
+_DEFAULTS = {
+    **{"kind": None, "x": None, "out": None, "op": "sum", "root": 0, "order": None},
+    **{"algorithm": None, "timeout": None, "async_op": False, "stream": None},
 }
+"""Of all arguments, in the order in which the engine has them."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -36,6 +26,12 @@ class CallOptions(TypedDict, total=False):
     timeout: float | None
     async_op: bool
     stream: Any
+
+
+class ReduceOptions(CallOptions, total=False):
+    """Those of every reduction; see `Communicator.all_reduce`."""
+
+    order: str | None
 
 
 def reports_misuse(method: _F) -> _F:
@@ -65,31 +61,27 @@ def collective(kind: Kind, *, in_place: bool = False) -> Callable[[_F], _F]:
     """Make a method run a collective.
 
     The function decorated gives the method its parameters, defaults and documentation; its body is
-    not used. A call whose like has been made before goes from the caller straight into the
+    not used; its ``**options`` stand for `ReduceOptions` if it has an ``op``, else for
+    `CallOptions`. A call whose like has been made before goes from the caller straight into the
     engine; any other goes through `Session.call`.
 
     Args:
-        kind: What the method runs. ``**options`` stands for algorithm, timeout, async_op and
-            stream.
+        kind: What the method runs.
         in_place: Without ``out`` the result takes the place of ``x``.
     """
 
     def decorate(function: _F) -> _F:
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        given = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
-        if len(given) < len(parameters):
-            given |= _OPTIONS
-        names = tuple(a if a in given else None for a in _ARGUMENTS)
-        positional = tuple(
-            _ARGUMENTS.index(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD
-        )
+        given = {p.name: p.default for p in parameters}
+        if given.pop("options", None) is not None:
+            names = (ReduceOptions if "op" in given else CallOptions).__optional_keys__
+            given |= {name: _DEFAULTS[name] for name in names}
+        names = tuple(name if name in given else None for name in _DEFAULTS)
+        place = list(_DEFAULTS).index
+        positional = tuple(place(p.name) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
         defaults = tuple(
-            default
-            if name is None
-            else name
-            if given[name].default is inspect.Parameter.empty
-            else given[name].default
-            for name, default in zip(names, _DEFAULTS, strict=True)
+            name if default is inspect.Parameter.empty else default
+            for name, default in (_DEFAULTS | given).items()
         )
         method = _C.Method(kind, names, positional, defaults, in_place)
         return functools.update_wrapper(method, function)
