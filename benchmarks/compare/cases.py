@@ -27,7 +27,7 @@ class Case(NamedTuple):
     rotating: bool = False
 
     def cells(self, sizes):
-        """Return what the ranks are told."""
+        """Return the case as the ranks get it."""
         how = {"in_place": self.in_place, "rotating": self.rotating}
         return [{"collective": self.collective, "bytes": nbytes, **how} for nbytes in sizes]
 

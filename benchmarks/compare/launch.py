@@ -77,7 +77,7 @@ class Ranks:
     Args:
         name: Who it is.
         n: Number of ranks.
-        job: What `rank.py` is told at the start.
+        job: What `rank.py` gets at the start.
     """
 
     def __init__(self, name, n, job):

@@ -1,4 +1,4 @@
-"""One rank of one contestant: measures a cell whenever it is told so, and checks the result.
+"""One rank of one contestant: measures a cell whenever it is asked to, and checks the result.
 
 ``python rank.py FOLDER``; started by ``launch.py`` with the launcher of the contestant. A cell's
 number is the median over blocks of calls, made back to back, on the slowest rank.

@@ -26,7 +26,7 @@ _TITLES = {
 
 
 def write(folder, more=()):
-    """Write everything that can be told from the rows that there are.
+    """Write everything that follows from the rows that there are.
 
     A part that fails is left out and named in the others: the stages have still to run.
 

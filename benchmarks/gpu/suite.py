@@ -120,7 +120,7 @@ def run(folder, wanted, limit, without=()):
 
     A choice of stages adds to what earlier runs have left in that folder; a whole run begins anew.
     """
-    begin, failed, told = time.monotonic(), [], []
+    begin, failed, problems = time.monotonic(), [], []
     results, log = folder / "rows.jsonl", folder / "stages.log"
     if not wanted and not without:
         for file in (results, log):
@@ -141,12 +141,12 @@ def run(folder, wanted, limit, without=()):
             over = name == "build" and not usable()
             if name == "build" and not over:
                 writer.row(name, None, status="libraries built before are used instead")
-        told = report.write(folder)  # now, as the next stage may take the machine with it
+        problems = report.write(folder)  # now, as the next stage may take the machine with it
         if over:
             break
-    for why in told:
+    for why in problems:
         print(f"report: {why}", flush=True)
-    return failed + ["report"] * bool(told)
+    return failed + ["report"] * bool(problems)
 
 
 def main(argv=None):

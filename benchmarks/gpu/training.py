@@ -76,8 +76,8 @@ def compare(comm, writer, zero):
     good = losses[-1] < losses[0] and far < CLOSE
     if zero < 2 and n & (n - 1) == 0:  # one order of sums for all ways to divide the micro-batches
         with comm.split(comm.rank) as own:
-            alone, told, _ = train(own, range(n), device="cuda", **options)
-        good &= told == losses and all(same_bits(found[k], v) for k, v in alone.items())
+            alone, its_losses, _ = train(own, range(n), device="cuda", **options)
+        good &= its_losses == losses and all(same_bits(found[k], v) for k, v in alone.items())
     facts = {"zero": zero, "loss": losses[-1], "from_cpu": far, "seconds": seconds}
     row_of_all(comm, writer, "training", good, **facts)
 

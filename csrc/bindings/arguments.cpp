@@ -42,7 +42,7 @@ bool lies_in_rows(int ndim, const Int* dims, const Int* strides) {
   return true;
 }
 
-// Sets the place of an array; false if some of it has a mirror, or is scattered over the heap.
+// Sets the place of an array; false if some of it is registered, or is scattered over the heap.
 bool set_place(const Heap* heap, const Span& span, ArrayKey& key, const ArrayMemory& memory) {
   const bool symmetric = heap != nullptr && heap->contains(span.first, span.nbytes);
   key.place = symmetric ? Place::kSymmetric : Place::kPrivate;

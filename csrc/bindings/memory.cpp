@@ -169,14 +169,15 @@ void bind_memory(py::module_& m) {
       .def("edges",
            [](const Registration& r, uintptr_t data, uint64_t nbytes) {
              std::vector<std::tuple<uintptr_t, uintptr_t, uint64_t>> found;
-             r.edges(pointer<char>(data), nbytes, [&](char* user, char* mirror, size_t n) {
+             r.edges(pointer<char>(data), nbytes, [&](char* user, char* heap, size_t n) {
                found.emplace_back(reinterpret_cast<uintptr_t>(user),
-                                  reinterpret_cast<uintptr_t>(mirror), n);
+                                  reinterpret_cast<uintptr_t>(heap), n);
              });
              return found;
            })
-      .def_property_readonly(
-          "mirror", [](const Registration& r) { return reinterpret_cast<uintptr_t>(r.mirror()); });
+      .def_property_readonly("heap_address", [](const Registration& r) {
+        return reinterpret_cast<uintptr_t>(r.heap_address());
+      });
   py::class_<Hold>(m, "Hold")
       .def(py::init<std::shared_ptr<Registration>>(), "held"_a)
       .def("end", &Hold::end);

@@ -178,7 +178,7 @@ class Binder {
     const uint32_t share = plan_.chunks / plan_.world_size, targets = instr.arg + instr.nsrc;
     for (uint32_t i = instr.arg; i < instr.arg + instr.nsrc + instr.ndst; ++i) {
       const Operand& o = plan_.operands[i];
-      if (o.buffer == uint16_t(Buffer::kCell)) continue;
+      if (o.buffer == uint16_t(Buffer::kStaging)) continue;
       COLL_CHECK(!call_.across || (instr.nsrc == 1 && (o.rank == rank_ || i < targets)),
                  "ScheduleError", "a plan that reads private memory folds, or writes to rank ",
                  o.rank);

@@ -26,7 +26,7 @@ inline char* Engine::resolve(const Operand& operand, uint32_t k, uint32_t chunks
                              uint64_t& length) const {
   const BoundCall& call = *call_;
   const Plan& plan = *call.plan;
-  if (operand.buffer == static_cast<uint16_t>(Buffer::kCell)) {
+  if (operand.buffer == static_cast<uint16_t>(Buffer::kStaging)) {
     return staging_ + operand.rank * staging_pitch_ + (operand.chunk + k) * call.stride;
   }
   const bool in = operand.buffer == static_cast<uint16_t>(Buffer::kIn);
@@ -85,7 +85,7 @@ inline void Engine::fold_piece(const Instr& instr, const Operand* operands, uint
   const uint32_t scale_n = complete ? call.scale_n : 0;
   const uint64_t nbytes = length * call.elem_bytes;
   const auto in_staging = [&](uint32_t i) {
-    return operands[i].buffer == static_cast<uint16_t>(Buffer::kCell);
+    return operands[i].buffer == static_cast<uint16_t>(Buffer::kStaging);
   };
   const bool copies = instr.nsrc == 1 && scale_n == 0;
   if (copies && call.across) return copy_from_peer(instr, operands[-1], nbytes);
@@ -184,7 +184,7 @@ bool Engine::contiguous(const Instr& instr, const Operand* operands) const {
     return false;
   }
   for (uint32_t i = 0; i < uint32_t{instr.nsrc} + instr.ndst; ++i) {
-    const bool cell = operands[i].buffer == static_cast<uint16_t>(Buffer::kCell);
+    const bool cell = operands[i].buffer == static_cast<uint16_t>(Buffer::kStaging);
     if (cell ? call.stride != call.chunk * call.elem_bytes
              : operands[i].chunk + instr.count > call.plan->chunks) {
       return false;

@@ -21,9 +21,9 @@ struct Checker {
 
   void operand(const Operand& o, uint32_t count) const {
     require(o.rank < plan.world_size, "rank ", o.rank, " is not in the world");
-    require(o.buffer <= uint16_t(Buffer::kCell), "unknown buffer ", o.buffer);
+    require(o.buffer <= uint16_t(Buffer::kStaging), "unknown buffer ", o.buffer);
     require(!plan.messages || o.rank == plan.rank, "touches memory of rank ", o.rank);
-    if (o.buffer == uint16_t(Buffer::kCell)) {
+    if (o.buffer == uint16_t(Buffer::kStaging)) {
       require(o.chunk < plan.slots && count <= plan.slots - o.chunk, "slots ", o.chunk, "+", count,
               " of ", plan.slots);
     } else {

@@ -28,9 +28,9 @@ inline constexpr uint8_t kFoldTree = 1;
 // the result holds the contribution of every rank (scale of avg)
 inline constexpr uint8_t kFoldComplete = 2;
 
-enum class Buffer : uint16_t { kIn = 0, kOut = 1, kCell = 2 };
+enum class Buffer : uint16_t { kIn = 0, kOut = 1, kStaging = 2 };
 
-// One piece of memory: chunk `chunk` of `buffer` on `rank`. For kCell, `chunk` is a slot number.
+// One piece of memory: chunk `chunk` of `buffer` on `rank`. For kStaging, `chunk` is a slot number.
 struct Operand {
   uint16_t rank;
   uint16_t buffer;
@@ -61,7 +61,7 @@ struct Plan {
   uint32_t world_size = 0;
   uint32_t rank = 0;
   uint32_t chunks = 1;    // chunks of the full vector
-  uint32_t slots = 0;     // slots this plan uses in every rank's cell (staging and scratch)
+  uint32_t slots = 0;     // slots this plan uses in every rank's staging buffer
   uint32_t rounds = 0;    // rounds of the schedule
   bool direct = false;    // peers read and write the users' arrays in place
   bool messages = false;  // it sends and receives; otherwise it signals and waits

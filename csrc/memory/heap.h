@@ -46,12 +46,12 @@ class Heap {
   // Maps pages of the heap a second time, over `place`. False, with errno, if that fails.
   bool map_over(char* place, uint64_t offset, uint64_t nbytes) const;
 
-  // Remembers that private memory [data, data + nbytes) has a mirror in the heap; see Registration.
+  // Remembers that private memory [data, data + nbytes) lies in the heap, too; see Registration.
   void add_alias(const void* data, uint64_t nbytes);
   void drop_alias(const void* data);
   // The first byte of the last of these stretches that does not begin behind a byte.
   std::optional<uintptr_t> alias_below(uintptr_t byte) const;
-  // Whether some of [data, data + nbytes) has a mirror.
+  // Whether some of [data, data + nbytes) is registered.
   bool is_aliased(const void* data, uint64_t nbytes) const {
     return alias_count_.load(std::memory_order_relaxed) != 0 && finds_alias(data, nbytes);
   }

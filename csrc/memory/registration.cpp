@@ -107,8 +107,8 @@ void Registration::take_pages(uint32_t region) {
   char* pages = heap_->pool(region).pages(head + inner + tail);
   offset_ = heap_->offset_of(pages, 1).value();
   generation_ = heap_->generation();
-  mirror_ = pages + head - (first_ - data_);
-  std::memcpy(mirror_, data_, static_cast<size_t>(end_ - data_));
+  heap_address_ = pages + head - (first_ - data_);
+  std::memcpy(heap_address_, data_, static_cast<size_t>(end_ - data_));
   if (!heap_->map_over(first_, offset_ + head, inner)) {
     const int error = errno;
     heap_->free(offset_);
@@ -118,11 +118,11 @@ void Registration::take_pages(uint32_t region) {
 }
 
 void Registration::gather(char* data, uint64_t nbytes) const {
-  edges(data, nbytes, [](char* user, char* mirror, size_t n) { std::memcpy(mirror, user, n); });
+  edges(data, nbytes, [](char* user, char* heap, size_t n) { std::memcpy(heap, user, n); });
 }
 
 void Registration::scatter(char* data, uint64_t nbytes) const {
-  edges(data, nbytes, [](char* user, char* mirror, size_t n) { std::memcpy(user, mirror, n); });
+  edges(data, nbytes, [](char* user, char* heap, size_t n) { std::memcpy(user, heap, n); });
 }
 
 void Registration::forget() {

@@ -11,12 +11,12 @@ namespace pycoll {
 
 // The whole pages inside [data, data + nbytes) become pages of the heap, mapped at their old
 // addresses. The bytes before and after them share their pages with strangers and stay where they
-// are; the heap has a copy of them, which gather() and scatter() keep up to date. So the *mirror*,
-// one stretch of the heap, is the whole array as the peers see it:
+// are; the heap has a copy of them, which gather() and scatter() keep up to date. So one
+// stretch of the heap is the whole array as the peers see it:
 //
 //   user     head | whole pages | tail
 //                 :  same pages :
-//   mirror   head | whole pages | tail
+//   heap     head | whole pages | tail
 class Registration {
  public:
   // Of no array yet.
@@ -36,24 +36,24 @@ class Registration {
   bool is_in() const { return in_; }
 
   // Where the engine finds the array.
-  char* mirror() const { return mirror_; }
+  char* heap_address() const { return heap_address_; }
 
-  // Copy what a part of the array has of head and tail from the user's memory to the mirror, and
+  // Copy what a part of the array has of head and tail from the user's memory to the heap, and
   // back.
   void gather(char* data, uint64_t nbytes) const;
   void scatter(char* data, uint64_t nbytes) const;
 
-  // Calls copy(user, mirror, bytes) for what a part of the array has of head and tail.
+  // Calls copy(user, heap, bytes) for what a part of the array has of head and tail.
   template <typename Copy>
   void edges(char* data, uint64_t nbytes, Copy&& copy) const {
     char *const end = data + nbytes, *const head_end = std::min(end, first_);
-    if (data < head_end) copy(data, mirror_ + (data - data_), size_t(head_end - data));
+    if (data < head_end) copy(data, heap_address_ + (data - data_), size_t(head_end - data));
     char* const tail = std::max(data, last_);
-    if (tail < end) copy(tail, mirror_ + (tail - data_), size_t(end - tail));
+    if (tail < end) copy(tail, heap_address_ + (tail - data_), size_t(end - tail));
   }
 
-  // Turns the pages into private memory again, with their contents, and frees the mirror; in a
-  // child made by fork, whose parent goes on using it, the mirror stays.
+  // Turns the pages into private memory again, with their contents, and frees their place in
+  // the heap; in a child made by fork, whose parent goes on using it, that stays.
   void release();
 
   // The same, unless a call of this process holds the array: then false, and all stays as it is.
@@ -80,7 +80,7 @@ class Registration {
   uint64_t generation_ = 0;  // of the heap, when they were taken
   // The array, its whole pages, and its end.
   char *data_ = nullptr, *first_ = nullptr, *last_ = nullptr, *end_ = nullptr;
-  char* mirror_ = nullptr;
+  char* heap_address_ = nullptr;
 };
 
 // Holds a registered array for as long as it exists, or until end().

@@ -52,7 +52,7 @@ class TwoLevelEngine {
   MessageEngine& flat() { return *flat_; }
   // Id of a call site, for both engines.
   uint32_t site(std::string_view text);
-  // `in` and `out` are the user's arrays. Of a refused call every rank is told before this throws.
+  // `in` and `out` are the user's arrays. Every rank hears of a refused call before this throws.
   void run(const StagedCall& call, const void* in, void* out, uint32_t site,
            double timeout_s = kDefaultTimeout);
   // Whether the last failure came from inside the host.

@@ -15,7 +15,7 @@ from pycoll.schedule.lowering.plan import (
     PlanBuffer,
 )
 
-IN, OUT, CELL = PlanBuffer.IN, PlanBuffer.OUT, PlanBuffer.CELL
+IN, OUT, STAGING = PlanBuffer.IN, PlanBuffer.OUT, PlanBuffer.STAGING
 
 
 def assemble(schedule, rank, lines, *, slots=0, direct=True, messages=False) -> Plan:

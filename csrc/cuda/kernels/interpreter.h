@@ -109,7 +109,7 @@ class Pieces {
   // Address of chunk k of a piece in this segment, and how many elements it has from there.
   PYCOLL_DEVICE char* resolve(const Operand& operand, uint32_t k, uint64_t& extent) const {
     const Shape& shape = a_.shape;
-    if (operand.buffer == static_cast<uint16_t>(Buffer::kCell)) {
+    if (operand.buffer == static_cast<uint16_t>(Buffer::kStaging)) {
       extent = kUnbounded;
       return a_.cells[operand.rank] + (m_.segment() & 1) * a_.cell_bytes +
              (operand.chunk + k) * shape.stride;

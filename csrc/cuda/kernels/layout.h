@@ -114,7 +114,7 @@ PYCOLL_BOTH uint64_t slice_of(uint64_t segment, uint32_t elem_bytes, uint32_t nb
 struct Shared {
   char* in[kMaxRanks];  // arrays of all ranks, as far as they are known
   char* out[kMaxRanks];
-  bool met[kMaxRanks];  // has told us its arrays
+  bool met[kMaxRanks];  // has sent its arrays
   const char* src[kMaxRanks];
   char* dst[kMaxRanks];
   uint64_t extent[2 * kMaxRanks];  // elements that each operand has here

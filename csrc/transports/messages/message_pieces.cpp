@@ -15,7 +15,7 @@ char* MessageTask::resolve(const Window& window, const Operand& operand, uint32_
                            uint64_t& length) const {
   const Plan& plan = *call_.plan;
   length = window.reach;
-  if (operand.buffer == static_cast<uint16_t>(Buffer::kCell)) {
+  if (operand.buffer == static_cast<uint16_t>(Buffer::kStaging)) {
     return window.cells + (operand.chunk + k) * call_.stride;
   }
   const bool in = operand.buffer == static_cast<uint16_t>(Buffer::kIn);
@@ -62,7 +62,7 @@ MessageTask::Span MessageTask::span(const Window& window, const Operand& operand
 // chunk at the end of a vector.
 uint64_t MessageTask::needed(const Window& window, const Operand& operand, uint32_t first,
                              uint32_t chunks) const {
-  if (operand.buffer == static_cast<uint16_t>(Buffer::kCell)) return 0;
+  if (operand.buffer == static_cast<uint16_t>(Buffer::kStaging)) return 0;
   for (uint32_t k = chunks; k-- > 0;) {
     uint64_t length;
     resolve(window, operand, first + k, length);

@@ -173,7 +173,7 @@ void SocketApi::send_queued(Peer& p) {
   watch(p);
 }
 
-// Asks to be told when more can be read, and written if there is something to write.
+// Asks for a notice when more can be read, and written if there is something to write.
 void SocketApi::watch(Peer& p) {
   if (p.lost || p.socket < 0) return;
   const uint32_t events = p.queue.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT;

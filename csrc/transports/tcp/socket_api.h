@@ -40,7 +40,7 @@ class SocketApi : public Transport {
   // what comes for a connection that is closed before makes the system here drop the rest. Gives up
   // when nothing has left for `patience_s`. Idempotent.
   void close(double patience_s = 1);
-  // For a child made by fork: gives up its copies of the sockets, of which nobody is told.
+  // For a child made by fork: gives up its copies of the sockets, of which nobody hears.
   void forget();
 
  private:

@@ -35,7 +35,7 @@ class Offer:
     pids: dict[int, int]  # by place, ascending: rank r is the r-th of them
     lost: dict[int, str] = field(default_factory=dict)  # places that cannot join any more, and why
 
-    def untold(self) -> None:
+    def send_losses(self) -> None:
         """Let those who are joining know who cannot, as far as that can be done now."""
         from pycoll.runtime.startup.make_groups import tell_end
 
@@ -59,7 +59,7 @@ class Meetings:
         self._offer: Offer | None = None
         self._void: list[Offer] = []  # of which somebody has still to hear that they are
         self._numbers = 0
-        self._told = 0  # the number of newcomers that members have heard
+        self._announced = 0  # the number of newcomers that members have heard
 
     def add(self, place: int, pid: int, line: socket.socket) -> None:
         """Take a process that has been started, and the launcher's end of its socket."""
@@ -147,9 +147,14 @@ class Meetings:
         serials = {place: self.places[place].serial for place in offer.pids}
         for place in offer.pids:
             self.places[place].member, self.places[place].serial = True, 0
-        self._told = self._newcomers()
+        self._announced = self._newcomers()
         for place, serial in serials.items():
-            message = {"name": "go", "serial": serial, "epoch": self.epoch, "count": self._told}
+            message = {
+                "name": "go",
+                "serial": serial,
+                "epoch": self.epoch,
+                "count": self._announced,
+            }
             send(self.places[place].line, message)
         os.close(offer.control)
         self._offer = None
@@ -161,8 +166,8 @@ class Meetings:
     def _tell_newcomers(self) -> None:
         """Let members know how many wait for them."""
         count = self._newcomers()
-        if count != self._told:
-            self._told = count
+        if count != self._announced:
+            self._announced = count
             for there in self.places.values():
                 if there.member:
                     send(there.line, {"name": "waiting", "count": count})
@@ -184,7 +189,7 @@ class Meetings:
     def settle(self) -> bool:
         """Go on telling who cannot join an offer; return whether there is more to tell."""
         for offer in list(self._void):
-            offer.untold()
+            offer.send_losses()
             if not offer.lost:
                 os.close(offer.control)
                 self._void.remove(offer)

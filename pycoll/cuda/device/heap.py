@@ -30,7 +30,7 @@ class AnyMemory:
         """Tell that on devices no call reads inputs alone where they are."""
         return False
 
-    def mirror(self, v: ArrayView) -> None:
+    def registered(self, v: ArrayView) -> None:
         """Return None: nothing lies elsewhere."""
 
     def reach(self, v: ArrayView) -> Any:

@@ -177,7 +177,7 @@ class _Window:
     def place(self, buffer: int, rank: int, chunk: int) -> tuple[Ref, int]:
         """Return where a chunk lies in this window, and how many elements it has there."""
         extent = self.extent
-        if buffer == PlanBuffer.CELL:
+        if buffer == PlanBuffer.STAGING:
             return Ref(Region.SCRATCH, chunk * self.stride), self.reach
         schedule = self.plan.schedule
         chunk %= schedule.chunks

@@ -166,7 +166,7 @@ class Stream:
 
     def restart(self) -> None:
         """Begin with an empty pipeline."""
-        self._calls, self._told, self._failed = 0, np.full(3, np.nan), ""
+        self._calls, self._reported, self._failed = 0, np.full(3, np.nan), ""
         self._lrs: list[float] = []
         self._run = _Flow(self._engine, self._stage)
 
@@ -232,22 +232,22 @@ class Stream:
         The last stage tells the others, who listen one call later: nobody waits.
         """
         comm, last = self._engine.groups.pipeline.comm, self._last
-        told = [self._told]
+        reported = [self._reported]
         if self._engine.stage == last:
-            self._told = self._sum_losses(late)
-            told.append(self._told)
+            self._reported = self._sum_losses(late)
+            reported.append(self._reported)
             for stage in range(self._program.p):
                 if stage != last:
-                    comm.send(self._told, stage, LOSS_TAG)
+                    comm.send(self._reported, stage, LOSS_TAG)
         else:
             for number in range(min(1, self._calls - 1) if late else 2):
                 message = np.empty(3)
                 comm.recv(message, last, LOSS_TAG)
-                told.append(message)
+                reported.append(message)
                 self._check_rate(message, newest=number == 1)
         if late:
-            told = told[:1] if self._engine.stage == last else told[-1:]
-        loss, samples, _ = next((m for m in reversed(told) if m[0] == m[0]), told[0])
+            reported = reported[:1] if self._engine.stage == last else reported[-1:]
+        loss, samples, _ = next((m for m in reversed(reported) if m[0] == m[0]), reported[0])
         return float(loss), float(samples)
 
     def _check_rate(self, message: np.ndarray, newest: bool) -> None:

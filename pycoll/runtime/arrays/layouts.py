@@ -16,7 +16,7 @@ from pycoll.types import Kind
 Copy = tuple[int, int, int]  # to, from, bytes
 
 
-class Mirror(NamedTuple):
+class RegisteredPart(NamedTuple):
     """Where the engine finds a registered array, or a part of one."""
 
     registration: _C.Registration  # the whole array
@@ -35,7 +35,7 @@ class Mirror(NamedTuple):
     def copies_in(self) -> list[Copy]:
         """Return the copies that bring the heap up to date."""
         edges = self.registration.edges(self.pointer, self.nbytes)
-        return [(mirror, user, nbytes) for user, mirror, nbytes in edges]
+        return [(heap, user, nbytes) for user, heap, nbytes in edges]
 
     def copies_out(self) -> list[Copy]:
         """Return the copies that bring the caller's memory up to date."""

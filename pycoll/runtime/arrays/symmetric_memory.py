@@ -14,7 +14,7 @@ import numpy as np
 from pycoll import _C
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView, view
-from pycoll.runtime.arrays.layouts import Detour, Mirror
+from pycoll.runtime.arrays.layouts import Detour, RegisteredPart
 from pycoll.runtime.sessions.reports import raising
 
 _MOST_AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32  # of a NumPy array
@@ -112,19 +112,19 @@ class Memory:
             whose = "in the background" if lent else "of another thread"
             raise ArgumentError(f"x is in use by a call {whose}; wait for it first")
 
-    def hold(self, mirrors: Sequence[Mirror]) -> list[_C.Hold]:
+    def hold(self, parts: Sequence[RegisteredPart]) -> list[_C.Hold]:
         """Keep registered arrays where they are until the last of what this returns has ended.
 
         Raises:
             ArgumentError: If another thread has unregistered one meanwhile.
         """
-        return [raising(_C.Hold, mirror.registration) for mirror in mirrors]
+        return [raising(_C.Hold, part.registration) for part in parts]
 
-    def lend(self, mirror: Mirror, engine: _C.Engine, ticket: int) -> None:
+    def lend(self, part: RegisteredPart, engine: _C.Engine, ticket: int) -> None:
         """Note that a call in the queue of an engine uses a registered array, which is held."""
         self._end_loans()
-        hold = raising(_C.Hold, mirror.registration)
-        self._lent.append(_Loan(mirror.registration, hold, weakref.ref(engine), ticket))
+        hold = raising(_C.Hold, part.registration)
+        self._lent.append(_Loan(part.registration, hold, weakref.ref(engine), ticket))
 
     def _end_loans(self) -> None:
         """Take back what calls in the background have used; any thread may, while others do."""
@@ -166,16 +166,16 @@ class Memory:
         if found is not None:
             found[1].forget()
 
-    def mirror(self, v: ArrayView) -> Mirror | None:
+    def registered(self, v: ArrayView) -> RegisteredPart | None:
         """Return where an array lies in the heap if it is a part of a registered one."""
         return self.locate(*_stretch(v))
 
-    def locate(self, start: int, nbytes: int) -> Mirror | None:
+    def locate(self, start: int, nbytes: int) -> RegisteredPart | None:
         """Return where a stretch of memory lies in the heap if it is a part of a registered one."""
         first, found = self._last_in(start, start + 1)
         if found is None or start + nbytes > found[0]:
             return None
-        return Mirror(found[1], start, nbytes, found[1].mirror + start - first)
+        return RegisteredPart(found[1], start, nbytes, found[1].heap_address + start - first)
 
     def _last_in(self, start: int, stop: int) -> tuple[int, _Registered | None]:
         """Return the last registered array that reaches into [start, stop), and its first byte.
@@ -192,7 +192,7 @@ class Memory:
             self._forget(first)
 
     def reach(self, v: ArrayView) -> Detour | None:
-        """Return where peers write an array without a mirror, or None if it is where it is."""
+        """Return where peers write an array that is not registered; None: where it is."""
         if self.heap.contains(v.pointer, v.array.nbytes):
             return None
         return Detour(self.empty(v.array.shape, v.array.dtype), v.array)
@@ -203,7 +203,7 @@ class Memory:
 
     def holds(self, v: ArrayView) -> bool:
         """Whether peers can reach all of an array."""
-        return self.has(v) or self.mirror(v) is not None
+        return self.has(v) or self.registered(v) is not None
 
 
 def _stretch(v: ArrayView) -> tuple[int, int]:
@@ -255,7 +255,7 @@ class PlainMemory(Memory):
 
     unregister = register
 
-    def mirror(self, v: ArrayView) -> Mirror | None:
+    def registered(self, v: ArrayView) -> RegisteredPart | None:
         """Return None: nothing is registered."""
         return None
 

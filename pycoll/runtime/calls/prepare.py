@@ -20,7 +20,7 @@ from pycoll.runtime.arrays.host_arrays import (
     overlap,
     view,
 )
-from pycoll.runtime.arrays.layouts import RESULT_SHAPE, Detour, Mirror, Shape
+from pycoll.runtime.arrays.layouts import RESULT_SHAPE, Detour, RegisteredPart, Shape
 from pycoll.runtime.arrays.neutral import fill_with_neutral
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.plans import CallSpec, PlanCache
@@ -215,10 +215,10 @@ class Caller:
         plain = source is None or not source.apart
         prepared = Prepared(binding, in_ptr, out_ptr, result, keep, plain, spec=spec)
         prepared.two_levels = request.algorithm is None and choice.measured is None
-        mirrors = [v and self.memory.mirror(v) for v in (source, target)]
-        prepared.registered = tuple(mirror for mirror in mirrors if mirror is not None)
+        parts = [v and self.memory.registered(v) for v in (source, target)]
+        prepared.registered = tuple(part for part in parts if part is not None)
         if choice.direct and not input_only:
-            self._mirror(prepared, target, *mirrors)
+            self._work_in_heap(prepared, target, *parts)
         return prepared
 
     def _bound(
@@ -275,12 +275,12 @@ class Caller:
             world=self.plans.world,
         )
 
-    def _mirror(
+    def _work_in_heap(
         self,
         prepared: Prepared,
         target: ArrayView | None,
-        read: Mirror | None,
-        written: Mirror | Detour | None,
+        read: RegisteredPart | None,
+        written: RegisteredPart | Detour | None,
     ) -> None:
         """Let a direct call work on registered arrays where the heap has them."""
         if target is not None and written is None:

@@ -8,7 +8,7 @@ from typing import Any
 from pycoll import _C
 from pycoll.algorithms import find
 from pycoll.runtime.arrays.host_arrays import ArrayView
-from pycoll.runtime.arrays.layouts import ChunkLayout, Detour, Mirror
+from pycoll.runtime.arrays.layouts import ChunkLayout, Detour, RegisteredPart
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.selection.select import Choice
 from pycoll.schedule.ir import Algorithm
@@ -54,17 +54,17 @@ class Prepared:
     spec: CallSpec | None = None  # what it does, apart from where the arrays are
     two_levels: bool = False  # the caller has named no algorithm, so it may run in two levels
     # registered arrays, or parts of them, that stay where they are meanwhile
-    registered: tuple[Mirror, ...] = ()
+    registered: tuple[RegisteredPart, ...] = ()
     # gathers, scatters: what lies elsewhere for the engine: arrays it reads, and those it writes
-    gathers: tuple[Mirror | Detour, ...] = ()
-    scatters: tuple[Mirror | Detour, ...] = ()
+    gathers: tuple[RegisteredPart | Detour, ...] = ()
+    scatters: tuple[RegisteredPart | Detour, ...] = ()
 
     def detours(self) -> tuple[_C.Detours, ...]:
         """Return what the engine has to copy around the call, if it has to; see there."""
         if not self.gathers and not self.scatters:
             return ()
-        before = [copy for mirror in self.gathers for copy in mirror.copies_in()]
-        after = [copy for mirror in self.scatters for copy in mirror.copies_out()]
+        before = [copy for part in self.gathers for copy in part.copies_in()]
+        after = [copy for part in self.scatters for copy in part.copies_out()]
         return (_C.Detours(before, after),)
 
 
@@ -79,15 +79,11 @@ def call_spec(
     apart: bool = False,
 ) -> CallSpec:
     """Return what a call does, as it was asked for and chosen."""
-    params = dict(choice.params)
-    if "root" in choice.algorithm.params:
-        params["root"] = root
-    spec = CallSpec(
+    return chosen_spec(
+        choice,
+        request.algorithm is None and request.within is None,
         kind=request.within or request.kind,
         collective=request.collective,
-        algorithm=choice.algorithm,
-        params=tuple(sorted(params.items())),
-        direct=choice.direct,
         input_only=choice.direct and input_only,
         apart=apart,
         dtype=typed.code,
@@ -95,29 +91,40 @@ def call_spec(
         itemsize=typed.array.itemsize,
         count=count,
         op=op if COLLECTIVES[request.collective].reduces else ReduceOp.SUM,
-        order=Order[(choice.order or "any").upper()],
         root=root,
     )
-    may_read = request.algorithm is None and request.within is None
+
+
+def chosen_spec(choice: Choice, may_read: bool, **what: Any) -> CallSpec:
+    """Return a call by the algorithm chosen, with an alternative if it `may_read` private arrays.
+
+    ``what`` are the other fields of `CallSpec`.
+    """
+    params = dict(choice.params) | dict(_root_of(choice.algorithm, what["root"]))
+    order = Order[(choice.order or "any").upper()]
+    how = {"params": tuple(sorted(params.items())), "direct": choice.direct, "order": order}
+    spec = CallSpec(algorithm=choice.algorithm, **how, **what)
     return with_alternative(spec, choice) if may_read else spec
+
+
+def _root_of(algorithm: Algorithm, root: int) -> tuple[tuple[str, int], ...]:
+    return (("root", root),) if "root" in algorithm.params else ()
 
 
 def table_spec(
     request: CallRequest, algorithm: Algorithm, v: ArrayView, extents: ChunkLayout
 ) -> CallSpec:
     """Return the call of a v-variant, whose blocks differ in size."""
-    total = int(extents.out_length[0].sum()) if len(extents.out_length) else 0
-    params = (("root", request.root),) if "root" in algorithm.params else ()
     return CallSpec(
         kind=request.kind,
         collective=request.collective,
         algorithm=algorithm,
-        params=params,
+        params=_root_of(algorithm, request.root),
         direct=False,
         dtype=v.code,
         caller_code=v.caller_code,
         itemsize=v.array.itemsize,
-        count=total,
+        count=int(extents.out_length[0].sum()) if len(extents.out_length) else 0,
         root=request.root,
         op=reduce_op(request.op),
         order=Order[(request.order or "any").upper()],
@@ -141,6 +148,5 @@ def with_alternative(spec: CallSpec, choice: Choice) -> CallSpec:
     if name is None or spec.direct or asked.messages or asked.n == 1 or asked.nbytes < LEAST_BYTES:
         return spec
     algorithm = find(spec.collective, name)
-    params = (("root", spec.root),) if "root" in algorithm.params else ()
-    reading = replace(spec, algorithm=algorithm, params=params, direct=True, across=True)
-    return replace(spec, alternative=reading)
+    how = {"params": _root_of(algorithm, spec.root), "direct": True, "across": True}
+    return replace(spec, alternative=replace(spec, algorithm=algorithm, **how))

@@ -143,7 +143,7 @@ class TaggedMessages:
             self.under_way.clear()
 
     def _to_send(self, x: Any, dst: int, tag: int) -> tuple[Any, ...]:
-        """Return a contiguous array, and what the engine is told of it."""
+        """Return a contiguous array, and what the engine needs to know of it."""
         plain = _C.stretch(x, False)
         code = None if plain is None else _CODES.get(x.dtype)
         if code is None:
@@ -155,7 +155,7 @@ class TaggedMessages:
         return x, *plain, code, dst, self._tag(tag)
 
     def _to_receive(self, x: Any, src: int, tag: int) -> tuple[int, ...]:
-        """Return what the engine is told of an array that is to be filled."""
+        """Return what the engine needs to know of an array that is to be filled."""
         plain = _C.stretch(x, True)
         code = None if plain is None else _CODES.get(x.dtype)
         if code is None:

@@ -85,7 +85,7 @@ class Session(TaggedMessages):
     epoch = 0  # number of the communicator among those that grow has made for the job
     can_shrink = False  # a communicator can go on without ranks that died or left
     internal = ("pycoll.",)  # what the names of modules begin with whose lines are not the user's
-    observer: Any = None  # has `failed(error, report)` and `ended()`, which are told of just that
+    observer: Any = None  # has `failed(error, report)` and `ended()`, which hear of just that
     device: Any = None  # this rank's side of calls on device arrays, once there was one
     open_device: Any = staticmethod(_no_devices)  # a communicator puts there what makes it
 
@@ -312,8 +312,8 @@ class Session(TaggedMessages):
         try:
             self._in_flight.append(queued)
             queued.ticket = self.guard(self.engine.submit, prepared.binding, *args)
-            for mirror in prepared.registered:
-                self.memory.lend(mirror, self.engine, queued.ticket)
+            for part in prepared.registered:
+                self.memory.lend(part, self.engine, queued.ticket)
             return self._queued(queued)
         except CollError:
             queued.ended = queued.ticket is None  # the engine has not taken it

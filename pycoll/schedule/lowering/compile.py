@@ -32,7 +32,7 @@ from pycoll.schedule.lowering.table import FoldTable, build_table, distinct, uni
 MAX_STEPS = 0xFFFB
 """Lines that a rank's step can count, in the 16 bits that shared memory has for it."""
 
-_IN, _OUT, _CELL = (place.value for place in PlanBuffer)  # for NumPy
+_IN, _OUT, _STAGING = (place.value for place in PlanBuffer)  # for NumPy
 
 
 def peer_plan(schedule: Schedule, rank: int, *, direct: bool, in_place: bool = False) -> Plan:
@@ -67,7 +67,7 @@ def _lower(
         )
     complete = complete_folds(table)
     if direct:
-        buffer = np.where(table.buffer == Buffer.TMP.value, _CELL, table.buffer)
+        buffer = np.where(table.buffer == Buffer.TMP.value, _STAGING, table.buffer)
         table, slots = replace(table, buffer=buffer), schedule.slots
     else:
         before = len(table.owner)
@@ -121,7 +121,7 @@ def _stored_onto_itself(table: FoldTable) -> np.ndarray:
     unit = table.unit
     source = table.first[unit]
     same = (table.rank == table.rank[source]) & (table.chunk == table.chunk[source])
-    same &= (table.buffer != _CELL) & (table.buffer[source] != _CELL)
+    same &= (table.buffer != _STAGING) & (table.buffer[source] != _STAGING)
     return same & table.is_write & (~table.combines[unit])
 
 
@@ -156,7 +156,7 @@ def _accesses(table: FoldTable, direct: bool, aliased: bool) -> tuple[np.ndarray
     made = ~_stored_onto_itself(table) if aliased else np.ones(len(cell), bool)
     columns = [a[made] for a in (cell, table.line[unit], table.owner[unit], unit, table.is_write)]
     if direct:
-        remote = (table.rank != table.owner[unit]) & (buffer != _CELL)
+        remote = (table.rank != table.owner[unit]) & (buffer != _STAGING)
         user = distinct(cell[remote])
         holder = user // (3 * span)
         for line in (-1, table.lines):
@@ -172,7 +172,7 @@ def _contacts(table: FoldTable) -> np.ndarray:
     A rank's progress may be known through others; the addresses of its arrays come from itself.
     """
     user = table.owner[table.unit]
-    away = (table.rank != user) & (table.buffer != _CELL)
+    away = (table.rank != user) & (table.buffer != _STAGING)
     columns = [user[away], table.line[table.unit][away], table.rank[away]]
     return unique_rows(np.stack([*columns, np.full(int(away.sum()), -1)], axis=1))
 

@@ -237,7 +237,7 @@ def _runs_of(table: FoldTable) -> Runs:
     operand = table.first[head][run] + place
     line = table.line[head]
     scratch = table.buffer == Buffer.TMP.value
-    buffer = np.where(scratch, PlanBuffer.CELL.value, table.buffer)[operand]
+    buffer = np.where(scratch, PlanBuffer.STAGING.value, table.buffer)[operand]
     chunk = table.chunk[operand]
     return Runs(
         owner=table.owner[head],
@@ -270,7 +270,7 @@ def _place(schedule: Schedule, runs: Runs, apart: bool) -> Runs:
     needs[result[holds_result]] = True
     needs[_received_at_home(runs, home, apart)] = False
     slot, slots = _allocate(schedule, runs, needs)
-    buffer = np.where(needs, PlanBuffer.CELL.value, runs.buffer)
+    buffer = np.where(needs, PlanBuffer.STAGING.value, runs.buffer)
     chunk = np.where(needs, slot, runs.chunk)
     held = np.where(kept, start, np.where(home >= 0, home, np.where(copy, start, result)))
     target = np.where(remote & ~needs, held[runs.run], np.arange(len(runs.run)))
@@ -287,7 +287,7 @@ def _received_at_home(runs: Runs, home: np.ndarray, apart: bool) -> np.ndarray:
     at = home[runs.run]
     same = (runs.buffer == runs.buffer[at]) & (runs.chunk == runs.chunk[at])
     taken = runs.first_of(runs.source & ~runs.remote & same) >= 0
-    free = apart | (runs.buffer[home] == PlanBuffer.CELL.value)
+    free = apart | (runs.buffer[home] == PlanBuffer.STAGING.value)
     return first[(runs.nsrc > 1) & (home >= 0) & (first >= 0) & free & ~taken]
 
 

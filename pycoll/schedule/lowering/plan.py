@@ -24,11 +24,11 @@ class Opcode(IntEnum):
 
 
 class PlanBuffer(IntEnum):
-    """Memory that an operand can name; CELL is the staging buffer, with scratch memory in slots."""
+    """Memory that an operand can name; STAGING has scratch memory, too, in slots."""
 
     IN = 0
     OUT = 1
-    CELL = 2
+    STAGING = 2
 
 
 FOLD_TREE = 1

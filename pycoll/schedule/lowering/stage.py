@@ -69,7 +69,7 @@ def stage(table: FoldTable, schedule: Schedule) -> tuple[FoldTable, int]:
     place = np.where(is_in, slots.slot(Buffer.IN, table.rank, table.chunk), 0)
     place = np.where(is_out, slots.slot(Buffer.OUT, table.rank, table.chunk), place)
     new_chunk = np.where(staged, place, table.chunk)
-    new_buffer = np.where(staged | ~user, PlanBuffer.CELL.value, table.buffer)
+    new_buffer = np.where(staged | ~user, PlanBuffer.STAGING.value, table.buffer)
     inner = _store_twice(table, new_buffer, new_chunk, twice, place)
     before = _copies(np.divmod(read_in.cells, chunks), Buffer.IN, slots, line=-1)
     after = _copies(np.divmod(written_out.cells, chunks), Buffer.OUT, slots, line=table.lines)
@@ -83,7 +83,7 @@ def _store_twice(
     unit = table.unit
     extra = np.flatnonzero(twice)
     order = np.argsort(np.concatenate([unit, unit[extra]]), kind="stable")
-    cell = np.full(len(extra), PlanBuffer.CELL.value)
+    cell = np.full(len(extra), PlanBuffer.STAGING.value)
     return {
         "owner": table.owner,
         "line": table.line,
@@ -104,7 +104,7 @@ def _copies(
     rank, chunk = marked
     ones = np.ones(len(rank), np.int64)
     inward = buffer == Buffer.IN
-    pair = [(buffer, chunk), (PlanBuffer.CELL, slots.slot(buffer, rank, chunk))]
+    pair = [(buffer, chunk), (PlanBuffer.STAGING, slots.slot(buffer, rank, chunk))]
     (src, src_chunk), (dst, dst_chunk) = pair if inward else pair[::-1]
     return {
         "owner": rank,

@@ -130,7 +130,7 @@ def _check_operands(joined: Joined, promise: Promise) -> None:
     high = low + code["count"][instr]
     writes = (code["op"][instr] == Opcode.FOLD.value) & (place >= code["nsrc"][instr])
     writes |= code["op"][instr] == Opcode.RECV.value
-    slot = buffer == PlanBuffer.CELL.value
+    slot = buffer == PlanBuffer.STAGING.value
     inside = np.where(slot, high <= slots[rank % promise.n], high <= promise.chunks) & (
         rank < promise.n
     )
@@ -139,7 +139,7 @@ def _check_operands(joined: Joined, promise: Promise) -> None:
     held = np.where(buffer == PlanBuffer.IN.value, first[0] & last[0], first[1] & last[1])
     private = plan.messages | (~slot & (not plan.direct))
     for bad, text in (
-        (buffer > PlanBuffer.CELL.value, "which is no buffer"),
+        (buffer > PlanBuffer.STAGING.value, "which is no buffer"),
         (~inside, f"outside {slots.max()} slots, {promise.chunks} chunks or {promise.n} ranks"),
         (inside & ~slot & ~held, "which the rank does not hold"),
         (writes & (buffer == PlanBuffer.IN.value), "but inputs are never written"),

@@ -87,7 +87,7 @@ def _reason(operator: str, mutant: list[Plan], wait: tuple[Plan, int] | None) ->
             return "the messages of both groups may be under way together"
         return "the rank knows it from other waits" if _is_known(mutant, *wait) else ""
     if operator == "shrink the slots by one":
-        used = [p.operands["chunk"][p.operands["buffer"] == PlanBuffer.CELL] for p in mutant]
+        used = [p.operands["chunk"][p.operands["buffer"] == PlanBuffer.STAGING] for p in mutant]
         fits = all(np.all(u < p.slots) for u, p in zip(used, mutant, strict=True))
         return "the last slot is not used" if fits else ""
     return {
@@ -271,7 +271,7 @@ def _redirected(plan: Plan, i: int, rng: random.Random) -> Plan:
     schedule, k = plan.schedule, int(plan.code["arg"][i])
     if plan.code["op"][i] == Opcode.FOLD:
         k += rng.randrange(int(plan.code["nsrc"][i]) + int(plan.code["ndst"][i]))
-    limit = plan.slots if operands["buffer"][k] == PlanBuffer.CELL else schedule.chunks
+    limit = plan.slots if operands["buffer"][k] == PlanBuffer.STAGING else schedule.chunks
     if rng.random() < 0.5 and limit > 1:
         operands["chunk"][k] = (operands["chunk"][k] + 1) % limit
     else:

@@ -75,7 +75,7 @@ class Trace:
         self.pitch = int(units.chunk.max(initial=0)) + 1  # slots of a rank, in numbers of cells
         slot = (units.parity * promise.n + units.rank) * self.pitch + units.chunk
         cell = np.where(
-            units.buffer == PlanBuffer.CELL,
+            units.buffer == PlanBuffer.STAGING,
             2 * promise.n * promise.chunks + slot,
             self._cells(units.buffer, units.rank, units.chunk),
         )
@@ -131,7 +131,7 @@ def _stored_onto_itself(units: Units, cell: np.ndarray) -> np.ndarray:
     arity = units.nsrc + units.ndst
     source = (np.cumsum(arity) - arity)[units.unit]
     same = units.write & (units.nsrc[units.unit] == 1) & (cell == cell[source])
-    return same & (units.buffer != PlanBuffer.CELL)
+    return same & (units.buffer != PlanBuffer.STAGING)
 
 
 def _neighbours(cell: np.ndarray, write: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,10 +12,10 @@ import torch
 
 from pycoll import _C, algorithms
 from pycoll.errors import ArgumentError
-from pycoll.runtime.arrays.symmetric_memory import Memory, Mirror
+from pycoll.runtime.arrays.symmetric_memory import Memory, RegisteredPart
 from pycoll.runtime.calls.plans import CallSpec, barrier_spec
 from pycoll.runtime.calls.prepare import DIRECT_KINDS
-from pycoll.runtime.calls.prepared import Prepared, with_alternative
+from pycoll.runtime.calls.prepared import Prepared, chosen_spec
 from pycoll.runtime.selection.select import select
 from pycoll.runtime.sessions.session import Session
 from pycoll.schedule.language.collectives import COLLECTIVES, FULL
@@ -28,7 +28,7 @@ from pycoll.torch.tensors.layout import (
     code,
     source,
 )
-from pycoll.types import DType, Kind, Order, ReduceOp
+from pycoll.types import DType, Kind, ReduceOp
 
 _LIBRARIES = ("torch.", "pycoll.", "deepspeed.", "lightning.", "accelerate.")
 _WRAPPERS = ("contextlib.", "functools.", "typing_extensions.")
@@ -41,7 +41,7 @@ _HAS_ALL_BLOCKS = {
 }  # whether input and output hold the blocks of all ranks, or that of one
 CallKey = tuple[Kind, int, int, ReduceOp | None, int, bool]
 """Kind, type code, count, operation and root of a call; whether it works on symmetric memory."""
-_Place = tuple[int, Mirror | None]  # address in symmetric memory; of what is registered
+_Place = tuple[int, RegisteredPart | None]  # address in symmetric memory; of what is registered
 
 
 class CallSites:
@@ -181,8 +181,8 @@ class Calls:
             pointer, nbytes = tensor.data_ptr(), tensor.nbytes
             if memory.heap.contains(pointer, nbytes):
                 found.append((pointer, None))
-            elif mirror := memory.locate(pointer, nbytes):
-                found.append((mirror.address, mirror))
+            elif part := memory.locate(pointer, nbytes):
+                found.append((part.address, part))
             else:
                 return None
         return found
@@ -199,12 +199,12 @@ class Calls:
         if places is None or bound not in self._direct:
             self._run_bound(bound, x, out, site, timeout_s)
             return
-        registered = [mirror for _, mirror in places if mirror is not None]
+        registered = [part for _, part in places if part is not None]
         # A signal handler in the call has the lock of the group, too.
         held = self.session.memory.hold(registered) if registered else []
         try:
-            for mirror in registered:
-                mirror.gather()
+            for part in registered:
+                part.gather()
             pointers = (pointer for pointer, _ in places)
             self.session.guard(self.session.engine.run, bound, *pointers, site, timeout_s)
             if places[1][1] is not None:
@@ -243,30 +243,21 @@ class Calls:
         kind, type_code, count, op, root, symmetric = key
         collective = kind.name.lower()
         operation = ReduceOp.SUM if op is None else op
-        size, wanted = (
-            self.session.world_size,
-            {"dtype": dtype, "op": operation, "direct": symmetric},
-        )
-        wanted |= {"messages": not self.direct, "crowded": self.session.plans.crowded}
-        choice = select(collective, count * itemsize, size, **wanted)
-        params = dict(choice.params)
-        if "root" in choice.algorithm.params:
-            params["root"] = root
-        spec = CallSpec(
+        wanted = {"dtype": dtype, "op": operation, "direct": symmetric, "messages": not self.direct}
+        call = collective, count * itemsize, self.session.world_size
+        choice = select(*call, **wanted, crowded=self.session.plans.crowded)
+        return chosen_spec(
+            choice,
+            True,
             kind=kind,
             collective=collective,
-            algorithm=choice.algorithm,
-            params=tuple(sorted(params.items())),
-            direct=choice.direct,
             dtype=type_code if dtype is None else int(dtype),
             caller_code=type_code,
             itemsize=itemsize,
             count=count,
             op=operation,
-            order=Order[(choice.order or "any").upper()],
-            root=root if COLLECTIVES[collective].rooted else 0,
+            root=root,
         )
-        return with_alternative(spec, choice)
 
     def _ready(self, spec: CallSpec) -> Any:
         return self.session.bind(spec, None)

@@ -12,9 +12,9 @@ from pycoll.schedule.lowering.compile import peer_plans
 from pycoll.schedule.lowering.plan import DONE
 from pycoll.schedule.proof.bounds import Joined, check_contacts
 from pycoll.schedule.proof.verify import prove, verify
-from schedule.assemble import CELL, assemble, schedule_of
 from schedule.assemble import IN as A
 from schedule.assemble import OUT as B
+from schedule.assemble import STAGING, assemble, schedule_of
 
 # --- Wrong schedules ------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ def test_crossed_waits_deadlock():
         (("wait", 0, 1), "waits for its own rank"),
         (("wait", 2, 1), "names a rank that does not exist"),
         (("fold", [(0, A, 0)], [(0, B, 1)]), r"out\[0:1\], outside"),
-        (("fold", [(0, A, 0)], [(0, CELL, 0)]), r"slot\[0:0\], outside"),
+        (("fold", [(0, A, 0)], [(0, STAGING, 0)]), r"slot\[0:0\], outside"),
         (("fold", [(0, A, 0)], []), "lacks sources or destinations"),
         (("send", 1, (0, A, 0)), "needs a message transport"),
     ],
