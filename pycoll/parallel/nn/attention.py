@@ -87,6 +87,11 @@ class CausalAttention(NoParameters):
         """Number of ranks over which heads are split."""
         return 1 if self.comm is None else self.comm.world_size
 
+    @property
+    def _place(self) -> Any:
+        """What knows this rank's number among them."""
+        return self.comm
+
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves input, weights and output."""
         weights, keep = self._weights(x)
@@ -111,7 +116,7 @@ class CausalAttention(NoParameters):
             np.triu(np.full((length, length), -np.inf, np.float32), 1), scores, scores.dtype
         )
         weights = cast(softmax_(scores), x.dtype)
-        part = span(self.heads // self.ranks, self.comm)
+        part = span(self.heads // self.ranks, self._place)
         keep = draw_mask(weights, self.key, self.drop, self.cursor, self.heads, part)
         return weights, keep
 

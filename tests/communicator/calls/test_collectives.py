@@ -10,11 +10,13 @@ from cases import (
     IN_PLACE,
     MOVING,
     PRIVATE,
+    PROCESSES,
     REDUCING,
     ROOTED,
     SMALL_CELLS,
     SYMMETRIC,
     SYMMETRIC_INPUT,
+    THREADS,
     WORLDS,
     check,
     make,
@@ -23,6 +25,7 @@ from pycoll.algorithms import ALGORITHMS
 from pycoll.config import Config
 from pycoll.schedule.ir import Algorithm
 from pycoll.testing import run_processes, run_threads
+from samples import sample
 
 COLLECTIVES = REDUCING + MOVING
 GIB = 1 << 30
@@ -98,7 +101,8 @@ def algorithm_cases(entry, n):
     pinned = entry.order in ("tree", "rank")
     data = oracle.random if pinned else oracle.exact
     in_place = ["in_place", "symmetric_in_place"] if entry.collective in IN_PLACE else []
-    roots = range(n) if "root" in entry.params else [None]
+    some = range(n) if n < 5 else sample(range(n), (0, n // 2, n - 1))
+    roots = some if "root" in entry.params else [None]
     return [
         make(
             entry.collective,
@@ -117,9 +121,17 @@ def algorithm_cases(entry, n):
     ]
 
 
+def algorithm_worlds():
+    """Yield algorithms with worlds of threads, and of processes by turns."""
+    for i, entry in enumerate(ALGORITHMS):
+        for world in THREADS + sample(PROCESSES, PROCESSES[i % len(PROCESSES) :][:1]):
+            if entry.worlds(world[1]):
+                yield entry, world
+
+
 @pytest.mark.parametrize(
     ("entry", "world"),
-    [(entry, world) for entry in ALGORITHMS for world in WORLDS if entry.worlds(world[1])],
+    list(algorithm_worlds()),
     ids=lambda x: f"{x.collective}-{x.name}" if isinstance(x, Algorithm) else str(x),
 )
 def test_every_algorithm(entry, world):

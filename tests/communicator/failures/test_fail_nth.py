@@ -25,9 +25,9 @@ PYBIND11 = pytest.mark.xfail(strict=False, reason="pybind11 frees what a shared_
 @pytest.mark.parametrize(
     ("kinds", "every"),
     [
-        ("map memfd resize reserve socket thread", 3),
-        pytest.param("memory", 150, marks=PYBIND11),
-        ("futex", 25),
+        ("map memfd resize reserve socket thread", 11),
+        pytest.param("memory", 500, marks=PYBIND11),
+        ("futex", 50),
     ],
 )
 @pytest.mark.parametrize("transport", fail_nth.STEPS)

@@ -8,9 +8,11 @@ from parallel.pipeline.replay import Wrong, replay
 from pycoll.errors import ScheduleError
 from pycoll.parallel.pipeline import B, Costs, F, Op, W, pipeline, prove, simulate
 from pycoll.parallel.pipeline.registry import SCHEDULES, find
+from samples import sample
 
 ALL = [*SCHEDULES, find("interleaved:3")]
-SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in range(1, 17)]
+MICROS = sample(range(1, 17), (1, 2, 3, 4, 5, 8, 11))
+SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in MICROS]
 NAMES = [schedule.name for schedule in ALL]
 FLUSHING = [schedule for schedule in ALL if schedule.steps == 1]
 
@@ -165,7 +167,7 @@ def test_authors_who_are_wrong(what):
 def mutants(program, rng):
     """Yield programs that differ from a right one in one place."""
     for stage, ops in enumerate(program.stages):
-        for i in rng.sample(range(len(ops)), min(12, len(ops))):
+        for i in rng.sample(range(len(ops)), min(sample(12, 6), len(ops))):
             op = ops[i]
             yield program.altered(stage, [*ops[:i], *ops[i + 1 :]])
             yield program.altered(stage, [*ops[:i], op, *ops[i:]])
@@ -189,13 +191,13 @@ def accepted(check, program):
 @pytest.mark.parametrize("schedule", ALL, ids=NAMES)
 def test_mutants_are_rejected_exactly_if_they_are_wrong(schedule):
     rng, counts = random.Random(schedule.name), {True: 0, False: 0}
-    for p, m in ((2, 4), (3, 5), (4, 4)):
+    for p, m in sample(((2, 4), (3, 5), (4, 4)), ((2, 4), (3, 5))):
         for mutant in mutants(schedule.program(p, m), rng):
             right = all(accepted(lambda x, s=s: replay(x, s), mutant) for s in range(2))
             proven = accepted(prove, mutant)
             assert proven <= right, [list(map(str, ops)) for ops in mutant.stages]
             counts[proven] += 1
-    assert counts[False] > 100  # most are wrong
+    assert counts[False] > 80  # most are wrong
 
 
 def test_names():

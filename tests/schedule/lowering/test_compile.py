@@ -8,6 +8,7 @@ from pycoll.errors import ScheduleError
 from pycoll.schedule.ir import IN, OUT, TMP, at, fold
 from pycoll.schedule.lowering.compile import peer_plan, peer_plans
 from pycoll.schedule.lowering.plan import Opcode, step_of
+from samples import sample
 from schedule.assemble import schedule_of
 
 NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]
@@ -22,13 +23,13 @@ def lowerings(entry):
 
 @pytest.mark.parametrize("entry", ALGORITHMS, ids=NAMES)
 def test_plan_of_one_rank_is_that_of_all(entry):
-    for n in range(1, 17):
+    for n in sample(range(1, 17), (*range(1, 9), 12, 15)):
         if not entry.worlds(n):
             continue
         schedule = entry.schedule(n, **({"root": n // 2} if "root" in entry.params else {}))
         for options in lowerings(entry):
             plans = peer_plans(schedule, **options)
-            for rank in range(n) if n < 9 else (0, n // 2, n - 1):
+            for rank in range(n) if n < sample(9, 5) else (0, n // 2, n - 1):
                 plan = peer_plan(schedule, rank, **options)
                 assert plan.slots == plans[rank].slots
                 assert np.array_equal(plan.code, plans[rank].code), (n, rank, options)

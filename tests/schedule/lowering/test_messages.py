@@ -10,6 +10,7 @@ from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.lowering.messages import message_plan, message_plans
 from pycoll.schedule.lowering.plan import ALL, Opcode
 from pycoll.schedule.proof.verify import verify
+from samples import sample
 from schedule.assemble import IN as A
 from schedule.assemble import OUT as B
 from schedule.assemble import assemble
@@ -19,12 +20,12 @@ NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]
 
 @pytest.mark.parametrize("entry", ALGORITHMS, ids=NAMES)
 def test_plan_of_one_rank_is_that_of_all(entry):
-    for n in range(1, 17):
+    for n in sample(range(1, 17), (*range(1, 9), 12, 15)):
         if not entry.worlds(n):
             continue
         schedule = entry.schedule(n, **({"root": n // 2} if "root" in entry.params else {}))
         plans = message_plans(schedule)
-        for rank in range(n) if n < 9 else (0, n // 2, n - 1):
+        for rank in range(n) if n < sample(9, 5) else (0, n // 2, n - 1):
             plan = message_plan(schedule, rank)
             assert plan.slots == plans[rank].slots
             assert np.array_equal(plan.code, plans[rank].code), (n, rank)
@@ -172,7 +173,7 @@ def test_what_is_received_first_comes_to_where_the_result_will_be():
     together, apart = (message_plan(schedule, 0, apart=apart) for apart in (False, True))
     assert (together.slots, apart.slots) == (2, 1)
     assert "recv x1 out[0:0] from rank 1" in apart.listing()
-    assert "in[0:0] + out[0:0] + cell[0:0] -> out[0:0]" in apart.listing()
+    assert "in[0:0] + out[0:0] + staging[0:0] -> out[0:0]" in apart.listing()
 
 
 def test_arrays_that_share_memory_would_be_overwritten():

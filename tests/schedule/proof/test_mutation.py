@@ -7,6 +7,7 @@ import pytest
 
 from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.proof.mutate import mutate
+from samples import sample
 
 NAMES = [f"{a.collective}/{a.name}" for a in ALGORITHMS]
 DEADLY = {"remove the DONE", "remove a SEND", "remove a RECV", "exchange with another rank"}
@@ -15,7 +16,7 @@ DEADLY = {"remove the DONE", "remove a SEND", "remove a RECV", "exchange with an
 @pytest.mark.parametrize("entry", ALGORITHMS, ids=NAMES)
 def test_mutants_are_rejected_or_explained(entry, capsys):
     total, killed = Counter(), Counter()
-    for n in filter(entry.worlds, (2, 3, 4, 6)):
+    for n in filter(entry.worlds, sample((2, 3, 4, 6), (3, 4))):
         params = {"root": n - 1} if "root" in entry.params else {}
         for verdict in mutate(entry.schedule(n, **params), count=1, seed=n):
             total[verdict.operator] += 1
