@@ -157,7 +157,7 @@ def test_ranks_that_come_back_lead_to_the_same_bits(zero, tmp_path):
     script.write_text(
         f"""
 import hashlib, os, signal, sys
-sys.path.insert(0, {str(ROOT)!r})
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests/support")!r}]
 import pycoll
 from tests.parallel.elastic.test_run import SIZES, Elastic, build, data
 
