@@ -48,19 +48,11 @@ def _check_divisible(size: int, comm: Communicator, what: str) -> None:
         )
 
 
-def _check_part(array: Array, shape: tuple[int, ...], comm: Communicator, what: str) -> None:
-    """Refuse a parameter that is not this rank's part."""
-    if tuple(array.shape) != shape:
-        raise ArgumentError(
-            f"{what} on rank {comm.rank} of {comm.world_size} tensor-parallel ranks has shape "
-            f"{tuple(array.shape)}, expected {shape}; parameters and layer must be made for the "
-            "same communicator"
-        )
-
-
 class _SplitLayer:
     """Base of layers with a weight that is split over ranks, along axis `_axis` of `_whole`."""
 
+    in_features: int
+    out_features: int
     key: Key
     comm: Communicator
     sequence_parallel: bool
@@ -73,7 +65,7 @@ class _SplitLayer:
 
     @property
     def _whole(self) -> tuple[int, int]:
-        raise NotImplementedError
+        return self.out_features, self.in_features
 
     @property
     def _shape(self) -> tuple[int, int]:
@@ -86,6 +78,17 @@ class _SplitLayer:
     def _output(self) -> Region:
         """The end of a layer of which each rank computes a term of the output."""
         return REDUCE_SCATTER_SEQUENCE if self.sequence_parallel else REDUCE
+
+    def _weight(self, params: Params) -> Array:
+        """Return this rank's part of the weight; refuse what is none."""
+        weight, comm = params["weight"], self.comm
+        if tuple(weight.shape) != self._shape:
+            raise ArgumentError(
+                f"{self.key.name}.weight on rank {comm.rank} of {comm.world_size} tensor-parallel "
+                f"ranks has shape {tuple(weight.shape)}, expected {self._shape}; parameters and "
+                "layer must be made for the same communicator"
+            )
+        return weight
 
 
 @dataclass(frozen=True)
@@ -118,10 +121,6 @@ class ColumnParallelLinear(_SplitLayer):
     dtype: str = "float32"
     tied_to: str | None = None
 
-    @property
-    def _whole(self) -> tuple[int, int]:
-        return self.out_features, self.in_features
-
     def parameters(self) -> dict[str, ParameterSpec]:
         """Return weight ``[out / n, in]`` and bias ``[out / n]``."""
         specs = {"weight": normal_weight(self, self._shape, tied_to=self.tied_to)}
@@ -132,10 +131,10 @@ class ColumnParallelLinear(_SplitLayer):
 
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves the input."""
-        _check_part(params["weight"], self._shape, self.comm, f"{self.key.name}.weight")
+        weight = self._weight(params)
         check_shape(x, (*x.shape[:-1], self.in_features), f"the input of {self.key.name}")
         whole = GATHER_SEQUENCE.forward(x, self.comm) if self.sequence_parallel else x
-        y = affine(whole, params["weight"], params.get("bias"))
+        y = affine(whole, weight, params.get("bias"))
         y = GATHER_FEATURES.forward(y, self.comm) if self.gather_output else y
         return y, (x if self.regather else whole)
 
@@ -179,10 +178,6 @@ class RowParallelLinear(_SplitLayer):
     dtype: str = "float32"
     _axis = 1
 
-    @property
-    def _whole(self) -> tuple[int, int]:
-        return self.out_features, self.in_features
-
     def parameters(self) -> dict[str, ParameterSpec]:
         """Return weight ``[out, in / n]`` and bias ``[out]``, which every rank has."""
         specs = {"weight": normal_weight(self, self._shape, self._axis)}
@@ -193,11 +188,11 @@ class RowParallelLinear(_SplitLayer):
 
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves the input, and later the gradient of the whole output."""
-        _check_part(params["weight"], self._shape, self.comm, f"{self.key.name}.weight")
+        weight = self._weight(params)
         where = f"on rank {self.comm.rank} of {self.comm.world_size} tensor-parallel ranks"
         what = f"the input of {self.key.name} {where}"
         check_shape(x, (*x.shape[:-1], self._shape[1]), what)
-        y = self._output.forward(affine(x, params["weight"], None), self.comm)
+        y = self._output.forward(affine(x, weight, None), self.comm)
         if self.bias:
             y += params["bias"]
         return y, {"x": x}
@@ -248,8 +243,7 @@ class VocabParallelEmbedding(_SplitLayer):
 
     def forward(self, params: Params, x: Any) -> tuple[Array, Any]:
         """Return the rows; saves which tokens are this rank's, and where."""
-        weight = params["weight"]
-        _check_part(weight, self._shape, self.comm, f"{self.key.name}.weight")
+        weight = self._weight(params)
         tokens = as_indices(x, weight)
         check_indices(tokens, self.vocabulary, f"the input of {self.key.name}")
         here, rows = columns(tokens, self._shape[0], self.comm.rank)

@@ -104,7 +104,12 @@ def chosen_spec(choice: Choice, may_read: bool, **what: Any) -> CallSpec:
     order = Order[(choice.order or "any").upper()]
     how = {"params": tuple(sorted(params.items())), "direct": choice.direct, "order": order}
     spec = CallSpec(algorithm=choice.algorithm, **how, **what)
-    return with_alternative(spec, choice) if may_read else spec
+    asked, name = choice.request, _READERS.get(spec.collective) if may_read else None
+    if name is None or spec.direct or asked.messages or asked.n == 1 or asked.nbytes < LEAST_BYTES:
+        return spec
+    algorithm = find(spec.collective, name)
+    how = {"params": _root_of(algorithm, spec.root), "direct": True, "across": True}
+    return replace(spec, alternative=replace(spec, algorithm=algorithm, **how))
 
 
 def _root_of(algorithm: Algorithm, root: int) -> tuple[tuple[str, int], ...]:
@@ -140,13 +145,3 @@ _READERS = {  # in these every rank fetches what it needs, and nobody writes to 
     "scatter": "direct",
     "all_to_all": "direct",
 }
-
-
-def with_alternative(spec: CallSpec, choice: Choice) -> CallSpec:
-    """Give a call on private arrays the alternative to read them, if it can have one."""
-    asked, name = choice.request, _READERS.get(spec.collective)
-    if name is None or spec.direct or asked.messages or asked.n == 1 or asked.nbytes < LEAST_BYTES:
-        return spec
-    algorithm = find(spec.collective, name)
-    how = {"params": _root_of(algorithm, spec.root), "direct": True, "across": True}
-    return replace(spec, alternative=replace(spec, algorithm=algorithm, **how))

@@ -202,20 +202,21 @@ def _timeout(report: dict) -> str:
     return "\n".join(lines) + "\n" + _ADVICE
 
 
+def _last_call(rank: dict) -> str:
+    last = Call.unpack(rank["descriptor"], rank["count"])
+    return f"; its last call was {last}{_where(rank)}" if rank["descriptor"] else ""
+
+
 def _lost(report: dict) -> str:
     dead = report["ranks"][report["culprit"]]
-    last = Call.unpack(dead["descriptor"], dead["count"])
-    what = f"; its last call was {last}{_where(dead)}" if dead["descriptor"] else ""
-    return f"{_who(dead)} died{what}. {_ADVICE}"
+    return f"{_who(dead)} died{_last_call(dead)}. {_ADVICE}"
 
 
 def _revoked(report: dict) -> str:
     who = report["ranks"][report["culprit"]]
     what = "was interrupted" if report["cause"] == _INTERRUPT else "aborted the communicator"
     did = f"{what} ({report['text']})" if report["text"] else what
-    last = Call.unpack(who["descriptor"], who["count"])
-    where = f"; its last call was {last}{_where(who)}" if who["descriptor"] else ""
-    return f"rank {who['rank']} {did} (process {who['pid']}){where}. {_ADVICE}"
+    return f"rank {who['rank']} {did} (process {who['pid']}){_last_call(who)}. {_ADVICE}"
 
 
 def _left(report: dict) -> str:
