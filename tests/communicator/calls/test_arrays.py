@@ -220,15 +220,16 @@ def odd_results(comm, op):
     yield moved, np.concatenate([part[:5] for part in ours])
 
 
-@pytest.mark.parametrize("op", ["and", "or", "xor", "min", "max"])
-def test_bytes_of_booleans_that_are_neither_0_nor_1(run, op):
+def test_bytes_of_booleans_that_are_neither_0_nor_1(run):
     """Whatever is not 0 is true; a result has 0 and 1. Calls that only move keep the bytes."""
 
     def rank(comm):
-        return all(got.tobytes() == want.tobytes() for got, want in odd_results(comm, op))
+        for op in ("and", "or", "xor", "min", "max"):
+            for got, want in odd_results(comm, op):
+                assert got.tobytes() == want.tobytes(), op
 
     for n in (2, 3, 5):
-        assert run(n, rank) == [True] * n
+        run(n, rank)
 
 
 MOVED = {

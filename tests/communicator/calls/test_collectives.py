@@ -42,7 +42,10 @@ def memories(collective):
     return kinds if collective in IN_PLACE else [k for k in kinds if "in_place" not in k]
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=str)
+SOME = [("threads", 1), ("threads", 3), ("threads", 8), ("processes", 2), ("processes", 3)]
+
+
+@pytest.mark.parametrize("world", sample(WORLDS, SOME), ids=str)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_sizes_and_memory(world, collective):
     n = world[1]
@@ -54,7 +57,7 @@ def test_sizes_and_memory(world, collective):
     check(world, cases)
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=str)
+@pytest.mark.parametrize("world", sample(WORLDS, SOME), ids=str)
 def test_types_and_operations(world):
     n = world[1]
     cases = [
