@@ -8,7 +8,14 @@ from pycoll import _C
 from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.ir import Schedule
 
-_OPERAND_BYTES = 280  # of tables while a plan is compiled, per operand and rank that it reaches
+# While a plan is compiled: for each of this rank's operands, and for each rank. Measured, over all
+# algorithms; tests/runtime/calls/test_plan_room.py does it again.
+_OPERAND_BYTES, _RANK_BYTES = 1 << 10, 2 << 10
+# Of algorithms whose folds reach every rank's memory from every rank: for each pair of ranks, too.
+_PAIR_BYTES = {("broadcast", "push_pull"): 304} | {
+    (prefix, name): 64 for prefix in ("scan", "exscan") for name in ("direct", "direct_rank")
+}
+_PROVEN_BYTES = 280  # of a program's own algorithm: for each operand of every rank
 _FEW_RANKS = 16  # whose plans fit anywhere
 
 
@@ -36,18 +43,18 @@ class PlanRoom:
             raise MemoryError(
                 f"compiling {schedule} takes some {need} bytes on each of {self._ranks} ranks, and "
                 f"{self._left} bytes were available to them when they joined; name an algorithm "
-                "that reaches fewer ranks, such as 'halving_doubling', or start fewer ranks"
+                "whose ranks have less to do, such as 'recursive_doubling', or start fewer ranks"
             )
 
 
 def compile_bytes(schedule: Schedule, rank: int) -> int:
     """Estimate the memory that compiling takes for a while."""
-    operands, reached = 0, np.zeros(schedule.n, bool)
+    operands, n = 0, schedule.n
     for folds in schedule.rounds(np.array([rank])):
         for fold in folds:
             if np.any(fold.where):
                 operands += len(fold.pieces) * int(np.max(fold.count))
-                for piece in fold.pieces:
-                    reached[np.asarray(piece.rank) % schedule.n] = True
-    near = int(reached.sum()) if schedule.algorithm in ALGORITHMS else schedule.n
-    return _OPERAND_BYTES * operands * near
+    if schedule.algorithm not in ALGORITHMS:
+        return _PROVEN_BYTES * operands * n
+    key = schedule.algorithm.collective, schedule.algorithm.name
+    return _OPERAND_BYTES * operands + _RANK_BYTES * n + _PAIR_BYTES.get(key, 0) * n * n

@@ -2,7 +2,8 @@
 
 Shared memory is reserved when it is made, and refused if it is not there (`reserve_pages` in
 ``csrc/memory/reservation.cpp``). What processes need for themselves nobody reserves, so it is
-compared here with what the machine, or the limit of a container, leaves.
+compared here with what the machine, or the limit of a container, leaves. Ranks that mpiexec or
+torchrun has started are there already, and have theirs: what they still take is shared.
 """
 
 from __future__ import annotations
