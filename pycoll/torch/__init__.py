@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from pycoll.torch.backend.group import ProcessGroupPycoll, create
+from pycoll.torch.backend.options import Options
 from pycoll.torch.backend.patches import keep_works, use_python_hooks
 from pycoll.torch.backend.use_symmetric import use_symmetric_memory
 from pycoll.torch.errors import BackendArgumentError, BackendTimeout
@@ -55,6 +56,7 @@ __all__ = [
     "NAME",
     "BackendArgumentError",
     "BackendTimeout",
+    "Options",
     "ProcessGroupPycoll",
     "make_default",
     "register",

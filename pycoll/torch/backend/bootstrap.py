@@ -38,6 +38,7 @@ from pycoll.runtime.startup.bootstrap import adopt, make_memfd
 from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, own_network, share
 from pycoll.runtime.startup.make_groups import open_control
 from pycoll.runtime.startup.rendezvous import make_everywhere
+from pycoll.torch.backend.options import check_equal, order_of
 from pycoll.torch.calls.prepare import CallSites, GroupSession
 
 _PIDS: dict[int, int] = {}
@@ -75,15 +76,22 @@ class HostsGroup(MessageGroup, TwoLevelSession):
 
 
 def join(
-    store: dist.Store, rank: int, size: int, timeout_s: float, ranks: Sequence[int] = ()
+    store: dist.Store,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    ranks: Sequence[int] = (),
+    options: Any = None,
 ) -> Session:
     """Join a group whose ranks meet at a store.
 
     On one host rank 0 makes the memory, and the others open it. No rank goes on before all have
     joined, so whatever goes wrong on one rank is an error on all of them. `timeout_s` limits the
-    wait for the others, and is the default of every call; `ranks` are the numbers in the whole job.
+    wait for the others, and is the default of every call; `ranks` are the numbers in the whole job, `options` the
+    ``pg_options``, the same on every rank.
 
     Raises:
+        ArgumentError: If the options are none of this backend's, or differ.
         TransportError: If the memory cannot be had, or hosts cannot reach each other.
         CollTimeout: If ranks do not come in time, with their numbers.
         PeerLost: If a rank died on the way.
@@ -93,6 +101,7 @@ def join(
     own: list[int] = []
     try:
         with rendezvous.refusing():
+            order = order_of(options)
             config, card = replace(Config.from_env(), timeout_s=timeout_s), Card.own()
             secret, network = job_secret(), own_network()
             own += [make_memfd(name) for name in ("control", "heap") if rank == 0]
@@ -100,7 +109,8 @@ def join(
         if not dist.is_initialized():  # this will be the group of all ranks
             _PIDS.clear()
         rendezvous.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
-        members = rendezvous.meet({**asdict(card), "fds": own, "network": network})
+        members = rendezvous.meet({**asdict(card), "fds": own, "network": network, "order": order})
+        check_equal([member["order"] for member in members])
         cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
         rendezvous.pids = {
             r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host

@@ -13,6 +13,7 @@ from torch._C import _distributed_c10d as c10d
 from pycoll.errors import CollError
 from pycoll.runtime.sessions.session import Session
 from pycoll.torch.backend.bootstrap import join
+from pycoll.torch.backend.options import order_of
 from pycoll.torch.backend.patches import do_not_compile_methods
 from pycoll.torch.calls.caller import Caller
 from pycoll.torch.calls.work import DoneWork, PendingWork
@@ -41,10 +42,12 @@ class ProcessGroupPycoll(ListCollectives, dist.ProcessGroup):
     by whom, and what to do.
     """
 
-    def __init__(self, session: Session, store: dist.Store, name: str) -> None:
+    def __init__(
+        self, session: Session, store: dist.Store, name: str, order: str = "tree"
+    ) -> None:
         """Wrap a session; see `create`."""
         super().__init__(session.rank, session.world_size)
-        self._caller = Caller(session, name)
+        self._caller = Caller(session, name, order)
         self._messages = Messages(self._caller)
         self._store, self._desc, self._closed = store, "undefined", False
         self._stand_in()
@@ -227,13 +230,12 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupPycoll:
 
     Raises:
         DistBackendError: If the group cannot be made, naming the ranks that are missing.
+        BackendArgumentError: If `backend_options` are no `Options`, or differ between ranks.
     """
     rank, size, name = options.group_rank, options.group_size, str(options.group_id)
     try:
-        if backend_options is not None:
-            raise CollError(f"pg_options={backend_options!r}; this backend has no options")
         limit, ranks = options.timeout.total_seconds(), options.global_ranks_in_group
-        session = join(options.store, rank, size, limit, ranks)
+        session = join(options.store, rank, size, limit, ranks, backend_options)
     except CollError as error:
         raise as_torch(error, f"making group {name!r} on rank {rank} of {size}") from error
-    return ProcessGroupPycoll(session, options.store, name)
+    return ProcessGroupPycoll(session, options.store, name, order_of(backend_options))

@@ -144,14 +144,14 @@ class Caller:
         abort_if_interrupted: Ends the group if an error is an interrupt.
     """
 
-    def __init__(self, session: Session, name: str) -> None:
-        """Wrap a session."""
+    def __init__(self, session: Session, name: str, order: str = "tree") -> None:
+        """Wrap a session; `order` is that of reductions."""
         self.session, self.name = session, name
         self.rank, self.size = session.rank, session.world_size
         self.timeout_s = session.config.timeout_s
         self.lock = threading.RLock()
-        self.calls = (MultiHostCalls if isinstance(session, MpiSession) else Calls)(session)
-        self.lists, self.devices = ListCalls(self.calls), DeviceCalls(session)
+        self.calls = (MultiHostCalls if isinstance(session, MpiSession) else Calls)(session, order)
+        self.lists, self.devices = ListCalls(self.calls), DeviceCalls(session, order)
         # Background threads must not keep a session that is dropped.
         self.abort_if_interrupted = functools.partial(abort_if_interrupted, weakref.ref(session))
         self.background = Background(f"pycoll-{name}", self.abort_if_interrupted)

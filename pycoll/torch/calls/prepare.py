@@ -69,15 +69,16 @@ class Calls:
     Attributes:
         direct: Bound calls may be given to the engine as they are.
         symmetric: There are tensors in symmetric memory.
+        order: Of reductions; see `pycoll.torch.Options`.
     """
 
     direct = True
     symmetric = False
     _barrier = "one_shot"  # the algorithm of a barrier
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, order: str = "tree") -> None:
         """Serve a session."""
-        self.session = session
+        self.session, self.order = session, order
         self._bound: dict[tuple, Any] = {}
         self._direct: set[_C.BoundCall] = set()  # work on symmetric memory in place
         self.sites = session.sites
@@ -244,6 +245,8 @@ class Calls:
         collective = kind.name.lower()
         operation = ReduceOp.SUM if op is None else op
         wanted = {"dtype": dtype, "op": operation, "direct": symmetric, "messages": not self.direct}
+        if COLLECTIVES[collective].reduces:
+            wanted["order"] = self.order
         call = collective, count * itemsize, self.session.world_size
         choice = select(*call, **wanted, crowded=self.session.plans.crowded)
         return chosen_spec(

@@ -74,7 +74,7 @@ class ListCollectives(Collectives):
                 flat.reshape(-1),
                 [scale * count for count in counts],
                 op.name.lower(),
-                None,
+                self._caller.calls.order,
                 as_reducible(buffer.reshape(-1), request.op)[0].reshape(-1),
                 request.timeout_s,
                 name_of(x.dtype),

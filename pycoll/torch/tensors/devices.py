@@ -69,9 +69,9 @@ class Fence:
 class DeviceCalls:
     """The collectives of a session on contiguous tensors of a CUDA device."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, order: str = "tree") -> None:
         """Serve a session; nothing of CUDA is touched before the first call."""
-        self._session = session
+        self._session, self._order = session, order
         self._streams: dict[torch.device, Any] = {}
         session.open_device = open_device
 
@@ -87,6 +87,7 @@ class DeviceCalls:
     def run(self, request: Request, x: torch.Tensor | None, out: torch.Tensor | None) -> None:
         """Make a collective call; see `pycoll.torch.calls.prepare.Calls.run`."""
         session, given, op = self._session, out if x is None else x, "sum"
+        order = None if request.op is None else self._order
         if request.op is not None:
             out = None if out is None else as_reducible(out, request.op)[0]
             x, _, combine = as_reducible(x, request.op)
@@ -102,7 +103,8 @@ class DeviceCalls:
         with cuda.device(given.device):
             stream = cuda.current_stream().cuda_stream
             limit = request.timeout_s
-            session.call(request.kind, *flat, op, request.root, None, timeout=limit, stream=stream)
+            how = op, request.root, order
+            session.call(request.kind, *flat, *how, timeout=limit, stream=stream)
 
     def drain(self) -> None:
         """Wait until the device has done all calls; at once if there were none."""
