@@ -91,6 +91,8 @@ class CallSpec:
     input_only: bool = False  # peers access the users' inputs only; results may lie anywhere
     # over messages: input and result share no memory on this rank, and it reduces
     apart: bool = False
+    # checksum of what all ranks must have been given alike, and which no peer is asked for
+    agreed: int = 0
     across: bool = False  # peers read the users' arrays, which are private, through the kernel
     # the same call across; it runs instead where that is faster
     alternative: CallSpec | None = None
@@ -241,7 +243,7 @@ def binding_numbers(
         "layout_in": _layout(promise.in_layout),
         "layout_out": _layout(promise.out_layout),
         "descriptor": spec.descriptor(number, spec.direct),
-        "check": number >> 16,
+        "check": number >> 16 ^ spec.agreed,
         "scale_n": world_size if average else 0,
         "scale_at_exit": average and not scales_in_fold,
     }

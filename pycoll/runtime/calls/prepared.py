@@ -117,9 +117,9 @@ def _root_of(algorithm: Algorithm, root: int) -> tuple[tuple[str, int], ...]:
 
 
 def table_spec(
-    request: CallRequest, algorithm: Algorithm, v: ArrayView, extents: ChunkLayout
+    request: CallRequest, algorithm: Algorithm, v: ArrayView, extents: ChunkLayout, agreed: int = 0
 ) -> CallSpec:
-    """Return the call of a v-variant, whose blocks differ in size."""
+    """Return the call of a v-variant, whose blocks differ in size; for `agreed` see `CallSpec`."""
     return CallSpec(
         kind=request.kind,
         collective=request.collective,
@@ -133,6 +133,7 @@ def table_spec(
         root=request.root,
         op=reduce_op(request.op),
         order=Order[(request.order or "any").upper()],
+        agreed=agreed,
     )
 
 

@@ -3,11 +3,15 @@
 The sizes are exchanged first, with an all-gather of a few integers: some must be equal on all
 ranks, the others are not known elsewhere. Then every rank has the same table of offsets and lengths
 and runs an ordinary plan over it. Types are compared with the sizes, also of what comes as bytes.
+
+Where every rank knows all sizes (`known`), nothing is exchanged: a checksum of them is a part of
+the call, which the engine compares.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -101,6 +105,28 @@ def _differ(
     raise MismatchError("\n".join([*lines, "Nothing was moved; the communicator stays usable."]))
 
 
+def _seal(counts: np.ndarray, width: int) -> int:
+    """Return a checksum, not 0, of sizes that every rank knows; the engine compares it."""
+    return zlib.crc32(counts.tobytes(), width & 0xFFFFFFFF) | 1
+
+
+def _check_own(counts: np.ndarray, rank: int, rows: int) -> None:
+    if counts[rank] != rows:
+        raise ArgumentError(
+            f"x has {rows} rows, but counts[{rank}], this rank's, is {counts[rank]}"
+        )
+
+
+def _check_matrix(matrix: Any, n: int, rank: int, rows: int) -> np.ndarray:
+    """Return the rows from each rank to each, ``[n, n]``, as integers."""
+    accepted = f"accepted are {n} rows of {n} integers >= 0, from each rank to each"
+    if np.shape(matrix) != (n, n):
+        raise ArgumentError(f"counts of shape {np.shape(matrix)}; {accepted}")
+    sent = np.array([_check_counts(row, n, None) for row in matrix])
+    _check_own(sent.sum(axis=1), rank, rows)
+    return sent
+
+
 def _output(given: ArrayView, shape: tuple[int, ...], out: Any) -> tuple[Any, ArrayView]:
     result = new_like(given, shape) if out is None else out
     target = view(result, "out")
@@ -141,9 +167,10 @@ def _bound(
     typed: ArrayView,
     lengths: np.ndarray,
     extents: Callable[[np.ndarray], ChunkLayout],
+    agreed: int = 0,
 ) -> _C.BoundCall:
     """Bind a call to a table of lengths; quick for one of the last few."""
-    asked = request.kind, request.op, request.order, request.root
+    asked = request.kind, request.op, request.order, request.root, agreed
     tables = session.kept.setdefault(
         (*asked, typed.code, typed.caller_code, typed.array.itemsize), {}
     )
@@ -153,7 +180,7 @@ def _bound(
         n = session.world_size
         where = extents(np.broadcast_to(lengths, (n, n)))
         algorithm = algorithms.find(request.collective, name)
-        found = session.bind(table_spec(request, algorithm, typed, where), where)
+        found = session.bind(table_spec(request, algorithm, typed, where, agreed), where)
         if len(tables) >= _KEPT_TABLES:
             tables.clear()
         if n * n * lengths.itemsize <= _KEPT_BYTES:
@@ -166,11 +193,15 @@ def _run(
     call: tuple[CallRequest, str],
     source: ArrayView | None,
     target: ArrayView | None,
-    blocks: tuple[np.ndarray, Callable[[np.ndarray], ChunkLayout]],
+    blocks: tuple[np.ndarray, Callable[[np.ndarray], ChunkLayout], int],
     result: Any,
     limit: float,
 ) -> Any:
-    """Run a call: what was asked for and the algorithm; lengths, and what makes a table of them."""
+    """Run a call.
+
+    `call` is what was asked for and the algorithm; `blocks` are lengths, what makes a table of
+    them, and the checksum of sizes that were not exchanged.
+    """
     typed = source if source is not None else target
 
     def prepare() -> Prepared:
@@ -197,10 +228,12 @@ def gather(
     timeout: float | None,
     expected: Sequence[int] | None = None,
     dtype_name: str | None = None,
+    known: Sequence[int] | None = None,
 ) -> Any:
     """Concatenate blocks of different sizes, on every rank or on the root.
 
-    ``expected`` are the rows that this rank expects of each, if it knows them; see `_rows`.
+    ``expected`` are the rows that this rank expects of each, if it knows them; see `_rows`. With
+    ``known``, the rows of each rank, which all ranks know, nothing is exchanged.
     """
     rank = session.rank
     name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
@@ -209,13 +242,18 @@ def gather(
     given, rows, width, tail = session.refusing(lambda: _rows(x, dtype_name))
     has_out = kind == Kind.ALL_GATHER_V or rank == root
     session.refusing(lambda: _no_output(out, root, has_out))
-    lengths = _exchange(session, kind, given.caller_code, width, [rows], limit)[:, 0]
-    session.refusing(lambda: _check_expected(lengths.tolist(), expected))
+    if known is None:
+        lengths = _exchange(session, kind, given.caller_code, width, [rows], limit)[:, 0]
+        session.refusing(lambda: _check_expected(lengths.tolist(), expected))
+    else:
+        lengths = session.refusing(lambda: _check_counts(known, session.world_size, None))
+        session.refusing(lambda: _check_own(lengths, rank, rows))
     result, target = None, None
     if has_out:
         shape = (int(lengths.sum()), *tail)
         result, target = session.refusing(lambda: _output(given, shape, out))
-    blocks = lengths * np.uint64(width), _gathered
+    agreed = 0 if known is None else _seal(lengths, width)
+    blocks = lengths * np.uint64(width), _gathered, agreed
     return _run(session, (request, name), given, target, blocks, result, limit)
 
 
@@ -231,7 +269,7 @@ def scatter(
     table = session.refusing(lambda: _check_counts(counts, n, expected))
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
     _agree(session, request.kind, given.caller_code, width, table, limit)
-    blocks = table * np.uint64(width), _scattered
+    blocks = table * np.uint64(width), _scattered, 0
     return _run(session, (request, "direct"), given, target, blocks, result, limit)
 
 
@@ -245,8 +283,12 @@ def reduce_scatter(
     out: Any,
     timeout: float | None,
     dtype_name: str | None = None,
+    known: bool = False,
 ) -> Any:
-    """Combine arrays and hand out blocks of different sizes; for ``dtype_name`` see `_rows`."""
+    """Combine arrays and hand out blocks of different sizes; for ``dtype_name`` see `_rows`.
+
+    With ``known`` the counts are not exchanged: the engine compares a checksum of them.
+    """
     n, rank = session.world_size, session.rank
     wanted = "tree" if order is None else order
     request = CallRequest(Kind.REDUCE_SCATTER_V, op, order=wanted)
@@ -257,9 +299,11 @@ def reduce_scatter(
     result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
     source = session.refusing(lambda: as_reducible(_overlap(given, target), op, "x"))
     target = session.refusing(lambda: as_reducible(target, op, "out"))
-    _agree(session, request.kind, given.caller_code, width, table, limit)
+    if not known:
+        _agree(session, request.kind, given.caller_code, width, table, limit)
     scale = source.array.size // max(1, given.array.size)
-    blocks = table * np.uint64(width * max(1, scale)), _scattered
+    agreed = _seal(table, width) if known else 0
+    blocks = table * np.uint64(width * max(1, scale)), _scattered, agreed
     return _run(session, (request, name), source, target, blocks, result, limit)
 
 
@@ -272,19 +316,24 @@ def all_to_all(
     timeout: float | None,
     expected: Sequence[int] | None = None,
     dtype_name: str | None = None,
+    known: bool = False,
 ) -> Any:
     """Exchange blocks of different sizes between all pairs of ranks.
 
-    For ``expected`` and ``dtype_name`` see `gather`.
+    For ``expected`` and ``dtype_name`` see `gather`. With ``known``, ``counts`` are the rows from
+    each rank to each, ``[n, n]``, the same on all ranks, and nothing is exchanged.
     """
     n, rank = session.world_size, session.rank
     request, limit = _asked(session, CallRequest(Kind.ALL_TO_ALL_V), timeout)
     given, rows, width, tail = session.refusing(lambda: _rows(x, dtype_name))
-    row = session.refusing(lambda: _check_counts(counts, n, rows))
-    sent = _exchange(session, request.kind, given.caller_code, width, row.tolist(), limit)
+    if known:
+        sent = session.refusing(lambda: _check_matrix(counts, n, rank, rows))
+    else:
+        row = session.refusing(lambda: _check_counts(counts, n, rows))
+        sent = _exchange(session, request.kind, given.caller_code, width, row.tolist(), limit)
     session.refusing(lambda: _check_expected(sent[:, rank].tolist(), expected))
     result, target = session.refusing(
         lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)
     )
-    blocks = sent * np.uint64(width), _exchanged
+    blocks = sent * np.uint64(width), _exchanged, _seal(sent, width) if known else 0
     return _run(session, (request, "direct"), given, target, blocks, result, limit)

@@ -84,6 +84,7 @@ class Call:
 
 FIELDS = ("kind", "dtype", "op", "root", "count", "order", "memory", "algorithm")
 PLANS = "plans of the algorithm"  # what differs if none of these does
+SIZES = "sizes of the blocks"  # likewise in a v-variant that was given them on every rank
 
 
 def _name(enum: Any, value: int) -> str:
@@ -165,7 +166,8 @@ def _mismatch(report: dict) -> str:
     now = [r for r in ranks if r["entered"]]
     calls = {r["rank"]: Call.unpack(r["descriptor"], r["count"]) for r in now}
     fields = [f for f in FIELDS if len({getattr(c, f) for c in calls.values()}) > 1]
-    field = fields[0] if fields else PLANS
+    sized = all(call.kind.endswith("_v") for call in calls.values())
+    field = fields[0] if fields else SIZES if sized else PLANS
     lines = [f"ranks called different things; field '{field}' differs{blame(calls)}"]
     for rank in ranks:
         if rank["rank"] in calls:

@@ -87,8 +87,8 @@ def join(
 
     On one host rank 0 makes the memory, and the others open it. No rank goes on before all have
     joined, so whatever goes wrong on one rank is an error on all of them. `timeout_s` limits the
-    wait for the others, and is the default of every call; `ranks` are the numbers in the whole job, `options` the
-    ``pg_options``, the same on every rank.
+    wait for the others, and is the default of every call; `ranks` are the numbers in the whole job,
+    `options` the ``pg_options``, the same on every rank.
 
     Raises:
         ArgumentError: If the options are none of this backend's, or differ.

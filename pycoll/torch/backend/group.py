@@ -20,6 +20,7 @@ from pycoll.torch.calls.work import DoneWork, PendingWork
 from pycoll.torch.errors import as_torch
 from pycoll.torch.operations.list_collectives import ListCollectives
 from pycoll.torch.operations.p2p import ANY, Messages, MessageWork
+from pycoll.torch.operations.ragged import RaggedCollectives
 from pycoll.torch.tensors.devices import kinds
 from pycoll.torch.tensors.layout import Tensors
 
@@ -31,7 +32,7 @@ class _StandIn(c10d.Backend):
     getBackendName = name
 
 
-class ProcessGroupPycoll(ListCollectives, dist.ProcessGroup):
+class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
     """A group of ranks that exchange tensors of CPUs or of CUDA devices through pycoll.
 
     Made by ``torch.distributed.init_process_group("pycoll")`` and ``new_group``. Synchronous calls
@@ -42,9 +43,7 @@ class ProcessGroupPycoll(ListCollectives, dist.ProcessGroup):
     by whom, and what to do.
     """
 
-    def __init__(
-        self, session: Session, store: dist.Store, name: str, order: str = "tree"
-    ) -> None:
+    def __init__(self, session: Session, store: dist.Store, name: str, order: str = "tree") -> None:
         """Wrap a session; see `create`."""
         super().__init__(session.rank, session.world_size)
         self._caller = Caller(session, name, order)

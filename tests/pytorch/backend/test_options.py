@@ -9,11 +9,10 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import oracle  # noqa: E402
-import worlds_torch  # noqa: E402
-from worlds_torch import run_group  # noqa: E402
-
 import pycoll.torch  # noqa: E402
+import worlds_torch  # noqa: E402
 from pycoll.torch import BackendArgumentError, Options  # noqa: E402
+from worlds_torch import run_group  # noqa: E402
 
 SIZES = (1, 7, 1023, 40_001)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -107,8 +106,10 @@ def test_options_of_another_backend_reach_the_peers():
         return type(told.value) is BackendArgumentError, str(told.value)
 
     (first, peer), (second, own) = run_group(2, body)
-    assert not first and "rank 1 cannot join" in peer
-    assert second and "accepted: pycoll.torch.Options" in own
+    assert not first
+    assert "rank 1 cannot join" in peer
+    assert second
+    assert "accepted: pycoll.torch.Options" in own
 
 
 def test_orders_that_differ():

@@ -1,0 +1,212 @@
+"""Collectives whose blocks are rows that differ in number from rank to rank; results are new.
+
+Where every rank knows all numbers of rows, nothing is exchanged besides the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from pycoll.errors import ArgumentError
+from pycoll.runtime.calls import v_variants
+from pycoll.torch.operations.arguments import contribution
+from pycoll.torch.operations.collectives import Collectives
+from pycoll.torch.tensors.devices import on_host
+from pycoll.torch.tensors.layout import (
+    Reduction,
+    Request,
+    as_bytes,
+    as_reducible,
+    name_of,
+    source,
+    target,
+)
+from pycoll.types import Kind, ReduceOp
+
+Rows = Sequence[int]
+Make = Callable[[], torch.Tensor]
+"""Runs a checked call, with the group's lock held, and returns its result."""
+
+
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor of rows as bytes, ``[rows, bytes of a row]``."""
+    return as_bytes(x).view(x.shape[0], math.prod(x.shape[1:]) * x.element_size())
+
+
+def _checked(x: torch.Tensor) -> torch.Tensor:
+    """Return an input of rows in contiguous memory."""
+    if not x.dim() or not math.prod(x.shape[1:]):
+        raise ArgumentError(f"x has shape {list(x.shape)}; its first dimension counts rows")
+    return source(x, "x")
+
+
+def _count(sizes: Rows, n: int) -> list[int]:
+    try:
+        counts = [int(k) for k in sizes]
+    except (TypeError, ValueError):
+        counts = []
+    if len(counts) != n or min(counts) < 0:
+        raise ArgumentError(f"sizes={sizes!r}; accepted are {n} numbers of rows, one of each rank")
+    return counts
+
+
+class RaggedCollectives(Collectives):
+    """Mixed into a process group.
+
+    ``sizes`` are the rows of each rank, ``[world_size]``, the same on all of them; ``timeout`` is
+    in seconds. Ranks that are given other sizes get `MismatchError`'s text, or, if the input does
+    not fit them, an error that names the rank.
+    """
+
+    def all_gatherv(
+        self, x: torch.Tensor, sizes: Rows | None = None, timeout: float | None = None
+    ) -> torch.Tensor:
+        """Return the rows of all ranks, by rank; without `sizes` their numbers are exchanged."""
+
+        def prepare(opts: Any) -> Make:
+            given, n = _checked(x), self._caller.size
+            request = self._caller.request(Kind.ALL_GATHER, opts)
+            known = None if sizes is None else _count(sizes, n)
+            if known is not None and known[self._caller.rank] != x.shape[0]:
+                raise ArgumentError(
+                    f"x has {x.shape[0]} rows, but sizes={known} say {known[self._caller.rank]}"
+                )
+            if known is not None and len(set(known)) == 1:
+                return lambda: self._gather_equal(request, given)
+            return lambda: self._gather_rows(request, given, known)
+
+        return self._make("all_gatherv", prepare, timeout)
+
+    def _gather_equal(self, request: Request, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty((self._caller.size * x.shape[0], *x.shape[1:]))
+        self._caller.run(request, x, out)
+        return out
+
+    def _gather_rows(
+        self, request: Request, x: torch.Tensor, known: list[int] | None
+    ) -> torch.Tensor:
+        self._caller.session.call_site = request.site
+        given = Kind.ALL_GATHER_V, rows_of(x.cpu()), 0, None, request.timeout_s
+        kept = {"dtype_name": name_of(x.dtype), "known": known}
+        rows = v_variants.gather(self._caller.session, *given, **kept)
+        return _typed(rows, x)
+
+    def gather_made(self, what: str, make: Make) -> torch.Tensor:
+        """Return what `make` makes on each rank, rows of one shape, by rank.
+
+        If it raises on a rank, all ranks raise, and the group stays usable.
+        """
+
+        def prepare(opts: Any) -> Make:
+            row = make()
+            request = self._caller.request(Kind.ALL_GATHER, opts)
+            return lambda: self._gather_equal(request, row)
+
+        return self._make(what, prepare, None)
+
+    def all_to_allv(
+        self,
+        x: torch.Tensor,
+        sizes: Rows | Sequence[Rows],
+        timeout: float | None = None,
+    ) -> torch.Tensor:
+        """Send rows to every rank, and return those from each, by rank.
+
+        Args:
+            x: The rows for rank 0, then those for rank 1, and so on.
+            sizes: How many go to each rank, ``[world_size]``, which the ranks exchange; or how many
+                go from each rank to each, ``[world_size, world_size]``, the same on all ranks.
+            timeout: See the class.
+        """
+        return self.exchange_made("all_to_allv", lambda: x, sizes, timeout)
+
+    def exchange_made(
+        self, what: str, make: Make, sizes: Any, timeout: float | None = None
+    ) -> torch.Tensor:
+        """Do `all_to_allv` with what `make` makes; if it raises, see `gather_made`."""
+
+        def prepare(opts: Any) -> Make:
+            x = _checked(make())
+            request = self._caller.request(Kind.ALL_TO_ALL, opts)
+            known = len(sizes) > 0 and not isinstance(sizes[0], int)
+            return lambda: self._exchange_rows(request, x, sizes, known)
+
+        return self._make(what, prepare, timeout)
+
+    def _exchange_rows(
+        self, request: Request, x: torch.Tensor, sizes: Any, known: bool
+    ) -> torch.Tensor:
+        self._caller.session.call_site = request.site
+        given = rows_of(x.cpu()), sizes, None, request.timeout_s
+        kept = {"dtype_name": name_of(x.dtype), "known": known}
+        return _typed(v_variants.all_to_all(self._caller.session, *given, **kept), x)
+
+    def reduce_scatterv(
+        self,
+        x: torch.Tensor,
+        sizes: Rows | None = None,
+        op: ReduceOp = ReduceOp.SUM,
+        timeout: float | None = None,
+    ) -> torch.Tensor:
+        """Combine tensors; rank r gets the next ``sizes[r]`` rows, by default an equal share."""
+
+        def prepare(opts: Any) -> Make:
+            given, n = _checked(x), self._caller.size
+            request = self._caller.request(Kind.REDUCE_SCATTER, opts, op)
+            if sizes is None and x.shape[0] % n:
+                raise ArgumentError(f"x has {x.shape[0]} rows, not a multiple of {n}; pass sizes")
+            counts = [x.shape[0] // n] * n if sizes is None else _count(sizes, n)
+            if sum(counts) != x.shape[0]:
+                raise ArgumentError(f"sizes={counts} add up to {sum(counts)}, x has {x.shape[0]}")
+            memory = self._caller.calls.symmetric_memory
+            given = contribution(given, Reduction(op), memory)
+            out = given.new_empty((counts[self._caller.rank], *x.shape[1:]))
+            if len(set(counts)) == 1:
+                return lambda: self._caller.run(request, given, out) or out
+            return lambda: self._scatter_rows(request, given, counts, out)
+
+        return self._make("reduce_scatterv", prepare, timeout)
+
+    def _scatter_rows(
+        self, request: Request, x: torch.Tensor, counts: list[int], out: torch.Tensor
+    ) -> torch.Tensor:
+        self._caller.session.call_site = request.site
+        with on_host(x, out) as (a, b):
+            flat, _, op = as_reducible(a, request.op)
+            received = as_reducible(target(b), request.op)[0]
+            arguments = flat, counts, op.name.lower(), self._caller.calls.order, received
+            kept = {"dtype_name": name_of(x.dtype), "known": True}
+            v_variants.reduce_scatter(self._caller.session, *arguments, request.timeout_s, **kept)
+        return out
+
+    def _make(
+        self, what: str, prepare: Callable[[Any], Make], timeout: float | None
+    ) -> torch.Tensor:
+        """Check and make a synchronous call and return its result."""
+        opts = c10d.AllgatherOptions()
+        opts.asyncOp = False
+        if timeout is not None:
+            opts.timeout = timedelta(seconds=timeout)
+        made: list[torch.Tensor] = []
+
+        def first() -> tuple[Callable[[], None], list[torch.Tensor]]:
+            make = prepare(opts)
+            return lambda: made.append(make()), []
+
+        try:
+            self._caller.start(what, first, opts)
+        except BaseException as error:
+            self._caller.abort_if_interrupted(error)
+            raise
+        return made[0]
+
+
+def _typed(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return received bytes as rows like those of x."""
+    return rows.view(-1).view(x.dtype).view(rows.shape[0], *x.shape[1:]).to(x.device)
