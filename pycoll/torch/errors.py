@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from torch.distributed import DistBackendError
 
 from pycoll.errors import ArgumentError, CollError, CollTimeout
@@ -23,3 +25,13 @@ def as_torch(error: CollError, where: str) -> DistBackendError:
     if isinstance(error, ArgumentError):
         return BackendArgumentError(text)
     return DistBackendError(text)
+
+
+_TYPES = {cls.__name__: cls for cls in (BackendTimeout, BackendArgumentError, DistBackendError)}
+_TEXT = re.compile(rf"\b({'|'.join(_TYPES)}): (\w+ on rank .*?)(?:\n\nAt:\n|\Z)", re.DOTALL)
+
+
+def from_text(text: str) -> DistBackendError | None:
+    """Return an error of the backend that PyTorch has made a text of; None if it is no such one."""
+    found = _TEXT.search(text)
+    return _TYPES[found[1]](found[2]) if found else None

@@ -196,6 +196,27 @@ def _progress(rank: dict) -> str:
     return f"{who}: {reached} {last}{_where(rank)}{process}"
 
 
+def what_ranks_do(control: _C.Control) -> list[str]:
+    """Say of each rank that shares memory what it does now, and whom it waits for."""
+    view = control.sight()
+    return [_moment(view.rank(rank, 1)) for rank in range(view.world_size)]
+
+
+def _moment(sight: dict) -> str:
+    who, calls = f"rank {sight['rank']}", sight["calls"]
+    if not calls:
+        return f"{who}: has made no call so far"
+    last = Call.unpack(calls[-1]["descriptor"], calls[-1]["count"])
+    text = f"{last}{_where(calls[-1])}"
+    if calls[-1]["done"]:
+        return f"{who}: is in no call; last call: {text}"
+    if sight["waiting_peer"] < 0 or sight["arrived"]:
+        return f"{who}: is in {text}"
+    peer, step = sight["waiting_peer"], sight["waiting_step"]
+    wanted = _WANTED.get(step, f"to finish step {step - 1}")
+    return f"{who}: is in {text}, waits for rank {peer} {wanted}"
+
+
 def _timeout(report: dict) -> str:
     waited = report["ranks"][report["reporter"]]["waiting_s"]
     who = report["ranks"][report["reporter"]]["rank"]

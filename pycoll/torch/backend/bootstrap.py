@@ -15,6 +15,7 @@ import os
 import secrets
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,6 +44,8 @@ from pycoll.torch.calls.prepare import CallSites, GroupSession
 
 _PIDS: dict[int, int] = {}
 """Processes on this host, by rank in the job, that share a group with this one."""
+_HEAPS: weakref.WeakValueDictionary[tuple[int, str], Memory] = weakref.WeakValueDictionary()
+"""Symmetric memory by process, and by a name that all of its ranks know it by."""
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
 _CLOSE_S = 10.0  # longest time without progress of what peers still have to get at a close
 _FAILED_S = 1.0  # likewise after a failure, which the peers know of
@@ -105,11 +108,14 @@ def join(
             config, card = replace(Config.from_env(), timeout_s=timeout_s), Card.own()
             secret, network = job_secret(), own_network()
             own += [make_memfd(name) for name in ("control", "heap") if rank == 0]
+            heaps = _heaps_here()
+            facts = {"fds": own, "heaps": list(heaps), "heap": secrets.token_hex(8)}
+            facts |= {"network": network, "order": order}
         numbers = list(ranks) or list(range(size))
         if not dist.is_initialized():  # this will be the group of all ranks
             _PIDS.clear()
         rendezvous.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
-        members = rendezvous.meet({**asdict(card), "fds": own, "network": network, "order": order})
+        members = rendezvous.meet({**asdict(card), **facts})
         check_equal([member["order"] for member in members])
         cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
         rendezvous.pids = {
@@ -121,7 +127,7 @@ def join(
             reach = {"secret": secret, "one_host": len({m["network"] for m in members}) == 1}
             return _join_hosts(rendezvous.exchange, cards, places, rank, config, store, reach)
         return make_everywhere(
-            lambda: _open(members[0], rank, size, config, fewest_cores(cards, places)),
+            lambda: _open(members, heaps, rank, config, fewest_cores(cards, places)),
             lambda text: rendezvous.exchange("joined", text),
         )
     finally:
@@ -129,12 +135,27 @@ def join(
             os.close(fd)
 
 
-def _open(leader: dict, rank: int, size: int, config: Config, cores: int) -> GroupSession:
+def _heaps_here() -> dict[str, Memory]:
+    """Return the symmetric memory that this process has, by name; a child made by fork has none."""
+    return {name: heap for (pid, name), heap in list(_HEAPS.items()) if pid == os.getpid()}
+
+
+def _open(
+    members: list[dict], heaps: dict[str, Memory], rank: int, config: Config, cores: int
+) -> GroupSession:
+    """Open the memory of a group; it shares the heap of a group that has all of its ranks."""
+    leader, size = members[0], len(members)
     fds = [adopt(leader["pid"], fd) for fd in leader["fds"]]
     try:
         control = open_control(fds[0], size, config)
-        heap = raising(_C.Heap, fds[1], size, config.heap_bytes)
-        session = GroupSession(control, Memory(heap, rank), rank, size, config)
+        known = (name for name in leader["heaps"] if all(name in m["heaps"] for m in members))
+        name = next(known, None)
+        if name is None:
+            memory = Memory(raising(_C.Heap, fds[1], size, config.heap_bytes), rank)
+            _HEAPS[os.getpid(), leader["heap"]] = memory
+        else:
+            memory = heaps[name]
+        session = GroupSession(control, memory, rank, size, config)
         session.use(None, cores)
         return session
     finally:

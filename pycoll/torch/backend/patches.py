@@ -9,11 +9,15 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from pycoll.torch.errors import from_text
 
 try:
     from torch._C._dynamo.eval_frame import (
@@ -27,11 +31,11 @@ except ImportError:  # an older PyTorch, which looks at fewer functions
 _works: weakref.WeakKeyDictionary[dist.Reducer, dist.Work] = weakref.WeakKeyDictionary()
 
 
-def _replace(cls: type, name: str, change: Callable[[Callable], Callable]) -> None:
-    """Replace a method, if the class has it, by what `change` makes of it; once."""
-    plain = getattr(cls, name, None)
+def _replace(owner: Any, name: str, change: Callable[[Callable], Callable]) -> None:
+    """Replace what a class or module has under a name, if it does, by what `change` makes; once."""
+    plain = getattr(owner, name, None)
     if plain is not None and not hasattr(plain, "__wrapped__"):
-        setattr(cls, name, functools.wraps(plain)(change(plain)))
+        setattr(owner, name, functools.wraps(plain)(change(plain)))
 
 
 def use_python_hooks(group_class: type) -> None:
@@ -70,6 +74,41 @@ def keep_works() -> None:
         return kept
 
     _replace(dist.Reducer, "_set_forward_pass_work_handle", change)
+
+
+def keep_error_types() -> None:
+    """Make futures raise the errors of the backend, of which C++ keeps only the text."""
+
+    def change(plain: Callable) -> Callable:
+        def typed(future: torch.futures.Future) -> Any:
+            try:
+                return plain(future)
+            except RuntimeError as error:
+                known = from_text(str(error)) if type(error) is RuntimeError else None
+                if known is None:
+                    raise
+                raise known from error
+
+        return typed
+
+    for name in ("wait", "value"):
+        _replace(torch._C.Future, name, change)
+
+
+def set_timeouts(group_class: type) -> None:
+    """Make ``_set_pg_timeout`` know a class of groups; it knows those of gloo and NCCL by name."""
+
+    def change(plain: Callable) -> Callable:
+        def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
+            found = dist.group.WORLD if group is None else group
+            if isinstance(found, group_class):
+                found.set_timeout(timeout)
+            else:
+                plain(timeout, group)
+
+        return set_timeout
+
+    _replace(dist.distributed_c10d, "_set_pg_timeout", change)
 
 
 def do_not_compile_methods(*classes: type) -> None:

@@ -30,15 +30,19 @@ class Background:
     """
 
     def __init__(
-        self, name: str, on_interrupt: Callable[[BaseException], None] | None = None
+        self,
+        name: str,
+        on_interrupt: Callable[[BaseException], None] | None = None,
+        describe: Callable[[], str] = str,
     ) -> None:
         """Name the threads, which start when they are needed.
 
         Args:
             name: Name of the threads.
             on_interrupt: Called if an interrupt ends a call, whose peers may still wait.
+            describe: See `PendingWork`.
         """
-        self._name, self._on_interrupt = name, on_interrupt
+        self._name, self._on_interrupt, self._describe = name, on_interrupt, describe
         self.jobs: deque[tuple[Callable[[], Any], PendingWork]] = deque()  # the first may run
         self._wakeups: queue.SimpleQueue[bool] = queue.SimpleQueue()  # one a job; False: stop
         self._lock = threading.RLock()  # of the fields below; a signal handler may come in it
@@ -65,7 +69,7 @@ class Background:
             ConcurrentUseError: In a signal handler that has interrupted one of these calls.
         """
         self._refuse()
-        work = PendingWork(tensors, self._help_run, fence)
+        work = PendingWork(tensors, self._help_run, fence, self._describe)
         with self._lock:
             if self._stopped:
                 raise CommClosed("this process group has been destroyed")

@@ -25,6 +25,7 @@ from torch.autograd import profiler
 from pycoll import _C
 from pycoll.errors import ArgumentError, CollError, in_words
 from pycoll.runtime.sessions.message_session import MpiSession
+from pycoll.runtime.sessions.reports import what_ranks_do
 from pycoll.runtime.sessions.session import Session
 from pycoll.torch.calls.background import Background
 from pycoll.torch.calls.prepare import Calls, ListCalls, MultiHostCalls
@@ -84,6 +85,14 @@ def abort_if_interrupted(owner: weakref.ref[Session], error: BaseException) -> N
     with contextlib.suppress(Exception):  # they know of it if it came inside the engine
         if session is not None:
             session.abort(f"rank {session.rank} was interrupted ({type(error).__name__})")
+
+
+def _describe(owner: weakref.ref[Session]) -> str:
+    """Say what each rank does, where ranks share memory; for a call that goes on."""
+    session = owner()
+    if session is None or session.control is None:
+        return ""
+    return "\n".join([" meanwhile:", *(f"  {line}" for line in what_ranks_do(session.control))])
 
 
 class SymmetricTensors:
@@ -154,7 +163,8 @@ class Caller:
         self.lists, self.devices = ListCalls(self.calls), DeviceCalls(session, order)
         # Background threads must not keep a session that is dropped.
         self.abort_if_interrupted = functools.partial(abort_if_interrupted, weakref.ref(session))
-        self.background = Background(f"pycoll-{name}", self.abort_if_interrupted)
+        describe = functools.partial(_describe, weakref.ref(session))
+        self.background = Background(f"pycoll-{name}", self.abort_if_interrupted, describe)
         self.symmetric = SymmetricTensors(self.calls, self.lock, self.background)
         self.kept: dict[Key, _C.AddressCall] = {}
 

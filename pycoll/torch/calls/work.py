@@ -118,6 +118,7 @@ class PendingWork(Work):
         tensors: Tensors,
         help_run: Callable[[PendingWork], None],
         fence: Fence | None = None,
+        describe: Callable[[], str] = str,
     ) -> None:
         """Make a call that has not ended.
 
@@ -125,9 +126,11 @@ class PendingWork(Work):
             tensors: Its result.
             help_run: Runs queued calls up to this one, on a thread that waits for it anyway.
             fence: Its place in the work of a device, if the tensors are there.
+            describe: Says what the ranks do, for a wait that ends too early.
         """
         super().__init__()
         self._tensors, self._help_run, self._fence = tensors, help_run, fence
+        self._describe = describe
         self._over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # not empty once it has ended
         self._guard = threading.RLock()  # of the fields below
         self.ended = False  # on the host
@@ -170,7 +173,7 @@ class PendingWork(Work):
                 self._over.get(timeout=limit)
             except queue.Empty:
                 late = f"the call has not ended within {limit:.3g} s; it still runs"
-                raise BackendTimeout(late) from None
+                raise BackendTimeout(late + self._describe()) from None
             finally:
                 if self.ended:
                     self._over.put(True)  # for the next who waits

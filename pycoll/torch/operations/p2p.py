@@ -29,11 +29,18 @@ class MessageWork(Work):
     """A pending message."""
 
     def __init__(
-        self, messages: Messages, what: str, ticket: int, buffer: torch.Tensor, tensors: Tensors
+        self,
+        messages: Messages,
+        what: str,
+        peer: int,
+        ticket: int,
+        buffer: torch.Tensor,
+        tensors: Tensors,
     ) -> None:
         """Hold on to a message in the postbox; `buffer` is its memory."""
         super().__init__()
         self._messages, self._what, self._ticket = messages, what, ticket
+        self._peer = "any rank" if peer == ANY else f"rank {peer}"
         self.buffer, self._tensors = buffer, tensors
         self._lock = threading.RLock()  # only its owner can release it
         self._ended = False
@@ -93,8 +100,9 @@ class MessageWork(Work):
         until = time.monotonic() + limit
         if not self._lock.acquire(timeout=limit):
             raise BackendTimeout(
-                f"{self._what} on rank {self._messages.caller.rank}: the message has not come "
-                f"within {limit:.3g} s; it is still under way, and another thread waits for it"
+                f"{self._what} on rank {self._messages.caller.rank}: the message "
+                f"{'to' if self._what == 'send' else 'from'} {self._peer} has not come within "
+                f"{limit:.3g} s; it is still under way, and another thread waits for it"
             )
         return max(0.0, until - time.monotonic())
 
@@ -187,7 +195,7 @@ class Messages:
             )
             if ticket == 0:  # sent
                 return done(tensors)
-            work = MessageWork(self, what, ticket, buffer, tensors)
+            work = MessageWork(self, what, peer, ticket, buffer, tensors)
             self.pending.add(work)
             return work
         except CollError as error:

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import io
 import os
+import re
 import runpy
 import socket
 import subprocess
@@ -24,7 +25,8 @@ NEEDS = {
     "torch_deepspeed": "deepspeed",
     "torch_lightning": "lightning",
 }
-NAMES = sorted(path.stem for path in EXAMPLES.glob("torch_*.py"))
+INFERENCE = "torch_tp_inference"
+NAMES = sorted({path.stem for path in EXAMPLES.glob("torch_*.py")} - {INFERENCE})
 
 
 def load(package):
@@ -42,13 +44,13 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run_example(name, backend):
-    """Run an example on two forked ranks as torchrun does; return the losses that it prints."""
+def run_example(name, backend, n=2):
+    """Run an example on forked ranks as torchrun does; return what it prints."""
     port = free_port()
 
     def rank(comm):
         place = {"RANK": comm.rank, "LOCAL_RANK": comm.rank, "WORLD_SIZE": comm.world_size}
-        place |= {"LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        place |= {"LOCAL_WORLD_SIZE": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         place |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": 0, "NODE_RANK": 0}
         os.environ.update({key: str(value) for key, value in place.items()})
         warnings.simplefilter("ignore")  # PyTorch's own
@@ -57,7 +59,12 @@ def run_example(name, backend):
             runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         return printed.getvalue()
 
-    text = "".join(run_processes(2, rank, timeout=100))
+    return "".join(run_processes(n, rank, timeout=100))
+
+
+def losses(name, backend):
+    """Return the losses that an example of training prints."""
+    text = run_example(name, backend)
     assert f"{backend}: loss" in text
     return [float(word) for word in text.splitlines()[-1].split()]
 
@@ -66,9 +73,15 @@ def run_example(name, backend):
 def test_an_example(name):
     if name in NEEDS:
         load(NEEDS[name])
-    ours, theirs = run_example(name, "pycoll"), run_example(name, "gloo")
+    ours, theirs = losses(name, "pycoll"), losses(name, "gloo")
     assert ours == theirs  # two ranks: a + b is the same in either order
     assert ours[-1] < 0.8 * ours[0]
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_example_of_inference(n):
+    text = run_example(INFERENCE, "pycoll", n)
+    assert re.match(rf"pycoll, {n} ranks: 0 of [1-9]\d+ logits depend on the batch", text), text
 
 
 def test_torchrun():
