@@ -4,9 +4,10 @@
 the same processes and take turns, in short slices; what counts is the median of the ratios.
 "decode" is what tensor parallelism adds to one step: seven all_reduces of bfloat16. "moe" is
 dispatch and combine of a mixture of experts, the experts themselves left out:
-`pycoll.torch.inference`; over gloo, an all_gather of all tokens and a sum of the results of all ranks; and over gloo,
-all_to_all_single of just the rows that are wanted, whose numbers are exchanged first. Their results
-are compared before. It prints a table and writes benchmarks/results/torch_inference.md and .json.
+`pycoll.torch.inference`; over gloo, an all_gather of all tokens and a sum of the results of all
+ranks; and over gloo, all_to_all_single of just the rows that are wanted, whose numbers are
+exchanged first. Their results are compared before. It prints a table and writes
+benchmarks/results/torch_inference.md and .json.
 """
 
 import json

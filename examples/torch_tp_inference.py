@@ -1,6 +1,6 @@
 """Tensor parallel inference: the logits of a request do not depend on what else is in the batch.
 
-torchrun --nproc-per-node 4 examples/torch_tp_inference.py [backend]
+torchrun --nproc-per-node 4 examples/torch_tp_inference.py [backend [ways]]
 
 A small transformer is divided between the ranks: each has some of the heads, and some of the width
 of the feed-forward layers, and `dist.all_reduce` adds up what they find. A server puts the tokens
@@ -24,7 +24,7 @@ import pycoll.torch  # noqa: F401 - registers the backend
 
 VOCAB, WIDTH, HEADS, LAYERS, LONGEST = 96, 64, 4, 2, 24
 HEAD = WIDTH // HEADS
-PROMPTS, BATCHINGS = 6, 50
+PROMPTS, WAYS = 6, 50
 
 
 class Request:
@@ -126,18 +126,18 @@ def random_batches(seed):
     return batches
 
 
-def main():
+def main(count):
     rank, n = dist.get_rank(), dist.get_world_size()
     model, made = Model(rank, n), torch.Generator().manual_seed(1)
     lengths = torch.randint(5, LONGEST + 1, (PROMPTS,), generator=made)
     prompts = [torch.randint(0, VOCAB, (int(k),), generator=made) for k in lengths]
     alone = read_all(model, prompts, lambda left: [(left[0], 1)])
-    ways = [read_all(model, prompts, random_batches(seed)) for seed in range(BATCHINGS)]
+    ways = [read_all(model, prompts, random_batches(seed)) for seed in range(count)]
     differ = sum(int((way != alone).sum()) for way in ways)
     furthest = max(float((way - alone).abs().max()) for way in ways)
     if rank == 0:
         print(
-            f"{dist.get_backend()}, {n} ranks: {differ} of {BATCHINGS * alone.numel()} logits "
+            f"{dist.get_backend()}, {n} ranks: {differ} of {count * alone.numel()} logits "
             f"depend on the batch; the furthest is off by {furthest:.2g}"
         )
 
@@ -145,5 +145,5 @@ def main():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group(sys.argv[1] if len(sys.argv) > 1 else "pycoll")
-    main()
+    main(int(sys.argv[2]) if len(sys.argv) > 2 else WAYS)
     dist.destroy_process_group()

@@ -56,15 +56,20 @@ def _rows(x: Any, dtype_name: str | None = None) -> tuple[ArrayView, int, int, t
     return given, shape[0], math.prod(shape[1:]), shape[1:]
 
 
-def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray:
-    accepted = f"accepted are {n} integers >= 0, one for each rank"
+def _numbers(counts: Any, shape: tuple[int, ...], accepted: str) -> tuple[np.ndarray, int]:
+    """Return numbers of rows of that shape, and their sum."""
     try:
         table = np.asarray(counts)
     except (ValueError, OverflowError) as error:
         raise ArgumentError(f"counts={counts!r}; {accepted}: {error}") from None
-    if table.shape != (n,) or table.dtype.kind not in "iu" or (table < 0).any():
+    if table.shape != shape or table.dtype.kind not in "iu" or (table < 0).any():
         raise ArgumentError(f"counts={counts!r}; {accepted}")
-    total = sum(table.tolist())  # of Python's integers, which do not wrap
+    return table, sum(table.ravel().tolist())  # of Python's integers, which do not wrap
+
+
+def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray:
+    accepted = f"accepted are {n} integers >= 0, one for each rank"
+    table, total = _numbers(counts, (n,), accepted)
     if rows is not None and total != rows:
         raise ArgumentError(f"counts add up to {total}, but x has {rows} rows")
     if total > _MOST_ROWS:
@@ -119,12 +124,16 @@ def _check_own(counts: np.ndarray, rank: int, rows: int) -> None:
 
 def _check_matrix(matrix: Any, n: int, rank: int, rows: int) -> np.ndarray:
     """Return the rows from each rank to each, ``[n, n]``, as integers."""
-    accepted = f"accepted are {n} rows of {n} integers >= 0, from each rank to each"
-    if np.shape(matrix) != (n, n):
-        raise ArgumentError(f"counts of shape {np.shape(matrix)}; {accepted}")
-    sent = np.array([_check_counts(row, n, None) for row in matrix])
-    _check_own(sent.sum(axis=1), rank, rows)
-    return sent
+    accepted = (
+        f"accepted are {n} rows of {n} integers >= 0, from each rank to each, and at most "
+        f"{_MOST_ROWS} rows in all"
+    )
+    sent, total = _numbers(matrix, (n, n), accepted)
+    if total > _MOST_ROWS:
+        raise ArgumentError(f"counts={matrix!r}; {accepted}")
+    if sent[rank].sum() != rows:
+        raise ArgumentError(f"counts[{rank}] add up to {sent[rank].sum()}, but x has {rows} rows")
+    return np.ascontiguousarray(sent, np.uint64)
 
 
 def _output(given: ArrayView, shape: tuple[int, ...], out: Any) -> tuple[Any, ArrayView]:

@@ -44,7 +44,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run_example(name, backend, n=2):
+def run_example(name, *words, n=2):
     """Run an example on forked ranks as torchrun does; return what it prints."""
     port = free_port()
 
@@ -54,7 +54,7 @@ def run_example(name, backend, n=2):
         place |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": 0, "NODE_RANK": 0}
         os.environ.update({key: str(value) for key, value in place.items()})
         warnings.simplefilter("ignore")  # PyTorch's own
-        sys.argv = [f"{name}.py", backend]
+        sys.argv = [f"{name}.py", *words]
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         return printed.getvalue()
@@ -80,7 +80,7 @@ def test_an_example(name):
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_the_example_of_inference(n):
-    text = run_example(INFERENCE, "pycoll", n)
+    text = run_example(INFERENCE, "pycoll", "5", n=n)
     assert re.match(rf"pycoll, {n} ranks: 0 of [1-9]\d+ logits depend on the batch", text), text
 
 
