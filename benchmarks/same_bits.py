@@ -171,12 +171,12 @@ def launch(name, n, count, home=None):
             start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             start += [f"--nproc-per-node={n}"]
         else:
-            start = [f"{home}/bin/mpiexec", "-n", str(n), f"{home}/bin/python"]
+            more = ["--oversubscribe"] if Path(home, "bin/prterun").exists() else []  # Open MPI
+            start = [f"{home}/bin/mpiexec", "-n", str(n), *more, f"{home}/bin/python"]
         words = [str(Path(__file__).resolve()), "--rank", name, str(count), str(out)]
         root = str(Path(__file__).resolve().parents[1])
         variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-        variables |= {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
-        variables |= {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         done = subprocess.run(
             [*start, *words], capture_output=True, text=True, timeout=TIMEOUT_S, env=variables
         )
@@ -197,7 +197,7 @@ def rows(found):
         for n, by_dtype in by_n.items():
             for dtype, result in by_dtype.items():
                 cells = (percent(result.get(way)) for way in (*WAYS, "any"))
-                yield [name, str(n), dtype, *cells]
+                yield [name, n, dtype, *cells]
 
 
 def devices():
@@ -214,20 +214,22 @@ def main():
     parser = pages.arguments(__doc__, "same_bits")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8])
     parser.add_argument("--elements", type=int, default=1_000_003)
-    parser.add_argument("--only", nargs="+", help="names of libraries", default=[*TORCH])
+    parser.add_argument("--only", nargs="*", help="names of libraries", default=[*TORCH])
     parser.add_argument("--mpi", nargs="*", default=[], help="environments with mpi4py")
+    parser.add_argument("--keep", action="store_true", help="add to what the page has")
     args = parser.parse_args()
     runs = [(name, None) for name in TORCH if name in args.only]
     for home in args.mpi:
         library = Path(home).name.removeprefix(".venv-")
         runs += [(f"{library} (mpi4py)", home), (f"pycoll, {library}", home)]
-    found = {}
+    before = pages.RESULTS / f"{args.name}.json"
+    found = json.loads(before.read_text())["found"] if args.keep and before.exists() else {}
     for name, home in runs:
         for n in args.ranks:
             if name == "NCCL" and devices() < n:
                 continue
             print(f"{name}, {n} ranks", file=sys.stderr)
-            found.setdefault(name, {})[n] = launch(name, n, args.elements, home)
+            found.setdefault(name, {})[str(n)] = launch(name, n, args.elements, home)
     about = (
         f"The shares of {args.elements:,} elements of which the bits of the sum depend on the "
         "call: on its size, where it begins, the size of the chunks in which the vector is summed, "
