@@ -179,11 +179,11 @@ def _bound(
     agreed: int = 0,
 ) -> _C.BoundCall:
     """Bind a call to a table of lengths; quick for one of the last few."""
-    asked = request.kind, request.op, request.order, request.root, agreed
+    asked = request.kind, request.op, request.order, request.root
     tables = session.kept.setdefault(
         (*asked, typed.code, typed.caller_code, typed.array.itemsize), {}
     )
-    key = lengths.tobytes()
+    key = agreed, lengths.tobytes()
     found = tables.get(key)
     if found is None:
         n = session.world_size
@@ -346,3 +346,17 @@ def all_to_all(
     )
     blocks = sent * np.uint64(width), _exchanged, _seal(sent, width) if known else 0
     return _run(session, (request, "direct"), given, target, blocks, result, limit)
+
+
+def bind_exchange(session: Session, x: Any, sent: np.ndarray, dtype_name: str) -> _C.BoundCall:
+    """Bind an `all_to_all` of rows like those of x, for callers that run it with addresses.
+
+    Args:
+        session: The ranks.
+        x: An array of rows.
+        sent: Rows from each rank to each, ``[n, n]`` of uint64, the same on all ranks.
+        dtype_name: See `_rows`.
+    """
+    given, _, width, _ = _rows(x, dtype_name)
+    blocks = sent * np.uint64(width), _exchanged, _seal(sent, width)
+    return _bound(session, CallRequest(Kind.ALL_TO_ALL_V), "direct", given, *blocks)

@@ -46,7 +46,7 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
     def __init__(self, session: Session, store: dist.Store, name: str, order: str = "tree") -> None:
         """Wrap a session; see `create`."""
         super().__init__(session.rank, session.world_size)
-        self._caller = Caller(session, name, order)
+        self._caller, self._tables = Caller(session, name, order), {}
         self._messages = Messages(self._caller)
         self._store, self._desc, self._closed = store, "undefined", False
         self._stand_in()
@@ -212,6 +212,7 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
         if not self._closed:
             self._closed = True
             self._messages.close()
+            self._tables.clear()
             self._caller.close()
 
     def abort(self) -> None:

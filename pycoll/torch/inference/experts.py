@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from pycoll.errors import ArgumentError
@@ -42,20 +43,26 @@ class _Ways:
         by_expert: Positions of this rank's routes in the order in which they are sent.
         senders: The tokens of these routes.
         arrived: Positions of received rows in the order of `Dispatched.rows`.
+        returned, unsorted, departing: The inverses of the same: what goes back, and the positions
+            of routes as they come back, and of rows as they leave.
         tokens: How many tokens this rank has, and experts a token.
     """
 
     group: ProcessGroupPycoll
-    sent: Any
+    sent: np.ndarray
     by_expert: torch.Tensor
     senders: torch.Tensor
     arrived: torch.Tensor
+    returned: np.ndarray
+    unsorted: torch.Tensor
+    departing: torch.Tensor
     tokens: tuple[int, int]
 
     def there(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Send the rows of x at some places, in that order; return those of this rank's experts."""
         make = lambda: x.index_select(0, places)  # noqa: E731
-        return self.group.exchange_made("dispatch", make, self.sent)[self.arrived]
+        came = self.group.exchange_made("dispatch", make, self.sent)
+        return came.index_select(0, self.arrived)
 
     def back(self, rows: torch.Tensor) -> torch.Tensor:
         """Return a row for each of this rank's routes, ``[tokens, k, hidden]``."""
@@ -66,11 +73,10 @@ class _Ways:
                     f"y has shape {list(rows.shape)}; expected [{len(self.arrived)}, hidden], one "
                     "result for each row that was dispatched to this rank"
                 )
-            return torch.empty_like(rows).index_copy_(0, self.arrived, rows)
+            return rows.index_select(0, self.departing)
 
-        came = self.group.exchange_made("combine", own, self.sent.T)
-        routes = torch.empty_like(came).index_copy_(0, self.by_expert, came)
-        return routes.view(*self.tokens, rows.shape[1])
+        came = self.group.exchange_made("combine", own, self.returned)
+        return came.index_select(0, self.unsorted).view(*self.tokens, rows.shape[1])
 
 
 def dispatch(
@@ -132,16 +138,25 @@ def _plan(
 
     def routes() -> torch.Tensor:
         _check(x, ids, weights, num_experts, n)
-        return torch.bincount(ids.reshape(-1), minlength=num_experts).view(1, num_experts)
+        return torch.bincount(ids.reshape(-1).cpu(), minlength=num_experts).view(1, num_experts)
 
-    table = group.gather_made("dispatch", routes).view(n, n, num_experts // n)
-    by_expert = ids.reshape(-1).argsort(stable=True)
+    table = group.gather_made("dispatch", routes).numpy().reshape(n, n, num_experts // n)
+    by_expert = ids.reshape(-1).cpu().numpy().argsort(kind="stable")
     mine = table[:, rank]
-    local = torch.arange(num_experts // n).repeat(n)
-    arrived = local.repeat_interleave(mine.reshape(-1)).argsort(stable=True)
-    senders = by_expert // max(1, ids.shape[1])
-    sent = table.sum(2).numpy()
-    return _Ways(group, sent, by_expert, senders, arrived, tuple(ids.shape)), mine.sum(0)
+    local = np.tile(np.arange(num_experts // n), n).repeat(mine.ravel())
+    arrived = local.argsort(kind="stable")
+    sent = table.sum(2).astype(np.uint64)
+    places = by_expert, by_expert // max(1, ids.shape[1]), arrived
+    there = sent, *(torch.from_numpy(p).to(x.device) for p in places)
+    inverses = (torch.from_numpy(_inverse(p)).to(x.device) for p in (by_expert, arrived))
+    ways = _Ways(group, *there, np.ascontiguousarray(sent.T), *inverses, tuple(ids.shape))
+    return ways, torch.from_numpy(mine.sum(0))
+
+
+def _inverse(places: np.ndarray) -> np.ndarray:
+    found = np.empty_like(places)
+    found[places] = np.arange(len(places))
+    return found
 
 
 def _check(
@@ -165,13 +180,17 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 def _sum(routes: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     """Add up the k rows of each token in their order, in a wide type."""
     wide = _wide(routes.dtype)
-    total = None
+    total = routes.new_zeros(len(routes), routes.shape[2], dtype=wide)
+    part = torch.empty_like(total)
+    factors = None if weights is None else weights.to(wide)
     for slot in range(routes.shape[1]):
-        part = routes[:, slot].to(wide)
-        if weights is not None:
-            part = part * weights[:, slot, None].to(wide)
-        total = part if total is None else total + part
-    return routes.new_zeros(routes.shape[0], routes.shape[2]) if total is None else total
+        one = part if slot else total
+        one.copy_(routes[:, slot])
+        if factors is not None:
+            one.mul_(factors[:, slot, None])
+        if slot:
+            total.add_(part)
+    return total
 
 
 class _There(torch.autograd.Function):

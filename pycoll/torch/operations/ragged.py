@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from pycoll import _C
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls import v_variants
+from pycoll.runtime.calls.prepared import Prepared
 from pycoll.torch.operations.arguments import contribution
 from pycoll.torch.operations.collectives import Collectives
 from pycoll.torch.tensors.devices import on_host
@@ -29,6 +32,7 @@ from pycoll.torch.tensors.layout import (
 )
 from pycoll.types import Kind, ReduceOp
 
+_MAX_TABLES = 16
 Rows = Sequence[int]
 Make = Callable[[], torch.Tensor]
 """Runs a checked call, with the group's lock held, and returns its result."""
@@ -63,6 +67,8 @@ class RaggedCollectives(Collectives):
     in seconds. Ranks that are given other sizes get `MismatchError`'s text, or, if the input does
     not fit them, an error that names the rank.
     """
+
+    _tables: dict[tuple, _C.BoundCall]  # exchanges made before, by their types and sizes
 
     def all_gatherv(
         self, x: torch.Tensor, sizes: Rows | None = None, timeout: float | None = None
@@ -124,20 +130,46 @@ class RaggedCollectives(Collectives):
                 go from each rank to each, ``[world_size, world_size]``, the same on all ranks.
             timeout: See the class.
         """
-        return self.exchange_made("all_to_allv", lambda: x, sizes, timeout)
 
-    def exchange_made(
-        self, what: str, make: Make, sizes: Any, timeout: float | None = None
-    ) -> torch.Tensor:
-        """Do `all_to_allv` with what `make` makes; if it raises, see `gather_made`."""
+        def prepare(opts: Any) -> Make:
+            given = _checked(x)
+            request = self._caller.request(Kind.ALL_TO_ALL, opts)
+            known = len(sizes) > 0 and not isinstance(sizes[0], int)
+            return lambda: self._exchange_rows(request, given, sizes, known)
+
+        return self._make("all_to_allv", prepare, timeout)
+
+    def exchange_made(self, what: str, make: Make, sent: np.ndarray) -> torch.Tensor:
+        """Do `all_to_allv` with what `make` makes; if it raises, see `gather_made`.
+
+        `sent` are the rows from each rank to each, contiguous uint64, as all ranks have them.
+        """
 
         def prepare(opts: Any) -> Make:
             x = _checked(make())
+            if x.shape[0] != sent[self._caller.rank].sum():
+                raise ArgumentError(f"{x.shape[0]} rows, expected {sent[self._caller.rank].sum()}")
             request = self._caller.request(Kind.ALL_TO_ALL, opts)
-            known = len(sizes) > 0 and not isinstance(sizes[0], int)
-            return lambda: self._exchange_rows(request, x, sizes, known)
+            return lambda: self._exchange_bound(request, x, sent)
 
-        return self._make(what, prepare, timeout)
+        return self._make(what, prepare, None)
+
+    def _exchange_bound(self, request: Request, x: torch.Tensor, sent: np.ndarray) -> torch.Tensor:
+        session = self._caller.session
+        session.call_site = request.site
+        given = x.cpu()
+        out = given.new_empty((int(sent[:, session.rank].sum()), *x.shape[1:]))
+        key = x.dtype, x.shape[1:], sent.tobytes()
+        bound = self._tables.get(key)
+        if bound is None:
+            rows, name = rows_of(given), name_of(x.dtype)
+            bound = session.refusing(lambda: v_variants.bind_exchange(session, rows, sent, name))
+            if len(self._tables) >= _MAX_TABLES:
+                self._tables.clear()
+            self._tables[key] = bound
+        pointers = given.data_ptr(), out.data_ptr()
+        session.start(Prepared(bound, *pointers, None, (given, out)), request.timeout_s, False)
+        return out.to(x.device)
 
     def _exchange_rows(
         self, request: Request, x: torch.Tensor, sizes: Any, known: bool
