@@ -27,6 +27,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 WAYS = ("size", "offset", "chunking", "bucket cap")
 TORCH = {"pycoll": "pycoll", "pycoll, TCP": "pycoll", "gloo": "gloo", "NCCL": "nccl"}
 TIMEOUT_S = 900
+ABOUT = (
+    "The shares of the elements of which the bits of the sum depend on the call: on its size, "
+    "where it begins, the size of the chunks in which the vector is summed, and the size of DDP's "
+    "buckets. mpi4py reduces neither bfloat16 nor float16"
+)
 
 
 def vector(rank, count):
@@ -98,6 +103,7 @@ def bits(x):
 
 def shares(masks):
     return {
+        "elements": len(masks["size"]),
         **{way: mask.mean() for way, mask in masks.items()},
         "any": np.any([*masks.values()], 0).mean(),
     }
@@ -197,7 +203,7 @@ def rows(found):
         for n, by_dtype in by_n.items():
             for dtype, result in by_dtype.items():
                 cells = (percent(result.get(way)) for way in (*WAYS, "any"))
-                yield [name, n, dtype, *cells]
+                yield [name, n, dtype, f"{result['elements']:,}", *cells]
 
 
 def devices():
@@ -230,14 +236,9 @@ def main():
                 continue
             print(f"{name}, {n} ranks", file=sys.stderr)
             found.setdefault(name, {})[str(n)] = launch(name, n, args.elements, home)
-    about = (
-        f"The shares of {args.elements:,} elements of which the bits of the sum depend on the "
-        "call: on its size, where it begins, the size of the chunks in which the vector is summed, "
-        "and the size of DDP's buckets. mpi4py reduces neither bfloat16 nor float16"
-    )
-    head = ["library", "ranks", "type", *WAYS, "any of them"]
-    lines = pages.table(head, rows(found))
-    pages.write(args.name, "Bits that depend on the call", about, lines, found=found)
+            head = ["library", "ranks", "type", "elements", *WAYS, "any of them"]
+            lines = pages.table(head, rows(found))
+            pages.write(args.name, "Bits that depend on the call", ABOUT, lines, found=found)
 
 
 if __name__ == "__main__":
