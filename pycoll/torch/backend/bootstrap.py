@@ -104,23 +104,18 @@ def join(
     own: list[int] = []
     try:
         with rendezvous.refusing():
-            order = order_of(options)
-            config, card = replace(Config.from_env(), timeout_s=timeout_s), Card.own()
-            secret, network = job_secret(), own_network()
+            config, secret = replace(Config.from_env(), timeout_s=timeout_s), job_secret()
             own += [make_memfd(name) for name in ("control", "heap") if rank == 0]
             heaps = _heaps_here()
-            facts = {"fds": own, "heaps": list(heaps), "heap": secrets.token_hex(8)}
-            facts |= {"network": network, "order": order}
+            facts = _facts(own, list(heaps), options)
         numbers = list(ranks) or list(range(size))
         if not dist.is_initialized():  # this will be the group of all ranks
             _PIDS.clear()
         rendezvous.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
-        members = rendezvous.meet({**asdict(card), **facts})
+        members = rendezvous.meet(facts)
         check_equal([member["order"] for member in members])
         cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
-        rendezvous.pids = {
-            r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host
-        }
+        rendezvous.pids = {r: c.pid for r, c in enumerate(cards) if c.host == cards[rank].host}
         _PIDS.update({numbers[r]: pid for r, pid in rendezvous.pids.items()})
         places = candidates(cards)
         if len(set(places)) > 1:
@@ -133,6 +128,12 @@ def join(
     finally:
         for fd in own:
             os.close(fd)
+
+
+def _facts(fds: list[int], heaps: list[str], options: Any) -> dict[str, Any]:
+    """Return what the other ranks have to know of this one: its place, memory and options."""
+    facts = {"fds": fds, "heaps": heaps, "heap": secrets.token_hex(8), "order": order_of(options)}
+    return {**asdict(Card.own()), **facts, "network": own_network()}
 
 
 def _heaps_here() -> dict[str, Memory]:
