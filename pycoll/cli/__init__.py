@@ -28,6 +28,7 @@ COMMANDS = {
     "verify": "prove algorithms correct for given world sizes",
     "show": "draw the schedule of an algorithm",
     "simulate": "predict how long collectives take on a network",
+    "plan": "find the fastest mesh for a training run",
     "explain": "tell which algorithm a call uses, and why",
     "bench": "measure collectives",
     "tune": "measure, and let the times choose algorithms",

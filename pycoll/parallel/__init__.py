@@ -1,6 +1,8 @@
 """Parallel training on top of the communicator; see docs/parallel.md."""
 
 from pycoll.parallel.analysis.estimate import Estimate, estimate
+from pycoll.parallel.analysis.planner import Prediction, plan
+from pycoll.parallel.analysis.workload import Workload
 from pycoll.parallel.channels import Ledger
 from pycoll.parallel.checkpoint import Loaded, Saving, load, save
 from pycoll.parallel.elastic.run import Change, Elastic
@@ -46,6 +48,7 @@ __all__ = [
     "Placement",
     "PowerSGD",
     "Precision",
+    "Prediction",
     "Preset",
     "Sampler",
     "Saving",
@@ -54,8 +57,10 @@ __all__ = [
     "TopK",
     "WarmupCosine",
     "WarmupLinear",
+    "Workload",
     "estimate",
     "linear_scale",
     "load",
+    "plan",
     "save",
 ]

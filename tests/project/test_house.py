@@ -19,7 +19,7 @@ ALLOWED = {
     "cuda": WORDS | {"schedule", "algorithms", "runtime", "_C"},
     "comm": WORDS | {"schedule", "algorithms", "runtime", "observe", "cuda", "_C"},
     "kernels": WORDS | {"runtime", "cuda", "_C"},
-    "parallel": WORDS | {"comm", "kernels", "pycoll"},
+    "parallel": WORDS | {"schedule", "algorithms", "comm", "kernels", "pycoll"},
     "torch": WORDS
     | {"schedule", "algorithms", "runtime", "cuda", "comm", "kernels", "parallel", "_C", "pycoll"},
     "cli": WORDS

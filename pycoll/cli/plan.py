@@ -1,0 +1,91 @@
+"""``pycoll plan``: the fastest meshes for a training run that fit into memory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pycoll.cli.common.arguments import check_writable, put, size
+from pycoll.cli.common.text import show_time, table
+from pycoll.parallel.analysis.planner import Prediction, plan
+from pycoll.parallel.analysis.workload import Workload, workload
+from pycoll.parallel.precision import RECIPES
+from pycoll.schedule.cost.described import describe, per_second
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``plan`` to the command line."""
+    parser = subparsers.add_parser(
+        "plan",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Find the fastest meshes for training a GPT, by predicted time, that fit into "
+        f"memory.\n\nnetworks, with their defaults:\n{describe()}",
+    )
+    add = parser.add_argument
+    sizes = "gpt:layers=24,hidden=2048,heads=16,vocabulary=50304,sequence=2048, or a JSON file"
+    add("--model", required=True, help=sizes)
+    add("--ranks", type=int, required=True, help="number of ranks")
+    add("--memory", type=size, required=True, help="bytes of each rank: 80G")
+    add("--batch", type=int, required=True, help="sequences of a step, over all ranks")
+    add("--network", default="rails", metavar="KIND:NAME=VALUE,...", help="see above (rails)")
+    add("--flops", default="140T", help="operations per second that a rank achieves (140T)")
+    add("--precision", choices=sorted(RECIPES), default="bf16", help="recipe (bf16)")
+    add("--top", type=int, default=5, help="how many meshes (5)")
+    add("--json", type=Path, metavar="FILE", help="also write the results as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the meshes, fastest first."""
+    if args.json is not None:
+        check_writable("--json", args.json)
+    work = workload(args.model)
+    found = plan(
+        work,
+        args.ranks,
+        memory=args.memory,
+        batch=args.batch,
+        network=args.network,
+        flops=per_second(args.flops),
+        precision=args.precision,
+        top=args.top,
+    )
+    print(
+        f"{work.parameters / 1e9:.3g} billion parameters, {args.batch} sequences of "
+        f"{work.sequence} on {args.ranks} ranks, {args.network}, {args.precision}"
+    )
+    head = ["mesh", "zero", "recompute", "micro-batches", "schedule", "step", "tokens/s", "memory"]
+    head += ["bubble", "sent by dp", "pp", "tp", "than the first"]
+    rows = [_row(each, work, args.batch) for each in found]
+    print(table(head, rows, right=(5, 6, 7, 8, 9, 10, 11)))
+    best = found[0]
+    arguments = "".join(f", {name}={value!r}" for name, value in best.layout.arguments.items())
+    engine = "DataParallel" if best.layout.schedule is None else "Pipeline"
+    print(f"the first: {engine}(model, loss, Mesh(comm, {_mesh(best)}){arguments})")
+    if args.json is not None:
+        facts = [asdict(each) | {"seconds": each.seconds, "memory": each.memory} for each in found]
+        put(args.json, json.dumps(facts, indent=1) + "\n")
+    return 0
+
+
+def _mesh(prediction: Prediction) -> str:
+    return ", ".join(f"{axis}={size}" for axis, size in prediction.layout.mesh.items() if size > 1)
+
+
+def _row(prediction: Prediction, work: Workload, batch: int) -> list[str]:
+    layout, sent = prediction.layout, prediction.sent
+    return [
+        _mesh(prediction) or "one rank",
+        str(layout.zero),
+        layout.recompute,
+        f"{layout.micro_batches} of {layout.micro_batch}",
+        layout.schedule or "-",
+        show_time(prediction.seconds),
+        f"{batch * work.sequence / prediction.seconds:,.0f}",
+        f"{prediction.memory / 1e9:.1f} GB",
+        f"{prediction.bubble:.1%}" if layout.schedule else "-",
+        *(f"{sent[axis] / 1e9:.3g} GB" if sent[axis] else "-" for axis in ("dp", "pp", "tp")),
+        prediction.why or "-",
+    ]

@@ -1,0 +1,26 @@
+"""``pycoll plan``: what it prints and refuses."""
+
+import json
+
+from pycoll import cli
+
+WORDS = "plan --model gpt:layers=4,hidden=64,heads=4 --ranks 4 --memory 8G --batch 16".split()
+
+
+def test_meshes_side_by_side(capsys, tmp_path):
+    path = tmp_path / "x.json"
+    assert cli.main([*WORDS, "--top", "3", "--json", str(path)]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].endswith("16 sequences of 1024 on 4 ranks, rails, bf16")
+    assert len(out) == 6
+    assert out[-1].startswith("the first: DataParallel(model, loss, Mesh(comm, dp=4), zero=0")
+    facts = json.loads(path.read_text())
+    assert [each["seconds"] for each in facts] == sorted(each["seconds"] for each in facts)
+    assert all(each["memory"] < 8 << 30 for each in facts)
+
+
+def test_what_is_refused(capsys):
+    assert cli.main([*WORDS, "--network", "cube"]) == 2
+    assert "no network 'cube'" in capsys.readouterr().err
+    assert cli.main(["plan", *WORDS[1:6], "1M", *WORDS[7:]]) == 2
+    assert "no mesh of 4 ranks" in capsys.readouterr().err

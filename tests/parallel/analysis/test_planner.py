@@ -1,0 +1,161 @@
+"""The planner: its layouts run as they are, and hold the bytes that it predicts."""
+
+import numpy as np
+import pytest
+
+from pycoll.algorithms import find
+from pycoll.errors import ArgumentError
+from pycoll.parallel import DataParallel, Mesh, Pipeline, Workload, estimate, plan
+from pycoll.parallel.analysis.workload import workload
+from pycoll.parallel.gpt import GPT, TransformerConfig
+from pycoll.schedule.cost.described import fabric
+from pycoll.schedule.cost.groups import Groups
+from pycoll.schedule.cost.simulate import simulate
+from pycoll.testing import run_threads
+
+TIGHT = 2.5e9
+SMALL = Workload(layers=4, hidden=16, heads=2, vocabulary=32, sequence=8)
+
+
+def small_plan(**changes):
+    return plan(SMALL, 4, **{"memory": 1e9, "batch": 32, "precision": "fp32", "top": 9} | changes)
+
+
+def run(layout):
+    """Train two steps as a layout says; return its ledger's bytes, the most of any rank."""
+    sizes = (SMALL.hidden, SMALL.heads, SMALL.layers, SMALL.vocabulary, SMALL.sequence)
+
+    def rank(comm):
+        mesh = Mesh(comm, **layout.mesh) if layout.schedule else Mesh(comm, **without_pp(layout))
+        split = mesh.tp if layout.mesh["tp"] > 1 else None
+        model = GPT(TransformerConfig(*sizes, comm=split), seed=0)
+        tokens = np.ones((layout.micro_batch, SMALL.sequence), int)
+        batch = [(tokens, tokens)] * layout.micro_batches
+        kind = Pipeline if layout.schedule else DataParallel
+        engine = kind(model, model.loss(), mesh, precision="fp32", **layout.arguments)
+        reports = [engine.step(batch) for _ in range(2)]
+        rest = sum(engine.ledger.live[k] for k in ("parameter", "gradient", "optimizer"))
+        return max(r.peak_bytes for r in reports), rest
+
+    return run_threads(4, rank)
+
+
+def without_pp(layout):
+    return {axis: size for axis, size in layout.mesh.items() if axis != "pp"}
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_layout_runs_and_holds_what_was_predicted(place):
+    prediction = small_plan()[place]
+    ledgers = run(prediction.layout)
+    assert (prediction.states.peak, prediction.states.at_rest) in ledgers
+    if not prediction.layout.schedule:
+        assert ledgers == [(prediction.states.peak, prediction.states.at_rest)] * 4
+
+
+def test_meshes_differ_and_the_fastest_is_first():
+    found = small_plan()
+    assert len({tuple(each.layout.mesh.values()) for each in found}) == len(found) >= 5
+    seconds = [each.seconds for each in found]
+    assert seconds == sorted(seconds)
+    assert found[0].why == ""
+    assert all("% slower: " in each.why for each in found[1:])
+    for each in found:
+        layout = each.layout
+        dp = layout.mesh["dp"]
+        assert dp * layout.micro_batch * layout.micro_batches == 32
+        assert (layout.schedule is None) == (layout.mesh["pp"] == 1)
+
+
+def test_less_memory_takes_more_sharding_or_recomputation():
+    big = Workload(layers=6, hidden=1024, heads=8, sequence=512)
+    roomy = plan(big, 2, memory=400e9, batch=8, top=1)[0]
+    tight = plan(big, 2, memory=TIGHT, batch=8, top=1)[0]
+    assert roomy.layout.zero == 0
+    assert roomy.layout.recompute == "none"
+    assert tight.memory <= TIGHT < roomy.memory
+    assert tight.seconds > roomy.seconds
+    with pytest.raises(ArgumentError, match="no mesh of 2 ranks with 0.1 GB each"):
+        plan(big, 2, memory=1e8, batch=8)
+
+
+def test_a_slower_network_costs_more():
+    times = [small_plan(network=f"switch:bw={bw}")[0].seconds for bw in ("100G", "1M")]
+    assert times[1] > 2 * times[0]
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_bytes_sent_are_those_of_the_estimate(zero):
+    found = [each for each in small_plan(network="switch") if each.layout.mesh["dp"] == 4]
+    layout = found[0].layout
+    told = estimate(
+        SMALL.model(), "fp32", {"dp": 4}, micro_batches=layout.micro_batches, zero=zero
+    ).wire
+    from dataclasses import replace
+
+    from pycoll.parallel.analysis.planner import _Planner
+
+    planner = _Planner(SMALL, fabric("switch", 4), 32, 1e12, "fp32")
+    sent = planner._sent(replace(layout, zero=zero))["dp"]
+    assert np.isclose(sent, told.get("gradient", 0) + told.get("parameter", 0), rtol=0.03)
+
+
+def test_sizes_of_published_models():
+    """Narayanan et al., SC 2021, table 1: 1.7, 39.1 and 174.6 billion parameters."""
+    for sizes, billions in (
+        ((24, 2304, 24), 1.7),
+        ((48, 8192, 64), 39.1),
+        ((96, 12288, 96), 174.6),
+    ):
+        work = Workload(*sizes, vocabulary=51200, sequence=2048)
+        per_step = 1536 * 3 * (work.layers * work.layer_flops() + work.logits_flops())
+        layers, hidden, _ = sizes
+        formula = 72 * 1536 * 2048 * layers * hidden**2
+        formula *= 1 + 2048 / (6 * hidden) + 51200 / (12 * layers * hidden)
+        assert np.isclose(per_step, formula)
+        assert np.isclose(work.parameters / 1e9, billions, rtol=0.045)
+
+
+def test_groups_that_fill_a_network_share_its_links():
+    ring, network = find("all_reduce", "ring").schedule(8), fabric("fat-tree:leaf=8,over=2", 64)
+    near, far = (simulate(ring, 1e8, Groups.of(network, 8, s)).max() for s in (1, 8))
+    plain = simulate(ring, 1e8, fabric("fat-tree:leaf=8,over=2", 8)).max()
+    assert np.isclose(near, plain)
+    assert 1.5 < far / near < 2.2  # every message of the other groups leaves its leaf
+
+
+def test_workloads_from_texts_and_files(tmp_path):
+    assert workload("gpt") == Workload()
+    assert workload("gpt:layers=2,n_embd=96").hidden == 96
+    path = tmp_path / "config.json"
+    path.write_text('{"n_layer": 3, "n_embd": 24, "n_head": 2, "n_positions": 16, "other": "x"}')
+    assert workload(str(path)) == Workload(3, 24, 2, sequence=16)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"batch": 0}, "batch=0"),
+        ({"memory": -1.0}, "memory=-1.0"),
+        ({"network": "cube"}, "no network 'cube'"),
+    ],
+)
+def test_what_is_refused(change, error):
+    with pytest.raises(ArgumentError, match=error):
+        small_plan(**change)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ("gpt:layers=x", "expected numbers"),
+        ("gpt:leyers=3", "expected numbers"),
+        ("/nowhere.json", "No such file"),
+        ({"dim": 3}, "no size of a GPT"),
+        ({"hidden": 10, "heads": 3}, "not divisible"),
+        ({"layers": 0}, "layers=0"),
+    ],
+)
+def test_workloads_that_are_none(given, error):
+    with pytest.raises(ArgumentError, match=error):
+        workload(given)
