@@ -1,94 +1,257 @@
-"""The bubble of pipelines as executed, beside the formula: ``python benchmarks/pipelines.py``.
+"""Pipelines as executed, beside formulas and PyTorch's: ``python benchmarks/pipelines.py``.
 
 Layers sleep instead of computing, so that four stages do not need four cores. A forward pass, the
-gradient of the input and that of the parameters of a stage take `MS` milliseconds each.
+gradient of the input and that of the parameters of a stage take `MS` milliseconds each; how long
+they really slept is measured, and the *bubble* is the rest of a step on the busiest stage. With
+PyTorch installed the same stages run on `torch.distributed.pipelining` over gloo, in the same
+processes. There B and W are one operation, and so they are here for the comparison.
 """
 
-import statistics
+import os
+import tempfile
 import time
 
 import numpy as np
 from harness import pages, start
 
 from pycoll.parallel import SGD, Mesh, Pipeline, Sequential
-from pycoll.parallel.nn import CrossEntropy
-from pycoll.parallel.pipeline import simulate
-from pycoll.parallel.pipeline.registry import find
+from pycoll.parallel.pipeline import Costs, simulate
+from pycoll.parallel.pipeline.proof import prove
+from pycoll.parallel.pipeline.registry import SCHEDULES, find
 
 MS = 20
 STAGES, MICRO_BATCHES, STEPS = 4, 8, 3
-NAMES = ("naive", "gpipe", "1f1b", "interleaved:2", "zb_h1", "zb_v", "dualpipe_v")
+NAMES = tuple(schedule.name for schedule in SCHEDULES)
+OTHERS = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
+SAMPLES = 4
+SMALL, LARGE = 1024, 65536  # features of float32: 16 KiB and 1 MiB in an activation
+
+
+class Meter:
+    """How long the layers of a stage have slept, and most activations of them that were live."""
+
+    def __init__(self):
+        self.slept, self.live, self.most = 0.0, 0, 0
+
+    def count(self, more):
+        self.live += more
+        self.most = max(self.most, self.live)
 
 
 class Sleep:
     """A layer without parameters that takes its time."""
 
-    def __init__(self, seconds):
-        self.seconds = seconds
+    def __init__(self, seconds, whole, meter):
+        self.shares = {"F": seconds, "B": 2 * seconds if whole else seconds}
+        self.shares["W"] = 0.0 if whole else seconds
+        self.meter = meter
+
+    def sleep(self, kind):
+        if self.shares[kind]:
+            began = time.perf_counter()
+            time.sleep(self.shares[kind])
+            self.meter.slept += time.perf_counter() - began
 
     def parameters(self):
         return {}
 
     def forward(self, params, x):
-        time.sleep(self.seconds)
+        self.sleep("F")
+        self.meter.count(1)
         return x, None
 
     def backward_input(self, params, saved, dy):
-        time.sleep(self.seconds)
+        self.sleep("B")
         return dy
 
     def backward_weight(self, params, saved, dy):
-        time.sleep(self.seconds)
+        self.sleep("W")
+        self.meter.count(-1)
         return {}
 
 
-def rank(comm):
-    """Return the seconds of a step of each schedule, on the slowest rank."""
-    x = np.ones((4, 1024), np.float32)
-    batch = [(x, np.zeros(4, int))] * MICRO_BATCHES
-    found = {}
-    for name in NAMES:
-        chunks = find(name).chunks
-        layers = [(f"l{i}", Sleep(MS / 1e3 / chunks)) for i in range(STAGES * chunks)]
-        with (
-            Mesh(comm, pp=STAGES) as mesh,
-            Pipeline(
-                Sequential(layers), CrossEntropy(), mesh, name, MICRO_BATCHES, optimizer=SGD(lr=0.1)
-            ) as engine,
-        ):
+class Nothing:
+    """A loss that takes no time."""
+
+    def forward(self, x, targets):
+        return 0.0, len(targets), x
+
+    def backward(self, saved, scale):
+        return saved
+
+
+def ours(comm, name, features=SMALL, whole=False):
+    """Return what a schedule takes and holds.
+
+    Seconds of a step on the slowest rank, those that the busiest one slept, and for each stage most
+    live activations, versions and arrays sent in a step.
+    """
+    batch = [(np.ones((SAMPLES, features), np.float32), np.zeros(SAMPLES, int))] * MICRO_BATCHES
+    chunks, meter = find(name).chunks, Meter()
+    count = STAGES * chunks
+    layers = [(f"l{i}", Sleep(MS / 1e3 / chunks, whole, meter)) for i in range(count)]
+    parts = Sequential(layers), Nothing()
+    cut = [layer for layer, _ in layers[1:]]
+    with (
+        Mesh(comm, pp=STAGES) as mesh,
+        Pipeline(*parts, mesh, name, MICRO_BATCHES, cut, optimizer=SGD(lr=0.1)) as engine,
+    ):
+        for _ in range(1 if find(name).steps == 1 else 3):
             engine.step(batch)
-            seconds = [engine.step(batch).seconds for _ in range(STEPS)]
-        found[name] = float(comm.all_reduce(np.array(statistics.median(seconds)), "max"))
+        found = []
+        for _ in range(STEPS):
+            before = meter.slept
+            report = engine.step(batch)
+            found.append([report.seconds, meter.slept - before])
+        sent = report.bytes.get("pipeline", 0) / batch[0][0].nbytes
+        held = comm.all_gather(np.array([[meter.most / chunks, engine.versions, sent]]))
+        engine.flush()
+    return [*slowest(comm, found), *held.T.tolist()]
+
+
+def slowest(comm, found):
+    return comm.all_reduce(np.median(found, axis=0), "max").tolist()
+
+
+def theirs(comm, name, features):
+    """Return the same of PyTorch; None without PyTorch."""
+    try:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed import pipelining
+    except ImportError:
+        return None
+    slept = [0.0]
+
+    def sleep(seconds):
+        began = time.perf_counter()
+        time.sleep(seconds)
+        slept[0] += time.perf_counter() - began
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            sleep(MS / 1e3)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            sleep(2 * MS / 1e3)
+            return dy, None
+
+    class Stage(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return Function.apply(x, self.weight)
+
+    place = f"{tempfile.gettempdir()}/pipelines-{int(comm.broadcast(np.array([os.getpid()]))[0])}"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{place}", rank=comm.rank, world_size=STAGES
+    )
+    stage = pipelining.PipelineStage(Stage(), comm.rank, STAGES, torch.device("cpu"))
+    make = getattr(pipelining.schedules, OTHERS[name])
+    schedule = make(stage, MICRO_BATCHES, lambda y, targets: y.sum())
+    x = torch.ones(SAMPLES * MICRO_BATCHES, features)
+    targets = torch.zeros(SAMPLES * MICRO_BATCHES, dtype=torch.int64)
+    found = []
+    for _ in range(STEPS + 1):
+        before, began = slept[0], time.perf_counter()
+        if comm.rank == 0:
+            schedule.step(x)
+        elif comm.rank == STAGES - 1:
+            schedule.step(target=targets, losses=[])
+        else:
+            schedule.step()
+        dist.barrier()
+        found.append([time.perf_counter() - began, slept[0] - before])
+    dist.destroy_process_group()
+    return slowest(comm, found[1:])
+
+
+def rank(comm):
+    """Return what all contestants need for a step."""
+    found = {"schedules": {name: ours(comm, name) for name in NAMES}}
+    pairs = [[ours(comm, "1f1b", features)[0] for features in (SMALL, LARGE)] for _ in range(3)]
+    found["sizes"] = np.median(pairs, axis=0).tolist()
+    found["torch"] = {
+        f"{name}, {features * SAMPLES * 4 // 1024} KiB": [
+            ours(comm, name, features, whole=True)[:2],
+            theirs(comm, name, features),
+        ]
+        for name in OTHERS
+        for features in (SMALL, LARGE)
+    }
     return found
+
+
+def bubble(seconds, busy):
+    return 1 - busy / seconds
+
+
+def schedule_lines(found):
+    """Return a line for each schedule: what is executed beside the formula, where they differ."""
+    for name, (seconds, busy, *held) in found.items():
+        schedule = find(name)
+        program = schedule.program(STAGES, MICRO_BATCHES)
+        proof = prove(program)
+        formula = simulate(program).bubble_fraction if schedule.steps == 1 else 0.0
+        executed = bubble(seconds, busy)
+        sends = [count / schedule.steps for count in proof.transfers]
+        yield [
+            name,
+            f"{formula:.1%}",
+            f"{executed:.1%}",
+            f"{executed / formula:.2f}" if formula else "",
+            f"{seconds * 1e3:.0f}",
+            f"{seconds * (1 - formula) / busy:.3f}",
+            *(
+                beside(*pair)
+                for pair in zip((proof.live, proof.versions, sends), held, strict=True)
+            ),
+        ]
+
+
+def beside(formula, executed):
+    """Return numbers by stage, and if others were measured these as well."""
+    texts = [" ".join(f"{value:g}" for value in values) for values in (formula, executed)]
+    return texts[0] if texts[0] == texts[1] else f"{texts[0]} (measured {texts[1]})"
+
+
+def torch_lines(found):
+    """Return a line for each comparison with PyTorch."""
+    for name, (mine, other) in found.items():
+        program = find(name.split(",")[0]).program(STAGES, MICRO_BATCHES)
+        formula = simulate(program, Costs(backward=2.0, weight=0.0)).bubble_fraction
+        yield [
+            name,
+            f"{formula:.1%}",
+            f"{bubble(*mine):.1%}",
+            f"{bubble(*other):.1%}",
+            f"{mine[0] * 1e3:.0f}",
+            f"{other[0] * 1e3:.0f}",
+            f"{other[0] / mine[0]:.3f}",
+        ]
 
 
 def main():
     pages.arguments(__doc__).parse_args()
-    found = start.measure(__file__, STAGES, timeout=180)
-    lines = []
-    for name, seconds in found.items():
-        timing = simulate(find(name).program(STAGES, MICRO_BATCHES))
-        busy = 3 * MICRO_BATCHES * MS / 1e3
-        executed = 1 - busy / seconds
-        formula = timing.bubble_fraction
-        wanted = busy / (1 - formula)
-        lines.append(
-            [
-                name,
-                f"{formula:.1%}",
-                f"{executed:.1%}",
-                f"{seconds * 1e3:.0f}",
-                f"{seconds / wanted:.3f}",
-            ]
-        )
-    head = [
-        "schedule",
-        "bubble by the formula",
-        "executed",
-        "ms of a step",
-        "of the formula's time",
-    ]
-    print("\n".join(pages.table(head, lines)))
+    found = start.measure(__file__, STAGES, timeout=300)
+    head = ["schedule", "bubble by the formula", "executed", "ratio", "ms of a step"]
+    head += ["of the formula's time", "live activations", "versions", "arrays sent"]
+    print("\n".join(pages.table(head, list(schedule_lines(found["schedules"])))))
+    small, large = found["sizes"]
+    print(
+        f"\n1f1b with {LARGE * SAMPLES * 4 >> 20} MiB in each transfer takes {large * 1e3:.1f} ms "
+        f"a step, with {SMALL * SAMPLES * 4 >> 10} KiB {small * 1e3:.1f} ms: "
+        f"{large / small - 1:+.1%}\n"
+    )
+    if all(other for _, other in found["torch"].values()):
+        head = ["B and W in one", "bubble by the formula", "pycoll", "PyTorch on gloo"]
+        head += ["ms of a step", "PyTorch's", "ratio"]
+        print("\n".join(pages.table(head, list(torch_lines(found["torch"])))))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def arguments():
     add("--order", default="tree", choices=("tree", "rank", "any"), help="order of sums over ranks")
     add("--schedule", default="1f1b", help="of the stages, if the mesh has an axis pp (1f1b)")
     add("--recompute", default="none", type=recompute, help="none, full, selective or a number")
+    add("--offload", default="none", choices=("none", "activations", "optimizer", "all"))
     add("--context", default="zigzag", choices=KINDS, help="attention over the axis cp (zigzag)")
     add("--sequence-parallel", action="store_true", help="divide the sequence over tp as well")
     add("--dropout", type=float, default=0.0)
@@ -150,6 +151,7 @@ class Trainer:
             mesh,
             *((args.schedule, args.micro_batches) if stages else ()),
             recompute=args.recompute,
+            offload=args.offload,
             zero=args.zero,
             optimizer=AdamW(args.lr, betas=(0.9, 0.95), weight_decay=0.1),
             order=args.order,

@@ -40,9 +40,11 @@ class Ledger:
             ``norm``, ``count``, ...
         calls: Number of collectives, by ``(purpose, group, collective)``.
         waits: Seconds spent waiting for communication, by purpose.
+        stored: Bytes in a file now, by kind: ``optimizer`` and ``activation``.
     """
 
     def __init__(self) -> None:
+        self.stored: Counter[str] = Counter()
         self.live: Counter[str] = Counter()
         self.peak = 0
         self.wire: Counter[tuple[str, str]] = Counter()
@@ -59,6 +61,11 @@ class Ledger:
         weakref.finalize(array, self._forget, id(array), kind, array.nbytes).atexit = False
         self.peak = max(self.peak, self.total)
         return array
+
+    def hold(self, kind: str, nbytes: int) -> None:
+        """Count bytes that are in memory now, or if `nbytes` is negative are no longer."""
+        self.live[kind] += nbytes
+        self.peak = max(self.peak, self.total)
 
     def _forget(self, array: int, kind: str, nbytes: int) -> None:
         self._tracked.discard(array)

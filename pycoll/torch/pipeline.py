@@ -6,17 +6,19 @@ be sharded, and old versions of them kept, which autograd would refuse for a mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pycoll.errors import ArgumentError
 from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.passes import Sample
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Grads, ParameterSpec, Params
 from pycoll.parallel.nn.layer import Sequential as Chain
 from pycoll.parallel.pipeline import engine
+from pycoll.parallel.pipeline.cuts import Cut
 from pycoll.parallel.pipeline.program import Schedule
 from pycoll.torch.modules.module_parameters import precision_of, trainable
 
@@ -47,8 +49,10 @@ class Pipeline(engine.Pipeline):
         mesh: Mesh,
         schedule: str | Schedule = "1f1b",
         micro_batches: int = 8,
-        cut: Sequence[str] | None = None,
+        cut: Cut | None = None,
         options: Options | None = None,
+        *,
+        sample: Sample | None = None,
         **changes: Any,
     ) -> None:
         """Take the parameters of a module; a collective.
@@ -60,8 +64,9 @@ class Pipeline(engine.Pipeline):
             mesh: The ranks; stages lie along ``pp``.
             schedule: See `pycoll.parallel.Pipeline`.
             micro_batches: Micro-batches of a step, on each rank.
-            cut: Names of the children that begin the second and later chunks.
+            cut: See `pycoll.parallel.Pipeline`; names are those of children.
             options: As for `pycoll.parallel.Pipeline`; the precision follows from the parameters.
+            sample: With ``cut="time"``: the micro-batch on which every child is timed.
             changes: Options by name.
 
         Raises:
@@ -75,7 +80,7 @@ class Pipeline(engine.Pipeline):
         self._module = module
         changes |= {"precision": precision_of(module), "wrap": torch.from_numpy}
         more = (schedule, micro_batches, cut, options)
-        super().__init__(_chain(module), _Loss(loss), mesh, *more, **changes)
+        super().__init__(_chain(module), _Loss(loss), mesh, *more, sample=sample, **changes)
 
     def write_back(self) -> None:
         """Copy all parameters into the module, on every rank; a collective."""

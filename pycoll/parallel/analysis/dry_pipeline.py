@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pycoll.parallel.analysis.dry_run import DryComm, DryLayer, DryLoss, DryOptimizer
+from pycoll.parallel.analysis.dry_run import (
+    DryComm,
+    DryLayer,
+    DryLoss,
+    DryOptimizer,
+    dry_storage,
+    dry_update,
+    held,
+)
 from pycoll.parallel.channels import Groups, Ledger
+from pycoll.parallel.engine.offload import Kept
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.nn.layer import Model
+from pycoll.parallel.pipeline.cuts import Cut
 from pycoll.parallel.pipeline.engine import Pipeline
 from pycoll.parallel.pipeline.program import Schedule
 from pycoll.parallel.pipeline.proof import prove
@@ -23,11 +33,17 @@ from pycoll.parallel.state.layout import Layout, unit_parameters
 class _Transfers:
     """Moves nothing."""
 
-    def send(self, x: Any, to: int, tag: int, number: int = 0, purpose: str = "") -> None:
+    def post(self, x: Any, to: int, tag: int, number: int = 0, place: str = "") -> None:
         pass
 
-    def receive(self, source: int, tag: int, purpose: str = "") -> tuple[float, int]:
+    def expect(self, source: int, tag: int, kind: Any) -> None:
+        pass
+
+    def receive(self, source: int, tag: int, kind: Any = None) -> tuple[float, int]:
         return 0.0, 0
+
+    def finish(self) -> None:
+        pass
 
 
 class _Stage(Pipeline):
@@ -38,7 +54,7 @@ class _Stage(Pipeline):
         model: Model,
         schedule: str | Schedule,
         micro_batches: int,
-        cut: Sequence[str] | None,
+        cut: Cut,
         options: Options,
         axes: Mapping[str, int],
         stage: int,
@@ -47,6 +63,8 @@ class _Stage(Pipeline):
         self.options, self.ledger, self.stage, self._cut = options, Ledger(), stage, cut
         self.loss_scale, self._graphs, self._stream = options.scaling[0], {}, None
         self.transfers: Any = _Transfers()
+        self.storage: Any = dry_storage(options)
+        self.kept = Kept()
         comm: Any = DryComm(axes)
         self.groups = self.near = Groups(comm, self.ledger, known=self.AXES)
         units = self._make_units(model)
@@ -63,19 +81,15 @@ class _Stage(Pipeline):
         for passes in self._passes.values():
             passes.prepare()
         run = Run(self, lambda micro: (None, None))
-        for op in self.program.stages[self.stage]:
-            run.do(op)
-        for bucket in self.buckets:
-            bucket.gradients.finish().wait()
-        for bucket in self.buckets:
-            bucket.update(1, 0.0, 1.0)
+        run.all(self.program.stages[self.stage])
+        dry_update(self.buckets)
 
 
 def dry_pipeline(
     model: Model,
     schedule: str | Schedule,
     micro_batches: int,
-    cut: Sequence[str] | None,
+    cut: Cut,
     options: Options,
     axes: Mapping[str, int],
     stage: int,
@@ -90,7 +104,7 @@ def dry_pipeline(
     options = replace(options, optimizer=DryOptimizer(options.optimizer.slots), hook=None)
     options = replace(options, wrap=Options.wrap)
     found = _Stage(model, schedule, micro_batches, cut, options, axes, stage)
-    rest = Counter(found.ledger.live)
+    rest = held(found.ledger)
     found.run()
     proof = prove(chosen.program(axes.get("pp", 1), micro_batches))
     older = (proof.versions[stage] - 1) * rest["parameter"]

@@ -15,7 +15,7 @@ from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Passes
 from pycoll.parallel.nn.layer import ParameterSpec
 from pycoll.parallel.precision import dtype_of
-from pycoll.parallel.state.bucket import Bucket
+from pycoll.parallel.state.bucket import Bucket, update_all
 from pycoll.parallel.state.gradients import plan_sum
 from pycoll.parallel.state.layout import Layout, Unit
 
@@ -100,6 +100,28 @@ class DryOptimizer:
         """Leave everything as it is."""
 
 
+class DryStorage:
+    """A file without room: its vectors have no elements; also such a vector, and its work."""
+
+    array: Any = None
+
+    def vector(self, count: int, dtype: Any) -> DryStorage:
+        """Return a vector without elements."""
+        found = DryStorage()
+        found.array = _Shape.of((count,), dtype)
+        return found
+
+    def later(self, *call: Any) -> DryStorage:
+        """Read nothing."""
+        return self
+
+    def result(self) -> None:
+        """Wait for nothing."""
+
+    def evict(self, lo: int, hi: int) -> None:
+        """Write nothing."""
+
+
 class DryLayer:
     """Gives gradients of all its parameters, written to `out` if the layer in its place does."""
 
@@ -148,11 +170,12 @@ def dry_run(
     optimizer = DryOptimizer(options.optimizer.slots)
     options = replace(options, optimizer=optimizer, hook=None, wrap=Options.wrap)
     groups: Any = Groups(DryComm(axes), ledger)  # type: ignore[arg-type]
-    buckets = [Bucket(layout, options.settings, groups) for layout in layouts]
+    settings = replace(options.settings, storage=dry_storage(options))
+    buckets = [Bucket(layout, settings, groups) for layout in layouts]
     dtype = dtype_of(recipe.compute or recipe.parameter)
     dry = [replace(unit, layer=DryLayer(unit.layer.parameters(), dtype)) for unit in units]
     passes = Passes(dry, buckets, DryLoss(), options, ledger)
-    rest = Counter(ledger.live)
+    rest = held(ledger)
     passes.prepare()
     plan = plan_sum(micro_batches, options.order)
     for j, term in enumerate(plan):
@@ -160,7 +183,24 @@ def dry_run(
         for bucket in buckets:
             bucket.gradients.begin(term, j == len(plan) - 1)
         passes.back(back)
+    dry_update(buckets)
+    return rest, ledger.peak, ledger.sent_since(Counter())
+
+
+def held(ledger: Ledger) -> Counter[str]:
+    """Return bytes in memory by kind, and as ``stored`` those in a file."""
+    return Counter({**ledger.live, "stored": ledger.stored.total()})
+
+
+def dry_storage(options: Options) -> DryStorage | None:
+    """Return where states of the optimizer are; None: in memory."""
+    return DryStorage() if options.offloads("optimizer") else None
+
+
+def dry_update(buckets: Sequence[Bucket]) -> None:
+    """End a step."""
+    for bucket in buckets[-1:]:
+        bucket.prefetch()
     for bucket in buckets:
         bucket.gradients.finish().wait()
-        bucket.update(1, 0.0, 1.0)
-    return rest, ledger.peak, ledger.sent_since(Counter())
+    update_all(buckets, 1, 0.0, 1.0)

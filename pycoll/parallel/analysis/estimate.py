@@ -16,6 +16,7 @@ from pycoll.parallel.compare import VOTE_WORDS
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Model, ParameterSpec, Sequential
+from pycoll.parallel.pipeline.cuts import Cut, checked
 from pycoll.parallel.pipeline.engine import Pipeline
 from pycoll.parallel.pipeline.program import Schedule
 from pycoll.parallel.settings import check_number
@@ -36,6 +37,7 @@ class Estimate:
         wire: Bytes sent in a step, by purpose; those between stages are not in it.
         live: Of a pipeline: activations that the stage holds at most, in micro-batches of all its
             layers.
+        stored: Optimizer states that are in a file (`offload`), and so not in `optimizer`.
     """
 
     parameter: int
@@ -45,6 +47,7 @@ class Estimate:
     peak: int
     wire: dict[str, int]
     live: float = 1.0
+    stored: int = 0
 
     @property
     def at_rest(self) -> int:
@@ -56,6 +59,7 @@ class Estimate:
             "parameters": self.parameter,
             "gradients": self.gradient,
             "optimizer states": self.optimizer,
+            **({"optimizer states in a file": self.stored} if self.stored else {}),
             "at rest": self.at_rest,
             "peak": self.peak,
             **{f"sent per step: {purpose}": nbytes for purpose, nbytes in self.wire.items()},
@@ -81,7 +85,7 @@ def estimate(
     micro_batches: int = 1,
     schedule: str | Schedule | None = None,
     stage: int = 0,
-    cut: Sequence[str] | None = None,
+    cut: Cut | None = None,
     options: Options | None = None,
     **changes: Any,
 ) -> Estimate:
@@ -97,7 +101,7 @@ def estimate(
         micro_batches: Micro-batches of a step on each rank.
         schedule: Of a pipeline, of which this is a `stage`; None: `DataParallel`.
         stage: Its number.
-        cut: See `Pipeline`.
+        cut: See `Pipeline`; of one that is cut by time its `cuts` have the names.
         options: As for `DataParallel`; hooks are not counted.
         changes: Options by name.
 
@@ -117,6 +121,9 @@ def estimate(
         layouts = options.layouts(unit_parameters(units), axes.get("dp", 1) * axes.get("cp", 1))
         run = (layouts, *dry_run(units, layouts, options, axes, micro_batches), 1.0)
     else:
+        cut = checked(cut)
+        if cut == "time":
+            raise ArgumentError("cut='time' is measured; give the first names of engine.cuts[1:]")
         check_number("stage", stage, f"[0, {axes.get('pp', 1)})", whole=True)
         run = dry_pipeline(model, schedule, micro_batches, cut, options, axes, stage)
     return _estimate(axes, *run)
@@ -135,6 +142,7 @@ def _estimate(
         peak=peak,
         wire={purpose: nbytes for purpose, nbytes in wire.items() if nbytes},
         live=active,
+        stored=live["stored"],
     )
 
 

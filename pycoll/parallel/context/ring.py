@@ -11,7 +11,7 @@ context", arXiv 2310.01889, section 3; zigzag: Brandon et al., "Striped attentio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -64,11 +64,12 @@ class RingAttention(CausalAttention):
 
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:
         """Return the output; saves input, output and sums of exponentials."""
+        self._check(x)
         q, k, v = (widen(part) for part in self._heads(x))
         xp = namespace(x)
         y, top = xp.zeros_like(q), xp.full_like(q[..., :1], -np.inf)
         total = xp.zeros_like(top)
-        for source, (keys, values) in self._round((k, v)):
+        for source, (keys, values), _ in self._round((k, v)):
             for block in self._blocks(x, source):
                 rows = block.queries
                 scores = self._scores(q, keys, block)
@@ -95,21 +96,21 @@ class RingAttention(CausalAttention):
         shape = (*x.shape[:2], self.heads // self.ranks, self.width)
         dout = xp.moveaxis(xp.reshape(widen(dy), shape), 1, 2)
         weight, dq = row_dot(dout, y), xp.zeros_like(q)
-        parts = (k, v, xp.zeros_like(k), xp.zeros_like(v))
-        for source, (keys, values, dkeys, dvalues) in self._round(parts, home=True):
+        for source, (keys, values), landing in self._round((k, v), home=True):
             for block in self._blocks(x, source):
                 rows, columns = block.queries, block.keys
                 p = xp.exp(self._scores(q, keys, block) - total[:, :, rows])
                 own = dout[:, :, rows]
-                chosen = masked(p, block.keep, self.drop)
-                dvalues[:, :, columns] += matmul(transposed(chosen), own)
                 dp = masked(matmul(own, transposed(values[:, :, columns])), block.keep, self.drop)
                 dp -= weight[:, :, rows]
                 dp *= p
                 dp *= self.width**-0.5
                 dq[:, :, rows] += matmul(dp, keys[:, :, columns])
+                chosen = masked(p, block.keep, self.drop)
+                dkeys, dvalues = landing.wait()
+                dvalues[:, :, columns] += matmul(transposed(chosen), own)
                 dkeys[:, :, columns] += matmul(transposed(dp), q[:, :, rows])
-            last = dkeys, dvalues
+        last = landing.wait()
         dx = xp.empty_like(x)
         for place, value in zip(self._heads(dx), (dq, *last), strict=True):
             place[...] = cast(value, x.dtype)
@@ -128,17 +129,21 @@ class RingAttention(CausalAttention):
             scores += move_to(hidden, scores, scores.dtype)
         return scores
 
-    def _blocks(self, x: Array, source: int) -> Iterator[_Block]:
-        """Yield the blocks of this rank's queries with the keys of another rank."""
+    def _check(self, x: Array) -> None:
+        """Refuse a length that cannot be divided, before anything is sent."""
         context: Any = self.context
-        own, other = context.pieces(context.comm.rank), context.pieces(source)
-        length = x.shape[1]
-        if length % len(own):
+        length, pieces = x.shape[1], context.pieces(context.comm.rank)
+        if length % len(pieces):
             raise ArgumentError(
                 f"the input of {self.key.name} has {length} positions on each of "
                 f"{context.comm.world_size} context-parallel ranks; zigzag needs an even number"
             )
-        size = length // len(own)
+
+    def _blocks(self, x: Array, source: int) -> Iterator[_Block]:
+        """Yield the blocks of this rank's queries with the keys of another rank."""
+        context: Any = self.context
+        own, other = context.pieces(context.comm.rank), context.pieces(source)
+        size = x.shape[1] // len(own)
         for i, j, diagonal in context.blocks(context.comm.rank, source):
             queries, keys = (slice(at * size, (at + 1) * size) for at in (i, j))
             keep = self._keep(x, own[i] * size, other[j] * size, size)
@@ -154,41 +159,64 @@ class RingAttention(CausalAttention):
         return None if keep is None else move_to(keep, x)
 
     def _round(
-        self, parts: tuple[Array, ...], home: bool = False
-    ) -> Iterator[tuple[int, tuple[Array, ...]]]:
-        """Yield the arrays of each rank, first one's own, as they come by.
+        self, own: tuple[Array, ...], home: bool = False
+    ) -> Iterator[tuple[int, tuple[Array, ...], _Shift]]:
+        """Yield the arrays of each rank, first one's own, while the next ones are on their way.
 
-        With `home` the second half of them, which the receiver changes, goes on to its rank.
+        With `home` also what their rank gets back, zeros at first: the receiver adds to it before
+        it goes on. After the last step it is that of this rank, once it has landed.
         """
         context: Any = self.context
-        n, rank, half = context.comm.world_size, context.comm.rank, len(parts) // 2
-        for step in range(n):
-            last = step == n - 1
-            fixed = half if home else len(parts)
-            following = None if last else _shift(context, parts[:fixed])
-            yield (rank - step) % n, parts
-            if following is not None:
-                moving = _shift(context, parts[fixed:])() if home else ()
-                parts = (*following(), *moving)
-        if home:
-            for part, value in zip(parts[half:], _shift(context, parts[half:])(), strict=True):
-                part[...] = value
+        n, rank, xp = context.comm.world_size, context.comm.rank, namespace(own[0])
+        back = tuple(map(xp.zeros_like, own)) if home else ()
+        parts, landing = own, _Shift(context, back, moves=False)
+        following = landing
+        try:
+            for step in range(n):
+                if step < n - 1:
+                    following = _Shift(context, parts, tag=0)
+                yield (rank - step) % n, parts, landing
+                if home and n > 1:
+                    landing.move_on(tag=1)
+                parts = following.wait() if step < n - 1 else parts
+        except BaseException:  # of this rank, in the attention or in a transfer
+            following.forget()
+            landing.forget()
+            raise
 
 
-def _shift(context: Context, parts: tuple[Array, ...]) -> Callable[[], tuple[Array, ...]]:
-    """Send arrays of one shape to the next rank; return what gives those of the one before."""
-    comm, xp = context.comm, namespace(parts[0])
-    n, rank = comm.world_size, comm.rank
-    if n == 1:
-        return lambda: parts
-    out = xp.concatenate([xp.reshape(part, (-1,)) for part in parts])
-    into, shape = xp.empty_like(out), parts[0].shape
+class _Shift:
+    """Arrays of one shape on their way to the next rank, and those of the one before."""
 
-    def finish() -> tuple[Array, ...]:
-        ends = [(comm.send, out, (rank + 1) % n), (comm.recv, into, (rank - 1) % n)]
-        for call, array, peer in ends if rank % 2 == 0 else ends[::-1]:
-            call(array, peer)
-        whole = xp.reshape(into, (len(parts), *shape))
-        return tuple(whole[i, ...] for i in range(len(parts)))
+    def __init__(
+        self, context: Context, parts: tuple[Array, ...], tag: int = 0, moves: bool = True
+    ) -> None:
+        self._comm: Any = context.comm
+        self._parts, self._works = parts, tuple[Any, ...]()
+        if moves:
+            self.move_on(tag)
 
-    return finish
+    def move_on(self, tag: int) -> None:
+        """Send the arrays to the next rank, in exchange for those of the one before."""
+        parts = self.wait()
+        xp, n, rank = namespace(parts[0]), self._comm.world_size, self._comm.rank
+        out = xp.concatenate([xp.reshape(part, (-1,)) for part in parts])
+        into = xp.reshape(xp.empty_like(out), (len(parts), *parts[0].shape))
+        self._works = (
+            self._comm.irecv(xp.reshape(into, (-1,)), (rank - 1) % n, tag),
+            self._comm.isend(out, (rank + 1) % n, tag),
+        )
+        self._parts = tuple(into[i, ...] for i in range(len(parts)))
+
+    def wait(self) -> tuple[Array, ...]:
+        """Return the arrays once they are here, and this rank's own have left."""
+        for work in self._works:
+            work.wait()
+        self._works = ()
+        return self._parts
+
+    def forget(self) -> None:
+        """Receive nothing any more, after an error."""
+        for work in self._works[:1]:
+            work.forget()
+        self._works = ()

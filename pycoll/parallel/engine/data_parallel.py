@@ -20,6 +20,7 @@ import numpy as np
 
 from pycoll.errors import ArgumentError
 from pycoll.parallel.channels import Groups, Ledger
+from pycoll.parallel.compare import gather_problems
 from pycoll.parallel.engine.agreement import (
     agree,
     check_mesh,
@@ -28,6 +29,7 @@ from pycoll.parallel.engine.agreement import (
     most_micro_batches,
     reduced,
 )
+from pycoll.parallel.engine.offload import keeping
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Passes, Sample
 from pycoll.parallel.mesh import Mesh
@@ -35,7 +37,7 @@ from pycoll.parallel.nn.layer import Loss, Model
 from pycoll.parallel.precision import LossScale
 from pycoll.parallel.settings import refusal
 from pycoll.parallel.state import values
-from pycoll.parallel.state.bucket import Bucket, Values
+from pycoll.parallel.state.bucket import Bucket, Values, update_all
 from pycoll.parallel.state.gradients import Sums, plan_sum
 from pycoll.parallel.state.layout import Parameter, Unit, make_units, unit_parameters
 from pycoll.parallel.state.parts import Part, hook_parts, own_parts, wanted_parts
@@ -88,6 +90,8 @@ class DataParallel:
         parameters: All parameters, in forward order.
         hook: Reduces buckets.
         near: Groups of the ranks that reduce gradients: with `sync_every` those of one replica.
+        storage: The file of what is offloaded, if anything.
+        kept: Keeps what layers need in the backward pass.
         saving: The last save in the background, if any; see `pycoll.parallel.save`.
     """
 
@@ -126,12 +130,25 @@ class DataParallel:
         self.near = self.groups.of_replica() if options.sync_every else self.groups
         self._calls = 0
         self.hook = options.settings.hook
-        self.buckets = self._make_buckets(units, owned)
+        self._open_storage(units, owned)
         for bucket in self.buckets if options.sync_every else ():
             options.averaging.prepare(bucket)
         values.initialise(self.buckets, self.groups, options.start)
         self._passes = self._make_passes(model, loss, units)
         self._graphs: dict[int, frozenset[str]] = {}
+
+    def _open_storage(self, units: Sequence[Unit], owned: Sequence[Sequence[Parameter]]) -> None:
+        """Make the buckets, and what is not in memory."""
+        options, problem = self.options, ""
+        try:
+            self.storage, self.kept = keeping(options, self.ledger)
+            self.buckets = self._make_buckets(units, owned)
+        except OSError as error:
+            if options.offload == "none":
+                raise
+            problem = f"no room in offload_dir={options.offload_dir!r}: {error}"
+        if options.offload != "none" and (found := gather_problems(problem, self.groups.world)):
+            raise ArgumentError(f"offload={options.offload!r}: {found}")
 
     def _make_units(self, model: Model) -> list[Unit]:
         return make_units(model)
@@ -144,14 +161,15 @@ class DataParallel:
         self, units: Sequence[Unit], owned: Sequence[Sequence[Parameter]]
     ) -> list[Bucket]:
         """Make the buckets of the parameters that each unit owns."""
-        settings = self.options.settings
+        storage = self.storage if self.options.offloads("optimizer") else None
+        settings = replace(self.options.settings, storage=storage)
         layouts = self.options.layouts(owned, self.groups.shards.world_size)
         return [Bucket(layout, settings, self.near) for layout in layouts]
 
     def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> Any:
         if isinstance(loss, type) or not isinstance(loss, Loss):
             raise ArgumentError(f"loss={loss!r}; expected a loss, such as CrossEntropy()")
-        return Passes(units, self.buckets, loss, self.options, self.ledger)
+        return Passes(units, self.buckets, loss, self.options, self.ledger, self.kept)
 
     def step(self, micro_batches: Sequence[Sample], lr: float | None = None) -> StepReport:
         """Train on one batch; a collective.
@@ -179,6 +197,9 @@ class DataParallel:
         routine = self._scaled and not self.loss_scale.exhausted
         forgiving = routine or self.options.nonfinite == "skip"
         facts = self.options.step_facts(lr=lr, steps=self.steps, loss_scale=self.loss_scale)
+        problems += self.kept.problems()
+        for bucket in self.buckets[-1:]:
+            bucket.prefetch()
         ready = self._reduced_buckets()
         norm, overflow = agree(ready, self.buckets, self.near, problems, forgiving, facts)
         norm /= divisor
@@ -256,8 +277,7 @@ class DataParallel:
         clip = self.options.clip_norm
         if clip is not None and norm > clip:
             scale *= clip / norm
-        for bucket in reversed(self.buckets):  # in the order in which the layers need them
-            bucket.update(self.steps, lr, scale)
+        update_all(self.buckets, self.steps, lr, scale)
 
     def _begin_period(self) -> None:
         """Note where replicas are together, if they are."""
@@ -368,6 +388,8 @@ class DataParallel:
                     self.saving.wait()
         finally:
             self.groups.close(error)
+            if self.storage is not None:
+                self.storage.close()
 
     def __enter__(self) -> DataParallel:
         return self

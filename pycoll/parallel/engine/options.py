@@ -23,6 +23,7 @@ _ACCEPTED = {
     "nonfinite": ("error", "skip"),
     "unused": ("zero", "error"),
     "device": ("cpu", "cuda"),
+    "offload": ("none", "activations", "optimizer", "all"),
 }
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "optimizer": (
@@ -77,6 +78,11 @@ class Options:
             the same, keeping the input of every k-th layer. ``"selective"``: layers with a method
             ``forget`` drop what takes much memory and little time, such as the weights of
             attention, and make it again. ``"none"``: a layer keeps what its backward pass needs.
+        offload: What is in a file while it is not needed: ``"activations"``, what layers keep for
+            the backward pass; ``"optimizer"``, the states of the optimizer; ``"all"`` or ``"none"``
+            of them. See docs/parallel.md.
+        offload_dir: The directory of that file, which may differ between ranks; None: that of
+            temporary files.
         device: Where parameters, gradients and states are: ``"cpu"``, in NumPy arrays, or
             ``"cuda"``, in CuPy arrays on the current device of each rank.
         sync_every: The ranks along ``replica`` reduce no gradients, but average after so many calls
@@ -100,6 +106,8 @@ class Options:
     wrap: Callable[[Any], Any] = _as_it_is
     device: str = "cpu"
     recompute: str | int = "none"
+    offload: str = "none"
+    offload_dir: str | None = None
     sync_every: int | None = None
     averaging: Average | DiLoCo = field(default_factory=Average)
 
@@ -129,6 +137,12 @@ class Options:
                     "sync_every: replicas would skip steps alone; use a recipe without loss scale, "
                     "nonfinite='error' and device='cpu'"
                 )
+        if self.offload != "none" and self.device != "cpu":
+            raise ArgumentError(f"offload={self.offload!r} is for device='cpu', not {self.device}")
+        if self.offloads("activations") and self.wrap is not _as_it_is:
+            raise ArgumentError(
+                "offload of activations moves NumPy arrays; with wrap layers keep other ones"
+            )
         kind, hook = self.recipe.gradient, self.hook
         if hook is not None and self.zero not in hook.stages:
             raise ArgumentError(
@@ -143,6 +157,10 @@ class Options:
             raise ArgumentError(
                 f"{type(hook).__name__} is for device={', '.join(hook.devices)}, not {self.device}"
             )
+
+    def offloads(self, what: str) -> bool:
+        """Tell whether ``"activations"`` or ``"optimizer"`` states are in a file."""
+        return self.offload in (what, "all")
 
     @property
     def recipe(self) -> Precision:
@@ -180,9 +198,10 @@ class Options:
     def facts(self) -> list[str]:
         """Describe the settings that have to be the same on every rank, a line for each.
 
-        `fused` and `wrap` change no result.
+        `fused`, `wrap` and `offload_dir` change no result.
         """
-        names = [field.name for field in fields(self) if field.name not in ("fused", "wrap")]
+        free = ("fused", "wrap", "offload_dir")
+        names = [field.name for field in fields(self) if field.name not in free]
         return _lines({name: getattr(self, name) for name in names} | {"precision": self.recipe})
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import move_to
 from pycoll.parallel.channels import Ledger, Pending
+from pycoll.parallel.engine.offload import Kept
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.nn.layer import Loss
 from pycoll.parallel.precision import cast
@@ -49,7 +50,9 @@ class Passes:
         loss: Loss,
         options: Options,
         ledger: Ledger,
+        kept: Kept | None = None,
     ) -> None:
+        self._store = kept or Kept()
         self._units, self._buckets, self._loss = units, buckets, loss
         self._compute, self._ledger, self._wrap = options.recipe.compute, ledger, options.wrap
         how = options.recompute
@@ -145,19 +148,31 @@ class Passes:
         total, count, kept = self._loss.forward(x, self._on_device(targets))
         return float(total), int(count), self._loss.backward(kept, scale)
 
-    def back_input(self, dy: Any, saved: list[Any]) -> tuple[Any, list[Any]]:
-        """Run the layers backward to their input; return its gradient, and those of all outputs."""
+    def back_input(self, dy: Any, saved: list[Any], later: bool) -> tuple[Any, list[Any]]:
+        """Run the layers backward to their input; return its gradient, and those of all outputs.
+
+        `later` tells that `back_weight` does not come next.
+        """
         order, gradients = self._forward[::-1], []
         for at, index in enumerate(order):
             self._restore(saved, index)
+            kept = self._fetched(saved, index)
             params = self._acquire(order, at)
-            gradients.append(dy)
+            gradients.append(self._store.put(dy) if later else dy)
             unit = self._units[index]
-            saved[index] = self._kept(unit, params, saved[index])
-            dy = unit.layer.backward_input(params, saved[index], dy)
-            del params
+            kept = self._kept(unit, params, kept)
+            dy = unit.layer.backward_input(params, kept, dy)
+            saved[index] = self._store.put(kept) if later else kept
+            del params, kept
             self._release(order, at)
         return dy, gradients[::-1]
+
+    def _fetched(self, saved: list[Any], index: int) -> Any:
+        """Return what a layer has kept, while that of the one below is on its way to memory."""
+        self._store.fetch(saved[index])
+        below = (kept for kept in saved[:index][::-1] if kept is not None)
+        self._store.fetch(next(below, None))
+        return self._store.take(saved[index])
 
     def _kept(self, unit: Unit, params: dict[str, Any], kept: Any) -> Any:
         """Return what the backward pass of a layer needs, computing it again if it was not kept."""
@@ -170,7 +185,7 @@ class Passes:
             return
         first = index - index % k
         order = [*range(first, index + 1), *range(index, -1, -1)]  # what is gathered ahead, too
-        x = None if idle else saved[first].x
+        x = None if idle else self._store.take(saved[first]).x
         for at in range(index + 1 - first):
             params = self._acquire(order, at)
             if not idle:
@@ -194,9 +209,12 @@ class Passes:
         """Run the rest of the backward pass: gradients of parameters go to the buckets."""
         order = self._forward[::-1]
         for at, index in enumerate(order):
+            kept = self._fetched(saved, index)
+            saved.pop()
+            dy = self._store.take(gradients.pop())
             unit, params = self._units[index], self._acquire(order, at)
-            found, placed = self._weights(unit, params, saved.pop(), gradients.pop())
-            del params
+            found, placed = self._weights(unit, params, kept, dy)
+            del params, kept, dy
             self._release(order, at)
             self._deliver(unit, found, placed)
 
@@ -215,7 +233,7 @@ class Passes:
                 layer = self._units[at].layer
                 y, kept = layer.forward(params, x)
                 if saved is not None:
-                    saved.append(self._reduced(layer, at, x, kept))
+                    saved.append(self._store.put(self._reduced(layer, at, x, kept)))
                 x = y
                 del kept, y
             del params
@@ -236,9 +254,11 @@ class Passes:
         for at, index in enumerate(order):
             unit, gradients = self._units[index], {}
             self._restore(saved, index, idle=dy is None)
+            kept = None if dy is None else self._fetched(saved, index)
             params, placed = self._acquire(order, at), set()
             if dy is not None:
-                kept = self._kept(unit, params, saved.pop())
+                saved.pop()
+                kept = self._kept(unit, params, kept)
                 dx = unit.layer.backward_input(params, kept, dy)
                 gradients, placed = self._weights(unit, params, kept, dy)
                 dy = dx

@@ -142,7 +142,7 @@ class _Flow(Run):
         if (first + self._per) % self._program.m == 0:
             del self._batches[call]
         divisor = max(1, int(whole[0]))
-        problems, self.problems = self.problems, []
+        problems, self.problems = [*self.problems, *engine.kept.problems()], []
         facts = engine.options.step_facts(lr=lr, steps=engine.steps)
         ready = reduced(engine.buckets, self._stage)
         norm, _ = agree(ready, engine.buckets, self._stage, problems, False, facts)
@@ -207,9 +207,9 @@ class Stream:
         wire, waits = Counter(ledger.wire), Counter(ledger.waits)
         ledger.reset_peak()
         try:
-            for op in ops:
-                self._run.do(op)
-            loss, samples = self._share_loss(late)
+            with self._engine.ending():
+                self._run.all(ops)
+                loss, samples = self._share_loss(late)
         except BaseException as error:
             self._failed = f"{type(error).__name__}: {error}"
             raise

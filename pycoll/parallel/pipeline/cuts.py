@@ -8,18 +8,30 @@ import numpy as np
 
 from pycoll.errors import ArgumentError
 
+Cut = str | Sequence[str]
+"""``"parameters"``, ``"time"``, or names of layers; see `pycoll.parallel.Pipeline`."""
 
-def cut_units(
-    names: Sequence[str], sizes: Sequence[int], chunks: int, cut: Sequence[str] | None
-) -> list[int]:
+
+def checked(cut: Cut | None) -> Cut:
+    """Return a cut, that by parameters for None.
+
+    Raises:
+        ArgumentError: For a word that says nothing.
+    """
+    if isinstance(cut, str) and cut not in ("parameters", "time"):
+        raise ArgumentError(f"cut={cut!r}; accepted: parameters, time, a list of names of layers")
+    return "parameters" if cut is None else cut
+
+
+def cut_units(names: Sequence[str], sizes: Sequence[int], chunks: int, cut: Cut) -> list[int]:
     """Return the first unit of each chunk.
 
     Args:
         names: Names of the units.
-        sizes: Parameters of each unit.
+        sizes: Parameters, or time, of each unit.
         chunks: Number of chunks.
-        cut: Names of the units that begin the second and later chunks; None: the largest chunk is
-            as small as it can be.
+        cut: Names of the units that begin the second and later chunks; a word: the largest chunk
+            is as small as it can be.
 
     Raises:
         ArgumentError: If there are too few units, or a name is not known or out of order.
@@ -29,7 +41,7 @@ def cut_units(
             f"a pipeline of {chunks} chunks needs at least {chunks} layers; the model has "
             f"{len(names)}: {', '.join(names)}"
         )
-    if cut is None:
+    if isinstance(cut, str):
         return _balanced([size + 1 for size in sizes], chunks)
     unknown = [name for name in cut if name not in names]
     starts = [0, *(names.index(name) for name in cut if name in names)]

@@ -8,6 +8,7 @@ from stage to stage as tagged messages, in the order that the proof has accepted
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -23,7 +24,8 @@ from pycoll.parallel.engine.passes import Passes, Sample
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss, Model
 from pycoll.parallel.pipeline.asynchronous import Stream, check_options
-from pycoll.parallel.pipeline.cuts import cut_units
+from pycoll.parallel.pipeline.cuts import Cut, checked, cut_units
+from pycoll.parallel.pipeline.layer_times import layer_times
 from pycoll.parallel.pipeline.program import Program, Schedule
 from pycoll.parallel.pipeline.proof import prove
 from pycoll.parallel.pipeline.registry import find
@@ -69,8 +71,10 @@ class Pipeline(DataParallel):
         mesh: Mesh,
         schedule: str | Schedule = "1f1b",
         micro_batches: int = 8,
-        cut: Sequence[str] | None = None,
+        cut: Cut | None = None,
         options: Options | None = None,
+        *,
+        sample: Sample | None = None,
         **changes: Any,
     ) -> None:
         """Prove the schedule and make the buffers of this rank's stage; a collective.
@@ -83,9 +87,11 @@ class Pipeline(DataParallel):
                 ``interleaved:2``, ``zb_h1``, ``zb_v``, ``dualpipe_v``; without a flush
                 ``pipedream``, ``pipedream_sync``, ``2bw``.
             micro_batches: Micro-batches of a step, on each rank.
-            cut: Names of the layers that begin the second and later chunks; None: chunks get
-                nearly equal numbers of parameters.
+            cut: ``"parameters"``, or None: chunks get nearly equal numbers of parameters;
+                ``"time"``: they take nearly equal time; or names of the layers that begin the
+                second and later chunks.
             options: Settings; by default those of `Options`.
+            sample: With ``cut="time"``: the micro-batch on which every layer is timed.
             changes: Settings by name, which override `options`.
 
         Raises:
@@ -104,7 +110,8 @@ class Pipeline(DataParallel):
             check_options(chosen.name, given)
         self.program: Program = prove(chosen.program(mesh.size("pp"), micro_batches)).program
         self.stage = mesh.coordinate("pp")
-        self._cut = cut
+        cut = checked(cut)
+        self._cut, self._sample, self._loss = cut, sample, loss
         super().__init__(model, loss, mesh, given)
         self.transfers = Transfers(self.groups.pipeline, self.ledger)
         for tie in self._joins:
@@ -136,6 +143,9 @@ class Pipeline(DataParallel):
     ) -> list[Bucket]:
         """Make the buckets of every chunk of this stage."""
         sizes = [sum(parameter.size for parameter in group) for group in owned]
+        if self._cut == "time":
+            whom = self._loss, self._sample, self.options, self.groups.world
+            sizes = layer_times(units, *whom)
         starts = cut_units([unit.name for unit in units], sizes, self.program.depth, self._cut)
         bounds = [*starts, len(units)]
         self.cuts = [tuple(unit.name for unit in units[a:b]) for a, b in pairwise(bounds)]
@@ -165,7 +175,7 @@ class Pipeline(DataParallel):
     def _make_passes(self, model: Model, loss: Loss, units: Sequence[Unit]) -> dict[int, Passes]:
         super()._make_passes(model, loss, [])  # checks the loss
         return {
-            chunk: Passes(units[part], buckets, loss, self.options, self.ledger)
+            chunk: Passes(units[part], buckets, loss, self.options, self.ledger, self.kept)
             for chunk, (part, buckets) in self._parts.items()
         }
 
@@ -210,9 +220,20 @@ class Pipeline(DataParallel):
             passes.prepare()
         self._check_count(micro_batches, refusal("lr", lr, "[0, inf)"))
         run = Run(self, micro_batches.__getitem__)
-        for op in self.program.stages[self.stage]:
-            run.do(op)
-        return *self._share_loss(run.losses), run.problems
+        with self.ending():
+            run.all(self.program.stages[self.stage])
+            total, samples = self._share_loss(run.losses)
+        return total, samples, run.problems
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """End the engine on all ranks if the block fails: transfers are on their way."""
+        try:
+            yield
+        except BaseException as error:
+            self.transfers.drop()
+            self.groups.close(error)
+            raise
 
     def _check_count(self, micro_batches: Sequence[Sample], refused: str) -> None:
         m = self.program.m

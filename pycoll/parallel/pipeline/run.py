@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.engine.passes import Sample
-from pycoll.parallel.pipeline.program import Op, Program
+from pycoll.parallel.pipeline.program import COMPUTE, Op, Program
 from pycoll.parallel.state.gradients import plan_sum
 
 _MICROS = 1 << 16  # that can be told apart by their tags; far fewer are on their way at a time
 LOSS_TAG = 1 << 30
 """Tag of what a stage tells others besides activations."""
+AHEAD = 2
+"""Receives that are posted before their turn: mostly the next output and the next gradient."""
 
 
 class Run:
@@ -32,6 +35,7 @@ class Run:
         self._values: dict[tuple[str, int, int], Any] = {}
         self._saved: dict[tuple[int, int], Any] = {}
         self._gradients: dict[tuple[int, int], Any] = {}
+        self._following: Op | None = None  # what this stage computes next
         self.losses: list[tuple[float, int]] = []
         self.counts: dict[int, int] = {}
         self.problems: list[str] = []
@@ -46,10 +50,36 @@ class Run:
             "STEP": self._step,
         }
 
+    def all(self, ops: Sequence[Op]) -> None:
+        """Carry out operations, and wait until everything is sent.
+
+        A stage waits for what it receives here, and for older sends. That is less than the proof
+        lets it wait for, where it stops at every transfer.
+        """
+        coming = [op for op in ops if op.kind == "RECV"]
+        computed = [op for op in ops if op.kind in COMPUTE]
+        for op in ops:
+            for early in coming[: AHEAD + 1]:
+                with self._named(early):
+                    self._engine.transfers.expect(*self._source(early))
+            if op.kind in COMPUTE:
+                computed.pop(0)
+                self._following = computed[0] if computed else None
+            elif op.kind == "RECV":
+                coming.pop(0)
+            self.do(op)
+        self._engine.transfers.finish()
+
     def do(self, op: Op) -> None:
-        """Carry out an operation; errors tell stage, micro-batch and layer."""
-        try:
+        """Carry out an operation."""
+        with self._named(op):
             self._do[op.kind](op)
+
+    @contextmanager
+    def _named(self, op: Op) -> Iterator[None]:
+        """Tell stage, micro-batch and layer in errors of an operation."""
+        try:
+            yield
         except (ArgumentError, MismatchError) as error:
             raise type(error)(f"{self._place(op)}: {error}") from error
         except Exception as error:
@@ -61,7 +91,8 @@ class Run:
         where = f"stage {self._engine.stage}, {op.kind} of "
         if op.kind in ("SEND", "RECV"):
             way = "to" if op.kind == "SEND" else "from"
-            where += f"{op.what} of micro-batch {op.micro}, chunk {op.chunk}, "
+            layer = self._engine.cuts[op.chunk][-1 if op.what == "x" else 0]
+            where += f"{op.what} of micro-batch {op.micro}, chunk {op.chunk}, layer {layer}, "
             return f"{where}{way} stage {self._program.peer(op)}"
         if op.kind not in "FBW":
             return f"{where}step {op.micro}"
@@ -86,7 +117,8 @@ class Run:
         i, c = op.micro, op.chunk
         self._sample(i)  # layers that run forward again draw the same random numbers
         dy = self._values.pop(("dx", i, c + 1))
-        dx, self._gradients[i, c] = self._engine._passes[c].back_input(dy, self._saved[i, c])
+        passes, later = self._engine._passes[c], self._following != op._replace(kind="W")
+        dx, self._gradients[i, c] = passes.back_input(dy, self._saved[i, c], later)
         if c:
             self._values["dx", i, c] = dx
 
@@ -100,10 +132,16 @@ class Run:
     def _send(self, op: Op) -> None:
         x = self._values.pop((op.what, op.micro, op.chunk))
         count = self.counts.get(op.micro, 0)
-        self._engine.transfers.send(x, self._program.peer(op), _tag(op), count)
+        to, place = self._program.peer(op), self._place(op)
+        self._engine.transfers.post(x, to, _tag(op), count, place=place)
+
+    def _source(self, op: Op) -> tuple[int, int, tuple[str, int]]:
+        """Return from where an array comes: stage, tag and what it is."""
+        return self._program.peer(op), _tag(op), (op.what, op.chunk)
 
     def _receive(self, op: Op) -> None:
-        x, count = self._engine.transfers.receive(self._program.peer(op), _tag(op))
+        source, tag, kind = self._source(op)
+        x, count = self._engine.transfers.receive(source, tag, kind=kind)
         self._values[op.what, op.micro, op.chunk] = x
         if op.what == "dx":
             self.counts[op.micro] = count

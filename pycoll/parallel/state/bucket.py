@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pycoll import kernels
-from pycoll.parallel.arrays import move_to, namespace
+from pycoll.parallel.arrays import move_to
 from pycoll.parallel.channels import Groups, Pending
 from pycoll.parallel.optim import UpdateArgs
 from pycoll.parallel.precision import dtype_of
 from pycoll.parallel.state.gradients import Gradients, Settings
 from pycoll.parallel.state.layout import Layout
 from pycoll.parallel.state.placement import Placed, Placement
+from pycoll.parallel.state.states import States
 
 Values = Callable[[str, str, int, int], Any]
 """Elements ``[start, stop)`` of this rank's part of an array, by kind, full name, start, stop."""
@@ -40,7 +42,7 @@ class Bucket:
         self.layout, self._settings, self._groups = layout, settings, groups
         channel, precision, preset = groups.shards, settings.precision, settings.preset
         n = channel.world_size
-        wide, self._dtype = dtype_of(precision.state), dtype_of(precision.parameter)
+        self._dtype = dtype_of(precision.parameter)
         stored = layout.padded // (n if preset.parameter == Placement.SHARD else 1)
         data = channel.empty(stored, self._dtype, "parameter")
         self.parameter = Placed(data, preset.parameter, channel, "parameter")
@@ -50,13 +52,11 @@ class Bucket:
         self.size = layout.padded if steps_all else layout.padded // n
         self.first = 0 if steps_all else self.size * channel.rank
 
-        def state() -> Any:
-            vector = namespace(data).zeros_like(data, dtype=wide, shape=(self.size,))
-            return groups.ledger.track(vector, "optimizer")
-
-        self.slots = {name: state() for name in settings.optimizer.slots}
-        self.master = state() if precision.master else None
-        self.copy = state() if precision.gradient_copy else None
+        self._states = States(self.size, precision.state, settings.storage, groups.ledger)
+        new = partial(self._states.new, data)
+        self.slots = {name: new() for name in settings.optimizer.slots}
+        self.master = new() if precision.master else None
+        self.copy = new() if precision.gradient_copy else None
         self.anchor: Any = None
         self.outer: dict[str, Any] = {}
 
@@ -100,6 +100,15 @@ class Bucket:
                 part = values(kind, name, start - entry.start, stop - entry.start)
                 if part is not None:
                     vector[start - first : stop - first] = move_to(part, vector, vector.dtype)
+        self.evict()
+
+    def prefetch(self) -> None:
+        """Start to read the first states, if they are in a file."""
+        self._states.prefetch()
+
+    def evict(self) -> None:
+        """Let states that are in a file be in memory no longer."""
+        self._states.evict()
 
     @property
     def scattered(self) -> bool:
@@ -149,29 +158,36 @@ class Bucket:
             count += found
         return count
 
-    def update(self, step: int, lr: float, scale: float) -> None:
+    def update(self, step: int, lr: float, scale: float, following: Bucket | None = None) -> None:
         """Update the parameters and start to send them to the ranks that need them.
 
         They have arrived once `complete` has been waited for. `step` counts from 1; `scale` is a
-        factor of the summed gradient.
+        factor of the summed gradient. The states of `following` are read meanwhile.
         """
-        settings, gradient = self._settings, self.gradients.result
         self.complete.wait()
         working = self.parameter.data
         if working.shape[0] > self.size:
             working = working[self.first : self.first + self.size]
+        for lo, hi in self._states.walk(None if following is None else following._states):
+            self._update_part(working, lo, hi, step, lr, scale)
+        self.gradients.result = None
+        self._publish(working)
+
+    def _update_part(
+        self, working: Any, lo: int, hi: int, step: int, lr: float, scale: float
+    ) -> None:
+        """Update the elements ``[lo, hi)`` of those that this rank updates."""
+        settings, gradient = self._settings, self.gradients.result
         if self.copy is not None:
-            kernels.unscale(gradient, self.copy, scale)
+            kernels.unscale(gradient[lo:hi], self.copy[lo:hi], scale)
             gradient, scale = self.copy, 1.0
-        for start, stop, decay in self._runs_by_decay():
+        for start, stop, decay in self._runs_by_decay(self.first + lo, self.first + hi):
             part = slice(start - self.first, stop - self.first)
             target = working[part] if self.master is None else self.master[part]
             slots = {name: slot[part] for name, slot in self.slots.items()}
             args = UpdateArgs(step, lr, target, gradient[part], slots, scale, decay)
             args.copy = None if self.master is None else working[part]
             settings.optimizer.update(args, settings.fused)
-        self.gradients.result = None
-        self._publish(working)
 
     @property
     def updated(self) -> Any:
@@ -195,12 +211,19 @@ class Bucket:
             shard = Placed(working, Placement.SHARD, self._groups.shards, "parameter")
             self.complete = shard.to(Placement.REPLICATE, "parameter", out=self.parameter.data)
 
-    def _runs_by_decay(self) -> list[tuple[int, int, bool]]:
+    def _runs_by_decay(self, lo: int, hi: int) -> list[tuple[int, int, bool]]:
         """Join neighbouring parameters with the same weight decay: start, stop, decay."""
         found: list[tuple[int, int, bool]] = []
-        for start, stop, entry in self.layout.runs(self.first, self.first + self.size):
+        for start, stop, entry in self.layout.runs(lo, hi):
             decay = entry.parameter.spec.decay
             if found and found[-1][1:] == (start, decay):
                 start = found.pop()[0]
             found.append((start, stop, decay))
         return found
+
+
+def update_all(buckets: Sequence[Bucket], step: int, lr: float, scale: float) -> None:
+    """Update buckets, in the order in which the layers need them; see `Bucket.update`."""
+    order = buckets[::-1]
+    for bucket, following in zip(order, [*order[1:], None], strict=True):
+        bucket.update(step, lr, scale, following)

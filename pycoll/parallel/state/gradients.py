@@ -25,7 +25,10 @@ from pycoll.parallel.state.placement import Placement, Preset, own_block
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that all buckets of a run share; see `pycoll.parallel.Options`."""
+    """Settings that all buckets of a run share; see `pycoll.parallel.Options`.
+
+    `storage` is where their states are; None: in memory.
+    """
 
     preset: Preset
     precision: Precision
@@ -33,6 +36,7 @@ class Settings:
     optimizer: Optimizer
     hook: Hook
     fused: bool
+    storage: Any = None
 
 
 class Term(NamedTuple):

@@ -34,7 +34,7 @@ def initialise(buckets: Sequence[Bucket], groups: Groups, start: str) -> None:
     """
     for bucket in buckets:
         parameters = [entry.parameter for entry in bucket.layout.entries]
-        values = {p.name: _first_value(p) for p in parameters}
+        values = {p.name: first_value(p) for p in parameters}
         if start == "broadcast":
             for parameter in parameters:
                 value = values[parameter.name] = values[parameter.name].copy()
@@ -53,7 +53,12 @@ def _elements(values: Mapping[str, Any], kind: str, name: str, start: int, stop:
     return np.asarray(values[kind][name]).reshape(-1)[start:stop]
 
 
-def _first_value(parameter: Parameter) -> np.ndarray:
+def first_value(parameter: Parameter) -> np.ndarray:
+    """Return what a parameter is at the start.
+
+    Raises:
+        ArgumentError: If its initial value has a wrong shape.
+    """
     spec = parameter.spec
     if spec.init is None:
         return np.zeros(spec.shape, spec.dtype)
@@ -114,6 +119,7 @@ def gather_states(buckets: Sequence[Bucket], groups: Groups) -> dict[str, Any]:
     for bucket in buckets:
         for kind, vector in bucket.states.items():
             found.setdefault(kind, {}).update(_gather(vector, bucket, groups))
+        bucket.evict()
     return found
 
 

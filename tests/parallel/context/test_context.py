@@ -163,3 +163,25 @@ def test_what_is_refused():
                     engine.step([(tokens, tokens)] * count)
 
     run_threads(4, rank)
+
+
+class Failing(RingAttention):
+    fails = True
+
+    def _scores(self, q, keys, block):
+        if self.fails:
+            raise ValueError("no scores today")
+        return super()._scores(q, keys, block)
+
+
+def test_an_error_leaves_no_receive_behind():
+    def rank(comm):
+        odd = np.ones((2, 3, HEADS * 3 * WIDTH), "f4")
+        layer = RingAttention(HEADS, WIDTH, KEY, context=Context(comm, "zigzag"))
+        with pytest.raises(ArgumentError, match="3 positions on each of 2 context-parallel"):
+            layer.forward({}, odd)
+        with pytest.raises(ValueError, match="no scores"):
+            Failing(HEADS, WIDTH, KEY, context=Context(comm, "ring")).forward({}, odd)
+        assert not [work for work in comm._session.under_way if not work._sends]
+
+    run_threads(2, rank)

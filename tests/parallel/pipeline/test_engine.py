@@ -212,6 +212,8 @@ def make(comm, network=None, loss=None, **settings):
         ({"micro_batches": 0}, ScheduleError, "2 stages and 0 micro-batches"),
         ({"micro_batches": 3}, ArgumentError, "4 micro-batches, for a pipeline of 3"),
         ({"cut": ["layer9"]}, ArgumentError, "expected the names of 1 layers in their order"),
+        ({"cut": "evenly"}, ArgumentError, "cut='evenly'; accepted: parameters, time, a list"),
+        ({"cut": "time"}, ArgumentError, "cannot be timed: rank 0 has sample: none: cut='time'"),
         ({"schedule": "interleaved:3"}, ArgumentError, "needs at least 6 layers; the model has 3"),
         ({"loss": 3}, ArgumentError, "loss=3; expected a loss"),
     ],
@@ -244,7 +246,7 @@ def test_errors_of_layers_tell_stage_micro_batch_and_layer():
     found = run_threads(2, lambda comm: failing(comm, Sequential(layers), **cut))
     assert found[1][1] == "stage 1, B of micro-batch 0, chunk 1, layer odd: no gradient today"
     assert "no gradient today" in found[0][1]  # as the reason why its peer has left
-    place = "RECV of dx of micro-batch 0, chunk 1, from stage 1"
+    place = "RECV of dx of micro-batch 0, chunk 1, layer fine, from stage 1"
     assert sys.version_info < (3, 11) or f"in the pipeline: stage 0, {place}" in found[0][2]
 
 
@@ -328,9 +330,37 @@ def test_a_dead_stage_is_lost_everywhere_within_a_second():
 )
 def test_cuts_are_balanced(sizes, chunks, expected):
     names = [f"l{i}" for i in range(len(sizes))]
-    starts = cut_units(names, sizes, chunks, None)
+    starts = cut_units(names, sizes, chunks, "parameters")
     sums = [sum(sizes[a:b]) for a, b in zip(starts, [*starts[1:], None], strict=True)]
     best = [sum(sizes[a:b]) for a, b in zip(expected, [*expected[1:], None], strict=True)]
     assert max(sums) == max(best)
     assert len(starts) == chunks
     assert cut_units(names, sizes, chunks, [names[i] for i in expected[1:]]) == expected
+
+
+class Slow(ReLU):
+    """Takes its time, more of it on one rank."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def forward(self, params, x):
+        time.sleep(self.seconds)
+        return super().forward(params, x)
+
+
+def test_a_cut_by_time_is_the_same_on_all_ranks():
+    def rank(comm):
+        slow = [0.001, 0.001, 0.02 + 0.01 * (comm.rank == 1), 0.001]
+        layers = [*model(1).layers, *((f"slow{i}", Slow(s)) for i, s in enumerate(slow))]
+        more = {"micro_batches": 2, "cut": "time", "sample": batch(0, 0, 1)[0]}
+        with (
+            Mesh(comm, pp=3) as mesh,
+            Pipeline(Sequential(layers), CrossEntropy(), mesh, **more) as engine,
+        ):
+            engine.step(batch(0, 0, 2))
+            return engine.cuts
+
+    cuts = run_threads(3, rank)
+    assert cuts[0] == cuts[1] == cuts[2]
+    assert ("slow2",) in cuts[0]

@@ -1,0 +1,108 @@
+"""Arrays go from stage to stage in the background, and an error leaves none on its way."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from pycoll.errors import CollError, CommClosed
+from pycoll.parallel import Ledger, Mesh, Pipeline
+from pycoll.parallel.channels import Channel
+from pycoll.parallel.nn import CrossEntropy, Linear, ReLU, Sequential
+from pycoll.parallel.pipeline.transfers import MOST_SENDS, Transfers
+from pycoll.parallel.random import Key
+from pycoll.testing import run_threads
+
+SHAPES = [(3,), (3,), (2, 5), (1 << 21,), (1 << 21,), (7,), (0, 4), (7,)]  # 8 MiB: no mailbox
+
+
+def arrays():
+    return [np.full(shape, i, ("f4", "f8")[i % 4 == 3]) for i, shape in enumerate(SHAPES)]
+
+
+@pytest.mark.parametrize("early", [0, 3])
+def test_a_guess_of_the_shape_may_be_wrong(early):
+    def rank(comm):
+        transfers = Transfers(Channel(comm, "pp", Ledger()), Ledger())
+        if comm.rank == 0:
+            for i, x in enumerate(arrays()):
+                transfers.post(x, 1, 2 * i, number=i)
+            return transfers.finish()
+        for i, x in enumerate(arrays()):
+            for tag in range(i, min(i + early, len(SHAPES))):
+                transfers.expect(0, 2 * tag, "kind")
+            found, number = transfers.receive(0, 2 * i, kind="kind")
+            assert (number, found.dtype, found.shape) == (i, x.dtype, x.shape)
+            np.testing.assert_array_equal(found, x)
+
+    run_threads(2, rank)
+
+
+def test_so_many_are_on_their_way_and_no_more():
+    def rank(comm):
+        ledger = Ledger()
+        transfers = Transfers(Channel(comm, "pp", ledger), ledger)
+        if comm.rank == 0:
+            start = time.monotonic()
+            for i in range(MOST_SENDS):  # each is larger than a mailbox
+                transfers.post(np.full(1 << 21, i, "f4"), 1, 2 * i)
+            early = time.monotonic() - start
+            transfers.post(np.zeros(1), 1, 2 * MOST_SENDS)
+            transfers.finish()
+            return early, ledger.waits["pipeline"]
+        time.sleep(0.5)
+        for i in range(MOST_SENDS + 1):
+            assert (transfers.receive(0, 2 * i)[0] == i % MOST_SENDS).all()
+
+    early, waited = run_threads(2, rank)[0]
+    assert early < 0.4 < waited + early
+
+
+def test_an_error_of_a_send_says_what_was_sent():
+    def rank(comm):
+        transfers = Transfers(Channel(comm, "pp", Ledger()), Ledger())
+        if comm.rank == 0:
+            transfers.post(np.zeros(1 << 21), 1, 0, place="SEND of x of micro-batch 7")
+            with pytest.raises(CollError) as caught:
+                transfers.finish()
+            assert sys.version_info < (3, 11) or "micro-batch 7" in caught.value.__notes__[0]
+        else:
+            time.sleep(0.1)
+
+    run_threads(2, rank)
+
+
+class Faulty(Linear):
+    def backward_input(self, params, saved, dy):
+        raise ValueError("no gradient today")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "pipedream"])
+def test_an_error_leaves_nothing_on_its_way(schedule):
+    """Even if the rank with the error keeps it to itself: the others do not wait for it."""
+
+    def rank(comm):
+        key, found = Key(0), []
+        layers = [("in", Linear(8, 8, key)), ("relu", ReLU()), ("odd", Faulty(8, 8, key))]
+        rng = np.random.default_rng(0)
+        batch = [(rng.standard_normal((5, 8)).astype("f4"), rng.integers(0, 8, 5))] * 6
+        with Mesh(comm, pp=2) as mesh:
+            engine = Pipeline(Sequential(layers), CrossEntropy(), mesh, schedule, 6, ["odd"])
+            session = engine.groups.pipeline.comm._session
+
+            def train():
+                for _ in range(2):
+                    engine.step(batch)
+
+            with pytest.raises((CollError, ValueError), match="no gradient today"):
+                train()
+            with pytest.raises(CollError) as caught:
+                engine.step(batch)
+            found = len(session.under_way), caught.type, mesh.world.all_reduce(np.ones(1))[0]
+        return found
+
+    for left, kind, ranks in run_threads(2, rank):
+        assert left == 0
+        assert schedule == "pipedream" or kind is CommClosed
+        assert ranks == 2  # the communicators of the program go on
