@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -225,5 +226,5 @@ class Bucket:
 def update_all(buckets: Sequence[Bucket], step: int, lr: float, scale: float) -> None:
     """Update buckets, in the order in which the layers need them; see `Bucket.update`."""
     order = buckets[::-1]
-    for bucket, following in zip(order, [*order[1:], None], strict=True):
+    for bucket, following in zip_longest(order, order[1:]):
         bucket.update(step, lr, scale, following)

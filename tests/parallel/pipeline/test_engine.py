@@ -364,3 +364,18 @@ def test_a_cut_by_time_is_the_same_on_all_ranks():
     cuts = run_threads(3, rank)
     assert cuts[0] == cuts[1] == cuts[2]
     assert ("slow2",) in cuts[0]
+
+
+def test_a_stage_without_parameters():
+    def rank(comm, pp, cut):
+        layers = [*model(1).layers, ("relu1", ReLU()), ("relu2", ReLU())]
+        more = {"micro_batches": 2, "cut": cut, "offload": "all"}
+        with (
+            Mesh(comm, pp=pp) as mesh,
+            Pipeline(Sequential(layers), CrossEntropy(), mesh, **more) as engine,
+        ):
+            return train(engine, 0, 2, 3)
+
+    expected = run_threads(1, rank, 1, [])[0]
+    for found in run_threads(3, rank, 3, ["relu1", "relu2"]):
+        same(found, expected)
