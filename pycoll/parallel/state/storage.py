@@ -40,7 +40,7 @@ class Storage:
             self.file = os.dup(file.fileno())
         weakref.finalize(self, os.close, self.file).atexit = False
         self._thread = ThreadPoolExecutor(1, "pycoll-storage")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a block may be released while another one is reserved
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._end = 0
 
