@@ -50,12 +50,13 @@ def run(engine, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("meshes", nargs="+", help="sizes of dp and pp, such as 2x2")
+    parser.add_argument("--zero", type=int, nargs="+", default=range(4), help="ZeRO stages (all)")
     parser.add_argument("--all", action="store_true", help="recompute and offload, each with each")
     args = parser.parse_args()
     for name in args.meshes:
         dp, pp = map(int, name.split("x"))
         start, runs = time.monotonic(), 0
-        for zero in range(4):
+        for zero in args.zero:
             ranks = dp if zero > 1 else 1
             log, expected = run_threads(ranks, reference, dp, zero)[0]
             for at, schedule in enumerate(SYNCHRONOUS):
