@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,6 +44,10 @@ def batch(step, place, m):
     return [(each, rng.integers(0, WIDTH, BATCH)) for each in x]
 
 
+def trained(ranks, steps, **options):
+    return run_threads(ranks, partial(train, steps=steps, **options))
+
+
 def train(comm, steps, pp=1, schedule="1f1b", m=3, **options):
     """Return losses, parameters and states, by name."""
     more = {"optimizer": AdamW(lr=1e-2), "bucket_bytes": 30_000, **options}
@@ -66,8 +71,8 @@ def same(found, expected):
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_fifty_steps_have_the_same_bits(zero):
     more = {"precision": ("fp32", "bf16")[zero % 2], "recompute": ("none", 2)[zero // 2]}
-    expected = run_threads(2, train, 50, zero=zero, **more)
-    found = run_threads(2, train, 50, zero=zero, offload="all", **more)
+    expected = trained(2, 50, zero=zero, **more)
+    found = trained(2, 50, zero=zero, offload="all", **more)
     for each, other in zip(found, expected, strict=True):
         same(each, other)
         assert each[2]["optimizer"] >= 2 * 4 * 4 * WIDTH * WIDTH // (2 if zero else 1)
@@ -87,8 +92,8 @@ def test_fifty_steps_have_the_same_bits(zero):
 def test_pipelines_have_the_same_bits(dp, schedule, offload, zero):
     steps = 50 if schedule == "1f1b" else 5
     more = {"pp": 2, "schedule": schedule, "zero": zero}
-    expected = run_threads(2 * dp, train, steps, **more)
-    for each in run_threads(2 * dp, train, steps, offload=offload, **more):
+    expected = trained(2 * dp, steps, **more)
+    for each in trained(2 * dp, steps, offload=offload, **more):
         same(each, expected[0])
 
 
