@@ -113,15 +113,8 @@ def slowest(comm, found):
     return comm.all_reduce(np.median(found, axis=0), "max").tolist()
 
 
-def theirs(comm, name, features):
-    """Return the same of PyTorch; None without PyTorch."""
-    try:
-        import torch
-        import torch.distributed as dist
-        from torch.distributed import pipelining
-    except ImportError:
-        return None
-    slept = [0.0]
+def torch_stage(torch, slept):
+    """Return a module that sleeps as a stage does; adds to ``slept[0]`` how long."""
 
     def sleep(seconds):
         began = time.perf_counter()
@@ -147,11 +140,25 @@ def theirs(comm, name, features):
         def forward(self, x):
             return Function.apply(x, self.weight)
 
+    return Stage()
+
+
+def theirs(comm, name, features):
+    """Return the same of PyTorch; None without PyTorch."""
+    try:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed import pipelining
+    except ImportError:
+        return None
+    slept = [0.0]
     place = f"{tempfile.gettempdir()}/pipelines-{int(comm.broadcast(np.array([os.getpid()]))[0])}"
     dist.init_process_group(
         "gloo", init_method=f"file://{place}", rank=comm.rank, world_size=STAGES
     )
-    stage = pipelining.PipelineStage(Stage(), comm.rank, STAGES, torch.device("cpu"))
+    stage = pipelining.PipelineStage(
+        torch_stage(torch, slept), comm.rank, STAGES, torch.device("cpu")
+    )
     make = getattr(pipelining.schedules, OTHERS[name])
     schedule = make(stage, MICRO_BATCHES, lambda y, targets: y.sum())
     x = torch.ones(SAMPLES * MICRO_BATCHES, features)

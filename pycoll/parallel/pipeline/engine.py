@@ -24,8 +24,7 @@ from pycoll.parallel.engine.passes import Passes, Sample
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss, Model
 from pycoll.parallel.pipeline.asynchronous import Stream, check_options
-from pycoll.parallel.pipeline.cuts import Cut, checked, cut_units
-from pycoll.parallel.pipeline.layer_times import layer_times
+from pycoll.parallel.pipeline.cuts import Cut, checked, cut_units, layer_times
 from pycoll.parallel.pipeline.program import Program, Schedule
 from pycoll.parallel.pipeline.proof import prove
 from pycoll.parallel.pipeline.registry import find
@@ -83,13 +82,11 @@ class Pipeline(DataParallel):
             model: Layers; see `pycoll.parallel.nn.layer`.
             loss: The loss to minimize.
             mesh: The ranks; stages lie along ``pp``.
-            schedule: A schedule, or the name of one: ``naive``, ``gpipe``, ``1f1b``,
-                ``interleaved:2``, ``zb_h1``, ``zb_v``, ``dualpipe_v``; without a flush
-                ``pipedream``, ``pipedream_sync``, ``2bw``.
+            schedule: A schedule, or the name of one: ``1f1b``, ``interleaved:2``, ``pipedream``,
+                ...; see docs/pipelines.md.
             micro_batches: Micro-batches of a step, on each rank.
-            cut: ``"parameters"``, or None: chunks get nearly equal numbers of parameters;
-                ``"time"``: they take nearly equal time; or names of the layers that begin the
-                second and later chunks.
+            cut: Chunks have nearly equal ``"parameters"`` (or None) or take nearly equal
+                ``"time"``; or names of the layers that begin the second and later ones.
             options: Settings; by default those of `Options`.
             sample: With ``cut="time"``: the micro-batch on which every layer is timed.
             changes: Settings by name, which override `options`.
@@ -110,8 +107,7 @@ class Pipeline(DataParallel):
             check_options(chosen.name, given)
         self.program: Program = prove(chosen.program(mesh.size("pp"), micro_batches)).program
         self.stage = mesh.coordinate("pp")
-        cut = checked(cut)
-        self._cut, self._sample, self._loss = cut, sample, loss
+        self._cut, self._sample, self._loss = checked(cut), sample, loss
         super().__init__(model, loss, mesh, given)
         self.transfers = Transfers(self.groups.pipeline, self.ledger)
         for tie in self._joins:
