@@ -131,9 +131,10 @@ docs: $(VENV)/installed  ## build the documentation as a site, in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 	@echo "to read it: python3 -m http.server -d build/site"
 
-lint: $(VENV)/installed  ## check style: ruff and clang-format
+lint: $(VENV)/installed  ## check style and types: ruff, mypy and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: $(VENV)/installed  ## rewrite the sources in the style that lint checks

@@ -9,32 +9,35 @@ import os
 import signal
 
 import numpy as np
+from numpy.typing import NDArray
 
 import pycoll
 
 STEPS, ROWS, RATE = 100, 4096, 0.1
+Array = NDArray[np.float64]
 
 
-def data():
+def data() -> tuple[Array, Array]:
     """Return inputs ``[ROWS, 3]`` and targets; the same on every rank."""
     random = np.random.default_rng(0)
     x = random.normal(size=(ROWS, 3))
     return x, x @ np.array([1.0, -2.0, 3.0])
 
 
-def gradient(comm, x, y, w):
+def gradient(comm: pycoll.Communicator, x: Array, y: Array, w: Array) -> Array:
     """Return the gradient of the mean squared error over all rows, each rank doing its share."""
     x, y = x[comm.rank :: comm.world_size], y[comm.rank :: comm.world_size]
-    return comm.all_reduce(2 * x.T @ (x @ w - y)) / ROWS
+    mine: Array = 2 * x.T @ (x @ w - y) / ROWS
+    return comm.all_reduce(mine)
 
 
-def agree(comm, history):
+def agree(comm: pycoll.Communicator, history: list[Array]) -> None:
     """Drop what not every rank has: one may have finished a step in which another one failed."""
     steps = int(comm.all_reduce(np.array(len(history)), "min"))
     del history[steps:]
 
 
-def main():
+def main() -> None:
     """Train."""
     comm = pycoll.init()
     name, victims, fresh = comm.rank, {30: 1, 60: comm.world_size - 1}, False

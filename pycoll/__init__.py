@@ -29,7 +29,7 @@ from pycoll.errors import (
 
 try:
     importlib.import_module("pycoll._C")  # alone, so that the reason of a failure is its own
-    from pycoll.comm import ANY, Communicator, Grid, MessageInfo, Work, wait_all, wait_any
+    from pycoll.comm import ANY, Communicator, Grid, MessageInfo, Window, Work, wait_all, wait_any
     from pycoll.start import from_mpi, init, virtual_ranks
 except ImportError as _error:  # the engine is missing or broken; `pycoll doctor` has to work
     _failure = _error
@@ -65,6 +65,7 @@ __all__ = [
     "Revoked",
     "ScheduleError",
     "TransportError",
+    "Window",
     "Work",
     "from_mpi",
     "init",

@@ -274,6 +274,6 @@ def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], def
     try:
         return parse(text)
     except ValueError as error:  # ArgumentError is one
-        kinds = {float: "a number", int: "an integer"}
+        kinds: dict[Any, str] = {float: "a number", int: "an integer"}
         kind = kinds.get(parse, "a number of bytes such as 64K")
         raise ArgumentError(f"{name}={text!r} in the environment, expected {kind}") from error

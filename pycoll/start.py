@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,9 @@ from pycoll.config import Config, Launch, environment
 from pycoll.errors import ArgumentError, CollError
 from pycoll.runtime.selection.measured_choices import agree
 from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.sessions.shared_use import joined, valid
 from pycoll.runtime.startup import mpi
-from pycoll.runtime.startup.bootstrap import discover, launched_by_us
+from pycoll.runtime.startup.bootstrap import Place, discover, launched_by_us
 from pycoll.runtime.startup.make_groups import decline
 from pycoll.runtime.startup.meeting import Link
 from pycoll.runtime.startup.one_host import take_place
@@ -32,15 +34,19 @@ def init(
     device_transport: str | None = None,
     device_heap_bytes: int | None = None,
     single_copy: str | None = None,
-    tuning: str | os.PathLike | None = None,
+    tuning: str | os.PathLike[str] | None = None,
 ) -> Communicator:
     """Join the job of this process and return its communicator.
 
-    Under ``pycoll run -n N`` or an MPI launcher there are N ranks; a process started alone is a
-    world of one rank. With several ranks this is a collective of all of them. In a job of ``pycoll
-    run --elastic`` a process that is started later comes into the communicator that the others make
-    by `Communicator.grow`. Settings that are
-    left out come from the environment, such as ``PYCOLL_HEAP_BYTES=64G``, or are the defaults.
+    Under ``pycoll run -n N``, an MPI launcher, torchrun or Slurm there are N ranks; a process
+    started alone is a world of one rank. With several ranks this is a collective of all of them. In
+    a job of ``pycoll run --elastic`` a process that is started later comes into the communicator
+    that the others make by `Communicator.grow`. Settings that are left out come from the
+    environment, such as ``PYCOLL_HEAP_BYTES=64G``, or are the defaults.
+
+    While that communicator is open, another call returns another object for it, and is no
+    collective: so a program and its libraries can all call it. It closes with the last of them, or
+    when an exception leaves a ``with``. `Communicator.dup` gives traffic of one's own.
 
     Args:
         timeout: Seconds until a call, or this, raises `CollTimeout`: ``PYCOLL_TIMEOUT`` or 300.
@@ -55,9 +61,10 @@ def init(
 
     Raises:
         TransportError, PeerLeft: If the process, or another rank, cannot join; says why.
-        ArgumentError: If a setting or a variable of the environment has no usable value.
+        ArgumentError: If a setting or a variable of the environment has no usable value, or not
+            that with which this process has joined before.
     """
-    config = _configure(
+    session = _session(
         timeout_s=timeout,
         heap_bytes=heap_bytes,
         cell_bytes=cell_bytes,
@@ -67,10 +74,33 @@ def init(
         single_copy=single_copy,
         tuning=tuning,
     )
-    comm = None if launched_by_us() else mpi.world()
-    if comm is not None:
-        return Communicator(agree(mpi.connect(comm, config)))
-    return Communicator(_join_host(_usable(config)))
+    return Communicator(session)
+
+
+def _session(**given: Any) -> Session:
+    """Return what this process has joined before, or join with these settings."""
+    session = joined().session
+    if session is not None:
+        joined().check(_configure(lambda: joined().config, given))
+        return session
+    return joined().remember(*_join(_configure(Config.from_env, given)))
+
+
+def _join(config: Config | ArgumentError) -> tuple[Session, Config]:
+    """Join the job, by whatever has started it; return the settings, too, which are valid then."""
+    ours = launched_by_us()
+    place = None if ours else Place.from_env(environment())
+    if place is not None and not mpi.serves(place.size):
+        from pycoll.runtime.startup import tcp_job  # takes long to import
+
+        session = agree(tcp_job.join(place, config))
+        return session, valid(config)
+    comm = None if ours else mpi.world()
+    if comm is None:
+        usable = _usable(config)
+        return _join_host(usable), usable
+    session = agree(mpi.connect(comm, config))
+    return session, valid(config)
 
 
 def _usable(config: Config | ArgumentError) -> Config:
@@ -118,7 +148,7 @@ def from_mpi(
     *,
     timeout: float | None = None,
     transport: str | None = None,
-    tuning: str | os.PathLike | None = None,
+    tuning: str | os.PathLike[str] | None = None,
 ) -> Communicator:
     """Return a communicator of the ranks of an mpi4py communicator; a collective of all of them.
 
@@ -134,7 +164,8 @@ def from_mpi(
         CollTimeout: If other ranks have not called this within the time limit.
         TransportError: If MPI cannot be used.
     """
-    config = _configure(timeout_s=timeout, transport=transport, tuning=tuning)
+    given = dict(timeout_s=timeout, transport=transport, tuning=tuning)
+    config = _configure(Config.from_env, given)
     return Communicator(agree(mpi.connect(comm, config)))
 
 
@@ -153,13 +184,13 @@ def virtual_ranks(n: int, device: int = 0) -> VirtualRanks:
     return VirtualRanks(n, device)
 
 
-def _configure(**given: Any) -> Config | ArgumentError:
+def _configure(base: Callable[[], Config], given: dict[str, Any]) -> Config | ArgumentError:
     """Return the settings, or what is wrong with them: under MPI all ranks have to hear of that."""
     wanted = {k: v for k, v in given.items() if v is not None}
     try:
         if "tuning" in wanted:
             wanted["tuning"] = os.fspath(wanted["tuning"])
-        return replace(Config.from_env(), **wanted)
+        return replace(base(), **wanted)
     except ArgumentError as error:
         return error
     except TypeError as error:

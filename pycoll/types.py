@@ -108,11 +108,18 @@ def reduce_op(name: object) -> ReduceOp:
     """
     if isinstance(name, str) and name in _OPS:
         return _OPS[name]
+    if callable(name):
+        raise ArgumentError(
+            f"op={name!r} is a function; all_reduce, reduce, reduce_scatter, scan and exscan take "
+            f"one, on host arrays; accepted here: {', '.join(_OPS)}"
+        )
     import difflib  # takes long, and seldom is a name unknown
 
     close = difflib.get_close_matches(str(name).lower(), _OPS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ArgumentError(f"op={name!r} is not known; accepted: {', '.join(_OPS)}{hint}")
+    raise ArgumentError(
+        f"op={name!r} is not known; accepted: {', '.join(_OPS)}, and functions of two arrays{hint}"
+    )
 
 
 class Kind(IntEnum):

@@ -6,7 +6,7 @@ import pycoll
 
 comm = pycoll.init()
 grid = comm.grid((comm.world_size,))
-rows, columns = 6, 16
+rows, columns, change = 6, 16, 0.0
 plate = np.zeros((rows + 2, columns))
 if comm.rank == 0:
     plate[0] = 100.0

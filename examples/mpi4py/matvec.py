@@ -5,7 +5,7 @@ import numpy as np
 import pycoll
 
 with pycoll.init() as comm:
-    rows = 3
+    rows, square = 3, 0.0
     n = rows * comm.world_size
     first = comm.rank * rows
     a = 1.0 / (1 + np.abs(np.arange(first, first + rows)[:, None] - np.arange(n)))

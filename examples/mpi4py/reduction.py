@@ -5,7 +5,7 @@ import numpy as np
 import pycoll
 
 
-def merge(a, b):
+def merge(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Merge (count, mean, sum of squared deviations) of two sets: associative, not commutative."""
     count = a[0] + b[0]
     delta = b[1] - a[1]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from pycoll.cli.common.arguments import check_writable
 from pycoll.cli.job.elastic import ElasticJob
-from pycoll.cli.job.processes import FORWARDED, Job
+from pycoll.cli.job.hosts import HostsJob
+from pycoll.cli.job.processes import Job
+from pycoll.cli.job.wakeup import woken_by_signals
 from pycoll.config import Config, environment
 from pycoll.errors import ArgumentError
 from pycoll.runtime.startup.room import check_job
@@ -28,9 +28,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add ``run`` to the command line."""
     parser = subparsers.add_parser(
         "run",
-        help="start the ranks of a job on this host",
-        usage="pycoll run -n N [--timeout S] [--tag-output] [--keep-going | --elastic] "
-        "[--trace DIR] (script.py | -m module | python -c program) [args ...]",
+        help="start the ranks of a job",
+        usage="pycoll run -n N [--hosts A,B] [--timeout S] [--tag-output] "
+        "[--keep-going | --elastic] [--trace DIR] "
+        "(script.py | -m module | python -c program) [args ...]",
         description="Start N processes that run one script. The first failure ends the job, unless "
         "it is to keep going, and so does the end of the launcher; its exit status is that of the "
         "rank that failed first. A signal is passed on to the ranks: those that still run half a "
@@ -43,6 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help=f"number of ranks, at most {MAX_RANKS}; with --elastic also from..to, such as 2..8",
     )
+    _add_hosts(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument("--tag-output", action="store_true", help="print [rank] before each line")
     parser.add_argument(
@@ -68,6 +70,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="run a module")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hosts",
+        metavar="A,B",
+        help="start the ranks on these hosts, in blocks: over ssh, with pycoll at the same place",
+    )
+    parser.add_argument(
+        "--rsh", default="ssh", metavar="CMD", help="with --hosts: what to use in place of ssh"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -101,10 +114,14 @@ def main(args: argparse.Namespace) -> int:
         raise ArgumentError(
             "PYCOLL_TRANSPORT is mpi: start the ranks with mpiexec, not with `pycoll run`"
         )
-    check_job(most, config)
-    with _woken_by_signals() as wakeup:
-        if args.elastic:
-            job: Job = ElasticJob(least, most, restarts, args.timeout, wakeup)
+    hosts = _hosts(args, most)
+    check_job(1 if hosts else most, config)
+    with woken_by_signals() as wakeup:
+        job: Job | HostsJob
+        if hosts:
+            job = HostsJob(hosts, most, args.rsh, args.timeout, wakeup)
+        elif args.elastic:
+            job = ElasticJob(least, most, restarts, args.timeout, wakeup)
         else:
             job = Job(most, args.timeout, wakeup, args.keep_going)
         try:
@@ -121,8 +138,24 @@ def main(args: argparse.Namespace) -> int:
 def main_of_pycoll(n: int, words: list[str]) -> int:
     """Run a command of pycoll with n ranks, whatever the current directory has of that name."""
     usual = {"timeout": None, "tag_output": False, "keep_going": False, "module": None}
-    usual |= {"elastic": False, "restarts": None, "trace": None}
+    usual |= {"hosts": None, "rsh": "", "elastic": False, "restarts": None, "trace": None}
     return main(argparse.Namespace(n=(n, n), script=[_RANK_PYCOLL, *words], **usual))
+
+
+def _hosts(args: argparse.Namespace, n: int) -> list[str]:
+    """Return the hosts of a job on several; none for one that stays here."""
+    if args.hosts is None:
+        return []
+    hosts = args.hosts.split(",")
+    if not all(hosts) or len(set(hosts)) < len(hosts):
+        raise ArgumentError(f"--hosts is {args.hosts!r}, expected different names, as in a,b")
+    if any(host.startswith("-") for host in hosts):
+        raise ArgumentError(f"--hosts is {args.hosts!r}; a host has no name like an option")
+    if n < len(hosts):
+        raise ArgumentError(f"-n is {n}, expected at least a rank for each of {len(hosts)} hosts")
+    if args.elastic or args.keep_going:
+        raise ArgumentError("--elastic and --keep-going are for ranks of one host, not for --hosts")
+    return hosts
 
 
 def _number_of_ranks(text: str) -> tuple[int, int]:
@@ -166,22 +199,3 @@ def _without_python(python: str, *words: str) -> list[str]:
             f"after {python!r}: expected {text}, got {' '.join(words) or 'nothing'}"
         )
     return list(words)
-
-
-@contextlib.contextmanager
-def _woken_by_signals() -> Iterator[int]:
-    """Yield a descriptor from which the numbers of arriving signals can be read."""
-    read_end, write_end = os.pipe()
-    for fd in (read_end, write_end):
-        os.set_blocking(fd, False)
-    wanted = [s for s in FORWARDED if signal.getsignal(s) != signal.SIG_IGN]  # as nohup sets it
-    before = {s: signal.signal(s, lambda *_: None) for s in (*wanted, signal.SIGCHLD)}
-    old_wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    try:
-        yield read_end
-    finally:
-        signal.set_wakeup_fd(old_wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        os.close(read_end)
-        os.close(write_end)

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pycoll.comm.grid import Grid, complete
 from pycoll.comm.growing import GrowingJob
-from pycoll.comm.memory import SymmetricMemory
 from pycoll.comm.messages import Messages
 from pycoll.comm.objects import Objects
 from pycoll.comm.observation import Observation
-from pycoll.comm.reductions import MoreReductions, Op
+from pycoll.comm.reductions import MoreReductions
+from pycoll.comm.signatures import (
+    Op,
+    broadcasting,
+    gathering,
+    moving,
+    reducing,
+    reducing_to_root,
+    scattering,
+)
 from pycoll.comm.v_variants import RaggedCollectives
+from pycoll.comm.windows import Windows
 from pycoll.cuda import open_device
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, CommClosed
 from pycoll.observe.attach import attach
 from pycoll.runtime.calls.methods import CallOptions, ReduceOptions, collective, reports_misuse
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.calls.work import BoundPlan, Work
 from pycoll.runtime.sessions.health import Health, check
 from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.sessions.shared_use import end_use, is_open, joined
 from pycoll.runtime.sessions.shrink import shrink
 from pycoll.runtime.startup.make_groups import split
 from pycoll.schedule.ir import Algorithm
@@ -37,7 +47,7 @@ elif TYPE_CHECKING:
 
 
 class Communicator(
-    SymmetricMemory, RaggedCollectives, GrowingJob, MoreReductions, Messages, Objects, Observation
+    Windows, RaggedCollectives, GrowingJob, MoreReductions, Messages, Objects, Observation
 ):
     """A group of ranks that communicate.
 
@@ -74,10 +84,16 @@ class Communicator(
         """Wrap a session; see `pycoll.init`."""
         self._session = session
         self._fast = session.fast
+        session.users.add(self)
         session.open_device = open_device
         session.for_users = True
         session.can_shrink = session.control is not None
         attach(session)
+
+    @cached_property
+    def _fast(self) -> Any:
+        """What runs calls: in the object from the beginning, and to its end."""
+        raise CommClosed(self._session.closed_because)
 
     @property
     def rank(self) -> int:
@@ -100,7 +116,7 @@ class Communicator(
     def __reduce__(self) -> Any:
         raise TypeError("a communicator cannot be copied or pickled; dup() makes another one")
 
-    @collective(Kind.ALL_REDUCE)
+    @reducing(Kind.ALL_REDUCE)
     def all_reduce(
         self,
         x: Any,
@@ -136,7 +152,7 @@ class Communicator(
             The combined array, bit-identical on all ranks.
         """
 
-    @collective(Kind.REDUCE_SCATTER)
+    @reducing(Kind.REDUCE_SCATTER)
     def reduce_scatter(
         self, x: Any, op: Op = "sum", *, out: Any = None, **options: Unpack[ReduceOptions]
     ) -> Any:
@@ -145,7 +161,7 @@ class Communicator(
         ``op`` and ``order`` are those of `all_reduce`.
         """
 
-    @collective(Kind.REDUCE)
+    @reducing_to_root(Kind.REDUCE)
     def reduce(
         self,
         x: Any,
@@ -160,11 +176,11 @@ class Communicator(
         ``op`` and ``order`` are those of `all_reduce`.
         """
 
-    @collective(Kind.ALL_GATHER)
+    @moving(Kind.ALL_GATHER)
     def all_gather(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
         """Concatenate all arrays along the first axis: ``[k, ...]`` -> ``[n * k, ...]``."""
 
-    @collective(Kind.BROADCAST, in_place=True)
+    @broadcasting(Kind.BROADCAST, in_place=True)
     def broadcast(
         self, x: Any, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
     ) -> Any:
@@ -178,13 +194,13 @@ class Communicator(
                 is not the root, and there is no ``out``.
         """
 
-    @collective(Kind.GATHER)
+    @gathering(Kind.GATHER)
     def gather(
         self, x: Any, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
     ) -> Any:
         """Concatenate all arrays on the root: ``[k, ...]`` -> ``[n * k, ...]``; others get None."""
 
-    @collective(Kind.SCATTER)
+    @scattering(Kind.SCATTER)
     def scatter(
         self, x: Any = None, root: int = 0, *, out: Any = None, **options: Unpack[CallOptions]
     ) -> Any:
@@ -193,7 +209,7 @@ class Communicator(
         On ranks other than the root pass either ``out``, or an ``x`` that tells shape and dtype.
         """
 
-    @collective(Kind.ALL_TO_ALL)
+    @moving(Kind.ALL_TO_ALL)
     def all_to_all(self, x: Any, *, out: Any = None, **options: Unpack[CallOptions]) -> Any:
         """Send block j to rank j; block i of the result came from rank i.
 
@@ -280,7 +296,9 @@ class Communicator(
     @reports_misuse
     def dup(self) -> Communicator:
         """Make a communicator of the same ranks with traffic of its own; a collective."""
-        return self.split(0)
+        made = self.split(0)
+        assert made is not None
+        return made
 
     @reports_misuse
     def grid(self, shape: Sequence[int], *, periods: bool | Sequence[bool] = False) -> Grid:
@@ -333,15 +351,22 @@ class Communicator(
         Source: Bland, Bouteiller, Herault, Bosilca and Dongarra, "Post-failure recovery of MPI
         communication capability: design and rationale", IJHPCA 27(3), 2013 (revoke, shrink).
         """
-        return type(self)(shrink(self._session, timeout))
+        return type(self)(joined().follow(self._session, shrink(self._session, timeout)))
 
     def abort(self, reason: str = "abort was called") -> None:
         """Make every rank's present or next call raise `Revoked`; may be called from any thread."""
         self._session.abort(reason)
 
     def close(self) -> None:
-        """Leave the communicator and free its memory; not a collective, harmless if repeated."""
-        self._session.close()
+        """Leave the communicator and free its memory; not a collective, harmless if repeated.
+
+        Where others have it by `pycoll.init`, too, this object is closed, and the rank leaves when
+        the last of them closes it.
+        """
+        if is_open(self._session):
+            self._session = end_use(self._session, self)
+            if self._session.users:  # others go on
+                del self._fast
 
     def __enter__(self) -> Communicator:
         return self

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.messages import wait_all
 from pycoll.runtime.sessions.session import Session
+
+_A = TypeVar("_A", bound=Any)
 
 
 class Grid:
@@ -55,7 +57,7 @@ class Grid:
             ends.append(self.rank_at(place))
         return ends[0], ends[1]
 
-    def move(self, x: Any, axis: int, distance: int = 1, *, timeout: float | None = None) -> Any:
+    def move(self, x: _A, axis: int, distance: int = 1, *, timeout: float | None = None) -> _A:
         """Shift arrays along an axis, in place; ``x`` stays as it is where nothing comes.
 
         Args:
@@ -71,7 +73,7 @@ class Grid:
         self._session.sendrecv(x, dst, x, src, (axis, axis), timeout)
         return x
 
-    def halo(self, x: Any, width: int = 1, *, timeout: float | None = None) -> Any:
+    def halo(self, x: _A, width: int = 1, *, timeout: float | None = None) -> _A:
         """Fill the margins of an array from the arrays of the neighbours, corners too.
 
         Args:

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from pycoll.runtime.sessions.grow import grow
 from pycoll.runtime.sessions.session import Session
+from pycoll.runtime.sessions.shared_use import joined
 
 Job = TypeVar("Job", bound="GrowingJob")
 
@@ -48,7 +49,7 @@ class GrowingJob:
                 or the job is not elastic. The rank may go on.
             CommClosed: If this rank has closed or left the communicator.
         """
-        return type(self)(grow(self._session, timeout))
+        return type(self)(joined().follow(self._session, grow(self._session, timeout)))
 
     @property
     def can_grow(self) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pycoll.errors import ArgumentError
 from pycoll.runtime.sessions.session import Session
 
+_S = TypeVar("_S", bound=np.generic)
 KINDS = ("cpu", "cuda")  # of devices that have symmetric memory
 
 
@@ -23,6 +25,23 @@ class SymmetricMemory:
     """
 
     _session: Session
+
+    @overload
+    def empty(self, shape: int | Sequence[int], *, device: None = None) -> NDArray[np.float32]: ...
+
+    @overload
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: type[_S] | np.dtype[_S],
+        *,
+        device: None = None,
+    ) -> NDArray[_S]: ...
+
+    @overload
+    def empty(
+        self, shape: int | Sequence[int], dtype: Any = ..., *, device: str | None = None
+    ) -> Any: ...
 
     def empty(
         self, shape: int | Sequence[int], dtype: Any = np.float32, *, device: str | None = None
@@ -48,6 +67,23 @@ class SymmetricMemory:
             return self._session.device_side().empty(shape, dtype, device)
         return self._session.memory.empty(shape, dtype)
 
+    @overload
+    def zeros(self, shape: int | Sequence[int], *, device: None = None) -> NDArray[np.float32]: ...
+
+    @overload
+    def zeros(
+        self,
+        shape: int | Sequence[int],
+        dtype: type[_S] | np.dtype[_S],
+        *,
+        device: None = None,
+    ) -> NDArray[_S]: ...
+
+    @overload
+    def zeros(
+        self, shape: int | Sequence[int], dtype: Any = ..., *, device: str | None = None
+    ) -> Any: ...
+
     def zeros(
         self, shape: int | Sequence[int], dtype: Any = np.float32, *, device: str | None = None
     ) -> Any:
@@ -58,7 +94,7 @@ class SymmetricMemory:
         x.fill(0)
         return x
 
-    def empty_like(self, x: Any) -> np.ndarray:
+    def empty_like(self, x: Any) -> NDArray[Any]:
         """Allocate an array of the shape and dtype of an array; otherwise like `empty`."""
         like = np.asarray(x)
         return self._session.memory.empty(like.shape, like.dtype)

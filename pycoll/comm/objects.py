@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pycoll.comm.messages import ANY
 from pycoll.runtime.calls import objects
 from pycoll.runtime.calls.methods import reports_misuse
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
+
+_T = TypeVar("_T")
 
 
 class Objects:
@@ -36,8 +38,8 @@ class Objects:
 
     @reports_misuse
     def all_gather_object(
-        self, x: Any, *, pickle: bool = False, timeout: float | None = None
-    ) -> list[Any]:
+        self, x: _T, *, pickle: bool = False, timeout: float | None = None
+    ) -> list[_T]:
         """Return the list of the objects of all ranks, by rank, on every rank."""
         kind = Kind.ALL_GATHER_V
         found = objects.gather(self._session, kind, x, 0, pickle, timeout)

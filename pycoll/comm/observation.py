@@ -30,7 +30,7 @@ class Observation:
         return read(self._session)
 
     @contextmanager
-    def trace(self, folder: str | os.PathLike) -> Iterator[Path]:
+    def trace(self, folder: str | os.PathLike[str]) -> Iterator[Path]:
         """Write every call of this rank to a folder, for as long as the context lasts.
 
         All ranks should trace, to the same folder. ``pycoll report FOLDER`` reads it. A traced call

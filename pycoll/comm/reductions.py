@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pycoll.runtime.calls.methods import ReduceOptions, collective, reports_misuse
+from pycoll.comm.signatures import Op, reducing
+from pycoll.runtime.calls.methods import ReduceOptions, reports_misuse
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
@@ -17,15 +17,13 @@ if sys.version_info >= (3, 11):
 elif TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Op = str | Callable[[Any, Any], Any]
-
 
 class MoreReductions:
     """The methods of `pycoll.Communicator` for reductions over a part of the ranks, and places."""
 
     _session: Session
 
-    @collective(Kind.SCAN)
+    @reducing(Kind.SCAN)
     def scan(
         self, x: Any, op: Op = "sum", *, out: Any = None, **options: Unpack[ReduceOptions]
     ) -> Any:
@@ -35,7 +33,7 @@ class MoreReductions:
         loop, as of ``np.cumsum``.
         """
 
-    @collective(Kind.EXSCAN)
+    @reducing(Kind.EXSCAN)
     def exscan(
         self, x: Any, op: Op = "sum", *, out: Any = None, **options: Unpack[ReduceOptions]
     ) -> Any:

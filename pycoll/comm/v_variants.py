@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from pycoll.runtime.calls import v_variants
 from pycoll.runtime.calls.methods import reports_misuse
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
+
+Counts = Sequence[int] | np.ndarray[Any, np.dtype[Any]]
+_A = TypeVar("_A")
 
 
 class RaggedCollectives:
@@ -21,9 +26,10 @@ class RaggedCollectives:
     _session: Session
 
     @reports_misuse
-    def all_gather_v(self, x: Any, *, out: Any = None, timeout: float | None = None) -> Any:
+    def all_gather_v(self, x: _A, *, out: _A | None = None, timeout: float | None = None) -> _A:
         """Concatenate arrays whose first dimensions may differ; every rank gets the result."""
-        return v_variants.gather(self._session, Kind.ALL_GATHER_V, x, 0, out, timeout)
+        result: _A = v_variants.gather(self._session, Kind.ALL_GATHER_V, x, 0, out, timeout)
+        return result
 
     @reports_misuse
     def gather_v(
@@ -35,36 +41,39 @@ class RaggedCollectives:
     @reports_misuse
     def scatter_v(
         self,
-        x: Any,
-        counts: Sequence[int],
+        x: _A,
+        counts: Counts,
         root: int = 0,
         *,
-        out: Any = None,
+        out: _A | None = None,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> _A:
         """Give rank r the next ``counts[r]`` rows of the root's array; same counts everywhere.
 
         On other ranks ``x`` only tells dtype and shape of a row: an array of no rows will do.
         """
-        return v_variants.scatter(self._session, x, counts, root, out, timeout)
+        result: _A = v_variants.scatter(self._session, x, counts, root, out, timeout)
+        return result
 
     @reports_misuse
     def reduce_scatter_v(
         self,
-        x: Any,
-        counts: Sequence[int],
+        x: _A,
+        counts: Counts,
         op: str = "sum",
         *,
-        out: Any = None,
+        out: _A | None = None,
         order: str | None = None,
         timeout: float | None = None,
-    ) -> Any:
+    ) -> _A:
         """Combine all arrays; rank r gets the next ``counts[r]`` rows; same counts everywhere."""
-        return v_variants.reduce_scatter(self._session, x, counts, op, order, out, timeout)
+        result: _A = v_variants.reduce_scatter(self._session, x, counts, op, order, out, timeout)
+        return result
 
     @reports_misuse
     def all_to_all_v(
-        self, x: Any, counts: Sequence[int], *, out: Any = None, timeout: float | None = None
-    ) -> Any:
+        self, x: _A, counts: Counts, *, out: _A | None = None, timeout: float | None = None
+    ) -> _A:
         """Send the next ``counts[j]`` rows to rank j; get the rows from each rank, in order."""
-        return v_variants.all_to_all(self._session, x, counts, out, timeout)
+        result: _A = v_variants.all_to_all(self._session, x, counts, out, timeout)
+        return result

@@ -8,7 +8,7 @@ import pytest
 
 from pycoll.cli.job import processes as launcher
 from pycoll.cli.job.processes import Job
-from pycoll.cli.run import _woken_by_signals
+from pycoll.cli.job.wakeup import woken_by_signals
 
 IGNORE = """
 for number in (signal.SIGINT, signal.SIGTERM):
@@ -28,7 +28,7 @@ def run(jobs):
     """Return a function that runs two ranks here; it sends itself signals once both are up."""
 
     def run(body, *signals):
-        with _woken_by_signals() as wakeup:
+        with woken_by_signals() as wakeup:
             job = Job(2, 60.0, wakeup)
             try:
                 job.start([str(jobs.script(body))], tagged=False)

@@ -192,14 +192,13 @@ comm.barrier()
     )
 
 
-def test_a_second_place_is_refused(program):
+def test_a_job_is_joined_once(program):
     text = """
-comm = pycoll.init()
+pycoll.init().close()
 try:
     pycoll.init()
 except pycoll.TransportError as error:
     print(error, flush=True)
-comm.barrier()
 """
     status, out, _ = outcome(program(2, text))
     assert status == 0

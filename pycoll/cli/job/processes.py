@@ -44,6 +44,9 @@ class Job:
             saved if one ends well and none fails because of another.
     """
 
+    first = 0  # number in the whole job of the first rank here
+    gives_stdin = True  # rank 0 has the launcher's
+
     def __init__(
         self, world_size: int, timeout_s: float | None, wakeup: int, keep_going: bool = False
     ) -> None:
@@ -114,8 +117,8 @@ class Job:
         tagged: bool,
     ) -> subprocess.Popen:
         """Start a process; `place` are the variables that tell it its place, `fds` it inherits."""
-        modes = int(self._keep_going), int(not tagged)
-        numbers = (rank, os.getpid(), self._report, *modes)
+        modes, number = (int(self._keep_going), int(not tagged)), self.first + rank
+        numbers = (number, os.getpid(), self._report, *modes)
         variables = {**place, SECRET_VARIABLE: self._secret}
         if tagged:
             variables["PYTHONUNBUFFERED"] = "1"
@@ -124,7 +127,7 @@ class Job:
             [sys.executable, _RANK_MAIN, *map(str, numbers), *command],
             env={**environment(), **variables},
             pass_fds=(*fds, self._report),
-            stdin=None if rank == 0 else subprocess.DEVNULL,
+            stdin=None if rank == 0 and self.gives_stdin else subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
             start_new_session=True,  # the terminal's Ctrl-C reaches it once, by way of us
@@ -132,8 +135,8 @@ class Job:
         self._ranks[rank : rank + 1] = [process]
         self._running.add(rank)
         if process.stdout is not None and process.stderr is not None:
-            self._tag(TaggedStream(rank, process.stdout, sys.stdout.buffer))
-            self._tag(TaggedStream(rank, process.stderr, sys.stderr.buffer))
+            self._tag(TaggedStream(number, process.stdout, sys.stdout.buffer))
+            self._tag(TaggedStream(number, process.stderr, sys.stderr.buffer))
         return process
 
     def _tag(self, stream: TaggedStream) -> None:
@@ -297,7 +300,7 @@ class Job:
             return TIMEOUT_STATUS
         if not self._failed:
             return 128 + max(self._forwarded) if self._ended else 0
-        consequences = {r["rank"]: r["traceback"] for r in records if r["consequence"]}
+        consequences = {r["rank"] - self.first: r["traceback"] for r in records if r["consequence"]}
         causes = [rank for rank in self._failed if rank not in consequences]
         if not causes:  # nobody has shown a traceback
             sys.stderr.write(consequences[self._failed[0]])
@@ -310,7 +313,7 @@ class Job:
         return status if status > 0 else 128 - status
 
     def _outcome(self, rank: int) -> str:
-        return f"rank {rank} {end_of(self._ranks[rank].returncode)}"
+        return f"rank {self.first + rank} {end_of(self._ranks[rank].returncode)}"
 
 
 def end_of(status: int) -> str:

@@ -268,7 +268,7 @@ def gather(
 
 @in_parts
 def scatter(
-    session: Session, x: Any, counts: Sequence[int], root: int, out: Any, timeout: float | None
+    session: Session, x: Any, counts: Any, root: int, out: Any, timeout: float | None
 ) -> Any:
     """Hand out blocks of different sizes of the root's array."""
     n, rank = session.world_size, session.rank
@@ -286,7 +286,7 @@ def scatter(
 def reduce_scatter(
     session: Session,
     x: Any,
-    counts: Sequence[int],
+    counts: Any,
     op: str,
     order: str | None,
     out: Any,
@@ -320,7 +320,7 @@ def reduce_scatter(
 def all_to_all(
     session: Session,
     x: Any,
-    counts: Sequence[int],
+    counts: Any,
     out: Any,
     timeout: float | None,
     expected: Sequence[int] | None = None,

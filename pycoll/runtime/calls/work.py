@@ -9,18 +9,28 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.config import check_timeout
-from pycoll.errors import ArgumentError, CollError, CollTimeout
+from pycoll.errors import ArgumentError, CollTimeout
 from pycoll.runtime.arrays.host_arrays import view
 
 
 class Owner(Protocol):
     """What calls need of their session."""
 
-    engine: Any
-    sweep: Callable[[], None]
-    error: Callable[[str, str], CollError]
-    refusing: Callable[[Callable[[], Any]], Any]
-    interrupted: Callable[[BaseException], None]
+    @property
+    def engine(self) -> Any:
+        """What runs them; raises CommClosed."""
+
+    def sweep(self) -> None:
+        """Let go of what calls that have ended have kept."""
+
+    def error(self, kind: str, text: str) -> Exception:
+        """Make the exception for a failure of the engine."""
+
+    def refusing(self, prepare: Callable[[], Any]) -> Any:
+        """Prepare a call, or let its peers know that it cannot be."""
+
+    def interrupted(self, error: BaseException) -> None:
+        """Let all ranks know of an interrupt."""
 
 
 class QueuedCall:
@@ -35,7 +45,7 @@ class QueuedCall:
     error: Exception | None = None
     ended = False  # it has ended, and `error` is what it has failed with, or None
 
-    def take_outcome(self, engine: Any, describe: Callable[[str, str], CollError]) -> bool:
+    def take_outcome(self, engine: Any, describe: Callable[[str, str], Exception]) -> bool:
         """Take over from the engine how the call has ended; tell whether it has.
 
         Several threads may do so at a time: the error is here before the engine forgets it.

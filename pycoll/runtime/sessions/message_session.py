@@ -26,6 +26,7 @@ from pycoll.types import Kind
 
 _T = TypeVar("_T")
 _MOST_AHEAD = 16
+_CLOSE_S, _FAILED_S = 10.0, 1.0  # longest time without progress of what peers still have to get
 OWN_THREAD = "pycoll"  # name of threads that make calls in two levels
 
 
@@ -43,6 +44,15 @@ class MpiJob:
     threads: bool = True  # any thread may call MPI at any time
     # held while the count is changed
     counting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    owned: bool = False  # the connections are closed with the last session
+    # those that are open; no lock, as a garbage collection may close one at any time
+    sessions: set[int] = field(default_factory=set)
+
+    def left(self, session: object, failed: bool) -> None:
+        """A session has been closed."""
+        self.sessions.discard(id(session))
+        if self.owned and not self.sessions:
+            self.api.close(_FAILED_S if failed else _CLOSE_S)
 
     def new_context(self, most: Callable[[int], int], leads: bool) -> int:
         """Agree on the number of a new communicator with its other ranks.
@@ -106,6 +116,7 @@ class MpiSession(Session):
             _C.MessageMailbox(engine),
             Caller(plans, self.memory),
         )
+        job.sessions.add(id(self))
 
     @property
     def transport(self) -> str:
@@ -152,6 +163,8 @@ class MpiSession(Session):
         super().close()
         if in_flight and engine.failed:
             _C.never_free(in_flight)
+        if engine is not None:
+            self.job.left(self, engine.failed)
 
     def error(self, kind: str, text: str) -> CollError | MemoryError:
         """Make the exception for a failure of the engine."""

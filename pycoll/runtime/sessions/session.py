@@ -97,6 +97,7 @@ class Session(TaggedMessages):
         self.under_way = set()
         self._adrift: list[Any] = []  # what calls need that may be in the queue, or may be not
         self.children: weakref.WeakSet[Session] = weakref.WeakSet()  # made of some of these ranks
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # that have not closed it
         self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
         runner = self._runner()

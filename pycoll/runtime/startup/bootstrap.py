@@ -8,12 +8,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 
 from pycoll.config import LAUNCH_VARIABLES, MEETING_VARIABLE, Launch, environment
-from pycoll.errors import TransportError
+from pycoll.errors import ArgumentError, TransportError
 
 _JOINED = "PYCOLL_JOINED"  # "<pid> <world_size>" of the process that took its place in the job
+_TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
+_FIRST_PORT, _PORTS = 20_000, 10_000  # of jobs under Slurm
 
 
 def discover(environ: MutableMapping[str, str] | None = None) -> Launch:
@@ -29,13 +34,13 @@ def discover(environ: MutableMapping[str, str] | None = None) -> Launch:
     Raises:
         ArgumentError: The variables of the launcher are incomplete or malformed.
         TransportError: The inherited memory is not there, the place is already taken, or the
-            process was started by torchrun, whose ranks this cannot join.
+            environment says only a part of where ranks meet.
     """
     environ = environment() if environ is None else environ
     launch = Launch.from_env(environ)
     if launch is None:
         _refuse_second_join(environ)
-        _refuse_torchrun(environ)
+        _refuse_incomplete(environ)
         return Launch(0, 1, make_memfd("control"), make_memfd("heap"))
     for name, fd in zip(LAUNCH_VARIABLES[2:], (launch.control_fd, launch.heap_fd), strict=True):
         _check_inherited(name, fd)
@@ -133,16 +138,69 @@ def _refuse_second_join(environ: Mapping[str, str]) -> None:
     pid, _, world_size = environ.get(_JOINED, "").partition(" ")
     if pid == str(os.getpid()):
         raise TransportError(
-            f"this process has already joined its job of {world_size} ranks, or been refused: it "
-            "can try once; keep the communicator, or make more of it with dup() or split()"
+            f"this process has already joined its job of {world_size} ranks, and closed that "
+            "communicator, or been refused: it can try once; keep the communicator open, and call "
+            "init again meanwhile, or make more of it with dup() or split()"
         )
 
 
-def _refuse_torchrun(environ: Mapping[str, str]) -> None:
+def _refuse_incomplete(environ: Mapping[str, str]) -> None:
     size = environ.get("WORLD_SIZE", "")
     if "RANK" in environ and size.isascii() and size.isdigit() and int(size) > 1:
         raise TransportError(
-            f"this process was started by torchrun (WORLD_SIZE={size}, RANK={environ['RANK']}), "
-            "whose ranks meet in torch.distributed only: use pycoll there as a backend "
-            "(docs/torch.md), or start ranks with `pycoll run -n N script.py` or mpiexec"
+            f"this process is rank {environ['RANK']} of {size} by the environment (RANK, "
+            "WORLD_SIZE), which does not say where they meet: set MASTER_ADDR and MASTER_PORT, as "
+            "torchrun does, or start ranks with `pycoll run -n N script.py` or mpiexec"
         )
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in a job, and where all ranks meet.
+
+    Attributes:
+        rank: This rank.
+        size: Number of ranks.
+        host: That of rank 0.
+        port: On which rank 0 serves the store.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Place | None:
+        """Return what torchrun, `pycoll run --hosts` or Slurm have written; None if none has.
+
+        The store is one port above MASTER_PORT, where PyTorch has its own.
+
+        Raises:
+            ArgumentError: If a variable is malformed.
+        """
+        if all(name in environ for name in _TORCH):
+            rank, size, port = (_number(environ, _TORCH[i]) for i in (0, 1, 3))
+            found = cls(rank, size, environ["MASTER_ADDR"], port + 1)
+        elif all(name in environ for name in _SLURM):
+            rank, size, job = (_number(environ, _SLURM[i]) for i in (0, 1, 3))
+            step = environ.get("SLURM_STEP_ID", "0")
+            offset = (17 * job + (int(step) if step.isdigit() else 0)) % _PORTS
+            found = cls(rank, size, _first_host(environ[_SLURM[2]]), _FIRST_PORT + offset)
+        else:
+            return None
+        if not 0 <= found.rank < found.size or not 0 < found.port < 1 << 16:
+            raise ArgumentError(f"the environment says {found}, which cannot be")
+        return found if found.size > 1 else None
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ[name]
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentError(f"{name}={text!r} in the environment, expected a number")
+    return int(text)
+
+
+def _first_host(nodes: str) -> str:
+    """Return the first of a list of nodes as Slurm writes it: ``a3``, ``node[07-09,12],b1``."""
+    return re.sub(r"\[([0-9]+)[^]]*\]", r"\1", re.split(r",(?![^[]*\])", nodes)[0])

@@ -58,6 +58,12 @@ def under_launcher() -> bool:
     return launched_by_us() or launched_size(environment()) > 1
 
 
+def serves(size: int) -> bool:
+    """Tell whether an MPI launcher has started so many processes, and mpi4py is there."""
+    found = launched_size(environment()) == size
+    return found and importlib.util.find_spec("mpi4py") is not None
+
+
 def world(environ: Mapping[str, str] | None = None) -> Any:
     """Return mpi4py's ``COMM_WORLD`` if this process belongs to an MPI job of several ranks.
 

@@ -104,7 +104,7 @@ class Proofs:
 
     def _say(self, role: bytes, dialled: int, dialling: int, challenges: bytes) -> bytes:
         ends = _ENDS.pack(dialled, dialling)
-        return _hmac(self._secret, b"\0".join((role, self._table + ends + challenges)))
+        return keyed(self._secret, b"\0".join((role, self._table + ends + challenges)))
 
 
 def same(said: bytes, expected: bytes) -> bool:
@@ -112,14 +112,15 @@ def same(said: bytes, expected: bytes) -> bool:
     return hmac.compare_digest(said, expected)
 
 
-def _hmac(secret: str, data: bytes) -> bytes:
+def keyed(secret: str, data: bytes) -> bytes:
+    """Return what only those can say about some data who know the secret."""
     key = hashlib.sha256(b"pycoll " + secret.encode("utf-8", "surrogateescape")).digest()
     return hmac.digest(key, data, "sha256")
 
 
 def _of_place(secret: str, rank: int, place: Endpoint) -> str:
     text = json.dumps([rank, *place._replace(proof="")])
-    return _hmac(secret, b"place\0" + text.encode()).hex()
+    return keyed(secret, b"place\0" + text.encode()).hex()
 
 
 def _fits(secret: str, rank: int, place: Endpoint) -> bool:

@@ -7,25 +7,19 @@ hosts: over MPI if an MPI launcher has started the ranks, else over TCP. Either 
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import itertools
-import json
 import os
 import secrets
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from pycoll import _C
 from pycoll.config import Config, job_secret
-from pycoll.errors import CollTimeout, PeerLeft, PeerLost, in_words
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.prepared import Prepared
 from pycoll.runtime.selection.topology import Topology
@@ -39,6 +33,7 @@ from pycoll.runtime.startup.bootstrap import adopt, make_memfd
 from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, own_network, share
 from pycoll.runtime.startup.make_groups import open_control
 from pycoll.runtime.startup.rendezvous import make_everywhere
+from pycoll.runtime.startup.store_meeting import StoreMeeting
 from pycoll.torch.backend.options import check_equal, order_of
 from pycoll.torch.calls.prepare import CallSites, GroupSession
 
@@ -46,17 +41,13 @@ _PIDS: dict[int, int] = {}
 """Processes on this host, by rank in the job, that share a group with this one."""
 _HEAPS: weakref.WeakValueDictionary[tuple[int, str], Memory] = weakref.WeakValueDictionary()
 """Symmetric memory by process, and by a name that all of its ranks know it by."""
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
 _CLOSE_S = 10.0  # longest time without progress of what peers still have to get at a close
 _FAILED_S = 1.0  # likewise after a failure, which the peers know of
-_REFUSED = "pycoll/refused"
-_REFUSING_S = 5.0  # in which ranks that come learn that this one refuses to join
 _NO_SECRET = (
     "this process group sends its data over TCP, and PYCOLL_SECRET is not set: whoever can read "
     "its store (with PyTorch's, whoever can reach the port of MASTER_ADDR) can pose as a rank and "
     "change results. Set PYCOLL_SECRET to the same random text on all hosts (openssl rand -hex 32)"
 )
-Exchange = Callable[[str, Any], list[Any]]  # gathers the values of all ranks under a topic
 
 
 class MessageGroup(CallSites, MpiSession):
@@ -100,7 +91,7 @@ def join(
         PeerLost: If a rank died on the way.
         PeerLeft: If a rank cannot join, and why.
     """
-    rendezvous = _Rendezvous(store, rank, size, timeout_s)
+    rendezvous = StoreMeeting(store, rank, size, timeout_s, "init_process_group or new_group")
     own: list[int] = []
     try:
         with rendezvous.refusing():
@@ -164,16 +155,8 @@ def _open(
             os.close(fd)
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"  # dead, and not yet reaped
-
-
 def _join_hosts(
-    exchange: Exchange,
+    exchange: tcp_connections.Exchange,
     cards: list[Card],
     places: tuple[int, ...],
     rank: int,
@@ -226,7 +209,7 @@ def _host_of(store: dist.Store) -> str:
 
 
 def _find_mpi_job(
-    exchange: Exchange, cards: list[Card], hosts: tuple[int, ...], limit: float
+    exchange: tcp_connections.Exchange, cards: list[Card], hosts: tuple[int, ...], limit: float
 ) -> tuple[MpiJob, int] | None:
     """Return the MPI job of all ranks, and the number of a new group in it; None if there is none.
 
@@ -247,106 +230,3 @@ def _find_mpi_job(
     topics = (f"context{i}" for i in itertools.count())
     most = lambda number: max(exchange(next(topics), number))  # noqa: E731
     return job, job.new_context(most, world.rank == ranks[0])
-
-
-class _Rendezvous:
-    """Exchanges of small values between all ranks of a store.
-
-    Attributes:
-        pids: Processes of this host, by rank, that must stay alive meanwhile.
-    """
-
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> None:
-        self._store, self._rank, self._size, self._timeout_s = store, rank, size, timeout_s
-        self._nonce = secrets.token_hex(8)
-        self.pids: Mapping[int, int] = {}
-        self._round = ""  # in which all these ranks have met
-
-    def meet(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, all of which are there now.
-
-        A store may outlive its users: torchrun keeps its own when it starts ranks again. To tell
-        the values of dead ranks from those of their successors, every rank puts a random number
-        beside its value, and reports what it has read. When all report the same, with the number of
-        this rank in it, nobody has read anything old.
-        """
-        values, reports = self._keys("card"), self._keys("met")
-        self._store.set(values[self._rank], json.dumps([self._nonce, value]))
-        read: list[bytes] = []
-
-        def missing() -> list[int]:
-            nonlocal read
-            self._check_refused()
-            if absent := self._absent(values):
-                return absent
-            found = [self._store.get(key) for key in values]
-            if found != read:
-                read, self._round = found, hashlib.sha256(b" ".join(found)).hexdigest()[:16]
-                self._store.set(reports[self._rank], self._round)
-            others = [self._store.get(key) if self._store.check([key]) else b"" for key in reports]
-            return [rank for rank, text in enumerate(others) if text.decode() != self._round]
-
-        self._wait(missing)
-        return [json.loads(text)[1] for text in read]
-
-    @contextlib.contextmanager
-    def refusing(self) -> Iterator[None]:
-        """If the body fails, tell the other ranks that this one will not join, and why."""
-        try:
-            yield
-        except Exception as error:
-            with contextlib.suppress(Exception):  # the store may be what has failed
-                self._refuse(in_words(error))
-            raise
-
-    def _refuse(self, why: str) -> None:
-        """Tell the ranks, by their random numbers, so that it is not for their successors."""
-        until, reached = time.monotonic() + min(self._timeout_s, _REFUSING_S), None
-        others = [key for r, key in enumerate(self._keys("card")) if r != self._rank]
-        while reached is None or (len(reached) < len(others) and time.monotonic() < until):
-            here = [self._store.get(key) for key in others if self._store.check([key])]
-            nonces = [json.loads(text)[0] for text in here]
-            if nonces != reached:
-                self._store.set(_REFUSED, json.dumps([self._rank, why, nonces]))
-                reached = nonces
-            time.sleep(_LAST_PAUSE_S)
-
-    def _check_refused(self) -> None:
-        if self._store.check([_REFUSED]):
-            rank, why, nonces = json.loads(self._store.get(_REFUSED))
-            if self._nonce in nonces:
-                raise PeerLeft(f"rank {rank} cannot join: {why}")
-
-    def exchange(self, topic: str, value: Any) -> list[Any]:
-        """Return the values of all ranks."""
-        keys = self._keys(topic)
-        self._store.set(keys[self._rank], json.dumps(value))
-        self._wait(lambda: self._absent(keys))
-        return [json.loads(self._store.get(key)) for key in keys]
-
-    def _absent(self, keys: list[str]) -> list[int]:
-        if self._store.check(keys):
-            return []
-        return [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-
-    def _keys(self, topic: str) -> list[str]:
-        return [f"pycoll{self._round}/{topic}/{rank}" for rank in range(self._size)]
-
-    def _wait(self, look: Callable[[], list[int]]) -> None:
-        """Wait until `look` at the store finds no rank missing."""
-        until, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
-        while missing := look():  # a wait of a store may overrun its limit by a second
-            late = time.monotonic() >= until
-            for rank in missing:
-                pid = self.pids.get(rank)
-                if pid is not None and not _is_alive(pid):
-                    raise PeerLost(f"rank {rank} (process {pid}) died while it joined")
-            if late:
-                raise CollTimeout(
-                    f"rank {self._rank} waited {self._timeout_s:.3g} s for rank"
-                    f"{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of "
-                    f"{self._size} to join the group; none of them has come to "
-                    "init_process_group or new_group"
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)

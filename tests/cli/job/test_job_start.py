@@ -8,7 +8,7 @@ import pytest
 
 from pycoll.cli.job import processes as launcher
 from pycoll.cli.job.processes import Job
-from pycoll.cli.run import _woken_by_signals
+from pycoll.cli.job.wakeup import woken_by_signals
 
 N = 6
 SLEEP = ["-m", "timeit", "-n1", "-r1", "-s", "import time", "time.sleep(20)"]
@@ -27,7 +27,7 @@ def start(monkeypatch):
                 what(self._ranks)
 
         monkeypatch.setattr(Job, "_begin", watched)
-        with _woken_by_signals() as wakeup:
+        with woken_by_signals() as wakeup:
             job = Job(N, timeout_s, wakeup)
             try:
                 job.start(command, tagged=False)

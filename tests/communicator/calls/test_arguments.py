@@ -31,7 +31,14 @@ class Copied:
 
 # What is wrong: (call, what the message must say).
 BAD = {
-    "op": (lambda c: c.all_reduce(F, "mean"), r"op='mean'.*accepted: sum, prod, min"),
+    "op": (
+        lambda c: c.all_reduce(F, "mean"),
+        r"op='mean'.*accepted: sum, prod, min.*, and functions of two arrays",
+    ),
+    "a function where none is taken": (
+        lambda c: c.reduce_scatter_v(F, [len(F), *[0] * (c.world_size - 1)], np.hypot),
+        r"op=<ufunc 'hypot'> is a function; all_reduce, .* take one.*accepted here: sum",
+    ),
     "op in capitals": (lambda c: c.all_reduce(F, "SUM"), r"op='SUM'.*did you mean 'sum'"),
     "op of a v-variant in capitals": (
         lambda c: c.reduce_scatter_v(F, [len(F), *[0] * (c.world_size - 1)], "Max"),

@@ -16,7 +16,7 @@ from pycoll.config import (
     parse_bytes,
 )
 from pycoll.errors import ArgumentError, TransportError
-from pycoll.runtime.startup.bootstrap import adopt, discover, make_memfd
+from pycoll.runtime.startup.bootstrap import Place, adopt, discover, make_memfd
 from pycoll.testing import run_threads
 
 
@@ -101,8 +101,8 @@ def test_memory_of_others_is_refused(launched, fds):
         discover({**launched, "PYCOLL_CONTROL_FD": str(fds[-1])})
 
 
-def test_torchrun_is_named():
-    with pytest.raises(TransportError, match=r"torchrun(?s:.*)backend(?s:.*)pycoll run -n N"):
+def test_ranks_that_cannot_meet_are_refused():
+    with pytest.raises(TransportError, match=r"MASTER_ADDR and MASTER_PORT(?s:.*)pycoll run -n N"):
         discover({"WORLD_SIZE": "2", "RANK": "0"})
 
 
@@ -305,3 +305,30 @@ def test_memory_that_nobody_finishes_to_lay_out(limits, said):
         [sys.executable, "-c", HELD, *limits], capture_output=True, text=True, timeout=20
     )
     assert done.stdout.startswith(said), done
+
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+SLURM = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({}, None),
+        (TORCHRUN, Place(1, 4, "a", 29501)),
+        ({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, None),
+        ({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"}, None),
+        ({**SLURM, "SLURM_STEP_NODELIST": "n[07-09,12],b1"}, Place(3, 8, "n07", 20119)),
+        ({**SLURM, "SLURM_STEP_NODELIST": "a3,b", "SLURM_STEP_ID": "2"}, Place(3, 8, "a3", 20121)),
+    ],
+)
+def test_launchers_are_recognised(environ, found):
+    assert Place.from_env(environ) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "4"), ("RANK", "-1"), ("WORLD_SIZE", "many"), ("MASTER_PORT", "x")]
+)
+def test_places_that_cannot_be(name, value):
+    with pytest.raises(ArgumentError, match=value):
+        Place.from_env({**TORCHRUN, name: value})

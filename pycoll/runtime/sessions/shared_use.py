@@ -1,0 +1,90 @@
+"""One session, several users: all who call `pycoll.init` share the communicator of the job."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import weakref
+from dataclasses import asdict
+
+from pycoll.config import Config
+from pycoll.errors import ArgumentError
+from pycoll.runtime.sessions.session import Session
+
+
+class Joined:
+    """What this process has joined by `pycoll.init`.
+
+    Attributes:
+        config: The settings of which that was made.
+    """
+
+    def __init__(self) -> None:
+        self._session: weakref.ref[Session] | None = None
+        self.config, self._pid = Config(), 0
+
+    def remember(self, session: Session, config: Config) -> Session:
+        """Keep a session for those who come later, and return it."""
+        self._session, self.config, self._pid = weakref.ref(session), config, os.getpid()
+        return session
+
+    @property
+    def session(self) -> Session | None:
+        """What was joined; None if there is nothing, it was closed, or is that of a parent."""
+        session = self._session() if self._session is not None else None
+        return session if session and is_open(session) and self._pid == os.getpid() else None
+
+    def check(self, wanted: Config | ArgumentError) -> None:
+        """Raise ArgumentError unless these are the settings."""
+        wanted = valid(wanted)
+        asked, has = asdict(wanted), asdict(self.config)
+        if odd := [name for name in has if asked[name] != has[name]]:
+            texts = (f"{name}={asked[name]!r} and not {has[name]!r}" for name in odd)
+            raise ArgumentError(
+                "init gives the communicator again that this process has joined before, and now "
+                f"it is to have {', '.join(texts)}: leave that out. Every call takes a timeout"
+            )
+
+    def follow(self, parent: Session, child: Session) -> Session:
+        """Let the communicator that survivors or newcomers have made take the place of the job's.
+
+        Returns:
+            The child.
+        """
+        if self._session is not None and self._session() is parent:
+            self._session = weakref.ref(child)
+        return child
+
+
+@functools.cache
+def joined() -> Joined:
+    """Return what this process has joined; there is one for each process."""
+    return Joined()
+
+
+def valid(config: Config | ArgumentError) -> Config:
+    """Return settings, or raise what is wrong with them."""
+    if isinstance(config, ArgumentError):
+        raise config
+    return config
+
+
+def is_open(session: Session) -> bool:
+    """Tell whether this rank has not closed it."""
+    return session._engine is not None
+
+
+def end_use(session: Session, user: object) -> Session:
+    """Close an open session, once its last user has done so.
+
+    Returns:
+        What the user has from now on: the session, or one that looks like it and is closed.
+    """
+    session.users.discard(user)
+    if not session.users:
+        session.close()
+        return session
+    closed = copy.copy(session)
+    closed._caller = closed._engine = closed._mailboxes = closed._postbox = None  # as in its close
+    return closed

@@ -1,0 +1,181 @@
+"""A store of texts that the ranks of several hosts can reach: rank 0 serves it while they join.
+
+A connection first proves that it knows the secret of the job, by HMAC-SHA256 of a challenge, and
+the server does so, too. Then each line is a request, ``["set", key, text]`` or ``["get", key]``,
+and each answer a line: the text, or null. Who does not know the secret gets nothing, and holds
+nobody up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+import threading
+import time
+from typing import Any
+
+from pycoll.errors import CollTimeout, PeerLost, TransportError
+from pycoll.runtime.sessions.message_session import OWN_THREAD
+from pycoll.runtime.startup.tcp_proofs import keyed, same
+
+_MOST_BYTES = 1 << 20  # of a line
+_HELLO_S = 3.0  # in which a connection proves that it belongs here
+_PAUSE_S = 0.05
+_CHALLENGE_BYTES = 32
+
+
+class StoreServer:
+    """Serves a store in a thread, until all clients that are expected have come and gone."""
+
+    def __init__(self, port: int, secret: str, clients: int) -> None:
+        """Listen.
+
+        Raises:
+            TransportError: If the port is taken.
+        """
+        self._texts: dict[str, str] = {}
+        self._secret, self._left, self._here = secret, clients, 0
+        try:
+            family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+            dual = family == socket.AF_INET6
+            self._socket = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
+        except OSError as error:
+            raise TransportError(
+                f"rank 0 cannot listen on port {port}, where the ranks were to meet: "
+                f"{error.strerror}; choose another MASTER_PORT"
+            ) from error
+        self._done, self._loop = asyncio.Event(), asyncio.new_event_loop()
+        threading.Thread(target=self._run, name=OWN_THREAD, daemon=True).start()
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """Serve nobody any more, once all have gone; for a rank that has failed."""
+        until = time.monotonic() + patience_s
+        while self._here and time.monotonic() < until:
+            time.sleep(_PAUSE_S)
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._done.set)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._talk, sock=self._socket, limit=_MOST_BYTES)
+        async with server:
+            await self._done.wait()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        known = False
+        try:
+            known = await asyncio.wait_for(self._greet(reader, writer), _HELLO_S)
+            self._here += known
+            while known and (line := await reader.readline()):
+                writer.write(json.dumps(self._answer(json.loads(line))).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError, EOFError, asyncio.TimeoutError):
+            pass  # a stranger, or one that has died, of which its host and peers hear otherwise
+        finally:
+            writer.close()
+            self._left, self._here = self._left - known, self._here - known
+            if self._left <= 0:
+                self._done.set()
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Tell whether the other end knows the secret, and show that this one does."""
+        own = secrets.token_bytes(_CHALLENGE_BYTES)
+        writer.write(own)
+        proof, other = await reader.readexactly(32), await reader.readexactly(_CHALLENGE_BYTES)
+        if not same(proof, keyed(self._secret, b"client\0" + own)):
+            return False
+        writer.write(keyed(self._secret, b"server\0" + other))
+        return True
+
+    def _answer(self, request: Any) -> str | None:
+        if request[0] == "set":
+            self._texts[str(request[1])] = str(request[2])
+        return self._texts.get(str(request[1]))
+
+
+class StoreClient:
+    """A rank's way to the store; what `pycoll.runtime.startup.tcp_connections.Board` asks for."""
+
+    def __init__(self, host: str, port: int, secret: str, timeout_s: float) -> None:
+        """Connect, as soon as the server is there.
+
+        Raises:
+            CollTimeout: If it is not there in time.
+            TransportError: If there is no such host, or it has another secret.
+        """
+        self.host, end, why = host, time.monotonic() + timeout_s, "no answer"
+        self._place = f"{host} port {port}"
+        while True:
+            try:
+                self._line = socket.create_connection((host, port), max(_PAUSE_S, timeout_s))
+                break
+            except socket.gaierror as error:
+                raise TransportError(
+                    f"MASTER_ADDR={host} is no host that this one knows: {error.strerror}"
+                ) from error
+            except OSError as error:
+                why = error.strerror or str(error)
+            if time.monotonic() > end:
+                raise CollTimeout(
+                    f"rank 0 was not at {self._place} within {timeout_s:.3g} s ({why}): it has not "
+                    "called pycoll.init, or that place cannot be reached from here"
+                )
+            time.sleep(_PAUSE_S)
+        self._file = self._line.makefile("rwb")
+        self._greet(secret)
+
+    def _greet(self, secret: str) -> None:
+        own = secrets.token_bytes(_CHALLENGE_BYTES)
+        other = self._read(_CHALLENGE_BYTES)
+        self._file.write(keyed(secret, b"client\0" + other) + own)
+        self._file.flush()
+        if not same(self._read(32), keyed(secret, b"server\0" + own)):
+            raise TransportError(
+                f"what listens at {self._place} does not know the secret of this job: set "
+                "PYCOLL_SECRET to the same text for every rank"
+            )
+
+    def _read(self, nbytes: int) -> bytes:
+        try:
+            return self._file.read(nbytes)
+        except OSError as error:
+            raise PeerLost(f"rank 0, at {self._place}, does not answer: {error}") from error
+
+    def set(self, key: str, value: str) -> None:
+        """Write a text."""
+        self._ask("set", key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        """Tell whether all of these have been written."""
+        return all(self._ask("get", key) is not None for key in keys)
+
+    def get(self, key: str) -> bytes:
+        """Read what has been written."""
+        text = self._ask("get", key)
+        if text is None:
+            raise KeyError(key)
+        return text.encode()
+
+    def _ask(self, *request: str) -> str | None:
+        try:
+            self._file.write(json.dumps(request).encode() + b"\n")
+            self._file.flush()
+            line = self._file.readline()
+        except OSError as error:
+            raise PeerLost(f"rank 0, at {self._place}, does not answer: {error}") from error
+        if not line:
+            raise PeerLost(f"rank 0, at {self._place}, has left while ranks were joining")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._file.close()
+        self._line.close()

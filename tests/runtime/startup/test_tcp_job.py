@@ -1,0 +1,144 @@
+"""Ranks whom the environment tells where they meet: over TCP, without MPI or PyTorch."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pycoll.runtime.startup.tcp_store import StoreClient, StoreServer
+
+ROOT = Path(__file__).resolve().parents[3]
+SECRET = "what only the tests know"
+PROGRAM = """
+import json, sys, warnings
+import numpy as np, pycoll
+warnings.simplefilter("error")
+with pycoll.init(timeout=20) as comm:
+    x = np.arange(3000.0) * (comm.rank + 1)
+    total = comm.all_reduce(x)
+    part = comm.split(comm.rank % 2)
+    row = [comm.transport, float(total.sum()), int(part.all_reduce(1)), pycoll.init().rank]
+    if comm.world_size > 1:
+        comm.sendrecv(x, (comm.rank + 1) % comm.world_size, x, (comm.rank - 1) % comm.world_size)
+    row.append(float(x[1]))
+    comm.close()
+    row.append(int(part.all_reduce(1)))  # connections stay for it
+    part.close()
+print(json.dumps(row), flush=True)
+"""
+
+
+def free_port():
+    """Return a port that is free, and so is the next one, most likely."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def start(rank, n, port, *, text=PROGRAM, apart=False, **more):
+    """Start a rank, on a host of its own as far as pycoll can see if it is to be apart."""
+    place = {"RANK": str(rank), "WORLD_SIZE": str(n)}
+    place |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "PYCOLL_SECRET": SECRET}
+    return subprocess.Popen(
+        [*["unshare", "--ipc"] * apart, sys.executable, "-c", text],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **place, **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(ranks):
+    """Return exit status, stdout and stderr of each."""
+    try:
+        ends = [rank.communicate(timeout=40) for rank in ranks]
+        return [(rank.returncode, *end) for rank, end in zip(ranks, ends, strict=True)]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="another namespace is for root")
+
+
+@pytest.mark.parametrize(
+    ("n", "apart"),
+    [
+        (3, ()),
+        pytest.param(3, (1, 2), marks=AS_ROOT),
+        pytest.param(2, (1,), marks=AS_ROOT),
+    ],
+)
+def test_ranks_meet(n, apart):
+    port = free_port()
+    ends = finish([start(r, n, port, apart=r in apart) for r in range(n)])
+    for rank, (status, out, err) in enumerate(ends):
+        assert (status, err) == (0, "")
+        transport, total, size, again, first, later = json.loads(out)
+        assert ("TCP" in transport) == bool(apart)
+        assert total == 3000 * 2999 / 2 * n * (n + 1) / 2
+        assert size == later == len(range(rank % 2, n, 2))
+        assert (again, first) == (rank, 1.0 + (rank - 1) % n)
+
+
+def test_a_rank_that_does_not_come():
+    text = "import pycoll\npycoll.init(timeout=1.5)"
+    ends = finish([start(r, 3, port, text=text) for port in [free_port()] for r in (0, 1)])
+    for status, _, err in ends:
+        assert status == 1
+        assert "CollTimeout" in err or "PeerLost" in err
+    assert "for rank 2 of 3 to join the group" in ends[0][2]
+    assert "pycoll.init" in ends[0][2]
+
+
+def test_rank_0_does_not_come():
+    text = "import pycoll\npycoll.init(timeout=0.5)"
+    ((status, _, err),) = finish([start(1, 2, free_port(), text=text)])
+    assert status == 1
+    assert "rank 0 was not at localhost port" in err
+
+
+def test_another_secret():
+    text = "import pycoll\npycoll.init(timeout=2)"
+    port = free_port()
+    ranks = [start(0, 2, port, text=text), start(1, 2, port, text=text, PYCOLL_SECRET="x" * 20)]
+    ends = finish(ranks)
+    assert [status for status, _, _ in ends] == [1, 1]
+    assert "secret" in ends[1][2].lower() or "has left" in ends[1][2]
+
+
+def test_settings_that_differ_are_an_error_on_all_ranks():
+    text = "import os, pycoll\npycoll.init(timeout=5 + int(os.environ['RANK']))"
+    port = free_port()
+    for status, _, err in finish([start(r, 2, port, text=text) for r in range(2)]):
+        assert status == 1
+        assert "ranks have different settings" in err
+
+
+def test_a_setting_that_is_wrong_on_one_rank():
+    text = "import pycoll\npycoll.init(timeout=10)"
+    port = free_port()
+    ranks = [start(r, 2, port, text=text, PYCOLL_CELL_BYTES=("1M", "7")[r]) for r in range(2)]
+    ends = finish(ranks)
+    assert [status for status, _, _ in ends] == [1, 1]
+    assert "PeerLeft: rank 1 cannot join" in ends[0][2]
+    assert "cell_bytes is 7" in ends[1][2]
+
+
+def test_the_store_turns_strangers_away():
+    port = free_port()
+    server = StoreServer(port, SECRET, 1)
+    with socket.create_connection(("localhost", port)) as stranger:
+        stranger.recv(32)
+        stranger.sendall(b"x" * 64)
+        assert stranger.recv(1) == b""
+    client = StoreClient("localhost", port, SECRET, 5)
+    assert not client.check(["a"])
+    client.set("a", "text\n")
+    assert client.check(["a"])
+    assert client.get("a") == b"text\n"
+    client.close()
+    server.close()
