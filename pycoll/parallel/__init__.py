@@ -17,7 +17,9 @@ from pycoll.parallel.optim import SGD, AdamW, WarmupCosine, WarmupLinear, linear
 from pycoll.parallel.pipeline import Pipeline
 from pycoll.parallel.precision import RECIPES, LossScale, Precision
 from pycoll.parallel.sampler import Sampler
-from pycoll.parallel.state.averaging import Average, DiLoCo
+from pycoll.parallel.server.parameter_server import ParameterServer
+from pycoll.parallel.server.serving import Served
+from pycoll.parallel.state.averaging import Average, DiLoCo, Gossip
 from pycoll.parallel.state.hook import Hook
 from pycoll.parallel.state.placement import PRESETS, Placed, Placement, Preset
 
@@ -33,6 +35,7 @@ __all__ = [
     "DiLoCo",
     "Elastic",
     "Estimate",
+    "Gossip",
     "Hook",
     "Layer",
     "Ledger",
@@ -42,6 +45,7 @@ __all__ = [
     "Mesh",
     "Model",
     "Options",
+    "ParameterServer",
     "ParameterSpec",
     "Pipeline",
     "Placed",
@@ -53,6 +57,7 @@ __all__ = [
     "Sampler",
     "Saving",
     "Sequential",
+    "Served",
     "StepReport",
     "TopK",
     "WarmupCosine",

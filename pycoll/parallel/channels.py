@@ -10,9 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from pycoll.comm import Communicator, Work
 from pycoll.errors import ArgumentError
 from pycoll.parallel.mesh import Mesh
+
+_GOSSIP = 1  # tag
 
 AXES = ("replica", "dp", "cp", "tp")
 """Axes of a mesh that data parallelism knows; pipelines know ``pp``, too."""
@@ -21,6 +25,7 @@ VOLUME: dict[str, Callable[[int, int], int]] = {
     "all_reduce": lambda n, nbytes: -(-2 * (n - 1) * nbytes // n),
     "reduce_scatter": lambda n, nbytes: -(-(n - 1) * nbytes // n),
     "all_gather": lambda n, nbytes: -(-(n - 1) * nbytes // n),
+    "neighbours": lambda n, nbytes: min(2, n - 1) * nbytes,
 }
 """Bytes that each of n ranks sends for a full vector of nbytes, bandwidth-optimal algorithm.
 
@@ -152,6 +157,24 @@ class Channel:
     def all_gather(self, x: Any, out: Any, purpose: str) -> Pending:
         """Start to concatenate `x` of all ranks in `out`."""
         return self._start("all_gather", out.nbytes, purpose, x, out)
+
+    def neighbours(self, x: Any, purpose: str) -> list[tuple[Work, Any]]:
+        """Start to give `x` to the ranks before and after this one on a ring, and to get theirs.
+
+        Returns:
+            For each neighbour, one if there are two ranks: the call, and the array that it fills.
+        """
+        n, comm = self.world_size, self.comm
+        ends = sorted({(self.rank - 1) % n, (self.rank + 1) % n} - {self.rank})
+        if ends:
+            self.ledger.count("neighbours", purpose, self.name, n, x.nbytes)
+        found = []
+        for end in ends:
+            out = np.empty_like(x)
+            found.append((comm.irecv(out, end, _GOSSIP), out))
+        for end in ends:
+            comm.isend(x, end, _GOSSIP)
+        return found
 
     def _start(
         self, collective: str, nbytes: int, purpose: str, x: Any, out: Any, **options: Any

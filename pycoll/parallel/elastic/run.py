@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,11 +13,15 @@ import numpy as np
 
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError, CollError, PeerLost, Revoked
+from pycoll.parallel.checkpoint import load, save
+from pycoll.parallel.checkpoint.folder import checkpoints
 from pycoll.parallel.elastic.copies import Copies
 from pycoll.parallel.elastic.share import Share
-from pycoll.parallel.elastic.transfer import Chosen, bring, choose
+from pycoll.parallel.elastic.transfer import bring, choose
 from pycoll.parallel.engine.data_parallel import DataParallel, StepReport
 from pycoll.parallel.settings import check_number
+
+_STEP = "step"
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Change:
         repeated: Steps that a rank had finished and that are taken again.
         seconds: From the moment when the first rank noticed until all could go on.
         bytes: Size of the state, of which every rank got its part.
+        loaded: Whether it came from a checkpoint, as the ranks had none together.
     """
 
     step: int
@@ -40,6 +46,7 @@ class Change:
     repeated: int
     seconds: float
     bytes: int
+    loaded: bool = False
 
     def __str__(self) -> str:
         words = [f"step {self.step}: {self.ranks} ranks"]
@@ -47,7 +54,35 @@ class Change:
             if ranks:
                 words.append(f"{', '.join(map(str, ranks))} {what}")
         words.append(f"{self.repeated} steps are repeated")
+        if self.loaded:
+            return "; ".join([*words, f"loaded from a checkpoint, {self.seconds:.2f} s"])
         return "; ".join([*words, f"{self.bytes / 1e6:.1f} MB of state, {self.seconds:.2f} s"])
+
+
+def _any_checkpoint(folder: str | os.PathLike[str], engine: DataParallel) -> bool:
+    """Tell whether the first rank finds a checkpoint; a collective."""
+    comm = engine.groups.world.comm
+    found = comm.rank == 0 and bool(checkpoints(os.fspath(folder)))
+    return bool(comm.all_reduce(int(found), "max"))
+
+
+def _check(
+    sizes: dict[str, int], redundancy: int, load: Any, checkpoint: Any, save_every: int | None
+) -> None:
+    """Refuse arguments of `Elastic` that cannot be used."""
+    for name, size in sizes.items():
+        check_number(name, size, "[0, inf)" if name == "steps" else "[1, inf)", whole=True)
+    batch, micro_batches = sizes["batch"], sizes["micro_batches"]
+    if batch < micro_batches:
+        raise ArgumentError(f"batch={batch} has fewer samples than micro_batches={micro_batches}")
+    if save_every is not None:
+        check_number("save_every", save_every, "[1, inf)", whole=True)
+    if checkpoint is None and save_every is not None:
+        raise ArgumentError(f"save_every={save_every} needs checkpoint=, a folder")
+    if checkpoint is not None and load is not None:
+        raise ArgumentError("load= and checkpoint= both say where a state comes from; give one")
+    if redundancy not in (0, 1):
+        raise ArgumentError(f"redundancy={redundancy!r}; accepted: 0, 1")
 
 
 class Elastic:
@@ -75,6 +110,7 @@ class Elastic:
     """
 
     engine: DataParallel | None = None
+    _error: CollError | None = None
 
     def __init__(
         self,
@@ -88,6 +124,9 @@ class Elastic:
         lr: Callable[[int], float] | None = None,
         redundancy: int = 1,
         load: Callable[[DataParallel], int] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        save_every: int | None = None,
+        keep: int | None = 2,
     ) -> None:
         """Prepare; ranks meet when the first step is asked for.
 
@@ -104,28 +143,25 @@ class Elastic:
             redundancy: 1: with ``zero`` above 0 every rank keeps the shard of the rank before it,
                 too, so that no step is lost unless two neighbours die at once. 0: it does not.
             load: Loads a state into the engine where no rank has one, or a shard is lost, and
-                returns how many steps it has: from a checkpoint, for instance. A collective.
+                returns how many steps it has. A collective.
+            checkpoint: In place of `load`: a folder of checkpoints, of which the newest is loaded.
+                If there is none where no rank has a state, the training begins.
+            save_every: Save there after so many steps, in the background.
+            keep: How many checkpoints stay.
 
         Raises:
             ArgumentError: For numbers that cannot be used.
         """
-        check_number("steps", steps, "[0, inf)", whole=True)
-        check_number("micro_batches", micro_batches, "[1, inf)", whole=True)
-        check_number("batch", batch, "[1, inf)", whole=True)
-        if batch < micro_batches:
-            raise ArgumentError(
-                f"batch={batch} has fewer samples than micro_batches={micro_batches}"
-            )
-        if redundancy not in (0, 1):
-            raise ArgumentError(f"redundancy={redundancy!r}; accepted: 0, 1")
+        sizes = {"steps": steps, "batch": batch, "micro_batches": micro_batches}
+        _check(sizes, redundancy, load, checkpoint, save_every)
         self.comm, self._build, self._data = comm, build, data
         self.steps, self._sizes, self._lr, self._load = steps, (batch, micro_batches), lr, load
+        self._folder, self._save_every, self._keep = checkpoint, save_every, keep
         self.step = self._epoch = 0
         self.change: Change | None = None
         self.changes: list[Change] = []
         self._copies = Copies(redundancy)
         self._since = time.monotonic()
-        self._error: CollError | None = None
 
     def __iter__(self) -> Iterator[StepReport]:
         """Take one step after the other, and return when every rank has taken all of them."""
@@ -157,6 +193,9 @@ class Elastic:
         report = self.engine.step(share, None if self._lr is None else self._lr(self.step))
         self.step += 1
         self._copies.take(self.engine, self._epoch, self.step)
+        if self._save_every and self.step % self._save_every == 0:
+            extra = {_STEP: self.step}
+            save(self._folder, self.engine, keep=self._keep, extra=extra, background=True)
         return report
 
     def _renew(self, error: CollError | None) -> None:
@@ -173,6 +212,9 @@ class Elastic:
         engine, self.engine = self.engine, None
         if engine is not None:
             with contextlib.suppress(CollError):
+                if engine.saving is not None:
+                    engine.saving.wait()  # the next engine saves in the same folder
+            with contextlib.suppress(CollError):
                 engine.close(error)
             engine.mesh.close()
 
@@ -182,17 +224,12 @@ class Elastic:
         self._check(engine)
         versions = self._copies.versions
         chosen, newest = choose(engine, versions)
-        before, moved = self.step, 0
-        if chosen is not None:
+        before, moved, loaded = self.step, 0, False
+        if chosen is not None and chosen.whole:
             moved = bring(engine, chosen, versions)
             self.step = chosen.step
-        elif self._load is not None:
-            self.step = self._load(engine)
-        elif newest >= 0:
-            raise ArgumentError(
-                "a shard of the states is lost with the ranks that died: use redundancy=1, against "
-                "the death of one rank at a time, or load= a checkpoint"
-            )
+        else:
+            self.step, loaded = self._load_state(engine, lost=chosen is not None), True
         self._epoch = newest + 1
         self._copies.take(engine, self._epoch, self.step)
         cost = np.array([float(before - self.step), time.monotonic() - self._since])
@@ -200,16 +237,34 @@ class Elastic:
         self._copies.keep_only(self._epoch)  # all ranks have come to this point
         self.engine = engine
         if chosen is not None:
-            self._note(chosen, int(max(0.0, cost[0])), float(cost[1]), moved)
+            left, came = tuple(sorted(chosen.left)), tuple(sorted(chosen.came))
+            place = self.step, self.comm.world_size, left, came
+            repeated, seconds = int(max(0.0, cost[0])), float(cost[1])
+            self.changes.append(Change(*place, repeated, seconds, moved, loaded))
 
-    def _note(self, chosen: Chosen, repeated: int, seconds: float, moved: int) -> None:
-        left, came = tuple(sorted(chosen.left)), tuple(sorted(chosen.came))
-        n = self.comm.world_size
-        self.changes.append(Change(self.step, n, left, came, repeated, seconds, moved))
+    def _load_state(self, engine: DataParallel, lost: bool) -> int:
+        """Return how many steps a state has that was saved, or 0 at the beginning."""
+        if self._load is not None:
+            return self._load(engine)
+        if self._folder is not None and _any_checkpoint(self._folder, engine):
+            found = load(self._folder, engine)
+            extra = found.extra if isinstance(found.extra, dict) else {}
+            return int(extra.get(_STEP, found.steps))
+        if lost:
+            raise ArgumentError(
+                "a shard of the states is lost with the ranks that died, and there is no "
+                "checkpoint: use redundancy=1, against the death of one rank at a time, and "
+                "checkpoint= with save_every="
+            )
+        return 0
 
     def _check(self, engine: DataParallel) -> None:
         if not isinstance(engine, DataParallel):
             raise ArgumentError(f"build returned {type(engine).__name__}, expected DataParallel")
+        if engine.options.sync_every:
+            raise ArgumentError(
+                "sync_every: each replica has a state of its own, which a death would take with it"
+            )
         if engine.mesh.size("dp") != engine.mesh.world.world_size:
             raise ArgumentError(
                 f"build made {engine.mesh!r}; ranks can leave and come along dp only: make it with "

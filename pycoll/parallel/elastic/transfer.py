@@ -44,8 +44,8 @@ def choose(engine: DataParallel, versions: list[Version]) -> tuple[Chosen | None
     """Find the newest version that the ranks have together; a collective.
 
     Returns:
-        The version, None if there is none; and the newest epoch of which any rank has a part, -1 if
-        there is none.
+        The version; if no rank has any, None. One that is not `whole` is the newest of which there
+        is a part, where the ranks have none together. And its epoch, -1 if there is none.
     """
     row = np.full((_MOST, _FIELDS), -1, np.int64)
     held = np.full((_MOST, 2), -1, np.int64)
@@ -74,10 +74,12 @@ def choose(engine: DataParallel, versions: list[Version]) -> tuple[Chosen | None
             for shard in have:
                 if shard >= 0 and chosen.providers[shard] < 0:
                     chosen.providers[shard] = rank
-    whole = [chosen for _, chosen in sorted(found.items()) if chosen.whole]
-    if whole:
-        whole[-1].left, whole[-1].came = left[whole[-1].epoch], came
-    return (whole[-1] if whole else None), max(left, default=-1)
+    every = [chosen for _, chosen in sorted(found.items())]
+    if not every:
+        return None, -1
+    chosen = next((version for version in reversed(every) if version.whole), every[-1])
+    chosen.left, chosen.came = left[chosen.epoch], came
+    return chosen, max(left)
 
 
 def _part(

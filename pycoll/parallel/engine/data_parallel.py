@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -127,8 +127,13 @@ class DataParallel:
         facts = [f"mesh={mesh.axes}", *self._facts(), *options.facts()]
         check_structure(self.parameters, facts, self.groups.world)
         check_parts(units, self.groups)
+        if options.sync_every and "replica" not in mesh.axes:
+            raise ArgumentError(
+                f"sync_every={options.sync_every} averages along replica, which {mesh} lacks; "
+                "make the mesh with it, such as Mesh(comm, replica=-1)"
+            )
         self.near = self.groups.of_replica() if options.sync_every else self.groups
-        self._calls = 0
+        self._calls, self._apart = 0, False
         self.hook = options.settings.hook
         self._open_storage(units, owned)
         for bucket in self.buckets if options.sync_every else ():
@@ -288,19 +293,33 @@ class DataParallel:
     def _end_period(self) -> None:
         """Average over the replicas, if it is time."""
         self._calls += 1
-        if (every := self.options.sync_every) and self._calls % every == 0:
-            replicas, order = self.groups.replica, self.options.order
-            self.options.averaging.apply(self.buckets, replicas, order, self.steps // every)
-            for bucket in self.buckets:
-                bucket.publish()
+        every, self._apart = self.options.sync_every, True
+        if every and self._calls % every == 0:
+            self._bring_together(self.options.averaging.apply, self.steps // every)
+            self._apart = not self.options.averaging.meets
+
+    def average(self) -> None:
+        """Bring the replicas of `sync_every` together now; a collective.
+
+        They become what they do after the last of so many steps, with `Gossip` the mean over all;
+        the next period begins.
+        """
+        if not (every := self.options.sync_every):
+            raise ArgumentError("average is for sync_every; without it replicas are together")
+        self._bring_together(self.options.averaging.together, self.steps // every)
+        self._calls, self._apart = 0, False
+
+    def _bring_together(self, average: Callable[..., None], step: int) -> None:
+        average(self.buckets, self.groups.replica, self.options.order, max(1, step))
+        for bucket in self.buckets:
+            bucket.publish()
 
     def _check_together(self) -> None:
         """Refuse to save or gather parameters that differ between replicas."""
-        every = self.options.sync_every
-        if every and self._calls % every:
+        if self.options.sync_every and self._apart:
             raise ArgumentError(
-                f"replicas have different parameters after {self._calls} steps; they are together "
-                f"after every {every}"
+                f"replicas have different parameters after {self._calls} steps; call average() "
+                "to bring them together"
             )
 
     def settle(self) -> None:
@@ -353,7 +372,8 @@ class DataParallel:
         """
         scale, hook = self.loss_scale, self.hook
         self.steps, self.loss_scale = values.restore(self.buckets, self.groups, scale, hook, saved)
-        self._hook_scale, self._calls = self.loss_scale.value, 0
+        self._hook_scale = self.loss_scale.value
+        self._calls, self._apart = 0, False
 
     def parts(self) -> Iterator[Part]:
         """Return views of what this rank writes to a checkpoint; a collective.
@@ -374,7 +394,7 @@ class DataParallel:
         for bucket in self.buckets:
             bucket.fill(values)
         self.steps, self.loss_scale, self._hook_scale = steps, scale, scale.value
-        self._calls = 0
+        self._calls, self._apart = 0, False
 
     def close(self, error: BaseException | None = None) -> None:
         """Close the engine's communicators; with an error, waiting peers raise, too.

@@ -32,7 +32,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "loss_scale": (lambda x: x is None or isinstance(x, LossScale), "a LossScale, or None"),
     "hook": (lambda x: x is None or isinstance(x, Hook), "a Hook, or None"),
-    "averaging": (lambda x: isinstance(x, Average | DiLoCo), "Average() or DiLoCo()"),
+    "averaging": (lambda x: isinstance(x, Average | DiLoCo), "Average(), DiLoCo() or Gossip()"),
     "wrap": (callable, "a function of one array"),
     "recompute": (
         lambda x: x in ("none", "full", "selective") or (type(x) is int and x > 0),

@@ -26,6 +26,7 @@ class Average:
     """
 
     states: bool = False
+    meets = True  # afterwards all replicas are alike
 
     def prepare(self, bucket: Bucket) -> None:
         """Make what it keeps for a bucket."""
@@ -43,6 +44,35 @@ class Average:
             work.wait()
             x *= x.dtype.type(1 / replicas.world_size)
 
+    together = apply
+
+
+@dataclass(frozen=True)
+class Gossip(Average):
+    """Parameters become the mean of a replica's own and those of its neighbours on a ring.
+
+    A replica waits for its neighbours only. The weights are doubly stochastic, so the mean over all
+    replicas stays what it is; they come closer to it, and are never together by this alone.
+
+    Source: Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NIPS
+    2017, algorithm 1, with the ring of section 5.
+    """
+
+    meets = False
+
+    def apply(self, buckets: Sequence[Bucket], replicas: Channel, order: str, step: int) -> None:
+        """Average with the neighbours along the replicas."""
+        pending = []
+        for bucket in buckets:
+            vectors = [bucket.updated, *(bucket.slots.values() if self.states else ())]
+            pending += [(x, x.copy()) for x in vectors]
+        found = [(x, replicas.neighbours(own, "average")) for x, own in pending]
+        for x, theirs in found:
+            for work, y in theirs:
+                work.wait()
+                x += y
+            x *= x.dtype.type(1 / (1 + len(theirs)))
+
 
 @dataclass(frozen=True)
 class DiLoCo:
@@ -57,6 +87,7 @@ class DiLoCo:
     """
 
     outer: Optimizer = field(default_factory=lambda: SGD(0.7, momentum=0.9, nesterov=True))
+    meets = True
 
     def prepare(self, bucket: Bucket) -> None:
         """Make what it keeps for a bucket."""
@@ -80,3 +111,5 @@ class DiLoCo:
             args = UpdateArgs(step, self.outer.lr, bucket.anchor, x, slots, mean, decay=False)
             self.outer.update(args)
             x[...] = bucket.anchor
+
+    together = apply

@@ -36,6 +36,12 @@ def build(comm, zero=0, **options):
     return DataParallel(model, CrossEntropy(), Mesh(comm, dp=-1), zero=zero, **options)
 
 
+def replicated(comm):
+    mesh = Mesh(comm, replica=1, dp=-1)
+    model = Sequential([("one", Linear(FEATURES, CLASSES, key=KEY))])
+    return DataParallel(model, CrossEntropy(), mesh, sync_every=2)
+
+
 def data(step, samples):
     shape, part = (samples.stop, FEATURES), (slice(samples.start, samples.stop),)
     y = integers(KEY.fold("y"), CLASSES, (samples.stop,))[samples.start :]
@@ -128,7 +134,7 @@ def test_two_neighbours_and_no_redundancy_lose_a_shard():
             part = comm.split(None if comm.rank in gone else 0)
             if part is not None:
                 chosen, newest = choose(build(part, 1), copies.versions)
-                found.append((chosen is not None, newest))
+                found.append((chosen.whole, newest))
         return found
 
     assert run_processes(4, rank)[0] == [(True, 0), (True, 0), (False, 0), (False, 0)]
@@ -192,12 +198,77 @@ run.close()
     assert len(set(digests)) == 1
 
 
-def test_what_cannot_be_is_refused():
+def test_two_neighbours_that_die_at_once_cost_the_steps_since_the_checkpoint(tmp_path):
+    """Both copies of a shard are gone, so the two that are left load what was saved."""
+    saves = {"checkpoint": tmp_path / "saved", "save_every": 2}
+
     def rank(comm):
-        for wrong in ({"batch": 3}, {"micro_batches": 0}, {"redundancy": 2}):
+        own, losses = comm.rank, {}
+
+        def dying(step, samples):
+            if step == 5 and own in (1, 2):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return data(step, samples)
+
+        run = Elastic(comm, lambda c: build(c, 1), dying, **SIZES, **saves)
+        for report in run:
+            losses[run.step] = report.loss
+        (change,) = run.changes
+        assert str(change).count("loaded from a checkpoint") == change.loaded
+        parameters = run.engine.gather()
+        run.close()
+        return losses, parameters, change
+
+    results = run_processes(4, rank, may_die=[1, 2])
+    losses, parameters = uninterrupted(1)
+    for seen, found, change in (results[0], results[3]):
+        assert (change.left, change.ranks, change.loaded) == ((1, 2), 2, True)
+        assert change.step in (2, 4)  # whether the last save had ended
+        assert change.repeated == 5 - change.step
+        np.testing.assert_allclose([seen[s + 1] for s in range(6)], losses, rtol=1e-5)
+        for name, value in parameters.items():
+            np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=1e-6)
+
+
+def test_a_job_that_starts_again_goes_on_from_its_newest_checkpoint(tmp_path):
+    """Two jobs have the bits of one; no sample is taken twice."""
+
+    def rank(comm, steps):
+        taken = []
+
+        def noting(step, samples):
+            taken.append(step)
+            return data(step, samples)
+
+        saves = {"checkpoint": tmp_path / "saved", "save_every": 2, "keep": 1}
+        with_saves = {**SIZES, "steps": steps, **saves}
+        run = Elastic(comm, lambda c: build(c, 2), noting, **with_saves)
+        for _ in run:
+            pass
+        parameters = run.engine.gather()
+        run.close()
+        return sorted(set(taken)), parameters
+
+    assert run_processes(4, rank, 4)[0][0] == [0, 1, 2, 3]
+    steps, parameters = run_processes(4, rank, 6)[0]
+    assert steps == [4, 5]
+    assert len(list((tmp_path / "saved").iterdir())) == 1
+    for name, value in uninterrupted(2)[1].items():
+        np.testing.assert_array_equal(parameters[name], value)
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    def rank(comm):
+        folder = {"checkpoint": tmp_path}
+        for wrong in (
+            *({"batch": 3}, {"micro_batches": 0}, {"redundancy": 2}, {"save_every": 2}),
+            *({"save_every": 0, **folder}, {"load": lambda engine: 0, **folder}),
+        ):
             with pytest.raises(ArgumentError):
                 Elastic(comm, build, data, **{**SIZES, **wrong})
         with pytest.raises(ArgumentError, match="expected DataParallel"):
             next(iter(Elastic(comm, lambda c: None, data, **SIZES)))
+        with pytest.raises(ArgumentError, match="each replica has a state of its own"):
+            next(iter(Elastic(comm.dup(), replicated, data, **SIZES)))
 
     run_processes(2, rank)

@@ -7,7 +7,7 @@ import pytest
 
 from parallel.models import CrossEntropy, batches, mlp
 from pycoll.errors import ArgumentError
-from pycoll.parallel import SGD, Average, DataParallel, DiLoCo, Mesh, load, save
+from pycoll.parallel import SGD, Average, DataParallel, DiLoCo, Gossip, Mesh, load, save
 from pycoll.testing import run_threads
 
 INNER = SGD(0.05, momentum=0.9)
@@ -142,7 +142,14 @@ def test_what_differs_is_not_saved():
 
 
 @pytest.mark.parametrize(
-    "options", [{"precision": "fp16"}, {"nonfinite": "skip"}, {"sync_every": 0}, {"averaging": 3}]
+    "options",
+    [
+        {"axes": (("dp", -1),)},
+        {"precision": "fp16"},
+        {"nonfinite": "skip"},
+        {"sync_every": 0},
+        {"averaging": 3},
+    ],
 )
 def test_refused(options):
     def rank(comm):
@@ -150,3 +157,110 @@ def test_refused(options):
             engine(comm, **{"every": 2, **options} if "sync_every" not in options else {"every": 0})
 
     run_threads(1, rank)
+
+
+@pytest.mark.parametrize("states", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_gossip_is_a_product_with_a_doubly_stochastic_matrix(n, states):
+    """Values after one average from those before it; their mean stays; bytes are exact."""
+    ring = np.eye(n)
+    for r in range(n):
+        for end in {(r - 1) % n, (r + 1) % n} - {r}:
+            ring[r, end] = 1
+    ring /= ring.sum(axis=1, keepdims=True)
+    assert ring.sum(axis=0) == pytest.approx(1)
+    assert ring.sum(axis=1) == pytest.approx(1)
+
+    def rank(comm):
+        settings = {"averaging": Gossip(states), "precision": "fp64", "optimizer": INNER}
+        with engine(comm, 1, **settings) as trainer:
+            rng = np.random.default_rng(comm.rank)
+            for bucket in trainer.buckets:
+                for x in (bucket.updated, bucket.slots["momentum"]):
+                    x[...] = rng.standard_normal(x.shape)
+            before = vectors(trainer)
+            trainer._end_period()
+            sent = trainer.ledger.wire["average", "replica"]
+            after = vectors(trainer)
+            with pytest.raises(ArgumentError, match="call average"):
+                trainer.gather()
+            trainer.average()
+            trainer.gather()
+            size = sum(bucket.updated.nbytes for bucket in trainer.buckets)
+            assert sent == min(2, n - 1) * size * (1 + states)
+            return before, after, vectors(trainer)
+
+    def vectors(trainer):
+        slots = [b.slots["momentum"] for b in trainer.buckets] if states else []
+        return np.concatenate([b.updated for b in trainer.buckets] + slots)
+
+    before, after, last = (np.array(part) for part in zip(*run_threads(n, rank), strict=True))
+    np.testing.assert_allclose(after, ring @ before, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(after.mean(axis=0), before.mean(axis=0), rtol=1e-12, atol=1e-14)
+    assert ((after - after.mean(axis=0)) ** 2).sum() <= ((before - before.mean(axis=0)) ** 2).sum()
+    np.testing.assert_allclose(last, np.broadcast_to(before.mean(axis=0), last.shape), atol=1e-12)
+
+
+def test_gossip_trains():
+    def rank(comm):
+        with engine(comm, 2, averaging=Gossip(), optimizer=SGD(0.2)) as trainer:
+            batch = batches(comm.world_size, seed=1)[comm.rank]
+            losses = [trainer.step([batch]).loss for _ in range(30)]
+            trainer.average()
+            return losses, trainer.gather()
+
+    found = run_threads(4, rank)
+    for losses, parameters in found:
+        assert losses[-1] < losses[0]
+        for name, x in parameters.items():
+            np.testing.assert_array_equal(x, found[0][1][name])
+
+
+def test_average_brings_replicas_together_in_the_middle():
+    def rank(comm):
+        with engine(comm, 4) as trainer:
+            trainer.step([batches(2)[comm.rank]])
+            trainer.average()
+            return trainer.gather()
+
+    def at_once(comm):
+        with engine(comm, 1) as trainer:
+            trainer.step([batches(2)[comm.rank]])
+            return trainer.gather()
+
+    found, expected = run_threads(2, rank), run_threads(2, at_once)
+    for name, x in expected[0].items():
+        np.testing.assert_array_equal(found[0][name], x)
+        np.testing.assert_array_equal(found[1][name], x)
+
+
+def test_average_is_for_replicas():
+    def rank(comm):
+        with DataParallel(mlp(), CrossEntropy(), Mesh(comm, dp=-1)) as trainer:
+            with pytest.raises(ArgumentError, match="for sync_every"):
+                trainer.average()
+
+    run_threads(1, rank)
+
+
+def test_digits_are_learned_all_the_same():
+    """Averages of every eighth step, beside every step; benchmarks/periodic.py says more."""
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    x, y = (digits.data / 16).astype(np.float32)[order], digits.target[order]
+
+    def score(comm, settings):
+        mesh, optimizer = Mesh(comm, replica=-1), SGD(0.2)
+        with DataParallel(
+            mlp((64, 32, 10)), CrossEntropy(), mesh, optimizer=optimizer, **settings
+        ) as trainer:
+            for step in range(160):
+                chosen = np.random.default_rng([step, comm.rank]).integers(0, 1437, 32)
+                trainer.step([(x[chosen], y[chosen])])
+            return float((trainer.predict(x[1437:]).argmax(axis=1) == y[1437:]).mean())
+
+    plain = run_threads(2, score, {})[0]
+    assert plain > 0.9
+    for averaging in (Average(), DiLoCo()):
+        found = run_threads(2, score, {"sync_every": 8, "averaging": averaging})
+        assert min(found) > plain - 0.02
