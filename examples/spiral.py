@@ -126,11 +126,14 @@ def parameter_server(workers, points, steps, mode="sync", rate=OPTIMIZER.lr):
                 for _ in range(steps):
                     row = push(ps.pull(), part)
                     ps.push(row[:-1], samples=len(part[0]), lr=rate)
-                    curve.add(row[-1] / len(part[0]))
+                    curve.add(row[-1] / points)
                 ps.finish()
             return ps.gather(), curve
 
-    return run_threads(workers + 1, rank, timeout=600)[0]
+    results = run_threads(workers + 1, rank, timeout=600)
+    (flat, curve), others = results[0], results[1:-1]
+    curve.losses = np.sum([curve.losses, *(other.losses for _, other in others)], axis=0)
+    return flat, curve
 
 
 def asynchronous(workers, points, steps):
