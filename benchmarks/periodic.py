@@ -107,12 +107,15 @@ def main():
     parser.add_argument("--every", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, help="of each training")
+    parser.add_argument("--outer-lr", type=float, default=0.7, help="of DiLoCo (0.7)")
+    parser.add_argument("--outer-momentum", type=float, default=0.9, help="of DiLoCo (0.9)")
     args = parser.parse_args()
+    outer = SGD(args.outer_lr, momentum=args.outer_momentum, nesterov=args.outer_momentum > 0)
     ways = {
         "every step": {},
         "local SGD": {"averaging": Average()},
         "local SGD, momentum averaged": {"averaging": Average(states=True)},
-        "DiLoCo": {"averaging": DiLoCo()},
+        "DiLoCo": {"averaging": DiLoCo(outer)},
         "gossip": {"averaging": Gossip()},
     }
     for task in (Digits(), Text()):
