@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -32,6 +32,7 @@ from pycoll.parallel.engine.agreement import (
 from pycoll.parallel.engine.offload import keeping
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Passes, Sample
+from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss, Model
 from pycoll.parallel.precision import LossScale
@@ -41,33 +42,6 @@ from pycoll.parallel.state.bucket import Bucket, Values, update_all
 from pycoll.parallel.state.gradients import Sums, plan_sum
 from pycoll.parallel.state.layout import Parameter, Unit, make_units, unit_parameters
 from pycoll.parallel.state.parts import Part, hook_parts, own_parts, wanted_parts
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """The result of a training step.
-
-    Attributes:
-        loss: Mean loss over all samples of all ranks.
-        samples: Number of samples of all ranks.
-        grad_norm: Norm of the mean gradient, before clipping; the same on every mesh.
-        skipped: Whether parameters were left alone because a gradient was not finite.
-        loss_scale: Factor of the loss.
-        bytes: Bytes that this rank sent, by purpose.
-        waits: Seconds that this rank waited for communication, by purpose.
-        peak_bytes: Largest memory of parameters, gradients, states and buffers during the step.
-        seconds: Time of the step.
-    """
-
-    loss: float
-    samples: int
-    grad_norm: float
-    skipped: bool
-    loss_scale: float
-    bytes: dict[str, int] = field(default_factory=dict)
-    waits: dict[str, float] = field(default_factory=dict)
-    peak_bytes: int = 0
-    seconds: float = 0.0
 
 
 class DataParallel:
