@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/one_thread.h"
 #include "bindings/bindings.h"
+#include "bindings/owned_class.h"
 #include "engine/survivors.h"
 #include "memory/sight.h"
 
@@ -79,10 +80,14 @@ struct Sight {
   std::shared_ptr<const ControlSegment> control;
 };
 
+std::shared_ptr<Sight> sight_of(std::shared_ptr<const ControlSegment> control) {
+  return std::make_shared<Sight>(Sight{std::move(control)});
+}
+
 void bind_sight(py::module_& m) {
   using namespace pybind11::literals;
-  py::class_<Sight>(m, "Sight")
-      .def(py::init([](int fd) { return Sight{ControlSegment::view(fd)}; }), "fd"_a)
+  OwnedClass<Sight>(m, "Sight")
+      .def(py::init([](int fd) { return sight_of(ControlSegment::view(fd)); }), "fd"_a)
       .def_property_readonly("world_size",
                              [](const Sight& s) { return s.control->geometry().world_size; })
       .def_property_readonly("cookie", [](const Sight& s) { return s.control->cookie(); })
@@ -101,7 +106,7 @@ void bind_sight(py::module_& m) {
 void bind_control(py::module_& m) {
   using namespace pybind11::literals;
   bind_sight(m);
-  py::class_<ControlSegment, std::shared_ptr<ControlSegment>>(m, "Control")
+  OwnedClass<ControlSegment>(m, "Control")
       .def(py::init([](int fd, uint32_t world_size, uint64_t cell_bytes, uint64_t mailbox_bytes,
                        uint64_t start_iteration, double timeout_s) {
              const Unlocked unlocked;  // a guard would also cover the registration of the instance
@@ -123,16 +128,16 @@ void bind_control(py::module_& m) {
                   py::overload_cast<int, uint32_t, std::string_view, double, int32_t>(
                       &ControlSegment::decline),
                   "fd"_a, "rank"_a, "text"_a, "timeout_s"_a, "pid"_a, Release())
-      .def("sight", [](std::shared_ptr<ControlSegment> c) { return Sight{std::move(c)}; })
+      .def("sight", [](std::shared_ptr<ControlSegment> c) { return sight_of(std::move(c)); })
       .def("deserted", &ControlSegment::deserted);
-  py::class_<Use>(m, "Use");
+  OwnedClass<Use>(m, "Use");
   py::enum_<Round>(m, "Round")
       .value("JOINED", Round::kJoined)
       .value("ANOTHER", Round::kAnother)
       .value("LATE", Round::kLate);
-  py::class_<Survivors>(m, "Survivors")
-      .def(py::init<std::shared_ptr<ControlSegment>, uint32_t, bool>(), "control"_a, "rank"_a,
-           "threads"_a)
+  OwnedClass<Survivors>(m, "Survivors")
+      .def(made<Survivors, std::shared_ptr<ControlSegment>, uint32_t, bool>(), "control"_a,
+           "rank"_a, "threads"_a)
       .def(
           "agree",
           [](Survivors& s, int offer, double timeout_s) {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "bindings/owned_class.h"
 #include "memory/heap.h"
 #include "memory/pool.h"
 #include "memory/registration.h"
@@ -33,17 +34,17 @@ py::array heap_empty(const std::shared_ptr<Heap>& heap, uint32_t region,
   }
   struct Block {
     Source source;
-    void* data;
+    void* data = nullptr;
+    ~Block() {
+      if (data != nullptr) source.pool.free(data);
+    }
   };
-  Source source{heap, heap->pool(region)};
+  auto block = std::make_unique<Block>(Source{heap, heap->pool(region)});
   bool zeroed = false;
-  void* data = source.pool.alloc(nbytes, &zeroed);
+  void* const data = block->data = block->source.pool.alloc(nbytes, &zeroed);
   if (zero && !zeroed) std::memset(data, 0, nbytes);
-  py::capsule owner(new Block{std::move(source), data}, [](void* p) {
-    auto* block = static_cast<Block*>(p);
-    block->source.pool.free(block->data);
-    delete block;
-  });
+  const py::capsule owner(block.get(), [](void* p) { delete static_cast<Block*>(p); });
+  block.release();
   return py::array(dtype, shape, data, owner);
 }
 
@@ -104,17 +105,20 @@ void* handler_realloc(void* context, void* data, size_t nbytes) {
 
 // What PyDataMem_SetHandler takes. The arrays made with it keep it, and so the heap, alive.
 py::capsule make_handler(const std::shared_ptr<Heap>& heap, uint32_t region) {
-  auto* source = new Source{heap, heap->pool(region)};
-  auto* handler = new Handler{
+  auto source = std::make_unique<Source>(Source{heap, heap->pool(region)});
+  auto handler = std::make_unique<Handler>(Handler{
       "pycoll",
       1,
-      {source, handler_malloc, handler_calloc, handler_realloc, handler_free},
-  };
-  return py::capsule(handler, "mem_handler", [](PyObject* capsule) {
+      {source.get(), handler_malloc, handler_calloc, handler_realloc, handler_free},
+  });
+  py::capsule made(handler.get(), "mem_handler", [](PyObject* capsule) {
     auto* h = static_cast<Handler*>(PyCapsule_GetPointer(capsule, "mem_handler"));
     delete static_cast<Source*>(h->allocator.context);
     delete h;
   });
+  source.release();
+  handler.release();
+  return made;
 }
 
 // Makes NumPy allocate through a handler in this context, and returns the one before.
@@ -141,8 +145,8 @@ void bind_memory(py::module_& m) {
   using namespace pybind11::literals;
   m.def("set_numpy_handler", &set_handler, "handler"_a);
   m.def("available_memory", &available_memory, "root"_a = "");
-  py::class_<Heap, std::shared_ptr<Heap>>(m, "Heap")
-      .def(py::init<int, uint32_t, uint64_t>(), "fd"_a, "regions"_a, "region_bytes"_a)
+  OwnedClass<Heap>(m, "Heap")
+      .def(made<Heap, int, uint32_t, uint64_t>(), "fd"_a, "regions"_a, "region_bytes"_a)
       .def("contains", [](const Heap& h, uintptr_t p,
                           uint64_t nbytes) { return h.contains(pointer(p), nbytes); })
       .def("is_aliased", [](const Heap& h, uintptr_t p,
@@ -153,8 +157,8 @@ void bind_memory(py::module_& m) {
       .def("usage", [](Heap& h, uint32_t region) {
         return py::make_tuple(h.pool(region).used_bytes(), h.pool(region).kept_bytes());
       });
-  py::class_<Registration, std::shared_ptr<Registration>>(m, "Registration")
-      .def(py::init<std::shared_ptr<Heap>>(), "heap"_a)
+  OwnedClass<Registration>(m, "Registration")
+      .def(made<Registration, std::shared_ptr<Heap>>(), "heap"_a)
       .def("move_in", [](Registration& r, uint32_t region, uintptr_t data,
                          uint64_t nbytes) { r.move_in(region, pointer<char>(data), nbytes); })
       .def_property_readonly("is_in", &Registration::is_in)
@@ -178,11 +182,11 @@ void bind_memory(py::module_& m) {
       .def_property_readonly("heap_address", [](const Registration& r) {
         return reinterpret_cast<uintptr_t>(r.heap_address());
       });
-  py::class_<Hold>(m, "Hold")
-      .def(py::init<std::shared_ptr<Registration>>(), "held"_a)
+  OwnedClass<Hold>(m, "Hold")
+      .def(made<Hold, std::shared_ptr<Registration>>(), "held"_a)
       .def("end", &Hold::end);
   using Copies = std::vector<std::tuple<uintptr_t, uintptr_t, uint64_t>>;  // to, from, bytes
-  py::class_<Detours, std::shared_ptr<Detours>>(m, "Detours")
+  OwnedClass<Detours>(m, "Detours")
       .def(py::init([](const Copies& before, const Copies& after) {
              auto detours = std::make_shared<Detours>();
              const auto add = [](std::vector<Detours::Copy>& to, const Copies& copies) {

@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
+#include "bindings/owned_class.h"
 #include "p2p/mailbox.h"
 #include "p2p/postbox.h"
 #include "transports/messages/message_engine.h"
@@ -58,7 +59,7 @@ BoundStage make_stage(BoundStagePieces pieces) {
 
 void bind_two_level(py::module_& m) {
   using namespace pybind11::literals;
-  py::class_<StagedCall, std::shared_ptr<StagedCall>>(m, "StagedCall")
+  OwnedClass<StagedCall>(m, "StagedCall")
       .def(py::init([](const std::vector<std::array<BoundStagePieces, 4>>& slices,
                        uint64_t scratch_bytes, bool hosts_first) {
              auto call = std::make_shared<StagedCall>();
@@ -71,8 +72,9 @@ void bind_two_level(py::module_& m) {
              return call;
            }),
            "slices"_a, "scratch_bytes"_a, "hosts_first"_a);
-  py::class_<TwoLevelEngine, std::shared_ptr<TwoLevelEngine>>(m, "TwoLevelEngine")
-      .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<MessageEngine>>(), "node"_a, "flat"_a)
+  OwnedClass<TwoLevelEngine>(m, "TwoLevelEngine")
+      .def(made<TwoLevelEngine, std::shared_ptr<Engine>, std::shared_ptr<MessageEngine>>(),
+           "node"_a, "flat"_a)
       .def("site", &TwoLevelEngine::site)
       .def(
           "run",
@@ -87,15 +89,15 @@ void bind_two_level(py::module_& m) {
 
 void bind_message_engine(py::module_& m) {
   using namespace pybind11::literals;
-  py::class_<Transport, std::shared_ptr<Transport>>(m, "Transport");
-  py::class_<MpiApi, Transport, std::shared_ptr<MpiApi>>(m, "MpiApi")
+  OwnedClass<Transport>(m, "Transport");
+  OwnedClass<MpiApi, Transport>(m, "MpiApi")
       .def(py::init(&make_mpi), "module"_a, "comm"_a, "byte"_a, "tag_ub"_a, "multiple"_a,
            "proc_failed"_a);
-  py::class_<SocketApi, Transport, std::shared_ptr<SocketApi>>(m, "SocketApi")
-      .def(py::init<std::vector<int>, std::vector<std::string>>(), "sockets"_a, "names"_a)
+  OwnedClass<SocketApi, Transport>(m, "SocketApi")
+      .def(made<SocketApi, std::vector<int>, std::vector<std::string>>(), "sockets"_a, "names"_a)
       .def("close", &SocketApi::close, "patience_s"_a = 1.0, Release())
       .def("forget", &SocketApi::forget);
-  py::class_<MessageEngine, std::shared_ptr<MessageEngine>> engine(m, "MessageEngine");
+  OwnedClass<MessageEngine> engine(m, "MessageEngine");
   add_engine_methods<MessageEngine>(m, engine);
   engine
       .def(py::init(&make_engine), "api"_a, "members"_a, "rank"_a, "context"_a, "timeout_s"_a,
@@ -139,21 +141,23 @@ void bind_p2p(py::module_& m) {
       .value("NEVER", Offers::kNever)
       .value("WANTED", Offers::kWanted)
       .value("ALWAYS", Offers::kAlways);
-  const auto constructor = py::init<std::shared_ptr<Engine>, Offers>();
-  py::class_<Mailboxes, std::shared_ptr<Mailboxes>> mailboxes(m, "Mailboxes");
-  mailboxes.def(constructor, "engine"_a, "offers"_a = Offers::kNever);
+  OwnedClass<Mailboxes> mailboxes(m, "Mailboxes");
+  mailboxes.def(made<Mailboxes, std::shared_ptr<Engine>, Offers>(), "engine"_a,
+                "offers"_a = Offers::kNever);
   add_send_recv<Mailboxes, double>(mailboxes);
-  py::class_<Postbox> postbox(m, "Postbox");
-  postbox.def(constructor, "engine"_a, "offers"_a = Offers::kNever)
-      .def(py::init<std::shared_ptr<Engine>, std::shared_ptr<Mailboxes>>());
+  OwnedClass<Postbox> postbox(m, "Postbox");
+  postbox
+      .def(made<Postbox, std::shared_ptr<Engine>, Offers>(), "engine"_a,
+           "offers"_a = Offers::kNever)
+      .def(made<Postbox, std::shared_ptr<Engine>, std::shared_ptr<Mailboxes>>());
   add_postbox_methods<Postbox>(postbox);
-  py::class_<MessageMailbox, std::shared_ptr<MessageMailbox>> message_mailbox(m, "MessageMailbox");
-  message_mailbox.def(py::init<std::shared_ptr<MessageEngine>>(), "engine"_a)
+  OwnedClass<MessageMailbox> message_mailbox(m, "MessageMailbox");
+  message_mailbox.def(made<MessageMailbox, std::shared_ptr<MessageEngine>>(), "engine"_a)
       .def_property_readonly("given_up", &MessageMailbox::given_up);
   add_send_recv<MessageMailbox, double>(message_mailbox);
-  py::class_<MessagePostbox> message_postbox(m, "MessagePostbox");
-  message_postbox.def(py::init<std::shared_ptr<MessageEngine>>(), "engine"_a)
-      .def(py::init<std::shared_ptr<MessageEngine>, std::shared_ptr<MessageMailbox>>());
+  OwnedClass<MessagePostbox> message_postbox(m, "MessagePostbox");
+  message_postbox.def(made<MessagePostbox, std::shared_ptr<MessageEngine>>(), "engine"_a)
+      .def(made<MessagePostbox, std::shared_ptr<MessageEngine>, std::shared_ptr<MessageMailbox>>());
   add_postbox_methods<MessagePostbox>(message_postbox);
 }
 

@@ -5,6 +5,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/fast_path.h"
+#include "bindings/owned_class.h"
 #include "kernels/fold/fold.h"
 
 namespace py = pybind11;
@@ -142,16 +143,16 @@ PYBIND11_MODULE(_C, m) {
   bind_message_engine(m);
   m.def("sizes",
         [] { return py::make_tuple(sizeof(Instr), sizeof(Operand), kDTypeCount, kReduceOpCount); });
-  py::class_<Plan, std::shared_ptr<Plan>>(m, "Plan").def(
-      py::init(&make_plan), "code"_a, "operands"_a, "world_size"_a, "rank"_a, "chunks"_a, "slots"_a,
-      "rounds"_a, "direct"_a, "messages"_a = false);
-  py::class_<BoundCall, std::shared_ptr<BoundCall>>(m, "BoundCall")
+  OwnedClass<Plan>(m, "Plan").def(py::init(&make_plan), "code"_a, "operands"_a, "world_size"_a,
+                                  "rank"_a, "chunks"_a, "slots"_a, "rounds"_a, "direct"_a,
+                                  "messages"_a = false);
+  OwnedClass<BoundCall>(m, "BoundCall")
       .def_property_readonly("direct", [](const BoundCall& call) { return call.plan->direct; })
       .def_property_readonly("descriptor", [](const BoundCall& c) { return c.descriptor; })
       .def_property_readonly("count", [](const BoundCall& c) { return c.count; });
   bind_control(m);
-  py::class_<Trace, std::shared_ptr<Trace>>(m, "Trace")
-      .def(py::init<size_t>(), "capacity"_a)
+  OwnedClass<Trace>(m, "Trace")
+      .def(made<Trace, size_t>(), "capacity"_a)
       .def_property_readonly("lost", &Trace::lost)
       .def("take", [](Trace& trace) {  // records as bytes
         std::vector<TraceRecord> taken(trace.waiting());
@@ -159,7 +160,7 @@ PYBIND11_MODULE(_C, m) {
         return py::bytes(reinterpret_cast<const char*>(taken.data()),
                          taken.size() * sizeof(TraceRecord));
       });
-  py::class_<Engine, std::shared_ptr<Engine>> engine(m, "Engine");
+  OwnedClass<Engine> engine(m, "Engine");
   add_engine_methods<Engine>(m, engine);
   engine.def(py::init(&make_engine), "control"_a, "heap"_a, "rank"_a, "timeout_s"_a, "threads"_a)
       .def(
@@ -190,7 +191,8 @@ PYBIND11_MODULE(_C, m) {
           },
           "call"_a, "x"_a, "out"_a, "site"_a, "timeout_s"_a, "detours"_a = nullptr, Release())
       .def("trace", &Engine::trace, "trace"_a, Release())
-      .def("hold", &Engine::hold, py::keep_alive<0, 1>())
+      .def(
+          "hold", [](Engine& e) { return std::shared_ptr<Use>(e.hold()); }, py::keep_alive<0, 1>())
       .def("drain", &Engine::drain, Release())
       .def(
           "check_peers", [](Engine& e) { e.check(kNoRank, Pulse::kYield); }, Release())

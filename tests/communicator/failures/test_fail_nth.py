@@ -17,16 +17,11 @@ def library(tmp_path_factory):
     return fail_nth.build(tmp_path_factory.mktemp("preload"))
 
 
-# Where pybind11 has no memory to register an object that a shared_ptr holds, it frees the object
-# itself: an abort within malloc. Which call that is differs from run to run.
-PYBIND11 = pytest.mark.xfail(strict=False, reason="pybind11 frees what a shared_ptr owns")
-
-
 @pytest.mark.parametrize(
     ("kinds", "every"),
     [
         ("map memfd resize reserve socket thread", 11),
-        pytest.param("memory", 500, marks=PYBIND11),
+        ("memory", 150),
         ("futex", 50),
     ],
 )
