@@ -94,7 +94,8 @@ void bind_message_engine(py::module_& m) {
       .def(py::init(&make_mpi), "module"_a, "comm"_a, "byte"_a, "tag_ub"_a, "multiple"_a,
            "proc_failed"_a);
   OwnedClass<SocketApi, Transport>(m, "SocketApi")
-      .def(made<SocketApi, std::vector<int>, std::vector<std::string>>(), "sockets"_a, "names"_a)
+      .def(made<SocketApi, std::vector<int>, std::vector<std::string>, double>(), "sockets"_a,
+           "names"_a, "silence_s"_a = SocketApi::kSilenceS)
       .def("close", &SocketApi::close, "patience_s"_a = 1.0, Release())
       .def("forget", &SocketApi::forget);
   OwnedClass<MessageEngine> engine(m, "MessageEngine");

@@ -332,7 +332,8 @@ std::string MessageEngine::name_dead_rank(const std::string& text) {
   const std::lock_guard lock(mutex_);
   departed_[static_cast<size_t>(dead)] = true;
   const Loss found = link_.loss(static_cast<uint32_t>(dead));
-  return "rank " + std::to_string(dead) + " has died (" + (found.order ? found.text : text) + ")";
+  const std::string who = "rank " + std::to_string(dead);
+  return found.order ? who + " is lost (" + found.text + ")" : who + " has died (" + text + ")";
 }
 
 void MessageEngine::attempt(const std::function<void()>& part) {

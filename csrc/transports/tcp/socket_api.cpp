@@ -18,23 +18,21 @@
 #include "base/error.h"
 #include "kernels/fold/fold.h"
 #include "transports/messages/wire.h"
+#include "transports/tcp/silence.h"
 
 namespace pycoll {
 namespace {
 
-constexpr uint32_t kMagic = 0x70634D31;
-constexpr int kGoodbye = -1;                 // instead of a tag
-constexpr int kTurns = 16;                   // reads from one rank before others have a turn
-constexpr uint64_t kReadBytes = 1 << 20;     // at a time
-constexpr uint64_t kAnswerNs = 200'000'000;  // for the goodbyes of others
+constexpr int kTurns = 16;                // reads from one rank before others have a turn
+constexpr uint64_t kReadBytes = 1 << 20;  // at a time
 
 // Tag of the notices of the communicator to which a tag belongs.
 int notices_of(int tag) { return tag - tag % kLanes + static_cast<int>(Lane::kNotice); }
 
 }  // namespace
 
-SocketApi::SocketApi(std::vector<int> sockets, std::vector<std::string> names)
-    : Transport(INT_MAX, true), peers_(sockets.size()), pid_(getpid()) {
+SocketApi::SocketApi(std::vector<int> sockets, std::vector<std::string> names, double silence_s)
+    : Transport(INT_MAX, true), peers_(sockets.size()), silence_s_(silence_s), pid_(getpid()) {
   for (size_t r = 0; r < sockets.size(); ++r) peers_[r].socket = sockets[r];
   try {
     open(names);
@@ -53,8 +51,12 @@ void SocketApi::open(const std::vector<std::string>& names) {
   for (size_t r = 0; r < peers_.size(); ++r) {
     Peer& p = peers_[r];
     p.name = names.at(r);
-    if (p.socket < 0) continue;
+    if (p.socket < 0) {
+      own_name_ = p.name;
+      continue;
+    }
     fcntl(p.socket, F_SETFL, fcntl(p.socket, F_GETFL) | O_NONBLOCK);
+    ask_when_idle(p.socket, silence_s_);
     event = {.events = EPOLLIN, .data = {.u64 = r}};
     COLL_CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, p.socket, &event) == 0, "TransportError",
                "the connection to ", p.name, ": ", std::strerror(errno));
@@ -119,11 +121,6 @@ bool SocketApi::probe(int src, int tag) {
   return found != p.arrived.end() && !found->second.empty();
 }
 
-Loss SocketApi::loss(int rank) {
-  const std::lock_guard lock(mutex_);
-  return describe_loss(peer(rank));
-}
-
 void SocketApi::cancel(Request& req) {
   if (req == 0) return;
   auto* operation = reinterpret_cast<Operation*>(req);
@@ -181,48 +178,11 @@ void SocketApi::watch(Peer& p) {
   epoll_ctl(epoll_, EPOLL_CTL_MOD, p.socket, &event);
 }
 
-// Ends a connection: its rank has died, or has sent what no rank sends (`fault`).
-void SocketApi::lose(Peer& p, std::string_view fault) {
-  if (p.lost) return;
-  p.lost = true;
-  p.fault = fault;
-  if (!fault.empty()) p.said_goodbye = false;
-  if (!p.said_goodbye && p.socket >= 0) p.loss_order = ++losses_;
-  epoll_ctl(epoll_, EPOLL_CTL_DEL, p.socket, nullptr);
-  shutdown(p.socket, SHUT_RDWR);  // the other end hears of it if the fault is here
-  for (Outgoing& out : p.queue) {
-    if (out.operation != nullptr) out.operation->done = true;
-  }
-  p.queue.clear();
-  if (p.message != nullptr) p.arrived[p.frame.tag].pop_back();  // nobody will have the rest
-  p.message = nullptr;
-}
-
-Loss SocketApi::reject(int rank, const std::string& why) {
-  const std::lock_guard lock(mutex_);
-  lose(peer(rank), why);
-  return describe_loss(peer(rank));
-}
-
 // Whether a message is as large as its receive expects; ends the connection otherwise.
 bool SocketApi::fits(Peer& p, const Operation& operation, uint64_t nbytes) {
   if (nbytes >= operation.least && nbytes <= operation.most) return true;
   lose(p, "a message of another size than its receive expects");
   return false;
-}
-
-Loss SocketApi::describe_loss(const Peer& p) {
-  if (p.loss_order == 0) return {};
-  if (!p.fault.empty()) {
-    return {p.loss_order, "TransportError",
-            p.name + " has sent " + p.fault + ", so its connection was ended"};
-  }
-  if (p.refused_bytes == 0)
-    return {p.loss_order, "PeerLost", p.name + " died: its connection has ended"};
-  return {p.loss_order, "PeerLost",
-          p.name + " is lost: there was no memory for a message of " +
-              std::to_string(p.refused_bytes) +
-              " bytes from it that nobody had asked for yet, so its connection was ended"};
 }
 
 // Reads what has come. The mutex is held.
@@ -301,10 +261,16 @@ void SocketApi::end_message(Peer& p) {
 void SocketApi::serve() {
   constexpr int kEvents = 16;
   epoll_event events[kEvents];
+  const int look_ms = static_cast<int>(std::clamp(silence_s_ * 1000 / 8, 10.0, 1000.0));
+  uint64_t next_look_ns = 0;
   for (;;) {
-    const int count = epoll_wait(epoll_, events, kEvents, -1);
+    const int count = epoll_wait(epoll_, events, kEvents, look_ms);
     const std::lock_guard lock(mutex_);
     if (closed_) return;
+    if (now_ns() >= next_look_ns) {
+      end_silent();
+      next_look_ns = now_ns() + static_cast<uint64_t>(look_ms) * 1'000'000;
+    }
     for (int i = 0; i < count; ++i) {
       if (events[i].data.u64 >= peers_.size()) continue;
       Peer& p = peers_[events[i].data.u64];
@@ -312,73 +278,6 @@ void SocketApi::serve() {
       if (!p.lost && (events[i].events & EPOLLOUT) != 0) send_queued(p);
     }
   }
-}
-
-// Bytes that may not have reached the ranks that have not said goodbye, who still want them.
-uint64_t SocketApi::unsent() {
-  const std::lock_guard lock(mutex_);
-  uint64_t bytes = 0;
-  for (const Peer& p : peers_) {
-    if (p.socket < 0 || p.lost || p.said_goodbye) continue;
-    for (const Outgoing& out : p.queue) bytes += sizeof(Frame) + out.frame.nbytes - out.sent;
-    int in_system = 0;
-    if (ioctl(p.socket, SIOCOUTQ, &in_system) == 0) bytes += static_cast<uint64_t>(in_system);
-  }
-  return bytes;
-}
-
-void SocketApi::close(double patience_s) {
-  if (getpid() != pid_) {
-    if (thread_.joinable()) static_cast<void>(new std::thread(std::move(thread_)));
-    return;
-  }
-  {
-    const std::lock_guard lock(mutex_);
-    if (closing_) return;
-    closing_ = true;
-    for (Peer& p : peers_) {
-      if (p.socket < 0 || p.lost) continue;
-      p.queue.push_back({{kGoodbye, kMagic, 0}, nullptr, 0, nullptr});
-      send_queued(p);
-    }
-  }
-  const WaitPolicy sleeping{.spins = 0, .yield_us = 0};
-  const uint64_t start = now_ns();
-  uint64_t least = UINT64_MAX, deadline = 0;
-  const auto delivered = [&] {
-    const uint64_t left = unsent();
-    if (left < least) deadline = now_ns() + static_cast<uint64_t>(patience_s * 1e9);
-    least = std::min(least, left);
-    return left == 0;
-  };
-  wait_until(sleeping, Bell{}, delivered, [&](Pulse) { return now_ns() >= deadline; });
-  const auto answered = [&] {
-    const std::lock_guard lock(mutex_);
-    return std::all_of(peers_.begin(), peers_.end(),
-                       [&](const Peer& p) { return p.socket < 0 || p.lost || p.said_goodbye; });
-  };
-  wait_until(sleeping, Bell{}, answered, [&](Pulse) { return now_ns() >= start + kAnswerNs; });
-  {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-    const uint64_t one = 1;
-    static_cast<void>(!write(wake_, &one, sizeof(one)));
-  }
-  thread_.join();
-  const std::lock_guard lock(mutex_);
-  for (Peer& p : peers_) lose(p);  // ends what it was given and has not sent
-  forget();
-}
-
-void SocketApi::forget() {
-  for (Peer& p : peers_) {
-    if (p.socket >= 0) ::close(p.socket);
-    p.socket = -1;
-    p.lost = true;
-  }
-  ::close(epoll_);
-  ::close(wake_);
-  epoll_ = wake_ = -1;
 }
 
 }  // namespace pycoll

@@ -4,7 +4,8 @@
 // read and written, so messages make progress while the rank computes.
 //
 // A connection that ends without a goodbye is a rank that died. One that brings what no rank sends
-// (see wire.h), or a message for which there is no memory, is ended.
+// (see wire.h), or a message for which there is no memory, is ended. So is one whose other system
+// no longer answers (silence.h): its host has no power or no network.
 #pragma once
 
 #include <deque>
@@ -21,9 +22,12 @@ namespace pycoll {
 
 class SocketApi : public Transport {
  public:
+  static constexpr double kSilenceS = 30;
+
   // `sockets`: for each rank a connected stream socket, which now belongs to this object; -1 for
-  // this rank. `names`: what error messages call each rank. Throws TransportError.
-  SocketApi(std::vector<int> sockets, std::vector<std::string> names);
+  // this rank. `names`: what error messages call each rank. `silence_s`: how long the system of
+  // another rank may leave questions without an answer. Throws TransportError.
+  SocketApi(std::vector<int> sockets, std::vector<std::string> names, double silence_s = kSilenceS);
   ~SocketApi() override { close(); }
 
   // What is sent to a rank that has died is dropped. test() of a receive from it throws PeerLost,
@@ -44,6 +48,9 @@ class SocketApi : public Transport {
   void forget();
 
  private:
+  static constexpr uint32_t kMagic = 0x70634D31;
+  static constexpr int kGoodbye = -1;  // instead of a tag
+
   struct Frame {
     int32_t tag = 0;
     uint32_t magic = 0;
@@ -74,6 +81,7 @@ class SocketApi : public Transport {
     std::string name;
     bool lost = false, said_goodbye = false;
     uint32_t loss_order = 0;     // if lost without a goodbye
+    bool silent = false;         // and without an end
     uint64_t refused_bytes = 0;  // of the message for which there was no memory
     std::string fault;           // why what it has sent cannot come from a rank
     std::deque<Outgoing> queue;
@@ -96,7 +104,8 @@ class SocketApi : public Transport {
   void send_queued(Peer& peer);
   void lose(Peer& peer, std::string_view fault = {});
   bool fits(Peer& peer, const Operation& operation, uint64_t nbytes);
-  static Loss describe_loss(const Peer& peer);
+  Loss describe_loss(const Peer& peer) const;
+  void end_silent();
   void watch(Peer& peer);
   uint64_t unsent();
   bool notice_waits(const Peer& peer, int tag) const;
@@ -106,6 +115,8 @@ class SocketApi : public Transport {
   int epoll_ = -1, wake_ = -1;
   bool closing_ = false, closed_ = false;
   std::thread thread_;
+  std::string own_name_;
+  const double silence_s_;
   const int pid_;  // a child made by fork has no thread to join
 };
 

@@ -31,6 +31,7 @@ Sockets = list[socket.socket | None]  # by rank; None for this one
 _INTERFACES = ("PYCOLL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915
 _OWN_FILES = 2  # of `open_api`
+_MOST_SILENCE_S = 30.0
 
 
 class Board(Protocol):
@@ -145,18 +146,23 @@ def _prepare(
     return Endpoint(server.getsockname()[1], where, new_word()), server, spare
 
 
-def open_api(sockets: Sockets, names: Sequence[str]) -> _C.SocketApi:
+def open_api(
+    sockets: Sockets, names: Sequence[str], timeout_s: float = _MOST_SILENCE_S
+) -> _C.SocketApi:
     """Make what sends messages through connected sockets, which are its own from now on.
+
+    A rank whose host does not answer for half of `timeout_s`, or for 30 s, is lost: a call that
+    waits for it learns so before its time is over.
 
     Raises:
         TransportError: If the system has no means left for it.
     """
     for found in filter(None, sockets):
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     fds = [-1 if s is None else s.detach() for s in sockets]
+    silence_s = min(timeout_s / 2, _MOST_SILENCE_S)
     try:
-        api = raising(_C.SocketApi, fds, list(names))
+        api = raising(_C.SocketApi, fds, list(names), silence_s)
     except RuntimeError as error:  # of the C++ library: no thread
         raise TransportError(f"cannot serve connections: {error}") from error
     _forget_in_children(api)

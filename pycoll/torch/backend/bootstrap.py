@@ -187,7 +187,7 @@ def _join_hosts(
         topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
 
         def over_tcp() -> MpiJob:
-            api = tcp_connections.open_api(ends, names)
+            api = tcp_connections.open_api(ends, names, limit)
             return MpiJob(api, None, cards, shared.hosts, "TCP")
 
         def make() -> MpiSession:
