@@ -37,7 +37,7 @@ from worlds_torch import take_host  # noqa: E402
 LIMIT_S = 6.0  # of a call
 SLACK_S = 2.0  # for what follows a failure
 TOLD_S = 1.0
-CALLS = 120
+CALLS = 200
 SIZES = (1, 100, 5000, 70_000)
 HARMLESS = ("none", "slow", "blink", "doze")
 FAULTS = (*HARMLESS, "kill", "crash", "cut", "mute", "deaf", "pair", "freeze")
@@ -132,7 +132,7 @@ class Fault:
 
     def __init__(self, rng, places, only):
         self.kind = rng.choice(only)
-        self.delay_s = rng.random() * 0.4
+        self.delay_s = rng.random() * 0.1
         self.last_s = rng.uniform(0.1, 0.6)
         self.host = rng.choice(sorted(set(places)))
         self.other = rng.choice(sorted(set(places) - {self.host}))
