@@ -29,7 +29,8 @@ class Progress:
         self.seconds += report.seconds
         live = comm.rank == 0 and sys.stdout.isatty()
         if live:
-            print(f"\r{self.head(step, report.loss)}\x1b[K", end="", flush=True)
+            text = f"{self.head(step, report.loss)}  {self.bar(step)}"
+            print(f"\r{text}\x1b[K", end="", flush=True)
         if (step + 1) % args.every and step + 1 < args.steps:
             return
         shares = comm.all_gather(np.array([[self.waits / self.seconds]]))[:, 0]
@@ -49,6 +50,14 @@ class Progress:
 
     def head(self, step, loss):
         return f"step {step + 1:5}/{self.trainer.args.steps}  loss {loss:.4f}"
+
+    def bar(self, step, width=24):
+        """Draw how far it is, and when it will be over."""
+        steps = self.trainer.args.steps
+        done = width * (step + 1) // steps
+        left = round((self.all_seconds + self.seconds) / len(self.losses) * (steps - step - 1))
+        hours, rest = divmod(left, 3600)
+        return f"[{'#' * done}{'.' * (width - done)}] {hours}:{rest // 60:02}:{rest % 60:02} left"
 
     def test(self, loss):
         self.tests.append((len(self.losses), loss))

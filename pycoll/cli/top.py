@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import time
 from typing import Any
 
 from pycoll.cli.common.arguments import at_least
@@ -12,6 +11,7 @@ from pycoll.cli.status import JOB
 from pycoll.errors import ArgumentError
 from pycoll.observe.look import look
 from pycoll.observe.page import HEAD, RIGHT, lines
+from pycoll.observe.shares import watch
 from pycoll.observe.status import Status, compare
 
 
@@ -43,12 +43,12 @@ def main(args: argparse.Namespace) -> int:
         Live(console=Console(), auto_refresh=False) as live,
     ):
         while args.rounds is None or shown < args.rounds:
-            time.sleep(max(args.every, 0.1))
+            shares = watch(before, max(args.every, 0.1))
             try:
                 after = look(number)
             except ArgumentError:
                 break  # the job has ended
-            live.update(picture(compare(before, after), live.console.height), refresh=True)
+            live.update(picture(compare(before, after, shares), live.console.height), refresh=True)
             before, shown = after, shown + 1
     return 0
 

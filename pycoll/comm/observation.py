@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pycoll.errors import ArgumentError
-from pycoll.observe.attach import watcher_of
+from pycoll.observe.attach import note_step, watcher_of
 from pycoll.observe.stats import Stats, read
 from pycoll.runtime.sessions.session import Session
 
@@ -28,6 +28,14 @@ class Observation:
             CommClosed: After `close`.
         """
         return read(self._session)
+
+    def note_step(self, samples: int) -> None:
+        """Note in a trace, if one is under way, how many samples this rank had in a step.
+
+        `pycoll report` then tells a rank with more samples from one that is slow. The engines of
+        `pycoll.parallel` do so by themselves.
+        """
+        note_step(self._session, samples)
 
     @contextmanager
     def trace(self, folder: str | os.PathLike[str]) -> Iterator[Path]:

@@ -61,6 +61,13 @@ def watcher_of(session: Any) -> Watcher:
     return session.observer
 
 
+def note_step(session: Any, samples: int) -> None:
+    """Tell a trace under way how many samples this rank had in a step of training."""
+    watcher = session.observer
+    if watcher is not None and watcher.tracer is not None:
+        watcher.tracer.note_step(samples)
+
+
 def attach(session: Any) -> None:
     """Begin what the settings of a new session ask for.
 

@@ -9,6 +9,9 @@ from pycoll.observe.status import ANYONE, RankStatus, Status
 
 _LONG_S = 0.5  # a wait that is worth a word
 _SWAPPED = 16 << 20  # bytes in swap from where on a rank counts as swapped out
+_FAULTS = 100  # pages from a disk per second, likewise
+_UNEVEN = 0.2  # of the time of the others that waits for one rank cost, to be worth a word
+_FAIR = 0.5  # of what the others wait: a rank that waits less has more to do than they
 _STARVED = 0.25  # of the time without a core, from where on cores are too few
 GONE = ("gone", "left", "closed")
 
@@ -49,7 +52,27 @@ def find_causes(status: Status) -> list[Finding]:
     """Return what is wrong, the culprit of the longest wait first."""
     found = [*_failed(status), *_deadlocks(status), *_held_up(status)]
     found.sort(key=lambda finding: -finding.waited_s)
-    return found + _starved(status)
+    return (found or _uneven(status)) + _starved(status)
+
+
+def _uneven(status: Status) -> list[Finding]:
+    """Find the rank that others mostly wait for, though calls go on."""
+    there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent")]
+    worst = max(there, key=lambda rank: rank.blamed, default=None)
+    if worst is None or len(there) < 2 or worst.blamed < _UNEVEN:
+        return []
+    mean = sum(rank.waiting for rank in there if rank is not worst) / (len(there) - 1)
+    if worst.waiting > _FAIR * mean:
+        return []  # they take turns
+    share = worst.blamed / sum(rank.blamed for rank in there)
+    cause, what, advice = _why(worst)
+    if cause not in ("stopped", "swapped", "starved", "blocked"):
+        cause, what = "uneven", f"has more to do between calls than the others (process {worst.pid}"
+        what += f": {worst.busy:.0%} of a core)"
+        advice = "divide samples, tokens or layers evenly; a trace tells how much each rank has"
+    text = f"rank {worst.rank} {what}; the others wait {mean:.0%} of the time, {share:.0%} of that "
+    text += f"for it, and it waits {worst.waiting:.0%}"
+    return [Finding(cause, [worst.rank], text, advice)]
 
 
 def _failed(status: Status) -> list[Finding]:
@@ -139,7 +162,7 @@ def _why(rank: RankStatus) -> tuple[str, str, str]:
         how = {"gone": "is dead", "left": "has left", "closed": "has closed its communicator"}
         why = f": {rank.why}" if rank.why else ""
         return rank.state, f"{how[rank.state]} ({process}){after}{why}", "look at its output"
-    if rank.swap_bytes >= _SWAPPED or rank.faults_per_s > 100:
+    if rank.swap_bytes >= _SWAPPED or rank.faults_per_s > _FAULTS:
         size = f"{rank.swap_bytes / (1 << 20):,.0f} MiB of its memory"
         rate = f"{rank.faults_per_s:,.0f} pages/s come from a disk"
         what = f"is swapped out ({process}: {size} in swap, {rate}){after}"
@@ -169,7 +192,7 @@ def _starved(status: Status) -> list[Finding]:
     """Say so where ranks have fewer cores than there are ranks, and feel it."""
     there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent")]
     starved = [rank for rank in there if rank.ready >= _STARVED]
-    if not starved:
+    if not starved or not there:
         return []
     cores = max(rank.cores for rank in there)
     worst = max(starved, key=lambda rank: rank.ready)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from pycoll.observe.find import find, heap_bytes
+from pycoll.observe.find import Job, find, heap_bytes
 from pycoll.observe.processes import Process, command_of, read
 
 ABSENT, RUN, LEFT, CLOSED = range(4)  # Phase of csrc/memory/control.h
@@ -40,6 +40,7 @@ class Look:
         groups: Its communicators; the first has all ranks.
         processes: That of each rank, as far as it is there.
         heap_bytes: Symmetric memory of each rank.
+        job: The job, to look at it again.
     """
 
     number: int
@@ -48,6 +49,7 @@ class Look:
     groups: list[Group]
     processes: list[Process | None]
     heap_bytes: list[int]
+    job: Job
 
     @property
     def world_size(self) -> int:
@@ -67,7 +69,8 @@ def look(number: int | None = None, calls: int = 1) -> Look:
     """
     job = find(number)
     world = job.segments[0].pids
-    apart = len(set(world)) == len(world)  # not ranks that are threads of one process
+    here = [pid for pid in world if pid]
+    apart = len(set(here)) == len(here)  # not ranks that are threads of one process
     place = {pid: rank for rank, pid in enumerate(world) if pid}
     groups = []
     for i, segment in enumerate(job.segments if apart else job.segments[:1]):
@@ -83,6 +86,7 @@ def look(number: int | None = None, calls: int = 1) -> Look:
         groups,
         processes,
         heap_bytes(job.heap, len(world)),
+        job,
     )
 
 

@@ -11,13 +11,14 @@ HEAD = (
     "state",
     "for",
     "waits for",
+    "waits",
     "calls",
     "calls/s",
     "core",
     "heap",
     "newest call",
 )
-RIGHT = (0, 1, 3, 5, 6, 7, 8)
+RIGHT = (0, 1, 3, 5, 6, 7, 8, 9)
 _FEW = 32  # ranks that are all shown
 
 
@@ -44,6 +45,7 @@ def cells(rank: RankStatus) -> list[str]:
         rank.state,
         f"{wait.seconds:.1f} s" if wait else "",
         peer,
+        f"{rank.waiting:.0%}",
         f"{rank.calls:,}",
         f"{rank.calls_per_s:,.0f}",
         f"{rank.busy:.0%}",

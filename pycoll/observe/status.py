@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pycoll.observe.look import ABSENT, CLOSED, LEFT, Group, Look, look
+from pycoll.observe.shares import Shares, watch
 from pycoll.runtime.sessions.reports import Call
 from pycoll.schedule.lowering.plan import DONE, ENTERED
 
@@ -54,6 +54,8 @@ class RankStatus:
         rss_bytes, swap_bytes: Memory of its process, and what of that lies in swap.
         cores: How many it may use.
         why: Why it left.
+        waiting: Share of the time in which it waited.
+        blamed: Share of the time in which others waited, in the end, for it.
     """
 
     rank: int
@@ -74,6 +76,8 @@ class RankStatus:
     swap_bytes: int
     cores: int
     why: str
+    waiting: float = 0.0
+    blamed: float = 0.0
 
     @property
     def where(self) -> str:
@@ -106,19 +110,19 @@ class Status:
         return asdict(self)
 
 
-def status(number: int | None = None, interval_s: float = 0.25) -> Status:
-    """Look at a job twice; see `pycoll.observe.look.look`."""
+def status(number: int | None = None, interval_s: float = 0.5) -> Status:
+    """Look at a job for some time; see `pycoll.observe.look.look`."""
     before = look(number)
-    time.sleep(interval_s)
-    return compare(before, look(before.number))
+    shares = watch(before, interval_s)
+    return compare(before, look(before.number), shares)
 
 
-def compare(before: Look, after: Look) -> Status:
-    """Return the status of a job at the second of two looks."""
+def compare(before: Look, after: Look, shares: Shares) -> Status:
+    """Return the status of a job at the second of two looks, with what was seen between them."""
     earlier = {group.key: group for group in before.groups}
     seconds = max(after.when - before.when, 1e-9)
     ranks = [
-        _rank(rank, seconds, before, after, [(g, earlier.get(g.key)) for g in after.groups])
+        _rank(rank, seconds, before, after, [(g, earlier.get(g.key)) for g in after.groups], shares)
         for rank in range(after.world_size)
     ]
     sizes = [
@@ -134,6 +138,7 @@ def _rank(
     before: Look,
     after: Look,
     groups: list[tuple[Group, Group | None]],
+    shares: Shares,
 ) -> RankStatus:
     sights = [(g, g.ranks[g.members.index(rank)], old) for g, old in groups if rank in g.members]
     made, waits, newest = 0, [], None
@@ -176,6 +181,8 @@ def _rank(
         process.swap_bytes if process else 0,
         process.cores if process else 0,
         own["text"],
+        shares.waiting(rank),
+        shares.blamed.get(rank, 0) / max(1, shares.looks * (after.world_size - 1)),
     )
 
 

@@ -6,8 +6,9 @@ from pycoll.parallel.analysis.workload import Workload
 from pycoll.parallel.channels import Ledger
 from pycoll.parallel.checkpoint import Loaded, Saving, load, save
 from pycoll.parallel.elastic.run import Change, Elastic
-from pycoll.parallel.engine.data_parallel import DataParallel, StepReport
+from pycoll.parallel.engine.data_parallel import DataParallel
 from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.report import Scalars, StepReport
 from pycoll.parallel.hooks.compress import Compress
 from pycoll.parallel.hooks.powersgd import PowerSGD
 from pycoll.parallel.hooks.top_k import TopK
@@ -56,6 +57,7 @@ __all__ = [
     "Preset",
     "Sampler",
     "Saving",
+    "Scalars",
     "Sequential",
     "Served",
     "StepReport",

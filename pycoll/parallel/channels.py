@@ -46,6 +46,8 @@ class Ledger:
         calls: Number of collectives, by ``(purpose, group, collective)``.
         waits: Seconds spent waiting for communication, by purpose.
         stored: Bytes in a file now, by kind: ``optimizer`` and ``activation``.
+        bucket_waits: Of these, seconds for reductions of each bucket, by its first parameter.
+        peaks: Largest bytes of each kind since the last `reset_peak`.
     """
 
     def __init__(self) -> None:
@@ -55,6 +57,8 @@ class Ledger:
         self.wire: Counter[tuple[str, str]] = Counter()
         self.calls: Counter[tuple[str, str, str]] = Counter()
         self.waits: Counter[str] = Counter()
+        self.bucket_waits: Counter[str] = Counter()
+        self.peaks: Counter[str] = Counter()
         self._tracked: set[int] = set()
 
     def track(self, array: Any, kind: str) -> Any:
@@ -65,12 +69,14 @@ class Ledger:
         self.live[kind] += array.nbytes
         weakref.finalize(array, self._forget, id(array), kind, array.nbytes).atexit = False
         self.peak = max(self.peak, self.total)
+        self.peaks[kind] = max(self.peaks[kind], self.live[kind])
         return array
 
     def hold(self, kind: str, nbytes: int) -> None:
         """Count bytes that are in memory now, or if `nbytes` is negative are no longer."""
         self.live[kind] += nbytes
         self.peak = max(self.peak, self.total)
+        self.peaks[kind] = max(self.peaks[kind], self.live[kind])
 
     def _forget(self, array: int, kind: str, nbytes: int) -> None:
         self._tracked.discard(array)
@@ -83,7 +89,7 @@ class Ledger:
 
     def reset_peak(self) -> None:
         """Start to look for a new peak from what is held now."""
-        self.peak = self.total
+        self.peak, self.peaks = self.total, Counter(self.live)
 
     def count(self, collective: str, purpose: str, group: str, n: int, nbytes: int) -> None:
         """Count a call of n ranks on a full vector of nbytes."""

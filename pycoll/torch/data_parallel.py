@@ -14,8 +14,8 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.compare import gather_problems
 from pycoll.parallel.engine import data_parallel
 from pycoll.parallel.engine.agreement import most_micro_batches
-from pycoll.parallel.engine.data_parallel import StepReport
 from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.state.bucket import Bucket
 from pycoll.parallel.state.layout import Unit

@@ -50,6 +50,28 @@ STAGED = {
         "step()",
         r"rank 2 sleeps in its own code .* after .*; ranks 0, 1 have waited",
     ),
+    "more samples": (
+        3,
+        "while True:\n    time.sleep(0.04 if rank == 2 else 0.001)\n    step()",
+        r"rank 2 has more to do between calls than the others \(process \d+: \d+% of a core\); "
+        r"the others wait \d+% of the time, \d+% of that for it, and it waits \d+%",
+    ),
+    "pages from a disk": (
+        2,
+        "import mmap\n"
+        "with open(f'pages{rank}', 'wb') as file: file.write(bytes(1 << 22))\n"
+        "file = os.open(f'pages{rank}', os.O_RDONLY)\n"
+        "while True:\n"
+        "    if rank == 1:\n"
+        "        os.sync()\n"
+        "        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)\n"
+        "        with mmap.mmap(file, 0, prot=mmap.PROT_READ) as pages:\n"
+        "            pages.madvise(mmap.MADV_RANDOM)\n"
+        "            sum(pages[::4096])\n"
+        "    step()",
+        r"rank 1 is swapped out \(process \d+: 0 MiB of its memory in swap, [\d,]+ pages/s come "
+        r"from a disk\)",
+    ),
     "cores": (
         3,
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
@@ -71,8 +93,9 @@ def first_line(number):
 
 
 @pytest.mark.parametrize("name", STAGED)
-def test_the_first_line_names_rank_and_cause(job, name):
+def test_the_first_line_names_rank_and_cause(job, name, tmp_path, monkeypatch):
     n, text, want = STAGED[name]
+    monkeypatch.chdir(tmp_path)
     with job(n, text) as process:
         seen = []  # what the failure shows
 

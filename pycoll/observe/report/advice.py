@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pycoll.observe.causes import Finding
@@ -11,12 +13,15 @@ from pycoll.observe.report.analysis import SMALL, Analysis, RankRow
 _WORTH = 0.05  # of the time, from where on something is worth a word
 _SHARE = 0.5  # of what waits for the last to enter cost, from where on one rank is a straggler
 _GROWTH = 0.02  # of its memory per second
-_SAMPLES = 1.15  # bytes of a rank over the mean
+_SAMPLES = 1.15  # bytes, or samples, of a rank over the mean
+_FAULTS = 100  # pages from a disk per second,
+_SWAPPED = 16 << 20  # and bytes in swap, from where on a rank counts as swapped out
 
 
 def advise(seen: Analysis) -> list[Finding]:
     """Return what is worth knowing, the most expensive first."""
-    found = [*_failures(seen), *_stragglers(seen), *_growth(seen), *_small(seen), *_memory(seen)]
+    found = [*_failures(seen), *_stragglers(seen), *_growth(seen), *_small(seen)]
+    found += _memory(seen)
     found.sort(key=lambda finding: -finding.waited_s)
     return found
 
@@ -48,20 +53,33 @@ def _stragglers(seen: Analysis) -> list[Finding]:
     if worst is None or worst.cost_s < _WORTH * time or not calls:
         return []
     often, cost = worst.last / calls, worst.cost_s / time
-    text = f"rank {worst.rank} enters {often:.0%} of the calls last; the others lost "
+    why, advice = _why_late(seen, worst)
+    text = f"rank {worst.rank} enters {often:.0%} of the calls last{why}; the others lost "
     text += f"{worst.cost_s:.3g} s to that, {cost:.0%} of the time of all ranks"
-    mean = np.mean([row.nbytes for row in seen.ranks])
-    if worst.cost_s < _SHARE * sum(row.cost_s for row in seen.ranks):
-        advice = "the ranks take turns: look for uneven work, or too few cores"
-    elif worst.nbytes > _SAMPLES * mean:
-        advice = f"it moves {worst.nbytes / mean:.2f} times the mean bytes: divide the work evenly"
-    else:
-        advice = (
-            f"it computes longer between calls ({_between(seen, worst):.3g} s more than the mean): "
-            "give it fewer samples, or look at its processor, its disk, and its memory"
-        )
     share = worst.cost_s / waited if waited else 0.0
     return [Finding("straggler", [worst.rank], text, advice, min(share, 1.0) * waited)]
+
+
+def _why_late(seen: Analysis, worst: RankRow) -> tuple[str, str]:
+    """Return why a rank comes last, as far as the trace tells, and what to do."""
+    mean = np.mean([row.nbytes for row in seen.ranks])
+    samples = float(np.nanmean([row.samples for row in seen.ranks] or [math.nan]))
+    if worst.faults_per_s > _FAULTS or worst.swap_bytes > _SWAPPED:
+        why = f", for it is swapped out ({size(worst.swap_bytes)} in swap, "
+        why += f"{worst.faults_per_s:,.0f} pages/s from a disk)"
+        return why, "give the job more memory, or use less"
+    if worst.samples > _SAMPLES * samples:
+        why = f", for it has {worst.samples:.4g} samples a step where the mean is {samples:.4g}"
+        return why, "divide the samples evenly"
+    if worst.cost_s < _SHARE * sum(row.cost_s for row in seen.ranks):
+        return "", "the ranks take turns: look for uneven work, or too few cores"
+    if worst.nbytes > _SAMPLES * mean:
+        much = f"{worst.nbytes / mean:.2f} times the mean bytes"
+        return f", for it moves {much}", "divide the work evenly"
+    return "", (
+        f"it computes longer between calls ({_between(seen, worst):.3g} s more than the mean): "
+        "give it fewer samples, or look at its processor, its disk, and its memory"
+    )
 
 
 def _between(seen: Analysis, row: RankRow) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,9 @@ class RankRow:
         cost_s: Time that the other ranks lost to that, all of them together.
         peak_bytes, symmetric_bytes: Most memory of its process, and of that symmetric.
         growth: Bytes per second by which the memory of its process grew over the whole time.
+        swap_bytes: Most memory of its process in swap.
+        faults_per_s: Pages that had to come from a disk.
+        samples: It had in a step, on average; nan if the trace does not say.
     """
 
     rank: int
@@ -41,6 +45,9 @@ class RankRow:
     peak_bytes: int = 0
     symmetric_bytes: int = 0
     growth: float = 0.0
+    swap_bytes: int = 0
+    faults_per_s: float = 0.0
+    samples: float = math.nan
 
 
 @dataclass
@@ -124,6 +131,8 @@ def analyse(trace: Merged) -> Analysis:
     for row in ranks.values():
         row.share = row.inside_s / seconds
         _memory(trace, row)
+        steps = [n for s in trace.streams if s.rank == row.rank for _, n in s.steps]
+        row.samples = float(np.mean(steps)) if steps else math.nan
     rows = [_kind(*key, parts) for key, parts in kinds.items()]
     return Analysis(
         trace,
@@ -226,7 +235,9 @@ def _count_sites(group: Group, sites: dict[str, SiteRow]) -> None:
 def _memory(trace: Merged, row: RankRow) -> None:
     samples = sorted(m for s in trace.streams if s.rank == row.rank for m in s.memory)
     if samples:
-        when, process, symmetric = np.array(samples, np.float64).T
+        when, process, symmetric, swap, faults = np.array(samples, np.float64).T
+        row.swap_bytes = int(swap.max())
+        row.faults_per_s = float(np.ptp(faults) / max(np.ptp(when) * 1e-9, 1e-9))
         row.peak_bytes, row.symmetric_bytes = int(process.max()), int(symmetric.max())
         if len(samples) >= 4 and np.ptp(when) > 0:  # of the later half: a program begins by growing
             half = len(samples) // 2

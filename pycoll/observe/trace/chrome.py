@@ -126,7 +126,7 @@ def _messages(trace: Merged) -> Iterator[dict[str, Any]]:
 def _memory(trace: Merged) -> Iterator[dict[str, Any]]:
     for stream in trace.streams:
         shift = trace.shift_ns[id(stream)]
-        for when, process, symmetric in stream.memory:
+        for when, process, symmetric, *_ in stream.memory:
             args = {"process": process, "symmetric": symmetric}
             yield {
                 "ph": "C",

@@ -1,7 +1,8 @@
 """The files of a trace: two for each rank of each communicator.
 
 ``NAME.calls`` has 40 bytes for each call, as `RECORD` says. ``NAME.jsonl`` has a head in its first
-line, and then lines that name call sites, messages, and how much memory the rank used.
+line, and then lines that name call sites, messages, how much memory the rank used, and how many
+samples it had in each step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from pycoll.errors import ArgumentError
 
-FORMAT = 1
+FORMAT = 2
 RECORD = np.dtype(  # TraceRecord of csrc/engine/trace.h
     [
         ("enter_ns", "<u8"),
@@ -42,7 +43,9 @@ class Stream:
         calls: A `RECORD` for each call.
         sites: Text of each call site.
         messages: Rows of way, enter_ns, total_ns, peer, tag, nbytes.
-        memory: Rows of time in ns, bytes of the process, bytes of symmetric memory.
+        memory: Rows of time in ns, bytes of the process, of symmetric memory, and in swap, and
+            pages that had to come from a disk so far.
+        steps: Rows of time in ns, and samples of this rank, for each step.
         lost: Calls for which there was no room.
     """
 
@@ -51,6 +54,7 @@ class Stream:
     sites: dict[int, str] = field(default_factory=dict)
     messages: list[list[Any]] = field(default_factory=list)
     memory: list[list[int]] = field(default_factory=list)
+    steps: list[list[int]] = field(default_factory=list)
     lost: int = 0
 
     @property
@@ -98,6 +102,8 @@ def _stream(path: Path) -> Stream:
                 stream.messages.append(line["message"])
             elif "memory" in line:
                 stream.memory.append(line["memory"])
+            elif "step" in line:
+                stream.steps.append(line["step"])
             elif "lost" in line:
                 stream.lost = int(line["lost"])
         return stream

@@ -126,11 +126,23 @@ class Tracer:
             while self._messages:
                 self._note({"message": self._messages.pop(0)})
             if self._visits % _MEMORY_EVERY == 0:
-                process, now = read(self._pid), time.monotonic_ns()
-                used = self._heap.heap.usage(self._heap.region)[0] if self._heap.heap else 0
-                self._note({"memory": [now, process.rss_bytes if process else 0, used]})
+                self._note_system()
             self._visits += 1
             self._notes.flush()
+
+    def _note_system(self) -> None:
+        """Note memory as it is now."""
+        process, now = read(self._pid), time.monotonic_ns()
+        heap = self._heap.heap
+        used = heap.usage(self._heap.region)[0] if heap is not None else 0
+        if process is not None:
+            own = process.rss_bytes, used, process.swap_bytes, process.faults
+            self._note({"memory": [now, *own]})
+
+    def note_step(self, samples: int) -> None:
+        """Note how many samples this rank had in a step of training."""
+        with self._lock, contextlib.suppress(ValueError):  # the files are closed
+            self._note({"step": [time.monotonic_ns(), samples]})
 
     def counted(self) -> dict[str, Counts]:
         """Return what has been counted so far, by collective."""

@@ -18,7 +18,8 @@ from pycoll.parallel.checkpoint.folder import checkpoints
 from pycoll.parallel.elastic.copies import Copies
 from pycoll.parallel.elastic.share import Share
 from pycoll.parallel.elastic.transfer import bring, choose
-from pycoll.parallel.engine.data_parallel import DataParallel, StepReport
+from pycoll.parallel.engine.data_parallel import DataParallel
+from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.settings import check_number
 
 _STEP = "step"

@@ -91,6 +91,7 @@ class DataParallel:
         self.options = options = replace(options or Options(), **changes)
         self.mesh, self.ledger, self.steps = mesh, Ledger(), 0
         self.saving: Any = None
+        self._own_samples = 0  # of the running step
         self.loss_scale, self._scaled = options.scaling
         self._hook_scale = self.loss_scale.value  # of what the hook has not sent
         units = self._make_units(model)
@@ -168,6 +169,7 @@ class DataParallel:
         lr = self.options.optimizer.lr if lr is None else lr
         start = time.perf_counter()
         wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
+        bucket_waits = Counter(self.ledger.bucket_waits)
         self.ledger.reset_peak()
         self._begin_period()
         total, samples, problems = self._accumulate(micro_batches, lr)
@@ -199,6 +201,9 @@ class DataParallel:
             waits=dict(self.ledger.waits - waits),
             peak_bytes=self.ledger.peak,
             seconds=time.perf_counter() - start,
+            own_samples=self._own_samples,
+            bucket_waits=dict(self.ledger.bucket_waits - bucket_waits),
+            peaks=dict(self.ledger.peaks),
         )
 
     def _accumulate(self, micro_batches: Sequence[Sample], lr: Any) -> tuple[float, int, list[str]]:
@@ -212,9 +217,11 @@ class DataParallel:
         plan = plan_sum(most, self.options.order)
         problems: list[str] = []
         totals = Sums(np.zeros(2), partial(np.zeros, 2))
+        self._own_samples = 0
         for j, term in enumerate(plan):
             sample = micro_batches[j] if j < len(micro_batches) else None
             loss, count, back = self._passes.run(sample, self.loss_scale.value)
+            self._own_samples += count
             for bucket in self.buckets:
                 bucket.gradients.begin(term, j == len(plan) - 1)
             total = totals.begin(term)
@@ -223,6 +230,7 @@ class DataParallel:
             self._passes.back(back)
             if sample is not None:
                 problems += self._graph_problems(j, self.buckets)
+        self.mesh.world.note_step(self._own_samples)
         both = self.near.data.all_reduce(totals.take(), "count", self.options.order).wait()
         return float(both[0]), int(both[1]), problems
 

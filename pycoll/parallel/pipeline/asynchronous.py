@@ -19,9 +19,9 @@ import numpy as np
 from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.channels import Groups
 from pycoll.parallel.engine.agreement import agree, most_micro_batches, reduced
-from pycoll.parallel.engine.data_parallel import StepReport
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Sample
+from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.pipeline.program import Op, Program, Use
 from pycoll.parallel.pipeline.run import LOSS_TAG, Run
 from pycoll.parallel.pipeline.windows import Windows

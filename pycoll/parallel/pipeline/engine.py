@@ -18,9 +18,10 @@ import numpy as np
 
 from pycoll.errors import ArgumentError
 from pycoll.parallel.engine.agreement import most_micro_batches, reduced
-from pycoll.parallel.engine.data_parallel import DataParallel, StepReport
+from pycoll.parallel.engine.data_parallel import DataParallel
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Passes, Sample
+from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss, Model
 from pycoll.parallel.pipeline.asynchronous import Stream, check_options

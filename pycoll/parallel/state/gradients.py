@@ -8,6 +8,7 @@ and 3 reduce every micro-batch and add up shards.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -288,7 +289,10 @@ class Gradients:
             return
         pending, _, out, term = self._flight
         self._flight = None
+        start = time.perf_counter()
         reduced = pending.wait()
+        name = self._layout.entries[0].parameter.name
+        self._groups.ledger.bucket_waits[name] += time.perf_counter() - start
         if not self._each:
             self.result = reduced
             return

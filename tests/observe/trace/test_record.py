@@ -79,6 +79,22 @@ def test_the_late_rank_is_named(tmp_path):
     assert text.changes(seen, seen)[1][0][3] == "+0%"
 
 
+def test_uneven_samples_are_named(tmp_path):
+    def rank(comm):
+        x, samples = comm.zeros(8), 30 if comm.rank == 1 else 5
+        with comm.trace(tmp_path):
+            for _ in range(20):
+                time.sleep(samples * 0.0005)
+                comm.all_reduce(x, out=x)
+                comm.note_step(samples)
+
+    run_processes(3, rank)
+    seen = analyse(merge(tmp_path))
+    line = headline(seen, advise(seen))
+    assert line.startswith("rank 1 enters ")
+    assert "of the calls last, for it has 30 samples a step where the mean is 13.33; " in line
+
+
 def test_small_calls_and_growing_memory_are_named(tmp_path):
     def rank(comm):
         x, kept = comm.zeros(8), []
