@@ -111,6 +111,7 @@ class Analysis:
 
 
 LATE_NS = 20_000
+_SHORTEST_S = 1.0  # in which pages from a disk are counted
 
 
 def analyse(trace: Merged) -> Analysis:
@@ -237,7 +238,7 @@ def _memory(trace: Merged, row: RankRow) -> None:
     if samples:
         when, process, symmetric, swap, faults = np.array(samples, np.float64).T
         row.swap_bytes = int(swap.max())
-        row.faults_per_s = float(np.ptp(faults) / max(np.ptp(when) * 1e-9, 1e-9))
+        row.faults_per_s = float(np.ptp(faults) / max(np.ptp(when) * 1e-9, _SHORTEST_S))
         row.peak_bytes, row.symmetric_bytes = int(process.max()), int(symmetric.max())
         if len(samples) >= 4 and np.ptp(when) > 0:  # of the later half: a program begins by growing
             half = len(samples) // 2
