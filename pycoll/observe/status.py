@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pycoll.observe.look import ABSENT, CLOSED, LEFT, Group, Look, look
+from pycoll.observe.processes import Process
 from pycoll.observe.shares import Shares, watch
 from pycoll.runtime.sessions.reports import Call
 from pycoll.schedule.lowering.plan import DONE, ENTERED
@@ -156,13 +157,7 @@ def _rank(
     own = after.groups[0].ranks[rank]
     process = after.processes[rank]
     earlier = before.processes[rank] if rank < before.world_size else None
-    rates = (0.0, 0.0, 0.0)
-    if process is not None and earlier is not None:
-        rates = (
-            (process.cpu_s - earlier.cpu_s) / seconds,
-            (process.ready_s - earlier.ready_s) / seconds,
-            (process.faults - earlier.faults) / seconds,
-        )
+    rates = _rates(earlier, process, seconds)
     inside = call is not None and not call["done"]
     return RankStatus(
         rank,
@@ -183,6 +178,19 @@ def _rank(
         own["text"],
         shares.waiting(rank),
         shares.blamed.get(rank, 0) / max(1, shares.looks * (after.world_size - 1)),
+    )
+
+
+def _rates(
+    before: Process | None, now: Process | None, seconds: float
+) -> tuple[float, float, float]:
+    """Return processor time, time without a core, and pages from a disk, per second."""
+    if before is None or now is None:
+        return 0.0, 0.0, 0.0
+    return (
+        (now.cpu_s - before.cpu_s) / seconds,
+        (now.ready_s - before.ready_s) / seconds,
+        (now.faults - before.faults) / seconds,
     )
 
 

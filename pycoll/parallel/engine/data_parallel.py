@@ -167,10 +167,9 @@ class DataParallel:
                 numbers of micro-batches.
         """
         lr = self.options.optimizer.lr if lr is None else lr
-        start = time.perf_counter()
-        wire, waits = Counter(self.ledger.wire), Counter(self.ledger.waits)
-        bucket_waits = Counter(self.ledger.bucket_waits)
-        self.ledger.reset_peak()
+        ledger, start = self.ledger, time.perf_counter()
+        wire, waits, by_bucket = map(Counter, (ledger.wire, ledger.waits, ledger.bucket_waits))
+        ledger.reset_peak()
         self._begin_period()
         total, samples, problems = self._accumulate(micro_batches, lr)
         scale = self.loss_scale.value
@@ -197,13 +196,13 @@ class DataParallel:
             grad_norm=norm,
             skipped=overflow,
             loss_scale=scale,
-            bytes=self.ledger.sent_since(wire),
-            waits=dict(self.ledger.waits - waits),
-            peak_bytes=self.ledger.peak,
+            bytes=ledger.sent_since(wire),
+            waits=dict(ledger.waits - waits),
+            peak_bytes=ledger.peak,
             seconds=time.perf_counter() - start,
             own_samples=self._own_samples,
-            bucket_waits=dict(self.ledger.bucket_waits - bucket_waits),
-            peaks=dict(self.ledger.peaks),
+            bucket_waits=dict(ledger.bucket_waits - by_bucket),
+            peaks=dict(ledger.peaks),
         )
 
     def _accumulate(self, micro_batches: Sequence[Sample], lr: Any) -> tuple[float, int, list[str]]:
