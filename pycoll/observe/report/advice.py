@@ -63,7 +63,8 @@ def _stragglers(seen: Analysis) -> list[Finding]:
 def _why_late(seen: Analysis, worst: RankRow) -> tuple[str, str]:
     """Return why a rank comes last, as far as the trace tells, and what to do."""
     mean = np.mean([row.nbytes for row in seen.ranks])
-    samples = float(np.nanmean([row.samples for row in seen.ranks] or [math.nan]))
+    known = [row.samples for row in seen.ranks if not math.isnan(row.samples)]
+    samples = float(np.mean(known)) if known else math.nan
     if worst.faults_per_s > _FAULTS or worst.swap_bytes > _SWAPPED:
         why = f", for it is swapped out ({size(worst.swap_bytes)} in swap, "
         why += f"{worst.faults_per_s:,.0f} pages/s from a disk)"
