@@ -46,7 +46,7 @@ class Ledger:
         calls: Number of collectives, by ``(purpose, group, collective)``.
         waits: Seconds spent waiting for communication, by purpose.
         stored: Bytes in a file now, by kind: ``optimizer`` and ``activation``.
-        bucket_waits: Of these, seconds for reductions of each bucket, by its first parameter.
+        bucket_waits: Of `waits`, seconds for reductions of each bucket, by its first parameter.
         peaks: Largest bytes of each kind since the last `reset_peak`.
     """
 
