@@ -103,6 +103,22 @@ class Ledger:
         yield
         self.waits[purpose] += time.perf_counter() - start
 
+    def mark(self) -> tuple[Counter[tuple[str, str]], Counter[str], Counter[str]]:
+        """Start to look for new peaks; return what `since` compares with."""
+        self.reset_peak()
+        return Counter(self.wire), Counter(self.waits), Counter(self.bucket_waits)
+
+    def since(self, mark: tuple[Counter, Counter, Counter]) -> dict[str, Any]:
+        """Return what has been counted since a mark, as a `StepReport` names it."""
+        wire, waits, bucket_waits = mark
+        return {
+            "bytes": self.sent_since(wire),
+            "waits": dict(self.waits - waits),
+            "bucket_waits": dict(self.bucket_waits - bucket_waits),
+            "peak_bytes": self.peak,
+            "peaks": dict(self.peaks),
+        }
+
     def sent_since(self, before: Counter[tuple[str, str]]) -> dict[str, int]:
         """Return the bytes sent since `wire` was `before`, by purpose."""
         sent: Counter[str] = Counter()

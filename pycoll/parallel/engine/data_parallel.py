@@ -9,7 +9,6 @@ by the ranks that need them.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -167,9 +166,7 @@ class DataParallel:
                 numbers of micro-batches.
         """
         lr = self.options.optimizer.lr if lr is None else lr
-        ledger, start = self.ledger, time.perf_counter()
-        wire, waits, by_bucket = map(Counter, (ledger.wire, ledger.waits, ledger.bucket_waits))
-        ledger.reset_peak()
+        start, before = time.perf_counter(), self.ledger.mark()
         self._begin_period()
         total, samples, problems = self._accumulate(micro_batches, lr)
         scale = self.loss_scale.value
@@ -196,13 +193,9 @@ class DataParallel:
             grad_norm=norm,
             skipped=overflow,
             loss_scale=scale,
-            bytes=ledger.sent_since(wire),
-            waits=dict(ledger.waits - waits),
-            peak_bytes=ledger.peak,
             seconds=time.perf_counter() - start,
             own_samples=self._own_samples,
-            bucket_waits=dict(ledger.bucket_waits - by_bucket),
-            peaks=dict(ledger.peaks),
+            **self.ledger.since(before),
         )
 
     def _accumulate(self, micro_batches: Sequence[Sample], lr: Any) -> tuple[float, int, list[str]]:
