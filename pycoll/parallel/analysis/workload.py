@@ -1,8 +1,8 @@
 """What a step of a GPT computes and keeps, by formulas.
 
-Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using
-Megatron-LM", SC 2021, appendix (operations); Korthikanti et al., "Reducing activation recomputation
-in large transformer models", MLSys 2023, section 4 (activations).
+Sources: Narayanan et al., SC 2021 (Megatron-LM on GPU clusters), appendix (operations); Korthikanti
+et al., "Reducing activation recomputation in large transformer models", MLSys 2023, section 4
+(activations).
 """
 
 from __future__ import annotations
