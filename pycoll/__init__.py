@@ -45,6 +45,12 @@ except ImportError as _error:  # the engine is missing or broken; `pycoll doctor
 
 __version__ = VERSION
 
+
+def load_ipython_extension(shell: object) -> None:
+    """Add ``%%ranks`` to IPython or Jupyter: what ``%load_ext pycoll`` calls."""
+    importlib.import_module("pycoll.cli.notebook.magic").load(shell)  # it needs all that is here
+
+
 __all__ = [
     "ANY",
     "ArgumentError",
