@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 
 from pycoll.algorithms import (
+    bine,
     bruck,
     circulant,
     direct,
@@ -13,6 +14,7 @@ from pycoll.algorithms import (
     pairwise,
     prefix,
     ring,
+    swing,
     tree,
 )
 from pycoll.algorithms.two_level import hierarchical
@@ -28,6 +30,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     *direct.two_shot_pull,
     circulant.all_reduce,
     double_tree.all_reduce,
+    swing.all_reduce,
     hierarchical.hierarchical,
     hierarchical.hierarchical_tree,
     hierarchical.hierarchical_ring,
@@ -42,12 +45,14 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     direct.all_gather_push,
     circulant.all_gather,
     bruck.all_gather,
+    swing.all_gather,
     ring.broadcast,
     direct.broadcast,
     direct.broadcast_push_pull,
     direct.broadcast_relay,
     circulant.broadcast,
     tree.broadcast,
+    bine.broadcast,
     ring.reduce,
     *direct.reduce,
     *direct.reduce_push,

@@ -126,7 +126,7 @@ def _same(plan: Plan, other: Plan) -> bool:
     code, operands = other.code.copy(), other.operands.copy()
     posted = (code["op"] == Opcode.SEND.value) | (code["op"] == Opcode.RECV.value)
     code["peer"][posted] = (code["peer"][posted].astype(np.int64) - move) % n
-    user = operands["buffer"] != PlanBuffer.CELL.value
+    user = operands["buffer"] != PlanBuffer.STAGING.value
     operands["chunk"][user] = (operands["chunk"][user].astype(np.int64) - move) % n
     operands["rank"] = 0
     return np.array_equal(code, plan.code) and np.array_equal(operands, plan.operands)
@@ -144,7 +144,7 @@ def _single(plan: Plan) -> bool:
 def _back(plan: Plan, piece: tuple[int, int, int], count: int) -> list[tuple[int, int]]:
     """Return the cells of a piece, chunks of users' buffers moved back to rank 0."""
     _, buffer, chunk = piece
-    if buffer == PlanBuffer.CELL:
+    if buffer == PlanBuffer.STAGING:
         return [(buffer, chunk + k) for k in range(count)]
     return [(buffer, (chunk + k - plan.rank) % plan.schedule.n) for k in range(count)]
 
@@ -244,10 +244,10 @@ class _Rank:
         rank, buffer, chunk = piece
         if rank != 0:
             raise self._fail(f"names memory of rank {rank}")
-        most = self.plan.slots if buffer == PlanBuffer.CELL else self.n
+        most = self.plan.slots if buffer == PlanBuffer.STAGING else self.n
         held = self.writes_out if buffer == PlanBuffer.OUT else self.reads_in
         for c in range(chunk, chunk + count):
-            if c >= most or (buffer != PlanBuffer.CELL and c not in held):
+            if c >= most or (buffer != PlanBuffer.STAGING and c not in held):
                 raise self._fail(f"touches {PlanBuffer(buffer).name.lower()}[0:{c}]: not its own")
         if write and buffer == PlanBuffer.IN and not self.aliased:
             raise self._fail(f"writes in[0:{chunk}]")
@@ -351,7 +351,7 @@ class _Rank:
         return [(low, high - low) for low, high in merged]
 
     def _write(self, cell: tuple[int, int], value: _Value) -> None:
-        if cell[0] != PlanBuffer.CELL and OWN not in (self.spec.in_layout, self.spec.out_layout):
+        if cell[0] != PlanBuffer.STAGING and OWN not in (self.spec.in_layout, self.spec.out_layout):
             chunk = self.chunk[value.node]
             if not self.spec.transposes and (chunk + value.moved) % self.n != cell[1]:
                 raise self._fail(f"stores another chunk in {_name(cell)}, which may be shorter")

@@ -34,7 +34,7 @@ def test_every_algorithm(world, entry):
     """Over peers all of them; over messages some, as test_program.py has all."""
     if world is MESSAGES and entry.name not in ("ring", "halving_doubling", "direct", "bruck"):
         return
-    n = 4 if entry.name.startswith("hier") else 3
+    n = 3 if entry.worlds(3) else 4
     promise = COLLECTIVES[entry.collective]
     rng = np.random.default_rng(1)
     shares = entry.collective in ("reduce_scatter", "scatter", "all_to_all")

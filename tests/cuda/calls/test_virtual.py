@@ -180,7 +180,7 @@ def test_outputs_of_ranks_lie_apart(host_kernels):
         ([DeviceArray(np.ones(3))], {}, "1 arrays for 2 ranks"),
         ([DeviceArray(np.ones(3)), DeviceArray(np.ones(4))], {}, "same shape"),
         ([DeviceArray(np.ones(3))] * 2, {"op": "plus"}, "op='plus'"),
-        ([DeviceArray(np.ones(3))] * 2, {"algorithm": "wing"}, "did you mean 'ring'"),
+        ([DeviceArray(np.ones(3))] * 2, {"algorithm": "rign"}, "did you mean 'ring'"),
         ([DeviceArray(np.ones(3))] * 2, {"algorithm": "native"}, "NCCL's own"),
         ([DeviceArray(np.ones(3))] * 2, {"stream": "x"}, "__cuda_stream__"),
         ([DeviceArray(np.ones(3))] * 2, {"timeout": -1}, "seconds above 0"),

@@ -26,7 +26,7 @@ def schedules(algorithm, worlds=WORLDS):
     """Make the schedules of an algorithm in the worlds that it is defined for."""
     found = [algorithm.schedule(n) for n in worlds if algorithm.worlds(n)]
     if "root" in algorithm.params:
-        found.append(algorithm.schedule(5, root=3))
+        found.append(algorithm.schedule(5 if algorithm.worlds(5) else 4, root=3))
     return found
 
 
