@@ -280,4 +280,5 @@ def test_candidates_say_why():
     assert found["ring"].rounds == 10
     assert "times" in found["one_shot"].verdict
     assert not found["one_shot"].direct
+    assert found.pop("swing").predicted_s == math.inf  # six is no power of two
     assert all(0 < c.predicted_s < math.inf for c in found.values())
