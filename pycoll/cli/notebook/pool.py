@@ -58,6 +58,7 @@ class Pool:
         self._cells = 0
         self._ranks: list[Connection] = []
         self._pids: list[int] = []
+        self._late: list[tuple[int, str]] = []  # what threads printed between cells
         with tempfile.TemporaryDirectory(prefix="pycoll-") as folder:
             path = Path(folder) / "notebook"
             with socket.socket(socket.AF_UNIX) as listener:
@@ -108,6 +109,8 @@ class Pool:
         """
         self._cells += 1
         self._send({"run": text, "name": f"cell {self._cells}"})
+        yield from self._late
+        self._late.clear()
         running, deadline, interrupted = set(range(self.n)), float("inf"), None
         while running:
             try:
@@ -139,7 +142,7 @@ class Pool:
             CollError: If that cannot be; the ranks are ended then.
         """
         self._send({"renew": True})
-        told = [self._receive(rank)["renewed"] for rank in range(self.n)]
+        told = [self._answer(rank, "renewed") for rank in range(self.n)]
         if any(told):
             self.close()
             raise CollError(f"the ranks cannot go on ({next(filter(None, told))}) and are ended")
@@ -153,9 +156,9 @@ class Pool:
         self._send({"get": name})
         found, failed = [], []
         for rank, connection in enumerate(self._ranks):
-            told = self._receive(rank)
-            if told["got"] is not None:
-                failed.append(f"rank {rank}: {told['got']}")
+            why = self._answer(rank, "got")
+            if why is not None:
+                failed.append(f"rank {rank}: {why}")
                 continue
             found.append(unpack(connection.recv_bytes(), False, f"rank {rank}"))
         if failed:
@@ -194,9 +197,19 @@ class Pool:
         except (OSError, EOFError):
             return self._lost(rank)
 
+    def _answer(self, rank: int, word: str) -> Any:
+        """Return what a rank answers; lines that its threads print meanwhile are kept."""
+        told = self._receive(rank)
+        while word not in told:
+            self._late.append((rank, told["out"]))
+            told = self._receive(rank)
+        return told[word]
+
     def _lost(self, rank: int) -> Any:
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._launcher.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._launcher.kill()  # what it has printed can be read to its end then
         text = " ".join(self._stray())
         self.close()
         raise CollError(f"rank {rank} has ended ({text or 'without a word'}); all ranks are gone")

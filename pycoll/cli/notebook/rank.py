@@ -151,11 +151,11 @@ class Rank:
 
 
 def _from_cell(error: BaseException, name: str) -> Any:
-    """Return the part of a traceback that begins in the cell; all of it for an error before."""
+    """Return the part of a traceback that begins in the cell; None if it did not begin."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
-    return trace if trace is not None else None
+    return trace
 
 
 if __name__ == "__main__":

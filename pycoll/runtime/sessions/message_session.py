@@ -44,7 +44,7 @@ class MpiJob:
     threads: bool = True  # any thread may call MPI at any time
     # held while the count is changed
     counting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-    owned: bool = False  # the connections are closed with the last session
+    owned: bool = False  # the connections are closed with the last communicator
     # those that are open; no lock, as a garbage collection may close one at any time
     sessions: set[int] = field(default_factory=set)
 

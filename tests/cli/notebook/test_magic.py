@@ -74,6 +74,15 @@ def test_a_cell_fails_and_the_next_one_works(run, cell, told, line):
     assert run("", "comm.all_reduce([kept])") == ["[0-2] array([15])"]
 
 
+def test_what_a_thread_prints_between_cells_comes_with_the_next_one(run, shell):
+    late = "threading.Timer(0.3, sys.stdout.write, ['late\\n']).start()"
+    run("2", f"import sys, threading\nx = comm.rank\nif comm.rank: {late}")
+    time.sleep(1)
+    shell.run_line_magic("ranks", "2 --get x")
+    assert shell.user_ns["x"] == [0, 1]
+    assert run("", "comm.world_size") == ["[0-1] 2", "[1] late"]
+
+
 def test_an_interrupt_reaches_the_ranks(run):
     run("3", "import time")
     timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
