@@ -4,6 +4,7 @@ import faulthandler
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -117,14 +118,20 @@ def graph_of(cupy, body, count):
 
 
 def copy_speed(writer, cupy, n, nbytes):
-    """Measure a copy of n vectors; return the bytes that it reads and writes in a second."""
+    """Measure a copy of n vectors; return the bytes that it reads and writes in a second.
+
+    On a stream: inside a graph the driver copies more than 256 MiB at four fifths of the speed.
+    """
     x = cupy.ones((n, nbytes // 4), cupy.float32)
     out = cupy.empty_like(x)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Stream.null.synchronize()
 
-    def copy(stream):
-        cupy.cuda.runtime.memcpyAsync(out.data.ptr, x.data.ptr, x.nbytes, 3, stream.ptr)
+    def copies():
+        for _ in range(5):
+            cupy.cuda.runtime.memcpyAsync(out.data.ptr, x.data.ptr, x.nbytes, 3, stream.ptr)
 
-    spent = seconds_of(cupy, copy, 5)
+    spent = median_between_events(cupy, stream, copies) / 5
     speed = 2 * x.nbytes / spent
     writer.row("cudaMemcpyAsync", n=n, nbytes=nbytes, seconds=spent, tb_s=speed / 1e12)
     return speed
@@ -133,13 +140,19 @@ def copy_speed(writer, cupy, n, nbytes):
 def seconds_of(cupy, body, count, repeats=7):
     """Return the median time on the device of one run of a function, by graphs of ``count``."""
     graph, stream = graph_of(cupy, body, count)
+    launch = partial(graph.launch, stream)
+    return median_between_events(cupy, stream, launch, repeats) / count
+
+
+def median_between_events(cupy, stream, work, repeats=7):
+    """Return the median time on the device of what a function puts on a stream, in seconds."""
     first, last = cupy.cuda.Event(), cupy.cuda.Event()
     times = []
     for _ in range(repeats + 2):
-        graph.launch(stream)  # keeps the device busy while the host puts what counts behind it
+        work()  # keeps the device busy while the host puts what counts behind it
         first.record(stream)
-        graph.launch(stream)
+        work()
         last.record(stream)
         last.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(first, last) * 1e-3 / count)
+        times.append(cupy.cuda.get_elapsed_time(first, last) * 1e-3)
     return float(np.median(times[2:]))

@@ -141,8 +141,8 @@ def _large(rows):
     about = (
         f"Shares of what the traffic would take at {copied:.2f} TB/s, bytes read and written, the "
         "speed of the fastest copy. What a step of "
-        "the ring or of halving-doubling touches about fits the L2 cache up to 64 MiB, so their "
-        "bars are for 256 MiB."
+        "the ring or of halving-doubling touches about fits the L2 cache up to 64 MiB; of that, "
+        "not all traffic reaches the memory."
     )
     return f"{about}\n\n{_table(head, lines)}" if lines else ""
 

@@ -17,13 +17,18 @@ WORLDS = (2, 4, 8)
 # Bytes read and written by all ranks, in multiples of the vector.
 TRAFFIC = {
     "two_shot_push": lambda n: 2 * n,
+    "two_shot_push_rank": lambda n: 2 * n,
     "ring": lambda n: 5 * (n - 1),
     "halving_doubling": lambda n: 5 * (n - 1),
     "one_shot": lambda n: n * (n + 1),
 }
-# Least share of the bound, and the vector in MiB from which it is asked for. At 64 MiB, what one
-# step of the ring or of halving-doubling touches about fits the L2 cache (50 MB, 60 MB).
-BARS = {"two_shot_push": (0.85, 64), "ring": (0.80, 256), "halving_doubling": (0.80, 256)}
+# Least share of the bound, and the vector in MiB from which it is asked for.
+BARS = {
+    "two_shot_push": (0.85, 64),
+    "two_shot_push_rank": (0.85, 64),
+    "ring": (0.80, 64),
+    "halving_doubling": (0.80, 64),
+}
 SMALL_BYTES = 8 << 10
 
 
