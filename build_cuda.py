@@ -19,7 +19,7 @@ SHARED_SOURCES = ["csrc/engine/plan.cpp", "csrc/engine/bind.cpp", "csrc/base/typ
 HOST_SOURCES = [*SHARED_SOURCES, *glob("csrc/cuda/*/*.cpp")]
 KERNELS = sorted(glob("csrc/cuda/kernels/units/*.cu"))
 # Those that take longest come first.
-SOURCES = [*KERNELS, "csrc/cuda/host/machine.cu", *sorted(HOST_SOURCES)]
+SOURCES = [*KERNELS, *sorted(glob("csrc/cuda/host/*.cu")), *sorted(HOST_SOURCES)]
 
 # Nothing in the kernels depends on the architecture: one intermediate form, assembled for each, and
 # kept for those to come.

@@ -17,6 +17,7 @@ _T = TypeVar("_T")
 TRANSPORTS = ("auto", "mpi")
 SINGLE_COPY = ("auto", "off")
 DEVICE_TRANSPORTS = ("auto", "cuda", "nccl")
+DEVICE_MEMORY = ("auto", "ipc")
 FOREVER_S = (
     1e9  # 30 years; what a timeout of infinity stands for, as kForever of csrc/engine/calls.cpp
 )
@@ -48,6 +49,9 @@ class Config:
             ``auto``: peer memory where ranks share a host (``PYCOLL_DEVICE_TRANSPORT``).
         device_heap_bytes: Capacity of a rank's part of the symmetric device heap, taken when the
             first array is made in it (``PYCOLL_DEVICE_HEAP_BYTES``).
+        device_memory: How ranks of one host map it: ``auto``: by virtual memory where every device
+            has it and every peer may open it, otherwise by CUDA IPC; ``ipc``: always so
+            (``PYCOLL_DEVICE_MEMORY``).
         trace_dir: Folder to which every call is written (``PYCOLL_TRACE``); empty is none.
         dump_dir: Folder to which an error is written, with what led to it (``PYCOLL_DUMP``).
         metrics_port: Port for Prometheus: that of rank 0, the next one for rank 1, and so on
@@ -62,6 +66,7 @@ class Config:
     single_copy: str = "auto"
     device_transport: str = "auto"
     device_heap_bytes: int = 1 << 30
+    device_memory: str = field(default="auto", repr=False)
     trace_dir: str = field(default="", repr=False)
     dump_dir: str = field(default="", repr=False)
     metrics_port: int = field(default=0, repr=False)
@@ -89,6 +94,7 @@ class Config:
             "transport": TRANSPORTS,
             "single_copy": SINGLE_COPY,
             "device_transport": DEVICE_TRANSPORTS,
+            "device_memory": DEVICE_MEMORY,
         }
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
@@ -247,6 +253,7 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("single_copy", "PYCOLL_SINGLE_COPY", str),
     ("device_transport", "PYCOLL_DEVICE_TRANSPORT", str),
     ("device_heap_bytes", "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes),
+    ("device_memory", "PYCOLL_DEVICE_MEMORY", str),
     ("trace_dir", "PYCOLL_TRACE", str),
     ("dump_dir", "PYCOLL_DUMP", str),
     ("metrics_port", "PYCOLL_METRICS_PORT", int),

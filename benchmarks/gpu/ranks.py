@@ -1,4 +1,4 @@
-"""Processes that share the device: over memory mapped by CUDA IPC, or over NCCL.
+"""Processes that share the device: over memory that they map, or over NCCL.
 
 Started by ``pycoll run``. Every result is compared with that of the same algorithm on the CPU. On
 one device kernels of several processes take turns, so times tell whether a call comes to an end at
@@ -14,6 +14,7 @@ import numpy as np
 from common import MIB, nonsense, open_stage, row_of_all, same_bits, skip
 
 import pycoll
+from pycoll.cuda.device.library import VMM, library
 from pycoll.cuda.transports.base import wait_for
 from pycoll.cuda.transports.nccl_bindings import find_binding
 
@@ -40,6 +41,18 @@ def bits(comm, cupy, writer):
                 spent = round(time.perf_counter() - start, 6)
                 facts = {"algorithm": name, "count": count, "memory": kind, "seconds": spent}
                 row_of_all(comm, writer, "ranks", same_bits(got.get(), want), **facts)
+
+
+def heap_memory(comm, writer):
+    """Check how heaps are mapped: as virtual memory where the device has it and nobody forbids it.
+
+    In one process all memory can be opened; what a peer is refused shows only here.
+    """
+    heap = comm._session.device.transport.memory
+    wanted = comm._session.config.device_memory == "auto"
+    bits = library().support(heap.device)
+    facts = {"virtual": heap.virtual, "support": bits}
+    row_of_all(comm, writer, "heap memory", heap.virtual == (wanted and bool(bits & VMM)), **facts)
 
 
 def first_calls(comm, cupy, writer, transport):
@@ -99,6 +112,8 @@ def main(transport):
     with pycoll.init(device_transport=transport, device_heap_bytes=64 * MIB, timeout=30) as comm:
         first_calls(comm, cupy, writer, transport)
         bits(comm, cupy, writer)
+        if transport == "cuda":
+            heap_memory(comm, writer)
         if transport == "nccl":
             native(comm, cupy, writer)
 

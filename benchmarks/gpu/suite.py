@@ -46,7 +46,8 @@ def stages(python):
         ("facts", [python, HERE / "facts.py"], 60.0),  # loads CUDA and CuPy for the first time
         ("correct", [python, HERE / "correct.py"], 90.0),
         ("faults", [python, HERE / "faults.py"], 45.0),
-        ("ipc2", [*ranks, "2", HERE / "ranks.py", "cuda"], 45.0),
+        ("vmm2", [*ranks, "2", HERE / "ranks.py", "cuda"], 45.0),
+        ("ipc2", ["env", "PYCOLL_DEVICE_MEMORY=ipc", *ranks, "2", HERE / "ranks.py", "cuda"], 45.0),
         ("nccl2", [*ranks, "2", HERE / "ranks.py", "nccl"], 45.0),
         ("train2", [*ranks, "2", HERE / "training.py"], 45.0),
         ("graphs", [python, HERE / "graphs.py"], 30.0),

@@ -1,4 +1,4 @@
-"""What `pycoll doctor` says of CUDA: what is here, what is missing; nothing is started."""
+"""What `pycoll doctor` says of CUDA: what is here, what is missing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import ctypes
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pycoll.cuda.device.library import INSTALL, cupy, library, unavailable
+from pycoll.config import Config
+from pycoll.cuda.device.heap import try_virtual_memory
+from pycoll.cuda.device.library import (
+    FABRIC,
+    INSTALL,
+    MULTICAST,
+    VMM,
+    cupy,
+    library,
+    unavailable,
+)
 from pycoll.cuda.transports.nccl_bindings import find_binding
-from pycoll.errors import CudaUnavailable
+from pycoll.errors import CollError, CudaUnavailable
 
 
 class Part(NamedTuple):
@@ -24,6 +34,7 @@ def parts() -> Iterator[Part]:
     for name, look in (
         ("CUDA kernels", _kernels),
         ("CUDA device", _devices),
+        ("peer memory", _peer_memory),
         ("CuPy", _cupy),
         ("NCCL", _nccl),
     ):
@@ -49,6 +60,30 @@ def _devices() -> str:
     devices = [library().device(i) for i in range(count)]
     names = [d.name.decode() + ("" if d.runnable else " (too old)") for d in devices]
     return f"{', '.join(names)}; driver for CUDA {_version(driver)}"
+
+
+def _peer_memory() -> str:
+    """Tell how ranks would map each other's heaps, as one process can find out."""
+    found = [_way(device) for device in range(library().device_count())]
+    ways = dict.fromkeys(found)  # in order
+    if len(ways) == 1:
+        return found[0]
+    return "; ".join(f"device {i}: {way}" for i, way in enumerate(found))
+
+
+def _way(device: int) -> str:
+    if Config.from_env().device_memory == "ipc":
+        return "CUDA IPC, as PYCOLL_DEVICE_MEMORY says"
+    bits = library().support(device)
+    if not bits & VMM:
+        return "CUDA IPC, as there is no virtual memory that can be shared"
+    try:
+        try_virtual_memory(device)
+    except CollError as error:
+        return f"CUDA IPC, as virtual memory is refused: {error}"
+    more = ("fabric handles", bits & FABRIC), ("multicast", bits & MULTICAST)
+    says = [f"{name}: {'yes' if bit else 'no'}" for name, bit in more]
+    return f"virtual memory by descriptors ({', '.join(says)})"
 
 
 def _cupy() -> str:

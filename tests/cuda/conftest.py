@@ -10,8 +10,8 @@ from cuda import host_cupy
 from pycoll.cuda import missing
 from pycoll.cuda.calls import side, virtual
 from pycoll.cuda.device import arrays, heap, optim
-from pycoll.cuda.device.library import Library
-from pycoll.cuda.transports import bound_calls, nccl, peers
+from pycoll.cuda.device.library import VMM, Library
+from pycoll.cuda.transports import bound_calls, maps, nccl, peers
 
 BUILD = Path(__file__).with_name("host") / "build.sh"
 GPU = BUILD.parents[3] / "benchmarks/gpu"
@@ -23,7 +23,7 @@ class HostLibrary(Library):
 
     Attributes:
         launches: Stream of every launch, and its time limit in nanoseconds.
-        owned: Addresses of the device memory that is allocated.
+        owned: Addresses of the device memory that is allocated, or mapped as virtual memory.
     """
 
     def __init__(self, path):
@@ -50,6 +50,14 @@ class HostLibrary(Library):
             super().call(name, *arguments)
             if name == "free":
                 self.owned.remove(arguments[0])
+            elif name in ("vmm_create", "vmm_open"):
+                self.owned.add(arguments[-1]._obj.pointer)
+            elif name == "vmm_close":
+                self.owned.remove(arguments[0]._obj.pointer)
+
+    def vmm(self, bits, descriptors=True, fabric=True):
+        """Set what devices support, and whether memory of descriptors and of fabrics is mapped."""
+        self._dll.pycoll_host_vmm(bits, int(descriptors), int(fabric))
 
     def misaligned(self):
         """Return how many accesses a device would have refused so far."""
@@ -73,11 +81,12 @@ def host_library_path():
 def host_kernels(monkeypatch, host_library_path):
     """Put that library and host memory in the place of a device and CuPy; yield the library."""
     host = HostLibrary(host_library_path)
-    for module in (arrays, heap, nccl, optim, peers, side, bound_calls, virtual):
+    for module in (arrays, heap, nccl, optim, maps, peers, side, bound_calls, virtual):
         monkeypatch.setattr(module, "library", lambda: host)
     monkeypatch.setitem(sys.modules, "cupy", host_cupy.cupy_module())
     before = host.misaligned()
     yield host
+    host.vmm(VMM)
     assert host.misaligned() == before, "vectors were loaded or stored from where they do not begin"
 
 

@@ -135,6 +135,29 @@ int pycoll_cuda_ipc_close(int device, void* base) {
   return guarded([&] { machine::ipc_close(device, base); });
 }
 
+int pycoll_cuda_vmm_support(int device, int* bits) {
+  *bits = 0;
+  return guarded([&] { *bits = machine::vmm_support(device); });
+}
+int pycoll_cuda_vmm_create(int device, uint64_t nbytes, PycollCudaMapping* mapping) {
+  *mapping = {};
+  return guarded([&] { machine::vmm_create(device, nbytes, *mapping); });
+}
+int pycoll_cuda_vmm_export(const PycollCudaMapping* mapping, PycollCudaShare* share,
+                           int* descriptor) {
+  *share = {};
+  *descriptor = -1;
+  return guarded([&] { machine::vmm_export(*mapping, *share, descriptor); });
+}
+int pycoll_cuda_vmm_open(int device, const PycollCudaShare* share, int descriptor,
+                         PycollCudaMapping* mapping) {
+  *mapping = {};
+  return guarded([&] { machine::vmm_open(device, *share, descriptor, *mapping); });
+}
+int pycoll_cuda_vmm_close(const PycollCudaMapping* mapping) {
+  return guarded([&] { machine::vmm_close(*mapping); });
+}
+
 int pycoll_cuda_supports(int dtype, int op) {
   return dtype >= 0 && dtype < kDTypeCount && op >= 0 && op < kReduceOpCount &&
          fold_supports(static_cast<DType>(dtype), static_cast<ReduceOp>(op));

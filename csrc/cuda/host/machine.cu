@@ -1,62 +1,13 @@
-// The machine of machine.h: the CUDA runtime, linked statically, so that the library loads where
-// there is no driver. The one function of the driver that is needed is looked up at run time.
-#include <cuda.h>
-#include <cuda_runtime.h>
-
+// The machine of machine.h on CUDA, but for virtual memory; see virtual_memory.cu.
 #include <algorithm>
 #include <cstring>
 
-#include "cuda/host/machine.h"
+#include "cuda/host/cuda_calls.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/optim/optim_launch.h"
 
 namespace pycoll::cuda::machine {
 namespace {
-
-void check(cudaError_t status, const char* what) {
-  if (status == cudaSuccess) return;
-  (void)cudaGetLastError();  // not sticky: the next call starts clean
-  const bool absent = status == cudaErrorInsufficientDriver || status == cudaErrorNoDevice ||
-                      status == cudaErrorStubLibrary || status == cudaErrorSystemNotReady ||
-                      status == cudaErrorSystemDriverMismatch ||
-                      status == cudaErrorCompatNotSupportedOnDevice;
-  const char* kind = absent                                         ? "CudaUnavailable"
-                     : status == cudaErrorCooperativeLaunchTooLarge ? "TooLarge"
-                     : status == cudaErrorNoKernelImageForDevice    ? "CudaUnavailable"
-                     : status == cudaErrorInvalidDevice             ? "ArgumentError"
-                                                                    : "CudaError";
-  throw_error(kind, what, ": ", cudaGetErrorName(status), ": ", cudaGetErrorString(status));
-}
-
-// Makes a device current for a while. Where it is already, nothing is changed: to choose a device
-// makes its primary context current, in the place of any other that the caller may have.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    check(cudaGetDevice(&before_), "finding the current device");
-    if (device < 0 || device == before_) return;
-    check(cudaSetDevice(device), "choosing a device");
-    changed_ = true;
-  }
-  ~OnDevice() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  OnDevice(const OnDevice&) = delete;
-
- private:
-  int before_ = 0;
-  bool changed_ = false;
-};
-
-// Allows calls on this thread that a capture under way would otherwise forbid.
-class DuringCapture {
- public:
-  DuringCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~DuringCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
 
 template <typename Visit>
 void for_each_kernel(Visit visit) {
@@ -76,19 +27,6 @@ void for_each_kernel(Visit visit) {
   for (const auto& row : {kOptimKernels.unscale, kOptimKernels.nonfinite, kOptimKernels.squares}) {
     std::for_each_n(row, kOptimFloats, visit);
   }
-}
-
-using GetAddressRange = CUresult (*)(CUdeviceptr*, size_t*, CUdeviceptr);
-
-GetAddressRange address_range() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  check(cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000,
-                                         cudaEnableDefault, &found),
-        "looking up cuMemGetAddressRange");
-  COLL_CHECK(found == cudaDriverEntryPointSuccess && function != nullptr, "CudaUnavailable",
-             "the driver has no cuMemGetAddressRange");
-  return reinterpret_cast<GetAddressRange>(function);
 }
 
 cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
@@ -150,17 +88,21 @@ void enable_peer_access(int device, int peer) {
   check(status, "enabling access between devices");
 }
 
-void* allocate(int device, size_t nbytes) {
-  const OnDevice on(device);
-  const DuringCapture relaxed;
-  void* pointer = nullptr;
-  check(cudaMalloc(&pointer, nbytes == 0 ? 1 : nbytes), "allocating device memory");
-  // Zeroed on a stream of its own: the legacy stream would wait for others.
+cudaError_t clear(void* pointer, size_t nbytes) {
   cudaStream_t stream = nullptr;
   cudaError_t status = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   if (status == cudaSuccess) status = cudaMemsetAsync(pointer, 0, nbytes, stream);
   if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
   if (stream != nullptr) cudaStreamDestroy(stream);
+  return status;
+}
+
+void* allocate(int device, size_t nbytes) {
+  const OnDevice on(device);
+  const DuringCapture relaxed;
+  void* pointer = nullptr;
+  check(cudaMalloc(&pointer, nbytes == 0 ? 1 : nbytes), "allocating device memory");
+  const cudaError_t status = clear(pointer, nbytes);
   if (status != cudaSuccess) cudaFree(pointer);
   check(status, "clearing device memory");
   return pointer;
@@ -219,13 +161,13 @@ void ipc_export(const void* pointer, PycollCudaIpc& ipc) {
   check(cudaPointerGetAttributes(&attributes, pointer), "asking where memory lies");
   COLL_CHECK(attributes.type == cudaMemoryTypeDevice, "ArgumentError",
              "only device memory can be exported to other processes");
-  const OnDevice on(attributes.device);
-  // The driver asks for a current context, which a thread that has used none yet lacks.
-  check(cudaSetDevice(attributes.device), "choosing a device");
+  const InContext on(attributes.device);
   CUdeviceptr base = 0;
   size_t size = 0;
   const auto at = reinterpret_cast<CUdeviceptr>(pointer);
-  COLL_CHECK(address_range()(&base, &size, at) == CUDA_SUCCESS, "ArgumentError",
+  const auto address_range =
+      driver_function<decltype(&cuMemGetAddressRange)>("cuMemGetAddressRange", 12000);
+  COLL_CHECK(address_range(&base, &size, at) == CUDA_SUCCESS, "ArgumentError",
              "the allocation that the memory lies in is not known to the driver");
   cudaIpcMemHandle_t handle{};
   const cudaError_t status = cudaIpcGetMemHandle(&handle, reinterpret_cast<void*>(base));

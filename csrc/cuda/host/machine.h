@@ -48,6 +48,13 @@ void ipc_export(const void* pointer, PycollCudaIpc& ipc);
 void ipc_open(int device, const PycollCudaIpc& ipc, void** base, void** pointer);
 void ipc_close(int device, void* base);
 
+// Virtual memory; the contracts are those of the functions with these names in pycoll_cuda.h.
+int vmm_support(int device);
+void vmm_create(int device, size_t nbytes, PycollCudaMapping& mapping);
+void vmm_export(const PycollCudaMapping& mapping, PycollCudaShare& share, int* descriptor);
+void vmm_open(int device, const PycollCudaShare& share, int descriptor, PycollCudaMapping& mapping);
+void vmm_close(const PycollCudaMapping& mapping);
+
 struct KernelInfo {
   int registers, local_bytes, shared_bytes;
   int resident;  // blocks of so many threads that fit on the device at once

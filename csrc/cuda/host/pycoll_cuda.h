@@ -34,14 +34,11 @@
 // Every function that takes a device, a group or a call leaves the current device as it was.
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
+#include "cuda/host/pycoll_cuda_memory.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-#define PYCOLL_CUDA_API __attribute__((visibility("default")))
 
 // Raised when a struct or a meaning changes; additions alone do not raise it.
 #define PYCOLL_CUDA_ABI 1
@@ -95,37 +92,6 @@ PYCOLL_CUDA_API int pycoll_cuda_preload(int device);
 
 // Lets kernels on `device` reach memory of `peer` in this process. Idempotent.
 PYCOLL_CUDA_API int pycoll_cuda_enable_peer_access(int device, int peer);
-
-// ---- memory ------------------------------------------------------------------------------------
-
-// Device memory by cudaMalloc (256-byte aligned), zeroed; takes a multiple of 2 MiB, so that
-// nothing else is exported with it. The caller frees it when no kernel uses it any more; freeing
-// waits for the device.
-PYCOLL_CUDA_API int pycoll_cuda_malloc(int device, size_t nbytes, void** pointer);
-PYCOLL_CUDA_API int pycoll_cuda_free(void* pointer);
-// Copies between any two memories (host, device, peers), ordered on the stream.
-PYCOLL_CUDA_API int pycoll_cuda_copy(void* dst, const void* src, size_t nbytes, void* stream);
-PYCOLL_CUDA_API int pycoll_cuda_synchronize(void* stream);
-
-// A piece of device memory that other processes can open: handle of the allocation it lies in, and
-// its place therein. 88 bytes, to be sent as they are.
-typedef struct {
-  uint8_t handle[64];  // cudaIpcMemHandle_t of the base of the allocation
-  uint64_t offset;     // bytes from that base to the exported pointer
-  uint64_t nbytes;     // bytes from the exported pointer to the end of the allocation
-  int32_t device;      // in the exporting process
-  int32_t reserved;
-} PycollCudaIpc;
-
-// Exports `pointer`, which lies anywhere inside memory made by cudaMalloc (pools of CuPy too).
-// ARGUMENT for memory that cannot be exported (cudaMallocAsync, host memory).
-PYCOLL_CUDA_API int pycoll_cuda_ipc_export(const void* pointer, PycollCudaIpc* ipc);
-// Maps exported memory of another process on `device`. *pointer is the exported address, in this
-// process; *base is what pycoll_cuda_ipc_close takes. One close for each open. A process cannot
-// open what it exported itself.
-PYCOLL_CUDA_API int pycoll_cuda_ipc_open(int device, const PycollCudaIpc* ipc, void** base,
-                                         void** pointer);
-PYCOLL_CUDA_API int pycoll_cuda_ipc_close(int device, void* base);
 
 // ---- one fold ----------------------------------------------------------------------------------
 

@@ -84,7 +84,8 @@ class DeviceSide:
             lambda: self._prepare(request, x, out, timeout, stream)
         )
         self._agree(prepared, number, timeout)
-        self.transport.open(session)
+        if self.transport.open(session):  # arrays lie elsewhere than was thought
+            return self.call(request, x, out, timeout, async_op, stream)
         limit = check_timeout(session.config.timeout_s if timeout is None else timeout)
         capturing = self._launches.capturing(handle)
         with self._cupy.cuda.Device(self.transport.device):

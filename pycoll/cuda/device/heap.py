@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Callable
+from ctypes import byref, c_int
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pycoll.cuda.device import arrays
-from pycoll.cuda.device.library import library
-from pycoll.errors import ArgumentError
+from pycoll.cuda.device.library import VMM, Mapping, Share, library
+from pycoll.errors import ArgumentError, CudaUnavailable, TransportError
 from pycoll.runtime.arrays.host_arrays import ArrayView
 
 _ALIGN = 256
@@ -62,16 +66,47 @@ class Detour(NamedTuple):
 
 
 class DeviceHeap(AnyMemory):
-    """A rank's part of the symmetric device heap: one allocation, cut up by first fit."""
+    """A rank's part of the symmetric device heap: one allocation, cut up by first fit.
 
-    def __init__(self, device: int, nbytes: int) -> None:
+    Attributes:
+        base: Where it begins, 0 before the first array.
+        virtual: It is, or will be, virtual memory, which peers map by a descriptor; otherwise they
+            map it by CUDA IPC.
+        mapping: The virtual memory, if it is that.
+    """
+
+    def __init__(self, device: int, nbytes: int, virtual: bool) -> None:
         """Reserve nothing yet.
 
         Args:
             device: Number of the device.
             nbytes: Capacity.
+            virtual: Make it of virtual memory where the device has that.
         """
         self.device, self.nbytes, self.base = device, nbytes, 0
+        self.virtual = virtual and bool(library().support(device) & VMM)
+        self.mapping: Mapping | None = None
+
+    def _make(self) -> None:
+        """Take the memory, by CUDA IPC if virtual memory cannot be had."""
+        if self.virtual:
+            mapping = Mapping()
+            try:
+                library().call("vmm_create", self.device, self.nbytes, byref(mapping))
+            except (CudaUnavailable, TransportError):
+                self.virtual = False
+            else:
+                self.base, self.mapping = mapping.pointer, mapping
+                free = partial(library().call, "vmm_close", byref(mapping))
+        if not self.base:
+            self.base = library().pointer("malloc", self.device, self.nbytes)
+            free = partial(library().call, "free", self.base)
+        self._blocks = _Blocks(self.base, self.nbytes, free)
+
+    def begin_anew(self) -> None:
+        """Have no heap yet, and make one for CUDA IPC; arrays that were made lie outside of it."""
+        self.free()
+        self.base, self.mapping, self.virtual = 0, None, False
 
     def empty(self, shape: Any, dtype: Any) -> Any:
         """Allocate an array; the memory goes back to the heap when it is collected.
@@ -85,8 +120,7 @@ class DeviceHeap(AnyMemory):
         if kind.hasobject or min(extent, default=0) < 0:
             raise ArgumentError(f"shape={shape!r}, dtype={kind}: no such array can be made")
         if not self.base:
-            self.base = library().pointer("malloc", self.device, self.nbytes)
-            self._blocks = _Blocks(self.base, self.nbytes)
+            self._make()
         nbytes = max(1, math.prod(extent) * kind.itemsize)
         address = self._blocks.take(nbytes)
         if address is None:
@@ -114,11 +148,30 @@ class DeviceHeap(AnyMemory):
         return None if self.holds(v) else Detour(self.empty(v.array.shape, v.array.dtype), v)
 
 
+def try_virtual_memory(device: int) -> None:
+    """Make a little virtual memory, and map it a second time as a peer would.
+
+    Raises:
+        CollError: What refuses it.
+    """
+    made, again, share, descriptor = Mapping(), Mapping(), Share(), c_int(-1)
+    library().call("vmm_create", device, 1, byref(made))
+    try:
+        library().call("vmm_export", byref(made), byref(share), byref(descriptor))
+        try:
+            library().call("vmm_open", device, byref(share), descriptor.value, byref(again))
+            library().call("vmm_close", byref(again))
+        finally:
+            os.close(descriptor.value)
+    finally:
+        library().call("vmm_close", byref(made))
+
+
 class _Blocks:
     """Free stretches of a stretch of memory: first fit, neighbours grow together again."""
 
-    def __init__(self, base: int, nbytes: int) -> None:
-        self._base, self._nbytes, self._ends = base, nbytes, False
+    def __init__(self, base: int, nbytes: int, free: Callable[[], None]) -> None:
+        self._base, self._nbytes, self._ends, self._give_up = base, nbytes, False, free
         self._free = [(base, nbytes)]
 
     def take(self, nbytes: int) -> int | None:
@@ -147,7 +200,7 @@ class _Blocks:
         self._ends = True
         if self._free == [(self._base, self._nbytes)]:
             self._free = []
-            library().call("free", self._base)
+            self._give_up()
 
 
 class _Block:

@@ -32,6 +32,7 @@ from pycoll.types import DType, ReduceOp
 ABI = 1
 MAX_RANKS = 64
 _OK, _UNAVAILABLE, _ARGUMENT, _SCHEDULE, _TOO_LARGE = range(5)
+VMM, FABRIC, MULTICAST = 1, 2, 4
 NO_ERROR, TIMEOUT, ABORTED, MISMATCH, FOLLOWED = range(5)
 BEST, INTERPRET = 0, 1
 INSTALL = "install an NVIDIA driver that supports CUDA 13, and see that `nvidia-smi` lists a device"
@@ -87,6 +88,26 @@ class Ipc(ctypes.Structure):
         ("handle", c_uint8 * 64),
         *_fields(c_uint64, "offset nbytes"),
         *_fields(c_int32, "device reserved"),
+    ]
+
+
+class Mapping(ctypes.Structure):
+    """``PycollCudaMapping``: virtual memory that is mapped here."""
+
+    _fields_ = [
+        *_fields(c_void_p, "pointer"),
+        *_fields(c_uint64, "nbytes"),
+        *_fields(c_int32, "device reserved"),
+    ]
+
+
+class Share(ctypes.Structure):
+    """``PycollCudaShare``: what a peer needs to map it, beside a descriptor."""
+
+    _fields_ = [
+        ("fabric", c_uint8 * 64),
+        *_fields(c_uint64, "nbytes"),
+        *_fields(c_int32, "has_fabric reserved"),
     ]
 
 
@@ -150,6 +171,11 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "ipc_export": (c_void_p, POINTER(Ipc)),
     "ipc_open": (c_int, POINTER(Ipc), _PP, _PP),
     "ipc_close": (c_int, c_void_p),
+    "vmm_support": (c_int, POINTER(c_int)),
+    "vmm_create": (c_int, c_uint64, POINTER(Mapping)),
+    "vmm_export": (POINTER(Mapping), POINTER(Share), POINTER(c_int)),
+    "vmm_open": (c_int, POINTER(Share), c_int, POINTER(Mapping)),
+    "vmm_close": (POINTER(Mapping),),
     "fold": (c_int, c_int, c_int, c_uint32, _PP, c_int, _PP, c_int, c_uint64, c_void_p),
     "optim_step": (POINTER(Step), c_void_p),
     "optim_unscale": (c_int, c_void_p, c_void_p, c_uint64, c_double, c_void_p, c_void_p),
@@ -255,6 +281,12 @@ class Library:
         info = DeviceInfo()
         self.call("device_properties", index, byref(info))
         return info
+
+    def support(self, device: int) -> int:
+        """Return what a device says of virtual memory: `VMM`, `FABRIC`, `MULTICAST`, added up."""
+        bits = c_int()
+        self.call("vmm_support", device, byref(bits))
+        return bits.value
 
     def copy(self, dst: int, src: int, nbytes: int, stream: int) -> None:
         """Copy bytes between any two memories."""

@@ -36,8 +36,13 @@ class Transport(Protocol):
     def set_generations(self, generations: list[int]) -> None:
         """Note the generation of every rank's memory."""
 
-    def open(self, session: Session) -> None:
-        """Connect to the peers unless that is done; a collective."""
+    def open(self, session: Session) -> bool:
+        """Connect to the peers unless that is done; a collective.
+
+        Returns:
+            Whether peers now reach other memory than before, so that the call has to be prepared
+            anew; the same on all ranks.
+        """
 
     def launch(
         self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float

@@ -70,10 +70,10 @@ class NcclTransport(Transport):
             )
         return program
 
-    def open(self, session: Session) -> None:
+    def open(self, session: Session) -> bool:
         """Make the NCCL communicator; the unique id goes through the host communicator."""
         if self._comm is not None or self._n == 1:
-            return
+            return False
         self._share_device(session)
         key = np.zeros(UNIQUE_ID_BYTES, np.uint8)
         if self._rank == 0:
@@ -82,6 +82,7 @@ class NcclTransport(Transport):
         key = session.call(Kind.BROADCAST, key, None, "sum", 0, None)
         with arrays.cupy().cuda.Device(self.device):
             self._comm = self._binding(self._n, self._rank, key.tobytes())
+        return False
 
     def _share_device(self, session: Session) -> None:
         """Tell NCCL when ranks share a device; it refuses to start otherwise."""

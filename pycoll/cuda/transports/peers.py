@@ -1,28 +1,24 @@
-"""Ranks that reach each other's device memory: by CUDA IPC between processes of one host.
+"""Ranks that reach each other's device memory, between processes of one host.
 
 Every rank exports its control memory, its staging buffers and its symmetric heap, once it has one;
-the host communicator carries the handles. An array outside the heap goes through the staging
-buffers.
+see `pycoll.cuda.transports.maps`. An array outside the heap goes through the staging buffers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_int
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import DeviceHeap
-from pycoll.cuda.device.library import Ipc, KernelError, library, pointers
+from pycoll.cuda.device.library import KernelError, library, pointers
 from pycoll.cuda.transports.base import Place, Transport, kernel_failure, places, wait_for
 from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
+from pycoll.cuda.transports.maps import PeerMaps
 from pycoll.errors import ArgumentError, CollError, TransportError
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.sessions.session import Session
@@ -69,11 +65,12 @@ class PeerTransport(Transport):
         library().call("preload", device)
         _free_retired()
         self.device = device
-        self.memory = DeviceHeap(device, heap_bytes)
+        self.memory = DeviceHeap(device, heap_bytes, session.config.device_memory == "auto")
+        self._maps = PeerMaps(session.rank, device)
         self._rank, self._n = session.rank, session.world_size
         self._connected: list[int] | None = None  # generations as of the newest exchange
         self._wanted: list[int] = []
-        self._opened: list[int] = []
+        self._peers: list[list[int]] = []  # control memory and staging buffers of all ranks, here
         self._control = session.control
         self._group = self._cells = 0
         self._failed = False
@@ -88,27 +85,36 @@ class PeerTransport(Transport):
         """Note which ranks have a heap."""
         self._wanted = generations
 
-    def open(self, session: Session) -> None:
-        """Map the memory of peers that is not mapped yet; a collective."""
+    def open(self, session: Session) -> bool:
+        """Map the memory of peers that is not mapped yet; a collective.
+
+        Returns:
+            Whether the heap has begun anew, so that no array that was made lies in it any more.
+        """
         if self._connected == self._wanted:
-            return
-        if self._connected is None:
+            return False
+        if not self._group:
             self._begin(session)
+        if not self._peers:
+            control = library().pointer("group_control", self._group)
+            self._peers = [self._maps.exchange(session, p) for p in (control, self._cells)]
         arrays.cupy().cuda.runtime.deviceSynchronize()  # nothing runs while maps change
-        control = library().pointer("group_control", self._group)
-        maps = [self._exchange(session, p) for p in (control, self._cells, self.memory.base)]
-        heaps = pointers(maps[2]) if all(maps[2]) else None
+        heaps = self._maps.heaps(session, self.memory)
+        if heaps is None:
+            return True
+        (controls, cells), all_have = self._peers, all(heaps)
         library().call(
             "group_connect",
             self._group,
-            pointers(maps[0]),
-            heaps,
-            self.memory.nbytes if heaps else 0,
-            pointers(maps[1]),
+            pointers(controls),
+            pointers(heaps) if all_have else None,
+            self.memory.nbytes if all_have else 0,
+            pointers(cells),
             _CELL_BYTES,
         )
         session.call(Kind.BARRIER, None, None, "sum", 0, None)
         self._connected = self._wanted
+        return False
 
     def _begin(self, session: Session) -> None:
         """Make this rank's end of the group.
@@ -127,39 +133,6 @@ class PeerTransport(Transport):
         library().call("group_share", self._group, share)
         self._cells = library().pointer("malloc", self.device, 2 * _CELL_BYTES)
         self._calls = CallCache(self._group, self._n, [self._rank])
-
-    def _exchange(self, session: Session, pointer: int) -> list[int]:
-        """Give all ranks a pointer of this one; return theirs, as mapped here, 0 for none."""
-
-        def export() -> np.ndarray:
-            ipc = Ipc()
-            if pointer:
-                library().call("ipc_export", pointer, byref(ipc))
-            head = np.array([os.getpid(), pointer], np.int64).view(np.uint8)
-            return np.concatenate([head, np.frombuffer(bytes(ipc), np.uint8)])
-
-        own = session.refusing(export)
-        rows = session.call(Kind.ALL_GATHER, own.reshape(1, -1), None, "sum", 0, None)
-        return session.refusing(lambda: [self._map(rank, row) for rank, row in enumerate(rows)])
-
-    def _map(self, rank: int, row: np.ndarray) -> int:
-        pid, pointer = row[:16].view(np.int64).tolist()
-        if rank == self._rank or not pointer:
-            return pointer
-        ipc = Ipc.from_buffer_copy(row[16:].tobytes())
-        base, here = ctypes.c_void_p(), ctypes.c_void_p()
-        try:
-            if pid == os.getpid():  # threads share addresses
-                library().call("enable_peer_access", self.device, ipc.device)
-                return pointer
-            library().call("ipc_open", self.device, byref(ipc), byref(base), byref(here))
-        except CollError as error:
-            raise TransportError(
-                f"memory of rank {rank}'s device cannot be mapped on device "
-                f"{self.device}: {error}; device_transport='nccl' does without"
-            ) from error
-        self._opened.append(base.value or 0)
-        return here.value or 0
 
     def launch(
         self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
@@ -208,9 +181,7 @@ class PeerTransport(Transport):
             return
         if self._calls is not None:
             self._calls.clear()
-        for base in self._opened:
-            library().call("ipc_close", self.device, base)
-        self._opened.clear()
+        self._maps.close()
 
         def free() -> None:
             library().call("group_destroy", group)

@@ -20,7 +20,8 @@ def test_it_depends_on_no_driver_and_exports_its_interface_alone():
         ["nm", "-D", "--defined-only", str(PATH)], capture_output=True, text=True, check=True
     ).stdout
     names = {line.split()[-1] for line in listed.splitlines()}
-    declared = (ROOT / "csrc/cuda/host/pycoll_cuda.h").read_text(encoding="utf-8")
+    headers = (ROOT / "csrc/cuda/host").glob("pycoll_cuda*.h")
+    declared = "".join(header.read_text(encoding="utf-8") for header in headers)
     functions = {name for name in names if name.startswith("pycoll_cuda_")}
     assert len(functions) > 30
     assert all(f"{name}(" in declared for name in functions)

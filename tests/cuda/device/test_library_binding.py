@@ -12,9 +12,12 @@ from pycoll.errors import ArgumentError, CudaUnavailable, ScheduleError, Transpo
 
 ROOT = Path(__file__).resolve().parents[3]
 HEADER = ROOT / "csrc/cuda/host/pycoll_cuda.h"
+HEADERS = (HEADER, HEADER.with_name("pycoll_cuda_memory.h"))
 STRUCTS = {
     "PycollCudaDevice": real.DeviceInfo,
     "PycollCudaIpc": real.Ipc,
+    "PycollCudaMapping": real.Mapping,
+    "PycollCudaShare": real.Share,
     "PycollCudaError": real.KernelError,
     "PycollCudaCallSpec": real.Spec,
     "PycollCudaStep": real.Step,
@@ -33,7 +36,9 @@ def test_structures_are_those_of_the_header(tmp_path):
     source = tmp_path / "ask.cpp"
     body = "\n".join(lines)
     source.write_text(f'#include <cstdio>\n#include "{HEADER}"\nint main() {{\n{body}\n}}\n')
-    subprocess.run(["g++", "-o", tmp_path / "ask", source], check=True, timeout=60)
+    subprocess.run(
+        ["g++", f"-I{ROOT / 'csrc'}", "-o", tmp_path / "ask", source], check=True, timeout=60
+    )
     said = subprocess.run([tmp_path / "ask"], capture_output=True, text=True, check=True).stdout
     expected = []
     for name, struct in STRUCTS.items():
@@ -45,7 +50,8 @@ def test_structures_are_those_of_the_header(tmp_path):
 
 
 def test_functions_are_those_of_the_header():
-    text = re.sub(r"//[^\n]*", "", HEADER.read_text(encoding="utf-8"))
+    text = "".join(header.read_text(encoding="utf-8") for header in HEADERS)
+    text = re.sub(r"//[^\n]*", "", text)
     found = dict(re.findall(r"PYCOLL_CUDA_API int pycoll_cuda_(\w+)\(([^)]*)\)", text))
     for name, arguments in real.FUNCTIONS.items():
         assert len(arguments) == len(found[name].split(",")), name

@@ -1,10 +1,7 @@
-// The machine of machine.h on the host: device memory is heap memory, a kernel is a function, the
-// lanes of its blocks are threads or fibers. A launch on the null stream runs at once; others run
-// when somebody waits, all streams side by side and each in its own order.
+// The machine of machine.h on the host: device memory is that of host_memory.cpp, a kernel is a
+// function, the lanes of its blocks are threads or fibers. A launch on the null stream runs at
+// once; others run when somebody waits, all streams side by side and each in its own order.
 #include "host_machine.h"
-
-#include <malloc.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -132,14 +129,6 @@ void preload(int device) {
 }
 void enable_peer_access(int, int) {}
 
-void* allocate(int, size_t nbytes) {
-  const size_t size = (nbytes + 256) / 256 * 256;
-  void* const memory = std::aligned_alloc(256, size);
-  std::memset(memory, 0, size);
-  return memory;
-}
-void release(void* pointer) { std::free(pointer); }
-
 void copy(void* dst, const void* src, size_t nbytes, void* stream) {
   synchronize(stream);
   std::memcpy(dst, src, nbytes);
@@ -147,27 +136,6 @@ void copy(void* dst, const void* src, size_t nbytes, void* stream) {
 void synchronize(void*) { run_streams(); }
 void copy_now(int, void* dst, const void* src, size_t nbytes) { std::memcpy(dst, src, nbytes); }
 void wait_idle(int) { run_streams(); }
-
-Record* allocate_records(int device, size_t count) {
-  return static_cast<Record*>(allocate(device, count * sizeof(Record)));
-}
-void release_records(Record* records) { std::free(records); }
-Record* device_address(Record* records) { return records; }
-
-// Within this process only; for pointers that allocate returned.
-void ipc_export(const void* pointer, PycollCudaIpc& ipc) {
-  const uint64_t words[2] = {reinterpret_cast<uint64_t>(pointer), static_cast<uint64_t>(getpid())};
-  std::memcpy(ipc.handle, words, sizeof(words));
-  ipc.nbytes = malloc_usable_size(const_cast<void*>(pointer));
-}
-void ipc_open(int, const PycollCudaIpc& ipc, void** base, void** pointer) {
-  uint64_t words[2];
-  std::memcpy(words, ipc.handle, sizeof(words));
-  COLL_CHECK(words[1] == static_cast<uint64_t>(getpid()), "ArgumentError",
-             "host memory cannot be opened by another process");
-  *base = *pointer = reinterpret_cast<void*>(words[0]);
-}
-void ipc_close(int, void*) {}
 
 KernelInfo kernel_info(int, const void*, int) {
   return {0, 0, static_cast<int>(sizeof(Shared)), kResident};

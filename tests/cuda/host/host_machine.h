@@ -1,4 +1,4 @@
-// Running launches on the host; what tests can choose about it.
+// What tests can choose about launches and memory on the host.
 #pragma once
 
 #include <stdint.h>
@@ -9,6 +9,10 @@ extern "C" {
 // thread, and a generator with this seed decides after every access which one goes on. The clock
 // of fibers stands still while any of them gets on, so waits time out exactly when all wait.
 __attribute__((visibility("default"))) void pycoll_host_schedule(int64_t seed);
+
+// What devices say that they support from now on, as PycollCudaSupport, 1 at the beginning; and
+// whether memory of a descriptor, or of a fabric handle, may be mapped.
+__attribute__((visibility("default"))) void pycoll_host_vmm(int bits, int descriptors, int fabric);
 
 // Accesses that have been made under schedulers so far.
 __attribute__((visibility("default"))) uint64_t pycoll_host_turns(void);

@@ -107,21 +107,24 @@ def test_the_stage_of_training(gpu, host_kernels, tmp_path):
     assert len(row["seconds"]) == training.STEPS
 
 
-def test_the_stage_of_processes(stage, gpu, host_kernels, tmp_path):
+def test_the_stage_of_processes(stage, gpu, host_kernels, monkeypatch, tmp_path):
     """With threads for processes."""
     gpu("rows"), gpu("common")
     ranks, writer = gpu("ranks"), gpu("rows").Writer(tmp_path / "rows.jsonl", "ipc2")
+    monkeypatch.setattr(ranks, "library", lambda: host_kernels)
     ranks.SIZES = (17, 40000)
     cupy = sys.modules["cupy"]
 
     def rank(comm):
         ranks.first_calls(comm, cupy, writer, "cuda")
         ranks.bits(comm, cupy, writer)
+        ranks.heap_memory(comm, writer)
 
     run_threads(2, rank)
     first, *written = gpu("rows").read(tmp_path / "rows.jsonl")
     assert len(first["seconds"]) == 2
-    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS)
+    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS) + 1
+    assert written[-1]["virtual"]
     assert [row for row in written if not row["ok"]] == []
 
 
