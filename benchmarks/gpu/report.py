@@ -61,6 +61,11 @@ def write(folder, more=()):
     return failures
 
 
+def head(folder):
+    """Return what a reader looks at first: the report without its last table."""
+    return (folder / "report.md").read_text(encoding="utf-8").partition("\n| looked at |")[0]
+
+
 def _head(rows):
     dates = ", ".join(r["date"] for r in rows if r["name"] == "begin") or "at an unknown time"
     lines = ["# On a CUDA device", "", f"`benchmarks/gpu/run.sh`, {dates}."]

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Build, test and measure pycoll on one CUDA device, in at most nine minutes. Needs no network.
-#   benchmarks/gpu/run.sh [folder for the results, by default benchmarks/results/gpu] [--stage NAME ...]
-#     [--skip NAME ...]
+#   benchmarks/gpu/run.sh [smoke|measure] [folder for the results, by default benchmarks/results/gpu]
+#     [--stage NAME ...] [--skip NAME ...]
+# smoke: is it right? (four minutes); measure: how fast is it? (five minutes).
 # Environment: PYTHON (interpreter with NumPy and CuPy; by default python3),
 #   PYCOLL_WHEELS (folder with wheels of pybind11, setuptools and array-api-compat, where they are
 #   missing or old).
 set -u
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
+part=()
+case ${1:-} in smoke | measure) part=(--part "$1"); shift ;; esac
 OUT=${1:-benchmarks/results/gpu}
 mkdir -p "$OUT"
 # What pyproject.toml asks for; older ones cannot read it.
@@ -34,4 +37,4 @@ fi
 # pycoll loads its own kernels when a group is made; those of other libraries need not be there before
 # they are launched: what a load waits for ends by itself.
 export CUDA_DEVICE_MAX_CONNECTIONS=32 PYTHONUNBUFFERED=1 NCCL_DEBUG=${NCCL_DEBUG:-WARN}
-exec "$PYTHON" benchmarks/gpu/suite.py "$OUT" "${@:2}"
+exec "$PYTHON" benchmarks/gpu/suite.py "$OUT" "${part[@]}" "${@:2}"

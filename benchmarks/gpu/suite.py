@@ -24,6 +24,10 @@ from rows import Writer
 import build_cuda
 
 LIMIT_S = 525.0
+# What runs of a part do, and the seconds that they may take.
+_RIGHT = "tools build facts correct faults vmm2 ipc2 graphs nccl2 memcheck"
+PARTS = {"smoke": (_RIGHT.split(), 240.0)}
+PARTS["measure"] = "speed steps train2 torch2 nccl4".split(), 300.0
 KILL_S = 5.0
 SKIPPED = 77  # exit status of a stage that cannot run here
 
@@ -156,14 +160,22 @@ def main(argv=None):
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "benchmarks/results/gpu")
     parser.add_argument("--stage", action="append", help="run this one only; may be repeated")
     parser.add_argument("--skip", action="append", help="leave this one out; may be repeated")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for everything")
+    parser.add_argument("--part", choices=PARTS, help="see README.md")
+    parser.add_argument("--limit", type=float, help="seconds for everything")
     args = parser.parse_args(argv)
     names = [name for name, _, _ in stages("python")]
     unknown = {*(args.stage or ()), *(args.skip or ())} - set(names)
     if unknown:
         parser.error(f"unknown stage {', '.join(sorted(unknown))}; known: {', '.join(names)}")
     args.folder.mkdir(parents=True, exist_ok=True)
-    return int(bool(run(args.folder, args.stage, args.limit, args.skip or ())))
+    wanted, without = args.stage, args.skip or []
+    in_part, seconds = PARTS.get(args.part, (None, LIMIT_S))
+    if in_part is not None:
+        wanted = [*in_part, *(wanted or ())]
+        without += ["build"] if usable() else []
+    failed = run(args.folder, wanted, args.limit or seconds, without)
+    print("\n" + report.head(args.folder))
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

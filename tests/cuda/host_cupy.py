@@ -36,6 +36,7 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
     ndim = property(lambda self: self._values.ndim)
     size = property(lambda self: self._values.size)
     nbytes = property(lambda self: self._values.nbytes)
+    flags = property(lambda self: self._values.flags)
     device = property(lambda self: Device())
     T = property(lambda self: DeviceArray(self._values.T))
     data = property(lambda self: types.SimpleNamespace(ptr=self._values.ctypes.data))
@@ -227,7 +228,14 @@ class Device:
     __exit__ = Stream.__exit__
 
 
-class ndarray:
+class _Arrays(type):
+    """Takes every array for one of CuPy."""
+
+    def __instancecheck__(cls, x):
+        return isinstance(x, DeviceArray)
+
+
+class ndarray(metaclass=_Arrays):
     """Makes an array over memory that somebody else owns."""
 
     def __new__(cls, shape, dtype, memory):

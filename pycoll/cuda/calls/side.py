@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from pycoll import _C
 from pycoll.config import check_timeout
 from pycoll.cuda.calls.in_order import LaunchOrder
+from pycoll.cuda.calls.made_before import MadeBefore
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans, number_of
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.library import library
@@ -66,6 +68,8 @@ class DeviceSide:
         self._cupy = arrays.cupy()
         self._number_of = lru_cache(maxsize=64)(number_of)
         self._launches = LaunchOrder()
+        self._made = MadeBefore()
+        self._comparison: Prepared | None = None  # what `_agree` runs
         self._background: Any = None  # stream of calls with async_op
         self.failure: CollError | None = None
 
@@ -108,6 +112,13 @@ class DeviceSide:
             check_timeout(timeout)
         self.check()
         handle = arrays.stream_of(stream)
+        place = self.transport.memory.base  # what lies there is reached directly
+        key = None if out is None else self._made.key(request, x, out, place)
+        known = self._made.find(key, (x, out), (out,))
+        if known is not None:
+            (prepared,), number = known
+            self.transport.prepare(prepared.spec)
+            return prepared, number, handle
         plans = DevicePlans(self._session.rank, self._session.world_size, self.transport.messages)
         caller = DeviceCaller(plans, self.transport.memory, self.transport.device, handle)
         prepared = caller.prepare(request, x, out)
@@ -116,6 +127,8 @@ class DeviceSide:
         what = spec.kind, spec.collective, spec.algorithm, spec.params, spec.direct
         bare = CallSpec(*what, dtype=0, itemsize=1, count=0)
         number = self._number_of(bare, plans.world_size, self.transport.messages)
+        if prepared.result is out:
+            self._made.note(key, [prepared], number)
         return prepared, number, handle
 
     def _agree(self, prepared: Prepared, number: int, timeout: float | None) -> None:
@@ -124,15 +137,28 @@ class DeviceSide:
         Raises:
             MismatchError: If they differ; nothing was launched and the communicator stays usable.
         """
-        spec, session = prepared.spec, self._session
+        spec = prepared.spec
         word = spec.descriptor(number, spec.direct)
         own = np.array([word, spec.count, number >> 16, self.transport.generation], np.uint64)
-        own = own.view(np.int64).reshape(1, -1)
-        rows = session.call(Kind.ALL_GATHER, own, None, "sum", 0, None, timeout=timeout)
-        rows = rows.view(np.uint64)
+        rows = self._gather(own.view(np.int64).reshape(1, -1), timeout).view(np.uint64)
         if (rows[:, :3] != rows[0, :3]).any():
             raise MismatchError(_difference(rows.tolist()))
         self.transport.set_generations(rows[:, 3].tolist())
+
+    def _gather(self, own: np.ndarray, timeout: float | None) -> np.ndarray:
+        """Gather a row of every rank: an all_gather of the host that is prepared once."""
+        session = self._session
+        if self._comparison is None or self._comparison.spec.direct:  # direct: in the heap
+            request = CallRequest(Kind.ALL_GATHER)
+            self._comparison = session.refusing(lambda: session.prepare(request, own, None))
+            prepared = self._comparison
+        else:
+            rows = np.empty((session.world_size, own.size), own.dtype)
+            known, keep = self._comparison, (own, rows)
+            ins, outs = _C.address(own), _C.address(rows)
+            prepared = Prepared(known.binding, ins, outs, rows, keep, spec=known.spec)
+        limit = session.config.timeout_s if timeout is None else timeout
+        return session.start(prepared, limit, False)
 
     def _launch(
         self, prepared: Prepared, handle: int, limit: float, async_op: bool, capturing: bool

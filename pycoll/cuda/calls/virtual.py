@@ -15,6 +15,7 @@ import numpy as np
 
 from pycoll.config import check_timeout
 from pycoll.cuda.calls.in_order import LaunchOrder
+from pycoll.cuda.calls.made_before import MadeBefore
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import AnyMemory
@@ -58,6 +59,7 @@ class VirtualRanks:
         self._group = library().pointer("group_virtual", device, n, MAX_BLOCKS)
         self._calls = CallCache(self._group, n, range(n))
         self._launches = LaunchOrder()
+        self._made = MadeBefore()
         self._cells: list[int] = []
 
     def all_reduce(self, xs: Any, op: str = "sum", **options: Any) -> Any:
@@ -104,9 +106,26 @@ class VirtualRanks:
         """Send block j of each rank to rank j; arguments as for `all_reduce`."""
         return self._run(Kind.ALL_TO_ALL, xs, **options)
 
-    def _run(self, kind: Kind, xs: Any, *, timeout: float | None = None, **options: Any) -> Any:
+    def _run(
+        self,
+        kind: Kind,
+        xs: Any,
+        *,
+        out: Any = None,
+        timeout: float | None = None,
+        stream: Any = None,
+        **request: Any,
+    ) -> Any:
         limit = TIMEOUT_S if timeout is None else check_timeout(timeout)
-        return self.bind(kind, xs, **options)(limit)
+        wanted = CallRequest(kind, **request)
+        key = None if out is None or _root_only(wanted) else self._made.key(wanted, xs, out)
+        known = self._made.find(key, (xs, out), (None,) * self.world_size)
+        if known is None:
+            launch = self.bind(kind, xs, out=out, stream=stream, **request)
+            self._made.note(key, launch.prepared)
+        else:
+            launch = Launch(self, known[0], arrays.stream_of(stream), out)
+        return launch(limit)
 
     def bind(
         self,
@@ -280,7 +299,7 @@ class Launch:
     ) -> None:
         """Keep what is needed; see `VirtualRanks.bind`."""
         self._launch, self._launched = ranks.launch, False
-        self._prepared, self._results = prepared, results
+        self.prepared, self._results = prepared, results
         self._copies = [copy for p in prepared for copy in p.gathers]
         self._stream, self._alive = arrays.stream_of(stream), stream
         self.spec: CallSpec = prepared[0].spec
@@ -293,7 +312,7 @@ class Launch:
             if not copy.repeatable:
                 raise ArgumentError("an input is not contiguous; such a call can be launched once")
             library().copy(copy.address, copy.given.pointer, copy.given.array.nbytes, stream)
-        self._launch(self._prepared, stream, limit, **options)
+        self._launch(self.prepared, stream, limit, **options)
         self._launched = True
         return self._results
 

@@ -22,6 +22,8 @@ _ALIGN = 256
 class AnyMemory:
     """All memory of the device: what ranks in one process reach without doing anything."""
 
+    base: int = 0  # where what peers reach begins; 0: it has no bounds, or there is none yet
+
     def empty(self, shape: Any, dtype: Any) -> Any:
         """Make an array that peers reach."""
         return arrays.cupy().empty(shape, dtype)

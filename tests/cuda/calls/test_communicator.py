@@ -268,3 +268,28 @@ def test_ranks_that_share_a_device_tell_nccl(ranks, version, expected):
     environ = dict.fromkeys(expected, "mine")
     nccl.share_device(environ, ranks, version, 1)
     assert set(environ.values()) <= {"mine"}
+
+
+def test_a_call_made_before_is_checked_against_what_differs(world):
+    """Prepared once; another size, type, place or operation, or a bad one, is prepared anew."""
+
+    def rank(comm):
+        results, seen = [], []
+        for dtype, count in (("float32", 100), ("float32", 40), ("int32", 100), ("float32", 100)):
+            x = DeviceArray(np.arange(count).astype(dtype) + comm.rank)
+            out, heap = DeviceArray(np.zeros(count, dtype)), comm.empty(count, dtype, device="cuda")
+            for target in (out, heap, out):
+                for op in ("sum", "max", "sum"):
+                    comm.all_reduce(x, op, out=target)
+                    results.append(target.get())
+                    seen.append((np.arange(count).astype(dtype), op))
+            with pytest.raises(ArgumentError):
+                comm.all_reduce(x, ["sum"], out=out)
+            x._values.flags.writeable = False
+            with pytest.raises(ArgumentError):
+                comm.all_reduce(x, out=x)
+        return results, seen
+
+    for results, seen in run_threads(2, rank, config=world, timeout=60):
+        for got, (x, op) in zip(results, seen, strict=True):
+            assert np.array_equal(got, x + x + 1 if op == "sum" else x + 1)

@@ -240,3 +240,23 @@ def test_what_was_prepared_ends_with_its_ranks(host_kernels):
 def test_without_cuda_it_says_what_is_missing():
     with pytest.raises(CudaUnavailable, match=r"(?s)To use arrays on a CUDA device: .*doctor"):
         pycoll.virtual_ranks(2)
+
+
+def test_calls_made_before(host_kernels):
+    """The arrays of a call that is made again are read anew, and none is kept alive."""
+    with pycoll.virtual_ranks(2) as ranks:
+        x, out = DeviceArray(np.zeros((2, 33), np.float32)), DeviceArray(np.zeros((2, 33), "f4"))
+        for turn in range(4):
+            x._values[...] = [[turn], [10]]
+            assert ranks.all_reduce(x, out=out) is out
+            assert (out.get() == turn + 10).all()
+            ranks.all_reduce(x, "max", out=out)
+            assert (out.get() == 10).all()
+        rows = [DeviceArray(np.full(5, r, np.int32)) for r in range(2)]
+        for _ in range(2):
+            ranks.all_reduce(rows, out=rows)
+        assert [row.get().tolist() for row in rows] == [[2] * 5] * 2
+        last = weakref.ref(x)
+        del x
+        ranks.all_reduce(rows, out=rows)
+        assert last() is None

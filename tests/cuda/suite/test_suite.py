@@ -160,9 +160,27 @@ def test_arguments(gpu, capsys):
     with pytest.raises(SystemExit):
         suite.main(["--stage", "nothing"])
     assert "known: tools, build, facts, correct" in capsys.readouterr().err
+    names = [name for name, _, _ in suite.stages("python")]
+    assert sorted(name for part, _ in suite.PARTS.values() for name in part) == sorted(names)
     limits = [limit for _, _, limit in suite.stages("python")]
     assert suite.LIMIT_S <= 9 * 60 - 15
     assert max(limits) < suite.LIMIT_S / 2
+
+
+def test_a_part_ends_with_its_tables(gpu, tmp_path, monkeypatch, capsys):
+    suite = gpu("suite")
+    names = [name for name, _, _ in suite.stages("python")]
+    stages = [(name, [sys.executable, "-c", ""], 9.0) for name in names]
+    monkeypatch.setattr(suite, "stages", lambda python: stages)
+    monkeypatch.setattr(suite, "usable", lambda: True)
+    monkeypatch.setenv("PYCOLL_GPU_ROWS", "")
+    monkeypatch.setenv("PYCOLL_GPU_STAGE", "")
+    for part in ("smoke", "measure"):
+        folder = tmp_path / part
+        assert suite.main([str(folder), "--part", part]) == 0
+        ran = [row["name"] for row in gpu("rows").read(folder / "rows.jsonl")][1:]
+        assert sorted(ran) == sorted(set(suite.PARTS[part][0]) - {"build"})
+        assert f"| {ran[-1]} | done |" in capsys.readouterr().out.rstrip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
