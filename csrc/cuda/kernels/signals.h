@@ -233,7 +233,7 @@ class Member {
 
   static constexpr uint32_t kCheckEvery = 32;  // spins
   // Between two looks at the host's abort word. A read goes over the bus, and when hundreds of
-  // waiting threads read at every turn, those that still work are slowed down too: an all_reduce of
+  // waiting threads read at every turn, those that still work are slowed down too: two shots over
   // 64 MiB on an H100 took 15 to 20 % longer, with two blocks on a multiprocessor up to twice as
   // long.
   static constexpr uint64_t kHostEveryNs = 1'000'000;
