@@ -20,6 +20,7 @@ _TITLES = {
     "graph": "CUDA graphs, replayed",
     "absent": "a rank does not come: an error, then as new after a reset",
     "abort": "abort while ranks wait",
+    "assumption": "what kernels take for granted",
     "ranks": "processes, the same bits as on the CPU",
     "heap memory": "processes, heaps mapped as they were to be",
     "torch": "a process group of PyTorch, against CPU tensors",

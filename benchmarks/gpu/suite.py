@@ -25,7 +25,7 @@ import build_cuda
 
 LIMIT_S = 525.0
 # What runs of a part do, and the seconds that they may take.
-_RIGHT = "tools build facts correct faults vmm2 ipc2 graphs nccl2 memcheck"
+_RIGHT = "tools build facts correct faults vmm2 ipc2 graphs assumptions nccl2 memcheck"
 PARTS = {"smoke": (_RIGHT.split(), 240.0)}
 PARTS["measure"] = "speed steps train2 torch2 nccl4".split(), 300.0
 KILL_S = 5.0
@@ -50,6 +50,7 @@ def stages(python):
         ("facts", [python, HERE / "facts.py"], 60.0),  # loads CUDA and CuPy for the first time
         ("correct", [python, HERE / "correct.py"], 90.0),
         ("faults", [python, HERE / "faults.py"], 45.0),
+        ("assumptions", [python, HERE / "assumptions.py"], 60.0),
         ("vmm2", [*ranks, "2", HERE / "ranks.py", "cuda"], 45.0),
         ("ipc2", ["env", "PYCOLL_DEVICE_MEMORY=ipc", *ranks, "2", HERE / "ranks.py", "cuda"], 45.0),
         ("nccl2", [*ranks, "2", HERE / "ranks.py", "nccl"], 45.0),

@@ -50,6 +50,15 @@ def test_large_vectors_are_compared_too(stage):
     assert [row for row in written if not row["ok"]] == []
 
 
+def test_the_stage_of_assumptions(stage):
+    """Those that host code can try, and one that fails: the others go on."""
+    checks = ("special_values", "missing", "unaligned")
+    few = {"ALGORITHMS": ("one_shot", "ring"), "OPS": ("sum", "avg")}  # sums are built for hosts
+    written = stage("assumptions", CHECKS=checks, **few)
+    assert [row["what"] for row in written if not row["ok"]] == ["missing"], written
+    assert len(written) >= 2 * 2 * 2 + 1 + 3 * 3
+
+
 def test_the_stage_of_optimizer_steps(stage, gpu, tmp_path):
     """Its times mean nothing here; the report takes them all the same."""
     written = stage("steps", MIB=1 << 10, SIZES=(1, 300))
