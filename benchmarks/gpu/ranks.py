@@ -11,7 +11,7 @@ import sys
 import time
 
 import numpy as np
-from common import MIB, nonsense, open_stage, row_of_all, same_bits, skip
+from common import MIB, nonsense, open_stage, row_of_all, same_bits, seconds_of, skip
 
 import pycoll
 from pycoll.cuda.device.library import VMM, library
@@ -20,6 +20,11 @@ from pycoll.cuda.transports.nccl_bindings import find_binding
 
 SIZES = (17, 5003, 300_000)
 CALLS = 5
+HEAP_MIB = 256
+TIMED = {
+    "cuda": ("one_shot", "two_shot_push", "ring"),
+    "nccl": ("native", "ring", "two_shot_pull"),
+}
 ALGORITHMS = ("one_shot", "two_shot_push", "ring", "halving_doubling", "circulant")
 
 
@@ -65,20 +70,41 @@ def first_calls(comm, cupy, writer, transport):
     row_of_all(comm, writer, "first calls", None, transport=transport, seconds=seconds)
 
 
-def native(comm, cupy, writer):
-    """Check NCCL's own all-reduce and ours over its messages; time them unless by sockets."""
+def times(comm, cupy, writer, transport):
+    """Time calls of processes, NCCL's own beside ours, unless by sockets; check the results too.
+
+    Without MPS the kernels of processes take turns on one device, so most of the time is waiting.
+    """
     by_sockets = "NCCL_HOSTID" in os.environ  # set before NCCL 2.30 where ranks share a device
-    for size in (8 << 10, 64 * MIB):
-        x = cupy.ones(size // 4, cupy.float32)
-        out = cupy.empty_like(x)
-        for name in ("native", "ring", "two_shot_pull"):
+    nccl = transport == "nccl"  # its messages and our folds are not captured
+    for size in (8 << 10, MIB, 64 * MIB):
+        like = size // 4, cupy.float32
+        x, out = (cupy.empty(*like) if nccl else comm.empty(*like, device="cuda") for _ in "xy")
+        x.fill(1)
+        for name in TIMED[transport]:
             out.fill(0)
+            graph = name == "native" or not nccl
             if by_sockets:
                 comm.all_reduce(x, out=out, algorithm=name, async_op=True).synchronize(30)
-            spent = None if by_sockets else median_seconds(comm, cupy, x, out, name)
+                spent = None
+            elif graph:
+                spent = seconds_in_graphs(comm, cupy, x, out, name)
+            else:
+                spent = median_seconds(comm, cupy, x, out, name)
             good = bool((out == np.float32(comm.world_size)).all())
             facts = {"algorithm": name, "nbytes": size, "seconds": spent, "calls": CALLS}
-            row_of_all(comm, writer, "nccl all_reduce", good, **facts)
+            facts |= {"transport": transport, "graph": graph}
+            row_of_all(comm, writer, "process all_reduce", good, **facts)
+
+
+def seconds_in_graphs(comm, cupy, x, out, name):
+    """Return the median time of a call in a CUDA graph that all ranks launch."""
+
+    def body(stream):
+        comm.all_reduce(x, out=out, algorithm=name, stream=stream)
+
+    comm.barrier()
+    return seconds_of(cupy, body, CALLS, repeats=5)
 
 
 def median_seconds(comm, cupy, x, out, name):
@@ -109,13 +135,14 @@ def main(transport):
             find_binding()
         except pycoll.CudaUnavailable as error:
             skip(writer, str(error).splitlines()[0])
-    with pycoll.init(device_transport=transport, device_heap_bytes=64 * MIB, timeout=30) as comm:
+    with pycoll.init(
+        device_transport=transport, device_heap_bytes=HEAP_MIB * MIB, timeout=30
+    ) as comm:
         first_calls(comm, cupy, writer, transport)
         bits(comm, cupy, writer)
         if transport == "cuda":
             heap_memory(comm, writer)
-        if transport == "nccl":
-            native(comm, cupy, writer)
+        times(comm, cupy, writer, transport)
 
 
 if __name__ == "__main__":

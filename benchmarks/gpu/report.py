@@ -177,17 +177,19 @@ def _narrow(row):
     return f"two_shot_push, {row['threads']} threads a block", beside
 
 
-def _nccl(row):
-    sockets = "works: ranks on one device, through sockets"
-    how = sockets if row["seconds"] is None else f"by events, of {row['calls']} calls in a row"
-    return f"NCCL processes, {row['algorithm']}", how if row["ok"] else "**wrong**"
+def _process(row):
+    what = {"native": "NCCL's own"}.get(row["algorithm"], row["algorithm"])
+    how = "in CUDA graphs" if row["graph"] else f"by events, of {row['calls']} calls in a row"
+    if row["seconds"] is None:
+        how = "works: ranks on one device, through sockets"
+    return f"processes over {row['transport']}, {what}", how if row["ok"] else "**wrong**"
 
 
 _BASELINES = {  # what a row is about, and what else it says
     "cudaMemcpyAsync": lambda r: (r["name"], f"{r['tb_s']:.2f} TB/s"),
     "cupy sum": lambda r: ("CuPy sum and broadcast", f"{r['share']:.0%} of 2·n·S"),
     "narrow blocks": _narrow,
-    "nccl all_reduce": _nccl,
+    "process all_reduce": _process,
 }
 
 
