@@ -143,13 +143,15 @@ def _large(rows):
         shares += [f"{r['bar']:.0%}" if r["bar"] else "", _met(r)]
         registers = f"{r['registers']}{' (spills)' if r['spilled'] else ''}"
         size = f"{r['nbytes'] >> 20} MiB"
-        lines.append([r["algorithm"], r["n"], size, _us(r["seconds"]), *shares, registers])
-    head = "algorithm | ranks | bytes | time | of own traffic | of 2·n·S | bar | met | registers"
+        times = _us(r["seconds"]), f"{r['seconds'] / r['predicted']:.2f}"
+        lines.append([r["algorithm"], r["n"], size, *times, *shares, registers])
+    head = "algorithm | ranks | bytes | time | / predicted | of own traffic | of 2·n·S | bar | met"
+    head += " | registers"
     about = (
         f"Shares of what the traffic would take at {copied:.2f} TB/s, bytes read and written, the "
         "speed of the fastest copy. What a step of "
         "the ring or of halving-doubling touches about fits the L2 cache up to 64 MiB; of that, "
-        "not all traffic reaches the memory."
+        "not all traffic reaches the memory. What is predicted is explained in docs/cuda-model.md."
     )
     return f"{about}\n\n{_table(head, lines)}" if lines else ""
 

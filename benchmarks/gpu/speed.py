@@ -7,6 +7,7 @@ that an algorithm needs by itself, in bytes read and written, at the speed of th
 import functools
 import time
 
+import model
 import numpy as np
 from common import MIB, copy_speed, open_stage, ramps, seconds_of
 
@@ -14,14 +15,6 @@ import pycoll
 from pycoll.cuda.device.library import library
 
 WORLDS = (2, 4, 8)
-# Bytes read and written by all ranks, in multiples of the vector.
-TRAFFIC = {
-    "two_shot_push": lambda n: 2 * n,
-    "two_shot_push_rank": lambda n: 2 * n,
-    "ring": lambda n: 5 * (n - 1),
-    "halving_doubling": lambda n: 5 * (n - 1),
-    "one_shot": lambda n: n * (n + 1),
-}
 # Least share of the bound, and the vector in MiB from which it is asked for.
 BARS = {
     "two_shot_push": (0.85, 64),
@@ -100,7 +93,7 @@ def large(writer, cupy, n, size, name, copied):
         info = ranks.info(launch)
         if name == "two_shot_push" and size == 256 * MIB:
             narrow(writer, cupy, ranks, launch, out, total, spent)
-    own = TRAFFIC[name](n) * size / copied / spent
+    own = model.TRAFFIC[name](n) * size / copied / spent
     bar = bar_of(name, size)
     writer.row(
         "all_reduce",
@@ -109,6 +102,7 @@ def large(writer, cupy, n, size, name, copied):
         nbytes=size,
         algorithm=name,
         seconds=spent,
+        predicted=model.seconds(name, n, size, copied),
         of_own_traffic=own,
         of_least_traffic=2 * n * size / copied / spent,
         bar=bar,
@@ -151,7 +145,7 @@ def main():
     for n in WORLDS:
         small(writer, cupy, n)
         for size in (64 * MIB, 256 * MIB, 1 * MIB):
-            for name in TRAFFIC:
+            for name in model.TRAFFIC:
                 if name != "one_shot" or size == MIB:
                     large(writer, cupy, n, size, name, copied)
 
