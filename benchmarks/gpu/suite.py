@@ -24,12 +24,13 @@ from rows import Writer
 import build_cuda
 
 LIMIT_S = 525.0
-# What runs of a part do, and the seconds that they may take.
-_RIGHT = "tools build facts correct faults vmm2 ipc2 graphs assumptions nccl2 memcheck"
-PARTS = {"smoke": (_RIGHT.split(), 240.0)}
-PARTS["measure"] = "speed steps train2 torch2 nccl4".split(), 300.0
 KILL_S = 5.0
 SKIPPED = 77  # exit status of a stage that cannot run here
+SANITIZERS = ("memcheck", "synccheck", "racecheck")
+# What runs of a part do, and the seconds that they may take.
+_RIGHT = "tools build facts correct faults vmm2 ipc2 graphs assumptions nccl2"
+PARTS = {"smoke": ([*_RIGHT.split(), *SANITIZERS], 240.0)}
+PARTS["measure"] = "speed steps train2 torch2 nccl4".split(), 300.0
 
 
 def sanitizer():
@@ -44,6 +45,7 @@ def stages(python):
     build = [python, "setup.py", "-q", "build_ext", "--inplace"]
     ranks = [python, "-m", "pycoll", "run", "-n"]
     check = [sanitizer(), "--error-exitcode", "1", "--report-api-errors", "no"]
+    few = [python, HERE / "correct.py", "--few"]
     return [  # what proves most in the least time comes first: the time for all may be over early
         ("tools", [python, HERE / "tools.py"], 20.0),
         ("build", ["env", f"PYCOLL_BUILD_JOBS={jobs}", "PYCOLL_CUDA=1", *build], 170.0),
@@ -60,7 +62,7 @@ def stages(python):
         ("steps", [python, HERE / "steps.py"], 60.0),
         ("torch2", [*ranks, "2", HERE / "torch_group.py"], 90.0),
         ("nccl4", [*ranks, "4", HERE / "ranks.py", "nccl"], 45.0),
-        ("memcheck", [*check, python, HERE / "correct.py", "--few"], 60.0),
+        *((tool, [*check, "--tool", tool, *few], 60.0) for tool in SANITIZERS),
     ]
 
 
