@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import resource
-import statistics
 import sys
 import time
 
@@ -25,11 +24,6 @@ def arguments(text, name=None):
 def table(head, rows):
     rows = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return [rows[0], "|---" * len(head) + "|", *rows[1:]]
-
-
-def ratio(times, others):
-    """Return how long that takes as a part of the others' time: the median over the rounds."""
-    return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
 def size(nbytes):

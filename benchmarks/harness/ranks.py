@@ -11,7 +11,6 @@ import numpy as np
 
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
 
-SEGMENTS = (64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20)
 SLOTS = 4  # arrays in turn, of each contestant beside the plain loop
 WARM = 4  # the first calls of a turn, one in so many, do not count
 
@@ -77,12 +76,12 @@ def shared_map(comm, nbytes):
 class ByHand:
     """Functions of a library of ``native/`` on memory that all ranks map.
 
-    Each takes a `Ranks` of native/by_hand.h, then numbers and addresses.
+    Each takes a `Ranks` of native/by_hand.h, then numbers.
 
     Args:
         comm: The ranks.
         library: Path of the library.
-        nbytes: Bytes of the memory, behind its header; as the library wants it by default.
+        nbytes: Bytes of the memory, behind its header.
     """
 
     class Ranks(ctypes.Structure):
@@ -96,23 +95,17 @@ class ByHand:
 
     HEADER = 4096  # kHeader of native/by_hand.h
 
-    def __init__(self, comm, library, nbytes=None):
+    def __init__(self, comm, library, nbytes):
         self._library = ctypes.CDLL(library)
-        if nbytes is None:
-            self._library.shared_bytes.restype = ctypes.c_size_t
-            nbytes = self._library.shared_bytes(ctypes.c_size_t(comm.world_size))
         self._memory = shared_map(comm, self.HEADER + nbytes)
         turn = ctypes.pointer(ctypes.c_uint64(0))
         self._ranks = self.Ranks(self._memory.ctypes.data, comm.rank, comm.world_size, turn)
 
-    def function(self, name, *arguments):
-        """Return a function of no argument; arrays are passed by their address, None as null."""
-        passed = [
-            ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else ctypes.c_size_t(a or 0)
-            for a in arguments
-        ]
+    def function(self, name, *numbers):
+        """Return a function of no argument."""
+        passed = map(ctypes.c_size_t, numbers)
         call = functools.partial(getattr(self._library, name), self._ranks, *passed)
-        call.kept = self, arguments  # memory lives as long as what works on it
+        call.kept = self  # memory lives as long as what works on it
         return call
 
 

@@ -1,6 +1,6 @@
 // What ranks need who do a collective by hand: flags, and a place in memory that all of them map.
-// The functions of the limit_*.cpp are called by benchmarks/harness/ranks.py, in the very processes
-// that also run pycoll.
+// The functions of limit_all_reduce.cpp are called by benchmarks/harness/ranks.py, in the very
+// processes that also run pycoll.
 #pragma once
 #include <sched.h>
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr size_t kHeader = 4096, kGap = 8192;
+constexpr size_t kHeader = 4096;
 
 struct alignas(128) Flag {
   std::atomic<uint64_t> value;
@@ -33,12 +33,11 @@ struct Ranks {
   Flag& flag(size_t of) const { return static_cast<Flag*>(memory)[of]; }
   char* bytes() const { return static_cast<char*>(memory) + kHeader; }
 
-  void step() const { flag(rank).value.store(++*turn, std::memory_order_release); }
-  // Until the peer, of two ranks, has made as many steps as this one.
-  void wait() const {
+  // Returns when the peer, of two ranks, has called it as often as this one.
+  void meet() const {
+    flag(rank).value.store(++*turn, std::memory_order_release);
     while (flag(1 - rank).value.load(std::memory_order_acquire) < *turn) pause_cpu();
   }
-  void meet() const { step(), wait(); }
 };
 
 }  // namespace
