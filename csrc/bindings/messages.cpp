@@ -152,13 +152,10 @@ void bind_p2p(py::module_& m) {
            "offers"_a = Offers::kNever)
       .def(made<Postbox, std::shared_ptr<Engine>, std::shared_ptr<Mailboxes>>());
   add_postbox_methods<Postbox>(postbox);
-  OwnedClass<MessageMailbox> message_mailbox(m, "MessageMailbox");
-  message_mailbox.def(made<MessageMailbox, std::shared_ptr<MessageEngine>>(), "engine"_a)
-      .def_property_readonly("given_up", &MessageMailbox::given_up);
-  add_send_recv<MessageMailbox, double>(message_mailbox);
   OwnedClass<MessagePostbox> message_postbox(m, "MessagePostbox");
   message_postbox.def(made<MessagePostbox, std::shared_ptr<MessageEngine>>(), "engine"_a)
-      .def(made<MessagePostbox, std::shared_ptr<MessageEngine>, std::shared_ptr<MessageMailbox>>());
+      .def_property_readonly("given_up", &MessagePostbox::given_up);
+  add_send_recv<MessagePostbox, double>(message_postbox);
   add_postbox_methods<MessagePostbox>(message_postbox);
 }
 

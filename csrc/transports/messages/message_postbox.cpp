@@ -21,7 +21,8 @@ void each_part(uint64_t nbytes, F&& f) {
 
 }  // namespace
 
-MessageMailbox::~MessageMailbox() {
+MessagePostbox::~MessagePostbox() {
+  close();
   std::vector<Request> receives;
   for (const Message& m : arrived_) {
     receives.insert(receives.end(), m.requests.begin(), m.requests.end());
@@ -38,13 +39,15 @@ MessageMailbox::~MessageMailbox() {
   }
 }
 
-std::vector<Request> MessageMailbox::post(const void* data, uint64_t nbytes, uint32_t type,
-                                          uint32_t dst, uint32_t tag) {
+// Sends a message; the memory must stay until the requests returned are done.
+std::vector<Request> MessagePostbox::post(const Item& item, const void* data) {
   MessageLink& link = engine_->link();
+  const auto dst = static_cast<uint32_t>(item.peer);
+  const uint64_t nbytes = item.nbytes;
   const bool rendezvous = nbytes > kEagerBytes;
   std::vector<Request> parts;
   if (dst == link.rank()) {
-    Message message{dst, tag, type, nbytes};
+    Message message{dst, item.tag, item.type, nbytes};
     message.own = std::make_unique<char[]>(std::max<uint64_t>(1, nbytes));
     copy(message.own.get(), data, nbytes);
     arrived_.push_back(std::move(message));
@@ -52,7 +55,7 @@ std::vector<Request> MessageMailbox::post(const void* data, uint64_t nbytes, uin
   }
   char* room = link.open_eager();
   if (!rendezvous && nbytes > 0) std::memcpy(room, data, nbytes);
-  const EagerHeader header{0, uint64_t{tag} << 32 | type, nbytes, 0,
+  const EagerHeader header{0, uint64_t{item.tag} << 32 | item.type, nbytes, 0,
                            rendezvous ? 0 : static_cast<uint32_t>(nbytes)};
   link.send_eager(Lane::kMail, dst, header);
   const auto* bytes = static_cast<const char*>(data);
@@ -62,90 +65,29 @@ std::vector<Request> MessageMailbox::post(const void* data, uint64_t nbytes, uin
   return parts;
 }
 
-void MessageMailbox::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst,
-                          uint32_t tag, double timeout_s) {
-  MessageEngine& engine = *engine_;
-  const Use use(user_, engine.link().rank());
-  engine.poll();
-  const uint64_t deadline = deadline_after(timeout_s);
-  std::vector<Request> parts;
-  struct Count {
-    MessageMailbox& mail;
-    const std::vector<Request>& parts;
-    ~Count() { mail.given_up_ += parts.empty() ? 0 : 1; }
-  } count{*this, parts};
-  {
-    const std::lock_guard lock(engine.mutex());
-    parts = post(data, nbytes, type, dst, tag);
-  }
-  const bool sent = wait_until(
-      engine.policy(), Bell{},
-      [&] {
-        const std::lock_guard lock(engine.mutex());
-        erase_done(parts, [&](Request& part) { return engine.link().test(part); });
-        return parts.empty();
-      },
-      [&](Pulse pulse) {
-        {
-          const std::lock_guard lock(engine.mutex());
-          drain();
-        }
-        return engine.check(static_cast<int32_t>(dst), pulse) || now_ns() >= deadline;
-      });
-  if (sent) return;
-  COLL_CHECK(now_ns() >= deadline, "PeerLeft", "send from rank ", engine.link().rank(), " to rank ",
-             dst, closed_text(static_cast<int32_t>(dst)));
-  engine.abort("a send timed out half way");
-  const auto to = static_cast<int32_t>(dst);
-  throw_error("CollTimeout", message_text(false, engine.link().rank(), to, tag, nbytes), ": rank ",
-              dst, " has not received it within ", timeout_s, " s. The communicator was aborted");
-}
-
-uint32_t MessageMailbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
-                              double timeout_s) {
-  MessageEngine& engine = *engine_;
-  const Use use(user_, engine.link().rank());
-  engine.poll();
-  const uint64_t deadline = deadline_after(timeout_s);
-  std::optional<uint32_t> sender;
-  const auto arrived = [&] {
-    const std::lock_guard lock(engine.mutex());
-    drain();
-    sender = collect(data, nbytes, type, src, tag);
-    return sender.has_value();
-  };
-  wait_until(engine.policy(), Bell{}, arrived, [&](Pulse pulse) {
-    const bool closed = engine.check(src, pulse);
-    const std::lock_guard lock(engine.mutex());
-    return (closed && !announced(src, tag)) || now_ns() >= deadline;
-  });
-  if (sender) return *sender;
-  const uint32_t rank = engine.link().rank();
-  COLL_CHECK(now_ns() >= deadline, "PeerLeft", "recv on rank ", rank, " from ", rank_name(src),
-             closed_text(src));
-  throw_nothing_came(rank, src, tag, timeout_s);
-}
-
-std::optional<uint32_t> MessageMailbox::collect(void* data, uint64_t nbytes, uint32_t type,
-                                                int32_t src, uint32_t tag) {
-  const Message* found = find(src, tag);
+// Moves the first message that matches to its array if it is there, and returns the sender.
+std::optional<uint32_t> MessagePostbox::collect(const Item& item) {
+  const Message* found = find(item.peer, item.tag);
   if (found == nullptr) return std::nullopt;
-  const MessageKind expected{nbytes, type}, sent{found->nbytes, found->type};
-  if (sent != expected) throw_mismatch(engine_->link().rank(), tag, expected, found->src, sent);
+  const MessageKind expected{item.nbytes, item.type}, sent{found->nbytes, found->type};
+  if (sent != expected) {
+    throw_mismatch(engine_->link().rank(), item.tag, expected, found->src, sent);
+  }
   if (!found->complete) return std::nullopt;
   // Whoever gave up sending may have changed the payload that was under way.
-  if (nbytes > kEagerBytes) engine_->poll();
-  copy(data, found->own.get(), nbytes);
+  if (item.nbytes > kEagerBytes) engine_->poll();
+  copy(item.data, found->own.get(), item.nbytes);
   const uint32_t sender = found->src;
   arrived_.remove_if([&](const Message& m) { return &m == found; });
   return sender;
 }
 
-void MessageMailbox::drain() {
+// Receives every eager message that has arrived, and payload in the order of its announcements.
+void MessagePostbox::drain() {
   engine_->attempt([&] { receive_all(); });
 }
 
-void MessageMailbox::receive_all() {
+void MessagePostbox::receive_all() {
   MessageLink& link = engine_->link();
   for (uint32_t peer = 0; peer < link.world_size(); ++peer) {
     if (peer == link.rank()) continue;
@@ -169,7 +111,7 @@ void MessageMailbox::receive_all() {
   }
 }
 
-void MessageMailbox::receive_payload(Message& message) {
+void MessagePostbox::receive_payload(Message& message) {
   MessageLink& link = engine_->link();
   if (message.own == nullptr) {
     try {
@@ -187,20 +129,24 @@ void MessageMailbox::receive_payload(Message& message) {
   message.complete = message.requests.empty();
 }
 
-MessageMailbox::Message* MessageMailbox::find(int32_t src, uint32_t tag) {
+MessagePostbox::Message* MessagePostbox::find(int32_t src, uint32_t tag) {
   for (Message& m : arrived_) {
     if ((src < 0 || static_cast<uint32_t>(src) == m.src) && m.tag == tag) return &m;
   }
   return nullptr;
 }
 
-std::optional<MessageMailbox::Envelope> MessageMailbox::peek(
-    int32_t src, int64_t tag, const std::vector<std::pair<int32_t, uint32_t>>& waiting) {
+// The oldest message that was announced and that no posted recv is to get; src < 0 and tag < 0:
+// any.
+std::optional<MessagePostbox::Envelope> MessagePostbox::peek(int32_t src, int64_t tag) {
   for (const Message& m : arrived_) {
     if (src >= 0 && static_cast<uint32_t>(src) != m.src) continue;
     if (tag >= 0 && tag != m.tag) continue;
-    const auto gets_it = [&](const auto& w) { return find(w.first, w.second) == &m; };
-    if (std::any_of(waiting.begin(), waiting.end(), gets_it)) continue;
+    const auto gets_it = [&](Ticket ticket) {
+      const Item& item = items_.at(ticket);
+      return find(item.peer, item.tag) == &m;
+    };
+    if (std::any_of(incoming_.begin(), incoming_.end(), gets_it)) continue;
     return Envelope{m.src, m.tag, m.type, m.nbytes};
   }
   return std::nullopt;
@@ -212,9 +158,9 @@ MessagePostbox::Ticket MessagePostbox::send(const void* data, uint64_t nbytes, u
              "send from rank ", engine_->link().rank(), " to rank ", dst,
              closed_text(static_cast<int32_t>(dst)));
   const std::lock_guard lock(engine_->mutex());
-  mailbox_->drain();  // throws if a rank has died
+  drain();  // throws if a rank has died
   Item item{.nbytes = nbytes, .type = type, .peer = static_cast<int32_t>(dst), .tag = tag};
-  item.parts = mailbox_->post(data, nbytes, type, dst, tag);
+  item.parts = post(item, data);
   item.sender = engine_->link().rank();
   if (item.parts.empty()) return 0;  // it was copied
   items_.emplace(++newest_, std::move(item));
@@ -235,11 +181,11 @@ MessagePostbox::Ticket MessagePostbox::recv(void* data, uint64_t nbytes, uint32_
 
 // Moves everything that can be moved. The mutex is held.
 void MessagePostbox::progress() {
-  mailbox_->drain();
+  drain();
   std::erase_if(incoming_, [&](Ticket ticket) {
     Item& item = items_.at(ticket);
     try {
-      const auto sender = mailbox_->collect(item.data, item.nbytes, item.type, item.peer, item.tag);
+      const std::optional<uint32_t> sender = collect(item);
       if (!sender) return false;
       item.sender = *sender;
     } catch (const Error&) {
@@ -302,7 +248,8 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
     finished = wait_until(engine_->policy(), Bell{}, arrived, [&](Pulse pulse) {
       const bool closed = engine_->check(item->peer, pulse);
       const std::lock_guard lock(engine_->mutex());
-      const bool coming = item->incoming && mailbox_->announced(item->peer, item->tag);
+      // It still arrives if its sender has closed.
+      const bool coming = item->incoming && find(item->peer, item->tag) != nullptr;
       return (closed && !coming) || now_ns() >= deadline;
     });
   } catch (const Error&) {  // whoever hears of it may change or free the memory
@@ -312,6 +259,9 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
   }
   if (!finished) {
     COLL_CHECK(now_ns() >= deadline, "PeerLeft", describe(*item), closed_text(item->peer));
+    if (item->incoming) {
+      throw_nothing_came(engine_->link().rank(), item->peer, item->tag, timeout_s);
+    }
     throw_error("CollTimeout", describe(*item), ": not done within ", timeout_s, " s");
   }
   const std::lock_guard lock(engine_->mutex());
@@ -322,19 +272,46 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
   return sender;
 }
 
-std::optional<MessageMailbox::Envelope> MessagePostbox::probe(int32_t src, int64_t tag,
+void MessagePostbox::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst,
+                          uint32_t tag, double timeout_s) {
+  const uint32_t rank = engine_->link().rank();
+  const Use use(user_, rank);
+  const Ticket ticket = send(data, nbytes, type, dst, tag);
+  if (ticket == 0) return;
+  try {
+    wait(ticket, timeout_s);
+    return;
+  } catch (const Error& error) {
+    ++given_up_;
+    if (std::strcmp(error.kind(), "CollTimeout") != 0 || engine_->failed()) throw;
+  }
+  engine_->abort("a send timed out half way");
+  throw_error("CollTimeout", message_text(false, rank, static_cast<int32_t>(dst), tag, nbytes),
+              ": rank ", dst, " has not received it within ", timeout_s,
+              " s. The communicator was aborted");
+}
+
+uint32_t MessagePostbox::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
+                              double timeout_s) {
+  const Use use(user_, engine_->link().rank());
+  const Ticket ticket = recv(data, nbytes, type, src, tag);
+  try {
+    return wait(ticket, timeout_s);
+  } catch (const Error&) {
+    forget(ticket);
+    throw;
+  }
+}
+
+std::optional<MessagePostbox::Envelope> MessagePostbox::probe(int32_t src, int64_t tag,
                                                               double timeout_s) {
   engine_->poll();
   const uint64_t deadline = deadline_after(timeout_s);
-  std::optional<MessageMailbox::Envelope> found;
+  std::optional<Envelope> found;
   const auto arrived = [&] {
     const std::lock_guard lock(engine_->mutex());
     progress();
-    std::vector<std::pair<int32_t, uint32_t>> waiting;
-    for (const Ticket ticket : incoming_) {
-      waiting.emplace_back(items_.at(ticket).peer, items_.at(ticket).tag);
-    }
-    found = mailbox_->peek(src, tag, waiting);
+    found = peek(src, tag);
     return found.has_value();
   };
   wait_until(engine_->policy(), Bell{}, arrived,

@@ -113,7 +113,7 @@ class MpiSession(Session):
             len(members),
             config,
             engine,
-            _C.MessageMailbox(engine),
+            _C.MessagePostbox(engine),
             Caller(plans, self.memory),
         )
         job.sessions.add(id(self))

@@ -130,8 +130,7 @@ class TaggedMessages:
         boxes = self.boxes()
         if self._postbox is None:
             on_host = isinstance(boxes, _C.Mailboxes)
-            box = _C.Postbox if on_host else _C.MessagePostbox
-            self._postbox = self.guard(box, self._engine, boxes)
+            self._postbox = self.guard(_C.Postbox, self._engine, boxes) if on_host else boxes
         return self._postbox
 
     def close_postbox(self) -> None:

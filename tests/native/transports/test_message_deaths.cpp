@@ -83,7 +83,7 @@ void deaths_in_messages() {
           if (me.rank == 1) box.wait(box.send(data.get(), 1 << 20, 1, 0, 0), 20);
           box.wait(got, 20);
         }
-        MessageMailbox mail(me.engine);
+        MessagePostbox mail(me.engine);
         const auto into = std::make_unique<char[]>(1 << 20);
         if (me.rank == 1) mail.send(data.get(), 1 << 20, 1, 0, 0, 20);
         mail.recv(into.get(), 1 << 20, 1, int32_t(1 - me.rank), 0, 20);
@@ -140,7 +140,7 @@ void mail_gives_up() {
   run_all(
       {.n = 2, .timeout_s = 1},
       [&](const Host& me) {
-        MessageMailbox mail(me.engine);
+        MessagePostbox mail(me.engine);
         auto into = std::make_unique<char[]>(1 << 20);
         if (me.rank == 0) {
           expect_kind(
@@ -175,7 +175,7 @@ void mail_left_behind() {
             const auto never = box.recv(&byte, 1, 1, -1, 1);
             expect_kind("CollTimeout", [&] { box.wait(never, 0.3); }, "nothing else comes");
           } else {
-            MessageMailbox mail(me.engine);
+            MessagePostbox mail(me.engine);
             const auto use = [&] {
               if (me.rank == 1) mail.send(data.get(), 1 << 20, 1, 0, 0, 0.3);
               mail.recv(&byte, 1, 1, -1, 1, 0.3);
@@ -250,7 +250,7 @@ void notice_beside_a_death(const Host& me) {
   const auto api = std::make_shared<Mortal>(me.api);
   const auto engine = make_engine(api, {.n = 3, .timeout_s = 5}, me.rank, 1);
   if (me.rank == 0) {
-    MessageMailbox mail(engine);
+    MessagePostbox mail(engine);
     const char byte = 0;
     mail.send(&byte, 1, 1, 2, 0, 5);
     api->die();
@@ -288,7 +288,7 @@ void names_who_died(bool in_recv) {
           return die(1);
         }
         if (me.rank == 0 && in_recv) {
-          MessageMailbox mailbox(me.engine);
+          MessagePostbox mailbox(me.engine);
           char byte;
           names_rank_1([&] { mailbox.recv(&byte, 1, 1, 2, 0, 20); });
         } else if (me.rank == 0) {

@@ -167,7 +167,7 @@ void leaving() {
 }
 
 void after_close(const Host& me) {
-  MessageMailbox mail(me.engine);
+  MessagePostbox mail(me.engine);
   MessagePostbox box(me.engine);
   sum_ones(me);
   me.engine->close();
@@ -275,7 +275,7 @@ void destruction(const Host& me) {
       if (!fails || me.rank == 0) {
         for (int i = 0; i < 3; ++i) engine->submit(call, x.data(), y.data());
       }
-      MessageMailbox mail(engine);
+      MessagePostbox mail(engine);
       if (me.rank == 0) mail.send(x.data(), 100, 1, 1, 5, 10);
     }
     expect(fails || y == Ints(kLarge, 2), "the calls have not ended");
@@ -322,7 +322,7 @@ void batches_disagree(const Host& me) {
 
 // In a child made by fork nothing works, and nothing that is done there harms the parent.
 void in_a_child(const Host& me) {
-  MessageMailbox mail(me.engine);
+  MessagePostbox mail(me.engine);
   MessagePostbox box(me.engine);
   Ints x(10, 1), y(10);
   int64_t word = 0, sent = 7 + me.rank;

@@ -90,7 +90,7 @@ struct Victim {
     engine->run(*call(plan, count), in.data(), out.data());
   }
   void recv() {
-    MessageMailbox mailbox(engine);
+    MessagePostbox mailbox(engine);
     std::vector<char> data(40);
     mailbox.recv(data.data(), data.size(), 1, 1, 7, 0.3);
   }

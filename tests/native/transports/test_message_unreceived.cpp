@@ -69,7 +69,7 @@ void stale_eager_messages(const Host& me, Receipts& receipts) {
 
 // A message of a user may be received when its sender has made other calls.
 void late_receive(const Host& me, Receipts&) {
-  MessageMailbox mail(me.engine);
+  MessagePostbox mail(me.engine);
   std::vector<char> data(8000, char(me.rank + 1));
   if (me.rank == 0) mail.send(data.data(), data.size(), 1, 1, 3, 5);
   for (const uint64_t count : {uint64_t{1}, kSmall, kLarge}) {
@@ -84,7 +84,7 @@ void late_receive(const Host& me, Receipts&) {
 
 // A message that nobody has received when its sender closes is received all the same.
 void close_behind_mail(const Host& me, Receipts&) {
-  MessageMailbox mail(me.engine);
+  MessagePostbox mail(me.engine);
   std::vector<char> data(8000, char(me.rank + 1));
   if (me.rank == 0) return mail.send(data.data(), data.size(), 1, 1, 3, 5);
   usleep(100000);

@@ -148,7 +148,7 @@ constexpr size_t kSizes[] = {0, 1, 1000, kEagerBytes, kEagerBytes + 1, 3000000};
 
 // Everybody sends to everybody, itself too, while calls go on.
 void mail(const Host& me) {
-  MessageMailbox box(me.engine);
+  MessagePostbox box(me.engine);
   for (uint32_t tag = 0; tag < std::size(kSizes); ++tag) {
     for (uint32_t shift = 0; shift < me.n; ++shift) {
       const uint32_t to = (me.rank + shift) % me.n, from = (me.rank + me.n - shift) % me.n;

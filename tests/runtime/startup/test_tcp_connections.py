@@ -1,5 +1,6 @@
 """Connections between hosts: addresses, strangers, and messages of any size in order."""
 
+import contextlib
 import os
 import resource
 import signal
@@ -111,7 +112,7 @@ def test_what_comes_after_the_mail_of_a_rank_has_gone():
     def body(rank, exchange):
         api = connect(exchange, rank, 2)
         engines = [_C.MessageEngine(api, [0, 1], rank, c, 10.0, 2) for c in (1, 2)]
-        mail = [_C.MessageMailbox(engine) for engine in engines]
+        mail = [_C.MessagePostbox(engine) for engine in engines]
         data = np.full(nbytes, 7, np.uint8) if rank == 0 else np.zeros(4, np.uint8)
         exchange("ready", None)
         if rank == 0:
@@ -135,7 +136,7 @@ def test_what_comes_after_the_mail_of_a_rank_has_gone():
 def mail_of(sockets_by_rank, rank):
     api = tcp_connections.open_api(sockets_by_rank, names(2))
     engines = [_C.MessageEngine(api, [0, 1], rank, context, 10.0, 2) for context in (1, 2)]
-    return api, *map(_C.MessageMailbox, engines)
+    return api, *map(_C.MessagePostbox, engines)
 
 
 def test_no_memory_for_a_message_that_nobody_has_asked_for():
@@ -155,7 +156,8 @@ def test_no_memory_for_a_message_that_nobody_has_asked_for():
         if comm.rank == 0:
             data = np.ones(nbytes, np.uint8)
             comm.barrier()
-            mail.send(data.ctypes.data, nbytes, 1, 1, 3, 10.0)
+            with contextlib.suppress(_C.EngineError):  # it may hear of it already
+                mail.send(data.ctypes.data, nbytes, 1, 1, 3, 10.0)
             comm.barrier()
             with pytest.raises(_C.EngineError, match=r"PeerLost(.|\n)*connection has ended"):
                 other_mail.recv(x.ctypes.data, 4, 1, 1, 5, 10.0)
@@ -194,7 +196,7 @@ def test_two_threads_receive_at_once():
     def body(rank, exchange):
         api = connect(exchange, rank, 2)
         engine = _C.MessageEngine(api, [0, 1], rank, 1, 10.0, 2)
-        mail, x = _C.MessageMailbox(engine), np.zeros(4, np.uint8)
+        mail, x = _C.MessagePostbox(engine), np.zeros(4, np.uint8)
         if rank == 0:
             exchange("waiting", None)
             exchange("refused", None)
