@@ -36,6 +36,7 @@ extension = Pybind11Extension(
         "-MMD",
         "-fvisibility=hidden",
         "-ffp-contract=off",
+        "-fno-math-errno",
         "-Wall",
         "-Wextra",
         "-g0",

@@ -62,16 +62,6 @@ inline void stream_vector(char* dst, const char* src) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(dst), load_raw<__m256i>(src));
 }
 
-template <>
-inline Vec<float, 8> square_root<float, 8>(Vec<float, 8> v) {
-  return _mm256_sqrt_ps(v);
-}
-
-template <>
-inline Vec<double, 4> square_root<double, 4>(Vec<double, 4> v) {
-  return _mm256_sqrt_pd(v);
-}
-
 constexpr Kernels kKernels = make_kernels("avx2");
 
 }  // namespace

@@ -45,16 +45,6 @@ inline void stream_vector(char* dst, const char* src) {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), load_raw<__m512i>(src));
 }
 
-template <>
-inline Vec<float, 16> square_root<float, 16>(Vec<float, 16> v) {
-  return _mm512_maskz_sqrt_ps(0xffff, v);
-}
-
-template <>
-inline Vec<double, 8> square_root<double, 8>(Vec<double, 8> v) {
-  return _mm512_maskz_sqrt_pd(0xff, v);
-}
-
 constexpr Kernels kKernels = make_kernels("avx512");
 
 }  // namespace

@@ -23,18 +23,6 @@ inline void stream_vector(char* dst, const char* src) {
 #endif
 }
 
-#if defined(__x86_64__)
-template <>
-inline Vec<float, 4> square_root<float, 4>(Vec<float, 4> v) {
-  return _mm_sqrt_ps(v);
-}
-
-template <>
-inline Vec<double, 2> square_root<double, 2>(Vec<double, 2> v) {
-  return _mm_sqrt_pd(v);
-}
-#endif
-
 constexpr Kernels kKernels = make_kernels("base");
 
 }  // namespace

@@ -13,6 +13,7 @@ from pycoll.algorithms.two_level.stages import (
     NONE,
     Hosts,
     Item,
+    Stage,
     TwoLevels,
     across_stage,
     fetch_stage,
@@ -47,6 +48,16 @@ def _columns_of(hosts: Hosts, places: Callable, host: int) -> Iterator[tuple[int
             yield hosts.owner(host, column), place
 
 
+def _fetch_columns(hosts: Hosts, places: Callable) -> Stage:
+    """Let every rank fetch all columns from their owners on its host."""
+    items = (
+        (owner, place, dict.fromkeys(group, place))
+        for host, group in enumerate(hosts.groups)
+        for owner, place in _columns_of(hosts, places, host)
+    )
+    return fetch_stage(hosts, items, OUT, OUT)
+
+
 def all_reduce(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
     """Combine in hosts, all-reduce columns between them, fetch the columns.
 
@@ -54,12 +65,7 @@ def all_reduce(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
     """
     places, stage, chunks = _whole(hosts, across, params, OUT, OUT)
     before = fold_stage(hosts, places, OUT)
-    items = (
-        (owner, place, dict.fromkeys(group, place))
-        for host, group in enumerate(hosts.groups)
-        for owner, place in _columns_of(hosts, places, host)
-    )
-    return TwoLevels(before, stage, None, fetch_stage(hosts, items, OUT, OUT), chunks, 0)
+    return TwoLevels(before, stage, None, _fetch_columns(hosts, places), chunks, 0)
 
 
 def reduce(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
@@ -93,12 +99,7 @@ def broadcast(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:
         (hosts.root, place, {owner: place}) for owner, place in _columns_of(hosts, places, home)
     )
     before = fetch_stage(hosts, first, IN, OUT)
-    items = (
-        (owner, place, dict.fromkeys(group, place))
-        for host, group in enumerate(hosts.groups)
-        for owner, place in _columns_of(hosts, places, host)
-    )
-    return TwoLevels(before, stage, None, fetch_stage(hosts, items, OUT, OUT), chunks, 0)
+    return TwoLevels(before, stage, None, _fetch_columns(hosts, places), chunks, 0)
 
 
 def all_gather(hosts: Hosts, across: Algorithm, params: Params) -> TwoLevels:

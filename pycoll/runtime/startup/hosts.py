@@ -7,11 +7,13 @@ a host of its own, and MPI carries what they have to say to each other.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
@@ -160,6 +162,18 @@ def share(exchange: Exchange, rank: int, hosts: tuple[int, ...], pids: Sequence[
         shared.close()
         return Shared(final, -1, -1)
     return shared
+
+
+def share_by_texts(
+    say: Callable[[str, Any], list[Any]], rank: int, hosts: tuple[int, ...], pids: Sequence[int]
+) -> Shared:
+    """Do what `share` does, where ranks `say` texts on topics to each other."""
+    topics = (f"share{i}" for i in itertools.count())
+
+    def exchange_bytes(data: bytes) -> list[bytes]:
+        return [bytes.fromhex(row) for row in say(next(topics), data.hex())]
+
+    return share(exchange_bytes, rank, hosts, pids)
 
 
 def _make() -> tuple[tuple[int, int], str]:

@@ -7,7 +7,6 @@ calls the library that mpi4py has loaded. `mpi4py` is imported only when a job r
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -223,32 +222,48 @@ def _make(
     shared: Shared,
     config: Config,
 ) -> Session:
-    n = len(cards)
     if job is None:
-        heap = raising(_C.Heap, shared.heap_fd, n, config.heap_bytes)
-        control = open_control(shared.control_fd, n, config)
-        return Session(control, Memory(heap, rank), rank, n, config)
-    place = job, list(range(n)), rank, context, config
+        return on_one_host(shared, rank, len(cards), config)
+    return on_hosts(job, context, rank, cards, shared, config)
+
+
+def on_one_host(
+    shared: Shared, rank: int, n: int, config: Config, kind: type[Session] = Session
+) -> Session:
+    """Make the session of a rank in the memory of its host."""
+    heap = raising(_C.Heap, shared.heap_fd, n, config.heap_bytes)
+    control = open_control(shared.control_fd, n, config)
+    return kind(control, Memory(heap, rank), rank, n, config)
+
+
+def on_hosts(
+    job: MpiJob,
+    context: int,
+    rank: int,
+    cards: list[Card],
+    shared: Shared,
+    config: Config,
+    kinds: tuple[type[MpiSession], type[TwoLevelSession]] = (MpiSession, TwoLevelSession),
+) -> MpiSession:
+    """Make the session of a rank of several hosts, of the second kind if two levels are of use."""
+    place = job, list(range(len(cards))), rank, context, config
     topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
     if not topology.useful:
-        return MpiSession(*place)
-    return TwoLevelSession(*place, open_node(topology, shared, config), topology)
+        return kinds[0](*place)
+    return kinds[1](*place, _open_node(topology, shared, config), topology)
 
 
-def open_node(topology: Topology, shared: Shared, config: Config) -> NodeSession:
+def _open_node(topology: Topology, shared: Shared, config: Config) -> Any:
     """Open the memory of this rank's host; a rank that is alone there makes its own."""
     mates = topology.mates
-    n, place = len(mates), mates.index(topology.rank)
-    alone = n == 1
-    fds = [make_memfd("control"), make_memfd("heap")] if alone else []
+    place = mates.index(topology.rank), len(mates), config, NodeSession
+    if len(mates) > 1:
+        return on_one_host(shared, *place)
+    own = Shared((0,), make_memfd("control"), make_memfd("heap"))
     try:
-        control_fd, heap_fd = fds or (shared.control_fd, shared.heap_fd)
-        heap = raising(_C.Heap, heap_fd, n, config.heap_bytes)
-        control = open_control(control_fd, n, config)
-        return NodeSession(control, Memory(heap, place), place, n, config)
+        return on_one_host(own, *place)
     finally:
-        for fd in fds:
-            os.close(fd)
+        own.close()
 
 
 def _exchange(MPI: Any, comm: Any, roll: Rendezvous) -> Exchange:

@@ -5,24 +5,17 @@ Who has started them says so in the environment (`bootstrap.Place`). Ranks of on
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from dataclasses import asdict
 from typing import Any
 
-from pycoll import _C
 from pycoll.config import VERSION, Config, job_secret
 from pycoll.errors import ArgumentError, TransportError
-from pycoll.runtime.arrays.symmetric_memory import Memory
-from pycoll.runtime.selection.topology import Topology
-from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
-from pycoll.runtime.sessions.reports import raising
+from pycoll.runtime.sessions.message_session import MpiJob
 from pycoll.runtime.sessions.session import Session
-from pycoll.runtime.sessions.two_level_session import TwoLevelSession
 from pycoll.runtime.startup import mpi, tcp_connections
 from pycoll.runtime.startup.bootstrap import Place
-from pycoll.runtime.startup.hosts import Card, Shared, candidates, fewest_cores, own_network, share
-from pycoll.runtime.startup.make_groups import open_control
+from pycoll.runtime.startup.hosts import Card, candidates, own_network, share_by_texts
 from pycoll.runtime.startup.rendezvous import make_everywhere
 from pycoll.runtime.startup.store_meeting import StoreMeeting
 from pycoll.runtime.startup.tcp_store import StoreClient, StoreServer
@@ -104,12 +97,8 @@ def _join(
     rank = place.rank
     cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
     meeting.pids = {r: card.pid for r, card in enumerate(cards) if card.host == cards[rank].host}
-    topics = (f"share{i}" for i in itertools.count())
-
-    def exchange_bytes(data: bytes) -> list[bytes]:
-        return [bytes.fromhex(row) for row in meeting.exchange(next(topics), data.hex())]
-
-    shared = share(exchange_bytes, rank, candidates(cards), [card.pid for card in cards])
+    pids = [card.pid for card in cards]
+    shared = share_by_texts(meeting.exchange, rank, candidates(cards), pids)
     names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
     try:
         ends: tcp_connections.Sockets = []
@@ -122,31 +111,14 @@ def _join(
             ends = tcp_connections.connect(
                 meeting.exchange, rank, names, towards, limit, store, **reach
             )
-        return make_everywhere(
-            lambda: _make(ends, names, rank, cards, shared, config),
-            lambda text: meeting.exchange("joined", text),
-        )
+
+        def make() -> Session:
+            if shared.single:
+                return mpi.on_one_host(shared, rank, len(cards), config)
+            api = tcp_connections.open_api(ends, names)
+            job = MpiJob(api, None, cards, shared.hosts, "TCP", owned=True)
+            return mpi.on_hosts(job, 0, rank, cards, shared, config)
+
+        return make_everywhere(make, lambda text: meeting.exchange("joined", text))
     finally:
         shared.close()
-
-
-def _make(
-    ends: tcp_connections.Sockets,
-    names: list[str],
-    rank: int,
-    cards: list[Card],
-    shared: Shared,
-    config: Config,
-) -> Session:
-    n = len(cards)
-    if shared.single:
-        heap = raising(_C.Heap, shared.heap_fd, n, config.heap_bytes)
-        control = open_control(shared.control_fd, n, config)
-        return Session(control, Memory(heap, rank), rank, n, config)
-    api = tcp_connections.open_api(ends, names)
-    job = MpiJob(api, None, cards, shared.hosts, "TCP", owned=True)
-    place = job, list(range(n)), rank, 0, config
-    topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
-    if not topology.useful:
-        return MpiSession(*place)
-    return TwoLevelSession(*place, mpi.open_node(topology, shared, config), topology)

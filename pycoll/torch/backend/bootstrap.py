@@ -22,7 +22,6 @@ from pycoll import _C
 from pycoll.config import Config, job_secret
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.runtime.calls.prepared import Prepared
-from pycoll.runtime.selection.topology import Topology
 from pycoll.runtime.sessions import mpi_jobs
 from pycoll.runtime.sessions.message_session import MpiJob, MpiSession
 from pycoll.runtime.sessions.reports import raising
@@ -30,7 +29,7 @@ from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.sessions.two_level_session import TwoLevelSession
 from pycoll.runtime.startup import mpi, tcp_connections
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
-from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, own_network, share
+from pycoll.runtime.startup.hosts import Card, candidates, fewest_cores, own_network, share_by_texts
 from pycoll.runtime.startup.make_groups import open_control
 from pycoll.runtime.startup.rendezvous import make_everywhere
 from pycoll.runtime.startup.store_meeting import StoreMeeting
@@ -168,12 +167,7 @@ def _join_hosts(
 
     `reach` is what `tcp_connections.connect` has to know of how ranks reach each other.
     """
-    topics = (f"share{i}" for i in itertools.count())
-
-    def exchange_bytes(data: bytes) -> list[bytes]:
-        return [bytes.fromhex(row) for row in exchange(next(topics), data.hex())]
-
-    shared = share(exchange_bytes, rank, places, [card.pid for card in cards])
+    shared = share_by_texts(exchange, rank, places, [card.pid for card in cards])
     names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
     try:
         limit = config.timeout_s
@@ -184,18 +178,14 @@ def _join_hosts(
                 warnings.warn(_NO_SECRET, RuntimeWarning, stacklevel=2)
             towards = _host_of(store)
             ends = tcp_connections.connect(exchange, rank, names, towards, limit, store, **reach)
-        topology = Topology(shared.hosts, rank, fewest_cores(cards, shared.hosts))
 
         def over_tcp() -> MpiJob:
             api = tcp_connections.open_api(ends, names, limit)
             return MpiJob(api, None, cards, shared.hosts, "TCP")
 
         def make() -> MpiSession:
-            job, context = over_mpi or (over_tcp(), 0)
-            arguments = job, list(range(len(cards))), rank, context, config
-            if topology.useful:
-                return HostsGroup(*arguments, mpi.open_node(topology, shared, config), topology)
-            return MessageGroup(*arguments)
+            place = *(over_mpi or (over_tcp(), 0)), rank, cards, shared, config
+            return mpi.on_hosts(*place, (MessageGroup, HostsGroup))
 
         return make_everywhere(make, lambda text: exchange("joined", text))
     finally:
