@@ -52,6 +52,9 @@ class Config:
         device_memory: How ranks of one host map it: ``auto``: by virtual memory where every device
             has it and every peer may open it, otherwise by CUDA IPC; ``ipc``: always so
             (``PYCOLL_DEVICE_MEMORY``).
+        cuda_multicast: Sums of device arrays with ``order="any"`` are made by the switch between
+            devices where they have multicast (``PYCOLL_CUDA_MULTICAST``, 0 or 1). It has run on no
+            device yet, and promises no bits.
         trace_dir: Folder to which every call is written (``PYCOLL_TRACE``); empty is none.
         dump_dir: Folder to which an error is written, with what led to it (``PYCOLL_DUMP``).
         metrics_port: Port for Prometheus: that of rank 0, the next one for rank 1, and so on
@@ -67,6 +70,7 @@ class Config:
     device_transport: str = "auto"
     device_heap_bytes: int = 1 << 30
     device_memory: str = field(default="auto", repr=False)
+    cuda_multicast: bool = field(default=False, repr=False)
     trace_dir: str = field(default="", repr=False)
     dump_dir: str = field(default="", repr=False)
     metrics_port: int = field(default=0, repr=False)
@@ -243,6 +247,10 @@ def parse_bytes(text: str) -> int:
     return int(digits) << _SHIFTS[suffix]
 
 
+def _parse_switch(text: str) -> bool:
+    return bool(("0", "1").index(text))
+
+
 # Field of `Config`, variable that sets it, and how its text is read.
 _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("timeout_s", "PYCOLL_TIMEOUT", float),
@@ -254,6 +262,7 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("device_transport", "PYCOLL_DEVICE_TRANSPORT", str),
     ("device_heap_bytes", "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes),
     ("device_memory", "PYCOLL_DEVICE_MEMORY", str),
+    ("cuda_multicast", "PYCOLL_CUDA_MULTICAST", _parse_switch),
     ("trace_dir", "PYCOLL_TRACE", str),
     ("dump_dir", "PYCOLL_DUMP", str),
     ("metrics_port", "PYCOLL_METRICS_PORT", int),
@@ -281,6 +290,6 @@ def _read(environ: Mapping[str, str], name: str, parse: Callable[[str], _T], def
     try:
         return parse(text)
     except ValueError as error:  # ArgumentError is one
-        kinds: dict[Any, str] = {float: "a number", int: "an integer"}
+        kinds: dict[Any, str] = {float: "a number", int: "an integer", _parse_switch: "0 or 1"}
         kind = kinds.get(parse, "a number of bytes such as 64K")
         raise ArgumentError(f"{name}={text!r} in the environment, expected {kind}") from error

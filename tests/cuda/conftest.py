@@ -11,7 +11,7 @@ from pycoll.cuda import missing
 from pycoll.cuda.calls import side, virtual
 from pycoll.cuda.device import arrays, heap, optim
 from pycoll.cuda.device.library import VMM, Library
-from pycoll.cuda.transports import bound_calls, maps, nccl, peers
+from pycoll.cuda.transports import bound_calls, maps, multicast, nccl, peers
 
 BUILD = Path(__file__).with_name("host") / "build.sh"
 GPU = BUILD.parents[3] / "benchmarks/gpu"
@@ -81,7 +81,7 @@ def host_library_path():
 def host_kernels(monkeypatch, host_library_path):
     """Put that library and host memory in the place of a device and CuPy; yield the library."""
     host = HostLibrary(host_library_path)
-    for module in (arrays, heap, nccl, optim, maps, peers, side, bound_calls, virtual):
+    for module in (arrays, heap, nccl, optim, maps, multicast, peers, side, bound_calls, virtual):
         monkeypatch.setattr(module, "library", lambda: host)
     monkeypatch.setitem(sys.modules, "cupy", host_cupy.cupy_module())
     before = host.misaligned()

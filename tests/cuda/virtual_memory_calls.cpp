@@ -97,6 +97,25 @@ CUresult import_handle(CUmemGenericAllocationHandle*, void* from, CUmemAllocatio
 }
 CUresult retain(CUmemGenericAllocationHandle*, void*) { return make("retain", "handle"); }
 
+CUresult multicast_unit(size_t* unit, const CUmulticastObjectProp* prop,
+                        CUmulticastGranularity_flags) {
+  *unit = 500;
+  return note("unit", ":" + std::to_string(prop->numDevices));
+}
+CUresult multicast_create(CUmemGenericAllocationHandle*, const CUmulticastObjectProp*) {
+  return make("create", "handle");
+}
+CUresult multicast_add(CUmemGenericAllocationHandle, CUdevice device) {
+  return note("add", ":" + std::to_string(device));
+}
+CUresult multicast_bind(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t,
+                        size_t size, unsigned long long) {  // NOLINT
+  return make("bind", "binding", ":" + std::to_string(size));
+}
+CUresult multicast_unbind(CUmemGenericAllocationHandle, CUdevice, size_t, size_t) {
+  return drop("unbind", "binding");
+}
+
 struct Function {
   const char* name;
   void* function;
@@ -116,6 +135,11 @@ const Function kFunctions[] = {
     {"cuMemExportToShareableHandle", reinterpret_cast<void*>(&export_handle)},
     {"cuMemImportFromShareableHandle", reinterpret_cast<void*>(&import_handle)},
     {"cuMemRetainAllocationHandle", reinterpret_cast<void*>(&retain)},
+    {"cuMulticastGetGranularity", reinterpret_cast<void*>(&multicast_unit)},
+    {"cuMulticastCreate", reinterpret_cast<void*>(&multicast_create)},
+    {"cuMulticastAddDevice", reinterpret_cast<void*>(&multicast_add)},
+    {"cuMulticastBindMem", reinterpret_cast<void*>(&multicast_bind)},
+    {"cuMulticastUnbind", reinterpret_cast<void*>(&multicast_unbind)},
 };
 
 template <typename Body>
@@ -211,4 +235,29 @@ int main() {
     g_calls += " |";
     machine::vmm_close(mapping);
   });
+  PycollCudaMulticast multicast{};
+  const auto team = [&](int size) {
+    machine::multicast_create(2, static_cast<uint64_t>(size), multicast, &descriptor);
+    machine::multicast_add(1, multicast);
+    machine::multicast_bind(mapping, multicast);
+  };
+  const auto whole = [&](bool by_descriptor) {
+    try {
+      if (by_descriptor) {
+        machine::multicast_open(5, 1000, multicast);
+      } else {
+        team(1000);
+      }
+    } catch (const pycoll::Error&) {
+      g_calls += " !";
+    }
+    g_calls += " |";
+    machine::multicast_close(multicast);
+    machine::multicast_close(multicast);
+  };
+  trace("a team of odd size", "", [&] { team(700); });
+  for (const char* step : {"", "create", "export", "add", "retain", "bind", "map"}) {
+    trace("a team", step, [&] { whole(false); });
+  }
+  for (const char* step : {"", "import"}) trace("in a team", step, [&] { whole(true); });
 }

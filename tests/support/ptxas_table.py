@@ -24,6 +24,7 @@ _ENTRY = re.compile(
 )
 _STEPS = ["adamw", "sgd", "momentum", "nesterov"]
 _KERNEL = re.compile(r"::(\w+)<.*?(Folder|Copier)<pycoll::cuda::DevicePolicy(.*?)>")
+_MULTICAST = re.compile(r"::multicast<.*WithElement<([\w:]+)>")
 _PASS = re.compile(
     r"::(step|unscale|nonfinite|squares)<(?:\(pycoll::OptimKind\)(\d), )?([\w:, ]+)>\("
 )
@@ -36,6 +37,9 @@ def title(symbol):
         kind, step, types = passes.groups()
         words = [kind, *([_STEPS[int(step)]] if step else []), types.replace("pycoll::cuda::", "")]
         return " ".join(words).replace(",", "")
+    multicast = _MULTICAST.search(symbol)
+    if multicast:
+        return f"multicast {multicast[1].split('::')[-1]} sum"
     found = _KERNEL.search(symbol)
     if not found:
         return "empty"

@@ -157,6 +157,25 @@ int pycoll_cuda_vmm_open(int device, const PycollCudaShare* share, int descripto
 int pycoll_cuda_vmm_close(const PycollCudaMapping* mapping) {
   return guarded([&] { machine::vmm_close(*mapping); });
 }
+int pycoll_cuda_multicast_create(int devices, uint64_t nbytes, PycollCudaMulticast* multicast,
+                                 int* descriptor) {
+  *multicast = {};
+  *descriptor = -1;
+  return guarded([&] { machine::multicast_create(devices, nbytes, *multicast, descriptor); });
+}
+int pycoll_cuda_multicast_open(int descriptor, uint64_t nbytes, PycollCudaMulticast* multicast) {
+  *multicast = {};
+  return guarded([&] { machine::multicast_open(descriptor, nbytes, *multicast); });
+}
+int pycoll_cuda_multicast_add(int device, PycollCudaMulticast* multicast) {
+  return guarded([&] { machine::multicast_add(device, *multicast); });
+}
+int pycoll_cuda_multicast_bind(const PycollCudaMapping* memory, PycollCudaMulticast* multicast) {
+  return guarded([&] { machine::multicast_bind(*memory, *multicast); });
+}
+int pycoll_cuda_multicast_close(PycollCudaMulticast* multicast) {
+  return guarded([&] { machine::multicast_close(*multicast); });
+}
 
 int pycoll_cuda_supports(int dtype, int op) {
   return dtype >= 0 && dtype < kDTypeCount && op >= 0 && op < kReduceOpCount &&
@@ -214,6 +233,9 @@ int pycoll_cuda_group_share(PycollCudaGroup* group, int ranks) {
 int pycoll_cuda_group_connect(PycollCudaGroup* group, void* const* controls, void* const* heaps,
                               uint64_t heap_bytes, void* const* cells, uint64_t cell_bytes) {
   return guarded([&] { group->connect(controls, heaps, heap_bytes, cells, cell_bytes); });
+}
+int pycoll_cuda_group_multicast(PycollCudaGroup* group, void* address) {
+  return guarded([&] { group->set_multicast(address); });
 }
 int pycoll_cuda_group_destroy(PycollCudaGroup* group) {
   return guarded([&] { delete group; });

@@ -127,7 +127,21 @@ PycollCudaProgram PycollCudaCall::program(int rank) const {
   return programs_[static_cast<size_t>(entry)];
 }
 
+// Null where a call is no sum that a multicast address makes.
+const void* PycollCudaCall::multicast_kernel() const {
+  const BoundCall& call = *bound_[0];
+  const int type = static_cast<int>(call.dtype) - static_cast<int>(kFirstMulticastType);
+  const bool sums = special_ && push_ && call.op == ReduceOp::kSum && call.scale_n == 0;
+  const bool known = type >= 0 && type < kMulticastTypes;
+  return sums && known && group_.has_multicast() ? kMulticastKernels[type] : nullptr;
+}
+
 const void* PycollCudaCall::kernel(int method) const {
+  if (method == PYCOLL_CUDA_MULTICAST_SUM) {
+    const void* const kernel = multicast_kernel();
+    if (kernel != nullptr) return kernel;
+    method = PYCOLL_CUDA_BEST;
+  }
   COLL_CHECK(method == PYCOLL_CUDA_BEST || method == PYCOLL_CUDA_INTERPRET, "ArgumentError",
              "unknown method ", method);
   return special_ && method == PYCOLL_CUDA_BEST ? kernels_->direct : kernels_->interpret;
@@ -146,7 +160,10 @@ PycollCudaCallInfo PycollCudaCall::info(int method) const {
   PycollCudaCallInfo info{};
   const void* const code = kernel(method);
   const auto kernel = machine::kernel_info(group_.device(), code, kMaxThreads);
-  const char* kind = code == kernels_->interpret ? "interpret" : push_ ? "two_shot" : "one_shot";
+  const char* kind = code == multicast_kernel()    ? "multicast"
+                     : code == kernels_->interpret ? "interpret"
+                     : push_                       ? "two_shot"
+                                                   : "one_shot";
   const std::string name = std::string(kind) + " " + text_;
   name.copy(info.kernel, sizeof(info.kernel) - 1);
   const auto most = static_cast<int>(group_.max_blocks());

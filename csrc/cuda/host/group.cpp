@@ -46,6 +46,11 @@ void PycollCudaGroup::set_share(int ranks) {
   share_ = static_cast<uint32_t>(ranks);
 }
 
+void PycollCudaGroup::set_multicast(void* address) {
+  COLL_CHECK(!is_virtual(), "ArgumentError", "virtual ranks share a device: there is no multicast");
+  multicast_ = static_cast<char*>(address);
+}
+
 void PycollCudaGroup::connect(void* const* controls, void* const* heaps, uint64_t heap_bytes,
                               void* const* cells, uint64_t cell_bytes) {
   COLL_CHECK(is_virtual() || controls != nullptr, "ArgumentError",
@@ -129,6 +134,7 @@ void PycollCudaGroup::place(Launch& launch) const {
   launch.first_rank = first_rank();
   launch.exchange = !is_virtual() && world_size_ > 1;
   launch.cell_bytes = cell_bytes_;
+  launch.multicast = multicast_;
   for (uint32_t r = 0; r < world_size_; ++r) {
     launch.control[r] = controls_[r];
     launch.cells[r] = cells_[r];

@@ -32,6 +32,8 @@ struct PycollCudaGroup {
 
   void* control() const;
   void set_share(int ranks);
+  void set_multicast(void* address);
+  bool has_multicast() const { return multicast_ != nullptr; }
   void connect(void* const* controls, void* const* heaps, uint64_t heap_bytes, void* const* cells,
                uint64_t cell_bytes);
   PycollCudaError error(int rank) const;
@@ -56,6 +58,7 @@ struct PycollCudaGroup {
   char* controls_[pycoll::cuda::kMaxRanks] = {};
   char* heaps_[pycoll::cuda::kMaxRanks] = {};
   char* cells_[pycoll::cuda::kMaxRanks] = {};
+  char* multicast_ = nullptr;
   uint64_t heap_bytes_ = 0, cell_bytes_ = 0;
   bool connected_ = false;
   std::atomic<bool> aborted_{false};
@@ -75,6 +78,7 @@ struct PycollCudaCall {
  private:
   void upload();
   const void* kernel(int method) const;
+  const void* multicast_kernel() const;
   int default_blocks(int method, int threads) const;
 
   PycollCudaGroup& group_;

@@ -71,10 +71,13 @@ void preload(int device) {
   const OnDevice on(device);
   const DuringCapture relaxed;
   check(cudaFree(nullptr), "starting CUDA on a device");
-  for_each_kernel([](const void* kernel) {
+  const auto load = [](const void* kernel) {
     cudaFuncAttributes attributes{};
     check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
-  });
+  };
+  for_each_kernel(load);
+  if ((vmm_support(device) & PYCOLL_CUDA_MULTICAST) == 0) return;
+  std::for_each_n(kMulticastKernels, kMulticastTypes, load);
 }
 
 void enable_peer_access(int device, int peer) {

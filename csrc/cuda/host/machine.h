@@ -55,6 +55,14 @@ void vmm_export(const PycollCudaMapping& mapping, PycollCudaShare& share, int* d
 void vmm_open(int device, const PycollCudaShare& share, int descriptor, PycollCudaMapping& mapping);
 void vmm_close(const PycollCudaMapping& mapping);
 
+// Multicast over that memory, likewise.
+void multicast_create(int devices, uint64_t nbytes, PycollCudaMulticast& multicast,
+                      int* descriptor);
+void multicast_open(int descriptor, uint64_t nbytes, PycollCudaMulticast& multicast);
+void multicast_add(int device, PycollCudaMulticast& multicast);
+void multicast_bind(const PycollCudaMapping& heap, PycollCudaMulticast& multicast);
+void multicast_close(PycollCudaMulticast& multicast);
+
 struct KernelInfo {
   int registers, local_bytes, shared_bytes;
   int resident;  // blocks of so many threads that fit on the device at once

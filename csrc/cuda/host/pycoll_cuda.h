@@ -199,6 +199,10 @@ PYCOLL_CUDA_API int pycoll_cuda_group_connect(PycollCudaGroup* group, void* cons
                                               void* const* heaps, uint64_t heap_bytes,
                                               void* const* cells, uint64_t cell_bytes);
 
+// Peer group: sets the address of a multicast object over the heaps of all ranks, from their
+// beginning on; null for none. The same choice on all ranks, between launches.
+PYCOLL_CUDA_API int pycoll_cuda_group_multicast(PycollCudaGroup* group, void* address);
+
 // Frees the group. Waits until the device is idle; calls of the group must be destroyed before, and
 // in a peer group every rank must have stopped launching before anybody destroys.
 PYCOLL_CUDA_API int pycoll_cuda_group_destroy(PycollCudaGroup* group);
@@ -304,8 +308,10 @@ PYCOLL_CUDA_API int pycoll_cuda_call_program(PycollCudaCall* call, int rank,
 // own output (one shot) or into everybody's (two shot, push) is recognised by its instructions and
 // has kernels of its own for the common types; every other plan is interpreted.
 typedef enum {
-  PYCOLL_CUDA_BEST = 0,       // the special kernel where there is one
-  PYCOLL_CUDA_INTERPRET = 1,  // the interpreter, always
+  PYCOLL_CUDA_BEST = 0,           // the special kernel where there is one
+  PYCOLL_CUDA_INTERPRET = 1,      // the interpreter, always
+  PYCOLL_CUDA_MULTICAST_SUM = 4,  // over a multicast address, in an order that nothing states: sums
+                                  // of float16, bfloat16, float32 by two shots; otherwise as BEST
 } PycollCudaMethod;
 
 typedef struct {

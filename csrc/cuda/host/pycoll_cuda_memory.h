@@ -86,6 +86,29 @@ PYCOLL_CUDA_API int pycoll_cuda_vmm_open(int device, const PycollCudaShare* shar
 // back when nobody has it mapped.
 PYCOLL_CUDA_API int pycoll_cuda_vmm_close(const PycollCudaMapping* mapping);
 
+// A multicast object: an address at which loads sum, and stores reach, the same place of memory on
+// several devices, one of each rank. It has run on no device yet. The ranks make it together, and
+// wait for each other between two steps, as a step waits in the driver for those that are late:
+// one creates it, the others open it by the descriptor; all add their devices; all bind.
+typedef struct {
+  uint64_t handle;
+  uint64_t nbytes;  // of the memory of each rank
+  void* pointer;    // the address, once it is bound
+  int32_t device;   // that has been added here, or -1
+  int32_t open;     // 1: there is something to close
+} PycollCudaMulticast;
+
+PYCOLL_CUDA_API int pycoll_cuda_multicast_create(int devices, uint64_t nbytes,
+                                                 PycollCudaMulticast* multicast, int* descriptor);
+PYCOLL_CUDA_API int pycoll_cuda_multicast_open(int descriptor, uint64_t nbytes,
+                                               PycollCudaMulticast* multicast);
+PYCOLL_CUDA_API int pycoll_cuda_multicast_add(int device, PycollCudaMulticast* multicast);
+// Binds memory of pycoll_cuda_vmm_create, `nbytes` long, and maps the object.
+PYCOLL_CUDA_API int pycoll_cuda_multicast_bind(const PycollCudaMapping* memory,
+                                               PycollCudaMulticast* multicast);
+// Undoes whatever has been done; harmless if repeated.
+PYCOLL_CUDA_API int pycoll_cuda_multicast_close(PycollCudaMulticast* multicast);
+
 #ifdef __cplusplus
 }
 #endif

@@ -27,11 +27,25 @@ struct Driver {
   PYCOLL_DRIVER(MemExportToShareableHandle, 10020);
   PYCOLL_DRIVER(MemImportFromShareableHandle, 10020);
   PYCOLL_DRIVER(MemRetainAllocationHandle, 11000);
+};
+
+// Likewise for multicast, which older drivers lack.
+struct MulticastDriver {
+  PYCOLL_DRIVER(MulticastCreate, 12010);
+  PYCOLL_DRIVER(MulticastAddDevice, 12010);
+  PYCOLL_DRIVER(MulticastBindMem, 12010);
+  PYCOLL_DRIVER(MulticastUnbind, 12010);
+  PYCOLL_DRIVER(MulticastGetGranularity, 12010);
 #undef PYCOLL_DRIVER
 };
 
 const Driver& driver() {
   static const Driver found;  // made again with the next call if something is missing
+  return found;
+}
+
+const MulticastDriver& multicast_driver() {
+  static const MulticastDriver found;
   return found;
 }
 
@@ -102,10 +116,11 @@ uint64_t rounded(uint64_t nbytes, int device) {
 }
 
 // Maps memory at a place of its own, where its device reaches it.
-void map(const Memory& memory, int device, uint64_t nbytes, PycollCudaMapping& mapping) {
+void map(CUmemGenericAllocationHandle memory, int device, uint64_t nbytes,
+         PycollCudaMapping& mapping) {
   CUdeviceptr at = 0;
   require(driver().MemAddressReserve(&at, nbytes, 0, 0, 0), "reserving addresses");
-  CUresult status = driver().MemMap(at, nbytes, 0, memory.handle(), 0);
+  CUresult status = driver().MemMap(at, nbytes, 0, memory, 0);
   const char* what = "mapping device memory";
   if (status == CUDA_SUCCESS) {
     CUmemAccessDesc access{};
@@ -155,7 +170,7 @@ void vmm_create(int device, size_t nbytes, PycollCudaMapping& mapping) {
     status = memory.take(driver().MemCreate(memory.slot(), size, &prop, 0));
   } while (status != CUDA_SUCCESS && std::exchange(fabric, false));
   require(status, "making device memory");
-  map(memory, device, size, mapping);
+  map(memory.handle(), device, size, mapping);
   const cudaError_t cleared = clear(mapping.pointer, size);
   if (cleared == cudaSuccess) return;
   (void)cudaGetLastError();
@@ -197,7 +212,7 @@ void vmm_open(int device, const PycollCudaShare& share, int descriptor,
   Memory memory;
   require(memory.take(driver().MemImportFromShareableHandle(memory.slot(), handle, type)),
           "importing memory of a peer");
-  map(memory, device, share.nbytes, mapping);
+  map(memory.handle(), device, share.nbytes, mapping);
 }
 
 void vmm_close(const PycollCudaMapping& mapping) {
@@ -205,6 +220,83 @@ void vmm_close(const PycollCudaMapping& mapping) {
   const DuringCapture relaxed;
   require(driver().MemUnmap(address_of(mapping), mapping.nbytes), "unmapping device memory");
   require(driver().MemAddressFree(address_of(mapping), mapping.nbytes), "freeing addresses");
+}
+
+void multicast_create(int devices, uint64_t nbytes, PycollCudaMulticast& multicast,
+                      int* descriptor) {
+  CUmulticastObjectProp prop{};
+  prop.numDevices = static_cast<unsigned>(devices);
+  prop.size = nbytes;
+  prop.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  size_t unit = 0;
+  require(
+      multicast_driver().MulticastGetGranularity(&unit, &prop, CU_MULTICAST_GRANULARITY_MINIMUM),
+      "asking how much multicast maps at once");
+  COLL_CHECK(unit != 0 && nbytes % unit == 0, "ArgumentError", nbytes,
+             " bytes are no multiple of the ", unit, " that multicast maps at once");
+  CUmemGenericAllocationHandle handle = 0;
+  require(multicast_driver().MulticastCreate(&handle, &prop), "making a multicast object");
+  multicast = {handle, nbytes, nullptr, -1, 1};
+  const CUresult status = driver().MemExportToShareableHandle(
+      descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  if (status != CUDA_SUCCESS) multicast_close(multicast);
+  require(status, "exporting a multicast object");
+}
+
+void multicast_open(int descriptor, uint64_t nbytes, PycollCudaMulticast& multicast) {
+  CUmemGenericAllocationHandle handle = 0;
+  void* const from = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor));
+  require(driver().MemImportFromShareableHandle(&handle, from,
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+          "importing a multicast object");
+  multicast = {handle, nbytes, nullptr, -1, 1};
+}
+
+void multicast_add(int device, PycollCudaMulticast& multicast) {
+  const InContext on(device);
+  CUdevice handle = 0;
+  require(driver().DeviceGet(&handle, device), "finding a device");
+  require(multicast_driver().MulticastAddDevice(multicast.handle, handle),
+          "adding a device to a multicast object");
+  multicast.device = device;
+}
+
+void multicast_bind(const PycollCudaMapping& heap, PycollCudaMulticast& multicast) {
+  const InContext on(multicast.device);
+  const DuringCapture relaxed;
+  Memory memory;
+  require(memory.take(driver().MemRetainAllocationHandle(memory.slot(), heap.pointer)),
+          "finding the memory behind an address");
+  require(multicast_driver().MulticastBindMem(multicast.handle, 0, memory.handle(), 0,
+                                              multicast.nbytes, 0),
+          "binding memory to a multicast object");
+  PycollCudaMapping mapping{};
+  try {
+    map(multicast.handle, multicast.device, multicast.nbytes, mapping);
+  } catch (const Error&) {
+    CUdevice device = 0;
+    driver().DeviceGet(&device, multicast.device);
+    multicast_driver().MulticastUnbind(multicast.handle, device, 0, multicast.nbytes);
+    throw;
+  }
+  multicast.pointer = mapping.pointer;
+}
+
+void multicast_close(PycollCudaMulticast& multicast) {
+  if (multicast.open == 0) return;
+  PycollCudaMulticast old = std::exchange(multicast, {});
+  CUresult status = CUDA_SUCCESS;
+  if (old.pointer != nullptr) {
+    const InContext on(old.device);
+    CUdevice device = 0;
+    vmm_close({old.pointer, old.nbytes, old.device, 0});
+    status = driver().DeviceGet(&device, old.device);
+    if (status == CUDA_SUCCESS) {
+      status = multicast_driver().MulticastUnbind(old.handle, device, 0, old.nbytes);
+    }
+  }
+  driver().MemRelease(old.handle);
+  require(status, "unbinding memory from a multicast object");
 }
 
 }  // namespace pycoll::cuda::machine

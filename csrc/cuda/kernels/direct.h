@@ -28,10 +28,10 @@ PYCOLL_DEVICE void fold_exactly(const P& p, const FoldView& view, uint64_t begin
   }
 }
 
-// One block of one rank.
-template <typename W, typename P>
-PYCOLL_DEVICE void run_rank_direct(const P& p, const Launch& launch, uint32_t rank,
-                                   uint32_t block) {
+// One block of one rank; `packs` folds whole packs of what the table of the block holds.
+template <typename W, typename P, typename Packs>
+PYCOLL_DEVICE void run_rank_of_one_fold(const P& p, const Launch& launch, uint32_t rank,
+                                        uint32_t block, Packs packs) {
   if (launch.absent >> rank & 1) return;
   Member<P> m(p, launch, rank, block);
   if (!m.enter()) return;
@@ -52,11 +52,19 @@ PYCOLL_DEVICE void run_rank_direct(const P& p, const Launch& launch, uint32_t ra
   const FoldView view{
       p.shared().src, p.shared().dst,   n,
       ndst,           launch.tree != 0, {launch.shape.scale_n, launch.shape.is_signed != 0}};
-  pieces.template run<W>(
-      view, [&](uint64_t begin, uint64_t end) { fold_exactly<W>(p, view, begin, end); });
+  pieces.template run<W>(view, [&](uint64_t begin, uint64_t end) { packs(view, begin, end); });
   m.signal(kDone);
   if (!m.await_all(kDone, n + 2)) return;
   m.finish();
+}
+
+template <typename W, typename P>
+PYCOLL_DEVICE void run_rank_direct(const P& p, const Launch& launch, uint32_t rank,
+                                   uint32_t block) {
+  run_rank_of_one_fold<W>(p, launch, rank, block,
+                          [&](const FoldView& view, uint64_t begin, uint64_t end) {
+                            fold_exactly<W>(p, view, begin, end);
+                          });
 }
 
 }  // namespace pycoll::cuda

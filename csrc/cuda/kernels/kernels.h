@@ -34,4 +34,10 @@ extern KernelRow kAndKernels, kOrKernels, kXorKernels;
 extern const KernelSet kMoveKernels;  // plans that only move: any type
 extern const void* const kEmptyKernel;
 
+// (Launch): sums of plans that are two shots by pushing, over a multicast address; for float16,
+// bfloat16 and float32. Only devices with multicast can load them.
+inline constexpr int kMulticastTypes = 3;
+inline constexpr DType kFirstMulticastType = DType::kFloat16;
+extern const void* const kMulticastKernels[kMulticastTypes];
+
 }  // namespace pycoll::cuda

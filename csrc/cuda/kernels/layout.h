@@ -98,6 +98,7 @@ struct Launch {
   char* cells[kMaxRanks];  // 2 * cell_bytes each
   char* heaps[kMaxRanks];
   Record* records[kMaxRanks];  // of the ranks of this launch
+  char* multicast;             // address that stands for all heaps; null: there is none
   uint64_t cell_bytes;
 };
 

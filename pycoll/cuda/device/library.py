@@ -34,7 +34,7 @@ MAX_RANKS = 64
 _OK, _UNAVAILABLE, _ARGUMENT, _SCHEDULE, _TOO_LARGE = range(5)
 VMM, FABRIC, MULTICAST = 1, 2, 4
 NO_ERROR, TIMEOUT, ABORTED, MISMATCH, FOLLOWED = range(5)
-BEST, INTERPRET = 0, 1
+BEST, INTERPRET, MULTICAST_SUM = 0, 1, 4
 INSTALL = "install an NVIDIA driver that supports CUDA 13, and see that `nvidia-smi` lists a device"
 
 
@@ -111,6 +111,16 @@ class Share(ctypes.Structure):
     ]
 
 
+class Multicast(ctypes.Structure):
+    """``PycollCudaMulticast``: one address for the same place of the heaps of all ranks."""
+
+    _fields_ = [
+        *_fields(c_uint64, "handle nbytes"),
+        *_fields(c_void_p, "pointer"),
+        *_fields(c_int32, "device open"),
+    ]
+
+
 class KernelError(ctypes.Structure):
     """``PycollCudaError``: what a kernel wrote before it gave up."""
 
@@ -176,6 +186,11 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "vmm_export": (POINTER(Mapping), POINTER(Share), POINTER(c_int)),
     "vmm_open": (c_int, POINTER(Share), c_int, POINTER(Mapping)),
     "vmm_close": (POINTER(Mapping),),
+    "multicast_create": (c_int, c_uint64, POINTER(Multicast), POINTER(c_int)),
+    "multicast_open": (c_int, c_uint64, POINTER(Multicast)),
+    "multicast_add": (c_int, POINTER(Multicast)),
+    "multicast_bind": (POINTER(Mapping), POINTER(Multicast)),
+    "multicast_close": (POINTER(Multicast),),
     "fold": (c_int, c_int, c_int, c_uint32, _PP, c_int, _PP, c_int, c_uint64, c_void_p),
     "optim_step": (POINTER(Step), c_void_p),
     "optim_unscale": (c_int, c_void_p, c_void_p, c_uint64, c_double, c_void_p, c_void_p),
@@ -187,6 +202,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "group_control": (c_void_p, _PP),
     "group_share": (c_void_p, c_int),
     "group_connect": (c_void_p, _PP, _PP, c_uint64, _PP, c_uint64),
+    "group_multicast": (c_void_p, c_void_p),
     "group_destroy": (c_void_p,),
     "group_error": (c_void_p, c_int, POINTER(KernelError)),
     "group_failed": (c_void_p, POINTER(c_int)),

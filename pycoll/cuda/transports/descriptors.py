@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pycoll.errors import TransportError
 
 NAME_BYTES = 24  # of the name under which a `Counter` listens
+LIMIT_S = 20.0  # for collecting the descriptors of all peers
 _DESCRIPTOR = struct.Struct("i")
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 

@@ -18,13 +18,12 @@ import numpy as np
 
 from pycoll.cuda.device.heap import DeviceHeap
 from pycoll.cuda.device.library import Ipc, Mapping, Share, library
-from pycoll.cuda.transports.descriptors import NAME_BYTES, Counter, close_all
+from pycoll.cuda.transports.descriptors import LIMIT_S, NAME_BYTES, Counter, close_all
 from pycoll.errors import CollError, TransportError
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 
 _T = TypeVar("_T")
-_LIMIT_S = 20.0  # for collecting the descriptors of all peers
 
 
 class _Heap(NamedTuple):
@@ -130,7 +129,7 @@ class PeerMaps:
         if by_fabric and not all(peer.share.has_fabric for peer in found if peer.there):
             return False
         mapped: dict[int, Mapping] = {}
-        limit = min(_LIMIT_S, session.config.timeout_s / 2)
+        limit = min(LIMIT_S, session.config.timeout_s / 2)
         collect = partial(own.exchange, list(there.values()), len(found), limit)
         fine = session.refusing(
             lambda: self._open_all(there, None if by_fabric else collect, mapped)

@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import DeviceHeap
-from pycoll.cuda.device.library import KernelError, library, pointers
+from pycoll.cuda.device.library import BEST, MULTICAST_SUM, KernelError, library, pointers
 from pycoll.cuda.transports.base import Place, Transport, kernel_failure, places, wait_for
 from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
 from pycoll.cuda.transports.maps import PeerMaps
+from pycoll.cuda.transports.multicast import HeapMulticast
 from pycoll.errors import ArgumentError, CollError, TransportError
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.sessions.session import Session
-from pycoll.types import Kind
+from pycoll.types import Kind, Order
 
 MAX_BLOCKS = 64  # of a rank
 _CELL_BYTES = 8 << 20
@@ -73,6 +74,7 @@ class PeerTransport(Transport):
         self._peers: list[list[int]] = []  # control memory and staging buffers of all ranks, here
         self._control = session.control
         self._group = self._cells = 0
+        self.multicast: HeapMulticast | None = None
         self._failed = False
         self._calls: CallCache | None = None
 
@@ -112,9 +114,17 @@ class PeerTransport(Transport):
             pointers(cells),
             _CELL_BYTES,
         )
+        if all_have:
+            self._use_multicast(session)
         session.call(Kind.BARRIER, None, None, "sum", 0, None)
         self._connected = self._wanted
         return False
+
+    def _use_multicast(self, session: Session) -> None:
+        """Let the switch make sums where that is asked for and can be."""
+        device = bytes(library().device(self.device).uuid)
+        self.multicast = HeapMulticast(session, self.memory, device)
+        library().call("group_multicast", self._group, self.multicast.address or None)
 
     def _begin(self, session: Session) -> None:
         """Make this rank's end of the group.
@@ -141,7 +151,9 @@ class PeerTransport(Transport):
         capturing = bool(arrays.cupy().cuda.runtime.streamIsCapturing(stream))
         call = self._calls.find(spec, pin=capturing)
         ins, outs = pointers([in_pointer]), pointers([out_pointer])
-        library().call("launch", call, ins, outs, 0, 0, 0, nanoseconds(limit), 0, stream)
+        no_order = spec.direct and spec.order == Order.ANY
+        method = MULTICAST_SUM if no_order and self.multicast is not None else BEST
+        library().call("launch", call, ins, outs, 0, 0, method, nanoseconds(limit), 0, stream)
 
     def error(self) -> CollError | None:
         """See `Transport`."""
@@ -181,6 +193,8 @@ class PeerTransport(Transport):
             return
         if self._calls is not None:
             self._calls.clear()
+        if self.multicast is not None:
+            self.multicast.close()
         self._maps.close()
 
         def free() -> None:

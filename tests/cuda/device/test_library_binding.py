@@ -18,6 +18,7 @@ STRUCTS = {
     "PycollCudaIpc": real.Ipc,
     "PycollCudaMapping": real.Mapping,
     "PycollCudaShare": real.Share,
+    "PycollCudaMulticast": real.Multicast,
     "PycollCudaError": real.KernelError,
     "PycollCudaCallSpec": real.Spec,
     "PycollCudaStep": real.Step,

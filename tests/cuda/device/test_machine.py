@@ -71,4 +71,16 @@ def test_virtual_memory_is_given_back_whatever_fails(tmp_path):
         "open nothing: !ArgumentError",
         "open by fabric: import:fabric reserve map access:1 release +addresses +mapping",
         "create and close: granularity create:2000 reserve map access:1 clear release | unmap free",
+        "a team of odd size: unit:2 !ArgumentError",
+        "a team: unit:2 create export add:1 retain bind:1000 reserve map access:1"
+        " release | unmap free unbind release",
+        "a team without create: unit:2 create ! |",
+        "a team without export: unit:2 create export release ! |",
+        "a team without add: unit:2 create export add:1 ! | release",
+        "a team without retain: unit:2 create export add:1 retain ! | release",
+        "a team without bind: unit:2 create export add:1 retain bind:1000 release ! | release",
+        "a team without map: unit:2 create export add:1 retain bind:1000 reserve map"
+        " free unbind release ! | release",
+        "in a team: import:5 | release",
+        "in a team without import: import:5 ! |",
     ]

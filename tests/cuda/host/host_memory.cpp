@@ -10,13 +10,16 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cuda/host/machine.h"
 #include "host_machine.h"
+#include "host_policy.h"
 
 namespace pycoll::cuda::machine {
 namespace {
@@ -164,7 +167,91 @@ void vmm_open(int device, const PycollCudaShare& share, int descriptor,
 
 void vmm_close(const PycollCudaMapping& mapping) { unmap(mapping.pointer); }
 
+// A multicast object is a memfd with the places of the memories that are bound to it. Its address
+// cannot be read or written: kernels ask what it stands for.
+namespace {
+
+struct Team {
+  std::atomic<int32_t> devices, added, bound;
+  Place members[kMaxRanks];
+};
+
+struct Multicast {
+  uint64_t nbytes;
+  std::vector<char*> members;  // as mapped here, once somebody has asked
+  Team* team;
+};
+
+std::map<uintptr_t, Multicast> g_multicasts;  // by address
+
+Team* team_of(const PycollCudaMulticast& multicast) {
+  return reinterpret_cast<Team*>(multicast.handle);
+}
+
+}  // namespace
+
+void multicast_create(int devices, uint64_t nbytes, PycollCudaMulticast& multicast,
+                      int* descriptor) {
+  void* const team = make(sizeof(Team));
+  static_cast<Team*>(team)->devices = devices;
+  multicast = {reinterpret_cast<uint64_t>(team), nbytes, nullptr, -1, 1};
+  *descriptor = fcntl(piece_of(team).second.descriptor, F_DUPFD_CLOEXEC, 0);
+}
+
+void multicast_open(int descriptor, uint64_t nbytes, PycollCudaMulticast& multicast) {
+  COLL_CHECK(g_by_descriptor, "CudaError", "importing a multicast object: refused");
+  void* const team = map(fcntl(descriptor, F_DUPFD_CLOEXEC, 0), sizeof(Team));
+  multicast = {reinterpret_cast<uint64_t>(team), nbytes, nullptr, -1, 1};
+}
+
+void multicast_add(int device, PycollCudaMulticast& multicast) {
+  ++team_of(multicast)->added;
+  multicast.device = device;
+}
+
+void multicast_bind(const PycollCudaMapping& heap, PycollCudaMulticast& multicast) {
+  Team* const team = team_of(multicast);
+  COLL_CHECK(team->added == team->devices, "CudaError", "CUDA would wait here for the other ranks");
+  team->members[team->bound++] = {getpid(), piece_of(heap.pointer).second.descriptor};
+  multicast.pointer =
+      mmap(nullptr, multicast.nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const std::lock_guard lock(g_mutex);
+  g_multicasts[reinterpret_cast<uintptr_t>(multicast.pointer)] = {multicast.nbytes, {}, team};
+}
+
+void multicast_close(PycollCudaMulticast& multicast) {
+  if (multicast.open == 0) return;
+  if (multicast.pointer != nullptr) {
+    std::unique_lock lock(g_mutex);
+    const auto old = g_multicasts.extract(reinterpret_cast<uintptr_t>(multicast.pointer));
+    lock.unlock();
+    for (char* member : old.mapped().members) unmap(member);
+    munmap(multicast.pointer, multicast.nbytes);
+  }
+  unmap(team_of(multicast));
+  multicast = {};
+}
+
 }  // namespace pycoll::cuda::machine
+
+std::vector<char*> pycoll::cuda::host::multicast_members(const void* address) {
+  using namespace pycoll::cuda::machine;  // NOLINT
+  static std::mutex once;
+  const std::lock_guard mapping(once);
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  std::unique_lock lock(g_mutex);
+  auto& [base, multicast] = *std::prev(g_multicasts.upper_bound(at));
+  lock.unlock();
+  if (multicast.members.empty()) {
+    for (int i = 0; i < multicast.team->devices; ++i) {
+      multicast.members.push_back(
+          static_cast<char*>(map(adopt(&multicast.team->members[i]), multicast.nbytes)));
+    }
+  }
+  std::vector<char*> found;
+  for (char* member : multicast.members) found.push_back(member + (at - base));
+  return found;
+}
 
 void pycoll_host_vmm(int bits, int descriptors, int fabric) {
   using namespace pycoll::cuda::machine;  // NOLINT

@@ -8,8 +8,10 @@
 #include <atomic>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "base/types.h"
+#include "cuda/kernels/elements.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/layout.h"
 #include "kernels/optim/optim.h"
@@ -23,6 +25,9 @@ namespace conversions {  // the CPU engine's own
 
 // Loads and stores so far that were not aligned to their size: a device refuses them.
 inline std::atomic<uint64_t> g_misaligned{0};
+
+// What a multicast address stands for.
+std::vector<char*> multicast_members(const void* address);
 
 // Decides which lane runs. Null members of a policy: lanes are threads.
 class Scheduler {
@@ -96,6 +101,23 @@ class HostPolicy {
     turn(Turn::kWork);
     check_aligned(p, kBytes);
     std::memcpy(p, &raw, kBytes);
+  }
+
+  // Multicast: one address for the same place of several memories; see host_memory.cpp.
+  void begin_multicast() const {}
+  void end_multicast() const {}
+  template <typename T>
+  Raw<16> sum_of_all(const char* p) const {
+    using L = Lanes<HostPolicy, T, 16>;
+    typename L::Vals sum{};
+    for (const char* at : multicast_members(p)) {
+      sum = combine<ReduceOp::kSum>(sum, L::decode(*this, load<16>(at)));
+    }
+    return L::encode(*this, sum);
+  }
+  template <typename T>
+  void store_to_all(char* p, const Raw<16>& pack) const {
+    for (char* at : multicast_members(p)) store(at, pack);
   }
 
   uint64_t clock_ns() const {

@@ -1,3 +1,4 @@
+#include "cuda/kernels/multicast.h"
 #include "host_kernels.inl"
 
 namespace pycoll::cuda {
@@ -11,6 +12,17 @@ PYCOLL_KERNEL_ROW(kXorKernels, ReduceOp::kXor);
 
 namespace {
 
+template <typename T>
+struct WithElement : With<Folder<Policy, T, ReduceOp::kSum>, sizeof(T)> {
+  using Element = T;
+};
+
+template <typename T>
+void multicast(const Policy& p, uint32_t block, const void* parameter) {
+  const Launch& launch = *static_cast<const Launch*>(parameter);
+  run_rank_multicast<WithElement<T>>(p, launch, launch.first_rank, block);
+}
+
 void empty(const Policy&, uint32_t, const void*) {}
 
 }  // namespace
@@ -18,6 +30,10 @@ void empty(const Policy&, uint32_t, const void*) {}
 using Move = With<Copier<Policy>, 1>;
 const KernelSet kMoveKernels = {reinterpret_cast<const void*>(&interpret<Move>), nullptr,
                                 reinterpret_cast<const void*>(&fold<Move>), 1};
+const void* const kMulticastKernels[kMulticastTypes] = {
+    reinterpret_cast<const void*>(&multicast<Half>),
+    reinterpret_cast<const void*>(&multicast<BFloat>),
+    reinterpret_cast<const void*>(&multicast<float>)};
 const void* const kEmptyKernel = reinterpret_cast<const void*>(&empty);
 
 }  // namespace pycoll::cuda
