@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pycoll.comm.fused import FusedCalls
 from pycoll.comm.grid import Grid, complete
 from pycoll.comm.growing import GrowingJob
 from pycoll.comm.messages import Messages
@@ -47,7 +48,14 @@ elif TYPE_CHECKING:
 
 
 class Communicator(
-    Windows, RaggedCollectives, GrowingJob, MoreReductions, Messages, Objects, Observation
+    Windows,
+    RaggedCollectives,
+    GrowingJob,
+    MoreReductions,
+    FusedCalls,
+    Messages,
+    Objects,
+    Observation,
 ):
     """A group of ranks that communicate.
 

@@ -8,7 +8,7 @@ import pytest
 
 from cuda import host_cupy
 from pycoll.cuda import missing
-from pycoll.cuda.calls import side, virtual
+from pycoll.cuda.calls import norm, side, virtual
 from pycoll.cuda.device import arrays, heap, optim
 from pycoll.cuda.device.library import VMM, Library
 from pycoll.cuda.transports import bound_calls, maps, multicast, nccl, peers
@@ -42,6 +42,10 @@ class HostLibrary(Library):
             arguments = call, ins, outs, *FORM, *rest, None  # no stream: it runs at once
             host_cupy.TAPE.run(super().call, name, *arguments)
             self.launches.append((stream, rest[1]))
+        elif name == "rms_norm":
+            group, norm, _, _, *rest, stream = arguments
+            host_cupy.TAPE.run(super().call, name, group, norm, *FORM, *rest, None)
+            self.launches.append((stream, rest[0]))
         elif name == "launch_empty":
             host_cupy.TAPE.run(super().call, name, *FORM, None)
         elif name == "fold" or name.startswith("optim_"):
@@ -81,7 +85,8 @@ def host_library_path():
 def host_kernels(monkeypatch, host_library_path):
     """Put that library and host memory in the place of a device and CuPy; yield the library."""
     host = HostLibrary(host_library_path)
-    for module in (arrays, heap, nccl, optim, maps, multicast, peers, side, bound_calls, virtual):
+    modules = arrays, heap, nccl, norm, optim, maps, multicast, peers, side, bound_calls, virtual
+    for module in modules:
         monkeypatch.setattr(module, "library", lambda: host)
     monkeypatch.setitem(sys.modules, "cupy", host_cupy.cupy_module())
     before = host.misaligned()

@@ -13,6 +13,7 @@ KernelRow kSumKernels{}, kProdKernels{}, kMinKernels{}, kMaxKernels{};
 KernelRow kAndKernels{}, kOrKernels{}, kXorKernels{};
 const KernelSet kMoveKernels{};
 const void* const kEmptyKernel = nullptr;
+const void* const kNormKernels[kNormTypes] = {};
 const OptimKernels kOptimKernels{};
 }  // namespace pycoll::cuda
 

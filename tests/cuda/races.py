@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from device_library import Library, World, plans_of, spec_of
+from device_library import Library, World, norm_of, plans_of, spec_of
 from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.lowering.plan import ENTERED, Opcode
 from pycoll.types import DType
@@ -42,6 +42,19 @@ def add_squares(library):
     assert tally[36] == x.size  # of 70 limbs, that of the units
 
 
+def normalise(library):
+    """Blocks add squares in memory of their own, and write rows of all ranks."""
+    n, rows = 3, np.ones((5, 40), np.float32)
+    with World(library, n) as world:
+        for push in (False, True):
+            ins, more = ([rows.copy() for _ in range(n)] for _ in range(2))
+            outs = ins if push else [np.zeros_like(rows) for _ in range(n)]
+            world.rms_norm(norm_of(ins, rows[0], more, outs, more, push=push), timeout_ms=60_000)
+            world.synchronize()
+            assert world.failed() == []
+            assert all(np.all(array == n + 1) for array in more)
+
+
 def main():
     library = Library(sys.argv[1])
     library.schedule(-1)
@@ -54,6 +67,7 @@ def main():
     for i, entry in enumerate(chosen if not broken else [chosen[0]]):
         run(library, entry, 3, i % 2 == 0, i % 3 > 0 or broken, broken)
     add_squares(library)
+    normalise(library)
     sys.stdout.write("done\n")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pycoll.cuda.device.library import Norm
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 from pycoll.schedule.lowering.compile import peer_plans
 from pycoll.types import DType, ReduceOp
@@ -86,6 +87,14 @@ def host_library(mode="plain"):
     built = subprocess.run(script, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     return ROOT / built.stdout.strip()
+
+
+def norm_of(ins, weight, residual, outs, kept, *, tree=True, push=False, eps=1e-6):
+    """Return a call of RMSNorm over rows ``[rows, hidden]`` of all ranks."""
+    some = [None if arrays is None else pointers(arrays) for arrays in (ins, residual, outs, kept)]
+    filled = [ctypes.cast(array, ctypes.POINTER(c_void_p)) for array in some]
+    dtype = DType[ins[0].dtype.name.upper()]
+    return Norm(*filled, weight.ctypes.data, *ins[0].shape, eps, dtype, tree, push)
 
 
 def pointers(arrays):
@@ -202,6 +211,11 @@ class World:
                 c_uint64(absent),
                 c_void_p(i + 1),
             )
+
+    def rms_norm(self, norm, *, blocks=2, lanes=2, timeout_ms=1000, absent=0):
+        """Queue a `pycoll.cuda.device.library.Norm` on all virtual ranks."""
+        limits = c_uint64(timeout_ms * 1_000_000), c_uint64(absent), c_void_p(1)
+        self.library.rms_norm(self.groups[0], byref(norm), blocks, lanes * LANES, *limits)
 
     def synchronize(self):
         self.library.synchronize(None)

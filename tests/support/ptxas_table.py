@@ -26,7 +26,7 @@ _STEPS = ["adamw", "sgd", "momentum", "nesterov"]
 _KERNEL = re.compile(r"::(\w+)<.*?(Folder|Copier)<pycoll::cuda::DevicePolicy(.*?)>")
 _MULTICAST = re.compile(r"::multicast<.*WithElement<([\w:]+)>")
 _PASS = re.compile(
-    r"::(step|unscale|nonfinite|squares)<(?:\(pycoll::OptimKind\)(\d), )?([\w:, ]+)>\("
+    r"::(step|unscale|nonfinite|squares|norm)<(?:\(pycoll::OptimKind\)(\d), )?([\w:, ]+)>\("
 )
 
 

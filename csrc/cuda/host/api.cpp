@@ -278,6 +278,11 @@ int pycoll_cuda_launch(PycollCudaCall* call, const void* const* in, void* const*
   return guarded(
       [&] { call->launch(in, out, nblocks, nthreads, method, timeout_ns, absent, stream); });
 }
+int pycoll_cuda_rms_norm(PycollCudaGroup* group, const PycollCudaNorm* norm, int nblocks,
+                         int nthreads, uint64_t timeout_ns, uint64_t absent, void* stream) {
+  return guarded(
+      [&] { launch_norm(*group, *norm, nblocks, nthreads, timeout_ns, absent, stream); });
+}
 int pycoll_cuda_launch_empty(int nblocks, int nthreads, void* stream) {
   return guarded(
       [&] { machine::launch(-1, kEmptyKernel, nblocks, nthreads, nullptr, 0, true, stream); });

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/host/machine.h"
+#include "cuda/host/pycoll_cuda_norm.h"
 #include "cuda/kernels/kernels.h"
 #include "engine/bind.h"
 
@@ -109,5 +110,9 @@ std::shared_ptr<const BoundCall> bind_spec(const PycollCudaCallSpec& spec, uint3
 const KernelSet& kernels_for(DType dtype, ReduceOp op, bool moves);
 const char* dtype_name(DType dtype);
 const char* op_name(ReduceOp op);
+
+// See pycoll_cuda_rms_norm.
+void launch_norm(const PycollCudaGroup& group, const PycollCudaNorm& norm, int nblocks,
+                 int nthreads, uint64_t timeout_ns, uint64_t absent, void* stream);
 
 }  // namespace pycoll::cuda

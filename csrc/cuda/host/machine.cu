@@ -23,6 +23,7 @@ void for_each_kernel(Visit visit) {
   for (const void* kernel : {kMoveKernels.interpret, kMoveKernels.fold, kEmptyKernel}) {
     visit(kernel);
   }
+  std::for_each_n(kNormKernels, kNormTypes, visit);
   for (const auto& row : kOptimKernels.steps) std::for_each_n(row, kOptimPairs, visit);
   for (const auto& row : {kOptimKernels.unscale, kOptimKernels.nonfinite, kOptimKernels.squares}) {
     std::for_each_n(row, kOptimFloats, visit);

@@ -19,6 +19,18 @@ struct FoldLaunch {
   uint64_t slice;   // bytes of a block
 };
 
+// Parameters of sums over ranks + residual + RMSNorm; see rms_norm.h. `call` has the inputs and the
+// normalised rows in `in` and `out`; its numbers of plans are not used.
+struct NormLaunch {
+  Launch call;
+  const char* residual[kMaxRanks];  // by rank; null: none is added
+  char* residual_out[kMaxRanks];    // likewise: nobody wants the sum
+  const char* weight;               // [hidden]
+  uint64_t rows, hidden;
+  float eps;
+  uint32_t vectors;  // every row of every array begins at a multiple of 16 bytes
+};
+
 // Kernels as cudaLaunchKernel takes them; null where there is none.
 struct KernelSet {
   const void* interpret;  // (Launch)
@@ -39,5 +51,9 @@ extern const void* const kEmptyKernel;
 inline constexpr int kMulticastTypes = 3;
 inline constexpr DType kFirstMulticastType = DType::kFloat16;
 extern const void* const kMulticastKernels[kMulticastTypes];
+
+// Of float32, float16 and bfloat16: (NormLaunch)
+inline constexpr int kNormTypes = 3;
+extern const void* const kNormKernels[kNormTypes];
 
 }  // namespace pycoll::cuda

@@ -7,7 +7,7 @@ before anything runs on a device; what the device does afterwards is asynchronou
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ from pycoll import _C
 from pycoll.config import check_timeout
 from pycoll.cuda.calls.in_order import LaunchOrder
 from pycoll.cuda.calls.made_before import MadeBefore
+from pycoll.cuda.calls.norm import NormCall
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans, number_of
+from pycoll.cuda.calls.virtual import VirtualRanks
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.library import library
 from pycoll.cuda.transports.base import Transport
@@ -202,6 +204,41 @@ class DeviceSide:
         self._launches.sweep()
         self.check()
 
+    @cached_property
+    def _alone(self) -> VirtualRanks:
+        """One rank on this device, whose kernels work on what collectives have made."""
+        return VirtualRanks(1, self.transport.device)
+
+    def check_norm(
+        self,
+        x: Any,
+        weight: Any,
+        residual: Any,
+        eps: float,
+        out: Any,
+        residual_out: Any,
+        order: str | None,
+        stream: Any,
+    ) -> None:
+        """Find everything that can be wrong with `Communicator.all_reduce_rms_norm`."""
+        self.check()
+        where = self.transport.device, arrays.stream_of(stream)
+        NormCall(*where, weight, [x], [residual], [out], [residual_out], eps, order, None)
+        _ = self._alone  # made before anything is launched
+
+    def normalise(
+        self, s: Any, weight: Any, residual: Any, eps: float, residual_out: Any, stream: Any
+    ) -> Any:
+        """Put the rest behind the sum, in its place; see `Communicator.all_reduce_rms_norm`."""
+        more = residual if residual is None else [residual]
+        kept = residual_out if residual_out is None else [residual_out]
+        made = self._alone.all_reduce_rms_norm(
+            [s], weight, more, eps, out=[s], residual_out=kept, stream=stream
+        )
+        if stream is None and not arrays.is_cupy(s):
+            self._alone.synchronize()  # the stream on which it will be used is unknown
+        return s if residual is None else (s, made[1][0])
+
     def empty(self, shape: Any, dtype: Any, device: str) -> Any:
         """See `pycoll.Communicator.empty`."""
         if device not in ("cuda", f"cuda:{self.transport.device}"):
@@ -224,6 +261,8 @@ class DeviceSide:
             except CollTimeout:
                 self.transport.abort()
         self._launches.clear()
+        if "_alone" in vars(self):
+            self._alone.close()
         self.transport.close()
 
     def free(self) -> None:

@@ -16,12 +16,13 @@ import numpy as np
 from pycoll.config import check_timeout
 from pycoll.cuda.calls.in_order import LaunchOrder
 from pycoll.cuda.calls.made_before import MadeBefore
+from pycoll.cuda.calls.norm import NormRanks
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import AnyMemory
 from pycoll.cuda.device.library import BEST, MAX_RANKS, CallInfo, KernelError, library, pointers
 from pycoll.cuda.transports.base import kernel_failure, root_cause, wait_for
-from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
+from pycoll.cuda.transports.bound_calls import TIMEOUT_S, CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, CommClosed
 from pycoll.runtime.arrays.layouts import RESULT_SHAPE
 from pycoll.runtime.calls.plans import CallSpec
@@ -29,12 +30,11 @@ from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 from pycoll.types import Kind
 
-TIMEOUT_S = 60.0
 MAX_BLOCKS = 256  # of a rank
 _CELL_BYTES = 32 << 20
 
 
-class VirtualRanks:
+class VirtualRanks(NormRanks):
     """n ranks on one CUDA device; made by `pycoll.virtual_ranks`.
 
     Collectives take the arrays of all ranks at once, as a list of n arrays or as one array with

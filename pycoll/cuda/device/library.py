@@ -15,6 +15,7 @@ from ctypes import (
     c_char,
     c_char_p,
     c_double,
+    c_float,
     c_int,
     c_int32,
     c_size_t,
@@ -166,6 +167,18 @@ class Step(ctypes.Structure):
     ]
 
 
+class Norm(ctypes.Structure):
+    """``PycollCudaNorm``: rows of all ranks to be added and normalised."""
+
+    _fields_ = [
+        *_fields(POINTER(c_void_p), "inputs residual out residual_out"),
+        ("weight", c_void_p),
+        *_fields(c_uint64, "rows hidden"),
+        ("eps", c_float),
+        *_fields(c_int32, "dtype tree push"),
+    ]
+
+
 _PP = POINTER(c_void_p)
 # Arguments of every function that returns a status; the name stands behind "pycoll_cuda_".
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -212,6 +225,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "call_destroy": (c_void_p,),
     "call_info": (c_void_p, c_int, POINTER(CallInfo)),
     "launch": (c_void_p, _PP, _PP, c_int, c_int, c_int, c_uint64, c_uint64, c_void_p),
+    "rms_norm": (c_void_p, POINTER(Norm), c_int, c_int, c_uint64, c_uint64, c_void_p),
     "launch_empty": (c_int, c_int, c_void_p),
 }
 

@@ -22,6 +22,7 @@ from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.lowering.plan import Plan
 from pycoll.types import DType
 
+TIMEOUT_S = 60.0  # of calls of virtual ranks
 _MAX_CALLS = 1024
 
 

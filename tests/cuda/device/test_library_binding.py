@@ -11,8 +11,7 @@ from pycoll.cuda.device import library as real
 from pycoll.errors import ArgumentError, CudaUnavailable, ScheduleError, TransportError
 
 ROOT = Path(__file__).resolve().parents[3]
-HEADER = ROOT / "csrc/cuda/host/pycoll_cuda.h"
-HEADERS = (HEADER, HEADER.with_name("pycoll_cuda_memory.h"))
+HEADERS = sorted((ROOT / "csrc/cuda/host").glob("pycoll_cuda*.h"))
 STRUCTS = {
     "PycollCudaDevice": real.DeviceInfo,
     "PycollCudaIpc": real.Ipc,
@@ -23,6 +22,7 @@ STRUCTS = {
     "PycollCudaCallSpec": real.Spec,
     "PycollCudaStep": real.Step,
     "PycollCudaCallInfo": real.CallInfo,
+    "PycollCudaNorm": real.Norm,
 }
 
 
@@ -36,10 +36,10 @@ def test_structures_are_those_of_the_header(tmp_path):
             lines.append(f'printf("{name}.{field} %zu %zu\\n", {size}, offsetof({name}, {field}));')
     source = tmp_path / "ask.cpp"
     body = "\n".join(lines)
-    source.write_text(f'#include <cstdio>\n#include "{HEADER}"\nint main() {{\n{body}\n}}\n')
-    subprocess.run(
-        ["g++", f"-I{ROOT / 'csrc'}", "-o", tmp_path / "ask", source], check=True, timeout=60
-    )
+    headers = "".join(f'#include "{path}"\n' for path in HEADERS)
+    source.write_text(f"#include <cstdio>\n{headers}int main() {{\n{body}\n}}\n")
+    compiler = ["g++", f"-I{ROOT / 'csrc'}", "-o", tmp_path / "ask", source]
+    subprocess.run(compiler, check=True, timeout=60)
     said = subprocess.run([tmp_path / "ask"], capture_output=True, text=True, check=True).stdout
     expected = []
     for name, struct in STRUCTS.items():
@@ -51,7 +51,7 @@ def test_structures_are_those_of_the_header(tmp_path):
 
 
 def test_functions_are_those_of_the_header():
-    text = "".join(header.read_text(encoding="utf-8") for header in HEADERS)
+    text = "".join(path.read_text(encoding="utf-8") for path in HEADERS)
     text = re.sub(r"//[^\n]*", "", text)
     found = dict(re.findall(r"PYCOLL_CUDA_API int pycoll_cuda_(\w+)\(([^)]*)\)", text))
     for name, arguments in real.FUNCTIONS.items():

@@ -14,6 +14,7 @@
 #include "cuda/kernels/elements.h"
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/layout.h"
+#include "cuda/kernels/rms_norm.h"
 #include "kernels/optim/optim.h"
 
 namespace pycoll::cuda::host {
@@ -48,6 +49,7 @@ struct Block {
   const uint32_t lanes;
   Shared shared{};
   int64_t columns[kMostLanes * kExactLimbs];  // of exact sums of squares
+  NormSums sums;
   std::atomic<uint32_t> arrived{0}, generation{0}, votes[2] = {0, 0};
 };
 
@@ -60,6 +62,7 @@ class HostPolicy {
   uint32_t threads() const { return block_.lanes; }
   Shared& shared() const { return block_.shared; }
   int64_t* columns() const { return block_.columns; }
+  NormSums& sums() const { return block_.sums; }
   void barrier() const { (void)arrive(false); }
   bool any(bool mine) const { return arrive(mine); }
 
