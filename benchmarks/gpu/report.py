@@ -16,6 +16,7 @@ from rows import read
 _TITLES = {
     "bits": "the same bits as the engine on the CPU",
     "steps": "optimizer steps and checks, the same bits as on the CPU",
+    "norm bits": "all_reduce + residual + RMSNorm, the same bits as on the CPU",
     "training": "data-parallel training, the same bits as of one process",
     "graph": "CUDA graphs, replayed",
     "absent": "a rank does not come: an error, then as new after a reset",
@@ -51,7 +52,7 @@ def write(folder, more=()):
 
     parts = [
         attempt(part, rows)
-        for part in (_head, _stages, _correct, _small, _large, _passes, _others, _tools)
+        for part in (_head, _stages, _correct, _small, _large, _passes, _norms, _others, _tools)
     ]
     attempt(draw, rows, folder / "traffic.png")
     rows += [{"stage": "suite", "name": "report", "ok": False, "error": why} for why in failures]
@@ -163,6 +164,18 @@ def _passes(rows):
         size, share = f"{r['nbytes'] >> 20} MiB", f"{r['share']:.0%}"
         lines.append([r["kernel"], size, _us(r["seconds"]), speed, share])
     return _table("pass over vectors | bytes | time | speed | of a copy", lines)
+
+
+def _norms(rows):
+    lines = []
+    for r in _named(rows, "norm", "norm"):
+        share, faster = (f"{r[k]:{form}}" if r.get(k) else "" for k, form in _NORM_FORMS)
+        lines.append([r["way"], r["n"], r["tokens"], _us(r["seconds"], 1), share, faster])
+    head = "all_reduce + residual + RMSNorm | ranks | tokens | time | of own traffic | faster by"
+    return _table(head, lines)
+
+
+_NORM_FORMS = (("share", ".0%"), ("faster", ".2f"))
 
 
 def _others(rows):

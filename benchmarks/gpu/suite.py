@@ -60,6 +60,7 @@ def stages(python):
         ("graphs", [python, HERE / "graphs.py"], 30.0),
         ("speed", [python, HERE / "speed.py"], 120.0),
         ("steps", [python, HERE / "steps.py"], 60.0),
+        ("norm", [python, HERE / "norm.py"], 90.0),
         ("torch2", [*ranks, "2", HERE / "torch_group.py"], 90.0),
         ("nccl4", [*ranks, "4", HERE / "ranks.py", "nccl"], 45.0),
         *((tool, [*check, "--tool", tool, *few], 60.0) for tool in SANITIZERS),

@@ -82,6 +82,28 @@ def test_the_stage_of_graphs(stage):
     assert [row for row in written if not row["ok"]] == []
 
 
+def test_the_stage_of_rows_that_are_normalised(stage, gpu, tmp_path):
+    """With all_reduce alone for what CuPy's kernels would do behind it."""
+
+    def unfused(cupy, ranks, x, weight, more, out, kept):
+        return lambda stream: ranks.all_reduce(x, out=out, stream=stream)
+
+    sizes = {"WORLDS": (2, 3), "SHAPES": ((2, 64), (3, 45)), "HIDDEN": 64, "TOKENS": (1, 3)}
+    written = stage("norm", **sizes, MIB=1 << 10, unfused=unfused)
+    checked = [row for row in written if row["name"] in ("norm bits", "graph")]
+    assert len(checked) == 2 * (3 * 2 * 4 + 1)
+    assert [row for row in checked if not row["ok"]] == []
+    timed = [row for row in written if row["name"] == "norm"]
+    assert [row["way"] for row in timed] == ["unfused", "one_shot", "two_shot_push"] * 4
+    assert gpu("norm").traffic("two_shot_push", 8, 10) == (8 + 1 + 16) * 10
+    gpu("report").write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert (
+        "| norm | all_reduce + residual + RMSNorm, the same bits as on the CPU | 48 | 0 |" in text
+    )
+    assert "| two_shot_push | 3 | 3 |" in text
+
+
 def test_the_stage_of_faults(stage):
     written = stage("faults", ALGORITHMS=("ring", "one_shot"))
     assert len(written) == 2 * (2 + 3 + 3) + 3
