@@ -19,9 +19,12 @@ from pycoll.runtime.arrays.rms_norm import reference
 from pycoll.types import DType
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def library():
-    return Library(host_library())
+    """Return the library; other tests of this process have their lanes as threads again."""
+    made = Library(host_library())
+    yield made
+    made.schedule(-1)
 
 
 class Rows:
