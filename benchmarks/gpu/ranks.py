@@ -93,8 +93,13 @@ def times(comm, cupy, writer, transport):
                 spent = median_seconds(comm, cupy, x, out, name)
             good = bool((out == np.float32(comm.world_size)).all())
             facts = {"algorithm": name, "nbytes": size, "seconds": spent, "calls": CALLS}
-            facts |= {"transport": transport, "graph": graph}
+            facts |= {"transport": transport, "graph": graph, "mps": under_mps()}
             row_of_all(comm, writer, "process all_reduce", good, **facts)
+
+
+def under_mps():
+    """Whether kernels of several processes run at once: a server for that has been started."""
+    return os.path.exists(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps") + "/control")
 
 
 def seconds_in_graphs(comm, cupy, x, out, name):

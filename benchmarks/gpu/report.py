@@ -195,6 +195,7 @@ def _narrow(row):
 def _process(row):
     what = {"native": "NCCL's own"}.get(row["algorithm"], row["algorithm"])
     how = "in CUDA graphs" if row["graph"] else f"by events, of {row['calls']} calls in a row"
+    how += ", under MPS" if row["mps"] else ", taking turns"
     if row["seconds"] is None:
         how = "works: ranks on one device, through sockets"
     return f"processes over {row['transport']}, {what}", how if row["ok"] else "**wrong**"

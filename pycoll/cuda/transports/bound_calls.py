@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from ctypes import byref
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,7 +22,7 @@ from pycoll.runtime.calls.plans import (
 )
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.lowering.plan import Plan
-from pycoll.types import DType
+from pycoll.types import DType, ReduceOp
 
 TIMEOUT_S = 60.0  # of calls of virtual ranks
 _MAX_CALLS = 1024
@@ -81,6 +83,12 @@ def device_spec(spec: CallSpec, plan: Plan, world_size: int, number: int) -> tup
     return filled, (code, operands)
 
 
+@lru_cache(maxsize=256)
+def _compiled(spec: CallSpec, world_size: int, ranks: tuple[int, ...]) -> tuple[list[Plan], int]:
+    """Compile plans once for all sizes and types; see `compile_plans`."""
+    return compile_plans(spec, world_size, ranks)
+
+
 class CallCache:
     """Calls that were made on a group of the device library, by what they do."""
 
@@ -121,7 +129,8 @@ class CallCache:
         return call
 
     def _make(self, spec: CallSpec) -> int:
-        plans, number = compile_plans(spec, self._n, self._ranks)
+        bare = replace(spec, count=0, dtype=0, itemsize=1, op=ReduceOp.SUM)  # all that plans need
+        plans, number = _compiled(bare, self._n, tuple(self._ranks))
         made = [device_spec(spec, plan, self._n, number) for plan in plans]
         specs = (Spec * len(made))(*(filled for filled, _ in made))
         return library().pointer("call_create", self._group, specs, len(made))
