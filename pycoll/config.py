@@ -52,6 +52,9 @@ class Config:
         device_memory: How ranks of one host map it: ``auto``: by virtual memory where every device
             has it and every peer may open it, otherwise by CUDA IPC; ``ipc``: always so
             (``PYCOLL_DEVICE_MEMORY``).
+        device_copy_bytes: From which size on all_gather and broadcast of arrays in the device heap
+            are made by copy engines instead of kernels, in bytes of the whole result
+            (``PYCOLL_DEVICE_COPY_BYTES``); 0 is never.
         cuda_multicast: Sums of device arrays with ``order="any"`` are made by the switch between
             devices where they have multicast (``PYCOLL_CUDA_MULTICAST``, 0 or 1). It has run on no
             device yet, and promises no bits.
@@ -70,6 +73,7 @@ class Config:
     device_transport: str = "auto"
     device_heap_bytes: int = 1 << 30
     device_memory: str = field(default="auto", repr=False)
+    device_copy_bytes: int = field(default=0, repr=False)
     cuda_multicast: bool = field(default=False, repr=False)
     trace_dir: str = field(default="", repr=False)
     dump_dir: str = field(default="", repr=False)
@@ -262,6 +266,7 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("device_transport", "PYCOLL_DEVICE_TRANSPORT", str),
     ("device_heap_bytes", "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes),
     ("device_memory", "PYCOLL_DEVICE_MEMORY", str),
+    ("device_copy_bytes", "PYCOLL_DEVICE_COPY_BYTES", parse_bytes),
     ("cuda_multicast", "PYCOLL_CUDA_MULTICAST", _parse_switch),
     ("trace_dir", "PYCOLL_TRACE", str),
     ("dump_dir", "PYCOLL_DUMP", str),

@@ -48,6 +48,24 @@ def bits(comm, cupy, writer):
                 row_of_all(comm, writer, "ranks", same_bits(got.get(), want), **facts)
 
 
+def moves(comm, cupy, writer):
+    """Compare calls that copy engines make with the CPU: `main` asks for them from 64 KiB on."""
+    for count in SIZES[1:]:
+        x = np.random.default_rng(comm.rank).standard_normal(count).astype(np.float32)
+        want = {"all_gather": comm.all_gather(x), "broadcast": comm.broadcast(x.copy(), 1)}
+        for name, result in want.items():
+            on_device = comm.empty(x.shape, x.dtype, device="cuda")
+            out = comm.empty(result.shape, x.dtype, device="cuda")
+            on_device[...], out[...] = cupy.asarray(x), nonsense(cupy, result)
+            root = {"root": 1} if name == "broadcast" else {}
+            start = time.perf_counter()
+            work = getattr(comm, name)(on_device, out=out, async_op=True, timeout=20, **root)
+            work.synchronize(25)
+            spent = round(time.perf_counter() - start, 6)
+            facts = {"algorithm": name, "count": count, "seconds": spent}
+            row_of_all(comm, writer, "process moves", same_bits(out.get(), result), **facts)
+
+
 def heap_memory(comm, writer):
     """Check how heaps are mapped: as virtual memory where the device has it and nobody forbids it.
 
@@ -140,6 +158,7 @@ def main(transport):
             find_binding()
         except pycoll.CudaUnavailable as error:
             skip(writer, str(error).splitlines()[0])
+    os.environ.setdefault("PYCOLL_DEVICE_COPY_BYTES", "64K")
     with pycoll.init(
         device_transport=transport, device_heap_bytes=HEAP_MIB * MIB, timeout=30
     ) as comm:
@@ -147,6 +166,7 @@ def main(transport):
         bits(comm, cupy, writer)
         if transport == "cuda":
             heap_memory(comm, writer)
+            moves(comm, cupy, writer)
         times(comm, cupy, writer, transport)
 
 

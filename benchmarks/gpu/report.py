@@ -24,6 +24,7 @@ _TITLES = {
     "assumption": "what kernels take for granted",
     "ranks": "processes, the same bits as on the CPU",
     "heap memory": "processes, heaps mapped as they were to be",
+    "process moves": "processes, all_gather and broadcast by copies too, as on the CPU",
     "torch": "a process group of PyTorch, against CPU tensors",
 }
 
@@ -192,6 +193,11 @@ def _narrow(row):
     return f"two_shot_push, {row['threads']} threads a block", beside
 
 
+def _move(row):
+    what = f"{row['collective']}/{row['algorithm']}, {row['made_by']}"
+    return what, f"{row['tb_s']:.2f} TB/s" if row["ok"] else "**wrong**"
+
+
 def _process(row):
     what = {"native": "NCCL's own"}.get(row["algorithm"], row["algorithm"])
     how = "in CUDA graphs" if row["graph"] else f"by events, of {row['calls']} calls in a row"
@@ -205,6 +211,7 @@ _BASELINES = {  # what a row is about, and what else it says
     "cudaMemcpyAsync": lambda r: (r["name"], f"{r['tb_s']:.2f} TB/s"),
     "cupy sum": lambda r: ("CuPy sum and broadcast", f"{r['share']:.0%} of 2·n·S"),
     "narrow blocks": _narrow,
+    "move": _move,
     "process all_reduce": _process,
 }
 

@@ -59,6 +59,7 @@ def stages(python):
         ("train2", [*ranks, "2", HERE / "training.py"], 45.0),
         ("graphs", [python, HERE / "graphs.py"], 30.0),
         ("speed", [python, HERE / "speed.py"], 120.0),
+        ("moves", [python, HERE / "moves.py"], 60.0),
         ("steps", [python, HERE / "steps.py"], 60.0),
         ("norm", [python, HERE / "norm.py"], 90.0),
         ("torch2", [*ranks, "2", HERE / "torch_group.py"], 90.0),

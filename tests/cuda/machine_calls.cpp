@@ -14,6 +14,7 @@ KernelRow kAndKernels{}, kOrKernels{}, kXorKernels{};
 const KernelSet kMoveKernels{};
 const void* const kEmptyKernel = nullptr;
 const void* const kNormKernels[kNormTypes] = {};
+const void* const kGateKernel = nullptr;
 const OptimKernels kOptimKernels{};
 }  // namespace pycoll::cuda
 

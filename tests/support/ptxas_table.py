@@ -42,7 +42,7 @@ def title(symbol):
         return f"multicast {multicast[1].split('::')[-1]} sum"
     found = _KERNEL.search(symbol)
     if not found:
-        return "empty"
+        return "gate" if "::gate(" in symbol else "empty"
     kind, what, rest = found.groups()
     if what == "Copier":
         return f"{kind} move"

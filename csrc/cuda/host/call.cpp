@@ -9,7 +9,6 @@ using namespace pycoll::cuda;  // NOLINT
 
 namespace {
 
-constexpr uint64_t kDefaultTimeoutNs = 60'000'000'000;
 constexpr uint64_t kBytesPerBlock = uint64_t{kMaxThreads} * 16;  // of a chunk, at least
 
 bool is_signed(DType dtype) { return dtype <= DType::kInt64; }
@@ -137,6 +136,10 @@ const void* PycollCudaCall::multicast_kernel() const {
 }
 
 const void* PycollCudaCall::kernel(int method) const {
+  if (method == PYCOLL_CUDA_COPIES) {
+    check_copies();
+    return kGateKernel;
+  }
   if (method == PYCOLL_CUDA_MULTICAST_SUM) {
     const void* const kernel = multicast_kernel();
     if (kernel != nullptr) return kernel;
@@ -161,6 +164,7 @@ PycollCudaCallInfo PycollCudaCall::info(int method) const {
   const void* const code = kernel(method);
   const auto kernel = machine::kernel_info(group_.device(), code, kMaxThreads);
   const char* kind = code == multicast_kernel()    ? "multicast"
+                     : code == kGateKernel         ? "copies"
                      : code == kernels_->interpret ? "interpret"
                      : push_                       ? "two_shot"
                                                    : "one_shot";
@@ -192,6 +196,10 @@ void PycollCudaCall::launch(const void* const* in, void* const* out, int nblocks
   COLL_CHECK(absent == 0 || group_.is_virtual(), "ArgumentError",
              "only virtual ranks can be told to be absent");
   COLL_CHECK(!group_.aborted(), "ArgumentError", "the group was aborted; reset it first");
+  if (method == PYCOLL_CUDA_COPIES) {
+    COLL_CHECK(absent == 0, "ArgumentError", "ranks of copies cannot be absent");
+    return launch_copies(in, out, timeout_ns == 0 ? kDefaultTimeoutNs : timeout_ns, stream);
+  }
   Launch launch{};
   group_.place(launch);
   launch.shape = shape_;

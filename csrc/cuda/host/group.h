@@ -78,6 +78,12 @@ struct PycollCudaCall {
 
  private:
   void upload();
+  // Throws unless copy engines can make the call.
+  void check_copies() const;
+  void launch_copies(const void* const* in, void* const* out, uint64_t timeout_ns,
+                     void* stream) const;
+  void copy_all(const pycoll::BoundCall& call, const void* const* in, void* const* out,
+                void* stream) const;
   const void* kernel(int method) const;
   const void* multicast_kernel() const;
   int default_blocks(int method, int threads) const;
@@ -94,6 +100,9 @@ struct PycollCudaCall {
 };
 
 namespace pycoll::cuda {
+
+inline constexpr uint64_t kDefaultTimeoutNs = 60'000'000'000;
+inline constexpr uint32_t kCopiesFingerprint = 0xC0B1E5u << 1;  // ranks with kernels do not match
 
 // Instructions that are one fold of all inputs in rank order, between "all have entered" and "all
 // have left"; see direct.h.

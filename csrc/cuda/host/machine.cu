@@ -20,7 +20,8 @@ void for_each_kernel(Visit visit) {
       }
     }
   }
-  for (const void* kernel : {kMoveKernels.interpret, kMoveKernels.fold, kEmptyKernel}) {
+  for (const void* kernel :
+       {kMoveKernels.interpret, kMoveKernels.fold, kGateKernel, kEmptyKernel}) {
     visit(kernel);
   }
   std::for_each_n(kNormKernels, kNormTypes, visit);

@@ -312,6 +312,10 @@ typedef enum {
   PYCOLL_CUDA_INTERPRET = 1,      // the interpreter, always
   PYCOLL_CUDA_MULTICAST_SUM = 4,  // over a multicast address, in an order that nothing states: sums
                                   // of float16, bfloat16, float32 by two shots; otherwise as BEST
+  PYCOLL_CUDA_COPIES = 5,  // copies on the stream, for copy engines, between two small kernels:
+                           // for direct plans in which ranks only copy inputs into their own
+                           // output, on all ranks; SCHEDULE for others. `in` and `out` of a launch
+                           // have world_size entries in a peer group, too: addresses here
 } PycollCudaMethod;
 
 typedef struct {

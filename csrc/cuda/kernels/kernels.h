@@ -45,6 +45,8 @@ extern KernelRow kSumKernels, kProdKernels, kMinKernels, kMaxKernels;
 extern KernelRow kAndKernels, kOrKernels, kXorKernels;
 extern const KernelSet kMoveKernels;  // plans that only move: any type
 extern const void* const kEmptyKernel;
+extern const void* const kGateKernel;  // (Launch), one block of kGateThreads
+inline constexpr int kGateThreads = 64;
 
 // (Launch): sums of plans that are two shots by pushing, over a multicast address; for float16,
 // bfloat16 and float32. Only devices with multicast can load them.

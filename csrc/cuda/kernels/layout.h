@@ -78,6 +78,9 @@ struct Shape {
   Table in_table, out_table;
 };
 
+// Which side of copies a gate stands on; see gate.h.
+enum class Gate : uint32_t { kNone = 0, kBegin = 1, kEnd = 2 };
+
 // Parameters of a launch. Arrays are indexed by rank.
 struct Launch {
   Shape shape;
@@ -99,6 +102,7 @@ struct Launch {
   char* heaps[kMaxRanks];
   Record* records[kMaxRanks];  // of the ranks of this launch
   char* multicast;             // address that stands for all heaps; null: there is none
+  Gate gate;
   uint64_t cell_bytes;
 };
 

@@ -89,12 +89,14 @@ class DeviceCaller(Caller):
         stream: Handle of the stream.
         always_direct: Peers reach every array, so nothing is staged.
         in_place: Some rank passes its input as output too.
+        copy_bytes: From which size on copy engines make a call that they can make; 0: never.
     """
 
     device: int = -1
     stream: int = 0
     always_direct: bool = False
     in_place: bool = False
+    copy_bytes: int = 0
 
     def prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         """See `Caller.prepare`; a call that cannot work in place gets a copy of its input."""
@@ -143,7 +145,11 @@ class DeviceCaller(Caller):
         wanted = SelectionRequest(
             *what, **reach, in_place=self.in_place, messages=self.plans.messages
         )
-        choice = choose(wanted, request.algorithm)
+        name = request.algorithm
+        large = 0 < self.copy_bytes <= nbytes and not self.plans.messages
+        if name is None and large and request.collective == "all_gather":
+            name = "direct_pull"  # copies into a rank's own output alone
+        choice = choose(wanted, name)
         # Some rank may work in place, unknown to the others; `_untangle` copies what transposes.
         wanted = replace(wanted, in_place=not promise.transposes)
         reached = self.always_direct or wanted.may_be_direct(choice.algorithm)

@@ -122,7 +122,9 @@ class DeviceSide:
             self.transport.prepare(prepared.spec)
             return prepared, number, handle
         plans = DevicePlans(self._session.rank, self._session.world_size, self.transport.messages)
-        caller = DeviceCaller(plans, self.transport.memory, self.transport.device, handle)
+        copy_bytes = self._session.config.device_copy_bytes
+        where = self.transport.memory, self.transport.device, handle
+        caller = DeviceCaller(plans, *where, copy_bytes=copy_bytes)
         prepared = caller.prepare(request, x, out)
         self.transport.prepare(prepared.spec)
         spec = prepared.spec  # the arrays do not matter: one proof for all
@@ -141,11 +143,14 @@ class DeviceSide:
         """
         spec = prepared.spec
         word = spec.descriptor(number, spec.direct)
-        own = np.array([word, spec.count, number >> 16, self.transport.generation], np.uint64)
+        how = number >> 16 | self.transport.copies(spec) << 62
+        offsets = map(self.transport.offset, (prepared.in_ptr, prepared.out_ptr))
+        own = np.array([word, spec.count, how, self.transport.generation, *offsets], np.uint64)
         rows = self._gather(own.view(np.int64).reshape(1, -1), timeout).view(np.uint64)
         if (rows[:, :3] != rows[0, :3]).any():
             raise MismatchError(_difference(rows.tolist()))
         self.transport.set_generations(rows[:, 3].tolist())
+        self.transport.set_offsets(rows[:, 4:].tolist())
 
     def _gather(self, own: np.ndarray, timeout: float | None) -> np.ndarray:
         """Gather a row of every rank: an all_gather of the host that is prepared once."""

@@ -35,7 +35,7 @@ MAX_RANKS = 64
 _OK, _UNAVAILABLE, _ARGUMENT, _SCHEDULE, _TOO_LARGE = range(5)
 VMM, FABRIC, MULTICAST = 1, 2, 4
 NO_ERROR, TIMEOUT, ABORTED, MISMATCH, FOLLOWED = range(5)
-BEST, INTERPRET, MULTICAST_SUM = 0, 1, 4
+BEST, INTERPRET, MULTICAST_SUM, COPIES = 0, 1, 4, 5
 INSTALL = "install an NVIDIA driver that supports CUDA 13, and see that `nvidia-smi` lists a device"
 
 

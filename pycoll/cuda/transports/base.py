@@ -36,6 +36,17 @@ class Transport(Protocol):
     def set_generations(self, generations: list[int]) -> None:
         """Note the generation of every rank's memory."""
 
+    def copies(self, spec: CallSpec) -> bool:
+        """Tell whether copy engines make a call."""
+        return False
+
+    def offset(self, pointer: int) -> int:
+        """Return where an array lies in this rank's memory, as peers have to know; 0 if nowhere."""
+        return 0
+
+    def set_offsets(self, offsets: list[list[int]]) -> None:
+        """Note where input and output of every rank lie, for the next launch."""
+
     def open(self, session: Session) -> bool:
         """Connect to the peers unless that is done; a collective.
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import DeviceHeap
-from pycoll.cuda.device.library import BEST, MULTICAST_SUM, KernelError, library, pointers
+from pycoll.cuda.device.library import BEST, COPIES, MULTICAST_SUM, KernelError, library, pointers
 from pycoll.cuda.transports.base import Place, Transport, kernel_failure, places, wait_for
 from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
 from pycoll.cuda.transports.maps import PeerMaps
@@ -27,6 +27,8 @@ from pycoll.types import Kind, Order
 
 MAX_BLOCKS = 64  # of a rank
 _CELL_BYTES = 8 << 20
+# Whose plans only copy inputs into a rank's own output, on every rank.
+_COPIED = {("all_gather", "direct_pull"), ("broadcast", "direct")}
 
 
 class _Retired(NamedTuple):
@@ -75,6 +77,9 @@ class PeerTransport(Transport):
         self._control = session.control
         self._group = self._cells = 0
         self.multicast: HeapMulticast | None = None
+        self._heaps: list[int] = []  # where those of all ranks are mapped here
+        self._offsets: list[list[int]] = []
+        self._copy_bytes = session.config.device_copy_bytes
         self._failed = False
         self._calls: CallCache | None = None
 
@@ -86,6 +91,20 @@ class PeerTransport(Transport):
     def set_generations(self, generations: list[int]) -> None:
         """Note which ranks have a heap."""
         self._wanted = generations
+
+    def copies(self, spec: CallSpec) -> bool:
+        """Tell whether copy engines make a call: a large one, of arrays that peers reach."""
+        large = 0 < self._copy_bytes <= spec.count * spec.itemsize
+        return large and spec.direct and (spec.collective, spec.algorithm.name) in _COPIED
+
+    def offset(self, pointer: int) -> int:
+        """Return where an array lies in the heap; 0 if it does not."""
+        base = self.memory.base
+        return pointer - base if base <= pointer < base + self.memory.nbytes else 0
+
+    def set_offsets(self, offsets: list[list[int]]) -> None:
+        """Note where in their heaps the ranks have the arrays of the next launch."""
+        self._offsets = offsets
 
     def open(self, session: Session) -> bool:
         """Map the memory of peers that is not mapped yet; a collective.
@@ -116,6 +135,7 @@ class PeerTransport(Transport):
         )
         if all_have:
             self._use_multicast(session)
+        self._heaps = heaps
         session.call(Kind.BARRIER, None, None, "sum", 0, None)
         self._connected = self._wanted
         return False
@@ -151,6 +171,13 @@ class PeerTransport(Transport):
         capturing = bool(arrays.cupy().cuda.runtime.streamIsCapturing(stream))
         call = self._calls.find(spec, pin=capturing)
         ins, outs = pointers([in_pointer]), pointers([out_pointer])
+        if self.copies(spec):
+            ins, outs = (
+                pointers(h + o[i] for h, o in zip(self._heaps, self._offsets, strict=True))
+                for i in (0, 1)
+            )
+            form = 0, 0, COPIES, nanoseconds(limit), 0, stream
+            return library().call("launch", call, ins, outs, *form)
         no_order = spec.direct and spec.order == Order.ANY
         method = MULTICAST_SUM if no_order and self.multicast is not None else BEST
         library().call("launch", call, ins, outs, 0, 0, method, nanoseconds(limit), 0, stream)

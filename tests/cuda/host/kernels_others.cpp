@@ -1,3 +1,4 @@
+#include "cuda/kernels/gate.h"
 #include "cuda/kernels/multicast.h"
 #include "host_kernels.inl"
 
@@ -23,6 +24,11 @@ void multicast(const Policy& p, uint32_t block, const void* parameter) {
   run_rank_multicast<WithElement<T>>(p, launch, launch.first_rank, block);
 }
 
+void gate(const Policy& p, uint32_t, const void* parameter) {
+  const Launch& launch = *static_cast<const Launch*>(parameter);
+  run_gate(p, launch, launch.first_rank);
+}
+
 void empty(const Policy&, uint32_t, const void*) {}
 
 }  // namespace
@@ -34,6 +40,7 @@ const void* const kMulticastKernels[kMulticastTypes] = {
     reinterpret_cast<const void*>(&multicast<Half>),
     reinterpret_cast<const void*>(&multicast<BFloat>),
     reinterpret_cast<const void*>(&multicast<float>)};
+const void* const kGateKernel = reinterpret_cast<const void*>(&gate);
 const void* const kEmptyKernel = reinterpret_cast<const void*>(&empty);
 
 }  // namespace pycoll::cuda

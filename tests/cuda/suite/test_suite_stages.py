@@ -150,12 +150,14 @@ def test_the_stage_of_processes(stage, gpu, host_kernels, monkeypatch, tmp_path)
         ranks.first_calls(comm, cupy, writer, "cuda")
         ranks.bits(comm, cupy, writer)
         ranks.heap_memory(comm, writer)
+        ranks.moves(comm, cupy, writer)
 
-    run_threads(2, rank)
+    config = Config(timeout_s=20, heap_bytes=1 << 28, device_copy_bytes=64 << 10)
+    run_threads(2, rank, config=config)
     first, *written = gpu("rows").read(tmp_path / "rows.jsonl")
     assert len(first["seconds"]) == 2
-    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS) + 1
-    assert written[-1]["virtual"]
+    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS) + 3
+    assert written[-3]["virtual"]
     assert [row for row in written if not row["ok"]] == []
 
 
@@ -212,6 +214,16 @@ def test_the_stage_that_measures(stage, gpu, tmp_path):
     text = (tmp_path / "report.md").read_text()
     assert "| ring | 2 |" in text
     assert "| two_shot_push, 256 threads a block | 2 |" in text
+
+
+def test_the_stage_of_moves(stage, gpu, tmp_path):
+    written = stage("moves", MIB=1 << 10, WORLDS=(2, 4), SIZES=(4,))
+    assert len(written) == 2 * 5
+    assert all(row["ok"] for row in written)
+    assert [row["made_by"] for row in written].count("copies") == 4
+    gpu("report").write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| all_gather/direct_pull, copies | 4 | 0.00390625 MiB |" in text
 
 
 @pytest.mark.skipif(not missing(), reason="there is a device")

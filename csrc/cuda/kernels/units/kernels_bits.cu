@@ -1,10 +1,17 @@
-// Kernels of and, or, xor; of plans that only move; and one that does nothing.
+// Kernels of and, or, xor; of plans that only move; of gates; and one that does nothing.
+#include "cuda/kernels/gate.h"
 #include "cuda/kernels/kernels.inl"
 
 namespace pycoll::cuda {
 namespace {
 
 __global__ void empty() {}
+
+__global__ void __launch_bounds__(kGateThreads) gate(const __grid_constant__ Launch launch) {
+  __shared__ Shared shared;
+  const DevicePolicy p(shared);
+  run_gate(p, launch, launch.first_rank);
+}
 
 }  // namespace
 
@@ -16,5 +23,6 @@ using Move = With<Copier<DevicePolicy>, 1>;
 const KernelSet kMoveKernels = {reinterpret_cast<const void*>(&interpret<Move>), nullptr,
                                 reinterpret_cast<const void*>(&fold<Move>), 1};
 const void* const kEmptyKernel = reinterpret_cast<const void*>(&empty);
+const void* const kGateKernel = reinterpret_cast<const void*>(&gate);
 
 }  // namespace pycoll::cuda

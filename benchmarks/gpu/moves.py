@@ -1,0 +1,55 @@
+"""all_gather and broadcast of virtual ranks: by kernels, and by copies on the stream.
+
+Times are those of launches inside a CUDA graph. Bytes are those that all ranks read and write.
+"""
+
+import numpy as np
+from common import MIB, open_stage, ramps, seconds_of
+
+import pycoll
+from pycoll.cuda.device.library import BEST, COPIES
+from pycoll.errors import CollError
+
+WORLDS = (2, 4, 8)
+SIZES = (1, 64, 256)  # MiB of the result of a rank
+WAYS = {
+    "all_gather": [("direct_push", BEST), ("direct_pull", BEST), ("direct_pull", COPIES)],
+    "broadcast": [("direct", BEST), ("direct", COPIES)],
+}
+
+
+def measure(writer, cupy, ranks, collective, algorithm, method, nbytes):
+    """Check and time one way; a row."""
+    n = ranks.world_size
+    whole = collective == "all_gather"
+    made = "copies" if method == COPIES else "kernel"
+    facts = {"n": n, "nbytes": nbytes, "collective": collective, "algorithm": algorithm}
+    facts |= {"made_by": made, "seconds": None}
+    x, _ = ramps(cupy, n, nbytes // 4 // (n if whole else 1))
+    out = cupy.empty((n, nbytes // 4), cupy.float32)
+    launch = ranks.bind(collective, x, out=out, algorithm=algorithm)
+    try:
+        seconds = seconds_of(cupy, lambda stream: launch(5, stream=stream, method=method), 5)
+        out.fill(np.nan)
+        launch(5, method=method)
+        ranks.synchronize(10)
+    except CollError as error:
+        writer.row("move", False, **facts, error=str(error))
+        return
+    right = bool((out == (x.reshape(-1) if whole else x[0])).all())
+    facts |= {"seconds": seconds, "tb_s": 2 * n * nbytes / seconds / 1e12}
+    writer.row("move", right, **facts)
+
+
+def main():
+    writer, cupy = open_stage()
+    for n in WORLDS:
+        for size in SIZES:
+            for collective, ways in WAYS.items():
+                for algorithm, method in ways:
+                    with pycoll.virtual_ranks(n) as ranks:
+                        measure(writer, cupy, ranks, collective, algorithm, method, size * MIB)
+
+
+if __name__ == "__main__":
+    main()
