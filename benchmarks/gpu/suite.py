@@ -30,7 +30,7 @@ SANITIZERS = ("memcheck", "synccheck", "racecheck")
 # What runs of a part do, and the seconds that they may take.
 _RIGHT = "tools build facts correct faults vmm2 ipc2 graphs assumptions nccl2"
 PARTS = {"smoke": ([*_RIGHT.split(), *SANITIZERS], 240.0)}
-PARTS["measure"] = "speed steps norm train2 torch2 nccl4".split(), 300.0
+PARTS["measure"] = "speed moves steps norm train2 torch2 nccl4".split(), 300.0
 
 
 def sanitizer():
