@@ -6,7 +6,6 @@
 namespace pycoll::cuda {
 namespace {
 
-constexpr uint64_t kDefaultTimeoutNs = 60'000'000'000;
 constexpr uint64_t kUnit = 8;  // elements that a thread takes at once, as in rms_norm.h
 
 const void* kernel_of(int dtype) {
