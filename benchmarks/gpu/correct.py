@@ -66,12 +66,47 @@ def check(writer, cupy, n, dtype, entries, block):
                 ranks.reset()
 
 
+def ragged(writer, cupy, n):
+    """Compare the v-variants with NumPy, with sums that are exact in any order; a row for each."""
+    rows = [1 + 997 * rank % 5003 for rank in range(n)]
+    matrix = np.arange(n * n).reshape(n, n) * 37 % 211
+    ends = np.cumsum(rows)
+    parts = [np.full((k, 3), rank, np.float32) for rank, k in enumerate(rows)]
+    whole = [np.arange(3 * ends[-1], dtype=np.float32).reshape(-1, 3) % 1021] * n
+    sent = [np.repeat(np.arange(n) + 100 * r, matrix[r]).astype(np.int32) for r in range(n)]
+    starts = np.cumsum(matrix, axis=1) - matrix
+    moved = [
+        np.concatenate([sent[s][starts[s, d] : starts[s, d] + matrix[s, d]] for s in range(n)])
+        for d in range(n)
+    ]
+    calls = {
+        "all_gather_v": (parts, (), [np.concatenate(parts)] * n),
+        "reduce_scatter_v": (
+            whole,
+            (rows,),
+            [whole[0][e - k : e] * n for e, k in zip(ends, rows, strict=True)],
+        ),
+        "all_to_all_v": (sent, (matrix,), moved),
+    }
+    with pycoll.virtual_ranks(n) as ranks:
+        for name, (xs, counts, wanted) in calls.items():
+            try:
+                got = getattr(ranks, name)([cupy.asarray(x) for x in xs], *counts, timeout=5)
+                ranks.synchronize(10)
+                good = all(same_bits(x.get(), want) for x, want in zip(got, wanted, strict=True))
+                writer.row("bits", good, n=n, dtype=xs[0].dtype.name, algorithm=name)
+            except pycoll.CollError as error:
+                writer.row("bits", False, n=n, algorithm=name, error=str(error))
+                ranks.reset()
+
+
 def main(few):
     writer, cupy = open_stage()
     for n in WORLDS[:1] if few else WORLDS:
         entries = [a for a in ALGORITHMS if hasattr(VirtualRanks, a.collective) and a.worlds(n)]
         for dtype in dtypes()[: 1 if few else 3]:
             check(writer, cupy, n, dtype, entries, BLOCK)
+        ragged(writer, cupy, n)
     if not few:
         large = [e for e in ALGORITHMS if e.collective == "all_reduce" and e.worlds(8)]
         check(writer, cupy, 8, np.dtype(np.float32), large, LARGE)

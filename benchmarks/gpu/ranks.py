@@ -66,6 +66,25 @@ def moves(comm, cupy, writer):
             row_of_all(comm, writer, "process moves", same_bits(out.get(), result), **facts)
 
 
+def ragged(comm, cupy, writer):
+    """Compare the v-variants with the CPU; their sizes are exchanged on the host."""
+    n, rank = comm.world_size, comm.rank
+    rows, counts = 20_011 * (rank + 1), [1000 + 7 * k for k in range(n)]
+    x = np.full((rows, 3), rank, np.float32)
+    y = np.arange(3 * sum(counts), dtype=np.float32).reshape(-1, 3) % 1021 + rank
+    for name, z, more in (
+        ("all_gather_v", x, ()),
+        ("reduce_scatter_v", y, (counts,)),
+        ("all_to_all_v", y, (counts,)),
+    ):
+        start = time.perf_counter()
+        got = getattr(comm, name)(cupy.asarray(z), *more, timeout=20).get()
+        spent = round(time.perf_counter() - start, 6)
+        want = getattr(comm, name)(z, *more)
+        facts = {"algorithm": name, "count": z.size, "seconds": spent}
+        row_of_all(comm, writer, "process moves", same_bits(got, want), **facts)
+
+
 def heap_memory(comm, writer):
     """Check how heaps are mapped: as virtual memory where the device has it and nobody forbids it.
 
@@ -167,6 +186,7 @@ def main(transport):
         if transport == "cuda":
             heap_memory(comm, writer)
             moves(comm, cupy, writer)
+            ragged(comm, cupy, writer)
         times(comm, cupy, writer, transport)
 
 

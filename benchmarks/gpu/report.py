@@ -24,7 +24,7 @@ _TITLES = {
     "assumption": "what kernels take for granted",
     "ranks": "processes, the same bits as on the CPU",
     "heap memory": "processes, heaps mapped as they were to be",
-    "process moves": "processes, all_gather and broadcast by copies too, as on the CPU",
+    "process moves": "processes, copies and blocks of different sizes, as on the CPU",
     "torch": "a process group of PyTorch, against CPU tensors",
 }
 

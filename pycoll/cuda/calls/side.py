@@ -18,6 +18,7 @@ from pycoll.cuda.calls.in_order import LaunchOrder
 from pycoll.cuda.calls.made_before import MadeBefore
 from pycoll.cuda.calls.norm import NormCall
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans, number_of
+from pycoll.cuda.calls.ragged import DeviceRows
 from pycoll.cuda.calls.virtual import VirtualRanks
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.library import library
@@ -25,6 +26,8 @@ from pycoll.cuda.transports.base import Transport
 from pycoll.cuda.transports.nccl import NcclTransport
 from pycoll.cuda.transports.peers import PeerTransport
 from pycoll.errors import ArgumentError, CollError, CollTimeout, MismatchError
+from pycoll.runtime.arrays.host_arrays import ArrayView
+from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.runtime.sessions.message_session import MpiSession
@@ -135,6 +138,36 @@ class DeviceSide:
             self._made.note(key, [prepared], number)
         return prepared, number, handle
 
+    def rows(self) -> DeviceRows:
+        """Return what a v-variant does with arrays on this device."""
+        return DeviceRows(self)
+
+    def look(self, x: Any, what: str, stream: int) -> ArrayView:
+        """Look at an array, which has to be on the device of this rank."""
+        plans = DevicePlans(self._session.rank, self._session.world_size, self.transport.messages)
+        where = self.transport.memory, self.transport.device, stream
+        return DeviceCaller(plans, *where).view(x, what)
+
+    def call_table(self, prepared: Prepared, table: ChunkLayout, stream: int, limit: float) -> None:
+        """Run a call whose blocks lie where a table says, which all ranks know.
+
+        Raises:
+            ArgumentError: If the transport cannot.
+        """
+        session, spec = self._session, prepared.spec
+        session.refusing(self.transport.check_tables)
+        self._agree(prepared, number_of(spec, session.world_size, False), limit)
+        while self.transport.open(session):  # no array has to lie in the heap
+            pass
+        capturing = self._launches.capturing(stream)
+        with self._cupy.cuda.Device(self.transport.device):
+            self._launch(prepared, stream, limit, False, capturing, table)
+
+    def wait_for_last(self, limit: float) -> None:
+        """Wait on the host until the newest launch has ended."""
+        if self._launches.last is not None:
+            self.synchronize(self._launches.last, limit)
+
     def _agree(self, prepared: Prepared, number: int, timeout: float | None) -> None:
         """Compare the call with those of all ranks.
 
@@ -168,7 +201,13 @@ class DeviceSide:
         return session.start(prepared, limit, False)
 
     def _launch(
-        self, prepared: Prepared, handle: int, limit: float, async_op: bool, capturing: bool
+        self,
+        prepared: Prepared,
+        handle: int,
+        limit: float,
+        async_op: bool,
+        capturing: bool,
+        table: ChunkLayout | None = None,
     ) -> Any:
         """Put the call on its stream, behind everything that has been launched before it."""
         stream = handle
@@ -179,7 +218,8 @@ class DeviceSide:
             arrays.order(stream, handle)
 
         def launch() -> None:
-            self.transport.launch(prepared.spec, prepared.in_ptr, prepared.out_ptr, stream, limit)
+            ends = prepared.in_ptr, prepared.out_ptr
+            self.transport.launch(prepared.spec, *ends, stream, limit, table)
             for detour in prepared.scatters:
                 detour.scatter(stream)
 

@@ -18,13 +18,14 @@ from pycoll.cuda.calls.in_order import LaunchOrder
 from pycoll.cuda.calls.made_before import MadeBefore
 from pycoll.cuda.calls.norm import NormRanks
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans
+from pycoll.cuda.calls.ragged import RaggedRanks
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import AnyMemory
 from pycoll.cuda.device.library import BEST, MAX_RANKS, CallInfo, KernelError, library, pointers
 from pycoll.cuda.transports.base import kernel_failure, root_cause, wait_for
 from pycoll.cuda.transports.bound_calls import TIMEOUT_S, CallCache, nanoseconds
 from pycoll.errors import ArgumentError, CollError, CommClosed
-from pycoll.runtime.arrays.layouts import RESULT_SHAPE
+from pycoll.runtime.arrays.layouts import RESULT_SHAPE, ChunkLayout
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN
@@ -34,7 +35,7 @@ MAX_BLOCKS = 256  # of a rank
 _CELL_BYTES = 32 << 20
 
 
-class VirtualRanks(NormRanks):
+class VirtualRanks(NormRanks, RaggedRanks):
     """n ranks on one CUDA device; made by `pycoll.virtual_ranks`.
 
     Collectives take the arrays of all ranks at once, as a list of n arrays or as one array with
@@ -208,13 +209,14 @@ class VirtualRanks(NormRanks):
         threads: int = 0,
         method: int = BEST,
         absent: int = 0,
+        table: ChunkLayout | None = None,
     ) -> None:
         """Put one launch on a stream; see ``pycoll_cuda_launch``."""
         self.check()
         spec = prepared[0].spec
         self._connect(spec)
         capturing = self._launches.capturing(stream)
-        call = self._calls.find(spec, pin=capturing)
+        call = self._calls.find(spec, pin=capturing, table=table)
         ins = pointers(p.in_ptr for p in prepared)
         outs = pointers(p.out_ptr for p in prepared)
         form = blocks, threads, method, nanoseconds(limit), absent, stream

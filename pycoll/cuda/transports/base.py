@@ -13,6 +13,7 @@ from pycoll.cuda.device import arrays, library
 from pycoll.cuda.device.heap import AnyMemory
 from pycoll.cuda.device.library import DeviceInfo, KernelError
 from pycoll.errors import CollError, CollTimeout, MismatchError, Revoked, TransportError
+from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
@@ -55,10 +56,22 @@ class Transport(Protocol):
             anew; the same on all ranks.
         """
 
+    def check_tables(self) -> None:
+        """Refuse calls whose blocks lie where a table says, if there are none; local."""
+
     def launch(
-        self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
+        self,
+        spec: CallSpec,
+        in_pointer: int,
+        out_pointer: int,
+        stream: int,
+        limit: float,
+        table: ChunkLayout | None = None,
     ) -> None:
-        """Put a call on a stream of this rank's device, which is the current one."""
+        """Put a call on a stream of this rank's device, which is the current one.
+
+        With a table the blocks lie where that says.
+        """
 
     def error(self) -> CollError | None:
         """Return what has gone wrong in the background."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from ctypes import byref
@@ -13,8 +14,10 @@ import numpy as np
 from pycoll.cuda.device.library import BEST, CallInfo, Spec, library
 from pycoll.cuda.transports.program import Extent
 from pycoll.errors import ArgumentError
+from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.calls.plans import (
     LAYOUT_OWN,
+    LAYOUT_TABLE,
     CallSpec,
     binding_numbers,
     blocks_in_chunks,
@@ -26,6 +29,7 @@ from pycoll.types import DType, ReduceOp
 
 TIMEOUT_S = 60.0  # of calls of virtual ranks
 _MAX_CALLS = 1024
+_TABLES = ("in_offset", "in_length", "out_offset", "out_length")  # of `ChunkLayout` and `Spec`
 
 
 def nanoseconds(limit: float) -> int:
@@ -62,9 +66,15 @@ def extent_of(spec: CallSpec, plan: Plan, world_size: int) -> Extent:
     )
 
 
-def device_spec(spec: CallSpec, plan: Plan, world_size: int, number: int) -> tuple[Spec, tuple]:
+def device_spec(
+    spec: CallSpec, plan: Plan, world_size: int, number: int, table: ChunkLayout | None = None
+) -> tuple[Spec, tuple]:
     """Return a plan with numbers as the device library takes it, and what has to stay alive."""
     numbers = _numbers(spec, plan, world_size, number)
+    places: list[np.ndarray] = []
+    if table is not None:
+        numbers |= {"layout_in": LAYOUT_TABLE, "layout_out": LAYOUT_TABLE}
+        places = [np.ascontiguousarray(getattr(table, name), np.uint64) for name in _TABLES]
     del numbers["check"]  # the descriptor has 15 bits of it
     code, operands = np.ascontiguousarray(plan.code), np.ascontiguousarray(plan.operands)
     numbers["dtype"] = int(element_type(spec, DType.UINT8))
@@ -80,7 +90,19 @@ def device_spec(spec: CallSpec, plan: Plan, world_size: int, number: int) -> tup
         direct=plan.direct,
         **numbers,
     )
-    return filled, (code, operands)
+    for name, place in zip(_TABLES, places, strict=False):
+        setattr(filled, name, place.ctypes.data)
+    return filled, (code, operands, places)
+
+
+def _key(spec: CallSpec, table: ChunkLayout | None) -> CallSpec | tuple[CallSpec, bytes]:
+    """Return what a call is known by."""
+    if table is None:
+        return spec
+    digest = hashlib.sha256()
+    for name in _TABLES:
+        digest.update(np.ascontiguousarray(getattr(table, name), np.uint64))
+    return spec, digest.digest()
 
 
 @lru_cache(maxsize=256)
@@ -101,37 +123,39 @@ class CallCache:
             ranks: Ranks of this process.
         """
         self._group, self._n, self._ranks = group, world_size, ranks
-        self._calls: OrderedDict[CallSpec, int] = OrderedDict()
+        self._calls: OrderedDict[CallSpec | tuple[CallSpec, bytes], int] = OrderedDict()
         self._pinned: set[int] = set()
 
     def __contains__(self, spec: CallSpec) -> bool:
         return spec in self._calls
 
-    def find(self, spec: CallSpec, pin: bool = False) -> int:
+    def find(self, spec: CallSpec, pin: bool = False, table: ChunkLayout | None = None) -> int:
         """Return the call, making it the first time.
 
         Args:
             spec: What it does.
             pin: It becomes part of a CUDA graph, and has to stay. The capture is under way, so no
                 other call is freed: that waits for the device, which would end the capture.
+            table: Where blocks lie, if their sizes differ.
 
         Raises:
             ScheduleError: If its plans do not fit the group.
         """
-        call = self._calls.get(spec)
+        key = _key(spec, table)
+        call = self._calls.get(key)
         if call is None:
             if not pin:
                 self._make_room()
-            call = self._calls[spec] = self._make(spec)
-        self._calls.move_to_end(spec)
+            call = self._calls[key] = self._make(spec, table)
+        self._calls.move_to_end(key)
         if pin:
             self._pinned.add(call)
         return call
 
-    def _make(self, spec: CallSpec) -> int:
+    def _make(self, spec: CallSpec, table: ChunkLayout | None) -> int:
         bare = replace(spec, count=0, dtype=0, itemsize=1, op=ReduceOp.SUM)  # all that plans need
         plans, number = _compiled(bare, self._n, tuple(self._ranks))
-        made = [device_spec(spec, plan, self._n, number) for plan in plans]
+        made = [device_spec(spec, plan, self._n, number, table) for plan in plans]
         specs = (Spec * len(made))(*(filled for filled, _ in made))
         return library().pointer("call_create", self._group, specs, len(made))
 

@@ -21,6 +21,7 @@ from pycoll.cuda.transports.nccl_bindings import (
 )
 from pycoll.cuda.transports.program import DeviceFold, Program, execute, lower
 from pycoll.errors import ArgumentError, CollError, CollTimeout, TransportError
+from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.calls.plans import CallSpec, compile_plans
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import DType, Kind
@@ -90,8 +91,21 @@ class NcclTransport(Transport):
         ranks = devices.count(devices[self._rank])
         share_device(environment(), ranks, self._binding.version(), self._rank)
 
+    def check_tables(self) -> None:
+        """Refuse them: messages carry whole chunks of one size."""
+        raise ArgumentError(
+            "v-variants of arrays on devices need device_transport='cuda'; NCCL's messages carry "
+            "chunks of one size"
+        )
+
     def launch(
-        self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
+        self,
+        spec: CallSpec,
+        in_pointer: int,
+        out_pointer: int,
+        stream: int,
+        limit: float,
+        table: ChunkLayout | None = None,
     ) -> None:
         """See `Transport`; NCCL has no time limits of its own."""
         if spec.algorithm.name == NATIVE:

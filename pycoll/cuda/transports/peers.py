@@ -21,6 +21,7 @@ from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
 from pycoll.cuda.transports.maps import PeerMaps
 from pycoll.cuda.transports.multicast import HeapMulticast
 from pycoll.errors import ArgumentError, CollError, TransportError
+from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind, Order
@@ -165,11 +166,17 @@ class PeerTransport(Transport):
         self._calls = CallCache(self._group, self._n, [self._rank])
 
     def launch(
-        self, spec: CallSpec, in_pointer: int, out_pointer: int, stream: int, limit: float
+        self,
+        spec: CallSpec,
+        in_pointer: int,
+        out_pointer: int,
+        stream: int,
+        limit: float,
+        table: ChunkLayout | None = None,
     ) -> None:
         """See `Transport`."""
         capturing = bool(arrays.cupy().cuda.runtime.streamIsCapturing(stream))
-        call = self._calls.find(spec, pin=capturing)
+        call = self._calls.find(spec, pin=capturing, table=table)
         ins, outs = pointers([in_pointer]), pointers([out_pointer])
         if self.copies(spec):
             ins, outs = (

@@ -20,15 +20,28 @@ import numpy as np
 
 from pycoll import _C, algorithms
 from pycoll.errors import ArgumentError, MismatchError
-from pycoll.runtime.arrays.host_arrays import ArrayView, as_reducible, check_output, new_like, view
+from pycoll.runtime.arrays.host_arrays import (
+    ArrayView,
+    as_reducible,
+    check_output,
+    new_like,
+    on_device,
+    view,
+)
 from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.calls.exchange import exchange, exchange_texts, in_parts
 from pycoll.runtime.calls.prepared import CallRequest, Prepared, table_spec
+from pycoll.runtime.calls.v_sizes import (
+    check_counts,
+    check_matrix,
+    exchanged,
+    gathered,
+    scattered,
+)
 from pycoll.runtime.sessions.reports import blame
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind, type_name
 
-_MOST_ROWS = 1 << 48  # as kMostElements of csrc/engine/bind.cpp
 _KEPT_TABLES, _KEPT_BYTES = 8, 64 << 10  # bindings for each kind of call, and of a table
 
 
@@ -40,41 +53,19 @@ def _asked(
     return request if root is request.root else replace(request, root=root), limit
 
 
-def _prefix(lengths: np.ndarray) -> np.ndarray:
-    return np.cumsum(lengths, axis=-1) - lengths
-
-
-def _rows(x: Any, dtype_name: str | None = None) -> tuple[ArrayView, int, int, tuple[int, ...]]:
+def _rows(
+    where: Any, x: Any, dtype_name: str | None = None
+) -> tuple[ArrayView, int, int, tuple[int, ...]]:
     """Return a view, the number of rows, elements per row, and the shape of a row.
 
     ``dtype_name`` is the name of the type that the caller has, if it is not that of the array.
     """
-    given = view(x, "x") if dtype_name is None else view(x, "x")._replace(name=dtype_name)
+    given = where.view(x, "x")
+    given = given if dtype_name is None else given._replace(name=dtype_name)
     shape = given.array.shape
     if not shape:
         raise ArgumentError("x is 0-dimensional; a v-variant divides its first dimension")
     return given, shape[0], math.prod(shape[1:]), shape[1:]
-
-
-def _numbers(counts: Any, shape: tuple[int, ...], accepted: str) -> tuple[np.ndarray, int]:
-    """Return numbers of rows of that shape, and their sum."""
-    try:
-        table = np.asarray(counts)
-    except (ValueError, OverflowError) as error:
-        raise ArgumentError(f"counts={counts!r}; {accepted}: {error}") from None
-    if table.shape != shape or table.dtype.kind not in "iu" or (table < 0).any():
-        raise ArgumentError(f"counts={counts!r}; {accepted}")
-    return table, sum(table.ravel().tolist())  # of Python's integers, which do not wrap
-
-
-def _check_counts(counts: Sequence[int], n: int, rows: int | None) -> np.ndarray:
-    accepted = f"accepted are {n} integers >= 0, one for each rank"
-    table, total = _numbers(counts, (n,), accepted)
-    if rows is not None and total != rows:
-        raise ArgumentError(f"counts add up to {total}, but x has {rows} rows")
-    if total > _MOST_ROWS:
-        raise ArgumentError(f"counts={counts!r}; {accepted}, and at most {_MOST_ROWS} rows in all")
-    return table.astype(np.uint64)
 
 
 def _exchange(
@@ -122,23 +113,11 @@ def _check_own(counts: np.ndarray, rank: int, rows: int) -> None:
         )
 
 
-def _check_matrix(matrix: Any, n: int, rank: int, rows: int) -> np.ndarray:
-    """Return the rows from each rank to each, ``[n, n]``, as integers."""
-    accepted = (
-        f"accepted are {n} rows of {n} integers >= 0, from each rank to each, and at most "
-        f"{_MOST_ROWS} rows in all"
-    )
-    sent, total = _numbers(matrix, (n, n), accepted)
-    if total > _MOST_ROWS:
-        raise ArgumentError(f"counts={matrix!r}; {accepted}")
-    if sent[rank].sum() != rows:
-        raise ArgumentError(f"counts[{rank}] add up to {sent[rank].sum()}, but x has {rows} rows")
-    return np.ascontiguousarray(sent, np.uint64)
-
-
-def _output(given: ArrayView, shape: tuple[int, ...], out: Any) -> tuple[Any, ArrayView]:
-    result = new_like(given, shape) if out is None else out
-    target = view(result, "out")
+def _output(
+    where: Any, given: ArrayView, shape: tuple[int, ...], out: Any
+) -> tuple[Any, ArrayView]:
+    result = where.new_like(given, shape) if out is None else out
+    target = where.view(result, "out")
     check_output(target, shape, given)
     return result, target
 
@@ -146,27 +125,6 @@ def _output(given: ArrayView, shape: tuple[int, ...], out: Any) -> tuple[Any, Ar
 def _no_output(out: Any, root: int, has_out: bool) -> None:
     if out is not None and not has_out:
         raise ArgumentError(f"out is for the root, rank {root}, only")
-
-
-def _overlap(source: ArrayView, target: ArrayView | None) -> ArrayView:
-    """Return a contiguous source that shares no memory with the target."""
-    array = np.ascontiguousarray(source.array)
-    if target is not None and np.may_share_memory(array, target.array):
-        array = array.copy()
-    return source._replace(array=array)
-
-
-def _gathered(block: np.ndarray) -> ChunkLayout:
-    return ChunkLayout(np.zeros_like(block), block, _prefix(block), block)
-
-
-def _scattered(block: np.ndarray) -> ChunkLayout:
-    return ChunkLayout(_prefix(block), block, np.zeros_like(block), block)
-
-
-def _exchanged(sent: np.ndarray) -> ChunkLayout:
-    received = np.ascontiguousarray(sent.T)
-    return ChunkLayout(_prefix(sent), sent, _prefix(received), received)
 
 
 def _bound(
@@ -197,29 +155,53 @@ def _bound(
     return found
 
 
-def _run(
-    session: Session,
-    call: tuple[CallRequest, str],
-    source: ArrayView | None,
-    target: ArrayView | None,
-    blocks: tuple[np.ndarray, Callable[[np.ndarray], ChunkLayout], int],
-    result: Any,
-    limit: float,
-) -> Any:
-    """Run a call.
+class HostRows:
+    """What a v-variant does with arrays in host memory."""
 
-    `call` is what was asked for and the algorithm; `blocks` are lengths, what makes a table of
-    them, and the checksum of sizes that were not exchanged.
-    """
-    typed = source if source is not None else target
+    view = staticmethod(view)
+    new_like = staticmethod(new_like)
 
-    def prepare() -> Prepared:
-        given = _overlap(source, target) if source is not None else None
-        binding = _bound(session, *call, typed, *blocks)
-        pointers = [v.pointer if v is not None else 0 for v in (given, target)]
-        return Prepared(binding, *pointers, result, (given, target))
+    @staticmethod
+    def apart(source: ArrayView, target: ArrayView | None) -> ArrayView:
+        """Return a contiguous source that shares no memory with the target."""
+        array = np.ascontiguousarray(source.array)
+        if target is not None and np.may_share_memory(array, target.array):
+            array = array.copy()
+        return source._replace(array=array)
 
-    return session.start(session.refusing(prepare), limit, False)
+    def run(
+        self,
+        session: Session,
+        call: tuple[CallRequest, str],
+        source: ArrayView,
+        target: ArrayView | None,
+        blocks: tuple[np.ndarray, Callable[[np.ndarray], ChunkLayout], int],
+        result: Any,
+        limit: float,
+    ) -> Any:
+        """Run a call.
+
+        `call` is what was asked for and the algorithm; `blocks` are lengths, what makes a table of
+        them, and the checksum of sizes that were not exchanged.
+        """
+
+        def prepare() -> Prepared:
+            given = self.apart(source, target)
+            binding = _bound(session, *call, source, *blocks)
+            pointers = [v.pointer if v is not None else 0 for v in (given, target)]
+            return Prepared(binding, *pointers, result, (given, target))
+
+        return session.start(session.refusing(prepare), limit, False)
+
+
+_HOST = HostRows()
+
+
+def _arrays(session: Session, *given: Any) -> Any:
+    """Return what knows arrays of this kind: of one in host memory, or on a device."""
+    if not any(map(on_device, given)):
+        return _HOST
+    return session.refusing(lambda: session.device_side(*given).rows())
 
 
 def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
@@ -244,26 +226,27 @@ def gather(
     ``expected`` are the rows that this rank expects of each, if it knows them; see `_rows`. With
     ``known``, the rows of each rank, which all ranks know, nothing is exchanged.
     """
+    where = _arrays(session, x, out)
     rank = session.rank
     name = "direct_pull" if kind == Kind.ALL_GATHER_V else "direct"
     request, limit = _asked(session, CallRequest(kind, root=root), timeout)
     root = request.root
-    given, rows, width, tail = session.refusing(lambda: _rows(x, dtype_name))
+    given, rows, width, tail = session.refusing(lambda: _rows(where, x, dtype_name))
     has_out = kind == Kind.ALL_GATHER_V or rank == root
     session.refusing(lambda: _no_output(out, root, has_out))
     if known is None:
         lengths = _exchange(session, kind, given.caller_code, width, [rows], limit)[:, 0]
         session.refusing(lambda: _check_expected(lengths.tolist(), expected))
     else:
-        lengths = session.refusing(lambda: _check_counts(known, session.world_size, None))
+        lengths = session.refusing(lambda: check_counts(known, session.world_size, None))
         session.refusing(lambda: _check_own(lengths, rank, rows))
     result, target = None, None
     if has_out:
         shape = (int(lengths.sum()), *tail)
-        result, target = session.refusing(lambda: _output(given, shape, out))
+        result, target = session.refusing(lambda: _output(where, given, shape, out))
     agreed = 0 if known is None else _seal(lengths, width)
-    blocks = lengths * np.uint64(width), _gathered, agreed
-    return _run(session, (request, name), given, target, blocks, result, limit)
+    blocks = lengths * np.uint64(width), gathered, agreed
+    return where.run(session, (request, name), given, target, blocks, result, limit)
 
 
 @in_parts
@@ -271,15 +254,16 @@ def scatter(
     session: Session, x: Any, counts: Any, root: int, out: Any, timeout: float | None
 ) -> Any:
     """Hand out blocks of different sizes of the root's array."""
+    where = _arrays(session, x, out)
     n, rank = session.world_size, session.rank
     request, limit = _asked(session, CallRequest(Kind.SCATTER_V, root=root), timeout)
-    given, rows, width, tail = session.refusing(lambda: _rows(x))
+    given, rows, width, tail = session.refusing(lambda: _rows(where, x))
     expected = rows if rank == request.root else None
-    table = session.refusing(lambda: _check_counts(counts, n, expected))
-    result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
+    table = session.refusing(lambda: check_counts(counts, n, expected))
+    result, target = session.refusing(lambda: _output(where, given, (int(table[rank]), *tail), out))
     _agree(session, request.kind, given.caller_code, width, table, limit)
-    blocks = table * np.uint64(width), _scattered, 0
-    return _run(session, (request, "direct"), given, target, blocks, result, limit)
+    blocks = table * np.uint64(width), scattered, 0
+    return where.run(session, (request, "direct"), given, target, blocks, result, limit)
 
 
 @in_parts
@@ -298,22 +282,23 @@ def reduce_scatter(
 
     With ``known`` the counts are not exchanged: the engine compares a checksum of them.
     """
+    where = _arrays(session, x, out)
     n, rank = session.world_size, session.rank
     wanted = "tree" if order is None else order
     request = CallRequest(Kind.REDUCE_SCATTER_V, op, order=wanted)
     request, limit = _asked(session, request, timeout)
     name = "direct_rank" if wanted == "rank" else "direct"
-    given, rows, width, tail = session.refusing(lambda: _rows(x, dtype_name))
-    table = session.refusing(lambda: _check_counts(counts, n, rows))
-    result, target = session.refusing(lambda: _output(given, (int(table[rank]), *tail), out))
-    source = session.refusing(lambda: as_reducible(_overlap(given, target), op, "x"))
+    given, rows, width, tail = session.refusing(lambda: _rows(where, x, dtype_name))
+    table = session.refusing(lambda: check_counts(counts, n, rows))
+    result, target = session.refusing(lambda: _output(where, given, (int(table[rank]), *tail), out))
+    source = session.refusing(lambda: as_reducible(where.apart(given, target), op, "x"))
     target = session.refusing(lambda: as_reducible(target, op, "out"))
     if not known:
         _agree(session, request.kind, given.caller_code, width, table, limit)
     scale = source.array.size // max(1, given.array.size)
     agreed = _seal(table, width) if known else 0
-    blocks = table * np.uint64(width * max(1, scale)), _scattered, agreed
-    return _run(session, (request, name), source, target, blocks, result, limit)
+    blocks = table * np.uint64(width * max(1, scale)), scattered, agreed
+    return where.run(session, (request, name), source, target, blocks, result, limit)
 
 
 @in_parts
@@ -332,20 +317,21 @@ def all_to_all(
     For ``expected`` and ``dtype_name`` see `gather`. With ``known``, ``counts`` are the rows from
     each rank to each, ``[n, n]``, the same on all ranks, and nothing is exchanged.
     """
+    where = _arrays(session, x, out)
     n, rank = session.world_size, session.rank
     request, limit = _asked(session, CallRequest(Kind.ALL_TO_ALL_V), timeout)
-    given, rows, width, tail = session.refusing(lambda: _rows(x, dtype_name))
+    given, rows, width, tail = session.refusing(lambda: _rows(where, x, dtype_name))
     if known:
-        sent = session.refusing(lambda: _check_matrix(counts, n, rank, rows))
+        sent = session.refusing(lambda: check_matrix(counts, n, rank, rows))
     else:
-        row = session.refusing(lambda: _check_counts(counts, n, rows))
+        row = session.refusing(lambda: check_counts(counts, n, rows))
         sent = _exchange(session, request.kind, given.caller_code, width, row.tolist(), limit)
     session.refusing(lambda: _check_expected(sent[:, rank].tolist(), expected))
     result, target = session.refusing(
-        lambda: _output(given, (int(sent[:, rank].sum()), *tail), out)
+        lambda: _output(where, given, (int(sent[:, rank].sum()), *tail), out)
     )
-    blocks = sent * np.uint64(width), _exchanged, _seal(sent, width) if known else 0
-    return _run(session, (request, "direct"), given, target, blocks, result, limit)
+    blocks = sent * np.uint64(width), exchanged, _seal(sent, width) if known else 0
+    return where.run(session, (request, "direct"), given, target, blocks, result, limit)
 
 
 def bind_exchange(session: Session, x: Any, sent: np.ndarray, dtype_name: str) -> _C.BoundCall:
@@ -357,6 +343,6 @@ def bind_exchange(session: Session, x: Any, sent: np.ndarray, dtype_name: str) -
         sent: Rows from each rank to each, ``[n, n]`` of uint64, the same on all ranks.
         dtype_name: See `_rows`.
     """
-    given, _, width, _ = _rows(x, dtype_name)
-    blocks = sent * np.uint64(width), _exchanged, _seal(sent, width)
+    given, _, width, _ = _rows(_HOST, x, dtype_name)
+    blocks = sent * np.uint64(width), exchanged, _seal(sent, width)
     return _bound(session, CallRequest(Kind.ALL_TO_ALL_V), "direct", given, *blocks)

@@ -151,13 +151,14 @@ def test_the_stage_of_processes(stage, gpu, host_kernels, monkeypatch, tmp_path)
         ranks.bits(comm, cupy, writer)
         ranks.heap_memory(comm, writer)
         ranks.moves(comm, cupy, writer)
+        ranks.ragged(comm, cupy, writer)
 
     config = Config(timeout_s=20, heap_bytes=1 << 28, device_copy_bytes=64 << 10)
     run_threads(2, rank, config=config)
     first, *written = gpu("rows").read(tmp_path / "rows.jsonl")
     assert len(first["seconds"]) == 2
-    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS) + 3
-    assert written[-3]["virtual"]
+    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS) + 6
+    assert written[-6]["virtual"]
     assert [row for row in written if not row["ok"]] == []
 
 
