@@ -19,8 +19,8 @@ from pycoll.cuda.device import arrays
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView, as_reducible, check_output
 from pycoll.runtime.arrays.layouts import ChunkLayout
+from pycoll.runtime.arrays.ragged_blocks import sizes_of
 from pycoll.runtime.calls.prepared import CallRequest, Prepared, table_spec
-from pycoll.runtime.calls.v_sizes import sizes_of
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind
 

@@ -29,15 +29,15 @@ from pycoll.runtime.arrays.host_arrays import (
     view,
 )
 from pycoll.runtime.arrays.layouts import ChunkLayout
-from pycoll.runtime.calls.exchange import exchange, exchange_texts, in_parts
-from pycoll.runtime.calls.prepared import CallRequest, Prepared, table_spec
-from pycoll.runtime.calls.v_sizes import (
+from pycoll.runtime.arrays.ragged_blocks import (
     check_counts,
     check_matrix,
     exchanged,
     gathered,
     scattered,
 )
+from pycoll.runtime.calls.exchange import exchange, exchange_texts, in_parts
+from pycoll.runtime.calls.prepared import CallRequest, Prepared, table_spec
 from pycoll.runtime.sessions.reports import blame
 from pycoll.runtime.sessions.session import Session
 from pycoll.types import Kind, type_name
@@ -199,9 +199,12 @@ _HOST = HostRows()
 
 def _arrays(session: Session, *given: Any) -> Any:
     """Return what knows arrays of this kind: of one in host memory, or on a device."""
-    if not any(map(on_device, given)):
-        return _HOST
-    return session.refusing(lambda: session.device_side(*given).rows())
+
+    def look() -> Any:
+        there = any(map(on_device, given))
+        return session.device_side(*given).rows() if there else _HOST
+
+    return session.refusing(look)
 
 
 def _check_expected(rows: list[int], expected: Sequence[int] | None) -> None:
