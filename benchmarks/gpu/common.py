@@ -15,6 +15,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 from rows import Writer
 
 from pycoll.cuda import missing
+from pycoll.cuda.device.library import BEST, DIRECT, LOW_LATENCY
 
 MIB = 1 << 20
 
@@ -115,6 +116,12 @@ def graph_of(cupy, body, count):
         for _ in range(count):
             body(stream)
         return stream.end_capture(), stream
+
+
+def methods_of(ranks, launch):
+    """Return the ways to run a prepared call that are to be tested: both where packets are one."""
+    packets = ranks.info(launch).kernel.startswith(b"low_latency")
+    return (LOW_LATENCY, DIRECT) if packets else (BEST,)
 
 
 def copy_speed(writer, cupy, n, nbytes):

@@ -3,7 +3,7 @@
 import sys
 
 import numpy as np
-from common import data, dtypes, nonsense, open_stage, same_bits, to_device
+from common import data, dtypes, methods_of, nonsense, open_stage, same_bits, to_device
 
 import pycoll
 from pycoll.algorithms import ALGORITHMS
@@ -14,6 +14,7 @@ from pycoll.testing import run_threads
 
 WORLDS = (2, 4, 8)
 BLOCK = 5003  # odd: chunks of unequal length, and tails that fill no vector
+SMALL = (7, 15, 77, 1001)  # less than a packet, and tails behind whole ones
 LARGE = 1_000_003  # gives every rank many blocks, and every block several turns
 
 
@@ -39,6 +40,10 @@ def on_cpu(n, parts, entries):
     return run_threads(n, rank, config=Config(timeout_s=30, heap_bytes=1 << 28), timeout=60)
 
 
+def is_same(got, want):
+    return want is None if got is None else want is not None and same_bits(got.get(), want)
+
+
 def check(writer, cupy, n, dtype, entries, block):
     """Compare all algorithms; a row for each."""
     parts = [data(n, (count,), dtype, seed=n) for count in (block, block // 7 * n)]
@@ -48,22 +53,24 @@ def check(writer, cupy, n, dtype, entries, block):
             facts = {"n": n, "dtype": dtype.name, "algorithm": f"{entry.collective}/{entry.name}"}
             facts["count"] = parts[shares(entry)][0].size
             xs = [to_device(cupy, x) for x in parts[shares(entry)]]
-            outs = [None if w[i] is None else nonsense(cupy, w[i]) for w in wanted]
-            try:
-                got = getattr(ranks, entry.collective)(
-                    xs, out=outs, algorithm=entry, timeout=5, **options_of(entry, n)
-                )
-                ranks.synchronize(10)
-                wrong = [
-                    r
-                    for r in range(n)
-                    if (got[r] is None) != (wanted[r][i] is None)
-                    or (got[r] is not None and not same_bits(got[r].get(), wanted[r][i]))
-                ]
-                writer.row("bits", not wrong, wrong_ranks=wrong, **facts)
-            except pycoll.CollError as error:
-                writer.row("bits", False, error=str(error), **facts)
-                ranks.reset()
+            want = [w[i] for w in wanted]
+
+            def bind(xs=xs, want=want, entry=entry):
+                outs = [None if w is None else nonsense(cupy, w) for w in want]
+                options = options_of(entry, n)
+                return ranks.bind(entry.collective, xs, out=outs, algorithm=entry, **options)
+
+            for method in methods_of(ranks, bind()):
+                launch = bind()
+                facts["kernel"] = ranks.info(launch, method).kernel.decode()
+                try:
+                    got = launch(5, method=method)
+                    ranks.synchronize(10)
+                    wrong = [r for r in range(n) if not is_same(got[r], want[r])]
+                    writer.row("bits", not wrong, wrong_ranks=wrong, **facts)
+                except pycoll.CollError as error:
+                    writer.row("bits", False, error=str(error), **facts)
+                    ranks.reset()
 
 
 def ragged(writer, cupy, n):
@@ -107,6 +114,9 @@ def main(few):
         for dtype in dtypes()[: 1 if few else 3]:
             check(writer, cupy, n, dtype, entries, BLOCK)
         ragged(writer, cupy, n)
+        single = [a for a in entries if a.name.startswith(("one_shot", "two_shot_push"))]
+        for block in () if few else SMALL:
+            check(writer, cupy, n, dtypes()[1], single, block)
     if not few:
         large = [e for e in ALGORITHMS if e.collective == "all_reduce" and e.worlds(8)]
         check(writer, cupy, 8, np.dtype(np.float32), large, LARGE)

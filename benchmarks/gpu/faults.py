@@ -5,7 +5,7 @@ import time
 from ctypes import byref
 
 import numpy as np
-from common import nonsense, open_stage
+from common import methods_of, nonsense, open_stage
 
 import pycoll
 from pycoll.cuda.device.library import KernelError, library
@@ -25,11 +25,11 @@ def waited(ranks):
     return found
 
 
-def fault(writer, cupy, ranks, xs, name, absent):
+def fault(writer, cupy, ranks, xs, name, absent, method):
     """Leave a rank out; the others have to give up, and work again after a reset."""
     start = time.monotonic()
     launch = ranks.bind("all_reduce", xs, algorithm=name)
-    launch(WAIT_S, absent=1 << absent)
+    launch(WAIT_S, absent=1 << absent, method=method)
     text = ""
     try:
         ranks.synchronize(END_S)
@@ -44,6 +44,7 @@ def fault(writer, cupy, ranks, xs, name, absent):
     n = len(xs)
     again = all(bool((g == np.float32(n * (n + 1) // 2)).all()) for g in got)
     facts = {"n": n, "algorithm": name, "absent": absent, "seconds": round(spent, 3)}
+    facts["kernel"] = ranks.info(launch, method).kernel.decode()
     facts["waited_ns"] = waits
     writer.row("absent", named and again, named=named, works_again=again, text=text, **facts)
 
@@ -70,8 +71,9 @@ def main():
         with pycoll.virtual_ranks(n) as ranks:
             xs = [cupy.full(4099, r + 1, cupy.float32) for r in range(n)]
             for name in ALGORITHMS:
-                for absent in sorted({0, n // 2, n - 1}):
-                    fault(writer, cupy, ranks, xs, name, absent)
+                for method in methods_of(ranks, ranks.bind("all_reduce", xs, algorithm=name)):
+                    for absent in sorted({0, n // 2, n - 1}):
+                        fault(writer, cupy, ranks, xs, name, absent, method)
             aborted(writer, ranks, xs)
 
 

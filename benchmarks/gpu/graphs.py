@@ -11,9 +11,16 @@ REPLAYS = 20
 def main():
     writer, cupy = open_stage()
     for n in (2, 8):
-        for name in ("two_shot_push", "ring", "halving_doubling", "one_shot"):
+        for name, count in (
+            ("two_shot_push", 100_003),
+            ("ring", 10007),
+            ("halving_doubling", 10007),
+            ("one_shot", 100_003),
+            ("one_shot", 1001),
+            ("two_shot_push", 1001),
+        ):
             with pycoll.virtual_ranks(n) as ranks:
-                xs = [cupy.zeros(10007, cupy.float32) for _ in range(n)]
+                xs = [cupy.zeros(count, cupy.float32) for _ in range(n)]
                 outs = [cupy.empty_like(x) for x in xs]
 
                 def body(stream, ranks=ranks, xs=xs, outs=outs, name=name):
@@ -30,7 +37,8 @@ def main():
                     want = np.float32(n * turn + n * (n - 1) // 2)
                     wrong += sum(int((out != want).any()) for out in outs)
                 ranks.check()
-                writer.row("graph", not wrong, n=n, algorithm=name, wrong=wrong, replays=REPLAYS)
+                facts = {"n": n, "algorithm": name, "count": count, "replays": REPLAYS}
+                writer.row("graph", not wrong, wrong=wrong, **facts)
 
 
 if __name__ == "__main__":

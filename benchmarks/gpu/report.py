@@ -51,10 +51,8 @@ def write(folder, more=()):
             failures.append(f"{part.__name__.strip('_')}: {type(error).__name__}: {error}")
             return ""
 
-    parts = [
-        attempt(part, rows)
-        for part in (_head, _stages, _correct, _small, _large, _passes, _norms, _others, _tools)
-    ]
+    parts = [_head, _stages, _correct, _small, _protocols, _large, _passes, _norms, _others, _tools]
+    parts = [attempt(part, rows) for part in parts]
     attempt(draw, rows, folder / "traffic.png")
     rows += [{"stage": "suite", "name": "report", "ok": False, "error": why} for why in failures]
     parts += [f"**A part of this report could not be made:** `{why}`" for why in failures]
@@ -131,6 +129,18 @@ def _small(rows):
         times = [_us(r[k], 1) for k in ("seconds", "empty_seconds", "bar")]
         lines.append([f"{r['n']} ranks, {r['kernel']}", *times, _met(r), _us(r["host_seconds"], 1)])
     return _table("8 KiB all_reduce | kernel | empty launch | bar | met | call on the host", lines)
+
+
+def _protocols(rows):
+    lines, found = [], {}
+    for r in _named(rows, "protocol"):
+        times = found.setdefault((r["n"], r["nbytes"]), {})
+        times[r["threads"]] = _us(r["seconds"], 1) if r["right"] else "**wrong**"
+    forms = sorted({threads for times in found.values() for threads in times} - {0})
+    for (n, size), times in found.items():
+        lines.append([n, size, times.get(0, ""), *(times.get(form, "") for form in forms)])
+    packets = [f"packets, {form} threads a block" for form in forms]
+    return _table(" | ".join(["ranks", "bytes", "direct", *packets]), lines)
 
 
 def _met(row):

@@ -12,7 +12,7 @@ import numpy as np
 from common import MIB, copy_speed, open_stage, ramps, seconds_of
 
 import pycoll
-from pycoll.cuda.device.library import library
+from pycoll.cuda.device.library import DIRECT, LOW_LATENCY, library
 
 WORLDS = (2, 4, 8)
 # Least share of the bound, and the vector in MiB from which it is asked for.
@@ -23,6 +23,9 @@ BARS = {
     "halving_doubling": (0.80, 64),
 }
 SMALL_BYTES = 8 << 10
+# Where the low-latency protocol may be faster; its threads a block, as its limits are to be set.
+PROTOCOL_BYTES = (8, 64, 512, 2 << 10, *(1 << bits for bits in range(12, 19)))
+PROTOCOL_THREADS = (128, 256, 512)
 
 
 def copies(writer, cupy):
@@ -55,10 +58,10 @@ def bar_of(name, size):
     return bar if size >= least * MIB else None
 
 
-def is_right(ranks, launch, out, total):
+def is_right(ranks, launch, out, total, **form):
     """Whether one more launch puts the sum where nothing of earlier ones is left."""
     out.fill(np.nan)
-    launch(5)
+    launch(5, **form)
     ranks.synchronize(10)
     return bool((out == total).all())
 
@@ -139,11 +142,37 @@ def small(writer, cupy, n):
     writer.row("small all_reduce", met if right else False, **facts)
 
 
+def protocols(writer, cupy, n, size):
+    """Measure packets of several forms beside the kernel that reads the arrays of peers."""
+    with pycoll.virtual_ranks(n) as ranks:
+        x, total = ramps(cupy, n, max(1, size // 4))
+        out = cupy.empty_like(x)
+        launch = ranks.bind("all_reduce", x, out=out)
+        forms = [(DIRECT, 0), *((LOW_LATENCY, threads) for threads in PROTOCOL_THREADS)]
+        for method, threads in forms:
+            facts = {"n": n, "nbytes": size, "threads": threads}
+            try:
+                kernel = ranks.info(launch, method).kernel.decode()
+            except pycoll.CollError:
+                continue  # more than a slot holds
+            form = {"method": method, "threads": threads}
+            spent = seconds_of(cupy, functools.partial(put, launch, form), 20)
+            right = is_right(ranks, launch, out, total, **form)
+            good = None if right else False
+            writer.row("protocol", good, kernel=kernel, seconds=spent, right=right, **facts)
+
+
+def put(launch, form, stream):
+    launch(5, stream=stream, **form)
+
+
 def main():
     writer, cupy = open_stage()
     copied = copies(writer, cupy)
     for n in WORLDS:
         small(writer, cupy, n)
+        for size in PROTOCOL_BYTES:
+            protocols(writer, cupy, n, size)
         for size in (64 * MIB, 256 * MIB, 1 * MIB):
             for name in model.TRAFFIC:
                 if name != "one_shot" or size == MIB:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from device_library import Library, World, norm_of, plans_of, spec_of
+from device_library import BEST, DIRECT, Library, World, norm_of, plans_of, spec_of
 from pycoll.algorithms import ALGORITHMS
 from pycoll.schedule.lowering.plan import ENTERED, Opcode
 from pycoll.types import DType
@@ -26,8 +26,11 @@ def run(library, entry, n, peers, direct, broken):
         handles = world.call([spec_of(plan, "float32", count=count) for plan in plans])
         ins = [np.full(count, rank + 1, np.float32) for rank in range(n)]
         outs = [np.zeros(count, np.float32) for _ in range(n)]
-        for blocks in (2, 1):
-            world.launch(handles, ins, outs, blocks=blocks, timeout_ms=60_000)
+        forms = [(2, BEST), (1, BEST)]
+        if world.info(handles[0]).kernel.startswith(b"low_latency"):
+            forms = [(2, BEST), (2, DIRECT), (1, BEST), (1, BEST), (1, DIRECT)]
+        for blocks, method in forms:
+            world.launch(handles, ins, outs, blocks=blocks, method=method, timeout_ms=60_000)
         world.synchronize()
         assert world.failed() == []
         if entry.collective == "all_reduce" and not broken:

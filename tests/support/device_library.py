@@ -15,7 +15,7 @@ from pycoll.types import DType, ReduceOp
 ROOT = Path(__file__).resolve().parents[2]
 OK, UNAVAILABLE, ARGUMENT, SCHEDULE, TOO_LARGE, RUNTIME = range(6)
 TIMEOUT, ABORTED, MISMATCH, FOLLOWED = 1, 2, 3, 4
-BEST, INTERPRET = 0, 1
+BEST, INTERPRET, DIRECT, LOW_LATENCY = range(4)
 LANES = 32  # threads for one lane of the host library
 _SPEC = "ninstructions noperands rank chunks slots rounds direct dtype op itemsize in_layout"
 
@@ -184,10 +184,15 @@ class World:
             )
 
     def call(self, specs):
-        """Return handles of a call, one for each group."""
+        """Return handles of a call, one for each group.
+
+        Args:
+            specs: One for each rank; or, of peers, what each of them gives.
+        """
         handles = []
         for i, group in enumerate(self.groups):
-            mine = (Spec * 1)(specs[i]) if self.peers else (Spec * self.n)(*specs)
+            given = specs[i] if isinstance(specs[i], list) else specs
+            mine = (Spec * len(given))(*given)
             handle = c_void_p()
             self.library.call_create(group, mine, len(mine), byref(handle))
             handles.append(handle)

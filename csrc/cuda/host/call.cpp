@@ -10,6 +10,9 @@ using namespace pycoll::cuda;  // NOLINT
 namespace {
 
 constexpr uint64_t kBytesPerBlock = uint64_t{kMaxThreads} * 16;  // of a chunk, at least
+// What a rank sends to all others together, up to which the low-latency protocol is chosen.
+constexpr uint64_t kLowLatencyBytes = 256 << 10;
+constexpr int kLowLatencyThreads = 256;  // a packet each, where the device has room
 
 bool is_signed(DType dtype) { return dtype <= DType::kInt64; }
 
@@ -37,12 +40,14 @@ class Image {
 
 PycollCudaCall::PycollCudaCall(PycollCudaGroup& group, const PycollCudaCallSpec* specs, int nspecs)
     : group_(group) {
-  COLL_CHECK(nspecs == int(group.ranks()), "ArgumentError", nspecs, " plans for ", group.ranks(),
-             " ranks");
+  const bool all = nspecs == int(group.world_size());
+  COLL_CHECK(all || nspecs == int(group.ranks()), "ArgumentError", nspecs, " plans for ",
+             group.ranks(), " ranks");
+  const PycollCudaCallSpec* const own = all ? specs + group.first_rank() : specs;
   OneFold whole;
   bool moves = true;
   for (uint32_t r = 0; r < group.ranks(); ++r) {
-    bound_.push_back(bind_spec(specs[r], group.world_size(), group.first_rank() + r, group.key(),
+    bound_.push_back(bind_spec(own[r], group.world_size(), group.first_rank() + r, group.key(),
                                group.cell_bytes()));
     const BoundCall &call = *bound_[r], &first = *bound_[0];
     COLL_CHECK(call.fingerprint == first.fingerprint && call.chunk == first.chunk &&
@@ -50,8 +55,7 @@ PycollCudaCall::PycollCudaCall(PycollCudaGroup& group, const PycollCudaCallSpec*
                "ScheduleError", "rank ", r, " is given another call than rank 0");
     const OneFold one = recognise(call);
     if (r == 0) whole = one;
-    whole.found = whole.found && one.found && one.tree == whole.tree && one.push == whole.push &&
-                  one.own_chunk == whole.own_chunk;
+    whole.found = whole.found && one == whole;
     moves &= !call.plan->reduces;
   }
   const BoundCall& call = *bound_[0];
@@ -79,7 +83,28 @@ PycollCudaCall::PycollCudaCall(PycollCudaGroup& group, const PycollCudaCallSpec*
   shape_.scale_at_exit = call.scale_at_exit;
   shape_.is_signed = is_signed(call.dtype);
   shape_.scale_n = call.scale_n;
+  if (special_ && all) sent_bytes_ = packet_bytes(specs, whole);
   upload();
+}
+
+// What each rank sends to each other one by packets; 0 if they cannot run the call: every rank has
+// to run it so, whatever its own plan is.
+uint64_t PycollCudaCall::packet_bytes(const PycollCudaCallSpec* specs, OneFold whole) const {
+  const BoundCall& call = *bound_[0];
+  const bool parts = own_chunk_ && !push_;  // a rank folds, and keeps, its own chunk only
+  const uint64_t bytes = (parts ? call.chunk : call.count) * call.elem_bytes;
+  if (bytes > group_.packet_bytes() || call.segments != 1 ||
+      call.plan->chunks != (own_chunk_ ? group_.world_size() : 1) ||
+      call.in_layout != Layout::kFull ||
+      call.out_layout != (parts ? Layout::kOwn : Layout::kFull)) {
+    return 0;
+  }
+  for (uint32_t r = 0; r < group_.world_size(); ++r) {
+    const auto other =
+        bind_spec(specs[r], group_.world_size(), r, group_.key(), group_.cell_bytes());
+    if (other->fingerprint != call.fingerprint || recognise(*other) != whole) return 0;
+  }
+  return bytes;
 }
 
 PycollCudaCall::~PycollCudaCall() {
@@ -135,25 +160,57 @@ const void* PycollCudaCall::multicast_kernel() const {
   return sums && known && group_.has_multicast() ? kMulticastKernels[type] : nullptr;
 }
 
-const void* PycollCudaCall::kernel(int method) const {
-  if (method == PYCOLL_CUDA_COPIES) {
-    check_copies();
-    return kGateKernel;
+PycollCudaMethod PycollCudaCall::choose(int method) const {
+  const bool small =
+      sent_bytes_ != 0 && sent_bytes_ * (group_.world_size() - 1) <= kLowLatencyBytes;
+  switch (method) {
+    case PYCOLL_CUDA_BEST:
+      return small      ? PYCOLL_CUDA_LOW_LATENCY
+             : special_ ? PYCOLL_CUDA_DIRECT
+                        : PYCOLL_CUDA_INTERPRET;
+    case PYCOLL_CUDA_INTERPRET:
+      return PYCOLL_CUDA_INTERPRET;
+    case PYCOLL_CUDA_DIRECT:
+      COLL_CHECK(special_, "ArgumentError", "no kernel of its own runs this call");
+      return PYCOLL_CUDA_DIRECT;
+    case PYCOLL_CUDA_LOW_LATENCY:
+      COLL_CHECK(
+          sent_bytes_ != 0, "ArgumentError",
+          "the low-latency protocol cannot run this call: it takes plans of one fold, and up "
+          "to ",
+          group_.packet_bytes(), " bytes from rank to rank");
+      return PYCOLL_CUDA_LOW_LATENCY;
+    case PYCOLL_CUDA_MULTICAST_SUM:
+      return multicast_kernel() != nullptr ? PYCOLL_CUDA_MULTICAST_SUM : choose(PYCOLL_CUDA_BEST);
+    case PYCOLL_CUDA_COPIES:
+      check_copies();
+      return PYCOLL_CUDA_COPIES;
+    default:
+      throw_error("ArgumentError", "unknown method ", method);
   }
-  if (method == PYCOLL_CUDA_MULTICAST_SUM) {
-    const void* const kernel = multicast_kernel();
-    if (kernel != nullptr) return kernel;
-    method = PYCOLL_CUDA_BEST;
-  }
-  COLL_CHECK(method == PYCOLL_CUDA_BEST || method == PYCOLL_CUDA_INTERPRET, "ArgumentError",
-             "unknown method ", method);
-  return special_ && method == PYCOLL_CUDA_BEST ? kernels_->direct : kernels_->interpret;
 }
 
-// As many as have a whole pack of every chunk for each of their threads, and fit on the device.
+const void* PycollCudaCall::kernel(int method) const {
+  const PycollCudaMethod chosen = choose(method);
+  return chosen == PYCOLL_CUDA_MULTICAST_SUM ? multicast_kernel()
+         : chosen == PYCOLL_CUDA_LOW_LATENCY ? kernels_->packets
+         : chosen == PYCOLL_CUDA_COPIES      ? kGateKernel
+         : chosen == PYCOLL_CUDA_DIRECT      ? kernels_->direct
+                                             : kernels_->interpret;
+}
+
+int PycollCudaCall::default_threads(int method) const {
+  return choose(method) == PYCOLL_CUDA_LOW_LATENCY ? kLowLatencyThreads : kMaxThreads;
+}
+
+// As many as have a whole pack of every chunk (or a packet) for each of their threads, and fit on
+// the device.
 int PycollCudaCall::default_blocks(int method, int threads) const {
   const auto kernel = machine::kernel_info(group_.device(), this->kernel(method), threads);
-  const uint64_t wanted = shape_.segment * shape_.elem_bytes / kBytesPerBlock;
+  const uint64_t packets = (sent_bytes_ + kPacketData - 1) / kPacketData;
+  const uint64_t wanted = choose(method) == PYCOLL_CUDA_LOW_LATENCY
+                              ? (packets + threads - 1) / threads
+                              : shape_.segment * shape_.elem_bytes / kBytesPerBlock;
   const uint64_t fits = uint64_t(kernel.resident) / group_.ranks_on_device();
   const uint64_t most = std::min<uint64_t>(std::max<uint64_t>(fits, 1), group_.max_blocks());
   return static_cast<int>(std::clamp<uint64_t>(wanted, 1, most));
@@ -161,19 +218,20 @@ int PycollCudaCall::default_blocks(int method, int threads) const {
 
 PycollCudaCallInfo PycollCudaCall::info(int method) const {
   PycollCudaCallInfo info{};
-  const void* const code = kernel(method);
-  const auto kernel = machine::kernel_info(group_.device(), code, kMaxThreads);
-  const char* kind = code == multicast_kernel()    ? "multicast"
-                     : code == kGateKernel         ? "copies"
-                     : code == kernels_->interpret ? "interpret"
-                     : push_                       ? "two_shot"
-                                                   : "one_shot";
+  const PycollCudaMethod chosen = choose(method);
+  info.threads = default_threads(method);
+  const auto kernel = machine::kernel_info(group_.device(), this->kernel(method), info.threads);
+  const char* kind = chosen == PYCOLL_CUDA_LOW_LATENCY     ? "low_latency"
+                     : chosen == PYCOLL_CUDA_INTERPRET     ? "interpret"
+                     : chosen == PYCOLL_CUDA_MULTICAST_SUM ? "multicast"
+                     : chosen == PYCOLL_CUDA_COPIES        ? "copies"
+                     : push_                               ? "two_shot"
+                                                           : "one_shot";
   const std::string name = std::string(kind) + " " + text_;
   name.copy(info.kernel, sizeof(info.kernel) - 1);
   const auto most = static_cast<int>(group_.max_blocks());
   info.max_blocks = std::min(kernel.resident / static_cast<int>(group_.ranks_on_device()), most);
-  info.blocks = default_blocks(method, kMaxThreads);
-  info.threads = kMaxThreads;
+  info.blocks = default_blocks(method, info.threads);
   info.registers = kernel.registers;
   info.local_bytes = kernel.local_bytes;
   info.shared_bytes = kernel.shared_bytes;
@@ -187,7 +245,7 @@ PycollCudaCallInfo PycollCudaCall::info(int method) const {
 
 void PycollCudaCall::launch(const void* const* in, void* const* out, int nblocks, int nthreads,
                             int method, uint64_t timeout_ns, uint64_t absent, void* stream) const {
-  const int threads = nthreads == 0 ? kMaxThreads : nthreads;
+  const int threads = nthreads == 0 ? default_threads(method) : nthreads;
   COLL_CHECK(threads > 0 && threads <= kMaxThreads && threads % 32 == 0, "ArgumentError", nthreads,
              " threads per block; multiples of 32 up to ", kMaxThreads, " are possible");
   const int blocks = nblocks == 0 ? default_blocks(method, threads) : nblocks;

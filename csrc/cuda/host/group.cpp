@@ -1,5 +1,6 @@
 #include "cuda/host/group.h"
 
+#include <algorithm>
 #include <cstring>
 
 using namespace pycoll;        // NOLINT: the types of the C interface live outside
@@ -120,6 +121,13 @@ void PycollCudaGroup::set_epoch(uint32_t epoch) {
   std::vector<char> image(control_bytes(world_size_, max_blocks_), 0);
   Control control{};
   control.epoch = epoch;
+  // As far from the wrap-around of flags; what lies in slots is of the call before.
+  const auto calls = static_cast<uint64_t>(int64_t{static_cast<int16_t>(epoch)});
+  control.packet_calls = calls * kMaxBlocks;
+  auto* packets =
+      reinterpret_cast<uint32_t*>(image.data() + packets_offset(world_size_, max_blocks_));
+  std::fill(packets, reinterpret_cast<uint32_t*>(image.data() + image.size()),
+            static_cast<uint32_t>(calls));
   for (uint32_t& finished : control.finished) finished = position_of(epoch, 0);
   std::memcpy(image.data(), &control, sizeof(control));
   auto* flags = reinterpret_cast<uint32_t*>(image.data() + flags_offset());
@@ -135,6 +143,8 @@ void PycollCudaGroup::place(Launch& launch) const {
   launch.exchange = !is_virtual() && world_size_ > 1;
   launch.cell_bytes = cell_bytes_;
   launch.multicast = multicast_;
+  launch.packets = packets_offset(world_size_, max_blocks_);
+  launch.slot = packet_slot(world_size_);
   for (uint32_t r = 0; r < world_size_; ++r) {
     launch.control[r] = controls_[r];
     launch.cells[r] = cells_[r];

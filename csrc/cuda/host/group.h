@@ -24,6 +24,11 @@ struct PycollCudaGroup {
   uint32_t max_blocks() const { return max_blocks_; }
   uint64_t key() const { return key_; }
   uint64_t cell_bytes() const { return cell_bytes_; }
+  // Data that one rank can send to one other in a low-latency call.
+  uint64_t packet_bytes() const {
+    return pycoll::cuda::packet_slot(world_size_) / pycoll::cuda::kPacketBytes *
+           pycoll::cuda::kPacketData;
+  }
   // Ranks whose blocks this process launches: the first, and how many.
   uint32_t first_rank() const { return is_virtual() ? 0 : static_cast<uint32_t>(rank_); }
   uint32_t ranks() const { return is_virtual() ? world_size_ : 1; }
@@ -65,6 +70,17 @@ struct PycollCudaGroup {
   std::atomic<bool> aborted_{false};
 };
 
+namespace pycoll::cuda {
+
+// Instructions that are one fold of all inputs in rank order, between "all have entered" and "all
+// have left"; see direct.h.
+struct OneFold {
+  bool found = false, tree = false, push = false, own_chunk = false;
+  bool operator==(const OneFold&) const = default;
+};
+
+}  // namespace pycoll::cuda
+
 struct PycollCudaCall {
  public:
   PycollCudaCall(PycollCudaGroup& group, const PycollCudaCallSpec* specs, int nspecs);
@@ -78,6 +94,8 @@ struct PycollCudaCall {
 
  private:
   void upload();
+  uint64_t packet_bytes(const PycollCudaCallSpec* specs, pycoll::cuda::OneFold whole) const;
+  PycollCudaMethod choose(int method) const;
   // Throws unless copy engines can make the call.
   void check_copies() const;
   void launch_copies(const void* const* in, void* const* out, uint64_t timeout_ns,
@@ -86,6 +104,7 @@ struct PycollCudaCall {
                 void* stream) const;
   const void* kernel(int method) const;
   const void* multicast_kernel() const;
+  int default_threads(int method) const;
   int default_blocks(int method, int threads) const;
 
   PycollCudaGroup& group_;
@@ -93,7 +112,9 @@ struct PycollCudaCall {
   pycoll::cuda::Shape shape_{};
   const pycoll::cuda::KernelSet* kernels_ = nullptr;
   std::string text_;      // "f32 sum"
-  bool special_ = false;  // one fold, with a kernel of its own
+  bool special_ = false;  // one fold, with kernels of its own
+  // For the low-latency protocol: what a rank sends to each other one; 0: the call is none for it.
+  uint64_t sent_bytes_ = 0;
   bool tree_ = false, push_ = false, own_chunk_ = false;
   std::vector<PycollCudaProgram> programs_;  // [group.ranks()], device addresses
   void* memory_ = nullptr;  // of the device: programs, then code, operands and tables
@@ -104,11 +125,6 @@ namespace pycoll::cuda {
 inline constexpr uint64_t kDefaultTimeoutNs = 60'000'000'000;
 inline constexpr uint32_t kCopiesFingerprint = 0xC0B1E5u << 1;  // ranks with kernels do not match
 
-// Instructions that are one fold of all inputs in rank order, between "all have entered" and "all
-// have left"; see direct.h.
-struct OneFold {
-  bool found = false, tree = false, push = false, own_chunk = false;
-};
 OneFold recognise(const BoundCall& call);
 
 // Checks a spec and gives it numbers, as Engine::bind does for ranks in shared memory.

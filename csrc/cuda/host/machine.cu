@@ -15,7 +15,8 @@ void for_each_kernel(Visit visit) {
                                    kAndKernels, kOrKernels,   kXorKernels};
   for (const KernelSet* row : rows) {
     for (int type = 0; type < kDTypeCount; ++type) {
-      for (const void* kernel : {row[type].interpret, row[type].direct, row[type].fold}) {
+      for (const void* kernel :
+           {row[type].interpret, row[type].direct, row[type].packets, row[type].fold}) {
         if (kernel != nullptr) visit(kernel);
       }
     }

@@ -284,10 +284,11 @@ typedef struct {
   const uint64_t* out_length;
 } PycollCudaCallSpec;
 
-// Checks the plans and copies them to the device. `specs`: world_size of them, in rank order, for a
-// virtual group; one for a peer group. Everything they point at is read before return. SCHEDULE for
-// plans that are malformed, send messages, or need cells that are missing; ARGUMENT for numbers.
-// Allocates device memory: make calls before a graph is captured.
+// Checks the plans and copies them to the device. `specs`: world_size of them, in rank order; for a
+// peer group this rank's alone will do, but only who knows all plans can choose packets, as all
+// ranks have to: give all, or one, on all of them. What they point at is read before return.
+// SCHEDULE for plans that are malformed, send messages, or need cells that are missing; ARGUMENT
+// for numbers. Allocates device memory: make calls before a graph is captured.
 PYCOLL_CUDA_API int pycoll_cuda_call_create(PycollCudaGroup* group, const PycollCudaCallSpec* specs,
                                             int nspecs, PycollCudaCall** call);
 // Waits for the device, then frees the call.
@@ -306,10 +307,14 @@ PYCOLL_CUDA_API int pycoll_cuda_call_program(PycollCudaCall* call, int rank,
 
 // Which code runs a call. A plan that is one fold of all ranks' inputs, in rank order, into one's
 // own output (one shot) or into everybody's (two shot, push) is recognised by its instructions and
-// has kernels of its own for the common types; every other plan is interpreted.
+// has kernels of its own for the common types: one for small messages, in packets through control
+// memory, and one that reads and writes the arrays of peers. Every other plan is interpreted. The
+// bits of the result are the same.
 typedef enum {
-  PYCOLL_CUDA_BEST = 0,           // the special kernel where there is one
+  PYCOLL_CUDA_BEST = 0,           // the one that is fastest
   PYCOLL_CUDA_INTERPRET = 1,      // the interpreter, always
+  PYCOLL_CUDA_DIRECT = 2,         // the one that reads the arrays of peers; ARGUMENT without one
+  PYCOLL_CUDA_LOW_LATENCY = 3,    // packets; ARGUMENT where they cannot run the call
   PYCOLL_CUDA_MULTICAST_SUM = 4,  // over a multicast address, in an order that nothing states: sums
                                   // of float16, bfloat16, float32 by two shots; otherwise as BEST
   PYCOLL_CUDA_COPIES = 5,  // copies on the stream, for copy engines, between two small kernels:
@@ -319,7 +324,7 @@ typedef enum {
 } PycollCudaMethod;
 
 typedef struct {
-  char kernel[64];       // "interpret f32 sum", "one_shot bf16 sum", ...
+  char kernel[64];       // "interpret f32 sum", "one_shot bf16 sum", "low_latency f32 sum", ...
   int32_t max_blocks;    // blocks per rank that fit on the device at once, with those of its peers
   int32_t blocks;        // what a launch with nblocks = 0 uses
   int32_t threads;       // what a launch with nthreads = 0 uses

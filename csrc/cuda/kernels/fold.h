@@ -74,41 +74,48 @@ struct Folder {
     return L<kBytes>::decode(p, p.template load<kBytes>(at));
   }
 
+  // What is stored of a fold: divided, and rounded.
+  template <int kBytes>
+  static PYCOLL_DEVICE Raw<kBytes> result(const P& p, Scale scale, typename L<kBytes>::Vals acc) {
+    if constexpr (kOp == ReduceOp::kSum) {
+      if (scale.n != 0) acc = divide(acc, scale);
+    }
+    return L<kBytes>::encode(p, acc);
+  }
+
   template <int kBytes>
   static PYCOLL_DEVICE void write(const P& p, const FoldView& f, uint64_t i,
-                                  typename L<kBytes>::Vals acc) {
-    if constexpr (kOp == ReduceOp::kSum) {
-      if (f.scale.n != 0) acc = divide(acc, f.scale);
-    }
-    const auto raw = L<kBytes>::encode(p, acc);
+                                  const typename L<kBytes>::Vals& acc) {
+    const auto raw = result<kBytes>(p, f.scale, acc);
     PYCOLL_ROLLED
     for (uint32_t d = 0; d < f.ndst; ++d) p.store(f.dst[d] + i, raw);
   }
 
-  template <int kBytes>
-  static PYCOLL_DEVICE typename L<kBytes>::Vals serial(const P& p, const FoldView& f, uint64_t i) {
-    auto acc = read<kBytes>(p, f.src[0] + i);
+  // Left to right; `from(k)` returns the values of source k.
+  template <int kBytes, typename From>
+  static PYCOLL_DEVICE typename L<kBytes>::Vals serial(uint32_t nsrc, From from) {
+    auto acc = from(0);
     PYCOLL_UNROLL_4
-    for (uint32_t k = 1; k < f.nsrc; ++k) acc = combine<kOp>(acc, read<kBytes>(p, f.src[k] + i));
+    for (uint32_t k = 1; k < nsrc; ++k) acc = combine<kOp>(acc, from(k));
     return acc;
   }
 
   // The in-order tree, leaf by leaf: held[l] is a finished subtree of 2^l leaves, as in a binary
   // counter. Indices are compile-time, so it lies in registers. It begins with zeros, which nobody
   // reads: without, its registers would be taken from the start of a kernel on.
-  template <int kBytes>
-  static PYCOLL_DEVICE typename L<kBytes>::Vals tree(const P& p, const FoldView& f, uint64_t i) {
+  template <int kBytes, typename From>
+  static PYCOLL_DEVICE typename L<kBytes>::Vals tree(uint32_t nsrc, From from) {
     constexpr int kLevels = 6;
     static_assert(kMaxRanks <= 1 << kLevels);
     uint32_t leaves = 1;
-    while (2 * leaves <= f.nsrc) leaves *= 2;
-    const uint32_t pairs = f.nsrc - leaves;
+    while (2 * leaves <= nsrc) leaves *= 2;
+    const uint32_t pairs = nsrc - leaves;
     typename L<kBytes>::Vals held[kLevels] = {}, carry;
     uint32_t k = 0;
     PYCOLL_ROLLED
     for (uint32_t leaf = 0; leaf < leaves; ++leaf) {
-      carry = read<kBytes>(p, f.src[k++] + i);
-      if (leaf < pairs) carry = combine<kOp>(carry, read<kBytes>(p, f.src[k++] + i));
+      carry = from(k++);
+      if (leaf < pairs) carry = combine<kOp>(carry, from(k++));
       bool carrying = true;
       PYCOLL_UNROLL
       for (int l = 0; l < kLevels; ++l) {
@@ -126,10 +133,11 @@ struct Folder {
   // The fold of one pack (or of half of one).
   template <int kBytes>
   static PYCOLL_DEVICE void one(const P& p, const FoldView& f, uint64_t i) {
+    const auto from = [&](uint32_t k) { return read<kBytes>(p, f.src[k] + i); };
     if constexpr (kRounds) {
-      if (f.tree && f.nsrc > 3) return write<kBytes>(p, f, i, tree<kBytes>(p, f, i));
+      if (f.tree && f.nsrc > 3) return write<kBytes>(p, f, i, tree<kBytes>(f.nsrc, from));
     }
-    write<kBytes>(p, f, i, serial<kBytes>(p, f, i));
+    write<kBytes>(p, f, i, serial<kBytes>(f.nsrc, from));
   }
 
   // Folds [begin, end), multiples of kBytes.
@@ -181,10 +189,10 @@ struct Folder {
   // ---- a number of sources that is known to the compiler
   // -----------------------------------------
 
-  template <int kFirst, int kCount, bool kTree, int kN>
-  static PYCOLL_DEVICE typename L<16>::Vals join(const P& p, const Raw<16> (&raw)[kN]) {
+  template <int kFirst, int kCount, bool kTree, int kBytes, int kN>
+  static PYCOLL_DEVICE typename L<kBytes>::Vals join(const P& p, const Raw<kBytes> (&raw)[kN]) {
     if constexpr (kCount == 1) {
-      return L<16>::decode(p, raw[kFirst]);
+      return L<kBytes>::decode(p, raw[kFirst]);
     } else {
       constexpr int kLeft = kTree ? left_sources(kCount) : kCount - 1;
       const auto left = join<kFirst, kLeft, kTree>(p, raw);

@@ -1,5 +1,6 @@
 // Rows of kernels.h. Whoever includes this has defined, in pycoll::cuda and an anonymous namespace,
-// Policy, the kernels interpret<W>, direct<W> and fold<W>, and kHasInterpreter<T, kOp>.
+// Policy, the kernels interpret<W>, direct<W>, low_latency<W> and fold<W>, and kHasInterpreter<T,
+// kOp>.
 #include "cuda/kernels/kernels.h"
 #include "cuda/kernels/visit.h"
 
@@ -17,7 +18,10 @@ KernelSet kernel_set() {
       set.interpret = reinterpret_cast<const void*>(&interpret<W>);
     }
     set.fold = reinterpret_cast<const void*>(&fold<W>);
-    if constexpr (kHasDirect<T, kOp>) set.direct = reinterpret_cast<const void*>(&direct<W>);
+    if constexpr (kHasDirect<T, kOp>) {
+      set.direct = reinterpret_cast<const void*>(&direct<W>);
+      set.packets = reinterpret_cast<const void*>(&low_latency<W>);
+    }
     set.elem_bytes = sizeof(T);
     return set;
   }

@@ -35,6 +35,7 @@ struct NormLaunch {
 struct KernelSet {
   const void* interpret;  // (Launch)
   const void* direct;     // (Launch)
+  const void* packets;    // (Launch)
   const void* fold;       // (FoldLaunch)
   int elem_bytes;         // of the fold's elements
 };

@@ -1,6 +1,8 @@
-// The kernels: the templates of interpreter.h, direct.h and fold.h with the device's policy.
+// The kernels: the templates of interpreter.h, direct.h, low_latency.h and fold.h with the device's
+// policy.
 #include "cuda/kernels/direct.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/low_latency.h"
 #include "cuda/kernels/visit.h"
 
 namespace pycoll::cuda {
@@ -25,6 +27,15 @@ __global__ void __launch_bounds__(kMaxThreads, 1) direct(const __grid_constant__
   const DevicePolicy p(shared);
   run_rank_direct<W>(p, launch, launch.first_rank + blockIdx.x / launch.nblocks,
                      blockIdx.x % launch.nblocks);
+}
+
+template <typename W>
+__global__ void __launch_bounds__(kMaxThreads, 1)
+    low_latency(const __grid_constant__ Launch launch) {
+  __shared__ Shared shared;
+  const DevicePolicy p(shared);
+  run_rank_low_latency<W>(p, launch, launch.first_rank + blockIdx.x / launch.nblocks,
+                          blockIdx.x % launch.nblocks);
 }
 
 template <typename W>

@@ -14,6 +14,11 @@ inline constexpr uint32_t kOutside = 0xFFFFFFFF;  // of the plan: PycollCudaErro
 // long before they could be mistaken for newer ones (after 2^15 epochs).
 inline constexpr uint32_t kRenewEvery = 4096;
 
+// Packets of low-latency calls; see low_latency.h.
+inline constexpr uint32_t kPacketBytes = 16, kPacketData = 8;
+inline constexpr uint64_t kPacketMemory = uint64_t{2} << 20;  // of a rank, about
+inline constexpr uint64_t kRenewPackets = uint64_t{1} << 30;  // calls, far fewer than 2^32
+
 // Why a rank gave up; PycollCudaErrorKind.
 enum class Fault : uint32_t { kNone = 0, kTimeout = 1, kAborted = 2, kMismatch = 3, kFollowed = 4 };
 
@@ -25,14 +30,18 @@ struct Card {
 };
 static_assert(sizeof(Card) == 32);
 
-// Head of the control memory of a rank. Behind it lie flags[block][rank] and cards[block][rank],
-// written by rank `rank` and read by this one.
+// Head of the control memory of a rank. Behind it lie flags[block][rank], cards[block][rank], and
+// the packets of low-latency calls: slots[2][rank] and headers[2][rank]; all are written by rank
+// `rank` and read by this one.
 struct alignas(128) Control {
   uint32_t abort;    // not 0: leave; written by anybody
   uint32_t claimed;  // the error record is taken
   uint32_t epoch;    // of the next iteration, modulo 2^16; written by the last block of a call
   uint32_t done;     // blocks that have finished the running call
-  uint32_t reserved[28];
+  // Low-latency calls so far, times kMaxBlocks: the blocks of a call add that much together. They
+  // read it before, so until the last one has added, the quotient is the same.
+  uint64_t packet_calls;
+  uint32_t reserved[26];
   uint32_t finished[kMaxRanks];  // [rank]: position of its next iteration, when a call is over
 };
 
@@ -40,8 +49,15 @@ PYCOLL_BOTH uint64_t flags_offset() { return sizeof(Control); }
 PYCOLL_BOTH uint64_t cards_offset(uint32_t n, uint32_t max_blocks) {
   return (sizeof(Control) + uint64_t{n} * max_blocks * sizeof(uint32_t) + 127) / 128 * 128;
 }
-PYCOLL_BOTH uint64_t control_bytes(uint32_t n, uint32_t max_blocks) {
+PYCOLL_BOTH uint64_t packets_offset(uint32_t n, uint32_t max_blocks) {
   return cards_offset(n, max_blocks) + uint64_t{n} * max_blocks * sizeof(Card);
+}
+// Bytes of a slot: what one rank can send to one other in a low-latency call.
+PYCOLL_BOTH uint64_t packet_slot(uint32_t n) {
+  return n < 2 ? 0 : kPacketMemory / (2 * n) / kPacketBytes * kPacketBytes;
+}
+PYCOLL_BOTH uint64_t control_bytes(uint32_t n, uint32_t max_blocks) {
+  return packets_offset(n, max_blocks) + 2 * n * (packet_slot(n) + kPacketBytes);
 }
 
 // Host memory of a rank that kernels write and poll: PycollCudaError, and the host's abort word.
@@ -104,6 +120,8 @@ struct Launch {
   char* multicast;             // address that stands for all heaps; null: there is none
   Gate gate;
   uint64_t cell_bytes;
+  uint64_t packets;  // packets_offset
+  uint64_t slot;     // packet_slot
 };
 
 // Block b of a rank owns elements [b * slice, (b + 1) * slice) of every chunk, on every rank, in

@@ -9,11 +9,13 @@
 //   void barrier()                   of the block; orders memory accesses of all its threads
 //   bool any(bool)                   the same, and whether any thread passed true
 //   uint32_t load_acquire(const uint32_t*), load_relaxed(const uint32_t*)
+//   uint64_t load_relaxed(const uint64_t*)
 //   void store_release(uint32_t*, uint32_t, Reach = kSystem), store_relaxed(uint32_t*, uint32_t)
 //   uint32_t add(uint32_t*, uint32_t, Reach)       acquires and releases; returns the old value
 //   bool claim(uint32_t*)                          0 -> 1; true for the one who did it
 //   void count(uint64_t*, uint64_t)                adds, relaxed, for threads of one device
 //   Raw<B> load<B>(const char*), void store<B>(char*, Raw<B>)   B bytes, aligned to B; plain
+//   Packet load_packet(const char*), void store_packet(char*, Packet)   relaxed, aligned to 16
 //   uint64_t clock_ns(), void backoff(uint32_t spins)
 //   float half_to_float(uint16_t), uint16_t float_to_half(float)   exact; to nearest even
 //
@@ -24,6 +26,9 @@
 // with one writer each; the scopes of both sides include the other side, so the accesses are
 // morally strong wherever the two ranks run: in one kernel, in two processes, on two devices. A
 // fence of system scope waits for more than one of the device, so ranks of one kernel do without.
+//
+// A vector access is, to the model, one access for each of its elements, in any order. A packet is
+// two elements of 64 bits: a half is seen as a whole, but one half may be seen without the other.
 #pragma once
 
 #include <cstddef>
@@ -72,6 +77,10 @@ struct alignas(16) Raw<16> {
   uint32_t w[4];
 };
 
+struct Packet {
+  uint64_t half[2];
+};
+
 // ---- positions ---------------------------------------------------------------------------------
 
 // A position is epoch << 16 | step: a 32-bit number that only grows, modulo 2^32. Two positions
@@ -104,6 +113,11 @@ class DevicePolicy {
   PYCOLL_DEVICE uint32_t load_relaxed(const uint32_t* p) const {
     uint32_t value;
     asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+    return value;
+  }
+  PYCOLL_DEVICE uint64_t load_relaxed(const uint64_t* p) const {
+    uint64_t value;
+    asm volatile("ld.relaxed.sys.u64 %0, [%1];" : "=l"(value) : "l"(p) : "memory");
     return value;
   }
   PYCOLL_DEVICE void store_release(uint32_t* p, uint32_t value,
@@ -160,6 +174,20 @@ class DevicePolicy {
     } else {
       *reinterpret_cast<Raw<kBytes>*>(p) = raw;
     }
+  }
+
+  PYCOLL_DEVICE Packet load_packet(const char* p) const {
+    Packet packet;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(packet.half[0]), "=l"(packet.half[1])
+                 : "l"(p)
+                 : "memory");
+    return packet;
+  }
+  PYCOLL_DEVICE void store_packet(char* p, const Packet& packet) const {
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(packet.half[0]),
+                 "l"(packet.half[1])
+                 : "memory");
   }
 
   PYCOLL_DEVICE uint64_t clock_ns() const {

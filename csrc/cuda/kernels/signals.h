@@ -6,6 +6,11 @@
 
 namespace pycoll::cuda {
 
+// What a thread waits for, as its rank's record tells it.
+struct Awaited {
+  uint32_t peer, expected, seen, instruction;
+};
+
 // One block of one rank in one call.
 template <typename P>
 class Member {
@@ -32,7 +37,7 @@ class Member {
       s.met[q] = known;
     }
     const bool failed = p_.tid() == 0 && p_.load_relaxed(&own.abort) != 0;
-    if (failed) report({Fault::kFollowed, rank_, 0, 0, kOutside, 0});
+    if (failed) report(Fault::kFollowed, {rank_, 0, 0, kOutside});
     if (p_.any(failed)) return false;
     if (!a_.exchange) return true;
     bool fine = true;
@@ -123,6 +128,82 @@ class Member {
   // Number of the running segment.
   PYCOLL_DEVICE uint32_t segment() const { return segment_; }
 
+  // Position of this rank in the plan, for records.
+  PYCOLL_DEVICE uint32_t position(uint32_t step) const { return position_of(epoch_, step); }
+
+  // Begins a low-latency call, which waits for nothing here and leaves the epoch as it is. Returns
+  // how many there were before; `aborted`: the rank has to leave.
+  PYCOLL_DEVICE uint64_t begin_packets(bool& aborted) {
+    const Control& own = control(rank_);
+    const uint64_t calls = p_.load_relaxed(&own.packet_calls);
+    aborted = p_.load_relaxed(&own.abort) != 0;
+    epoch_ = p_.load_relaxed(&own.epoch);
+    step_ = kEntered;
+    return calls / kMaxBlocks;
+  }
+
+  // By one thread, when all threads of the block know the number of the call.
+  PYCOLL_DEVICE void count_packets() const {
+    const uint32_t share = kMaxBlocks / a_.nblocks, rest = kMaxBlocks % a_.nblocks;
+    p_.count(&control(rank_).packet_calls, share + (block_ == 0 ? rest : 0));
+  }
+
+  // Writes the record if no other block of this rank has.
+  PYCOLL_DEVICE void report(Fault fault, const Awaited& what, uint64_t waited_ns = 0) {
+    if (!p_.claim(&control(rank_).claimed)) return;
+    Record& record = *a_.records[rank_ - a_.first_rank];
+    record.rank = rank_;
+    record.peer = what.peer;
+    record.block = block_;
+    record.step = step_;
+    record.expected = what.expected;
+    record.seen = what.seen;
+    record.instruction = what.instruction;
+    record.waited_ns = waited_ns;
+    p_.store_release(&record.kind, static_cast<uint32_t>(fault));
+  }
+
+  // The same, and makes all ranks leave.
+  PYCOLL_DEVICE void give_up(Fault fault, const Awaited& what, uint64_t waited_ns = 0) {
+    report(fault, what, waited_ns);
+    PYCOLL_ROLLED
+    for (uint32_t q = 0; q < a_.world_size; ++q) p_.store_release(&control(q).abort, 1);
+  }
+
+  // By one thread: looks until `there()` finds what it waits for; `what` tells what it saw last.
+  // False: timed out, or somebody has given up.
+  template <typename There>
+  PYCOLL_DEVICE bool poll(const Awaited& what, There there) {
+    uint64_t begin = 0, look_at_host = 0;
+    PYCOLL_ROLLED
+    for (uint32_t spins = 0;; ++spins) {
+      uint32_t abort = 0;
+      if (spins != 0) {
+        p_.backoff(spins);
+        abort = p_.load_relaxed(&control(rank_).abort);  // on its way together with what follows
+      }
+      if (there()) return true;
+      if (spins == 0) {
+        begin = p_.clock_ns();
+        look_at_host = begin + kHostEveryNs;
+      }
+      if (abort != 0) {
+        report(Fault::kFollowed, what, p_.clock_ns() - begin);
+        return false;
+      }
+      if (spins % kCheckEvery != kCheckEvery - 1) continue;
+      const uint64_t now = p_.clock_ns(), waited = now - begin;
+      bool aborted = false;
+      if (now >= look_at_host) {
+        look_at_host = now + kHostEveryNs;
+        aborted = p_.load_relaxed(&a_.records[rank_ - a_.first_rank]->abort) != 0;
+      }
+      if (!aborted && waited <= a_.timeout_ns) continue;
+      give_up(aborted ? Fault::kAborted : Fault::kTimeout, what, waited);
+      return false;
+    }
+  }
+
  private:
   // How far a release to peers has to reach. What the host reads too is released to the system.
   PYCOLL_DEVICE Reach reach() const { return a_.exchange ? Reach::kSystem : Reach::kDevice; }
@@ -150,7 +231,7 @@ class Member {
     if (s.met[peer]) return true;
     const Card& card = cards(rank_)[block_ * a_.world_size + peer];
     if (card.fingerprint != a_.fingerprint) {
-      give_up({Fault::kMismatch, peer, a_.fingerprint, card.fingerprint, instruction, 0});
+      give_up(Fault::kMismatch, {peer, a_.fingerprint, card.fingerprint, instruction});
       return false;
     }
     const auto heap = reinterpret_cast<uint64_t>(a_.heaps[peer]);
@@ -173,62 +254,14 @@ class Member {
     return !p_.any(!fine);
   }
 
-  struct Reason {
-    Fault fault;
-    uint32_t peer, expected, seen, instruction;
-    uint64_t waited_ns;
-  };
-
-  // Writes the record if no other block of this rank has.
-  PYCOLL_DEVICE void report(const Reason& why) {
-    if (!p_.claim(&control(rank_).claimed)) return;
-    Record& record = *a_.records[rank_ - a_.first_rank];
-    record.rank = rank_;
-    record.peer = why.peer;
-    record.block = block_;
-    record.step = step_;
-    record.expected = why.expected;
-    record.seen = why.seen;
-    record.instruction = why.instruction;
-    record.waited_ns = why.waited_ns;
-    p_.store_release(&record.kind, static_cast<uint32_t>(why.fault));
-  }
-
-  // The same, and makes all ranks leave.
-  PYCOLL_DEVICE void give_up(const Reason& why) {
-    report(why);
-    PYCOLL_ROLLED
-    for (uint32_t q = 0; q < a_.world_size; ++q) p_.store_release(&control(q).abort, 1);
-  }
-
   // By one thread. False: timed out, or somebody has given up.
   PYCOLL_DEVICE bool await(const uint32_t* word, uint32_t wanted, uint32_t peer,
                            uint32_t instruction) {
-    uint32_t seen = p_.load_acquire(word);
-    if (reached(seen, wanted)) return true;
-    const uint64_t begin = p_.clock_ns();
-    uint64_t look_at_host = begin + kHostEveryNs;
-    for (uint32_t spins = 1;; ++spins) {
-      p_.backoff(spins);
-      const uint32_t abort = p_.load_relaxed(&control(rank_).abort);  // both on their way at once
-      seen = p_.load_acquire(word);
-      if (reached(seen, wanted)) return true;
-      if (abort != 0) {
-        report({Fault::kFollowed, peer, wanted, seen, instruction, p_.clock_ns() - begin});
-        return false;
-      }
-      if (spins % kCheckEvery != 0) continue;
-      const uint64_t now = p_.clock_ns(), waited = now - begin;
-      bool aborted = false;
-      if (now >= look_at_host) {
-        look_at_host = now + kHostEveryNs;
-        aborted = p_.load_relaxed(&a_.records[rank_ - a_.first_rank]->abort) != 0;
-      }
-      if (!aborted && waited <= a_.timeout_ns) continue;
-      const Fault fault = aborted ? Fault::kAborted : Fault::kTimeout;
-      give_up({fault, peer, wanted, seen, instruction, waited});
-      return false;
-    }
+    Awaited what{peer, wanted, 0, instruction};
+    return poll(what, [&] {
+      what.seen = p_.load_acquire(word);
+      return reached(what.seen, wanted);
+    });
   }
 
   static constexpr uint32_t kCheckEvery = 32;  // spins

@@ -30,6 +30,7 @@ from pycoll.types import DType, ReduceOp
 TIMEOUT_S = 60.0  # of calls of virtual ranks
 _MAX_CALLS = 1024
 _TABLES = ("in_offset", "in_length", "out_offset", "out_length")  # of `ChunkLayout` and `Spec`
+_MOST_BYTES = 512 << 10  # of the whole vector of a call that can be sent in packets
 
 
 def nanoseconds(limit: float) -> int:
@@ -153,8 +154,11 @@ class CallCache:
         return call
 
     def _make(self, spec: CallSpec, table: ChunkLayout | None) -> int:
+        # Only who knows the plans of all ranks can choose packets.
+        small = spec.count * spec.itemsize <= _MOST_BYTES and COLLECTIVES[spec.collective].reduces
+        ranks = range(self._n) if small and spec.direct and table is None else self._ranks
         bare = replace(spec, count=0, dtype=0, itemsize=1, op=ReduceOp.SUM)  # all that plans need
-        plans, number = _compiled(bare, self._n, tuple(self._ranks))
+        plans, number = _compiled(bare, self._n, tuple(ranks))
         made = [device_spec(spec, plan, self._n, number, table) for plan in plans]
         specs = (Spec * len(made))(*(filled for filled, _ in made))
         return library().pointer("call_create", self._group, specs, len(made))

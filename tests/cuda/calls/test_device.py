@@ -8,7 +8,9 @@ import pytest
 
 import oracle
 from device_library import (
+    DIRECT,
     INTERPRET,
+    LOW_LATENCY,
     DeviceError,
     Library,
     World,
@@ -196,19 +198,18 @@ def test_kernels_of_one_fold_agree_with_the_interpreter(library, name, dtype):
     for n in (2, 3, 4, 8):
         for op in ("sum", "avg"):
             with World(library, n, peers=n == 3) as world:
-                fast = Call(entry, n, dtype, 75, op=op)
-                slow = Call(entry, n, dtype, 75, op=op)
-                kinds = [world.call(call.specs) for call in (fast, slow)]
                 kind = name.split("_push")[0].removesuffix("_rank")
-                assert world.info(kinds[0][0]).kernel.decode().startswith(kind)
-                assert world.info(kinds[0][0], INTERPRET).kernel.startswith(b"interpret")
+                kinds = {DIRECT: kind, LOW_LATENCY: "low_latency", INTERPRET: "interpret"}
+                calls = [Call(entry, n, dtype, 75, op=op) for _ in kinds]
                 library.schedule(n)
-                world.launch(kinds[0], fast.ins, fast.outs)
-                world.launch(kinds[1], slow.ins, slow.outs, method=INTERPRET)
+                for call, (method, kernel) in zip(calls, kinds.items(), strict=True):
+                    handles = world.call(call.specs)
+                    assert world.info(handles[0], method).kernel.decode().startswith(kernel)
+                    world.launch(handles, call.ins, call.outs, method=method)
                 world.synchronize()
                 assert world.failed() == []
-                fast.check()
-                slow.check()
+                for call in calls:
+                    call.check()
 
 
 def test_bits_are_those_of_the_engine_where_the_order_is_free(library):

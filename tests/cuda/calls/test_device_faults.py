@@ -237,7 +237,7 @@ def test_bad_launches_are_refused(library):
             ({"blocks": 9}, TOO_LARGE),
             ({"blocks": 65}, ARGUMENT),
             ({"lanes": 17}, ARGUMENT),
-            ({"method": 3}, ARGUMENT),
+            ({"method": 9}, ARGUMENT),
         ):
             with pytest.raises(DeviceError) as caught:
                 world.launch(handles, ins, ins, **options)

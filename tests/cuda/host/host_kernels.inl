@@ -1,6 +1,7 @@
 // The kernels on the host: the same templates with the host's policy.
 #include "cuda/kernels/direct.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/kernels/low_latency.h"
 #include "cuda/kernels/visit.h"
 #include "host_policy.h"
 
@@ -27,6 +28,13 @@ template <typename W>
 void direct(const Policy& p, uint32_t block, const void* parameter) {
   const Launch& launch = *static_cast<const Launch*>(parameter);
   run_rank_direct<W>(p, launch, launch.first_rank + block / launch.nblocks, block % launch.nblocks);
+}
+
+template <typename W>
+void low_latency(const Policy& p, uint32_t block, const void* parameter) {
+  const Launch& launch = *static_cast<const Launch*>(parameter);
+  run_rank_low_latency<W>(p, launch, launch.first_rank + block / launch.nblocks,
+                          block % launch.nblocks);
 }
 
 template <typename W>

@@ -71,6 +71,7 @@ class HostPolicy {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
   }
   uint32_t load_relaxed(const uint32_t* p) const { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+  uint64_t load_relaxed(const uint64_t* p) const { return __atomic_load_n(p, __ATOMIC_RELAXED); }
   void store_release(uint32_t* p, uint32_t value, Reach = Reach::kSystem) const {
     turn(Turn::kWork);
     __atomic_store_n(p, value, __ATOMIC_RELEASE);
@@ -123,6 +124,25 @@ class HostPolicy {
     for (char* at : multicast_members(p)) store(at, pack);
   }
 
+  // The halves of a packet move one by one; which one is first depends on the address, for those
+  // who write differently than for those who read.
+  Packet load_packet(const char* p) const {
+    check_aligned(p, sizeof(Packet));
+    Packet packet;
+    for (uintptr_t h : {bit(p, 5), 1 - bit(p, 5)}) {
+      turn(Turn::kLook);
+      packet.half[h] = __atomic_load_n(reinterpret_cast<const uint64_t*>(p) + h, __ATOMIC_RELAXED);
+    }
+    return packet;
+  }
+  void store_packet(char* p, const Packet& packet) const {
+    check_aligned(p, sizeof(Packet));
+    for (uintptr_t h : {bit(p, 4), 1 - bit(p, 4)}) {
+      turn(Turn::kWork);
+      __atomic_store_n(reinterpret_cast<uint64_t*>(p) + h, packet.half[h], __ATOMIC_RELAXED);
+    }
+  }
+
   uint64_t clock_ns() const {
     if (scheduler_ != nullptr) return scheduler_->clock_ns();
     timespec now;
@@ -145,6 +165,10 @@ class HostPolicy {
     } else if (turn == Turn::kIdle) {
       sched_yield();
     }
+  }
+
+  static uintptr_t bit(const void* p, int number) {
+    return reinterpret_cast<uintptr_t>(p) >> number & 1;
   }
 
   static void check_aligned(const void* p, uintptr_t nbytes) {

@@ -34,7 +34,7 @@ void empty(const Policy&, uint32_t, const void*) {}
 }  // namespace
 
 using Move = With<Copier<Policy>, 1>;
-const KernelSet kMoveKernels = {reinterpret_cast<const void*>(&interpret<Move>), nullptr,
+const KernelSet kMoveKernels = {reinterpret_cast<const void*>(&interpret<Move>), nullptr, nullptr,
                                 reinterpret_cast<const void*>(&fold<Move>), 1};
 const void* const kMulticastKernels[kMulticastTypes] = {
     reinterpret_cast<const void*>(&multicast<Half>),

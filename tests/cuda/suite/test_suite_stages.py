@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +79,7 @@ def test_the_stage_of_optimizer_steps(stage, gpu, tmp_path):
 
 def test_the_stage_of_graphs(stage):
     written = stage("graphs", REPLAYS=2)
-    assert len(written) == 8
+    assert len(written) == 12
     assert [row for row in written if not row["ok"]] == []
 
 
@@ -106,7 +107,7 @@ def test_the_stage_of_rows_that_are_normalised(stage, gpu, tmp_path):
 
 def test_the_stage_of_faults(stage):
     written = stage("faults", ALGORITHMS=("ring", "one_shot"))
-    assert len(written) == 2 * (2 + 3 + 3) + 3
+    assert len(written) == (1 + 2) * (2 + 3 + 3) + 3  # one_shot by both protocols
     assert [row for row in written if not row["ok"]] == []
     absent = [row for row in written if row["name"] == "absent"]
     assert all(row["named"] and max(row["waited_ns"]) >= 50_000_000 for row in absent)
@@ -203,7 +204,8 @@ def test_messages_of_nccl_are_timed_unless_by_sockets(
 
 def test_the_stage_that_measures(stage, gpu, tmp_path):
     """Its figures mean nothing here; the report takes them all the same."""
-    written = stage("speed", MIB=1 << 10, WORLDS=(2,))
+    sizes = {"PROTOCOL_BYTES": (8, 512, 512 << 10), "PROTOCOL_THREADS": (32, 64)}
+    written = stage("speed", MIB=1 << 10, WORLDS=(2,), **sizes)
     assert {row["name"] for row in written} >= {"all_reduce", "small all_reduce", "cupy sum"}
     large = [row for row in written if row["name"] == "all_reduce"]
     assert all(row["right"] for row in large)
@@ -211,9 +213,17 @@ def test_the_stage_that_measures(stage, gpu, tmp_path):
     names = ("two_shot_push", "two_shot_push_rank", "ring", "halving_doubling")
     assert judged == {(name, size) for name in names for size in (64, 256)}
     assert all(row["right"] for row in written if row["name"] == "small all_reduce")
+    both = [row for row in written if row["name"] == "protocol"]
+    assert all(row["right"] for row in both)
+    assert Counter(row["kernel"].split()[0] for row in both) == {
+        "low_latency": 4,
+        "one_shot": 2,
+        "two_shot": 1,
+    }
     gpu("report").write(tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "| ring | 2 |" in text
+    assert "| ranks | bytes | direct | packets, 32 threads a block | packets, 64" in text
     assert "| two_shot_push, 256 threads a block | 2 |" in text
 
 

@@ -20,7 +20,7 @@ PYCOLL_KERNEL_ROW(kOrKernels, ReduceOp::kOr);
 PYCOLL_KERNEL_ROW(kXorKernels, ReduceOp::kXor);
 
 using Move = With<Copier<DevicePolicy>, 1>;
-const KernelSet kMoveKernels = {reinterpret_cast<const void*>(&interpret<Move>), nullptr,
+const KernelSet kMoveKernels = {reinterpret_cast<const void*>(&interpret<Move>), nullptr, nullptr,
                                 reinterpret_cast<const void*>(&fold<Move>), 1};
 const void* const kEmptyKernel = reinterpret_cast<const void*>(&empty);
 const void* const kGateKernel = reinterpret_cast<const void*>(&gate);
