@@ -125,8 +125,9 @@ class RowMaker {
 
   template <int kBytes>
   PYCOLL_DEVICE typename L<kBytes>::Vals sum_any(uint64_t at) const {
-    if (view_.tree && view_.nsrc > 3) return F::template tree<kBytes>(p_, view_, at);
-    return F::template serial<kBytes>(p_, view_, at);
+    const auto from = [&](uint32_t k) { return F::template read<kBytes>(p_, view_.src[k] + at); };
+    if (view_.tree && view_.nsrc > 3) return F::template tree<kBytes>(view_.nsrc, from);
+    return F::template serial<kBytes>(view_.nsrc, from);
   }
 
   // The sum over ranks of the pack at byte `at`, rounded.
