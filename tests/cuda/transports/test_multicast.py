@@ -117,7 +117,8 @@ def test_what_is_no_sum_of_these_types(devices):
             kernels.append(kernel_of(comm)[0].split()[0])
         return kernels
 
-    assert run(2, rank) == [["two_shot"] * 3] * 2
+    for kernels in run(2, rank):
+        assert set(kernels) <= {"two_shot", "low_latency"}
 
 
 @pytest.mark.parametrize("what", ["setting", "device", "create", "open", "add", "bind"])
