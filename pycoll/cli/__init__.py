@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from pycoll.config import VERSION
 from pycoll.errors import CollError
 
 COMMANDS = {
@@ -115,17 +116,7 @@ def _no_command(argv: list[str]) -> int:
         parser.error(f"there is no command {argv[0]!r}{hint} known: {', '.join(COMMANDS)}")
     args = parser.parse_args(argv)
     if args.version:
-        print(f"pycoll {installed_version()}")
+        print(f"pycoll {VERSION}")
         return 0
     parser.print_help(sys.stderr)
     return 2
-
-
-def installed_version() -> str:
-    """Return the version of the installed package."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("pycoll")
-    except PackageNotFoundError:
-        return "(not installed)"

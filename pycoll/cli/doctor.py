@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from pycoll.cli import installed_version
-from pycoll.config import tuning_path
+from pycoll.config import VERSION, tuning_path
 from pycoll.cuda.probe import parts as cuda_parts
 from pycoll.errors import ArgumentError, TransportError
 from pycoll.runtime.startup.bootstrap import make_memfd
@@ -97,7 +96,7 @@ def _available() -> str:
 
 
 def _needed() -> Iterator[Check]:
-    yield Check("pycoll", installed_version())
+    yield Check("pycoll", VERSION)
     yield _numpy()
     yield _engine()
     yield _memfd()

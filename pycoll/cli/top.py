@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
         from rich.console import Console
         from rich.live import Live
     except ModuleNotFoundError:
-        raise ArgumentError("pycoll top needs rich: pip install 'pycoll[cli]'") from None
+        raise ArgumentError("pycoll top needs rich: pip install rich") from None
     before, shown = look(args.job), 0
     number = before.number
     with (

@@ -28,7 +28,7 @@ class Metrics:
             from prometheus_client import CollectorRegistry, start_http_server
         except ModuleNotFoundError:
             raise ArgumentError(
-                "PYCOLL_METRICS_PORT needs prometheus-client: pip install 'pycoll[metrics]'"
+                "PYCOLL_METRICS_PORT needs prometheus-client: pip install prometheus-client"
             ) from None
         self._session = weakref.ref(session)
         self.port = port + session.rank
