@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pycoll.config import Config
-from pycoll.cuda.device.heap import try_virtual_memory
 from pycoll.cuda.device.library import (
     FABRIC,
     INSTALL,
@@ -77,6 +76,8 @@ def _way(device: int) -> str:
     bits = library().support(device)
     if not bits & VMM:
         return "CUDA IPC, as there is no virtual memory that can be shared"
+    from pycoll.cuda.device.heap import try_virtual_memory  # it needs the engine
+
     try:
         try_virtual_memory(device)
     except CollError as error:
