@@ -9,7 +9,7 @@ import pytest
 
 from cuda import host_cupy
 from pycoll.cuda import missing
-from pycoll.cuda.calls import norm, side, virtual
+from pycoll.cuda.calls import norm, prepare, side, virtual
 from pycoll.cuda.device import arrays, heap, optim
 from pycoll.cuda.device.library import VMM, Library
 from pycoll.cuda.transports import bound_calls, maps, multicast, nccl, peers
@@ -87,7 +87,8 @@ def host_library_path():
 def host_kernels(monkeypatch, host_library_path):
     """Put that library and host memory in the place of a device and CuPy; yield the library."""
     host = HostLibrary(host_library_path)
-    modules = arrays, heap, nccl, norm, optim, maps, multicast, peers, side, bound_calls, virtual
+    modules = arrays, bound_calls, heap, maps, multicast, nccl, norm, optim, peers, prepare, side
+    modules += (virtual,)
     for module in modules:
         monkeypatch.setattr(module, "library", lambda: host)
     monkeypatch.setitem(sys.modules, "cupy", host_cupy.cupy_module())

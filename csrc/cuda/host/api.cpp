@@ -181,6 +181,14 @@ int pycoll_cuda_supports(int dtype, int op) {
   return dtype >= 0 && dtype < kDTypeCount && op >= 0 && op < kReduceOpCount &&
          fold_supports(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
 }
+int pycoll_cuda_in_packets(int dtype, int op, int world_size, uint64_t nbytes) {
+  if (!pycoll_cuda_supports(dtype, op) || world_size < 2 || world_size > kMaxRanks) return 0;
+  const KernelSet& kernels =
+      kernels_for(static_cast<DType>(dtype), static_cast<ReduceOp>(op), false);
+  return kernels.packets != nullptr && nbytes != 0 &&
+         nbytes <= packet_data(static_cast<uint32_t>(world_size)) &&
+         nbytes * (world_size - 1) <= kLowLatencyBytes;
+}
 int pycoll_cuda_fold(int dtype, int op, int tree, uint32_t scale_n, const void* const* srcs,
                      int nsrc, void* const* dsts, int ndst, uint64_t count, void* stream) {
   return guarded([&] {

@@ -10,8 +10,6 @@ using namespace pycoll::cuda;  // NOLINT
 namespace {
 
 constexpr uint64_t kBytesPerBlock = uint64_t{kMaxThreads} * 16;  // of a chunk, at least
-// What a rank sends to all others together, up to which the low-latency protocol is chosen.
-constexpr uint64_t kLowLatencyBytes = 256 << 10;
 constexpr int kLowLatencyThreads = 256;  // a packet each, where the device has room
 
 bool is_signed(DType dtype) { return dtype <= DType::kInt64; }
@@ -279,7 +277,7 @@ void PycollCudaCall::launch(const void* const* in, void* const* out, int nblocks
                  "an array of rank ", group_.first_rank() + r,
                  " is not aligned to its elements of ", unit, " bytes");
     }
-    if (bound_[r]->plan->direct) {
+    if (bound_[r]->plan->direct && choose(method) != PYCOLL_CUDA_LOW_LATENCY) {
       group_.check_in_heap(launch.in[r], bound_[r]->in_bytes, "input");
       group_.check_in_heap(launch.out[r], bound_[r]->out_bytes, "output");
     }

@@ -11,6 +11,15 @@
 #include "cuda/kernels/kernels.h"
 #include "engine/bind.h"
 
+namespace pycoll::cuda {
+
+// What a rank sends to all others together, up to which the low-latency protocol is chosen.
+inline constexpr uint64_t kLowLatencyBytes = 256 << 10;
+// Data that one rank can send to one other in a low-latency call.
+inline uint64_t packet_data(uint32_t n) { return packet_slot(n) / kPacketBytes * kPacketData; }
+
+}  // namespace pycoll::cuda
+
 struct PycollCudaGroup {
  public:
   // rank < 0: a virtual group. Otherwise this process's end of a peer group.
@@ -25,10 +34,7 @@ struct PycollCudaGroup {
   uint64_t key() const { return key_; }
   uint64_t cell_bytes() const { return cell_bytes_; }
   // Data that one rank can send to one other in a low-latency call.
-  uint64_t packet_bytes() const {
-    return pycoll::cuda::packet_slot(world_size_) / pycoll::cuda::kPacketBytes *
-           pycoll::cuda::kPacketData;
-  }
+  uint64_t packet_bytes() const { return pycoll::cuda::packet_data(world_size_); }
   // Ranks whose blocks this process launches: the first, and how many.
   uint32_t first_rank() const { return is_virtual() ? 0 : static_cast<uint32_t>(rank_); }
   uint32_t ranks() const { return is_virtual() ? world_size_ : 1; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,8 +15,8 @@ _MAX_CALLS = 1024
 class MadeBefore:
     """What preparing a call has found out, by what was asked for and where the arrays lie.
 
-    It knows calls on contiguous arrays of CuPy that are used where they are, and keeps no array
-    alive: addresses, shapes and types decide.
+    It knows calls on contiguous arrays of CuPy and PyTorch that are used where they are, and keeps
+    no array alive: addresses, shapes and types decide.
     """
 
     def __init__(self) -> None:
@@ -23,14 +24,15 @@ class MadeBefore:
         self._ndarray = arrays.cupy().ndarray
         self._calls: dict[tuple, tuple[list[Prepared], Any]] = {}
 
-    def key(self, request: CallRequest, *given: Any) -> tuple | None:
+    def key(self, request: CallRequest, stream: int, *given: Any) -> tuple | None:
         """Return what decides a call, or None where that is more than this class knows.
 
         Args:
             request: What was asked for.
+            stream: Handle of the stream on which the arrays will be used.
             *given: Arrays, lists of arrays, None, or numbers on which it depends too.
         """
-        places = [None if x is None else self._place(x) for x in given]
+        places = [None if x is None else self._place(x, stream) for x in given]
         if any(place is False for place in places):
             return None
         key = (request, *places)
@@ -40,14 +42,20 @@ class MadeBefore:
             return None
         return key
 
-    def _place(self, x: Any) -> Any:
+    def _place(self, x: Any, stream: int) -> Any:
         if type(x) is int:
             return x
         if isinstance(x, (list, tuple)):
-            places = tuple(None if part is None else self._place(part) for part in x)
+            places = tuple(None if part is None else self._place(part, stream) for part in x)
             return False if any(place is False for place in places) else places
         if isinstance(x, self._ndarray) and x.size and x.flags.c_contiguous:
             return x.data.ptr, x.shape, x.dtype
+        torch = sys.modules.get("torch")
+        if torch is not None and type(x) is torch.Tensor and x.is_cuda:
+            # On another stream DLPack makes it wait for the current one, in every call.
+            current = torch.cuda.current_stream(x.device).cuda_stream == stream
+            if current and x.numel() and x.is_contiguous() and not x.requires_grad:
+                return x.data_ptr(), x.shape, x.dtype, x.is_neg(), x.is_conj()
         return False
 
     def find(self, key: tuple | None, keep: tuple, results: Iterable[Any]) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cuda.device import arrays
+from pycoll.cuda.device.library import library
 from pycoll.cuda.transports.nccl_bindings import NATIVE
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView
@@ -24,7 +25,7 @@ from pycoll.runtime.selection.select import Choice, SelectionRequest, select
 from pycoll.schedule.cost.cost import Machine
 from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.language.collectives import COLLECTIVES
-from pycoll.types import ReduceOp
+from pycoll.types import DType, ReduceOp
 
 _SMALL_BYTES = 64 << 10
 _SMALL_ALL_REDUCE = ("one_shot", "one_shot_rank")
@@ -149,12 +150,25 @@ class DeviceCaller(Caller):
         large = 0 < self.copy_bytes <= nbytes and not self.plans.messages
         if name is None and large and request.collective == "all_gather":
             name = "direct_pull"  # copies into a rank's own output alone
-        choice = choose(wanted, name)
+        packets = name is None and self._in_packets(request, nbytes, dtype, op)
+        choice = choose(replace(wanted, in_place=True) if packets else wanted, name)
+        if packets:  # every rank reads and writes its own arrays alone, wherever they lie
+            return replace(choice, direct=True)
         # Some rank may work in place, unknown to the others; `_untangle` copies what transposes.
         wanted = replace(wanted, in_place=not promise.transposes)
         reached = self.always_direct or wanted.may_be_direct(choice.algorithm)
         direct = reached and not self.plans.messages
         return replace(choice, direct=direct)
+
+    def _in_packets(
+        self, request: CallRequest, nbytes: int, dtype: DType | None, op: ReduceOp
+    ) -> bool:
+        """Tell whether peers send each other all they fold, in the low-latency protocol."""
+        if request.collective != "all_reduce" or dtype is None:
+            return False
+        if self.plans.messages or self.always_direct:
+            return False
+        return bool(library().in_packets(dtype, op, self.plans.world_size, nbytes))
 
 
 def choose(request: SelectionRequest, algorithm: str | Algorithm | None) -> Choice:

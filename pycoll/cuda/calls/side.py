@@ -118,7 +118,7 @@ class DeviceSide:
         self.check()
         handle = arrays.stream_of(stream)
         place = self.transport.memory.base  # what lies there is reached directly
-        key = None if out is None else self._made.key(request, x, out, place)
+        key = None if out is None else self._made.key(request, handle, x, out, place)
         known = self._made.find(key, (x, out), (out,))
         if known is not None:
             (prepared,), number = known

@@ -119,13 +119,15 @@ class VirtualRanks(NormRanks, RaggedRanks):
     ) -> Any:
         limit = TIMEOUT_S if timeout is None else check_timeout(timeout)
         wanted = CallRequest(kind, **request)
-        key = None if out is None or _root_only(wanted) else self._made.key(wanted, xs, out)
+        handle, key = arrays.stream_of(stream), None
+        if out is not None and not _root_only(wanted):
+            key = self._made.key(wanted, handle, xs, out)
         known = self._made.find(key, (xs, out), (None,) * self.world_size)
         if known is None:
             launch = self.bind(kind, xs, out=out, stream=stream, **request)
             self._made.note(key, launch.prepared)
         else:
-            launch = Launch(self, known[0], arrays.stream_of(stream), out)
+            launch = Launch(self, known[0], handle, out)
         return launch(limit)
 
     def bind(

@@ -256,6 +256,8 @@ class Library:
             found = self._dll.pycoll_cuda_abi()
             for name, arguments in FUNCTIONS.items():
                 getattr(self._dll, f"pycoll_cuda_{name}").argtypes = arguments
+            in_packets = self._dll.pycoll_cuda_in_packets
+            in_packets.argtypes = c_int, c_int, c_int, c_uint64
         except (OSError, AttributeError) as error:
             raise unavailable(
                 f"{path.name} cannot be used: {error}", "build pycoll again"
@@ -264,7 +266,7 @@ class Library:
             raise unavailable(
                 f"{path.name} has version {found}, expected {ABI}", "build pycoll again"
             )
-        self.supports = self._dll.pycoll_cuda_supports
+        self.supports, self.in_packets = self._dll.pycoll_cuda_supports, in_packets
         self.for_host = self.versions()[1] == 0
 
     def call(self, name: str, *arguments: Any) -> None:

@@ -293,3 +293,29 @@ def test_a_call_made_before_is_checked_against_what_differs(world):
     for results, seen in run_threads(2, rank, config=world, timeout=60):
         for got, (x, op) in zip(results, seen, strict=True):
             assert np.array_equal(got, x + x + 1 if op == "sum" else x + 1)
+
+
+def test_small_sums_need_no_heap(host_kernels):
+    """They travel in packets: any array, in place too, and no heap is made for them."""
+
+    def rank(comm):
+        results = []
+        for dtype in ("float32", "float16", "int64"):
+            for count in (1, 33, 2048):
+                x = DeviceArray(np.arange(count).astype(dtype) + comm.rank)
+                results.append((comm.all_reduce(x).get(), comm.all_reduce(x, "avg", order="rank")))
+                comm.all_reduce(x, out=x)
+                assert (x.get() == results[-1][0]).all()
+        side = comm._session.device_side()
+        assert not side.transport.memory.base
+        return [(total, mean.get()) for total, mean in results]
+
+    found = run_threads(3, rank, config=PEERS, timeout=60)
+    cases = [(d, c) for d in ("float32", "float16", "int64") for c in (1, 33, 2048)]
+    for results in found:
+        for (dtype, count), (total, mean) in zip(cases, results, strict=True):
+            xs = [np.arange(count).astype(dtype) + r for r in range(3)]
+            want = oracle.expected("all_reduce", xs, order="tree")[0]
+            assert oracle.differences(total, want) == ""
+            want = oracle.expected("all_reduce", xs, order="rank", op="avg")[0]
+            assert oracle.differences(mean, want) == ""
