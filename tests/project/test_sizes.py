@@ -20,7 +20,7 @@ def sources(folders, patterns):
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 
-PYTHON_FOLDERS = ["pycoll", "tests", "benchmarks", "examples"]
+PYTHON_FOLDERS = ["pycoll", "tests", "benchmarks", "examples", "packages"]
 PYTHON = ["setup.py", "build_cuda.py", *sources(PYTHON_FOLDERS, ["*.py"])]
 CXX_FOLDERS = ["csrc", "tests/native", "tests/cuda", "benchmarks"]
 CXX = sources(CXX_FOLDERS, ["*.cpp", "*.h", "*.inl", "*.cu"])

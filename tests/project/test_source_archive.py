@@ -29,7 +29,7 @@ def test_what_the_build_needs_is_in_the_archive(tmp_path):
     with tarfile.open(tmp_path / run("-c", make, cwd=tree)) as archive:
         archive.extractall(tmp_path)
     (unpacked,) = tmp_path.glob("pycollectives-*/")
-    for folder in ("csrc", "pycoll", "tests", "docs", "examples", "benchmarks"):
+    for folder in ("csrc", "pycoll", "tests", "docs", "examples", "benchmarks", "packages"):
         wanted = {p.relative_to(tree) for p in (tree / folder).rglob("*") if p.is_file()}
         found = {p.relative_to(unpacked) for p in (unpacked / folder).rglob("*") if p.is_file()}
         assert wanted == found

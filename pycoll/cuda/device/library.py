@@ -24,13 +24,16 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from pycoll.config import VERSION
 from pycoll.errors import ArgumentError, CudaUnavailable, ScheduleError, TransportError
 from pycoll.types import DType, ReduceOp
 
 ABI = 1
+NAME, PACKAGE, FOLDER = "libpycoll_cuda.so", "pycollectives-cuda13", "pycoll_cuda13"
 MAX_RANKS = 64
 _OK, _UNAVAILABLE, _ARGUMENT, _SCHEDULE, _TOO_LARGE = range(5)
 VMM, FABRIC, MULTICAST = 1, 2, 4
@@ -248,7 +251,7 @@ class Library:
         if not path.exists():
             raise unavailable(
                 f"pycoll was built without its device library ({path.name} is missing)",
-                "install nvcc 13, then build pycoll again",
+                f"install the wheel of {PACKAGE} {VERSION}, or build pycoll again where nvcc 13 is",
             )
         try:
             self._dll = ctypes.CDLL(str(path))
@@ -347,11 +350,32 @@ def pointers(addresses: Any) -> Any:
     return (c_void_p * len(values))(*(v or None for v in values))
 
 
+def find(folder: Path) -> Path:
+    """Return the path of the library: in a folder, or in its package where that is installed.
+
+    Raises:
+        CudaUnavailable: If the package is that of another version of pycoll.
+    """
+    beside = folder / NAME
+    if beside.exists():
+        return beside
+    try:
+        package = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        return beside
+    if package.version != VERSION:
+        raise unavailable(
+            f"{PACKAGE} {package.version} does not fit pycoll {VERSION}",
+            f"install the wheel of {PACKAGE} {VERSION}",
+        )
+    return Path(str(package.locate_file(f"{FOLDER}/{NAME}")))
+
+
 @functools.cache
 def library() -> Library:
     """Return the device library of this installation, loaded once.
 
     Raises:
-        CudaUnavailable: If it was not built.
+        CudaUnavailable: If there is none.
     """
-    return Library(Path(__file__).resolve().parents[2] / "libpycoll_cuda.so")
+    return Library(find(Path(__file__).resolve().parents[2]))

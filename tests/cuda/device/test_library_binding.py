@@ -1,12 +1,16 @@
 """The device library: what Python declares is what the header says, and errors are pycoll's."""
 
 import ctypes
+import importlib.metadata
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from pycoll.config import VERSION
 from pycoll.cuda.device import library as real
 from pycoll.errors import ArgumentError, CudaUnavailable, ScheduleError, TransportError
 
@@ -126,3 +130,50 @@ def test_a_library_that_cannot_be_used(tmp_path):
         real.Library(tmp_path / "bad.so")
     with pytest.raises(CudaUnavailable, match=f"version 9, expected {real.ABI}"):
         real.Library(build(tmp_path, "", abi=9))
+
+
+@pytest.fixture(scope="module")
+def metadata(tmp_path_factory):
+    """Return the folder ``.dist-info`` that the package of the library gets, made by its build."""
+    pytest.importorskip("setuptools")
+    folder = tmp_path_factory.mktemp("package")
+    make = "from setuptools import build_meta as b; b.prepare_metadata_for_build_wheel(r'%s')"
+    built = shutil.ignore_patterns("build", "*.egg-info")
+    tree = shutil.copytree(ROOT / "packages/cuda13", folder / "packages/cuda13", ignore=built)
+    (folder / "pycoll").mkdir()
+    shutil.copy(ROOT / "pycoll/config.py", folder / "pycoll")
+    command = [sys.executable, "-c", make % folder]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return next(folder.glob("*.dist-info"))
+
+
+def test_the_library_of_the_package_is_found(tmp_path, monkeypatch, metadata):
+    beside, site = tmp_path / "pycoll", tmp_path / "site"
+    shutil.copytree(metadata, site / metadata.name)
+    assert real.find(beside) == beside / real.NAME
+    monkeypatch.syspath_prepend(site)
+    packaged = real.find(beside)
+    assert packaged == site / "pycoll_cuda13/libpycoll_cuda.so"
+    versions = "int pycoll_cuda_versions(int* driver, int* made) { *driver = *made = 1; return 0; }"
+    packaged.parent.mkdir()
+    shutil.copy(build(tmp_path, versions), packaged)
+    assert real.Library(packaged).versions() == (1, 1)
+    beside.mkdir()
+    (beside / real.NAME).touch()
+    assert real.find(beside) == beside / real.NAME
+
+
+def test_the_package_is_of_the_same_version(tmp_path, monkeypatch, metadata):
+    shutil.copytree(metadata, tmp_path / metadata.name)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = importlib.metadata.distribution(real.PACKAGE)
+    assert found.version == VERSION
+    assert found.requires == [f"pycollectives=={VERSION}"]
+    text = tmp_path / metadata.name / "METADATA"
+    text.write_text(text.read_text().replace(f"Version: {VERSION}", "Version: 0.0.9"))
+    fix = (
+        rf"{real.PACKAGE} 0.0.9 does not fit pycoll {VERSION}.\n.*wheel of {real.PACKAGE} {VERSION}"
+    )
+    with pytest.raises(CudaUnavailable, match=fix):
+        real.find(tmp_path)
