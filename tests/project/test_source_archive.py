@@ -4,9 +4,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+import pycoll
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "*.so", "dist")
@@ -29,6 +32,8 @@ def test_what_the_build_needs_is_in_the_archive(tmp_path):
     with tarfile.open(tmp_path / run("-c", make, cwd=tree)) as archive:
         archive.extractall(tmp_path)
     (unpacked,) = tmp_path.glob("pycollectives-*/")
+    told = metadata.PathDistribution(unpacked).metadata  # of PKG-INFO
+    assert (told["Name"], told["Version"]) == ("pycollectives", pycoll.__version__)
     for folder in ("csrc", "pycoll", "tests", "docs", "examples", "benchmarks", "packages"):
         wanted = {p.relative_to(tree) for p in (tree / folder).rglob("*") if p.is_file()}
         found = {p.relative_to(unpacked) for p in (unpacked / folder).rglob("*") if p.is_file()}
