@@ -110,7 +110,7 @@ def build(python, source, place):
 def main():
     """Build and try what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", nargs="+", default=VERSIONS, metavar="3.N", help="only these")
+    parser.add_argument("--python", nargs="*", default=VERSIONS, metavar="3.N", help="only these")
     parser.add_argument("--cuda13", action="store_true", help="the device library too, by nvcc 13")
     args = parser.parse_args()
     DIST.mkdir(exist_ok=True)
