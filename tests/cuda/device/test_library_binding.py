@@ -82,6 +82,7 @@ def build(folder, body, abi=real.ABI):
     text = f"""
 int pycoll_cuda_abi(void) {{ return {abi}; }}
 int pycoll_cuda_supports(int dtype, int op) {{ return 1; }}
+int pycoll_cuda_in_packets(int dtype, int op, int world_size, unsigned long nbytes) {{ return 0; }}
 const char* pycoll_cuda_last_error(void) {{ return "the text"; }}
 {body}
 {empty}
