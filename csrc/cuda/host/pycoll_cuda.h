@@ -99,7 +99,7 @@ PYCOLL_CUDA_API int pycoll_cuda_enable_peer_access(int device, int peer);
 
 // 1 if the operation is defined for the type, else 0.
 PYCOLL_CUDA_API int pycoll_cuda_supports(int dtype, int op);
-// 1 if calls of one fold that send so many bytes from rank to rank go in packets by default, so that
+// 1 if calls of one fold that send so many bytes from rank to rank go in packets by default: then
 // no rank reaches another one's arrays.
 PYCOLL_CUDA_API int pycoll_cuda_in_packets(int dtype, int op, int world_size, uint64_t nbytes);
 
