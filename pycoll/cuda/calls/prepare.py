@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pycoll.algorithms import ALGORITHMS
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.library import library
+from pycoll.cuda.transports.bound_calls import element_type
 from pycoll.cuda.transports.nccl_bindings import NATIVE
 from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView
@@ -150,9 +151,9 @@ class DeviceCaller(Caller):
         large = 0 < self.copy_bytes <= nbytes and not self.plans.messages
         if name is None and large and request.collective == "all_gather":
             name = "direct_pull"  # copies into a rank's own output alone
-        packets = name is None and self._in_packets(request, nbytes, dtype, op)
+        packets = name is None and self._in_packets(request.collective, nbytes, dtype, op)
         choice = choose(replace(wanted, in_place=True) if packets else wanted, name)
-        if packets:  # every rank reads and writes its own arrays alone, wherever they lie
+        if packets:
             return replace(choice, direct=True)
         # Some rank may work in place, unknown to the others; `_untangle` copies what transposes.
         wanted = replace(wanted, in_place=not promise.transposes)
@@ -160,15 +161,21 @@ class DeviceCaller(Caller):
         direct = reached and not self.plans.messages
         return replace(choice, direct=direct)
 
-    def _in_packets(
-        self, request: CallRequest, nbytes: int, dtype: DType | None, op: ReduceOp
-    ) -> bool:
-        """Tell whether peers send each other all they fold, in the low-latency protocol."""
-        if request.collective != "all_reduce" or dtype is None:
-            return False
-        if self.plans.messages or self.always_direct:
+    def _in_packets(self, collective: str, nbytes: int, dtype: DType | None, op: ReduceOp) -> bool:
+        """Tell whether peers send each other all they fold, in the low-latency protocol.
+
+        Then every rank reads and writes its own arrays alone, wherever they lie.
+        """
+        if collective != "all_reduce" or dtype is None or self.plans.messages or self.always_direct:
             return False
         return bool(library().in_packets(dtype, op, self.plans.world_size, nbytes))
+
+    def _work_in_heap(self, prepared: Prepared, *arrays: Any) -> None:
+        """Put the result of a direct call where peers reach it, if they have to."""
+        spec = prepared.spec
+        what = spec.collective, spec.count * spec.itemsize, element_type(spec), spec.op
+        if spec.algorithm.name not in _ALGORITHMS["all_reduce"] or not self._in_packets(*what):
+            super()._work_in_heap(prepared, *arrays)
 
 
 def choose(request: SelectionRequest, algorithm: str | Algorithm | None) -> Choice:

@@ -13,9 +13,11 @@ from pycoll.algorithms import ALGORITHMS
 from pycoll.config import Config
 from pycoll.cuda.transports import nccl
 from pycoll.errors import ArgumentError, CudaUnavailable, MismatchError, PeerRejected
+from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.testing import run_threads
+from pycoll.types import Kind
 
 PEERS = Config(timeout_s=10, heap_bytes=1 << 28, device_heap_bytes=1 << 20)
 MESSAGES = Config(timeout_s=10, heap_bytes=1 << 28, device_transport="nccl")
@@ -308,6 +310,13 @@ def test_small_sums_need_no_heap(host_kernels):
                 assert (x.get() == results[-1][0]).all()
         side = comm._session.device_side()
         assert not side.transport.memory.base
+        x, out = DeviceArray(np.ones(33, "f4")), DeviceArray(np.ones(33, "f4"))
+        request = CallRequest(Kind.ALL_REDUCE)
+        prepared, *_ = side._prepare(request, x, out, None, None)
+        assert prepared.spec.direct
+        again, *_ = side._prepare(request, x, out, None, None)
+        assert (again.in_ptr, again.out_ptr) == (x.data.ptr, out.data.ptr)
+        assert len(side._made._calls) > 0
         return [(total, mean.get()) for total, mean in results]
 
     found = run_threads(3, rank, config=PEERS, timeout=60)
