@@ -179,7 +179,9 @@ PycollCudaMethod PycollCudaCall::choose(int method) const {
           group_.packet_bytes(), " bytes from rank to rank");
       return PYCOLL_CUDA_LOW_LATENCY;
     case PYCOLL_CUDA_MULTICAST_SUM:
-      return multicast_kernel() != nullptr ? PYCOLL_CUDA_MULTICAST_SUM : choose(PYCOLL_CUDA_BEST);
+      // Small sums go in packets: their arrays need not lie where peers, or a switch, reach them.
+      return !small && multicast_kernel() != nullptr ? PYCOLL_CUDA_MULTICAST_SUM
+                                                     : choose(PYCOLL_CUDA_BEST);
     case PYCOLL_CUDA_COPIES:
       check_copies();
       return PYCOLL_CUDA_COPIES;

@@ -35,7 +35,7 @@ class MadeBefore:
         places = [None if x is None else self._place(x, stream) for x in given]
         if any(place is False for place in places):
             return None
-        key = (request, *places)
+        key = (request, type(request.root), *places)  # True equals 1, and is refused
         try:
             hash(key)
         except TypeError:  # an operation that is wrong: preparing says so
@@ -49,13 +49,13 @@ class MadeBefore:
             places = tuple(None if part is None else self._place(part, stream) for part in x)
             return False if any(place is False for place in places) else places
         if isinstance(x, self._ndarray) and x.size and x.flags.c_contiguous:
-            return x.data.ptr, x.shape, x.dtype
+            return x.data.ptr, x.shape, x.dtype, x.device.id
         torch = sys.modules.get("torch")
         if torch is not None and type(x) is torch.Tensor and x.is_cuda:
             # On another stream DLPack makes it wait for the current one, in every call.
             current = torch.cuda.current_stream(x.device).cuda_stream == stream
             if current and x.numel() and x.is_contiguous() and not x.requires_grad:
-                return x.data_ptr(), x.shape, x.dtype, x.is_neg(), x.is_conj()
+                return x.data_ptr(), x.shape, x.dtype, x.get_device(), x.is_neg(), x.is_conj()
         return False
 
     def find(self, key: tuple | None, keep: tuple, results: Iterable[Any]) -> Any:

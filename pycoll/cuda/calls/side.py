@@ -179,24 +179,28 @@ class DeviceSide:
         how = number >> 16 | self.transport.copies(spec) << 62
         offsets = map(self.transport.offset, (prepared.in_ptr, prepared.out_ptr))
         own = np.array([word, spec.count, how, self.transport.generation, *offsets], np.uint64)
-        rows = self._gather(own.view(np.int64).reshape(1, -1), timeout).view(np.uint64)
+        rows = self._gather(own, timeout).view(np.uint64)
         if (rows[:, :3] != rows[0, :3]).any():
             raise MismatchError(_difference(rows.tolist()))
         self.transport.set_generations(rows[:, 3].tolist())
         self.transport.set_offsets(rows[:, 4:].tolist())
 
-    def _gather(self, own: np.ndarray, timeout: float | None) -> np.ndarray:
-        """Gather a row of every rank: an all_gather of the host that is prepared once."""
+    def _gather(self, words: np.ndarray, timeout: float | None) -> np.ndarray:
+        """Gather a row of every rank: an all_gather of the host that is prepared once.
+
+        Its arrays are never in symmetric memory, where NumPy may put others, and every call is
+        the same one, so that all ranks make it alike whatever some of them have been refused.
+        """
         session = self._session
-        if self._comparison is None or self._comparison.spec.direct:  # direct: in the heap
+        own = np.frombuffer(bytearray(words.tobytes()), np.int64).reshape(1, -1)
+        rows = np.frombuffer(bytearray(session.world_size * own.nbytes), np.int64)
+        rows = rows.reshape(session.world_size, -1)
+        if self._comparison is None:
             request = CallRequest(Kind.ALL_GATHER)
-            self._comparison = session.refusing(lambda: session.prepare(request, own, None))
-            prepared = self._comparison
-        else:
-            rows = np.empty((session.world_size, own.size), own.dtype)
-            known, keep = self._comparison, (own, rows)
-            ins, outs = _C.address(own), _C.address(rows)
-            prepared = Prepared(known.binding, ins, outs, rows, keep, spec=known.spec)
+            self._comparison = session.refusing(lambda: session.prepare(request, own, rows))
+        known, ends = self._comparison, (_C.address(own), _C.address(rows))
+        prepared = Prepared(known.binding, *ends, rows, (own, rows), spec=known.spec)
+        prepared.two_levels = known.two_levels
         limit = session.config.timeout_s if timeout is None else timeout
         return session.start(prepared, limit, False)
 
