@@ -5,18 +5,18 @@ from __future__ import annotations
 import difflib
 
 from pycoll.algorithms import (
-    bine,
     bruck,
     circulant,
     direct,
     double_tree,
     halving_doubling,
     pairwise,
+    pat,
     prefix,
     ring,
-    swing,
     tree,
 )
+from pycoll.algorithms.locality import bine, bucket, swing
 from pycoll.algorithms.two_level import hierarchical
 from pycoll.errors import ScheduleError
 from pycoll.schedule.ir import Algorithm
@@ -31,6 +31,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     circulant.all_reduce,
     double_tree.all_reduce,
     swing.all_reduce,
+    bucket.all_reduce,
     hierarchical.hierarchical,
     hierarchical.hierarchical_tree,
     hierarchical.hierarchical_ring,
@@ -39,6 +40,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     *direct.reduce_scatter,
     circulant.reduce_scatter,
     pairwise.reduce_scatter,
+    pat.reduce_scatter,
     ring.all_gather,
     halving_doubling.all_gather,
     direct.all_gather_pull,
@@ -46,6 +48,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     circulant.all_gather,
     bruck.all_gather,
     swing.all_gather,
+    pat.all_gather,
     ring.broadcast,
     direct.broadcast,
     direct.broadcast_push_pull,
@@ -58,6 +61,7 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     *direct.reduce_push,
     circulant.reduce,
     tree.reduce,
+    bine.reduce,
     direct.gather,
     tree.gather,
     direct.scatter,

@@ -29,6 +29,7 @@ from pycoll.schedule.cost.described import describe, fabric, seconds
 from pycoll.schedule.cost.fabric import Fabric, speeds_of
 from pycoll.schedule.cost.figures import picture
 from pycoll.schedule.cost.simulate import Loads, simulate
+from pycoll.schedule.cost.torus import Torus
 from pycoll.schedule.ir import Algorithm, Schedule
 from pycoll.schedule.language.collectives import COLLECTIVES
 from pycoll.schedule.language.promise import check_sizes
@@ -178,7 +179,7 @@ def _real(option: str, text: str) -> float:
 
 
 def _schedules(args: argparse.Namespace, network: Fabric) -> list[Schedule]:
-    """Return the schedules of what was asked for; of all, hierarchies fit the network."""
+    """Return the schedules of what was asked for; of all, hierarchies and grids fit the network."""
     given = {}
     for text in args.param:
         name, value = _pair("--param", text)
@@ -196,6 +197,8 @@ def _schedules(args: argparse.Namespace, network: Fabric) -> list[Schedule]:
 
 def _fitting(algorithm: Algorithm, n: int, given: dict[str, int], network: Fabric) -> Schedule:
     params = {name: value for name, value in given.items() if name in algorithm.params}
+    if isinstance(network, Torus) and "axes" in algorithm.params:
+        params = {"axes": len(network.dims)} | params
     if algorithm.params.get("local") == 0 and 1 < network.near < n and "local" not in params:
         try:
             schedule = algorithm.schedule(n, local=network.near, **params)

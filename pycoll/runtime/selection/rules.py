@@ -24,6 +24,7 @@ class Rule(NamedTuple):
 
 K = 1 << 10
 ANY_N, ANY_SIZE = 1 << 16, 1 << 62
+FEW_N, MANY_N = 64, 256  # what grows with the square of the ranks is for no more than so many
 
 _ONE_SHOT = ("one_shot", "one_shot_rank")
 _PUSH = ("two_shot_push", "two_shot_push_rank")
@@ -52,9 +53,10 @@ def _prefix(collective: str) -> tuple[Rule, ...]:
     """Lines of a prefix reduction, wherever its ranks are."""
     return (
         Rule(collective, 16, 8 * K, False, ("direct_rank", "direct"), _FEW_SYNCS),
-        Rule(collective, ANY_N, 2 * K, False, ("direct_rank", "direct"), _FEW_SYNCS),
+        Rule(collective, FEW_N, 2 * K, False, ("direct_rank", "direct"), _FEW_SYNCS),
         Rule(collective, 2, ANY_SIZE, False, ("direct_rank", "direct"), _FEW_COPIES),
-        Rule(collective, ANY_N, ANY_SIZE, False, ("chain", "direct_rank", "direct"), _ONE_INPUT),
+        Rule(collective, MANY_N, ANY_SIZE, False, ("chain", "direct_rank", "direct"), _ONE_INPUT),
+        Rule(collective, ANY_N, ANY_SIZE, False, ("chain",), _ONE_INPUT),
     )
 
 
@@ -84,7 +86,7 @@ RULES = (
     Rule("all_gather", ANY_N, ANY_SIZE, False, ("direct_pull",), _FEW_COPIES),
     Rule("broadcast", ANY_N, 4 * K, False, ("direct",), _FEW_SYNCS),
     Rule("broadcast", ANY_N, 16 * K, True, ("direct",), _FEW_PEERS),
-    Rule("broadcast", ANY_N, ANY_SIZE, True, ("push_pull",), _SHARED_COPIES),
+    Rule("broadcast", FEW_N, ANY_SIZE, True, ("push_pull",), _SHARED_COPIES),
     Rule("broadcast", ANY_N, 64 * K, False, ("direct",), _FEW_COPIES),
     Rule("broadcast", ANY_N, ANY_SIZE, False, ("relay",), _PIPELINED),
     Rule("reduce", 8, 4 * K, False, _SUMS, _FEW_SYNCS),

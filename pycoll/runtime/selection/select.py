@@ -226,7 +226,11 @@ def _by_table(request: SelectionRequest, machine: Machine | Network) -> Choice:
                 continue
             params = parameters(algorithm, request)
             return Choice(algorithm, params, rule.direct, request.order, rule.why, request, machine)
-    raise ArgumentError(f"no algorithm for {request.collective} gives {_described(request)}")
+    able = [a.name for a in of_collective(request.collective) if not request.obstacle(a)]
+    raise ArgumentError(
+        f"no quickly compiled algorithm for {request.collective} gives {_described(request)}; "
+        f"pass algorithm= ({', '.join(able) or 'none'}), or order='any'"
+    )
 
 
 def _by_name(request: SelectionRequest, algorithm: Algorithm, machine: Machine | Network) -> Choice:
