@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from pycoll.errors import ArgumentError, MismatchError
@@ -56,36 +57,32 @@ class Run:
         A stage waits for what it receives here, and for older sends. That is less than the proof
         lets it wait for, where it stops at every transfer.
         """
-        coming = [op for op in ops if op.kind == "RECV"]
-        computed = [op for op in ops if op.kind in COMPUTE]
+        coming = iter([op for op in ops if op.kind == "RECV"])
+        computed = iter([op for op in ops if op.kind in COMPUTE])
+        next(computed, None)
+        for early in islice(coming, AHEAD):
+            self.do(early, self._expect)
         for op in ops:
-            for early in coming[: AHEAD + 1]:
-                with self._named(early):
-                    self._engine.transfers.expect(*self._source(early))
             if op.kind in COMPUTE:
-                computed.pop(0)
-                self._following = computed[0] if computed else None
-            elif op.kind == "RECV":
-                coming.pop(0)
+                self._following = next(computed, None)
+            elif op.kind == "RECV" and (early := next(coming, None)):
+                self.do(early, self._expect)
             self.do(op)
         self._engine.transfers.finish()
 
-    def do(self, op: Op) -> None:
-        """Carry out an operation."""
-        with self._named(op):
-            self._do[op.kind](op)
-
-    @contextmanager
-    def _named(self, op: Op) -> Iterator[None]:
-        """Tell stage, micro-batch and layer in errors of an operation."""
+    def do(self, op: Op, action: Callable[[Op], None] | None = None) -> None:
+        """Carry out an operation; errors tell stage, micro-batch and layer."""
         try:
-            yield
+            (action or self._do[op.kind])(op)
         except (ArgumentError, MismatchError) as error:
             raise type(error)(f"{self._place(op)}: {error}") from error
         except Exception as error:
             if note := getattr(error, "add_note", None):  # Python 3.11
                 note(f"in the pipeline: {self._place(op)}")
             raise
+
+    def _expect(self, op: Op) -> None:
+        self._engine.transfers.expect(*self._source(op))
 
     def _place(self, op: Op) -> str:
         where = f"stage {self._engine.stage}, {op.kind} of "
@@ -132,8 +129,8 @@ class Run:
     def _send(self, op: Op) -> None:
         x = self._values.pop((op.what, op.micro, op.chunk))
         count = self.counts.get(op.micro, 0)
-        to, place = self._program.peer(op), self._place(op)
-        self._engine.transfers.post(x, to, _tag(op), count, place=place)
+        place = partial(self._place, op)
+        self._engine.transfers.post(x, self._program.peer(op), _tag(op), count, place=place)
 
     def _source(self, op: Op) -> tuple[int, int, tuple[str, int]]:
         """Return from where an array comes: stage, tag and what it is."""

@@ -7,8 +7,9 @@ before their turn, with the shape that came last from there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ class _Coming(NamedTuple):
     head: np.ndarray
     array: np.ndarray | None
     works: tuple[Any, ...]
+    guess: bytes = b""
 
 
 class Transfers:
@@ -38,16 +40,22 @@ class Transfers:
 
     def __init__(self, channel: Channel, ledger: Ledger) -> None:
         self._comm, self._ledger, self._group = channel.comm, ledger, channel.name
-        self._leaving: deque[tuple[tuple[Any, ...], str, str]] = deque()
+        self._leaving: deque[tuple[tuple[Any, ...], str, Callable[[], str]]] = deque()
         self._coming: dict[tuple[int, int], _Coming] = {}
         self._heads: dict[Any, np.ndarray] = {}
 
     def post(
-        self, x: Any, to: int, tag: int, number: int = 0, purpose: str = "pipeline", place: str = ""
+        self,
+        x: Any,
+        to: int,
+        tag: int,
+        number: int = 0,
+        purpose: str = "pipeline",
+        place: Callable[[], str] = str,
     ) -> None:
         """Start to send an array to a stage, and a number with it; it must stay as it is.
 
-        `place` says in errors what it was.
+        `place` gives what it was, for errors.
         """
         x = np.ascontiguousarray(x)
         self._ledger.wire[purpose, self._group] += x.nbytes
@@ -79,17 +87,18 @@ class Transfers:
         if last is not None:
             array = _empty(last)
             works += (self._comm.irecv(array, source, tag),)
-        self._coming[source, tag] = _Coming(head, array, works)
+        guess = b"" if last is None else last[:-1].tobytes()
+        self._coming[source, tag] = _Coming(head, array, works, guess)
 
     def receive(
         self, source: int, tag: int, purpose: str = "pipeline", kind: Any = None
     ) -> tuple[np.ndarray, int]:
         """Return the array that a stage has sent with a tag, and the number with it."""
         self.expect(source, tag, kind)
-        head, array, works = self._coming[source, tag]
+        head, array, works, guess = self._coming[source, tag]
         with self._ledger.waiting(purpose):
             works[0].wait()
-            if array is None or (head[:-1] != _head(array)[:-1]).any():
+            if array is None or head[:-1].tobytes() != guess:
                 for work in works[1:]:  # the message stays for a receive of its shape
                     work.forget()
                 array = _empty(head)
@@ -130,27 +139,33 @@ class Transfers:
 
 
 @contextmanager
-def _placed(place: str) -> Iterator[None]:
+def _placed(place: Callable[[], str]) -> Iterator[None]:
     """Note in an error where it comes from (Python 3.11)."""
     try:
         yield
     except Exception as error:
-        if place and (note := getattr(error, "add_note", None)):
-            note(f"in the pipeline: {place}")
+        if (where := place()) and (note := getattr(error, "add_note", None)):
+            note(f"in the pipeline: {where}")
         raise
 
 
 def _head(x: np.ndarray) -> np.ndarray:
-    if x.dtype.name not in _TYPES or x.ndim > _HEAD - 3:
+    return _head_of(x.dtype, x.shape).copy()
+
+
+@lru_cache(64)  # looking up the name of a type takes longer than all the rest
+def _head_of(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    if dtype.name not in _TYPES or len(shape) > _HEAD - 3:
         raise ArgumentError(
-            f"an array of type {x.dtype} with {x.ndim} dimensions cannot go from stage to stage; "
+            f"an array of type {dtype} with {len(shape)} dimensions cannot go from stage to stage; "
             f"accepted are {', '.join(_TYPES)} and up to {_HEAD - 3} dimensions"
         )
     head = np.zeros(_HEAD, np.int64)
-    head[:2] = _TYPES.index(x.dtype.name), x.ndim
-    head[2 : 2 + x.ndim] = x.shape
+    head[:2] = _TYPES.index(dtype.name), len(shape)
+    head[2 : 2 + len(shape)] = shape
     return head
 
 
 def _empty(head: np.ndarray) -> np.ndarray:
-    return np.empty(tuple(head[2 : 2 + head[1]]), dtype_of(_TYPES[head[0]]))
+    kind, dimensions, *shape = head.tolist()
+    return np.empty(shape[:dimensions], dtype_of(_TYPES[kind]))

@@ -63,7 +63,7 @@ def test_an_error_of_a_send_says_what_was_sent():
     def rank(comm):
         transfers = Transfers(Channel(comm, "pp", Ledger()), Ledger())
         if comm.rank == 0:
-            transfers.post(np.zeros(1 << 21), 1, 0, place="SEND of x of micro-batch 7")
+            transfers.post(np.zeros(1 << 21), 1, 0, place=lambda: "SEND of x of micro-batch 7")
             with pytest.raises(CollError) as caught:
                 transfers.finish()
             assert sys.version_info < (3, 11) or "micro-batch 7" in caught.value.__notes__[0]
