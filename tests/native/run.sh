@@ -94,7 +94,7 @@ for source in "${tests[@]}"; do
   if [[ $mode == fuzz ]]; then rate "${2:-1000}"; fi
 done
 if [[ $mode == fuzz ]]; then
-  for target in $(grep -rl 'from mutate import' tests | sort); do
+  for target in $(grep -rl --include='*.py' 'from mutate import' tests | sort); do
     start=$(date +%s%N)
     FUZZ_INPUTS=${2:-1000} FUZZ_SEED=${3:-1} .venv/bin/python -m pytest -q -n 0 --timeout 0 "$target" || failed=1
     rate "${2:-1000}"

@@ -37,10 +37,10 @@ def odd(saved, rng):
 
 
 def load(comm, with_hook, inputs):
-    """Load odd states on rank 0 and sound ones elsewhere; or the same odd one on all."""
+    """Load odd states on rank 0 and sound ones elsewhere, or the same on all; return what share."""
     options = {"hook": TopK(ratio=0.2)} if with_hook else {}
     made = engine(comm, **options)
-    sound, taken = made.state_dict(), 0
+    sound, taken = made.state_dict(), []
     for seed, rng in cases(inputs):
         state, alone = odd(sound, rng), rng.random() < 0.3
         before = flat(made.state_dict())
@@ -48,16 +48,17 @@ def load(comm, with_hook, inputs):
             made.load_state_dict(sound if alone and comm.rank else state)
         except (ArgumentError, MismatchError):
             assert flat(made.state_dict()) == before, f"seed {seed}"
+            taken.append(False)
         else:
-            taken += 1
+            taken.append(True)
     made.load_state_dict(sound)
     made.close()
-    return taken
+    return sum(taken) / len(taken)
 
 
 def test_one_rank():
     (taken,) = run_threads(1, lambda comm: load(comm, True, 500))
-    assert 0 < taken < 400
+    assert 0 < taken < 0.8
 
 
 def test_two_ranks():
