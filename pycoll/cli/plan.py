@@ -10,7 +10,8 @@ from typing import Any
 
 from pycoll.cli.common.arguments import check_writable, put, size
 from pycoll.cli.common.text import show_time, table
-from pycoll.parallel.analysis.planner import Prediction, plan
+from pycoll.errors import ArgumentError
+from pycoll.parallel.analysis.planner import CHOICES, Prediction, plan
 from pycoll.parallel.analysis.workload import Workload, workload
 from pycoll.parallel.precision import RECIPES
 from pycoll.schedule.cost.described import describe, per_second
@@ -34,6 +35,7 @@ def add_parser(subparsers: Any) -> None:
     add("--flops", default="140T", help="operations per second that a rank achieves (140T)")
     add("--precision", choices=sorted(RECIPES), default="bf16", help="recipe (bf16)")
     add("--top", type=int, default=5, help="how many meshes (5)")
+    add("--fix", action="append", default=[], metavar="NAME=VALUE", help=f"of {', '.join(CHOICES)}")
     add("--json", type=Path, metavar="FILE", help="also write the results as JSON")
 
 
@@ -51,6 +53,7 @@ def main(args: argparse.Namespace) -> int:
         flops=per_second(args.flops),
         precision=args.precision,
         top=args.top,
+        fixed=dict(map(_chosen, args.fix)),
     )
     print(
         f"{work.parameters / 1e9:.3g} billion parameters, {args.batch} sequences of "
@@ -68,6 +71,15 @@ def main(args: argparse.Namespace) -> int:
         facts = [asdict(each) | {"seconds": each.seconds, "memory": each.memory} for each in found]
         put(args.json, json.dumps(facts, indent=1) + "\n")
     return 0
+
+
+def _chosen(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ArgumentError(f"--fix is {text!r}, expected NAME=VALUE")
+    if value.isdecimal():
+        return name, int(value)
+    return name, None if (name, value) == ("schedule", "none") else value
 
 
 def _mesh(prediction: Prediction) -> str:

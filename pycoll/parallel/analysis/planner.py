@@ -26,6 +26,9 @@ from pycoll.schedule.cost.groups import Groups
 from pycoll.schedule.cost.simulate import simulate as simulate_collective
 
 SCHEDULES = ("1f1b", "interleaved:2", "zb_h1")
+CHOICES = ("dp", "pp", "tp", "micro_batch", "zero", "recompute", "schedule")
+MOST_OPERATIONS = 4096
+"""Micro-batches times stages of which a pipeline is simulated whole."""
 _PARTS = {
     "compute": "computation",
     "recompute": "computing again",
@@ -54,6 +57,11 @@ class Layout:
     zero: int
     recompute: str
     schedule: str | None
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What is chosen, by the names of `CHOICES`."""
+        return self.mesh | {name: getattr(self, name) for name in CHOICES[3:]}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -110,6 +118,7 @@ def plan(
     flops: float = 140e12,
     precision: str = "bf16",
     top: int = 5,
+    fixed: Mapping[str, Any] | None = None,
 ) -> list[Prediction]:
     """List the fastest meshes for a training run, each with its best settings.
 
@@ -122,16 +131,21 @@ def plan(
         flops: Floating-point operations per second that a rank achieves.
         precision: Name of a recipe.
         top: How many meshes.
+        fixed: What is chosen already, by the names of `CHOICES`, such as ``{"tp": 8, "zero": 1}``.
 
     Raises:
         ArgumentError: For sizes that do not fit, or if no mesh fits into the memory.
     """
+    fixed = dict(fixed or {})
+    if odd := fixed.keys() - set(CHOICES):
+        raise ArgumentError(f"fixed: there is no {odd.pop()!r} to fix; known: {', '.join(CHOICES)}")
     for name, value in (("ranks", ranks), ("batch", batch), ("top", top)):
         check_number(name, value, "[1, inf)", whole=True)
     for name, value in (("memory", memory), ("flops", flops)):
         check_number(name, value, "(0, inf)")
     planner = _Planner(workload(model), fabric(network, ranks), batch, flops, precision)
-    timed = [(sum(planner.parts(each)[0].values()), i, each) for i, each in planner.layouts()]
+    layouts = [(i, each) for i, each in planner.layouts() if fixed.items() <= each.choices.items()]
+    timed = [(sum(planner.parts(each)[0].values()), i, each) for i, each in layouts]
     found: dict[tuple[int, ...], Prediction] = {}
     for _, _, layout in sorted(timed, key=lambda each: each[:2]):
         mesh = tuple(layout.mesh.values())
@@ -144,7 +158,7 @@ def plan(
     if not found:
         raise ArgumentError(
             f"no mesh of {ranks} ranks with {memory / 1e9:g} GB each takes this model with a batch "
-            f"of {batch} sequences; expected more ranks or memory"
+            f"of {batch} sequences{f' and {fixed}' if fixed else ''}; expected more ranks or memory"
         )
     best = sorted(found.values(), key=lambda each: each.seconds)[:top]
     return [best[0], *(_explained(each, best[0]) for each in best[1:])]
@@ -205,9 +219,7 @@ class _Planner:
         chosen = find(schedule)
         if m < max(pp, chosen.least(pp)) or pp * chosen.chunks > self.work.layers:
             return False
-        return (
-            pp * m <= 4096
-        )  # more operations take long to lay out, and have no bubble to speak of
+        return True
 
     # --- Time -------------------------------------------------------------------------------------
 
@@ -277,8 +289,11 @@ class _Planner:
     ) -> tuple[float, float]:
         chosen = find(schedule)
         forward, backward, weight = (each / chosen.chunks for each in costs[:3])
-        timing = simulate(chosen.program(pp, m, 1), Costs(forward, backward, weight, costs[3]))
-        return timing.total, timing.bubble_fraction
+        fewer = m if pp * m <= MOST_OPERATIONS else 2 * pp  # one pace, once all stages are busy
+        program = chosen.program(pp, min(m, fewer), 1)
+        timing = simulate(program, Costs(forward, backward, weight, costs[3]))
+        total = timing.total + (m - min(m, fewer)) * sum(costs[:3])
+        return total, timing.bubble / total
 
     # --- Memory -----------------------------------------------------------------------------------
 

@@ -272,6 +272,7 @@ class Rails(Fabric):
     near_latency: float = 1e-6
     nodes: int = 32
     over: float = 1.0
+    fold: float = 1e12
 
     kind: ClassVar[str] = "rails"
     about: ClassVar[str] = "nodes of GPUs with NVLink, a network for each GPU number"

@@ -34,8 +34,8 @@ class Groups(Fabric):
 
     @property
     def bases(self) -> np.ndarray:
-        """First rank of each group."""
-        rank = np.arange(self.whole.n)
+        """First rank of each group; ranks at the end that make no whole group are in none."""
+        rank = np.arange(self.whole.n - (self.n - 1) * self.stride)
         return rank[rank // self.stride % self.n == 0]
 
     def links(self) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ import pytest
 from pycoll.algorithms import find
 from pycoll.errors import ArgumentError
 from pycoll.parallel import DataParallel, Mesh, Pipeline, Workload, estimate, plan
+from pycoll.parallel.analysis import planner
 from pycoll.parallel.analysis.workload import workload
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.schedule.cost.described import fabric
@@ -93,10 +94,8 @@ def test_bytes_sent_are_those_of_the_estimate(zero):
     ).wire
     from dataclasses import replace
 
-    from pycoll.parallel.analysis.planner import _Planner
-
-    planner = _Planner(SMALL, fabric("switch", 4), 32, 1e12, "fp32")
-    sent = planner._sent(replace(layout, zero=zero))["dp"]
+    made = planner._Planner(SMALL, fabric("switch", 4), 32, 1e12, "fp32")
+    sent = made._sent(replace(layout, zero=zero))["dp"]
     assert np.isclose(sent, told.get("gradient", 0) + told.get("parameter", 0), rtol=0.03)
 
 
@@ -114,6 +113,32 @@ def test_sizes_of_published_models():
         formula *= 1 + 2048 / (6 * hidden) + 51200 / (12 * layers * hidden)
         assert np.isclose(per_step, formula)
         assert np.isclose(work.parameters / 1e9, billions, rtol=0.045)
+
+
+def test_what_is_fixed_is_kept():
+    fixed = {"tp": 2, "zero": 1, "micro_batch": 4}
+    found = small_plan(fixed=fixed)
+    assert found
+    assert all(fixed.items() <= each.layout.choices.items() for each in found)
+    with pytest.raises(ArgumentError, match="no 'size' to fix"):
+        small_plan(fixed={"size": 2})
+    with pytest.raises(ArgumentError, match="'tp': 3"):
+        small_plan(fixed={"tp": 3})
+
+
+@pytest.mark.parametrize("schedule", planner.SCHEDULES)
+def test_long_pipelines_are_as_long_as_if_they_were_simulated_whole(schedule, monkeypatch):
+    made = planner._Planner(SMALL, fabric("switch", 4), 32, 1e12, "fp32")
+    costs = (1.0, 1.5, 0.75, 0.1)
+    whole = made._timing(schedule, 4, 48, costs)
+    monkeypatch.setattr(planner, "MOST_OPERATIONS", 64)
+    assert made._timing(schedule, 4, 48, costs) == pytest.approx(whole)
+
+
+def test_groups_that_do_not_fill_a_network():
+    ring, network = find("all_reduce", "ring").schedule(2), fabric("switch", 12)
+    found = simulate(ring, 1e6, Groups.of(network, 2, 8)).max()
+    assert np.isclose(found, simulate(ring, 1e6, fabric("switch", 2)).max())
 
 
 def test_groups_that_fill_a_network_share_its_links():
