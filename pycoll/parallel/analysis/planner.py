@@ -136,25 +136,12 @@ def plan(
     Raises:
         ArgumentError: For sizes that do not fit, or if no mesh fits into the memory.
     """
-    fixed = dict(fixed or {})
-    if odd := fixed.keys() - set(CHOICES):
-        raise ArgumentError(f"fixed: there is no {odd.pop()!r} to fix; known: {', '.join(CHOICES)}")
     for name, value in (("ranks", ranks), ("batch", batch), ("top", top)):
         check_number(name, value, "[1, inf)", whole=True)
     for name, value in (("memory", memory), ("flops", flops)):
         check_number(name, value, "(0, inf)")
     planner = _Planner(workload(model), fabric(network, ranks), batch, flops, precision)
-    layouts = [(i, each) for i, each in planner.layouts() if fixed.items() <= each.choices.items()]
-    timed = [(sum(planner.parts(each)[0].values()), i, each) for i, each in layouts]
-    found: dict[tuple[int, ...], Prediction] = {}
-    for _, _, layout in sorted(timed, key=lambda each: each[:2]):
-        mesh = tuple(layout.mesh.values())
-        if mesh not in found and planner.least_memory(layout) <= memory:
-            prediction = planner.predict(layout)
-            if prediction.memory <= memory:
-                found[mesh] = prediction
-        if len(found) == 2 * top:  # bubbles were estimated until here: later ones may be faster
-            break
+    found = planner.fitting(memory, top, fixed or {})
     if not found:
         raise ArgumentError(
             f"no mesh of {ranks} ranks with {memory / 1e9:g} GB each takes this model with a batch "
@@ -220,6 +207,24 @@ class _Planner:
         if m < max(pp, chosen.least(pp)) or pp * chosen.chunks > self.work.layers:
             return False
         return True
+
+    def fitting(self, memory: float, top: int, fixed: Mapping[str, Any]) -> dict[Any, Prediction]:
+        """Return the fastest layout that fits of each of the fastest meshes, by its sizes."""
+        if odd := fixed.keys() - set(CHOICES):
+            known = ", ".join(CHOICES)
+            raise ArgumentError(f"fixed: there is no {odd.pop()!r} to fix; known: {known}")
+        layouts = [(i, x) for i, x in self.layouts() if fixed.items() <= x.choices.items()]
+        timed = [(sum(self.parts(each)[0].values()), i, each) for i, each in layouts]
+        found: dict[tuple[int, ...], Prediction] = {}
+        for _, _, layout in sorted(timed, key=lambda each: each[:2]):
+            mesh = tuple(layout.mesh.values())
+            if mesh not in found and self.least_memory(layout) <= memory:
+                prediction = self.predict(layout)
+                if prediction.memory <= memory:
+                    found[mesh] = prediction
+            if len(found) == 2 * top:  # bubbles were estimated until here: later may be faster
+                break
+        return found
 
     # --- Time -------------------------------------------------------------------------------------
 
