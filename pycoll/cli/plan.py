@@ -10,10 +10,13 @@ from typing import Any
 
 from pycoll.cli.common.arguments import check_writable, put, size
 from pycoll.cli.common.text import show_time, table
+from pycoll.cli.measure import plan_steps
+from pycoll.cli.run import main_of_pycoll
 from pycoll.errors import ArgumentError
 from pycoll.parallel.analysis.planner import CHOICES, Prediction, plan
 from pycoll.parallel.analysis.workload import Workload, workload
 from pycoll.parallel.precision import RECIPES
+from pycoll.runtime.startup.mpi import under_launcher
 from pycoll.schedule.cost.described import describe, per_second
 
 
@@ -31,11 +34,13 @@ def add_parser(subparsers: Any) -> None:
     add("--ranks", type=int, required=True, help="number of ranks")
     add("--memory", type=size, required=True, help="bytes of each rank: 80G")
     add("--batch", type=int, required=True, help="sequences of a step, over all ranks")
-    add("--network", default="rails", metavar="KIND:NAME=VALUE,...", help="see above (rails)")
-    add("--flops", default="140T", help="operations per second that a rank achieves (140T)")
+    add("--network", metavar="KIND:NAME=VALUE,...", help="see above (rails)")
+    add("--flops", help="operations per second that a rank achieves (140T)")
     add("--precision", choices=sorted(RECIPES), default="bf16", help="recipe (bf16)")
     add("--top", type=int, default=5, help="how many meshes (5)")
     add("--fix", action="append", default=[], metavar="NAME=VALUE", help=f"of {', '.join(CHOICES)}")
+    measure = "also train them here, on so many ranks; network and speed are measured if not given"
+    add("--measure", action="store_true", help=measure)
     add("--json", type=Path, metavar="FILE", help="also write the results as JSON")
 
 
@@ -43,21 +48,14 @@ def main(args: argparse.Namespace) -> int:
     """Print the meshes, fastest first."""
     if args.json is not None:
         check_writable("--json", args.json)
+    if args.measure:
+        return _measure(args) if under_launcher() else main_of_pycoll(args.ranks, _words(args))
     work = workload(args.model)
-    found = plan(
-        work,
-        args.ranks,
-        memory=args.memory,
-        batch=args.batch,
-        network=args.network,
-        flops=per_second(args.flops),
-        precision=args.precision,
-        top=args.top,
-        fixed=dict(map(_chosen, args.fix)),
-    )
+    network = args.network or "rails"
+    found = _plan(args, network, per_second(args.flops or "140T"))
     print(
         f"{work.parameters / 1e9:.3g} billion parameters, {args.batch} sequences of "
-        f"{work.sequence} on {args.ranks} ranks, {args.network}, {args.precision}"
+        f"{work.sequence} on {args.ranks} ranks, {network}, {args.precision}"
     )
     head = ["mesh", "zero", "recompute", "micro-batches", "schedule", "step", "tokens/s", "memory"]
     head += ["bubble", "sent by dp", "pp", "tp", "than the first"]
@@ -70,6 +68,43 @@ def main(args: argparse.Namespace) -> int:
     if args.json is not None:
         facts = [asdict(each) | {"seconds": each.seconds, "memory": each.memory} for each in found]
         put(args.json, json.dumps(facts, indent=1) + "\n")
+    return 0
+
+
+def _plan(args: argparse.Namespace, network: str, flops: float) -> list[Prediction]:
+    given: dict[str, Any] = {name: getattr(args, name) for name in ("memory", "batch", "top")}
+    given |= {"network": network, "flops": flops, "precision": args.precision}
+    return plan(workload(args.model), args.ranks, fixed=dict(map(_chosen, args.fix)), **given)
+
+
+def _words(args: argparse.Namespace) -> list[str]:
+    """Return the arguments with which each rank is started."""
+    words = ["plan", "--measure"]
+    for name in ("model", "ranks", "memory", "batch", "network", "flops", "precision", "top"):
+        value = getattr(args, name)
+        words += [] if value is None else [f"--{name}", str(value)]
+    return words + [word for each in args.fix for word in ("--fix", each)]
+
+
+def _measure(args: argparse.Namespace) -> int:
+    """Predict and measure on the ranks of this job; rank 0 prints."""
+    import pycoll
+
+    work = workload(args.model)
+    with pycoll.init() as comm:
+        network = args.network or plan_steps.network(comm)
+        flops = (
+            per_second(args.flops) if args.flops else plan_steps.speed(comm, work, args.precision)
+        )
+        rows = []
+        for each in _plan(args, network, flops):
+            found = plan_steps.measured(comm, work, each.layout, args.precision)
+            rows.append(_row(each, work, args.batch)[:5] + plan_steps.row(each, found))
+        if comm.rank == 0:
+            print(f"{network}, {flops / 1e9:.3g} G operations/s of each of {args.ranks} ranks")
+            head = ["mesh", "zero", "recompute", "micro-batches", "schedule", "predicted", "step"]
+            head += ["off", "predicted", "peak of the ledger", "off"]
+            print(table(head, rows, right=range(5, 11)))
     return 0
 
 

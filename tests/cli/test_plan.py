@@ -24,3 +24,14 @@ def test_what_is_refused(capsys):
     assert "no network 'cube'" in capsys.readouterr().err
     assert cli.main(["plan", *WORDS[1:6], "1M", *WORDS[7:]]) == 2
     assert "no mesh of 4 ranks" in capsys.readouterr().err
+
+
+def test_layouts_are_measured_here(jobs):
+    words = "plan --model gpt:layers=2,hidden=16,heads=2,sequence=8,vocabulary=32 --ranks 2".split()
+    words += "--memory 1G --batch 4 --precision fp32 --top 2 --fix micro_batch=2 --measure".split()
+    done = jobs.python("-m", "pycoll", *words, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    head, names, *rows = done.stdout.splitlines()
+    assert "operations/s of each of 2 ranks" in head
+    assert "peak of the ledger" in names
+    assert len(rows) == 2

@@ -54,6 +54,27 @@ def test_a_layout_runs_and_holds_what_was_predicted(place):
         assert ledgers == [(prediction.states.peak, prediction.states.at_rest)] * 4
 
 
+CONFIGURATIONS = [
+    *({"dp": 4, "zero": zero} for zero in range(4)),
+    {"tp": 2, "zero": 0},
+    {"tp": 2, "zero": 1},
+    {"tp": 2, "dp": 2, "zero": 2, "recompute": "full"},
+    {"pp": 4, "schedule": "1f1b"},
+    {"pp": 2, "dp": 2, "schedule": "interleaved:2", "zero": 1},
+    {"pp": 2, "tp": 2, "schedule": "zb_h1"},
+    {"pp": 2, "dp": 2, "schedule": "1f1b", "zero": 2},
+    {"pp": 4, "schedule": "zb_h1", "recompute": "full"},
+]
+
+
+@pytest.mark.parametrize("fixed", CONFIGURATIONS, ids=str)
+def test_twelve_configurations_hold_what_was_predicted(fixed):
+    prediction = small_plan(fixed=fixed, top=1)[0]
+    ledgers = run(prediction.layout)
+    assert prediction.states.at_rest in [rest for _, rest in ledgers]
+    assert prediction.states.peak == pytest.approx(max(peak for peak, _ in ledgers), rel=0.05)
+
+
 def test_meshes_differ_and_the_fastest_is_first():
     found = small_plan()
     assert len({tuple(each.layout.mesh.values()) for each in found}) == len(found) >= 5

@@ -1,0 +1,95 @@
+"""Training steps of layouts, measured here, beside what was predicted for them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pycoll.comm import Communicator
+from pycoll.parallel import DataParallel
+from pycoll.parallel.analysis.planner import Layout, Prediction
+from pycoll.parallel.analysis.workload import Workload
+from pycoll.parallel.gpt import GPT, TransformerConfig
+from pycoll.parallel.mesh import Mesh
+from pycoll.parallel.pipeline.engine import Pipeline
+
+_TIMES = 5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Steps of one layout, as the slowest rank saw them.
+
+    Attributes:
+        seconds: Median of the steps.
+        peak: Most bytes of parameters, gradients, states and buffers on any rank, by its ledger.
+    """
+
+    seconds: float
+    peak: int
+
+
+def measured(comm: Communicator, work: Workload, layout: Layout, precision: str) -> Measured:
+    """Train a few steps as a layout says, on tokens that are all alike."""
+    axes = {axis: size for axis, size in layout.mesh.items() if layout.schedule or axis != "pp"}
+    mesh = Mesh(comm, **axes)
+    split = mesh.tp if layout.mesh["tp"] > 1 else None
+    sizes = (work.hidden, work.heads, work.layers, work.vocabulary, work.sequence)
+    model = GPT(TransformerConfig(*sizes, comm=split), seed=0)
+    engine = (Pipeline if layout.schedule else DataParallel)(
+        model, model.loss(), mesh, precision=precision, **layout.arguments
+    )
+    tokens = np.ones((layout.micro_batch, work.sequence), int)
+    batch, seconds, peak = [(tokens, tokens)] * layout.micro_batches, [], 0
+    for _ in range(1 + _TIMES):
+        comm.barrier()
+        started = time.perf_counter()
+        peak = max(peak, engine.step(batch).peak_bytes)
+        seconds.append(time.perf_counter() - started)
+    own = np.array([statistics.median(seconds[1:]), peak], float)
+    slowest = comm.all_reduce(own, op="max")
+    return Measured(float(slowest[0]), int(slowest[1]))
+
+
+def speed(comm: Communicator, work: Workload, precision: str) -> float:
+    """Return the operations per second of a rank while all ranks compute, by steps of one layer."""
+    one = replace(work, layers=1)
+    alone = comm.split(color=comm.rank)
+    layout = Layout({"dp": 1, "pp": 1, "tp": 1}, 1, 1, 0, "none", None)
+    comm.barrier()
+    took = measured(alone, one, layout, precision).seconds
+    slowest = float(comm.all_reduce(np.array([took]), op="max")[0])
+    return 3 * (one.layer_flops() + one.logits_flops()) / slowest
+
+
+def network(comm: Communicator) -> str:
+    """Describe what joins the ranks as a switch, by the times of a small and a large sum."""
+    n, times = comm.world_size, []
+    for count in (2, 1 << 20):
+        x, taken = np.ones(count, np.float32), []
+        for _ in range(10):
+            comm.barrier()
+            started = time.perf_counter()
+            comm.all_reduce(x, order="any")
+            taken.append(time.perf_counter() - started)
+        times.append(statistics.median(taken))
+    small, large = comm.all_reduce(np.array(times), op="max").tolist()
+    rounds = 2 * max(1, (n - 1).bit_length())
+    rate = 2 * (n - 1) / n * (4 << 20) / max(large - small, 1e-6)
+    return f"switch:bw={rate / 1e9:.4f}G,latency={1e9 * small / rounds:.0f}ns,fold=1000T"
+
+
+def row(prediction: Prediction, found: Measured) -> list[str]:
+    """Say how far a prediction is off, in time and in bytes."""
+    peak = prediction.states.peak
+    return [
+        f"{1e3 * prediction.seconds:.3g} ms",
+        f"{1e3 * found.seconds:.3g} ms",
+        f"{prediction.seconds / found.seconds - 1:+.0%}",
+        f"{peak / 1e6:.4g} MB",
+        f"{found.peak / 1e6:.4g} MB",
+        f"{peak / found.peak - 1:+.2%}",
+    ]
