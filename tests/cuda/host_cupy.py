@@ -1,17 +1,36 @@
 """As much of CuPy as pycoll uses, over host memory: for kernels compiled for the host."""
 
 import ctypes
-import time
 import types
 
 import numpy as np
+
+from cuda.host_streams import TAPE, Device, Event, Stream
+
+
+class Pointer(tuple):
+    """Where memory is: address, bytes and owner; moves on by a number of bytes."""
+
+    ptr = property(lambda self: self[0])
+
+    def __new__(cls, address, nbytes, owner):
+        return super().__new__(cls, (address, nbytes, owner))
+
+    def __add__(self, offset):
+        return Pointer(self[0] + offset, self[1] - offset, self[2])
 
 
 class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
     """As much of ``cupy.ndarray`` as pycoll uses; like that, nothing makes a NumPy array of it."""
 
-    def __init__(self, values):
-        self._values = np.asarray(values)
+    def __init__(self, values, base=None):
+        self._values, self.base = np.asarray(values), base
+
+    def _view(self, values):
+        """Make an array in the memory of this one, if it is there."""
+        if not np.may_share_memory(values, self._values):
+            return DeviceArray(values)
+        return DeviceArray(values, self if self.base is None else self.base)
 
     def __array__(self, *args, **options):
         raise TypeError("Implicit conversion to a NumPy array is not allowed; use .get()")
@@ -38,14 +57,16 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
     nbytes = property(lambda self: self._values.nbytes)
     flags = property(lambda self: self._values.flags)
     device = property(lambda self: Device())
-    T = property(lambda self: DeviceArray(self._values.T))
-    data = property(lambda self: types.SimpleNamespace(ptr=self._values.ctypes.data))
+    T = property(lambda self: self._view(self._values.T))
+    data = property(
+        lambda self: Pointer(self._values.ctypes.data, self._values.nbytes, self._values)
+    )
 
     def __len__(self):
         return len(self._values)
 
     def __getitem__(self, key):
-        return DeviceArray(self._values[_values_of(key)])
+        return self._view(self._values[_values_of(key)])
 
     def __setitem__(self, key, other):
         with np.errstate(all="ignore"):
@@ -66,7 +87,7 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
         return 2, 0
 
     def view(self, dtype):
-        return DeviceArray(self._values.view(dtype))
+        return self._view(self._values.view(dtype))
 
     def fill(self, value):
         self._values.fill(value)
@@ -81,7 +102,10 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
         return DeviceArray(self._values.sum(axis))
 
     def reshape(self, *shape):
-        return DeviceArray(self._values.reshape(*shape))
+        return self._view(self._values.reshape(*shape))
+
+    def transpose(self, axes):
+        return self._view(self._values.transpose(axes))
 
     def astype(self, dtype, copy=True):
         with np.errstate(all="ignore"):
@@ -144,90 +168,6 @@ class Namespace:
 NAMESPACE = Namespace()
 
 
-class Tape:
-    """What is launched while a graph is captured: kept, and run when the graph is launched."""
-
-    def __init__(self):
-        self.items, self.captures = [], False
-
-    def run(self, function, *args):
-        if self.captures:
-            self.items.append((function, args))
-        else:
-            function(*args)
-
-
-TAPE = Tape()
-
-
-class Graph:
-    """What a tape has recorded."""
-
-    def __init__(self, items):
-        self._items = items
-
-    def launch(self, stream):
-        for function, args in self._items:
-            function(*args)
-
-
-class Stream:
-    """A stream on which everything has already happened."""
-
-    def begin_capture(self):
-        TAPE.items, TAPE.captures = [], True
-
-    def end_capture(self):
-        TAPE.captures = False
-        return Graph(TAPE.items)
-
-    def synchronize(self):
-        pass
-
-    def __init__(self, ptr=0, non_blocking=False):
-        self.ptr = 77 if non_blocking else ptr
-
-    def __cuda_stream__(self):
-        return 0, self.ptr
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    null = None
-    from_external = staticmethod(lambda other: Stream(other.__cuda_stream__()[1]))
-
-
-Stream.null = Stream()
-
-
-class Event:
-    """An event that has happened."""
-
-    done = True
-
-    def __init__(self, **options):
-        self.ptr, self.when = 5, 0.0
-
-    def record(self, stream=None):
-        self.when = time.perf_counter()
-
-    def synchronize(self):
-        pass
-
-
-class Device:
-    """The only device."""
-
-    def __init__(self, index=0):
-        self.id = int(index)
-
-    __enter__ = Stream.__enter__
-    __exit__ = Stream.__exit__
-
-
 class _Arrays(type):
     """Takes every array for one of CuPy."""
 
@@ -238,22 +178,18 @@ class _Arrays(type):
 class ndarray(metaclass=_Arrays):
     """Makes an array over memory that somebody else owns."""
 
-    def __new__(cls, shape, dtype, memory):
+    def __new__(cls, shape, dtype, memory, strides=None):
         pointer, nbytes, owner = memory
         raw = (ctypes.c_uint8 * nbytes).from_address(pointer)
         raw._owner = owner
-        count = int(np.prod(shape))
-        return DeviceArray(np.frombuffer(raw, dtype, count).reshape(shape))
+        return DeviceArray(np.ndarray(shape, dtype, raw, 0, strides))
 
 
-def cupy_module():
-    """Make a module to be put in the place of ``cupy``."""
-    calls = []
-
+def _runtime(calls):
     def note(name, result=None):
         return lambda *args, **options: (calls.append((name, *args)), result)[1]
 
-    runtime = types.SimpleNamespace(
+    return types.SimpleNamespace(
         eventDisableTiming=2,
         eventCreateWithFlags=note("create", 9),
         eventDestroy=note("destroy"),
@@ -264,7 +200,16 @@ def cupy_module():
             ctypes.memmove, dst, src, nbytes
         ),
         deviceSynchronize=note("synchronize"),
+        memcpyDefault=4,
+        CUDARuntimeError=type("CUDARuntimeError", (RuntimeError,), {}),
     )
+
+
+def cupy_module():
+    """Make a module to be put in the place of ``cupy``."""
+    calls = []
+
+    runtime = _runtime(calls)
     cuda = types.SimpleNamespace(
         is_available=lambda: True,
         get_current_stream=lambda: Stream.null,
@@ -272,6 +217,7 @@ def cupy_module():
         Event=Event,
         get_elapsed_time=lambda first, last: 1e3 * (last.when - first.when),
         Device=Device,
+        alloc_pinned_memory=bytearray,
         runtime=runtime,
         UnownedMemory=lambda pointer, nbytes, owner, device: (pointer, nbytes, owner),
         MemoryPointer=lambda memory, offset: memory,

@@ -1,6 +1,6 @@
 """A small GPT on made-up text, trained on one rank: what tests of engines compare."""
 
-from pycoll.parallel import AdamW, DataParallel, Mesh
+from pycoll.parallel import AdamW, DataParallel, Mesh, Options
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.parallel.random import Cursor, Key, integers
 
@@ -26,7 +26,7 @@ class Turns:
         return rows[:, :-1], rows[:, 1:]
 
 
-def train(comm, axes, steps=STEPS, micro=4, wrap=lambda x: x, tied=False, dtype="float32", **more):
+def train(comm, axes, steps=STEPS, micro=4, wrap=Options.wrap, tied=False, dtype="float32", **more):
     """Train on one rank; return losses, norms and parameters.
 
     Args:

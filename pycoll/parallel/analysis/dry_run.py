@@ -105,9 +105,12 @@ class DryStorage:
 
     array: Any = None
 
+    def __init__(self, paged: bool) -> None:
+        self.paged = paged
+
     def vector(self, count: int, dtype: Any) -> DryStorage:
         """Return a vector without elements."""
-        found = DryStorage()
+        found = DryStorage(self.paged)
         found.array = _Shape.of((count,), dtype)
         return found
 
@@ -194,7 +197,7 @@ def held(ledger: Ledger) -> Counter[str]:
 
 def dry_storage(options: Options) -> DryStorage | None:
     """Return where states of the optimizer are; None: in memory."""
-    return DryStorage() if options.offloads("optimizer") else None
+    return DryStorage(options.device == "cpu") if options.offloads("optimizer") else None
 
 
 def dry_update(buckets: Sequence[Bucket]) -> None:

@@ -93,11 +93,19 @@ class DataParallel:
         self._own_samples = 0  # of the running step
         self.loss_scale, self._scaled = options.scaling
         self._hook_scale = self.loss_scale.value  # of what the hook has not sent
-        units = self._make_units(model)
-        owned = unit_parameters(units)
+        owned = unit_parameters(units := self._make_units(model))
         self.parameters = [parameter for group in owned for parameter in group]
         check_mesh(self.parameters, mesh)
         self.groups = Groups(mesh, self.ledger, options.device, self.AXES)
+        try:
+            self._prepare(model, loss, units, owned)
+        except BaseException:
+            self.groups.close()  # mostly every rank has the same error, and some still hear of it
+            raise
+
+    def _prepare(self, model: Model, loss: Loss, units: list[Unit], owned: Any) -> None:
+        """Compare ranks, and make everything that the channels are needed for."""
+        options, mesh = self.options, self.mesh
         facts = [f"mesh={mesh.axes}", *self._facts(), *options.facts()]
         check_structure(self.parameters, facts, self.groups.world)
         check_parts(units, self.groups)

@@ -1,4 +1,6 @@
-"""What layers keep for the backward pass, in a file from soon after it is made until it is needed.
+"""What layers keep for the backward pass, elsewhere from soon after it is made until it is needed.
+
+Elsewhere is a file, and the memory of the host for arrays of a device.
 
 Arrays come back with the strides that they had, so that whatever reads them does the same as
 before, to the bit.
@@ -9,7 +11,6 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from pycoll.parallel.channels import Ledger
 from pycoll.parallel.engine.options import Options
+from pycoll.parallel.state.host_memory import HostMemory
 from pycoll.parallel.state.storage import Storage
 
 LEAST_BYTES = 4096
@@ -47,16 +49,16 @@ class Kept:
 
 
 class Offloaded(Kept):
-    """Keeps NumPy arrays in a file: those in tuples, lists and dicts, each part of memory once.
+    """Keeps arrays elsewhere: those in tuples, lists and dicts, each part of memory once.
 
     What cannot be stored stays in memory, and is a problem.
     """
 
-    def __init__(self, storage: Storage, ledger: Ledger) -> None:
-        """Keep them in a `Storage`, counted in a ledger."""
+    def __init__(self, storage: Any, ledger: Ledger) -> None:
+        """Keep them in a `Storage` or `HostMemory`, counted in a ledger."""
         self._storage, self._ledger = storage, ledger
         self._blocks: weakref.WeakValueDictionary[Any, _Block] = weakref.WeakValueDictionary()
-        self._writing: deque[list[Future[None]]] = deque()
+        self._writing: deque[list[Any]] = deque()
         self._problems: list[str] = []
 
     def problems(self) -> list[str]:
@@ -68,15 +70,15 @@ class Offloaded(Kept):
     def put(self, saved: Any) -> Any:
         """Start to write the arrays of a layer; they must stay as they are."""
         blocks: dict[int, _Block] = {}
-        writes: list[Future[None]] = []
+        writes: list[Any] = []
 
         def leaf(x: Any) -> Any:
-            place = _place(x) if isinstance(x, np.ndarray) else None
+            place = self._place(x)
             block = None if place is None else self._block(place, writes)
             if block is None:
                 return x
             blocks[id(block)] = block
-            offset = x.ctypes.data - place.memory.ctypes.data
+            offset = self._storage.address(x) - self._storage.address(place.memory)
             return _View(block, offset, x.shape, x.strides, x.dtype)
 
         tree = _mapped(saved, leaf)
@@ -86,10 +88,20 @@ class Offloaded(Kept):
                 write.result()
         return _Packed(tree, list(blocks.values()), {}) if blocks else saved
 
-    def _block(self, place: _Place, writes: list[Future[None]]) -> _Block | None:
+    def _place(self, x: Any) -> _Place | None:
+        """Return the memory to store for an array; None: it stays where it is."""
+        owns = self._storage.owns
+        if not owns(x) or x.nbytes < LEAST_BYTES:
+            return None
+        owner = x.base if owns(x.base) else x
+        if owner.nbytes <= _WIDEST * x.nbytes and _dense(owner):
+            return _Place(owner, owner)
+        return _Place(x, owner) if _dense(x) else None
+
+    def _block(self, place: _Place, writes: list[Any]) -> _Block | None:
         """Return where an array's memory is stored; None if there is no room for it."""
         memory = place.memory
-        key = memory.ctypes.data, memory.nbytes
+        key = self._storage.address(memory), memory.nbytes
         block = self._blocks.get(key)
         if block is not None and block.alive() is place.owner:
             return block
@@ -124,28 +136,28 @@ class Offloaded(Kept):
         def leaf(x: Any) -> Any:
             if not isinstance(x, _View):
                 return x
-            return np.ndarray(x.shape, x.dtype, memory[x.block], x.offset, x.strides)
+            return self._storage.view(memory[x.block], x.offset, x)
 
         return _mapped(packed.tree, leaf)
 
 
-def keeping(options: Options, ledger: Ledger) -> tuple[Storage | None, Kept]:
-    """Return the file of what options offload, if anything, and what keeps activations.
+def keeping(options: Options, ledger: Ledger) -> tuple[Storage | HostMemory | None, Kept]:
+    """Return where options offload to, if anything, and what keeps activations.
 
     Raises:
         OSError: If the file cannot be made.
     """
     if options.offload == "none":
         return None, Kept()
-    storage = Storage(options.offload_dir)
+    storage = HostMemory() if options.device == "cuda" else Storage(options.offload_dir)
     return storage, Offloaded(storage, ledger) if options.offloads("activations") else Kept()
 
 
 class _Place(NamedTuple):
     """The memory of an array: a dense array, and whose memory it is."""
 
-    memory: np.ndarray
-    owner: np.ndarray
+    memory: Any
+    owner: Any
 
 
 class _View(NamedTuple):
@@ -155,7 +167,7 @@ class _View(NamedTuple):
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    dtype: np.dtype
+    dtype: Any
 
 
 @dataclass
@@ -170,7 +182,7 @@ class _Packed:
 
     tree: Any
     blocks: list[_Block]
-    found: dict[_Block, Callable[[], np.ndarray]]
+    found: dict[_Block, Callable[[], Any]]
 
 
 class _Block:
@@ -180,29 +192,29 @@ class _Block:
         self.alive = weakref.ref(place.owner)
         self._storage, self._nbytes, self._problems = storage, place.memory.nbytes, problems
         self._start = storage.reserve(self._nbytes)
-        self._here: Callable[[], np.ndarray | None] = lambda: None
+        self._here: Callable[[], Any] = lambda: None
         ledger.stored["activation"] += self._nbytes
         weakref.finalize(self, _free, storage, ledger, self._start, self._nbytes).atexit = False
 
-    def write(self, memory: np.ndarray) -> None:
+    def write(self, memory: Any) -> None:
         """Write all of it; what cannot be written stays in memory."""
         data = _bytes(memory)
         try:
-            self._storage.write(memoryview(data), self._start)
+            self._storage.write(data, self._start)
         except OSError as error:
             self._here = lambda: data
             self._problems.append(_no_room(self._nbytes, error))
 
-    def fetch(self) -> Callable[[], np.ndarray]:
+    def fetch(self) -> Callable[[], Any]:
         """Start to read it, unless it is in memory; return what gives its bytes."""
         return self._storage.later(self._read).result
 
-    def _read(self) -> np.ndarray:
+    def _read(self) -> Any:
         """Return its bytes, in the thread: after what was to be written before."""
         if (here := self._here()) is not None:
             return here
-        data = np.empty(self._nbytes, np.uint8)
-        self._storage.read(memoryview(data), self._start)
+        data = self._storage.empty(self._nbytes)
+        self._storage.read(data, self._start)
         self._here = weakref.ref(data)
         return data
 
@@ -211,7 +223,7 @@ def _no_room(nbytes: int, error: OSError) -> str:
     return f"no room for {nbytes} bytes of an activation: {error}"
 
 
-def _free(storage: Any, ledger: Ledger, start: int, nbytes: int) -> None:
+def _free(storage: Any, ledger: Ledger, start: Any, nbytes: int) -> None:
     ledger.stored["activation"] -= nbytes
     storage.release(start, nbytes)
 
@@ -228,25 +240,15 @@ def _mapped(tree: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(tree)
 
 
-def _place(x: np.ndarray) -> _Place | None:
-    """Return the memory to store for an array; None: it stays where it is."""
-    if x.nbytes < LEAST_BYTES or x.dtype.hasobject or type(x) is not np.ndarray:
-        return None
-    owner = x.base if type(x.base) is np.ndarray else x
-    if owner.nbytes <= _WIDEST * x.nbytes and _dense(owner):
-        return _Place(owner, owner)
-    return _Place(x, owner) if _dense(x) else None
-
-
-def _order(x: np.ndarray) -> Sequence[int]:
+def _order(x: Any) -> Sequence[int]:
     return sorted(range(x.ndim), key=lambda axis: (-x.strides[axis], -x.shape[axis]))
 
 
-def _dense(x: np.ndarray) -> bool:
+def _dense(x: Any) -> bool:
     """Tell whether an array has all of its memory, in whatever order of axes."""
     return bool(x.transpose(_order(x)).flags.c_contiguous)
 
 
-def _bytes(x: np.ndarray) -> np.ndarray:
+def _bytes(x: Any) -> Any:
     """Return the memory of a dense array."""
     return x.transpose(_order(x)).reshape(-1).view(np.uint8)

@@ -78,9 +78,10 @@ class Options:
             the same, keeping the input of every k-th layer. ``"selective"``: layers with a method
             ``forget`` drop what takes much memory and little time, such as the weights of
             attention, and make it again. ``"none"``: a layer keeps what its backward pass needs.
-        offload: What is in a file while it is not needed: ``"activations"``, what layers keep for
-            the backward pass; ``"optimizer"``, the states of the optimizer; ``"all"`` or ``"none"``
-            of them. See docs/parallel.md.
+        offload: What is in a file, or with ``device="cuda"`` in the memory of the host:
+            ``"activations"``, what layers keep for the backward pass, while it is not needed;
+            ``"optimizer"``, the states of the optimizer; ``"all"`` or ``"none"`` of them. See
+            docs/parallel.md.
         offload_dir: The directory of that file, which may differ between ranks; None: that of
             temporary files.
         device: Where parameters, gradients and states are: ``"cpu"``, in NumPy arrays, or
@@ -137,11 +138,10 @@ class Options:
                     "sync_every: replicas would skip steps alone; use a recipe without loss scale, "
                     "nonfinite='error' and device='cpu'"
                 )
-        if self.offload != "none" and self.device != "cpu":
-            raise ArgumentError(f"offload={self.offload!r} is for device='cpu', not {self.device}")
         if self.offloads("activations") and self.wrap is not _as_it_is:
             raise ArgumentError(
-                "offload of activations moves NumPy arrays; with wrap layers keep other ones"
+                "offload of activations moves arrays of NumPy and CuPy; with wrap layers keep "
+                "other ones"
             )
         kind, hook = self.recipe.gradient, self.hook
         if hook is not None and self.zero not in hook.stages:
@@ -159,7 +159,7 @@ class Options:
             )
 
     def offloads(self, what: str) -> bool:
-        """Tell whether ``"activations"`` or ``"optimizer"`` states are in a file."""
+        """Tell whether ``"activations"`` or ``"optimizer"`` states are not in memory."""
         return self.offload in (what, "all")
 
     @property

@@ -1,4 +1,4 @@
-"""The optimizer states of a bucket, in memory or in a file that is read ahead of their update."""
+"""The optimizer states of a bucket: in memory, on the host, or in a file that is read ahead."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ class States:
         Args:
             size: Elements of each state.
             kind: Name of their type.
-            storage: A `Storage`; None: in memory.
+            storage: A `Storage` or `HostMemory`; None: where parameters are.
             ledger: Where they are counted.
         """
         self._size, self._dtype = size, dtype_of(kind)
         self._storage, self._ledger = storage, ledger
+        self._paged = storage is not None and storage.paged
         self._mapped: list[Any] = []
         self._here: dict[int, Future[None]] = {}
-        step = max(1, size) if storage is None else PART_BYTES // self._dtype.itemsize
+        step = PART_BYTES // self._dtype.itemsize if self._paged else max(1, size)
         self._bounds = [(lo, min(lo + step, size)) for lo in range(0, max(1, size), step)]
 
     def new(self, like: Any) -> Any:
         """Return a state of zeros, on the device of an array.
 
         Raises:
-            OSError: If the disk is full.
+            OSError: If the disk is full, or the memory of the host.
         """
         if self._storage is None:
             vector = namespace(like).zeros_like(like, dtype=self._dtype, shape=(self._size,))
@@ -51,7 +52,7 @@ class States:
 
     def prefetch(self, at: int = 0) -> None:
         """Start to read a part of all states."""
-        if not self._mapped or at in self._here:
+        if not self._paged or not self._mapped or at in self._here:
             return
         lo, hi = self._bounds[at]
         self._ledger.hold("optimizer in use", self._nbytes(at))
@@ -69,17 +70,17 @@ class States:
                 self.prefetch(at + 1)
             elif following is not None:
                 following.prefetch()
-            if self._mapped:
+            if at in self._here:
                 self._here[at].result()
             yield bounds
-            if self._mapped:
+            if at in self._here:
                 self.evict(*bounds)
                 del self._here[at]
                 self._ledger.hold("optimizer in use", -self._nbytes(at))
 
     def evict(self, lo: int = 0, hi: int | None = None) -> None:
         """Let the states go to the file."""
-        for mapped in self._mapped:
+        for mapped in self._mapped if self._paged else ():
             mapped.evict(lo, self._size if hi is None else hi)
 
     def _touch(self, lo: int, hi: int) -> None:

@@ -25,7 +25,10 @@ class Storage:
 
     Attributes:
         file: Its descriptor.
+        paged: What is used is brought into memory before, and let go after.
     """
+
+    paged = True
 
     def __init__(self, directory: str | None) -> None:
         """Make the file.
@@ -64,19 +67,37 @@ class Storage:
         with self._lock:
             self._free[pages(nbytes)].append(start)
 
-    def write(self, data: memoryview, start: int) -> None:
-        """Write all of some bytes."""
-        while data:
-            count = os.pwrite(self.file, data, start)
-            data, start = data[count:], start + count
+    def owns(self, x: Any) -> bool:
+        """Tell whether it can keep an array: one of NumPy, of numbers."""
+        return type(x) is np.ndarray and not x.dtype.hasobject
 
-    def read(self, into: memoryview, start: int) -> None:
-        """Read until a buffer is full."""
-        while into:
-            count = os.preadv(self.file, [into], start)
+    def address(self, x: Any) -> int:
+        """Return the address of an array."""
+        return x.ctypes.data
+
+    def empty(self, nbytes: int) -> Any:
+        """Return bytes in memory."""
+        return np.empty(nbytes, np.uint8)
+
+    def view(self, memory: Any, offset: int, like: Any) -> Any:
+        """Return an array in such bytes, with shape, strides and type of another one."""
+        return np.ndarray(like.shape, like.dtype, memory, offset, like.strides)
+
+    def write(self, data: np.ndarray, start: int) -> None:
+        """Write all of some bytes."""
+        rest = memoryview(data)
+        while rest:
+            count = os.pwrite(self.file, rest, start)
+            rest, start = rest[count:], start + count
+
+    def read(self, into: np.ndarray, start: int) -> None:
+        """Read until an array of bytes is full."""
+        rest = memoryview(into)
+        while rest:
+            count = os.preadv(self.file, [rest], start)
             if count == 0:
-                raise OSError(f"the file ends at {start}, with {len(into)} bytes to read")
-            into, start = into[count:], start + count
+                raise OSError(f"the file ends at {start}, with {len(rest)} bytes to read")
+            rest, start = rest[count:], start + count
 
     def later(self, function: Any, *args: Any) -> Future[Any]:
         """Call a function in the thread, after what it was given before."""
