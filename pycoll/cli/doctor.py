@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from pycoll.cli.job.topology import described, topology
 from pycoll.config import VERSION, tuning_path
 from pycoll.cuda.probe import parts as cuda_parts
 from pycoll.errors import ArgumentError, TransportError
@@ -77,6 +78,7 @@ def _machine() -> Iterator[Check]:
     yield Check("Python", platform.python_version(), "install Python 3.10 or later" if old else "")
     usable = len(os.sched_getaffinity(0))
     yield Check("cores", f"{usable} usable of {os.cpu_count()}; more ranks than cores is allowed")
+    yield Check("topology", f"{described(topology())}: `pycoll run --bind`")
     yield Check("memory", f"{_available()}; /dev/shm is not used")
 
 

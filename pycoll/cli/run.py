@@ -14,6 +14,7 @@ from pycoll.cli.common.arguments import check_writable
 from pycoll.cli.job.elastic import ElasticJob
 from pycoll.cli.job.hosts import HostsJob
 from pycoll.cli.job.processes import Job
+from pycoll.cli.job.topology import shares, topology
 from pycoll.cli.job.wakeup import woken_by_signals
 from pycoll.config import Config, environment
 from pycoll.errors import ArgumentError
@@ -30,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "run",
         help="start the ranks of a job",
         usage="pycoll run -n N [--hosts A,B] [--timeout S] [--tag-output] "
-        "[--keep-going | --elastic] [--trace DIR] "
+        "[--keep-going | --elastic] [--bind] [--trace DIR] "
         "(script.py | -m module | python -c program) [args ...]",
         description="Start N processes that run one script. The first failure ends the job, unless "
         "it is to keep going, and so does the end of the launcher; its exit status is that of the "
@@ -44,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="N",
         help=f"number of ranks, at most {MAX_RANKS}; with --elastic also from..to, such as 2..8",
     )
-    _add_hosts(parser)
+    _add_places(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="end the job after S seconds")
     parser.add_argument("--tag-output", action="store_true", help="print [rank] before each line")
     parser.add_argument(
@@ -72,7 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
 
 
-def _add_hosts(parser: argparse.ArgumentParser) -> None:
+def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hosts",
         metavar="A,B",
@@ -80,6 +81,11 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rsh", default="ssh", metavar="CMD", help="with --hosts: what to use in place of ssh"
+    )
+    parser.add_argument(
+        "--bind",
+        action="store_true",
+        help="bind each rank to whole cores of its own; neighbouring ranks to neighbouring ones",
     )
 
 
@@ -97,13 +103,7 @@ def main(args: argparse.Namespace) -> int:
             f"-n is {_written(args.n)}, expected at most {MAX_RANKS} ranks, the most of one "
             "communicator"
         )
-    if (least < most or args.restarts is not None) and not args.elastic:
-        raise ArgumentError("-n from..to and --restarts are for --elastic")
-    if args.elastic and args.keep_going:
-        raise ArgumentError("--elastic keeps going anyway: leave --keep-going out")
-    restarts = RESTARTS if args.restarts is None else args.restarts
-    if restarts < 0:
-        raise ArgumentError(f"--restarts is {restarts}, expected a number of restarts, 0 or more")
+    restarts = _restarts(args)
     if args.timeout is not None and not args.timeout > 0:
         raise ArgumentError(f"--timeout is {args.timeout}, expected a number of seconds > 0")
     if args.trace is not None:
@@ -124,6 +124,8 @@ def main(args: argparse.Namespace) -> int:
             job = ElasticJob(least, most, restarts, args.timeout, wakeup)
         else:
             job = Job(most, args.timeout, wakeup, args.keep_going)
+        if args.bind and isinstance(job, Job):
+            job.cpus = shares(topology(), most)
         try:
             job.start(command, args.tag_output)
             job.watch()
@@ -135,10 +137,23 @@ def main(args: argparse.Namespace) -> int:
     return job.conclude()
 
 
+def _restarts(args: argparse.Namespace) -> int:
+    """Return how often ranks are started again; refuse what does not go with --elastic."""
+    if (args.n[0] < args.n[1] or args.restarts is not None) and not args.elastic:
+        raise ArgumentError("-n from..to and --restarts are for --elastic")
+    if args.elastic and args.keep_going:
+        raise ArgumentError("--elastic keeps going anyway: leave --keep-going out")
+    restarts = RESTARTS if args.restarts is None else args.restarts
+    if restarts < 0:
+        raise ArgumentError(f"--restarts is {restarts}, expected a number of restarts, 0 or more")
+    return restarts
+
+
 def main_of_pycoll(n: int, words: list[str]) -> int:
     """Run a command of pycoll with n ranks, whatever the current directory has of that name."""
     usual = {"timeout": None, "tag_output": False, "keep_going": False, "module": None}
     usual |= {"hosts": None, "rsh": "", "elastic": False, "restarts": None, "trace": None}
+    usual |= {"bind": False}
     return main(argparse.Namespace(n=(n, n), script=[_RANK_PYCOLL, *words], **usual))
 
 
@@ -153,8 +168,10 @@ def _hosts(args: argparse.Namespace, n: int) -> list[str]:
         raise ArgumentError(f"--hosts is {args.hosts!r}; a host has no name like an option")
     if n < len(hosts):
         raise ArgumentError(f"-n is {n}, expected at least a rank for each of {len(hosts)} hosts")
-    if args.elastic or args.keep_going:
-        raise ArgumentError("--elastic and --keep-going are for ranks of one host, not for --hosts")
+    if args.elastic or args.keep_going or args.bind:
+        raise ArgumentError(
+            "--elastic, --keep-going and --bind are for ranks of one host, not for --hosts"
+        )
     return hosts
 
 

@@ -13,9 +13,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from pycoll.cli.job.tagging import TaggedStream
+from pycoll.cli.job.topology import bound
 from pycoll.config import SECRET_VARIABLE, Launch, environment, job_secret
 from pycoll.errors import ArgumentError
 from pycoll.runtime.startup.bootstrap import make_memfd
@@ -46,6 +48,7 @@ class Job:
 
     first = 0  # number in the whole job of the first rank here
     gives_stdin = True  # rank 0 has the launcher's
+    cpus: Sequence[set[int]] = ()  # processors of each rank; none: any
 
     def __init__(
         self, world_size: int, timeout_s: float | None, wakeup: int, keep_going: bool = False
@@ -123,15 +126,16 @@ class Job:
         if tagged:
             variables["PYTHONUNBUFFERED"] = "1"
         stream = subprocess.PIPE if tagged else None
-        process = subprocess.Popen(
-            [sys.executable, _RANK_MAIN, *map(str, numbers), *command],
-            env={**environment(), **variables},
-            pass_fds=(*fds, self._report),
-            stdin=None if rank == 0 and self.gives_stdin else subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,  # the terminal's Ctrl-C reaches it once, by way of us
-        )
+        with bound(self.cpus[rank] if self.cpus else None):
+            process = subprocess.Popen(
+                [sys.executable, _RANK_MAIN, *map(str, numbers), *command],
+                env={**environment(), **variables},
+                pass_fds=(*fds, self._report),
+                stdin=None if rank == 0 and self.gives_stdin else subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,  # the terminal's Ctrl-C reaches it once, by way of us
+            )
         self._ranks[rank : rank + 1] = [process]
         self._running.add(rank)
         if process.stdout is not None and process.stderr is not None:

@@ -152,3 +152,18 @@ def test_the_largest_job_is_that_of_the_engine():
 def test_a_timeout_that_never_comes(jobs, timeout):
     done = jobs.run("-n", 2, "--timeout", timeout, jobs.script("time.sleep(0.2)"))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ranks_are_bound_to_cores_of_their_own(jobs):
+    script = jobs.script("print(rank, sorted(os.sched_getaffinity(0)))")
+    usable = os.sched_getaffinity(0)
+    ranks = min(2, len(usable))
+    found = jobs.run("-n", ranks, "--bind", script)
+    assert found.returncode == 0, found.stderr
+    sets = [set(json.loads(line.partition(" ")[2])) for line in found.stdout.splitlines()]
+    assert len(sets) == ranks
+    assert set().union(*sets) <= usable
+    many = jobs.run("-n", len(usable) + 1, "--bind", script)
+    assert many.returncode == 0, many.stderr
+    refused = jobs.run("-n", 2, "--bind", "--hosts", "a,b", script)
+    assert "--bind are for ranks of one host" in refused.stderr
