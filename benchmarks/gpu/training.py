@@ -1,6 +1,7 @@
 """Processes that share the device train one model, and each trains it alone: the same bits.
 
-Started by ``pycoll run``. Beside it stands the engine on the CPU, whose layers round differently.
+Started by ``pycoll run``. So does a run that keeps activations and states on the host. Beside them
+stands the engine on the CPU, whose layers round differently.
 """
 
 import contextlib
@@ -74,6 +75,8 @@ def compare(comm, writer, zero):
     cpu, *_ = train(comm, [comm.rank], **options)
     far = max(float(abs(found[name] - value).max()) for name, value in cpu.items())
     good = losses[-1] < losses[0] and far < CLOSE
+    away, its_losses, _ = train(comm, [comm.rank], device="cuda", offload="all", **options)
+    good &= its_losses == losses and all(same_bits(found[k], v) for k, v in away.items())
     if zero < 2 and n & (n - 1) == 0:  # one order of sums for all ways to divide the micro-batches
         with comm.split(comm.rank) as own:
             alone, its_losses, _ = train(own, range(n), device="cuda", **options)
