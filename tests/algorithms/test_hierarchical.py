@@ -1,11 +1,14 @@
 """Products of algorithms over groups of ranks."""
 
+import numpy as np
 import pytest
 
 from algorithms.reference import run
 from pycoll.algorithms import find
 from pycoll.algorithms.two_level.hierarchical import group_size
 from pycoll.errors import ScheduleError
+from pycoll.schedule.cost.described import fabric
+from pycoll.schedule.cost.simulate import Loads, simulate
 
 NAMES = ("hierarchical", "hierarchical_tree", "hierarchical_ring")
 
@@ -55,3 +58,15 @@ def test_impossible_groups(name, n, local, possible):
     assert str(possible) in str(caught.value)
     with pytest.raises(ScheduleError, match="make no groups"):
         assert schedule.chunks
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_groups_that_are_nodes_stay_on_their_rails(name):
+    network, loads = fabric("rails:gpus=4,nodes=4,over=4", 16), Loads()
+    simulate(find("all_reduce", name).schedule(16, local=4), 1e6, network, loads=loads)
+    busy = dict(
+        zip(network.first, np.split(loads.busy[:-1], [*network.first.values()][1:]), strict=True)
+    )
+    assert busy["near out"].min() > 0
+    assert busy["out"].min() > 0
+    assert busy["up"].max() == busy["down"].max() == 0  # no byte goes through the spine
