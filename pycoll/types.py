@@ -28,22 +28,29 @@ class DType(IntEnum):
     FLOAT32 = 10
     FLOAT64 = 11
     BOOL = 12
+    FLOAT8_E4M3FN = 13
+    FLOAT8_E5M2 = 14
 
     @property
     def itemsize(self) -> int:
         """Size of one element, in bytes."""
-        return (1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1)[self]
+        return (1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 1, 1)[self]
 
     @property
     def is_float(self) -> bool:
         """Whether the type is a floating-point type."""
-        return DType.FLOAT16 <= self <= DType.FLOAT64
+        return self >= DType.FLOAT16 and self != DType.BOOL
 
     @property
     def rounds_once(self) -> bool:
-        """Whether folds accumulate in float32 and round once (the 16-bit floats)."""
-        return self in (DType.FLOAT16, DType.BFLOAT16)
+        """Whether folds accumulate in float32 and round once (the floats of 8 and 16 bits)."""
+        return self.is_float and self.itemsize <= 2
 
+
+ML_DTYPES = {
+    dtype.name.lower(): dtype for dtype in (DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+}
+"""Types that NumPy has from the package ml_dtypes only, by their names there."""
 
 _NAMED = (*(dtype.name.lower() for dtype in DType), "complex64", "complex128")
 _LOW, _HIGH = 0x100 - 32, 0x100  # values that the two bytes of a digest can have

@@ -51,12 +51,18 @@ def row_of_all(comm, writer, name, good, **facts):
 
 
 def dtypes():
-    """Return three element types, bfloat16 among them if NumPy can have it here."""
+    """Return element types, those of ml_dtypes among them if NumPy can have them here."""
     try:
         import ml_dtypes
     except ImportError:
         return [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.int32)]
-    return [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
+    others = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+    return [np.dtype(kind) for kind in (np.float32, np.float16, *others)]
+
+
+def wide_floats():
+    """Return those floats of `dtypes` that have more than 8 bits."""
+    return [dtype for dtype in dtypes() if dtype.kind != "i" and dtype.itemsize > 1]
 
 
 def data(n, shape, dtype, seed=0):
@@ -67,12 +73,10 @@ def data(n, shape, dtype, seed=0):
 
 
 def to_device(cupy, x):
-    """Copy an array to the device, bfloat16 too where CuPy cannot."""
-    return (
-        cupy.asarray(x.view(np.uint16)).view(x.dtype)
-        if x.dtype.name == "bfloat16"
-        else cupy.asarray(x)
-    )
+    """Copy an array to the device, also of types of ml_dtypes, which CuPy may not copy."""
+    if x.dtype.isbuiltin == 1:
+        return cupy.asarray(x)
+    return cupy.asarray(x.view(f"u{x.dtype.itemsize}")).view(x.dtype)
 
 
 def ramps(cupy, n, count):
@@ -87,7 +91,7 @@ def ramps(cupy, n, count):
 
 
 def filled(cupy, count, dtype, value):
-    """Return an array on the device that holds one value, bfloat16 too where CuPy cannot."""
+    """Return an array on the device that holds one value, also of types that CuPy cannot fill."""
     bits = np.array(value, dtype).view(f"u{dtype.itemsize}")
     return cupy.full(count, int(bits), bits.dtype).view(dtype)
 

@@ -9,13 +9,13 @@ from common import (
     MIB,
     copy_speed,
     data,
-    dtypes,
     graph_of,
     nonsense,
     open_stage,
     same_bits,
     seconds_of,
     to_device,
+    wide_floats,
 )
 
 import pycoll
@@ -153,9 +153,8 @@ def measure(writer, cupy, n, tokens, copied):
 
 def main():
     writer, cupy = open_stage()
-    floats = [dtype for dtype in dtypes() if dtype.kind != "i"]
     for n in WORLDS:
-        for dtype in floats:
+        for dtype in wide_floats():
             for rows, hidden in SHAPES:
                 check(writer, cupy, n, dtype, rows, hidden)
         replayed(writer, cupy, n)

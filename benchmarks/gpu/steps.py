@@ -11,12 +11,12 @@ from common import (
     MIB,
     copy_speed,
     data,
-    dtypes,
     filled,
     open_stage,
     same_bits,
     seconds_of,
     to_device,
+    wide_floats,
 )
 
 from pycoll import kernels
@@ -34,11 +34,6 @@ STEPS = {
         lambda p, g, m, **more: kernels.sgd(p, g, m[0], beta=0.9, decay=0.1, nesterov=True, **more),
     ),
 }
-
-
-def floats():
-    """Return float32 and the types of 16 bits that there are."""
-    return [dtype for dtype in dtypes() if dtype.kind != "i"]
 
 
 def vectors(states, grad, copy, count):
@@ -68,9 +63,9 @@ def vectors_there(cupy, states, grad, copy, count):
 
 def check_steps(writer, cupy):
     """Compare steps of all types with the CPU's, aligned and not; a row for each."""
-    low = [dtype for dtype in floats() if dtype.itemsize == 2]
+    low = [dtype for dtype in wide_floats() if dtype.itemsize == 2]
     for name, (states, step) in STEPS.items():
-        for grad in floats():
+        for grad in wide_floats():
             for copy in (None, *low):
                 wrong = []
                 for size in SIZES:
@@ -94,7 +89,7 @@ def check_steps(writer, cupy):
 
 def check_sums(writer, cupy):
     """Compare counts, unscaled vectors and limbs; a row for each type."""
-    for dtype in (*floats(), np.dtype(np.float64)):
+    for dtype in (*wide_floats(), np.dtype(np.float64)):
         wrong = []
         for size in SIZES:
             x = data(1, (size,), dtype, seed=size)[0]
@@ -113,7 +108,7 @@ def check_sums(writer, cupy):
 
 def passes(cupy, count):
     """Yield the name of each pass, what runs it, and the bytes that it moves."""
-    for grad in floats():
+    for grad in wide_floats():
         copy = None if grad.itemsize == 4 else grad
         for name, (states, step) in STEPS.items():
             p, g, m, c = vectors_there(cupy, states, grad, copy, count)
@@ -124,7 +119,7 @@ def passes(cupy, count):
                 lambda stream, run=run: run(),
                 (8 + 8 * states + low) * count,
             )
-    for dtype in floats():
+    for dtype in wide_floats():
         x, out = filled(cupy, count, dtype, 1), cupy.zeros(count, "f4")
         tally, kind = cupy.zeros(kernels.EXACT_LIMBS + 1, "u8"), DType[dtype.name.upper()]
         for name, more, nbytes in (

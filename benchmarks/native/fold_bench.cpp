@@ -52,6 +52,19 @@ PlainLoop plain_loop(DType dtype, int nsrc, int ndst) {
   return nullptr;
 }
 
+const char* short_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "f32";
+    case DType::kBFloat16:
+      return "bf16";
+    case DType::kFloat8_E4M3FN:
+      return "e4m3";
+    default:
+      return "e5m2";
+  }
+}
+
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -110,9 +123,9 @@ void bench(const pycoll::FoldSpec& spec, int nsrc, int ndst, size_t nbytes) {
   }
   const Timing fold_time = summarise(fold_seconds);
   const double gb = static_cast<double>(nsrc + ndst) * nbytes * 1e-9;
-  std::printf("%-9s %-6s %-3s %4d %4d %9zu %10.1f %10.1f", pycoll::isa_name(),
-              spec.tree ? "tree" : "serial", spec.dtype == DType::kFloat32 ? "f32" : "bf16", nsrc,
-              ndst, nbytes, gb / fold_time.median, gb / fold_time.minimum);
+  std::printf("%-9s %-6s %-4s %4d %4d %9zu %10.1f %10.1f", pycoll::isa_name(),
+              spec.tree ? "tree" : "serial", short_name(spec.dtype), nsrc, ndst, nbytes,
+              gb / fold_time.median, gb / fold_time.minimum);
   if (plain != nullptr) {
     const Timing plain_time = summarise(plain_seconds);
     std::printf(" %10.1f %10.1f %8.2f %8.2f", gb / plain_time.median, gb / plain_time.minimum,
@@ -147,7 +160,8 @@ int main(int argc, char** argv) {
               "x best");
   constexpr size_t kSizes[] = {4 << 10, 64 << 10, 1 << 20, 16 << 20};
   const auto sum = pycoll::ReduceOp::kSum;
-  for (DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (DType dtype :
+       {DType::kFloat32, DType::kBFloat16, DType::kFloat8_E4M3FN, DType::kFloat8_E5M2}) {
     for (int nsrc : {2, 4, 8, 16, 64}) {
       for (int ndst : {1, 2, 4}) {
         if (nsrc > 8 && ndst > 1) continue;

@@ -5,7 +5,7 @@
 namespace pycoll {
 namespace {
 
-constexpr size_t kItemsizes[kDTypeCount] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1};
+constexpr size_t kItemsizes[kDTypeCount] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 1, 1};
 
 }  // namespace
 
@@ -18,9 +18,10 @@ bool fold_supports(DType dtype, ReduceOp op) {
 size_t itemsize(DType dtype) { return kItemsizes[static_cast<size_t>(dtype)]; }
 
 std::string type_name(uint32_t code) {
-  constexpr const char* kNames[] = {"int8",    "int16",   "int32",  "int64",     "uint8",
-                                    "uint16",  "uint32",  "uint64", "float16",   "bfloat16",
-                                    "float32", "float64", "bool",   "complex64", "complex128"};
+  constexpr const char* kNames[] = {
+      "int8",   "int16",         "int32",       "int64",     "uint8",     "uint16",
+      "uint32", "uint64",        "float16",     "bfloat16",  "float32",   "float64",
+      "bool",   "float8_e4m3fn", "float8_e5m2", "complex64", "complex128"};
   return code < std::size(kNames) ? kNames[code] : "dtype#" + std::to_string(code);
 }
 

@@ -22,8 +22,10 @@ enum class DType : uint8_t {
   kFloat32 = 10,
   kFloat64 = 11,
   kBool = 12,  // a byte; any but 0 is true, and 1 is what a fold stores
+  kFloat8_E4M3FN = 13,
+  kFloat8_E5M2 = 14,
 };
-inline constexpr int kDTypeCount = 13;
+inline constexpr int kDTypeCount = 15;
 
 enum class ReduceOp : uint8_t {
   kSum = 0,

@@ -12,7 +12,8 @@
 namespace pycoll {
 
 struct OpenedTensor {
-  int kind = 0;  // DLPack type code: 0 int, 1 uint, 2 float, 4 bfloat16, 5 complex, 6 bool
+  int kind = 0;  // DLPack type code: 0 int, 1 uint, 2 float, 4 bfloat16, 5 complex, 6 bool,
+                 // 10 float8_e4m3fn, 12 float8_e5m2
   int bits = 0;
   void* data = nullptr;
   std::vector<int64_t> shape;

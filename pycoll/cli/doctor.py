@@ -28,7 +28,7 @@ _EXTRAS = (
     ("rich", "tables and live progress"),
     ("matplotlib", "pictures of schedules and plots"),
     ("mpi4py", "ranks under an MPI launcher, and several hosts"),
-    ("ml_dtypes", "bfloat16 in NumPy"),
+    ("ml_dtypes", "bfloat16 and float8 in NumPy"),
     ("pytest", "the tests"),
 )
 _PACKAGE = Path(__file__).resolve().parents[1]

@@ -69,9 +69,10 @@ class Communicator(
       non-contiguous input is packed first. Inputs are not modified unless ``out`` is ``x``;
       `broadcast` and `recv` write into ``x``.
       Reductions take ``int8`` to ``uint64``, ``float16``, ``bfloat16``, ``float32``, ``float64``,
-      complex types with ``sum``, ``avg`` and ``prod``, and bool with ``and``, ``or``, ``xor``,
-      ``min`` and ``max``; all else takes any dtype of NumPy but Python objects. Bytes are in
-      native order.
+      ``float8_e4m3fn`` and ``float8_e5m2`` (the two of ml_dtypes and PyTorch; what is too large
+      for the former becomes NaN), complex types with ``sum``, ``avg`` and ``prod``, and bool with
+      ``and``, ``or``, ``xor``, ``min`` and ``max``; all else takes any dtype of NumPy but Python
+      objects. Bytes are in native order.
       A Python number, or a list of numbers, becomes an array of int64, float64, complex128 or bool,
       and a single one gives a single one.
     * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by

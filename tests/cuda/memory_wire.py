@@ -163,7 +163,7 @@ class NumpyDevice:
     def fold(self, dtype, op, srcs, dsts, count, tree, scale_n, stream):
         kind = oracle.dtype(DType(dtype).name.lower())
         parts = [at(src, count, kind).copy() for src in srcs]
-        wide = np.float32 if kind.itemsize == 2 and kind.name.endswith("float16") else kind
+        wide = np.float32 if DType(dtype).rounds_once else kind
         shape = oracle.tree if tree else oracle.serial
         with np.errstate(all="ignore"):
             name = ReduceOp(op).name.lower()

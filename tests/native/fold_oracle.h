@@ -1,10 +1,11 @@
 // What a fold must give, written independently of csrc/kernels: trees level by level on a vector,
-// and 16-bit floats by arithmetic on doubles instead of bits.
+// and narrow floats by arithmetic on doubles instead of bits.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -14,16 +15,17 @@ namespace oracle {
 
 using pycoll::ReduceOp;
 
-// A 16-bit float of kFraction fraction bits, and an exponent range of [kMinExponent, kMaxExponent].
-template <int kFraction, int kMinExponent, int kMaxExponent>
+// A float of kFraction fraction bits, and an exponent range of [kMinExponent, kMaxExponent].
+template <typename B, int kFraction, int kMinExponent, int kMaxExponent>
 struct SmallFloat {
-  using Bits = uint16_t;
+  using Bits = B;
+  static constexpr int kSign = 1 << (8 * sizeof(Bits) - 1);
   using Value = float;
 
   static Value decode(Bits bits) {
     const int fraction = bits & ((1 << kFraction) - 1);
-    const int exponent = (bits & 0x7fff) >> kFraction;
-    const double sign = bits & 0x8000 ? -1.0 : 1.0;
+    const int exponent = (bits & (kSign - 1)) >> kFraction;
+    const double sign = bits & kSign ? -1.0 : 1.0;
     if (exponent == kMaxExponent - kMinExponent + 2) {
       return fraction != 0 ? NAN : static_cast<float>(sign * INFINITY);
     }
@@ -34,7 +36,7 @@ struct SmallFloat {
 
   static Bits encode(Value value) {
     const int all_ones = (kMaxExponent - kMinExponent + 2) << kFraction;
-    const int sign = std::signbit(value) ? 0x8000 : 0;
+    const int sign = std::signbit(value) ? kSign : 0;
     if (std::isnan(value)) return static_cast<Bits>(sign | all_ones | 1 << (kFraction - 1));
     const double magnitude = std::fabs(static_cast<double>(value));
     if (magnitude == 0) return static_cast<Bits>(sign);
@@ -48,6 +50,33 @@ struct SmallFloat {
   }
 };
 
+// float8_e4m3fn, by a search: 448 is its largest number, and NaN takes the place of an infinity.
+struct Float8E4M3 {
+  using Bits = uint8_t;
+  using Value = float;
+
+  static Value decode(Bits bits) {
+    const int exponent = bits >> 3 & 15, fraction = bits & 7;
+    if ((bits & 0x7f) == 0x7f) return NAN;
+    const double magnitude =
+        exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+    return static_cast<float>(bits & 0x80 ? -magnitude : magnitude);
+  }
+
+  static Bits encode(Value value) {
+    if (!(std::fabs(value) <= 464)) return 0x7f;  // half way to what would be the next number
+    const auto distance = [&](int code) {
+      return std::fabs(std::fabs(double{value}) - double{decode(static_cast<Bits>(code))});
+    };
+    int best = 0;
+    for (int code = 1; code < 0x7f; ++code) {
+      const double more = distance(code) - distance(best);
+      if (more < 0 || (more == 0 && code % 2 == 0)) best = code;
+    }
+    return static_cast<Bits>(best | (std::signbit(value) ? 0x80 : 0));
+  }
+};
+
 template <typename T>
 struct Plain {
   using Bits = T;
@@ -55,6 +84,28 @@ struct Plain {
   static Value decode(Bits bits) { return bits; }
   static Bits encode(Value value) { return value; }
 };
+
+using Float16 = SmallFloat<uint16_t, 10, -14, 15>;
+using BFloat16 = SmallFloat<uint16_t, 7, -126, 127>;
+using Float8E5M2 = SmallFloat<uint8_t, 2, -14, 15>;
+
+// The only NaN that a fold gives; 0: any.
+template <typename E>
+constexpr int kOneNan = std::is_same_v<E, BFloat16>     ? 0x7fc0
+                        : std::is_same_v<E, Float8E4M3> ? 0x7f
+                        : std::is_same_v<E, Float8E5M2> ? 0x7e
+                                                        : 0;
+
+// Whether a fold may give `a` where `b` is right.
+template <typename E>
+bool same(typename E::Bits a, typename E::Bits b) {
+  if (std::memcmp(&a, &b, sizeof a) == 0) return true;
+  if constexpr (std::is_floating_point_v<typename E::Value>) {
+    return std::isnan(E::decode(b)) &&
+           (kOneNan<E> != 0 ? a == kOneNan<E> : std::isnan(E::decode(a)));
+  }
+  return false;
+}
 
 // A byte that is false if it is 0.
 struct Bool {

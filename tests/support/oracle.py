@@ -3,7 +3,9 @@
 import ml_dtypes
 import numpy as np
 
-FLOATS = ["float16", "bfloat16", "float32", "float64"]
+FLOATS8 = ["float8_e4m3fn", "float8_e5m2"]
+NAN8 = {"float8_e4m3fn": 0x7F, "float8_e5m2": 0x7E}  # the only one that is combined to
+FLOATS = [*FLOATS8, "float16", "bfloat16", "float32", "float64"]
 INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)]
 DTYPES = INTEGERS + FLOATS
 ARITHMETIC = ["sum", "prod", "min", "max", "avg"]
@@ -22,7 +24,7 @@ UFUNCS = {
 
 def dtype(name):
     """Return a NumPy dtype by pycoll's name for it."""
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def ops(name):
@@ -65,9 +67,9 @@ def odd_booleans(rank, count):
 
 
 def reduce(parts, op, order="tree"):
-    """Combine one array per rank: 16-bit floats in float32, with one rounding at the end."""
+    """Combine one array per rank: floats of 8 and 16 bits in float32, rounded once at the end."""
     given = parts[0].dtype
-    wide = np.dtype(np.float32) if given.itemsize == 2 and given.kind not in "iu" else given
+    wide = np.dtype(np.float32) if given.itemsize <= 2 and given.name in FLOATS else given
     with np.errstate(all="ignore"):
         fold = serial if order == "rank" else tree
         total = fold([np.asarray(part, wide) for part in parts], UFUNCS[op])
@@ -118,7 +120,8 @@ def neutral(like, op):
     kind = like.dtype
     if op in ("min", "max"):
         info = np.iinfo(kind) if kind.kind in "iu" else None
-        low, high = (info.min, info.max) if info else (-np.inf, np.inf)
+        most = 448 if kind.name == "float8_e4m3fn" else np.inf
+        low, high = (info.min, info.max) if info else (-most, most)
         return np.full_like(like, high if op == "min" else low)
     bits = np.array(-1).astype(kind) if op == "and" else None
     return np.full_like(like, {"sum": 0, "prod": 1, "and": bits, "or": 0, "xor": 0}[op])

@@ -129,8 +129,9 @@ const KernelSet& kernels_for(DType dtype, ReduceOp op, bool moves) {
 }
 
 const char* dtype_name(DType dtype) {
-  static const char* const kNames[kDTypeCount] = {"i8",  "i16", "i32",  "i64", "u8",  "u16", "u32",
-                                                  "u64", "f16", "bf16", "f32", "f64", "bool"};
+  static const char* const kNames[kDTypeCount] = {"i8",  "i16", "i32",  "i64",  "u8",
+                                                  "u16", "u32", "u64",  "f16",  "bf16",
+                                                  "f32", "f64", "bool", "e4m3", "e5m2"};
   return kNames[static_cast<size_t>(dtype)];
 }
 

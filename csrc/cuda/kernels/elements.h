@@ -15,6 +15,20 @@ struct Half {
 struct BFloat {
   uint16_t bits;
 };
+// Floats of 8 bits. Without sign, kLargest is the code of the largest number; the next one is an
+// infinity, or NaN where there is none, and kNan the NaN that a fold stores.
+struct Float8E4M3 {
+  static constexpr int kFraction = 3, kBias = 7;
+  static constexpr uint8_t kLargest = 0x7e, kNan = 0x7f;
+  static constexpr bool kHasInfinity = false;
+  uint8_t bits;
+};
+struct Float8E5M2 {
+  static constexpr int kFraction = 2, kBias = 15;
+  static constexpr uint8_t kLargest = 0x7b, kNan = 0x7e;
+  static constexpr bool kHasInfinity = true;
+  uint8_t bits;
+};
 // A byte of something that is only moved, or combined bit by bit.
 struct Bits {
   uint8_t bits;
@@ -25,10 +39,14 @@ struct Truth {
 };
 
 template <typename T>
-inline constexpr bool kIs16BitFloat = std::is_same_v<T, Half> || std::is_same_v<T, BFloat>;
+inline constexpr bool kIs8BitFloat = std::is_same_v<T, Float8E4M3> || std::is_same_v<T, Float8E5M2>;
+// What is combined in float32, and rounded once.
+template <typename T>
+inline constexpr bool kIsNarrowFloat =
+    std::is_same_v<T, Half> || std::is_same_v<T, BFloat> || kIs8BitFloat<T>;
 
 template <typename T>
-using Acc = std::conditional_t<kIs16BitFloat<T>, float, T>;
+using Acc = std::conditional_t<kIsNarrowFloat<T>, float, T>;
 
 template <typename V, int kCount>
 struct Values {
@@ -43,6 +61,35 @@ PYCOLL_DEVICE uint16_t float_to_bfloat(float value) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   return static_cast<uint16_t>((value != value ? 0x7fc00000u : rounded) >> 16);
+}
+
+// By way of float16; see fold_lanes.inl.
+template <typename T, typename P>
+PYCOLL_DEVICE float float8_to_float(const P& p, uint8_t bits) {
+  if constexpr (T::kHasInfinity) {
+    return p.half_to_float(static_cast<uint16_t>(bits << 8));
+  } else {
+    const uint32_t magnitude = bits & 0x7fu;
+    const uint32_t half =
+        (bits & 0x80u) << 8 | magnitude << 7 | (magnitude == T::kNan ? 0x7c00u : 0u);
+    return p.half_to_float(static_cast<uint16_t>(half)) * 256.0f;
+  }
+}
+template <typename T>
+PYCOLL_DEVICE uint8_t float_to_float8(float value) {
+  constexpr int kShift = 23 - T::kFraction;
+  constexpr uint32_t kRebias = (127u - T::kBias) << 23, kHalfPlace = 1u << (kShift - 1);
+  constexpr uint32_t kTooLarge = ((T::kLargest + 1u) << kShift) + kRebias;
+  constexpr uint32_t kPlace = (127u + 24 - T::kBias - T::kFraction) << 23;
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value), full = bits & 0x7fffffffu;
+  const uint32_t magnitude = full < kTooLarge ? full : kTooLarge;
+  const uint32_t normal =
+      (magnitude - kRebias + (kHalfPlace - 1) + ((magnitude >> kShift) & 1u)) >> kShift;
+  const float rounded = __builtin_bit_cast(float, magnitude) + __builtin_bit_cast(float, kPlace);
+  const uint32_t subnormal = __builtin_bit_cast(uint32_t, rounded) - kPlace;
+  const uint32_t finite = magnitude < kRebias + (1u << 23) ? subnormal : normal;
+  const bool nan = T::kHasInfinity ? value != value : finite > T::kLargest;
+  return static_cast<uint8_t>(nan ? T::kNan : finite | (bits >> 24 & 0x80u));
 }
 
 template <ReduceOp kOp, typename V>
@@ -98,7 +145,13 @@ struct Lanes {
   using Vals = Values<V, kCount>;
 
   static PYCOLL_DEVICE Vals decode(const P& p, const Raw<kBytes>& raw) {
-    if constexpr (kIs16BitFloat<T>) {
+    if constexpr (kIs8BitFloat<T>) {
+      const auto in = __builtin_bit_cast(Values<uint8_t, kCount>, raw);
+      Vals out;
+      PYCOLL_UNROLL
+      for (int i = 0; i < kCount; ++i) out.v[i] = float8_to_float<T>(p, in.v[i]);
+      return out;
+    } else if constexpr (kIsNarrowFloat<T>) {
       const auto in = __builtin_bit_cast(Values<uint16_t, kCount>, raw);
       Vals out;
       PYCOLL_UNROLL
@@ -118,7 +171,12 @@ struct Lanes {
   }
 
   static PYCOLL_DEVICE Raw<kBytes> encode(const P& p, const Vals& vals) {
-    if constexpr (kIs16BitFloat<T>) {
+    if constexpr (kIs8BitFloat<T>) {
+      Values<uint8_t, kCount> out;
+      PYCOLL_UNROLL
+      for (int i = 0; i < kCount; ++i) out.v[i] = float_to_float8<T>(vals.v[i]);
+      return __builtin_bit_cast(Raw<kBytes>, out);
+    } else if constexpr (kIsNarrowFloat<T>) {
       Values<uint16_t, kCount> out;
       PYCOLL_UNROLL
       for (int i = 0; i < kCount; ++i) {

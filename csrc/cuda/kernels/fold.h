@@ -149,12 +149,29 @@ struct Folder {
     if constexpr (kBytes == 16) {
       if (f.nsrc == 2 && f.scale.n == 0) return pairs(p, f, begin, end);
     }
-    // 16-bit types in halves of a pack: all their accumulators at once would not fit.
-    constexpr int kPart = kIs16BitFloat<T> && kBytes == 16 ? 8 : kBytes;
+    // Narrow floats in parts of a pack: all their accumulators at once would not fit.
+    constexpr int kPart = kIsNarrowFloat<T> && kBytes == 16 ? 4 * sizeof(T) : kBytes;
     PYCOLL_ROLLED
     for (; i < end; i += stride) {
       PYCOLL_ROLLED
       for (int part = 0; part < kBytes; part += kPart) one<kPart>(p, f, i + part);
+    }
+  }
+
+  // Two packs. 8-bit floats go word by word, each to where it is needed next: the values of whole
+  // packs would not fit.
+  static PYCOLL_DEVICE Raw<16> fold_two(const P& p, Raw<16> a, Raw<16> b) {
+    if constexpr (kIs8BitFloat<T>) {
+      PYCOLL_ROLLED
+      for (int word = 0; word < 4; ++word) {
+        const auto left = L<4>::decode(p, {{a.w[0]}}), right = L<4>::decode(p, {{b.w[0]}});
+        const Raw<4> folded = L<4>::encode(p, combine<kOp>(left, right));
+        a = {{a.w[1], a.w[2], a.w[3], folded.w[0]}};
+        b = {{b.w[1], b.w[2], b.w[3], 0}};
+      }
+      return a;
+    } else {
+      return L<16>::encode(p, combine<kOp>(L<16>::decode(p, a), L<16>::decode(p, b)));
     }
   }
 
@@ -176,8 +193,8 @@ struct Folder {
     };
     PYCOLL_ROLLED
     for (read_turn(); i < end; i += 2 * stride, read_turn()) {
-      const auto first = L<16>::encode(p, join<0, 2, false>(p, raw));
-      const auto second = L<16>::encode(p, join<2, 2, false>(p, raw));
+      const auto first = fold_two(p, raw[0], raw[1]);
+      const auto second = fold_two(p, raw[2], raw[3]);
       PYCOLL_ROLLED
       for (uint32_t d = 0; d < f.ndst; ++d) {
         p.store(f.dst[d] + i, first);

@@ -35,11 +35,11 @@ KernelSet set_of() {
 }  // namespace
 
 // Defines a row of kernels.h.
-#define PYCOLL_KERNEL_ROW(name, op)                                                       \
-  KernelRow name = {set_of<op, 0>(), set_of<op, 1>(), set_of<op, 2>(),  set_of<op, 3>(),  \
-                    set_of<op, 4>(), set_of<op, 5>(), set_of<op, 6>(),  set_of<op, 7>(),  \
-                    set_of<op, 8>(), set_of<op, 9>(), set_of<op, 10>(), set_of<op, 11>(), \
-                    set_of<op, 12>()};                                                    \
-  static_assert(kDTypeCount == 13)
+#define PYCOLL_KERNEL_ROW(name, op)                                                         \
+  KernelRow name = {set_of<op, 0>(),  set_of<op, 1>(),  set_of<op, 2>(),  set_of<op, 3>(),  \
+                    set_of<op, 4>(),  set_of<op, 5>(),  set_of<op, 6>(),  set_of<op, 7>(),  \
+                    set_of<op, 8>(),  set_of<op, 9>(),  set_of<op, 10>(), set_of<op, 11>(), \
+                    set_of<op, 12>(), set_of<op, 13>(), set_of<op, 14>()};                  \
+  static_assert(kDTypeCount == 15)
 
 }  // namespace pycoll::cuda

@@ -9,8 +9,9 @@
 
 namespace pycoll::cuda {
 
-using Elements = std::tuple<int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
-                            uint64_t, Half, BFloat, float, double, Truth>;  // by DType
+using Elements =
+    std::tuple<int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, Half,
+               BFloat, float, double, Truth, Float8E4M3, Float8E5M2>;  // by DType
 static_assert(std::tuple_size_v<Elements> == kDTypeCount);
 
 constexpr bool is_bitwise(ReduceOp op) {
@@ -43,7 +44,8 @@ struct Canonical {
 // Types for which kOp has kernels of its own for plans that are one fold.
 template <typename T, ReduceOp kOp>
 inline constexpr bool kHasDirect =
-    kOp == ReduceOp::kSum && (kIs16BitFloat<T> || std::is_floating_point_v<T> ||
-                              std::is_same_v<T, uint32_t> || std::is_same_v<T, uint64_t>);
+    kOp == ReduceOp::kSum &&
+    ((kIsNarrowFloat<T> && sizeof(T) == 2) || std::is_floating_point_v<T> ||
+     std::is_same_v<T, uint32_t> || std::is_same_v<T, uint64_t>);
 
 }  // namespace pycoll::cuda

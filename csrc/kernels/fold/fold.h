@@ -6,8 +6,9 @@
 // * Tree shape: the in-order balanced tree. With p the largest power of two <= nsrc and
 //   e = nsrc - p, first (s0,s1), (s2,s3), ... (s[2e-2], s[2e-1]) are combined; the p values that
 //   remain, in order, are combined pairwise, level by level.
-// * float16 and bfloat16 are converted to float32, combined in float32, and rounded once (to
-//   nearest even).
+// * float16, bfloat16, float8_e4m3fn and float8_e5m2 are converted to float32, combined in float32,
+//   and rounded once (to nearest even). What is too large for float8_e4m3fn, which has no infinity,
+//   becomes NaN.
 // * kAvg combines like kSum; `scale_n` > 0 divides the combined value by scale_n before it is
 //   rounded and stored: floats by true division in the accumulation type, integers by truncation
 //   towards zero. `scale_n` == 0 means: no division.

@@ -36,7 +36,7 @@ inline constexpr int kMaxRegisterSources = 8;
 }
 
 // One fold of `In` elements into `Out` elements (they differ where a float32 partial result is
-// kept of 16-bit sources). S == 0: the number of sources is a run-time value, always serial.
+// kept of narrow floats). S == 0: the number of sources is a run-time value, always serial.
 template <ReduceOp O, typename In, typename Out, int S, bool kTree>
 struct Kernel {
   template <int N>
@@ -107,7 +107,9 @@ struct Kernel {
     constexpr int kLanes = kWidth / sizeof(Acc<In>);
     constexpr int kNarrow = 16 / sizeof(Acc<In>);
     // As many as leave enough registers for the constants of the conversions.
-    constexpr int kUnroll = !kIs16BitFloat<Out> && !(kTree && S > 4) ? 4 : kWidth == 16 ? 1 : 2;
+    constexpr int kWide = !kIsNarrowFloat<Out> && !(kTree && S > 4) ? 4 : kWidth == 16 ? 1 : 2;
+    // Conversions of 8-bit floats are long enough to overlap by themselves.
+    constexpr int kUnroll = kIs8BitFloat<In> || kIs8BitFloat<Out> ? 1 : kWide;
     constexpr size_t kVector = L<kLanes>::kBytes;
     constexpr size_t kNarrowVector = L<kNarrow>::kBytes;
     // Local copies: the stores might alias the caller's arrays, and every step would reload them.
@@ -268,8 +270,9 @@ void fold_integer_avg(const FoldArgs& args) {
 
 // ---- the table -------------------------------------------------------------------------------
 
-using Elements = std::tuple<int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
-                            uint64_t, Half, BFloat, float, double, Truth>;  // by DType
+using Elements =
+    std::tuple<int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, Half,
+               BFloat, float, double, Truth, Float8E4M3, Float8E5M2>;  // by DType
 static_assert(std::tuple_size_v<Elements> == kDTypeCount);
 
 [[noreturn]] inline void fold_undefined(const FoldArgs&) { std::abort(); }

@@ -12,17 +12,36 @@ struct BFloat {
   uint16_t bits;
 };
 
+// Floats of 8 bits. Without sign, kLargest is the code of the largest number; the next one is an
+// infinity, or NaN where there is none, and kNan the NaN that a fold stores.
+struct Float8E4M3 {
+  static constexpr int kFraction = 3, kBias = 7;
+  static constexpr uint8_t kLargest = 0x7e, kNan = 0x7f;
+  static constexpr bool kHasInfinity = false;
+  uint8_t bits;
+};
+struct Float8E5M2 {
+  static constexpr int kFraction = 2, kBias = 15;
+  static constexpr uint8_t kLargest = 0x7b, kNan = 0x7e;
+  static constexpr bool kHasInfinity = true;
+  uint8_t bits;
+};
+
 // A truth value: true is whatever is not 0, and is stored as 1.
 struct Truth {
   uint8_t byte;
 };
 
 template <typename T>
-inline constexpr bool kIs16BitFloat = std::is_same_v<T, Half> || std::is_same_v<T, BFloat>;
+inline constexpr bool kIs8BitFloat = std::is_same_v<T, Float8E4M3> || std::is_same_v<T, Float8E5M2>;
+// What is combined in float32, and rounded once.
+template <typename T>
+inline constexpr bool kIsNarrowFloat =
+    std::is_same_v<T, Half> || std::is_same_v<T, BFloat> || kIs8BitFloat<T>;
 
 // The accumulation type.
 template <typename T>
-using Acc = std::conditional_t<kIs16BitFloat<T>, float,
+using Acc = std::conditional_t<kIsNarrowFloat<T>, float,
                                std::conditional_t<std::is_same_v<T, Truth>, uint8_t, T>>;
 
 template <typename T, int N>
@@ -124,6 +143,49 @@ PYCOLL_INLINE Vec<uint32_t, N> pack_bfloats(Vec<float, N> low, Vec<float, N> hig
   return (round_bfloat<N>(low) >> 16) | (round_bfloat<N>(high) & 0xffff0000u);
 }
 
+// 8-bit floats are halves of fewer bits: e5m2 is the upper byte of one, and e4m3fn has the same
+// fields with exponents 2^8 lower, but for its NaN.
+template <typename T, int N>
+PYCOLL_INLINE Vec<float, N> load_float8(const char* p) {
+  using H = Vec<uint16_t, N>;
+  const H byte = convert<uint16_t, N>(load_raw<Vec<uint8_t, N>>(p));
+  if constexpr (T::kHasInfinity) {
+    const H half = byte << 8;
+    return load_half<N>(reinterpret_cast<const char*>(&half));
+  } else {
+    const H magnitude = byte & uint16_t{0x7f};
+    const H nan = magnitude == T::kNan ? H{} + uint16_t{0x7c00} : H{};
+    const H half = (byte & uint16_t{0x80}) << 8 | magnitude << 7 | nan;
+    return load_half<N>(reinterpret_cast<const char*>(&half)) * 256.0f;
+  }
+}
+
+// To nearest even, subnormals as in pack_half. What is too large becomes the code behind the
+// largest number; all NaNs become one.
+template <typename T, int N>
+PYCOLL_INLINE Vec<uint8_t, N> pack_float8(Vec<float, N> v) {
+  using U = Vec<uint32_t, N>;
+  using F = Vec<float, N>;
+  constexpr int kShift = 23 - T::kFraction;
+  constexpr uint32_t kRebias = (127u - T::kBias) << 23, kHalfPlace = 1u << (kShift - 1);
+  constexpr uint32_t kTooLarge = ((T::kLargest + 1u) << kShift) + kRebias;
+  const U bits = __builtin_bit_cast(U, v);
+  const U full = bits & 0x7fffffffu;
+  const U magnitude = full < kTooLarge ? full : U{} + kTooLarge;
+  const U normal =
+      (magnitude - kRebias + (kHalfPlace - 1) + ((magnitude >> kShift) & 1u)) >> kShift;
+  const U place_bits = U{} + ((127u + 24 - T::kBias - T::kFraction) << 23);
+  const F rounded = __builtin_bit_cast(F, magnitude) + __builtin_bit_cast(F, place_bits);
+  const U subnormal = __builtin_bit_cast(U, rounded) - place_bits;
+  const U finite = magnitude < kRebias + (1u << 23) ? subnormal : normal;
+  const U result = finite | (bits >> 24 & 0x80u);
+  if constexpr (T::kHasInfinity) {
+    return convert<uint8_t, N>(U(full > (255u << 23) ? U{} + T::kNan : result));
+  } else {
+    return convert<uint8_t, N>(U(finite > T::kLargest ? U{} + T::kNan : result));
+  }
+}
+
 // ---- lanes -----------------------------------------------------------------------------------
 
 // How N lanes of accumulators are read as In and written as Out.
@@ -137,6 +199,8 @@ struct Lanes {
       return load_half<N>(p);
     } else if constexpr (std::is_same_v<In, BFloat>) {
       return load_bfloat<N>(p);
+    } else if constexpr (kIs8BitFloat<In>) {
+      return load_float8<In, N>(p);
     } else if constexpr (std::is_same_v<In, Truth>) {
       const V v = load_raw<V>(p), one = V{} + uint8_t{1};
       return v < one ? v : one;
@@ -151,6 +215,8 @@ struct Lanes {
       return pack_half<N>(v);
     } else if constexpr (std::is_same_v<Out, BFloat>) {
       return convert<uint16_t, N>(Vec<uint32_t, N>(round_bfloat<N>(v) >> 16));
+    } else if constexpr (kIs8BitFloat<Out>) {
+      return pack_float8<Out, N>(v);
     } else {
       return v;
     }

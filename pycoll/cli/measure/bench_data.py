@@ -14,6 +14,7 @@ from pycoll.cli.common.arguments import DTYPES
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN, Collective
+from pycoll.types import ML_DTYPES
 
 PERIOD = 8191
 POISON = 113  # what outputs hold before a call that is checked
@@ -40,7 +41,7 @@ def element_type(name: str) -> np.dtype:
     """Return the NumPy dtype of one of pycoll's element types."""
     if name not in DTYPES:
         raise ArgumentError(f"--dtype {name} is not known; accepted: {', '.join(DTYPES)}")
-    if name != "bfloat16":
+    if name not in ML_DTYPES:
         try:
             return np.dtype(name)
         except TypeError:
@@ -48,8 +49,8 @@ def element_type(name: str) -> np.dtype:
     try:
         import ml_dtypes
     except ImportError:
-        raise ArgumentError("--dtype bfloat16 needs the package ml-dtypes") from None
-    return np.dtype(ml_dtypes.bfloat16)
+        raise ArgumentError(f"--dtype {name} needs the package ml-dtypes") from None
+    return np.dtype(getattr(ml_dtypes, name))
 
 
 def check_op(name: str) -> None:

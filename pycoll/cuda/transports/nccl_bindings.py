@@ -28,6 +28,8 @@ _TYPES = {
     DType.FLOAT32: 7,
     DType.FLOAT64: 8,
     DType.BFLOAT16: 9,
+    DType.FLOAT8_E4M3FN: 10,  # on devices of compute capability 9.0 and later
+    DType.FLOAT8_E5M2: 11,
 }
 _OPS = {ReduceOp.SUM: 0, ReduceOp.PROD: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3, ReduceOp.AVG: 4}
 _SUCCESS, _IN_PROGRESS = 0, 7

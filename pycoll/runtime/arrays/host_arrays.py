@@ -14,7 +14,7 @@ import numpy as np
 
 from pycoll import _C
 from pycoll.errors import ArgumentError, kind_of
-from pycoll.types import DType, type_code
+from pycoll.types import ML_DTYPES, DType, type_code
 
 _NUMPY_TYPES = {
     np.dtype(name): DType[name.upper()]
@@ -22,7 +22,11 @@ _NUMPY_TYPES = {
 }
 _DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 5: "complex", 6: "bool"}
 _DLPACK_VERSION = (1, 1)
-_DLPACK_BFLOAT16 = 4
+_DLPACK_ML_DTYPES = {  # by type code and bits
+    (4, 16): DType.BFLOAT16,
+    (10, 8): DType.FLOAT8_E4M3FN,
+    (12, 8): DType.FLOAT8_E5M2,
+}
 _DLPACK_CPU = (1, 3)  # plain and page-locked host memory
 _DLPACK_CUDA = (2, 13)  # device memory, managed memory
 _COMPLEX = {np.dtype(np.complex64): DType.FLOAT32, np.dtype(np.complex128): DType.FLOAT64}
@@ -31,7 +35,7 @@ _COMPLEX = {np.dtype(np.complex64): DType.FLOAT32, np.dtype(np.complex128): DTyp
 class ArrayView(NamedTuple):
     """A NumPy array over the caller's memory."""
 
-    array: np.ndarray  # the memory; bfloat16 may appear as uint16
+    array: np.ndarray  # the memory; types of ml_dtypes may appear as unsigned integers
     # element type for reductions, or None if the type can be moved but not reduced
     dtype: DType | None
     name: str
@@ -84,9 +88,7 @@ def _known(dtype: np.dtype) -> tuple[DType | None, str]:
 def dtype_of(dtype: np.dtype) -> DType | None:
     """Return pycoll's name for a NumPy dtype, or None if it cannot be reduced."""
     found = _NUMPY_TYPES.get(dtype)
-    if found is None and dtype.name == "bfloat16":
-        return DType.BFLOAT16
-    return found
+    return ML_DTYPES.get(dtype.name) if found is None else found
 
 
 def view(x: Any, what: str) -> ArrayView:
@@ -167,8 +169,8 @@ def dlpack_view(x: Any, what: str, **options: Any) -> ArrayView:
         kind, bits, pointer, shape, strides, owner, writable = _C.open_dlpack(capsule)
     except _C.EngineError as error:
         raise ArgumentError(f"{what} cannot be shared through DLPack: {error.args[-1]}") from None
-    if kind == _DLPACK_BFLOAT16:
-        dtype, known, name = np.dtype(np.uint16), DType.BFLOAT16, "bfloat16"
+    if (other := _DLPACK_ML_DTYPES.get((kind, bits))) is not None:
+        dtype, known, name = np.dtype(f"u{bits // 8}"), other, other.name.lower()
     elif scalar := getattr(np, f"{_DLPACK_KINDS.get(kind)}{bits}".replace("bool8", "bool_"), None):
         dtype = np.dtype(scalar)
         known, name = dtype_of(dtype), dtype.name
@@ -212,7 +214,7 @@ def as_reducible(v: ArrayView, op: str, what: str) -> ArrayView:
         return ArrayView(v.array.view(np.uint8), DType.BOOL, v.name, v.source)
     raise ArgumentError(
         f"op={op!r} is not defined for {what} of dtype {v.name}; accepted are int8..uint64, "
-        "float16, bfloat16, float32, float64, complex with sum or avg, "
+        "float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex with sum or avg, "
         "bool with and, or, xor, min, max"
     )
 

@@ -15,7 +15,7 @@ from pycoll.errors import ArgumentError
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output, new_like, on_device, view
 from pycoll.runtime.arrays.layouts import RESULT_SHAPE
 from pycoll.runtime.calls.prepared import CallRequest, Prepared
-from pycoll.types import Kind, Order
+from pycoll.types import ML_DTYPES, Kind, Order
 
 Function = Callable[[Any, Any], Any]
 _MOVES = {  # what brings a rank the arrays that it folds
@@ -88,8 +88,8 @@ def _prepare(
         wrong = "async_op" if later else "algorithm="
         raise ArgumentError(f"op={name} runs in the calling thread, so {wrong} is not for it")
     given = view(x, "x")
-    if given.array.dtype == np.uint16 and given.name == "bfloat16":
-        raise ArgumentError(f"op={name} takes NumPy arrays, which have no bfloat16; convert x")
+    if given.name in ML_DTYPES and given.array.dtype.kind == "u":
+        raise ArgumentError(f"op={name} takes NumPy arrays, which have no {given.name}; convert x")
     shape = RESULT_SHAPE[kind](given.array.shape, n)
     receives = kind != Kind.REDUCE or session.rank == request.root
     if out is not None:

@@ -140,7 +140,10 @@ def contribution(x: torch.Tensor, how: Reduction, memory: Memory | None) -> torc
     as_reducible(x, how.op)  # raises here rather than after other tensors were sent
     if how.factor is None:
         return x
-    return torch.mul(x, _factor(x, how.factor), out=empty_beside(x, memory))
+    factor, own = _factor(x, how.factor), empty_beside(x, memory)
+    if x.is_floating_point() and x.itemsize == 1:  # which PyTorch does not multiply
+        return own.copy_(x.float() * factor)
+    return torch.mul(x, factor, out=own)
 
 
 def _factor(x: torch.Tensor, factor: float | torch.Tensor) -> complex:

@@ -26,6 +26,8 @@ from pycoll.torch.tensors.layout import (
 )
 from pycoll.types import Kind
 
+_LATER = (torch.float8_e4m3fn, torch.float8_e5m2)  # DLPack of PyTorch 2.8 has them not
+
 
 def kinds() -> list[str]:
     """Return the kinds of devices of tensors that this PyTorch has and pycoll moves."""
@@ -115,8 +117,8 @@ class DeviceCalls:
 
 
 def _plain(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a tensor as bytes unless pycoll has its type."""
-    if tensor is None or tensor.dtype in DTYPES:
+    """Return a tensor as bytes unless pycoll has its type, and DLPack of every PyTorch."""
+    if tensor is None or (tensor.dtype in DTYPES and tensor.dtype not in _LATER):
         return tensor
     return as_bytes(tensor)
 

@@ -13,7 +13,8 @@ from pycoll.errors import ArgumentError, kind_of
 from pycoll.runtime.arrays.symmetric_memory import Memory
 from pycoll.types import DType, Kind, ReduceOp, type_code
 
-_NAMES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64"
+_NAMES = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+_NAMES += "float8_e4m3fn float8_e5m2 float16 bfloat16 float32 float64"
 Tensors = list[torch.Tensor]
 DTYPES = {getattr(torch, name): DType[name.upper()] for name in _NAMES.split()}
 """Types that reductions understand."""
@@ -221,6 +222,7 @@ def as_reducible(tensor: torch.Tensor, op: ReduceOp) -> tuple[torch.Tensor, DTyp
         if real.dtype in DTYPES:
             return real, DTYPES[real.dtype], op
     raise ArgumentError(
-        f"{op.name} is not defined for {dtype}; accepted are integers, float16, bfloat16, float32, "
-        "float64 (no bitwise operations on floats), bool without AVG, complex with SUM and AVG"
+        f"{op.name} is not defined for {dtype}; accepted are integers, float8_e4m3fn, float8_e5m2, "
+        "float16, bfloat16, float32, float64 (no bitwise operations on floats), bool without AVG, "
+        "complex with SUM and AVG"
     )

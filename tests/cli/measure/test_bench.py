@@ -43,7 +43,9 @@ def problem(name, nbytes=1000, n=2, dtype="float32", op="sum"):
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in V_VARIANTS and n != "barrier"])
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint16", "bfloat16", "float16", "float64", "float8_e4m3fn"]
+)
 def test_expectations_are_those_of_numpy(name, dtype):
     for op in oracle.ops(dtype):
         made = problem(name, n=3, dtype=dtype, op=op)

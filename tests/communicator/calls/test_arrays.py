@@ -240,7 +240,7 @@ MOVED = {
     "text": np.array(["ab", "xyz"]),
     "records": np.array([(1, 2.5), (3, 4.5)], [("a", "i1"), ("b", "f8")]),
     "float128": np.array([1, 2], np.longdouble),
-    "float8": np.array([0.5, 2], ml_dtypes.float8_e4m3fn),
+    "float8": np.array([0.5, 2], ml_dtypes.float8_e4m3b11fnuz),
     "bfloat16": np.array([0.5, 2], ml_dtypes.bfloat16),
     "raw": np.frombuffer(b"abcdef", "V3"),
 }

@@ -63,9 +63,9 @@ def test_every_algorithm_that_claims_an_order_gives_it(entry, n):
     check(("threads", n), cases, SMALL_CELLS)
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e5m2"])
 @pytest.mark.parametrize("entry", CLAIMANTS, ids=lambda a: f"{a.collective}-{a.name}")
-def test_16_bits_round_once_or_are_refused(entry, name):
+def test_narrow_floats_round_once_or_are_refused(entry, name):
     n = 6
     case = make(entry.collective, name, n, 501, order=entry.order)
 

@@ -145,6 +145,21 @@ def test_folds_have_the_bits_of_the_processor(library, dtype):
                 fold_once(library, rng, dtype, op, nsrc, ndst, count, offset, order)
 
 
+@pytest.mark.parametrize("dtype", oracle.FLOATS8)
+def test_all_pairs_of_8_bit_floats(library, dtype):
+    codes = np.arange(256, dtype=np.uint8)
+    parts = [c.view(oracle.dtype(dtype)) for c in (np.repeat(codes, 256), np.tile(codes, 256))]
+    out = np.empty_like(parts[0])
+    for op in oracle.ARITHMETIC:
+        library.fold(
+            int(DType[dtype.upper()]), int(ReduceOp[op.upper()]), 0, c_uint32(2 * (op == "avg")),
+            pointers(parts), 2, pointers([out]), 1, c_uint64(out.size), None,
+        )  # fmt: skip
+        want = oracle.reduce(parts, op)
+        want.view(np.uint8)[np.isnan(want)] = oracle.NAN8[dtype]
+        assert out.tobytes() == want.tobytes(), op
+
+
 @pytest.mark.parametrize("op", ["and", "or", "xor", "min", "max"])
 def test_bytes_of_booleans_that_are_neither_0_nor_1(library, op):
     """Whatever is not 0 is true, and a result has 0 and 1; a copy keeps the bytes."""

@@ -64,7 +64,14 @@ def test_every_algorithm(host_kernels, entry, place):
 
 @pytest.mark.parametrize(
     ("name", "op"),
-    [("float16", "avg"), ("bfloat16", "avg"), ("uint8", "avg"), ("int32", "max")],
+    [
+        ("float16", "avg"),
+        ("bfloat16", "avg"),
+        ("uint8", "avg"),
+        ("int32", "max"),
+        ("float8_e5m2", "sum"),
+        ("float8_e4m3fn", "avg"),
+    ],
 )
 def test_types_and_operations(host_kernels, name, op):
     parts = parts_of("all_reduce", 4, name)

@@ -64,6 +64,8 @@ def test_numbers_of_types_and_operations_are_those_of_the_library(binding):
     for dtype, name in names.items():
         code, _, _ = native_arguments(Kind.ALL_REDUCE, dtype, ReduceOp.SUM, 0, dtype.itemsize)
         assert code == getattr(nccl, f"NCCL_{name}")
+    for dtype, number in (DType.FLOAT8_E4M3FN, 10), (DType.FLOAT8_E5M2, 11):  # of nccl.h
+        assert native_arguments(Kind.REDUCE, dtype, ReduceOp.SUM, 0, 1) == (number, 1, (0, 0))
     for op in (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG):
         _, _, more = native_arguments(Kind.ALL_REDUCE, DType.INT32, op, 0, 4)
         assert more == (getattr(nccl, f"NCCL_{op.name}"),)

@@ -134,7 +134,7 @@ def test_every_schedule_gives_the_bits_of_the_engine(entry):
             same_as_engine(entry, n, parts, root, "sum", results)
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "int8", "uint64"])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float8_e4m3fn", "int8", "uint64"])
 @pytest.mark.parametrize("op", ["avg", "max"])
 def test_types_and_operations(name, op):
     for entry in ALGORITHMS:

@@ -277,7 +277,7 @@ def test_what_is_refused():
             (lambda: dist.all_reduce(torch.eye(3).to_sparse_csr()), "sparse"),
             (lambda: dist.all_reduce(torch.ones(3), OP.BXOR), "BXOR|XOR"),
             (lambda: dist.all_reduce(torch.ones(3, dtype=torch.bool), OP.AVG), "AVG"),
-            (lambda: dist.all_reduce(torch.ones(3).to(torch.float8_e4m3fn)), "float8"),
+            (lambda: dist.all_reduce(torch.ones(3).to(torch.float8_e4m3fnuz)), "float8"),
             (lambda: dist.all_reduce(torch.ones(3, device="meta")), "meta"),
             (lambda: dist.reduce_scatter_tensor(torch.ones(3), torch.ones(4)), "times as many"),
         ]

@@ -73,6 +73,7 @@ def values(tensor):
 
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.float64]
+DTYPES += [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -84,9 +85,11 @@ def test_all_reduce(groups, dtype, count):
         return values(x)
 
     parts = [numbers(count, r, dtype).cpu() for r in range(N)]
-    wide = torch.stack(parts).to(torch.float32 if dtype.itemsize == 2 else dtype)
+    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize <= 2 else dtype
+    want = torch.stack([part.to(wide) for part in parts]).sum(0).to(dtype)
     for total in groups(rank):
-        assert torch.equal(total, wide.sum(0).to(dtype))
+        assert total.dtype == dtype
+        assert torch.equal(total.to(wide), want.to(wide))
 
 
 def test_types_that_are_not_numbers(groups):
@@ -98,7 +101,7 @@ def test_types_that_are_not_numbers(groups):
         scaled = numbers(4, r)
         factor = dist._make_nccl_premul_sum(2.0)
         group.allreduce([scaled], options("Allreduce", reduceOp=factor))
-        small = (torch.arange(4.0) * (r == 2)).to(torch.float8_e4m3fn)
+        small = (torch.arange(4.0) * (r == 2)).to(torch.float8_e4m3fnuz)
         group.broadcast([on_device(small)], options("Broadcast", rootRank=2))
         return [values(t).tolist() for t in (mask, wave, scaled)], small.float().tolist()
 
