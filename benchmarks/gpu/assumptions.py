@@ -59,7 +59,7 @@ def special_values(writer, cupy):
         for n in (2, 8):
             rng = np.random.default_rng(n)
             xs = [rng.choice(values, 4099) for _ in range(n)]
-            for op in OPS:
+            for op in OPS if dtype.itemsize > 1 else ("sum", "avg"):  # there are no others
                 with np.errstate(all="ignore"):
                     want = on_cpu(xs, op)
                 with pycoll.virtual_ranks(n) as ranks:

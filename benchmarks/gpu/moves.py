@@ -1,4 +1,4 @@
-"""all_gather and broadcast of virtual ranks: by kernels, and by copies on the stream.
+"""all_gather and broadcast of virtual ranks: by kernels, and by copies on the stream; messages.
 
 Times are those of launches inside a CUDA graph. Bytes are those that all ranks read and write.
 """
@@ -41,6 +41,30 @@ def measure(writer, cupy, ranks, collective, algorithm, method, nbytes):
     writer.row("move", right, **facts)
 
 
+def shift(writer, cupy, ranks, nbytes):
+    """Check and time a message of every rank to the next one; a row."""
+    n = ranks.world_size
+    facts = {"n": n, "nbytes": nbytes, "collective": "sendrecv", "algorithm": "to the next rank"}
+    facts |= {"made_by": "kernel", "seconds": None}
+    x, _ = ramps(cupy, n, nbytes // 4)
+    out, dsts = cupy.empty((n, nbytes // 4), cupy.float32), [(rank + 1) % n for rank in range(n)]
+
+    def body(stream):
+        ranks.sendrecv(list(x), dsts, out=list(out), stream=stream, timeout=5)
+
+    try:
+        seconds = seconds_of(cupy, body, 5)
+        out.fill(np.nan)
+        body(None)
+        ranks.synchronize(10)
+    except CollError as error:
+        writer.row("move", False, **facts, error=str(error))
+        return
+    right = all(bool((out[dst] == x[rank]).all()) for rank, dst in enumerate(dsts))
+    facts |= {"seconds": seconds, "tb_s": 2 * n * nbytes / seconds / 1e12}
+    writer.row("move", right, **facts)
+
+
 def main():
     writer, cupy = open_stage()
     for n in WORLDS:
@@ -49,6 +73,8 @@ def main():
                 for algorithm, method in ways:
                     with pycoll.virtual_ranks(n) as ranks:
                         measure(writer, cupy, ranks, collective, algorithm, method, size * MIB)
+            with pycoll.virtual_ranks(n) as ranks:
+                shift(writer, cupy, ranks, size * MIB)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pycoll.cuda.transports.nccl_bindings import find_binding
 
 SIZES = (17, 5003, 300_000)
 CALLS = 5
+MESSAGES = (68, 20_012, (4 << 20) + 4, 64 << 20)  # bytes
 HEAP_MIB = 256
 TIMED = {
     "cuda": ("one_shot", "two_shot_push", "ring"),
@@ -83,6 +84,54 @@ def ragged(comm, cupy, writer):
         want = getattr(comm, name)(z, *more)
         facts = {"algorithm": name, "count": z.size, "seconds": spent}
         row_of_all(comm, writer, "process moves", same_bits(got, want), **facts)
+
+
+def messages(comm, cupy, writer):
+    """Send to the next rank, receive from the one before, and time it.
+
+    From the heap a receiver copies what is large from where it lies; all else goes through slots.
+    """
+    n, rank = comm.world_size, comm.rank
+    for nbytes in MESSAGES:
+        for kind in ("symmetric", "pool"):
+            x, seconds = np.arange(nbytes // 4, dtype=np.int32) % 99_991 + rank, []
+            want = x - rank + (rank - 1) % n
+            on_device, out = cupy.asarray(x), nonsense(cupy, x)
+            if kind == "symmetric":
+                on_device = comm.empty(x.shape, x.dtype, device="cuda")
+                on_device[...] = cupy.asarray(x)
+            for _ in range(CALLS):
+                comm.barrier()
+                start = time.perf_counter()
+                comm.sendrecv(on_device, (rank + 1) % n, out, (rank - 1) % n, timeout=20)
+                cupy.cuda.get_current_stream().synchronize()
+                seconds.append(time.perf_counter() - start)
+            spent = float(np.median(seconds))
+            facts = {"nbytes": nbytes, "memory": kind, "seconds": spent, "mps": under_mps()}
+            facts["gb_s"] = nbytes / spent / 1e9
+            row_of_all(comm, writer, "process messages", same_bits(out.get(), want), **facts)
+
+
+def beside(comm, cupy, writer):
+    """Run a collective while a message waits for room: launches of one process run side by side."""
+    n, rank, nbytes = comm.world_size, comm.rank, 8 * MIB  # more than all slots hold
+    x, y = (cupy.full(nbytes // 4, value, cupy.int32) for value in (rank, -1))
+    facts = {"nbytes": nbytes, "memory": "beside a call", "mps": under_mps()}
+    comm.barrier()
+    start = time.perf_counter()
+    try:
+        sent = comm.isend(x, (rank + 1) % n)
+        total = comm.all_reduce(cupy.ones(1000, cupy.float32), async_op=True, timeout=5)
+        total = total.synchronize(10)
+        comm.recv(y, (rank - 1) % n, timeout=5)
+        sent.synchronize(10)
+        good = bool((total == n).all()) and bool((y == (rank - 1) % n).all())
+        spent = time.perf_counter() - start
+        facts |= {"seconds": spent, "gb_s": nbytes / spent / 1e9}
+        row_of_all(comm, writer, "process messages", good, **facts)
+    except pycoll.CollError as error:
+        facts |= {"n": n, "seconds": None, "error": str(error)[:500]}
+        writer.row("process messages", False, **facts)
 
 
 def heap_memory(comm, writer):
@@ -187,7 +236,10 @@ def main(transport):
             heap_memory(comm, writer)
             moves(comm, cupy, writer)
             ragged(comm, cupy, writer)
+            messages(comm, cupy, writer)
         times(comm, cupy, writer, transport)
+        if transport == "cuda":
+            beside(comm, cupy, writer)  # last: if it fails, so does what follows
 
 
 if __name__ == "__main__":

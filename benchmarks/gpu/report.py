@@ -25,6 +25,7 @@ _TITLES = {
     "ranks": "processes, the same bits as on the CPU",
     "heap memory": "processes, heaps mapped as they were to be",
     "process moves": "processes, copies and blocks of different sizes, as on the CPU",
+    "process messages": "processes, messages from each to the next",
     "torch": "a process group of PyTorch, against CPU tensors",
 }
 
@@ -208,6 +209,12 @@ def _move(row):
     return what, f"{row['tb_s']:.2f} TB/s" if row["ok"] else "**wrong**"
 
 
+def _message(row):
+    how = "under MPS" if row["mps"] else "taking turns"
+    beside = f"{row['gb_s']:.1f} GB/s each way, {how}, with the host's part"
+    return f"message, {row['memory']} memory", beside if row["ok"] else "**wrong**"
+
+
 def _process(row):
     what = {"native": "NCCL's own"}.get(row["algorithm"], row["algorithm"])
     how = "in CUDA graphs" if row["graph"] else f"by events, of {row['calls']} calls in a row"
@@ -223,6 +230,7 @@ _BASELINES = {  # what a row is about, and what else it says
     "narrow blocks": _narrow,
     "move": _move,
     "process all_reduce": _process,
+    "process messages": _message,
 }
 
 

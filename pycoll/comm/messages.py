@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from pycoll.runtime.arrays.host_arrays import on_device
 from pycoll.runtime.calls.messages import MessageInfo
 from pycoll.runtime.calls.work import Work
 from pycoll.runtime.sessions.session import Session
@@ -23,15 +26,40 @@ class Messages:
     * ``dst``, ``src``: rank to send to, or to receive from; ``src`` may be `pycoll.ANY`.
     * ``tag``: a number that the sender gives, 0 to 2**31 - 1.
     * ``timeout``: seconds until `CollTimeout`; by default the communicator's.
+    * ``stream``: of arrays on a CUDA device, where both ends have to lie: the stream on which they
+      are sent and received; by default the current one of CuPy.
     """
 
     _session: Session
 
-    def send(self, x: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
-        """Send an array to one rank; returns when ``x`` may be changed again."""
-        self._session.send(x, dst, tag, timeout)
+    def _ends(self, x: Any, stream: Any) -> Session:
+        """Return what sends and receives an array: the session, or its like for devices."""
+        if stream is None and (type(x) is np.ndarray or not on_device(x)):
+            return self._session
+        ends: Session = self._session.device_side(x).messages(stream)
+        return ends
 
-    def recv(self, x: Any, src: int = ANY, tag: int = 0, *, timeout: float | None = None) -> int:
+    def send(
+        self,
+        x: Any,
+        dst: int,
+        tag: int = 0,
+        *,
+        timeout: float | None = None,
+        stream: Any = None,
+    ) -> None:
+        """Send an array to one rank; returns when ``x`` may be changed again."""
+        self._ends(x, stream).send(x, dst, tag, timeout)
+
+    def recv(
+        self,
+        x: Any,
+        src: int = ANY,
+        tag: int = 0,
+        *,
+        timeout: float | None = None,
+        stream: Any = None,
+    ) -> int:
         """Receive into ``x`` the next message with this tag, which may be `pycoll.ANY`.
 
         Returns:
@@ -40,21 +68,21 @@ class Messages:
         Raises:
             MismatchError: If dtype or size differ from the message's; the message stays.
         """
-        return self._session.recv(x, src, tag, timeout)
+        return self._ends(x, stream).recv(x, src, tag, timeout)
 
-    def isend(self, x: Any, dst: int, tag: int = 0) -> Work:
+    def isend(self, x: Any, dst: int, tag: int = 0, *, stream: Any = None) -> Work:
         """Send in the background; ``x`` must stay as it is until the `Work` is done.
 
         Without a reference to it the array is kept all the same. `Work.wait` returns None.
         """
-        return self._session.isend(x, dst, tag)
+        return self._ends(x, stream).isend(x, dst, tag)
 
-    def irecv(self, x: Any, src: int = ANY, tag: int = 0) -> Work:
+    def irecv(self, x: Any, src: int = ANY, tag: int = 0, *, stream: Any = None) -> Work:
         """Receive in the background; `Work.wait` returns the rank that sent the message.
 
         Receives that fit the same message get theirs in the order in which they were called.
         """
-        return self._session.irecv(x, src, tag)
+        return self._ends(x, stream).irecv(x, src, tag)
 
     def sendrecv(
         self,
@@ -66,6 +94,7 @@ class Messages:
         tag: int = 0,
         recv_tag: int | None = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> int | None:
         """Send ``x`` and receive into ``out`` at the same time, as in a shift along a ring.
 
@@ -77,12 +106,15 @@ class Messages:
             tag: Tag of what is sent.
             recv_tag: Tag of what is received; by default ``tag``.
             timeout: See the class.
+            stream: See the class.
 
         Returns:
             The rank from which ``out`` came, or None.
         """
         tags = tag, tag if recv_tag is None else recv_tag
-        return self._session.sendrecv(x, dst, out, src, tags, timeout)
+        return self._ends(out if dst is None else x, stream).sendrecv(
+            x, dst, out, src, tags, timeout
+        )
 
     def probe(self, src: int = ANY, tag: int = ANY, *, timeout: float | None = None) -> MessageInfo:
         """Wait for a message and leave it: who sent it, its tag and its size in bytes.

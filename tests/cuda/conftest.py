@@ -48,6 +48,10 @@ class HostLibrary(Library):
             group, norm, _, _, *rest, stream = arguments
             host_cupy.TAPE.run(super().call, name, group, norm, *FORM, *rest, None)
             self.launches.append((stream, rest[0]))
+        elif name in ("send", "receive"):
+            group, message, _, _, *rest, stream = arguments
+            host_cupy.TAPE.run(super().call, name, group, message, *FORM, *rest, None)
+            self.launches.append((stream, rest[0]))
         elif name == "launch_empty":
             host_cupy.TAPE.run(super().call, name, *FORM, None)
         elif name == "fold" or name.startswith("optim_"):

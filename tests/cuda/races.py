@@ -58,6 +58,23 @@ def normalise(library):
             assert all(np.all(array == n + 1) for array in more)
 
 
+def send(library, slotted):
+    """Messages of several parts, with places that are used again."""
+    n, count = 2, 70
+    with World(library, n, peers=True) as world:
+        kept, number = [], 0
+        for i in range(count):
+            x, y = np.full(200, i, np.uint8), np.zeros(200, np.uint8)
+            form = {"slotted": slotted, "timeout_ms": 60_000}
+            world.message("send", 0, 1, number, x, awaits=i % 2 == 0, **form)
+            world.message("receive", 1, 0, number, y, source=None if slotted else x, **form)
+            kept.append((x, y))
+            number += world.parts(x.nbytes, slotted)
+        world.synchronize()
+        assert world.failed() == []
+        assert all(np.array_equal(x, y) for x, y in kept)
+
+
 def main():
     library = Library(sys.argv[1])
     library.schedule(-1)
@@ -71,6 +88,8 @@ def main():
         run(library, entry, 3, i % 2 == 0, i % 3 > 0 or broken, broken)
     add_squares(library)
     normalise(library)
+    for slotted in (False, True):
+        send(library, slotted)
     sys.stdout.write("done\n")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pycoll.cuda.device.library import Norm
+from pycoll.cuda.device.library import Message, Norm
 from pycoll.schedule.language.collectives import COLLECTIVES, OWN
 from pycoll.schedule.lowering.compile import peer_plans
 from pycoll.types import DType, ReduceOp
@@ -87,6 +87,13 @@ def host_library(mode="plain"):
     built = subprocess.run(script, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     return ROOT / built.stdout.strip()
+
+
+def parts_of(library, n, nbytes, slotted):
+    """Return how many parts a message has."""
+    function = library.dll.pycoll_cuda_message_parts
+    function.restype = c_uint64
+    return function(n, c_uint64(nbytes), int(slotted))
 
 
 def norm_of(ins, weight, residual, outs, kept, *, tree=True, push=False, eps=1e-6):
@@ -216,6 +223,44 @@ class World:
                 c_uint64(absent),
                 c_void_p(i + 1),
             )
+
+    def message(
+        self,
+        side,
+        rank,
+        peer,
+        number,
+        x,
+        *,
+        slotted,
+        stream=1,
+        blocks=2,
+        lanes=2,
+        timeout_ms=1000,
+        source=None,
+        posts=True,
+        awaits=False,
+    ):
+        """Queue one side of a message, ``"send"`` or ``"receive"``, on stream 1 to 9 of a rank.
+
+        `number` is that of the first part; `source` is what is sent, if it is not slotted, for the
+        receiver to read.
+        """
+        offset = 0 if source is None else source.ctypes.data - 1  # heaps begin at 1
+        ends = number, x.nbytes, x.ctypes.data, offset, peer, slotted, posts, awaits
+        limit, where = c_uint64(timeout_ms * 1_000_000), c_void_p(10 * (rank + 1) + stream)
+        form = blocks, lanes * LANES, limit, where
+        getattr(self.library, side)(self.groups[rank], byref(Message(*ends)), *form)
+
+    def taken(self, rank, peer, number, x, slotted):
+        """Return whether a message was taken."""
+        found, ends = c_int(), (number, x.nbytes, x.ctypes.data, 0, peer, slotted)
+        self.library.message_taken(self.groups[rank], byref(Message(*ends)), byref(found))
+        return bool(found.value)
+
+    def parts(self, nbytes, slotted):
+        """Return how many parts a message has."""
+        return parts_of(self.library, self.n, nbytes, slotted)
 
     def rms_norm(self, norm, *, blocks=2, lanes=2, timeout_ms=1000, absent=0):
         """Queue a `pycoll.cuda.device.library.Norm` on all virtual ranks."""

@@ -1,4 +1,5 @@
 // The C interface: exceptions become a status and a text.
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <string>
@@ -67,7 +68,8 @@ void launch_fold(int dtype, int op, int tree, uint32_t scale_n, const void* cons
   const auto type = static_cast<DType>(dtype);
   const bool divides = op == int(ReduceOp::kAvg) && scale_n != 0;
   const KernelSet& kernels = kernels_for(type, static_cast<ReduceOp>(op), nsrc == 1 && !divides);
-  COLL_CHECK(kernels.fold != nullptr, "ArgumentError", "there is no kernel for dtype ", dtype);
+  COLL_CHECK(kernels.fold != nullptr, "ArgumentError", "there is no kernel for ", dtype_name(type),
+             " ", op_name(static_cast<ReduceOp>(op)));
   FoldLaunch launch{};
   for (int i = 0; i < nsrc; ++i) launch.src[i] = static_cast<const char*>(srcs[i]);
   for (int i = 0; i < ndst; ++i) launch.dst[i] = static_cast<char*>(dsts[i]);
@@ -179,7 +181,8 @@ int pycoll_cuda_multicast_close(PycollCudaMulticast* multicast) {
 
 int pycoll_cuda_supports(int dtype, int op) {
   return dtype >= 0 && dtype < kDTypeCount && op >= 0 && op < kReduceOpCount &&
-         fold_supports(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+         fold_supports(static_cast<DType>(dtype), static_cast<ReduceOp>(op)) &&
+         kernels_for(static_cast<DType>(dtype), static_cast<ReduceOp>(op), false).fold != nullptr;
 }
 int pycoll_cuda_in_packets(int dtype, int op, int world_size, uint64_t nbytes) {
   if (!pycoll_cuda_supports(dtype, op) || world_size < 2 || world_size > kMaxRanks) return 0;
@@ -290,6 +293,23 @@ int pycoll_cuda_rms_norm(PycollCudaGroup* group, const PycollCudaNorm* norm, int
                          int nthreads, uint64_t timeout_ns, uint64_t absent, void* stream) {
   return guarded(
       [&] { launch_norm(*group, *norm, nblocks, nthreads, timeout_ns, absent, stream); });
+}
+uint64_t pycoll_cuda_message_parts(int world_size, uint64_t nbytes, int slotted) {
+  return message_parts(static_cast<uint32_t>(std::max(world_size, 1)), nbytes, slotted != 0);
+}
+int pycoll_cuda_send(PycollCudaGroup* group, const PycollCudaMessage* message, int nblocks,
+                     int nthreads, uint64_t timeout_ns, void* stream) {
+  return guarded(
+      [&] { launch_message(*group, *message, false, nblocks, nthreads, timeout_ns, stream); });
+}
+int pycoll_cuda_receive(PycollCudaGroup* group, const PycollCudaMessage* message, int nblocks,
+                        int nthreads, uint64_t timeout_ns, void* stream) {
+  return guarded(
+      [&] { launch_message(*group, *message, true, nblocks, nthreads, timeout_ns, stream); });
+}
+int pycoll_cuda_message_taken(PycollCudaGroup* group, const PycollCudaMessage* send, int* taken) {
+  *taken = 0;
+  return guarded([&] { *taken = is_taken(*group, *send); });
 }
 int pycoll_cuda_launch_empty(int nblocks, int nthreads, void* stream) {
   return guarded(

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cuda/messages/messages.h"
+
 using namespace pycoll;        // NOLINT: the types of the C interface live outside
 using namespace pycoll::cuda;  // NOLINT
 
@@ -17,7 +19,8 @@ PycollCudaGroup::PycollCudaGroup(int device, int rank, int world_size, int max_b
   max_blocks_ = static_cast<uint32_t>(max_blocks);
   machine::preload(device);
   records_ = machine::allocate_records(device, ranks());
-  const size_t size = control_bytes(world_size_, max_blocks_);
+  const size_t size = is_virtual() ? control_bytes(world_size_, max_blocks_)
+                                   : message_bytes(world_size_, max_blocks_);
   for (uint32_t r = 0; r < ranks(); ++r) {
     own_controls_.push_back(
         machine::allocate(device, is_virtual() ? size : machine::exportable(size)));
@@ -162,4 +165,11 @@ void PycollCudaGroup::check_in_heap(const void* array, uint64_t nbytes, const ch
       heap != 0 && at >= heap && at - heap <= heap_bytes_ && nbytes <= heap_bytes_ - (at - heap),
       "ArgumentError", "the ", name, " array of ", nbytes,
       " bytes does not lie in the symmetric heap, where peers could reach it");
+}
+
+const char* PycollCudaGroup::in_heap_of(int rank, uint64_t offset, uint64_t nbytes) const {
+  COLL_CHECK(heaps_[rank] != nullptr && offset <= heap_bytes_ && nbytes <= heap_bytes_ - offset,
+             "ArgumentError", "byte ", offset, " and the ", nbytes,
+             " from there on are no part of ", "the heap of rank ", rank, " that is mapped here");
+  return heaps_[rank] + offset;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/host/machine.h"
+#include "cuda/host/pycoll_cuda_messages.h"
 #include "cuda/host/pycoll_cuda_norm.h"
 #include "cuda/kernels/kernels.h"
 #include "engine/bind.h"
@@ -58,6 +59,9 @@ struct PycollCudaGroup {
   void place(pycoll::cuda::Launch& launch) const;
   // Throws unless an array of a direct plan lies in this rank's heap.
   void check_in_heap(const void* array, uint64_t nbytes, const char* name) const;
+  // Where something lies in the heap of a rank, as mapped here. Throws unless all of it does.
+  const char* in_heap_of(int rank, uint64_t offset, uint64_t nbytes) const;
+  char* control_of(int rank) const { return controls_[rank]; }
 
  private:
   pycoll::cuda::Record& record(int rank) const;
@@ -145,5 +149,12 @@ const char* op_name(ReduceOp op);
 // See pycoll_cuda_rms_norm.
 void launch_norm(const PycollCudaGroup& group, const PycollCudaNorm& norm, int nblocks,
                  int nthreads, uint64_t timeout_ns, uint64_t absent, void* stream);
+
+// See pycoll_cuda_send, pycoll_cuda_receive and pycoll_cuda_message_taken.
+void launch_message(const PycollCudaGroup& group, const PycollCudaMessage& message, bool receives,
+                    int nblocks, int nthreads, uint64_t timeout_ns, void* stream);
+bool is_taken(const PycollCudaGroup& group, const PycollCudaMessage& send);
+// See pycoll_cuda_message_parts.
+uint64_t message_parts(uint32_t n, uint64_t nbytes, bool slotted);
 
 }  // namespace pycoll::cuda

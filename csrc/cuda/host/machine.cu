@@ -4,6 +4,7 @@
 
 #include "cuda/host/cuda_calls.h"
 #include "cuda/kernels/kernels.h"
+#include "cuda/messages/messages.h"
 #include "cuda/optim/optim_launch.h"
 
 namespace pycoll::cuda::machine {
@@ -22,7 +23,7 @@ void for_each_kernel(Visit visit) {
     }
   }
   for (const void* kernel :
-       {kMoveKernels.interpret, kMoveKernels.fold, kGateKernel, kEmptyKernel}) {
+       {kMoveKernels.interpret, kMoveKernels.fold, kGateKernel, kMessageKernel, kEmptyKernel}) {
     visit(kernel);
   }
   std::for_each_n(kNormKernels, kNormTypes, visit);

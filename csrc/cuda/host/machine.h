@@ -3,7 +3,8 @@
 //
 // cuda/ is a library of its own with a C interface, pycoll_cuda.h, which is to be read first. It
 // uses base/, engine/plan.h and bind.h, and the formulas of kernels/optim/; kernels/ has what runs
-// on the device, optim/ the passes of optimizers, host/ everything else.
+// on the device, optim/ the passes of optimizers, messages/ what two ranks send each other,
+// host/ everything else.
 //
 // Functions throw Error of kind "CudaUnavailable", "ArgumentError", "TooLarge" or "CudaError".
 #pragma once

@@ -97,7 +97,7 @@ PYCOLL_CUDA_API int pycoll_cuda_enable_peer_access(int device, int peer);
 
 // Element types and operations are numbered as in csrc/base/types.h and pycoll/types.py.
 
-// 1 if the operation is defined for the type, else 0.
+// 1 if there are kernels for the operation on that type, else 0.
 PYCOLL_CUDA_API int pycoll_cuda_supports(int dtype, int op);
 // 1 if calls of one fold that send so many bytes from rank to rank go in packets by default: then
 // no rank reaches another one's arrays.
@@ -229,7 +229,7 @@ typedef struct {
   uint32_t step;         // newest step that `rank` had published
   uint32_t expected;     // position it waited for (mismatch: own fingerprint)
   uint32_t seen;         // position it saw last (mismatch: the fingerprint of `peer`)
-  uint32_t instruction;  // of its plan; 0xFFFFFFFF: before or after the plan
+  uint32_t instruction;  // of its plan; 0xFFFFFFFF: before or after the plan; or of a message
   uint64_t waited_ns;
   uint64_t reserved;
 } PycollCudaError;

@@ -1,6 +1,7 @@
 // Which (dtype, operation) is folded by which instantiation; the choices of fold_kernels.inl:
 // signedness matters to min and max only (avg divides by a number that carries it), and the size
-// of elements does not matter to bitwise operations.
+// of elements does not matter to bitwise operations. Floats of 8 bits are only added: they take
+// long to compile, and nobody asks for their largest element.
 #pragma once
 
 #include <tuple>
@@ -35,8 +36,9 @@ struct Canonical {
   // Of truth values, min is and, max is or: see kernels_for.
   using Bitwise = std::conditional_t<D == DType::kBool, Truth,
                                      std::conditional_t<std::is_integral_v<T>, Bits, void>>;
+  static constexpr bool kMissing = D == DType::kBool || (kIs8BitFloat<T> && kOp != ReduceOp::kSum);
   using Arithmetic =
-      std::conditional_t<D == DType::kBool, void,
+      std::conditional_t<kMissing, void,
                          std::conditional_t<kOrdered, T, typename UnsignedOf<T>::type>>;
   using type = std::conditional_t<is_bitwise(kOp), Bitwise, Arithmetic>;
 };

@@ -143,6 +143,11 @@ class DeviceCaller(Caller):
     ) -> Choice:
         promise, nbytes = COLLECTIVES[request.collective], count * typed.array.itemsize
         dtype = typed.dtype if promise.reduces else None
+        if dtype is not None and request.algorithm != NATIVE and not library().supports(dtype, op):
+            raise ArgumentError(
+                f"{op.name.lower()} of {typed.name} has no kernel; on devices such elements can be "
+                "added and averaged"
+            )
         what = request.collective, nbytes, self.plans.world_size, request.order or "", dtype, op
         wanted = SelectionRequest(
             *what, **reach, in_place=self.in_place, messages=self.plans.messages

@@ -117,6 +117,43 @@ class RaggedRanks:
         """Send ``counts[i][j]`` rows of rank i to rank j, in order; see `all_gather_v`."""
         return self._ragged(Kind.ALL_TO_ALL_V, "direct", xs, counts, **options)
 
+    def sendrecv(
+        self,
+        xs: Sequence[Any],
+        dsts: Sequence[int | None],
+        *,
+        out: Sequence[Any] | None = None,
+        **options: Any,
+    ) -> list[Any]:
+        """Send ``xs[r]`` from each rank r to rank ``dsts[r]``, as in a shift along a ring.
+
+        Args:
+            xs: The arrays of the ranks, a list of n; they may differ in their first dimension.
+            dsts: To whom each rank sends; None: to nobody. Nobody is named twice.
+            out: What ranks receive into; None where nothing comes.
+            **options: ``timeout``, ``stream``; see `all_gather_v`.
+
+        Returns:
+            What each rank has received; None where nothing came.
+        """
+        n = self.world_size
+        named = [dst for dst in dsts if dst is not None]
+        if len(xs) != n or len(dsts) != n or (out is not None and len(out) != n):
+            raise ArgumentError(f"a list of {n} is expected, one for each rank")
+        if len(set(named)) < len(named) or not set(named) <= set(range(n)):
+            raise ArgumentError(
+                f"dsts={list(dsts)!r}; accepted: each of the ranks 0 to {n - 1} once, or None"
+            )
+        counts = np.zeros((n, n), np.int64)
+        for rank, dst in enumerate(dsts):
+            if dst is not None:
+                counts[rank, dst] = len(xs[rank])
+        given = [x if dst is not None else x[:0] for x, dst in zip(xs, dsts, strict=True)]
+        if out is not None:
+            out = [xs[r][:0] if array is None else array for r, array in enumerate(out)]
+        results = self._ragged(Kind.ALL_TO_ALL_V, "direct", given, counts, out=out, **options)
+        return [result if r in named else None for r, result in enumerate(results)]
+
     def _ragged(
         self,
         kind: Kind,

@@ -16,6 +16,7 @@ from pycoll import _C
 from pycoll.config import check_timeout
 from pycoll.cuda.calls.in_order import LaunchOrder
 from pycoll.cuda.calls.made_before import MadeBefore
+from pycoll.cuda.calls.messages import DeviceMessages, MessageState
 from pycoll.cuda.calls.norm import NormCall
 from pycoll.cuda.calls.prepare import DeviceCaller, DevicePlans, number_of
 from pycoll.cuda.calls.ragged import DeviceRows
@@ -76,6 +77,7 @@ class DeviceSide:
         self._made = MadeBefore()
         self._comparison: Prepared | None = None  # what `_agree` runs
         self._background: Any = None  # stream of calls with async_op
+        self._messages = MessageState(session.world_size)
         self.failure: CollError | None = None
 
     def call(
@@ -137,6 +139,10 @@ class DeviceSide:
         if prepared.result is out:
             self._made.note(key, [prepared], number)
         return prepared, number, handle
+
+    def messages(self, stream: Any) -> DeviceMessages:
+        """Return what sends and receives arrays on a stream."""
+        return DeviceMessages(self, self._session, self._messages, stream)
 
     def rows(self) -> DeviceRows:
         """Return what a v-variant does with arrays on this device."""
@@ -304,12 +310,16 @@ class DeviceSide:
 
     def close(self) -> None:
         """Wait for everything that was launched and free what the device side has."""
-        if self._launches.last is not None and self.failure is None:
-            try:
-                self.transport.wait(self._launches.last, self._session.config.timeout_s)
-            except CollTimeout:
-                self.transport.abort()
+        last = [] if self._launches.last is None else [self._launches.last]
+        last += [event for event, _ in self._messages.held]
+        try:
+            for event in last if self.failure is None else ():
+                self.transport.wait(event, self._session.config.timeout_s)
+        except CollTimeout:
+            self.transport.abort()
         self._launches.clear()
+        self._messages.held.clear()
+        self._messages.unsettled.clear()
         if "_alone" in vars(self):
             self._alone.close()
         self.transport.close()

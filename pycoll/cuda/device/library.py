@@ -182,6 +182,17 @@ class Norm(ctypes.Structure):
     ]
 
 
+class Message(ctypes.Structure):
+    """``PycollCudaMessage``: one side of a message."""
+
+    _fields_ = [
+        *_fields(c_uint64, "number nbytes"),
+        ("array", c_void_p),
+        ("offset", c_uint64),
+        *_fields(c_int32, "peer slotted posts awaits"),
+    ]
+
+
 _PP = POINTER(c_void_p)
 # Arguments of every function that returns a status; the name stands behind "pycoll_cuda_".
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
@@ -229,6 +240,9 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "call_info": (c_void_p, c_int, POINTER(CallInfo)),
     "launch": (c_void_p, _PP, _PP, c_int, c_int, c_int, c_uint64, c_uint64, c_void_p),
     "rms_norm": (c_void_p, POINTER(Norm), c_int, c_int, c_uint64, c_uint64, c_void_p),
+    "send": (c_void_p, POINTER(Message), c_int, c_int, c_uint64, c_void_p),
+    "receive": (c_void_p, POINTER(Message), c_int, c_int, c_uint64, c_void_p),
+    "message_taken": (c_void_p, POINTER(Message), POINTER(c_int)),
     "launch_empty": (c_int, c_int, c_void_p),
 }
 
@@ -261,6 +275,8 @@ class Library:
                 getattr(self._dll, f"pycoll_cuda_{name}").argtypes = arguments
             in_packets = self._dll.pycoll_cuda_in_packets
             in_packets.argtypes = c_int, c_int, c_int, c_uint64
+            message_parts = self._dll.pycoll_cuda_message_parts
+            message_parts.argtypes, message_parts.restype = (c_int, c_uint64, c_int), c_uint64
         except (OSError, AttributeError) as error:
             raise unavailable(
                 f"{path.name} cannot be used: {error}", "build pycoll again"
@@ -270,6 +286,7 @@ class Library:
                 f"{path.name} has version {found}, expected {ABI}", "build pycoll again"
             )
         self.supports, self.in_packets = self._dll.pycoll_cuda_supports, in_packets
+        self.message_parts = message_parts
         self.for_host = self.versions()[1] == 0
 
     def call(self, name: str, *arguments: Any) -> None:

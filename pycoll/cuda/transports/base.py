@@ -20,6 +20,11 @@ from pycoll.types import Kind
 
 _POLL_S = 0.0002
 _NOT_READY = 600  # cudaErrorNotReady
+_MESSAGES = {  # as `KernelError.instruction`, what a message waits for
+    0xFFFFFFFC: "room for a message to",
+    0xFFFFFFFD: "the bytes of a message from",
+    0xFFFFFFFE: "a message to be received by",
+}
 
 
 class Transport(Protocol):
@@ -58,6 +63,12 @@ class Transport(Protocol):
 
     def check_tables(self) -> None:
         """Refuse calls whose blocks lie where a table says, if there are none; local."""
+
+    def check_messages(self) -> None:
+        """Refuse messages between two ranks, if there are none (yet); local.
+
+        What has messages has also the methods of `peers.PeerTransport` for them.
+        """
 
     def launch(
         self,
@@ -133,6 +144,12 @@ def kernel_failure(error: KernelError) -> CollError | None:
         return MismatchError(
             f"{where}: rank {error.peer} runs another call on the device (fingerprint "
             f"{error.seen:#010x}, expected {error.expected:#010x})"
+        )
+    if error.instruction in _MESSAGES:
+        return CollTimeout(
+            f"rank {error.rank}, block {error.block}: gave up after waiting "
+            f"{error.waited_ns * 1e-9:.3g} s for {_MESSAGES[error.instruction]} rank {error.peer}. "
+            "Look for a rank whose device is busy with something else, or that did not receive."
         )
     return CollTimeout(
         f"{where}: gave up after waiting {error.waited_ns * 1e-9:.3g} s for rank {error.peer} "

@@ -98,6 +98,10 @@ class NcclTransport(Transport):
             "chunks of one size"
         )
 
+    def check_messages(self) -> None:
+        """Refuse them: NCCL's have no tags, and their order would be that of collectives."""
+        raise ArgumentError("send and recv of arrays on devices need device_transport='cuda'")
+
     def launch(
         self,
         spec: CallSpec,

@@ -15,12 +15,21 @@ from typing import Any, NamedTuple
 
 from pycoll.cuda.device import arrays
 from pycoll.cuda.device.heap import DeviceHeap
-from pycoll.cuda.device.library import BEST, COPIES, MULTICAST_SUM, KernelError, library, pointers
+from pycoll.cuda.device.library import (
+    BEST,
+    COPIES,
+    MULTICAST_SUM,
+    KernelError,
+    Message,
+    library,
+    pointers,
+)
 from pycoll.cuda.transports.base import Place, Transport, kernel_failure, places, wait_for
 from pycoll.cuda.transports.bound_calls import CallCache, nanoseconds
 from pycoll.cuda.transports.maps import PeerMaps
 from pycoll.cuda.transports.multicast import HeapMulticast
 from pycoll.errors import ArgumentError, CollError, TransportError
+from pycoll.runtime.arrays.host_arrays import ArrayView
 from pycoll.runtime.arrays.layouts import ChunkLayout
 from pycoll.runtime.calls.plans import CallSpec
 from pycoll.runtime.sessions.session import Session
@@ -188,6 +197,34 @@ class PeerTransport(Transport):
         no_order = spec.direct and spec.order == Order.ANY
         method = MULTICAST_SUM if no_order and self.multicast is not None else BEST
         library().call("launch", call, ins, outs, 0, 0, method, nanoseconds(limit), 0, stream)
+
+    PLACES = 64  # parts of messages to one rank that are not taken yet
+
+    def check_messages(self) -> None:
+        """Refuse them before the devices of all ranks are connected, which is a collective."""
+        if self._connected is None:
+            raise ArgumentError(
+                "the devices of these ranks are not connected yet; call a collective with arrays "
+                "on devices first, such as all_reduce, on all ranks"
+            )
+
+    def reaches(self, v: ArrayView) -> bool:
+        """Tell whether peers can read an array where it is."""
+        return bool(self._heaps) and all(self._heaps) and self.memory.holds(v)
+
+    def parts(self, nbytes: int, slotted: bool) -> int:
+        """Return how many parts a message has."""
+        return library().message_parts(self._n, nbytes, slotted)
+
+    def message(self, side: str, message: Message, stream: int, limit: float) -> None:
+        """Put one side of a message, ``"send"`` or ``"receive"``, on a stream."""
+        library().call(side, self._group, byref(message), 0, 0, nanoseconds(limit), stream)
+
+    def taken(self, message: Message) -> bool:
+        """Tell whether the receiver has a message of this rank."""
+        found = c_int()
+        library().call("message_taken", self._group, byref(message), byref(found))
+        return bool(found.value)
 
     def error(self) -> CollError | None:
         """See `Transport`."""

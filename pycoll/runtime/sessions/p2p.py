@@ -188,6 +188,11 @@ class TaggedMessages:
             raise CommClosed(self.closed_because)
         return self._mailboxes
 
+    def check_end(self, dst: int, tag: int) -> None:
+        """Refuse a rank or a tag that cannot be sent to."""
+        self._check_peer("dst", dst, 0)
+        self._tag(tag)
+
     def _check_peer(self, name: str, peer: int, lowest: int) -> None:
         if not _is_integer(peer) or not lowest <= peer < self.world_size:
             anyone = ", or pycoll.ANY" if lowest < 0 else ""

@@ -3,6 +3,7 @@
 import gc
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -117,10 +118,12 @@ def test_own_algorithms_of_one_name_that_differ(world, host_kernels):
 def test_bad_arguments_reach_nobody(world):
     def rank(comm):
         good = DeviceArray(np.ones(4))
+        narrow = DeviceArray(np.ones(4, ml_dtypes.float8_e5m2))
         cases = [
             ({"x": good, "op": "and"}, ArgumentError, "integers"),
             ({"x": good, "out": np.ones(4)}, ArgumentError, "host memory"),
             ({"x": good, "out": DeviceArray(np.ones(5))}, ArgumentError, "this call writes shape"),
+            ({"x": narrow, "op": "max"}, ArgumentError, "max of float8_e5m2 has no kernel"),
             ({"x": good, "timeout": 0}, ArgumentError, "seconds above 0"),
             ({"x": np.ones(4), "stream": 0}, ArgumentError, "this call has none"),
         ]

@@ -136,7 +136,7 @@ def test_every_algorithm(library, entry):
 def test_folds_have_the_bits_of_the_processor(library, dtype):
     rng = np.random.default_rng(5)
     library.schedule(3)
-    for op in oracle.ops(dtype):
+    for op in oracle.ops(dtype) if dtype not in oracle.FLOATS8 else ("sum", "avg"):
         for nsrc, ndst, count, offset in [
             (1, 2, 7, 0), (2, 1, 130, 0), (2, 2, 300, 1), (3, 1, 77, 0), (5, 2, 90, 3),
             (8, 1, 33, 0), (13, 1, 40, 1),
@@ -150,7 +150,7 @@ def test_all_pairs_of_8_bit_floats(library, dtype):
     codes = np.arange(256, dtype=np.uint8)
     parts = [c.view(oracle.dtype(dtype)) for c in (np.repeat(codes, 256), np.tile(codes, 256))]
     out = np.empty_like(parts[0])
-    for op in oracle.ARITHMETIC:
+    for op in ("sum", "avg"):  # on devices they have no others
         library.fold(
             int(DType[dtype.upper()]), int(ReduceOp[op.upper()]), 0, c_uint32(2 * (op == "avg")),
             pointers(parts), 2, pointers([out]), 1, c_uint64(out.size), None,

@@ -27,6 +27,7 @@ STRUCTS = {
     "PycollCudaStep": real.Step,
     "PycollCudaCallInfo": real.CallInfo,
     "PycollCudaNorm": real.Norm,
+    "PycollCudaMessage": real.Message,
 }
 
 
@@ -83,6 +84,7 @@ def build(folder, body, abi=real.ABI):
 int pycoll_cuda_abi(void) {{ return {abi}; }}
 int pycoll_cuda_supports(int dtype, int op) {{ return 1; }}
 int pycoll_cuda_in_packets(int dtype, int op, int world_size, unsigned long nbytes) {{ return 0; }}
+unsigned long pycoll_cuda_message_parts(int n, unsigned long nbytes, int slotted) {{ return 1; }}
 const char* pycoll_cuda_last_error(void) {{ return "the text"; }}
 {body}
 {empty}

@@ -1,5 +1,6 @@
 #include "cuda/kernels/gate.h"
 #include "cuda/kernels/multicast.h"
+#include "cuda/messages/messages.h"
 #include "host_kernels.inl"
 
 namespace pycoll::cuda {
@@ -29,6 +30,10 @@ void gate(const Policy& p, uint32_t, const void* parameter) {
   run_gate(p, launch, launch.first_rank);
 }
 
+void message(const Policy& p, uint32_t block, const void* parameter) {
+  run_messages(p, *static_cast<const MessageLaunch*>(parameter), block);
+}
+
 void empty(const Policy&, uint32_t, const void*) {}
 
 }  // namespace
@@ -41,6 +46,7 @@ const void* const kMulticastKernels[kMulticastTypes] = {
     reinterpret_cast<const void*>(&multicast<BFloat>),
     reinterpret_cast<const void*>(&multicast<float>)};
 const void* const kGateKernel = reinterpret_cast<const void*>(&gate);
+const void* const kMessageKernel = reinterpret_cast<const void*>(&message);
 const void* const kEmptyKernel = reinterpret_cast<const void*>(&empty);
 
 }  // namespace pycoll::cuda

@@ -144,7 +144,7 @@ def test_the_stage_of_processes(stage, gpu, host_kernels, monkeypatch, tmp_path)
     gpu("rows"), gpu("common")
     ranks, writer = gpu("ranks"), gpu("rows").Writer(tmp_path / "rows.jsonl", "ipc2")
     monkeypatch.setattr(ranks, "library", lambda: host_kernels)
-    ranks.SIZES = (17, 40000)
+    ranks.SIZES, ranks.MESSAGES = (17, 40000), (68, 70_004)
     cupy = sys.modules["cupy"]
 
     def rank(comm):
@@ -153,14 +153,17 @@ def test_the_stage_of_processes(stage, gpu, host_kernels, monkeypatch, tmp_path)
         ranks.heap_memory(comm, writer)
         ranks.moves(comm, cupy, writer)
         ranks.ragged(comm, cupy, writer)
+        ranks.messages(comm, cupy, writer)
 
     config = Config(timeout_s=20, heap_bytes=1 << 28, device_copy_bytes=64 << 10)
     run_threads(2, rank, config=config)
     first, *written = gpu("rows").read(tmp_path / "rows.jsonl")
     assert len(first["seconds"]) == 2
-    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS) + 6
-    assert written[-6]["virtual"]
+    assert len(written) == 2 * 2 * len(ranks.ALGORITHMS) + 6 + 4
+    assert written[-10]["virtual"]
     assert [row for row in written if not row["ok"]] == []
+    gpu("report").write(tmp_path)
+    assert "| message, symmetric memory | 2 |" in (tmp_path / "report.md").read_text()
 
 
 class Pair(Binding):
@@ -229,7 +232,7 @@ def test_the_stage_that_measures(stage, gpu, tmp_path):
 
 def test_the_stage_of_moves(stage, gpu, tmp_path):
     written = stage("moves", MIB=1 << 10, WORLDS=(2, 4), SIZES=(4,))
-    assert len(written) == 2 * 5
+    assert len(written) == 2 * 6
     assert all(row["ok"] for row in written)
     assert [row["made_by"] for row in written].count("copies") == 4
     gpu("report").write(tmp_path)
