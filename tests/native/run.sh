@@ -69,9 +69,9 @@ compile() {
 mapfile -t engine < <(find csrc -name '*.cpp' -not -path 'csrc/cuda/*' -not -path 'csrc/bindings/*' | sort)
 mapfile -t tests < <(find tests/native -name "test_*.cpp" | grep -E "$pick" | sort)
 if [[ $mode == simulation ]]; then  # of which the machine and its slow folds are a part
-  simulated='csrc/(engine|memory)/|base/types|p2p/mailbox'
-  mapfile -t engine < <(printf '%s\n' "${engine[@]}" | grep -E "$simulated" | grep -v helper_thread)
-  engine+=(tests/native/simulation/{fold,machine,races,system}.cpp)
+  simulated='csrc/(engine|memory|p2p|transports)/|base/types'
+  mapfile -t engine < <(printf '%s\n' "${engine[@]}" | grep -E "$simulated" | grep -v transports/mpi)
+  engine+=(tests/native/simulation/{fold,judge,machine,mpi,races,sockets,system,threads}.cpp)
   tests=(tests/native/simulation/simulation.cpp)
 fi
 for source in "${engine[@]}" "${tests[@]}"; do

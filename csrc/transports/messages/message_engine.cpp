@@ -367,9 +367,14 @@ bool MessageEngine::others_departed() const {
 // have left when the calls ended, or nobody wants them.
 void MessageEngine::flush(uint64_t patience_ns, bool mail) {
   const uint64_t until = now_ns() + patience_ns;
-  wait_until(
-      policy_, Bell{}, [&] { return link_.notices_sent(mail); },
-      [&](Pulse) { return now_ns() >= until; });
+  const auto sent = [&] {
+    try {
+      return link_.notices_sent(mail);
+    } catch (const Error&) {  // a receiver has died; the others still want theirs
+      return false;
+    }
+  };
+  wait_until(policy_, Bell{}, sent, [&](Pulse) { return now_ns() >= until; });
 }
 
 }  // namespace pycoll

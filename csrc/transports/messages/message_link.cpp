@@ -13,6 +13,7 @@ namespace {
 constexpr uint64_t kBufferBytes = sizeof(EagerHeader) + kEagerBytes;
 constexpr uint32_t kNoticeTests = 200;  // of a notice that has begun to arrive
 constexpr uint64_t kCancelNs = 20'000'000;
+constexpr int kSilentLane = 5;  // on which nobody sends
 
 }  // namespace
 
@@ -196,7 +197,8 @@ int32_t MessageLink::find_dead(const std::vector<bool>& departed) {
   if (lost >= 0) return lost;
   for (uint32_t peer = 0; peer < world_size(); ++peer) {
     try {
-      if (peer != rank_) api_->probe(members_[peer], tag(Lane::kNotice));
+      // Not where a message may wait: MPI would show that, and not that its sender has died.
+      if (peer != rank_) api_->probe(members_[peer], tag(kSilentLane));
     } catch (const Error&) {
       return static_cast<int32_t>(peer);
     }

@@ -1,11 +1,10 @@
 #include "machine.h"
 
 #include <cxxabi.h>
+#include <link.h>
 
-#include "base/wait.h"
 #include "state.h"
 
-#undef atomic
 #undef memcpy
 
 namespace simulation {
@@ -80,29 +79,64 @@ void swap_exceptions(uint64_t (&kept)[2]) {
   std::swap(now[1], kept[1]);
 }
 
+// The thread_local variables of this program, as they are now.
+std::span<char> locals() {
+  static const std::span<char> found = [] {
+    std::span<char> place;
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, size_t, void* to) {
+          for (int i = 0; i < info->dlpi_phnum; ++i) {
+            const auto& part = info->dlpi_phdr[i];
+            if (part.p_type != PT_TLS) continue;
+            *static_cast<std::span<char>*>(to) = {static_cast<char*>(info->dlpi_tls_data),
+                                                  part.p_memsz};
+          }
+          return 1;  // the first is the program itself
+        },
+        &place);
+    return place;
+  }();
+  return found;
+}
+
+void swap_in(Fiber& fiber) {
+  swap_exceptions(fiber.eh);
+  std::swap_ranges(fiber.locals.begin(), fiber.locals.end(), locals().begin());
+}
+
 }  // namespace
 
 void to_home() {
   Fiber& fiber = me();
-  swap_exceptions(fiber.eh);
+  swap_in(fiber);
   swapcontext(&fiber.context, &world->home);
 }
 
 namespace {
 
-void die(Fiber& fiber, bool frozen) {
-  fiber.over = true;
-  fiber.thread->dead = !frozen;
-  fiber.thread->died_ns = world->now_ns;
-  ++fiber.clock[world->running];
-  if (!frozen) {
-    for (auto& [address, lock] : world->locks) {
-      if (lock.owner != world->running) continue;
-      lock.owner = kMost;
-      lock.owner_died = true;
-      lock.released = fiber.clock;
-    }
+// All threads of its process end, at once: the kernel interrupts those that run before it looks at
+// what any of them holds.
+void die(Fiber& dying, bool frozen) {
+  dying.thread->dead = !frozen;
+  dying.thread->died_ns = world->now_ns;
+  Clock last{};
+  for (uint32_t t = 0; t < world->fibers.size(); ++t) {
+    Fiber& fiber = world->fibers[t];
+    if (fiber.process != dying.process) continue;
+    fiber.over = true;
+    ++fiber.clock[t];
+    join(last, fiber.clock);
   }
+  for (auto& [address, lock] : world->locks) {
+    if (frozen || lock.owner == kMost) continue;
+    if (world->fibers[lock.owner].process != dying.process) continue;
+    lock.owner = kMost;
+    lock.depth = 0;
+    lock.owner_died = true;
+    lock.released = last;
+    unblock(address);
+  }
+  if (!frozen) end_connections(dying.process);
   to_home();  // and never back
 }
 
@@ -192,11 +226,18 @@ void put(void* at, unsigned bytes, uint64_t value) {
 void start(unsigned low, unsigned high) {
   auto* fiber = reinterpret_cast<Fiber*>(uintptr_t{low} | uintptr_t{high} << 32);
   try {
-    fiber->thread->body();
+    fiber->body();
   } catch (const std::exception& error) {
     world->wrong = error.what();
   }
-  fiber->thread->finished = fiber->over = true;
+  ++fiber->clock[world->running];
+  unblock(fiber);
+  fiber->over = true;
+  if (world->running == fiber->process) {
+    fiber->thread->finished = true;
+    for (Fiber& other : world->fibers) other.over |= other.process == fiber->process;
+    end_connections(fiber->process);
+  }
   to_home();
 }
 
@@ -205,13 +246,18 @@ Fiber* next_fiber() {
   std::array<uint32_t, kMost> ready;
   uint32_t count = 0;
   uint64_t soonest = UINT64_MAX;
+  bool all_over = true;
   for (uint32_t t = 0; t < world->fibers.size(); ++t) {
     Fiber& fiber = world->fibers[t];
     if (fiber.over) continue;
+    all_over = false;
     if (fiber.wake_ns <= world->now_ns) ready[count++] = t;
     soonest = std::min(soonest, fiber.wake_ns);
   }
-  if (soonest == UINT64_MAX) return nullptr;
+  if (soonest == UINT64_MAX) {
+    if (!all_over) world->wrong = "threads wait for each other";
+    return nullptr;
+  }
   if (count == 0) {
     world->now_ns = soonest;
     return next_fiber();
@@ -274,52 +320,9 @@ void forget(const void* at) {
   if (world != nullptr) world->places.erase(reinterpret_cast<uintptr_t>(at));
 }
 
-void pause() { point(); }
-
-void yield() {
-  if (!inside()) return;
-  point();
-  me().wake_ns = world->now_ns + kYieldNs;
-  to_home();
-  me().wake_ns = 0;
-}
-
-int try_lock(pthread_mutex_t* address) {
-  point();
-  Lock& lock = world->locks[address];
-  if (lock.owner != kMost) return EBUSY;
-  lock.owner = world->running;
-  join(me().clock, lock.released);
-  return std::exchange(lock.owner_died, false) ? EOWNERDEAD : 0;
-}
-
-int unlock(pthread_mutex_t* address) {
-  point();
-  Lock& lock = world->locks[address];
-  lock.owner = kMost;
-  ++me().clock[world->running];
-  lock.released = me().clock;
-  return 0;
-}
-
-int process_id() { return inside() ? kFirstPid + int(world->running) : kFirstPid - 1; }
-
-ssize_t read_process(int pid, const iovec* to, const iovec* from) {
-  point();
-  const uint32_t thread = uint32_t(pid - kFirstPid);
-  if (thread >= world->fibers.size() || world->fibers[thread].thread->dead) {
-    errno = ESRCH;
-    return -1;
-  }
-  note_read(from->iov_base, from->iov_len);
-  note_write(to->iov_base, from->iov_len);
-  std::memcpy(to->iov_base, from->iov_base, from->iov_len);
-  return ssize_t(from->iov_len);
-}
-
 uint64_t random() { return world->random(); }
 uint64_t now() { return world->now_ns; }
-uint32_t current() { return world->running; }
+uint32_t current() { return me().process; }
 
 std::vector<std::string> ordered_places() {
   std::vector<std::string> names;
@@ -338,6 +341,29 @@ void weaken(const std::string& place) {
   lines.clear();
 }
 
+Fiber& add_fiber(uint32_t process, std::function<void()> body) {
+  if (world->fibers.size() == kMost) std::abort();
+  Fiber& fiber = world->fibers.emplace_back();
+  fiber.thread = &(*world->processes)[process];
+  fiber.process = process;
+  fiber.body = std::move(body);
+  fiber.locals.assign(locals().begin(), locals().end());
+  if (stacks.empty()) {
+    void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    stacks.push_back(static_cast<char*>(stack));
+  }
+  fiber.stack = stacks.back();
+  stacks.pop_back();
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack;
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  const auto at = reinterpret_cast<uintptr_t>(&fiber);
+  makecontext(&fiber.context, reinterpret_cast<void (*)()>(start), 2, unsigned(at),
+              unsigned(at >> 32));
+  return fiber;
+}
+
 void run(std::vector<Thread>& threads, const Options& options) {
   World own;
   world = &own;
@@ -348,29 +374,14 @@ void run(std::vector<Thread>& threads, const Options& options) {
   own.stales = own.random() % 3 == 0 ? 0 : 0.3;
   own.pauses = own.random() % 2 == 0 ? 0 : 0.01;
   own.sleepy = own.random() % 2 == 0;
-  pycoll::shared_core = {};
-  own.fibers.resize(threads.size());
-  for (uint32_t t = 0; t < threads.size(); ++t) {
-    Fiber& fiber = own.fibers[t];
-    fiber.thread = &threads[t];
-    fiber.clock[t] = 1;
-    if (stacks.empty()) {
-      void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      stacks.push_back(static_cast<char*>(stack));
-    }
-    fiber.stack = stacks.back();
-    stacks.pop_back();
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack;
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    const auto at = reinterpret_cast<uintptr_t>(&fiber);
-    makecontext(&fiber.context, reinterpret_cast<void (*)()>(start), 2, unsigned(at),
-                unsigned(at >> 32));
-  }
+  own.long_sleeps = options.long_sleeps && own.random() % 2 == 0;
+  own.processes = &threads;
+  own.fibers.reserve(kMost);
+  if (options.begin) options.begin();
+  for (uint32_t t = 0; t < threads.size(); ++t) add_fiber(t, threads[t].body).clock[t] = 1;
   const uint64_t begin = own.now_ns;
   while (Fiber* fiber = next_fiber()) {
-    swap_exceptions(fiber->eh);
+    swap_in(*fiber);
     swapcontext(&own.home, &fiber->context);
     if (own.now_ns - begin > options.limit_ns) own.wrong = "it takes too long";
     if (!own.wrong.empty()) break;

@@ -26,6 +26,7 @@ struct Wrong : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A process, which may start threads of its own.
 struct Thread {
   uint64_t kill_at = UINT64_MAX;    // dies before its so-many-th access
   uint64_t freeze_at = UINT64_MAX;  // stops for good there, and is not dead
@@ -41,6 +42,8 @@ struct Options {
   uint64_t limit_ns = 20'000'000'000;
   uint64_t most_accesses = 3'000'000;
   std::vector<std::pair<const void*, size_t>> shared;  // plain memory in which races are looked for
+  bool long_sleeps = false;     // nothing has to be noticed without a wake-up
+  std::function<void()> begin;  // makes what is of the run, before its threads
 };
 
 // Runs the threads to their ends. Throws Wrong: a hang, a lost wake-up, a race in a call that has
@@ -49,7 +52,7 @@ void run(std::vector<Thread>& threads, const Options& options);
 
 uint64_t random();   // of the run's seed; for the bodies of threads
 uint64_t now();      // simulated nanoseconds
-uint32_t current();  // number of the running thread
+uint32_t current();  // number of the running process
 
 // Calls of a thread, to tell whether what it read in a race counted.
 void begin_call();

@@ -1,49 +1,32 @@
 // What the ranks of a simulated job do: their arrays, calls, and how these end.
 #pragma once
 
+#include "callers.h"
 #include "calls.h"
 #include "engine/survivors.h"
-#include "machine.h"
-#include "p2p/mailbox.h"
+#include "memory/registration.h"
+#include "p2p/postbox.h"
 
 namespace players {
-
-using namespace pycoll;
-using simulation::Thread;
-using simulation::Wrong;
 
 constexpr uint64_t kToldNs = 50'000'000;  // within which survivors hear of a death
 constexpr uint32_t kMostElements = 100;
 constexpr uint64_t kCellBytes = 512, kMailboxBytes = 1024, kRegionBytes = 64 << 10;
-constexpr double kTimeout = 2;
 
-enum class Event { kNone, kDeath, kTwoDeaths, kFreeze, kRefusal, kMismatch, kAbort, kLeave };
 constexpr Event kEvents[] = {Event::kNone,      Event::kNone,   Event::kDeath,   Event::kDeath,
                              Event::kTwoDeaths, Event::kFreeze, Event::kRefusal, Event::kMismatch,
                              Event::kAbort,     Event::kLeave};
-
-// How a call of a rank ended.
-struct Ended {
-  std::string kind, text;  // of its error
-  uint64_t entered_ns = 0, returned_ns = 0;
-};
+constexpr Event kMoreEvents[] = {Event::kRefusalAndAbort, Event::kLeaveAndAbort};
 
 struct Scenario {
   uint32_t n;
   Event event;
   uint32_t culprit, second, calls, at_call;
   bool messages;
-  uint32_t direct;  // of ten calls, so many
+  bool postbox, offers, background, registered;
   uint64_t start_iteration;
   std::vector<uint32_t> shapes, counts;
 };
-
-template <typename... Parts>
-[[noreturn]] void wrong(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw Wrong(text.str());
-}
 
 using Plans = std::function<std::shared_ptr<const Plan>(uint32_t, uint32_t)>;
 struct Shape {
@@ -82,31 +65,62 @@ inline int64_t expected(uint32_t shape, uint32_t n, uint32_t call, size_t i, siz
   return sum;
 }
 
+// An array of a rank in memory of its own, of which the whole pages are the heap's: what calls use
+// begins, or ends, outside of these.
+struct Registered {
+  explicit Registered(std::shared_ptr<Heap> heap, uint32_t rank, bool at_head) : moved(heap) {
+    constexpr size_t kBytes = kMostElements * 8, kEdge = 17 * 8;
+    void* place =
+        mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char* first = static_cast<char*>(place) + (at_head ? kPage - kEdge : kPage);
+    moved.move_in(rank, first, kPage + kBytes);
+    user = at_head ? first : first + kPage - kEdge;
+    heap_address = moved.heap_address() + (user - first);
+  }
+  void note(size_t count) const { simulation::note_write(heap_address, count * 8); }
+  void detour(std::vector<Detours::Copy>& copies, size_t count, bool to_heap) const {
+    moved.edges(user, count * 8, [&](char* own, char* there, size_t nbytes) {
+      copies.push_back(to_heap ? Detours::Copy{there, own, nbytes}
+                               : Detours::Copy{own, there, nbytes});
+    });
+  }
+
+  Registration moved;
+  char *user = nullptr, *heap_address = nullptr;
+};
+
 // One rank: arrays, calls, and how they end.
-struct Player {
+struct Player : Caller {
   const Scenario& scenario;
-  uint32_t rank;
   std::shared_ptr<ControlSegment> control;
   std::shared_ptr<Heap> heap;
-  int64_t *in, *out;
-  std::vector<Ended> ended;
-  std::vector<uint32_t> left;  // the survivors that it has joined, in
+  int64_t *in, *out;  // as the program sees them
+  std::shared_ptr<Registered> own_in{}, own_out{};
+  std::vector<uint32_t> left{};  // the survivors that it has joined, in
   uint64_t round = 0;
-  bool rejected_itself = false;
+
+  bool errs(Event event, uint32_t call, Event other = Event::kCut) const {
+    return (scenario.event == event || scenario.event == other) && rank == scenario.culprit &&
+           call == scenario.at_call;
+  }
 
   void fill(int64_t* in, uint32_t call, size_t from, size_t count) const {
-    simulation::note_write(in, count * 8);
+    simulation::note_write(place_of(in), count * 8);
     for (size_t i = 0; i < count; ++i) in[i] = element(rank, call, from + i);
+  }
+
+  // Where the engine finds an array.
+  int64_t* place_of(int64_t* array) const {
+    if (own_in == nullptr) return array;
+    const Registered& own = array == in ? *own_in : *own_out;
+    return reinterpret_cast<int64_t*>(own.heap_address);
   }
 
   void collective(Engine& engine, uint32_t call) {
     const uint32_t shape = scenario.shapes[call], n = scenario.n;
     const Shape& s = shapes()[shape];
     uint64_t count = scenario.counts[call];
-    if (scenario.event == Event::kMismatch && rank == scenario.culprit &&
-        call == scenario.at_call) {
-      ++count;
-    }
+    if (errs(Event::kMismatch, call)) ++count;
     Binding binding = calls::sum_of(s.plan(n, rank), count, 7 + shape);
     const uint64_t chunk = binding.chunk;
     const uint64_t first = std::min(count, rank * chunk);
@@ -115,13 +129,27 @@ struct Player {
     if (s.own_out) binding.out_layout = Layout::kOwn;
     const auto bound = engine.bind(binding);
     fill(in, call, s.own_in ? first : 0, s.own_in ? own : count);
-    if (scenario.event == Event::kRefusal && rank == scenario.culprit && call == scenario.at_call) {
+    if (errs(Event::kRefusal, call, Event::kRefusalAndAbort)) {
       rejected_itself = true;
       return engine.refuse("it does not like them");
     }
-    engine.run(*bound, in, out);
+    const uint32_t site = engine.site("call " + std::to_string(call));
+    int64_t *source = in, *target = out;
+    std::shared_ptr<Detours> detours;
+    if (s.direct && own_in != nullptr) {
+      source = place_of(in);
+      target = place_of(out);
+      detours = std::make_shared<Detours>();
+      own_in->detour(detours->before, s.own_in ? own : count, true);
+      own_out->detour(detours->after, s.own_out ? own : count, false);
+    }
+    if (scenario.background) {
+      engine.wait(engine.submit(bound, source, target, site, Engine::kDefaultTimeout, detours));
+    } else {
+      engine.run(*bound, source, target, site, Engine::kDefaultTimeout, detours);
+    }
     const uint64_t from = s.own_out ? first : 0, size = s.own_out ? own : count;
-    simulation::note_read(out, size * 8);
+    simulation::note_read(place_of(out), size * 8);
     for (uint64_t i = 0; i < size; ++i) {
       const int64_t want = expected(shape, n, call, from + i, chunk);
       if (out[i] != want) {
@@ -132,16 +160,24 @@ struct Player {
   }
 
   // Everybody sends to the right and receives from the left.
-  void exchange(Mailboxes& boxes, uint32_t call) {
+  void exchange(Mailboxes& boxes, Postbox* postbox, uint32_t call) {
     const uint32_t n = scenario.n, right = (rank + 1) % n, left = (rank + n - 1) % n;
-    const size_t count = scenario.counts[call] * (call % 2 == 0 ? 1 : 10);
+    const size_t count =
+        std::min<size_t>(kMostElements, scenario.counts[call] * (call % 2 == 0 ? 1 : 10));
     fill(in, call, 0, count);
-    const auto send = [&] { boxes.send(in, count * 8, 1, right, call, kTimeout); };
-    const auto receive = [&] { boxes.recv(out, count * 8, 1, int32_t(left), call, kTimeout); };
-    if (rank % 2 == 0) send();
-    receive();
-    if (rank % 2 != 0) send();
-    simulation::note_read(out, count * 8);
+    if (postbox != nullptr) {
+      const Postbox::Ticket coming = postbox->recv(out, count * 8, 1, int32_t(left), call);
+      const Postbox::Ticket going = postbox->send(in, count * 8, 1, right, call);
+      if (going != 0) postbox->wait(going, kTimeout);
+      postbox->wait(coming, kTimeout);
+    } else {
+      const auto send = [&] { boxes.send(in, count * 8, 1, right, call, kTimeout); };
+      const auto receive = [&] { boxes.recv(out, count * 8, 1, int32_t(left), call, kTimeout); };
+      if (rank % 2 == 0) send();
+      receive();
+      if (rank % 2 != 0) send();
+    }
+    simulation::note_read(place_of(out), count * 8);
     for (size_t i = 0; i < count; ++i) {
       if (out[i] != element(left, call, i)) wrong("rank ", rank, ": a message of other bytes");
     }
@@ -149,18 +185,24 @@ struct Player {
 
   void play() {
     Engine engine(control, heap, rank, {.timeout_s = kTimeout});
-    Mailboxes boxes(std::shared_ptr<Engine>(&engine, [](Engine*) {}));
+    const std::shared_ptr<Engine> shared(&engine, [](Engine*) {});
+    const auto boxes =
+        std::make_shared<Mailboxes>(shared, scenario.offers ? Offers::kAlways : Offers::kNever);
+    std::optional<Postbox> postbox;
+    if (scenario.postbox) postbox.emplace(shared, boxes);
     for (uint32_t call = 0; call < scenario.calls; ++call) {
-      if (call == scenario.at_call && rank == scenario.culprit) {
-        if (scenario.event == Event::kAbort) engine.abort("enough");
-        if (scenario.event == Event::kLeave) return engine.leave("it goes");
-      }
+      if (errs(Event::kAbort, call)) engine.abort("enough");
+      if (errs(Event::kLeave, call, Event::kLeaveAndAbort)) return engine.leave("it goes");
+      const bool both =
+          scenario.event == Event::kRefusalAndAbort || scenario.event == Event::kLeaveAndAbort;
+      if (both && rank == scenario.second && call == scenario.at_call) engine.abort("enough");
       Ended& end = ended.emplace_back();
       end.entered_ns = simulation::now();
       simulation::begin_call();
       try {
         if (scenario.messages && call % 3 == 1) {
-          exchange(boxes, call);
+          end.collective = false;
+          exchange(*boxes, postbox ? &*postbox : nullptr, call);
         } else {
           collective(engine, call);
         }
@@ -174,10 +216,11 @@ struct Player {
       // The arrays are the caller's again. Where a rank has stopped they are not: it may go on.
       if (scenario.event != Event::kFreeze) {
         fill(in, call + 100, 0, size_t{kMostElements});
-        simulation::note_write(out, kMostElements * 8);
+        simulation::note_write(place_of(out), kMostElements * 8);
       }
       if (!end.kind.empty() && end.kind != "PeerRejected") break;
     }
+    if (postbox) postbox->close();
     if (!ended.empty() && ended.back().kind == "PeerLost") count_survivors();
     engine.close();
   }
@@ -192,6 +235,7 @@ struct Player {
   void count_survivors() {
     Survivors survivors(control, rank, false);
     const uint64_t until = simulation::now() + 5'000'000'000;
+    uint32_t attempts = 0;
     for (;;) {
       const auto check = [&](Pulse) {
         if (simulation::now() > until) {
@@ -206,8 +250,14 @@ struct Player {
         }
         return false;
       };
-      left = survivors.agree(-1, check);
+      left = survivors.agree(int(100 * rank + ++attempts), check);
       round = control->block(rank).came.load();
+      for (const uint32_t r : left) {
+        const int32_t offer = survivors.offer_of(r);
+        if (offer != int32_t(100 * r + round)) {
+          wrong("rank ", rank, " finds offer ", offer, " of rank ", r, " in round ", round);
+        }
+      }
       if (left.empty() || survivors.join(check) == Round::kJoined) return;
     }
   }

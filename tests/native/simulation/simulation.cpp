@@ -1,33 +1,40 @@
-// The engine on a simulated machine (machine.h), from seeds: calls of every kind, deaths, refusals,
-// mismatches and aborts at any access, and what survivors do then.
+// The engines on a simulated machine (machine.h), from seeds: calls of every kind in shared memory,
+// over TCP and MPI and in two levels; deaths, refusals, mismatches and aborts at any access, and
+// what survivors do then.
 //
 //   simulation                      the first 1,000 seeds
 //   simulation FIRST COUNT          those from FIRST on
 //   simulation one SEED             one of them, in this process, for a debugger
 //   simulation weaken PLACE COUNT   the first COUNT with the order of one access taken away
 //   simulation mutants COUNT        that for every access that orders others
-#include <sys/wait.h>
-
-#include <set>
-
+#include "host_players.h"
 #include "players.h"
+#include "sockets.h"
 
 namespace {
 
 using namespace players;
 
+constexpr uint64_t kToldOnHostsNs = 1'000'000'000;
+
 Scenario make(std::mt19937_64& random) {
   Scenario s;
   s.n = 2 + random() % 3;
-  s.event = kEvents[random() % std::size(kEvents)];
+  const uint64_t drawn = random() % (std::size(kEvents) + std::size(kMoreEvents));
+  s.event = drawn < std::size(kEvents) ? kEvents[drawn] : kMoreEvents[drawn - std::size(kEvents)];
   s.culprit = uint32_t(random() % s.n);
   s.second = (s.culprit + 1 + uint32_t(random() % (s.n - 1))) % s.n;
   s.calls = 1 + random() % 4;
   s.at_call = uint32_t(random() % s.calls);
   s.messages = random() % 3 == 0;
+  const bool direct = random() % 4 == 0;  // all of them
+  s.postbox = s.messages && random() % 2 == 0;
+  s.offers = random() % 2 == 0;
+  s.background = random() % 4 == 0;
+  s.registered = random() % 8 == 0;
   s.start_iteration = random() % 4 == 0 ? 65534 : 2;
   for (uint32_t c = 0; c < s.calls; ++c) {
-    s.shapes.push_back(uint32_t(random() % shapes().size()));
+    s.shapes.push_back(uint32_t(direct ? 6 + random() % 2 : random() % shapes().size()));
     s.counts.push_back(uint32_t(1 + random() % (random() % 4 == 0 ? kMostElements - 1 : 12)));
   }
   return s;
@@ -35,50 +42,26 @@ Scenario make(std::mt19937_64& random) {
 
 void judge(const Scenario& s, const std::vector<Player>& players,
            const std::vector<Thread>& threads) {
-  std::map<Event, std::set<std::string>> allowed = {
-      {Event::kNone, {}},
-      {Event::kDeath, {"PeerLost"}},
-      {Event::kTwoDeaths, {"PeerLost"}},
-      {Event::kFreeze, {"CollTimeout", "Revoked"}},  // the latter of a send
-      {Event::kRefusal, {"PeerRejected"}},
-      {Event::kMismatch, {"MismatchError"}},
-      {Event::kAbort, {"Revoked"}},
-      {Event::kLeave, {"PeerLeft"}}};
-  uint64_t gone_ns = UINT64_MAX, last_gone_ns = 0;
-  for (const Thread& t : threads) {
-    if (t.finished) continue;
-    gone_ns = std::min(gone_ns, t.died_ns);
-    last_gone_ns = std::max(last_gone_ns, t.died_ns);
-  }
+  Allowed allowed = {{Event::kNone, {}},
+                     {Event::kDeath, {"PeerLost"}},
+                     {Event::kTwoDeaths, {"PeerLost"}},
+                     {Event::kFreeze, {"CollTimeout", "Revoked"}},  // the latter of a send
+                     {Event::kRefusal, {"PeerRejected"}},
+                     {Event::kMismatch, {"MismatchError"}},
+                     {Event::kAbort, {"Revoked"}},
+                     {Event::kLeave, {"PeerLeft"}},
+                     {Event::kRefusalAndAbort, {"PeerRejected", "Revoked"}},
+                     {Event::kLeaveAndAbort, {"PeerLeft", "Revoked"}}};
+  std::vector<const Caller*> callers;
   for (const Player& p : players) {
+    callers.push_back(&p);
     const auto phase = Phase(p.control->block(p.rank).phase.load());
     // It died before anybody could know it: its launcher tells the others.
     if (threads[p.rank].dead && phase == Phase::kAbsent) allowed[s.event].insert("CollTimeout");
   }
+  judge_calls(s.event, s.culprit, callers, threads, allowed, kToldNs, true);
   for (uint32_t r = 0; r < s.n; ++r) {
     const Player& p = players[r];
-    for (uint32_t call = 0; call < p.ended.size(); ++call) {
-      const Ended& end = p.ended[call];
-      const bool over = threads[r].finished || call + 1 < p.ended.size();
-      if (!over) continue;
-      // One that closes while others are in the call after its last error is heard of as left.
-      const bool late = end.kind == "PeerLeft" && s.event != Event::kNone;
-      if (!end.kind.empty() && !late && !allowed[s.event].count(end.kind)) {
-        wrong("rank ", r, ", call ", call, ", event ", int(s.event), " of rank ", s.culprit, ": ",
-              end.kind, ": ", end.text);
-      }
-      if (end.kind == "PeerLost" &&
-          end.returned_ns > std::max(end.entered_ns, last_gone_ns) + kToldNs) {
-        wrong("rank ", r, " hears of a death after ",
-              (end.returned_ns - std::max(end.entered_ns, last_gone_ns)) / 1000, " us");
-      }
-      if (!end.kind.empty() || (s.messages && call % 3 == 1) || p.rejected_itself) continue;
-      for (const Player& other : players) {  // nobody returns before all have entered
-        if (other.ended.size() <= call || other.ended[call].entered_ns > end.returned_ns) {
-          wrong("rank ", r, " returns from call ", call, " before rank ", other.rank, " enters");
-        }
-      }
-    }
     for (const Player& other : players) {
       const bool both = threads[r].finished && threads[other.rank].finished;
       if (both && p.round == other.round && p.left != other.left) {
@@ -102,7 +85,18 @@ std::string shapes_of(const Scenario& s) {
   return text;
 }
 
-void simulate(uint64_t seed) {
+template <typename Players>
+[[noreturn]] void add_to(const Wrong& what, const auto& s, const Players& players) {
+  std::ostringstream kinds;
+  for (const auto& p : players) {
+    kinds << "; rank " << p.rank << ':';
+    for (const Ended& e : p.ended) kinds << ' ' << (e.kind.empty() ? "ok" : e.kind);
+  }
+  wrong(what.what(), "; ", s.n, " ranks, event ", int(s.event), " of rank ", s.culprit, " in call ",
+        s.at_call, kinds.str());
+}
+
+void simulate_host(uint64_t seed) {
   std::mt19937_64 random(seed);
   const Scenario s = make(random);
   const int control_fd = world::memory_file(), heap_fd = world::memory_file();
@@ -115,7 +109,13 @@ void simulate(uint64_t seed) {
     return reinterpret_cast<int64_t*>(heap->at(heap->alloc(rank, kMostElements * 80)));
   };
   for (uint32_t r = 0; r < s.n; ++r) {
-    players.push_back({s, r, control, heap, array(r), array(r), {}, {}});
+    players.push_back({{r, {}}, s, control, heap, array(r), array(r)});
+    if (!s.registered) continue;
+    Player& p = players.back();
+    p.own_in = std::make_shared<Registered>(heap, r, true);
+    p.own_out = std::make_shared<Registered>(heap, r, false);
+    p.in = reinterpret_cast<int64_t*>(p.own_in->user);
+    p.out = reinterpret_cast<int64_t*>(p.own_out->user);
   }
   std::vector<Thread> threads(s.n);
   for (Player& p : players) threads[p.rank].body = [&p] { p.play(); };
@@ -126,22 +126,125 @@ void simulate(uint64_t seed) {
   try {
     simulation::Options options;
     options.seed = seed;
+    options.long_sleeps = s.event == Event::kNone || s.event == Event::kRefusal;
     options.shared = {{heap->at(0), heap->bytes()},
                       {&control->abort_block(), ControlSegment::bytes(geometry) - kPage}};
     simulation::run(threads, options);
     judge(s, players, threads);
   } catch (const Wrong& what) {
-    std::ostringstream kinds;
-    for (const Player& p : players) {
-      kinds << "; rank " << p.rank << ':';
-      for (const Ended& e : p.ended) kinds << ' ' << (e.kind.empty() ? "ok" : e.kind);
-    }
-    wrong(what.what(), "; ", s.n, " ranks, event ", int(s.event), " of rank ", s.culprit,
-          " in call ", s.at_call, kinds.str(), "; shapes", shapes_of(s));
+    add_to(Wrong(what.what() + ("; shapes" + shapes_of(s))), s, players);
   }
   close(control_fd);
   close(heap_fd);
 }
+
+HostScenario make_hosts(std::mt19937_64& random) {
+  HostScenario s;
+  s.n = 2 + random() % 3;
+  constexpr Event kMore[] = {Event::kCut, Event::kSilence};
+  s.tcp = random() % 3 != 0;
+  const uint64_t events = std::size(kEvents) + (s.tcp ? std::size(kMore) : 0);
+  const uint64_t drawn = random() % events;
+  s.event = drawn < std::size(kEvents) ? kEvents[drawn] : kMore[drawn - std::size(kEvents)];
+  s.culprit = uint32_t(random() % s.n);
+  s.second = (s.culprit + 1 + uint32_t(random() % (s.n - 1))) % s.n;
+  s.calls = 1 + random() % 4;
+  s.at_call = uint32_t(random() % s.calls);
+  if (random() % 3 == 0) {  // two hosts, in two levels
+    s.host.assign(s.n, 1);
+    for (uint32_t r = 0; r < 1 + random() % (s.n - 1); ++r) s.host[r] = 0;
+  }
+  s.messages = random() % 3 == 0;
+  s.background = s.host.empty() && random() % 3 == 0;
+  s.segment = 128u << random() % 4;
+  s.eager = random() % 2 == 0 ? 0 : 256;
+  for (uint32_t c = 0; c < s.calls; ++c) {
+    s.shapes.push_back(uint32_t(random() % std::size(kHostPlans)));
+    const bool large = s.messages && c % 3 == 1 && random() % 2 == 0;  // than a packet
+    s.counts.push_back(uint32_t(large ? kMostOnHosts : 1 + random() % 100));
+  }
+  return s;
+}
+
+void judge_hosts(const HostScenario& s, const std::vector<HostPlayer>& players,
+                 const std::vector<Thread>& threads) {
+  const Allowed allowed = {{Event::kNone, {}},
+                           {Event::kDeath, {"PeerLost"}},
+                           {Event::kTwoDeaths, {"PeerLost"}},
+                           {Event::kCut, {"PeerLost"}},
+                           {Event::kSilence, {"PeerLost"}},
+                           {Event::kFreeze, {"CollTimeout", "Revoked"}},
+                           {Event::kRefusal, {"PeerRejected"}},
+                           {Event::kMismatch, {"MismatchError"}},
+                           {Event::kAbort, {"Revoked"}},
+                           {Event::kLeave, {"PeerLeft"}}};
+  std::vector<const Caller*> callers;
+  for (const HostPlayer& p : players) callers.push_back(&p);
+  judge_calls(s.event, s.culprit, callers, threads, allowed, kToldOnHostsNs,
+              s.host.empty());  // inside a host ranks have other numbers
+}
+
+void simulate_hosts(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const HostScenario s = make_hosts(random);
+  std::vector<HostPlayer> players;
+  simulation::Options options;
+  options.seed = seed;
+  std::vector<int> files;
+  std::map<uint32_t, std::shared_ptr<ControlSegment>> controls;
+  for (uint32_t r = 0; r < s.n; ++r) players.push_back({{r, {}}, s});
+  for (HostPlayer& p : players) {
+    if (s.host.empty()) continue;
+    std::shared_ptr<ControlSegment>& control = controls[s.host[p.rank]];
+    if (control == nullptr) {
+      const Geometry geometry{uint32_t(p.mates().size()), kCellBytes, kMailboxBytes, 2};
+      files.push_back(world::memory_file());
+      control = ControlSegment::open(files.back(), geometry);
+      options.shared.push_back({&control->abort_block(), ControlSegment::bytes(geometry) - kPage});
+    }
+    p.control = control;
+  }
+  std::vector<Thread> threads(s.n);
+  for (HostPlayer& p : players) {
+    threads[p.rank].body = [&p] { p.play(); };
+    options.shared.push_back({p.in.data(), p.in.size() * 8});
+    options.shared.push_back({p.out.data(), p.out.size() * 8});
+  }
+  const uint64_t at = random() % (random() % 2 == 0 ? 1000 : 10'000);
+  if (s.event == Event::kDeath || s.event == Event::kTwoDeaths) threads[s.culprit].kill_at = at;
+  if (s.event == Event::kTwoDeaths) threads[s.second].kill_at = at + random() % 2000;
+  if (s.event == Event::kFreeze) threads[s.culprit].freeze_at = at;
+  options.begin = [&] {
+    if (!s.tcp) {
+      const auto mails = simulation::make_mails();
+      for (HostPlayer& p : players) p.mails = mails;
+      return;
+    }
+    for (HostPlayer& p : players) p.sockets.assign(s.n, -1);
+    for (uint32_t a = 0; a < s.n; ++a) {
+      for (uint32_t b = a + 1; b < s.n; ++b) {
+        const auto [of_a, of_b] = simulation::make_connection(a, b);
+        players[a].sockets[b] = of_a;
+        players[b].sockets[a] = of_b;
+      }
+    }
+    const int fd = players[s.culprit].sockets[s.second];
+    if (s.event == Event::kCut) simulation::cut(fd, simulation::now() + at * 1000);
+    if (s.event == Event::kSilence) simulation::mute(fd, simulation::now() + at * 1000);
+  };
+  try {
+    simulation::run(threads, options);
+    judge_hosts(s, players, threads);
+  } catch (const Wrong& what) {
+    add_to(Wrong(what.what() + std::string(s.tcp ? "; TCP" : "; MPI") +
+                 (s.host.empty() ? "" : ", two levels")),
+           s, players);
+  }
+  for (const int file : files) close(file);
+}
+
+// One seed of two is of one host.
+void simulate(uint64_t seed) { seed % 2 == 0 ? simulate_host(seed) : simulate_hosts(seed); }
 
 // Runs seeds in a child, which a crash ends too; returns the first seed that is wrong, or -1.
 int64_t first_wrong(uint64_t first, uint64_t count, std::string& text) {

@@ -1,18 +1,20 @@
 // What the engine asks of the system, of the simulated machine.
 #include "base/liveness.h"
 #include "base/wait.h"
-#include "engine/helper_thread.h"
 #include "state.h"
 
-#undef atomic
 #undef memcpy
 
 namespace pycoll {
 
 using namespace simulation;
 
-bool crowded(uint32_t) { return false; }
+bool crowded(uint32_t) { return world != nullptr && world->sleepy; }
 WaitPolicy default_policy(uint32_t) {
+  constexpr uint32_t kLong = 1'000'000;  // who is not woken is seen to sleep too long
+  if (world != nullptr && world->long_sleeps) {
+    return {.spins = 0, .yield_us = 0, .first_slice_us = kLong, .last_slice_us = kLong};
+  }
   return {.spins = 2, .yield_us = world != nullptr && world->sleepy ? 0u : 50u, .burst = 2};
 }
 WaitPolicy background_policy(uint32_t ranks) { return default_policy(ranks); }
@@ -82,40 +84,20 @@ bool is_unowned(pthread_mutex_t* address) {
 }
 
 ProcessStat process_stat(int32_t pid) {
-  const uint32_t thread = uint32_t(pid - kFirstPid);
-  if (world == nullptr || thread >= world->fibers.size()) return {'?', 0};
-  const Thread& t = *world->fibers[thread].thread;
+  const uint32_t process = uint32_t(pid - kFirstPid);
+  if (world == nullptr || process >= world->processes->size()) return {'?', 0};
+  const Thread& t = (*world->processes)[process];
   if (t.dead && world->now_ns >= t.died_ns + kExitNs) return {'?', 0};
-  return {t.dead ? 'D' : 'R', uint64_t(thread) + 1};
+  return {t.dead ? 'D' : 'R', uint64_t(process) + 1};
 }
 
 bool process_over(int32_t pid, uint64_t starttime) {
   point();
   const bool over = process_stat(pid).starttime != starttime;
-  if (over) join(me().clock, world->fibers[uint32_t(pid - kFirstPid)].clock);
+  for (const Fiber& fiber : world->fibers) {
+    if (over && fiber.process == uint32_t(pid - kFirstPid)) join(me().clock, fiber.clock);
+  }
   return over;
 }
-
-// The helper thread holds the lock that shows that its rank lives; nothing is submitted to it.
-HelperThread::HelperThread(pthread_mutex_t* liveness, uint32_t ranks)
-    : policy_(default_policy(ranks)) {
-  if (liveness != nullptr) simulation::try_lock(liveness);
-}
-void HelperThread::stop() {
-  if (!inside()) return;
-  for (auto& [address, lock] : world->locks) {
-    if (lock.owner == world->running) {
-      point();
-      lock.owner = kMost;
-      lock.released = me().clock;
-    }
-  }
-}
-HelperThread::Ticket HelperThread::submit(Work) { throw Wrong("nothing runs in the background"); }
-void HelperThread::help(Ticket) {}
-bool HelperThread::wait(Ticket, const std::function<bool(Pulse)>&) { return true; }
-std::exception_ptr HelperThread::error(Ticket) { return nullptr; }
-void HelperThread::forget(Ticket) {}
-void HelperThread::abandon() {}
 
 }  // namespace pycoll
