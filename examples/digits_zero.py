@@ -15,14 +15,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 import pycoll
-from pycoll.parallel import AdamW, DataParallel, Mesh, Sequential, estimate
+from pycoll.parallel import AdamW, DataParallel, Mesh, Sequential, StepReport, estimate
 from pycoll.parallel.nn import Chain, CrossEntropy, Linear, ReLU
 from pycoll.parallel.random import Key
 
 MICRO_BATCHES, MICRO_SIZE, TRAIN = 8, 32, 1437
 
 
-def model():
+def model() -> Sequential:
     layers = []
     for i, (inputs, outputs) in enumerate(pairwise((64, 96, 48, 10))):
         name = f"dense{i}"
@@ -32,7 +32,7 @@ def model():
     return Sequential(layers)
 
 
-def load():
+def load() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -40,8 +40,8 @@ def load():
     return (digits.data / 16).astype(np.float32)[order], digits.target[order]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a digit classifier with ZeRO.")
     parser.add_argument("--zero", type=int, default=0, choices=range(4))
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--order", default="tree")
@@ -56,12 +56,15 @@ def main():
         options["optimizer"] = AdamW(lr=2e-3)
         engine = DataParallel(model(), CrossEntropy(), mesh, clip_norm=1.0, **options)
         own = np.split(np.arange(MICRO_BATCHES), comm.world_size)[comm.rank]
+        reports: list[StepReport] = []
         for step in range(args.steps):
             rng = np.random.default_rng(step)  # the same batch on every rank
             batch = rng.choice(TRAIN, (MICRO_BATCHES, MICRO_SIZE), replace=False)
             report = engine.step([(images[batch[j]], labels[batch[j]]) for j in own])
+            reports.append(report)
             if comm.rank == 0 and (step + 1) % 25 == 0:
                 print(f"step {step + 1:4}  loss {report.loss:.4f}  norm {report.grad_norm:.4f}")
+        report = reports[-1]
         guess = engine.predict(images[TRAIN:]).argmax(axis=1)
         params = engine.gather()
         digest = hashlib.sha256(b"".join(params[name].tobytes() for name in sorted(params)))

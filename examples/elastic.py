@@ -16,7 +16,7 @@ import python_text
 from threadpoolctl import threadpool_limits
 
 import pycoll
-from pycoll.parallel import AdamW, DataParallel, Elastic, Mesh, Sequential, WarmupCosine
+from pycoll.parallel import AdamW, DataParallel, Elastic, Mesh, Model, Sequential, WarmupCosine
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.parallel.nn import GELU, CrossEntropy, Linear
 from pycoll.parallel.random import Key, integers, normal
@@ -25,8 +25,10 @@ FEATURES, CLASSES, HIDDEN, LENGTH = 32, 10, 64, 16
 KEY = Key(0)
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Train a network that goes on when ranks are killed."
+    )
     parser.add_argument("--zero", type=int, default=1, choices=range(4), help="ZeRO stage (1)")
     parser.add_argument("--gpt", action="store_true", help="train a tiny GPT on text instead")
     parser.add_argument("--steps", type=int, default=500)
@@ -35,7 +37,7 @@ def arguments():
     return parser.parse_args()
 
 
-def samples(step, numbers):
+def samples(step: int, numbers: range) -> tuple[np.ndarray, np.ndarray]:
     """Return the samples with these numbers: inputs, and the class of the largest of some sums."""
     x = normal(KEY.fold("x"), (numbers.stop, FEATURES), (slice(numbers.start, numbers.stop),))
     truth = normal(KEY.fold("truth"), (FEATURES, CLASSES))
@@ -45,11 +47,11 @@ def samples(step, numbers):
 class Windows:
     """Pieces of a text, by the numbers of samples."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         parts = [path.read_bytes() for path in python_text.library_files()[:20]]
         self.text = np.frombuffer(b"".join(parts), np.uint8)[:200_000]
 
-    def __call__(self, step, numbers):
+    def __call__(self, step: int, numbers: range) -> tuple[np.ndarray, np.ndarray]:
         """Return bytes, and those that follow them."""
         places = len(self.text) - LENGTH
         starts = integers(KEY.fold("text"), places, (numbers.stop,))[numbers.start :]
@@ -57,7 +59,7 @@ class Windows:
         return rows[:, :-1], rows[:, 1:]
 
 
-def network(gpt):
+def network(gpt: bool) -> Model:
     if gpt:
         return GPT(TransformerConfig(32, 4, 1, length=LENGTH), seed=0)
     return Sequential(
@@ -69,11 +71,11 @@ def network(gpt):
     )
 
 
-def main():
+def main() -> None:
     args = arguments()
     data = Windows() if args.gpt else samples
 
-    def build(comm):
+    def build(comm: pycoll.Communicator) -> DataParallel:
         model, mesh = network(args.gpt), Mesh(comm, dp=-1)
         return DataParallel(model, CrossEntropy(), mesh, zero=args.zero, optimizer=AdamW(lr=3e-3))
 

@@ -5,18 +5,20 @@ from pathlib import Path
 
 import numpy as np
 
+import pycoll
+
 HELD_OUT = 16  # every so many files, one is kept for the test
 UNSUITED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
-def library_files():
+def library_files() -> list[Path]:
     """Return the files of the library in a fixed order, without packages that were installed."""
     root = Path(sysconfig.get_path("stdlib"))
     files = [path.relative_to(root) for path in root.rglob("*.py")]
     return [root / path for path in sorted(files) if not UNSUITED & set(path.parts)]
 
 
-def load(comm, limit=None):
+def load(comm: pycoll.Communicator, limit: int | None = None) -> tuple[np.ndarray, ...]:
     """Read the text on rank 0 and hand it to all.
 
     Args:
@@ -39,7 +41,7 @@ def load(comm, limit=None):
     return tuple(comm.broadcast(part) for part in parts)
 
 
-def grams(text, order):
+def grams(text: np.ndarray, order: int) -> np.ndarray:
     """Return the last `order` bytes at each position of a text as one number; `order` <= 8."""
     numbers = np.zeros(len(text) - order + 1, np.uint64)
     for i in range(order):
@@ -47,13 +49,13 @@ def grams(text, order):
     return numbers
 
 
-def lookup(keys, values, wanted):
+def lookup(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Return the value of each wanted key, 0 for those that there are not; keys are sorted."""
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[at] == wanted, values[at], 0)
 
 
-def ngram_losses(train, test, order):
+def ngram_losses(train: np.ndarray, test: np.ndarray, order: int) -> np.ndarray:
     """Return the loss at each byte of `test` but the first ``order - 1``, in nats.
 
     A byte is predicted from the ``order - 1`` before it. Counts of longer contexts are mixed with
@@ -70,4 +72,5 @@ def ngram_losses(train, test, order):
         seen, kinds = (lookup(contexts, v, wanted >> np.uint64(8)) for v in (total, different))
         mixed = lookup(known, counts, wanted) + kinds * p[n - 1 :]
         p[n - 1 :] = np.where(seen > 0, mixed / np.maximum(seen + kinds, 1), p[n - 1 :])
-    return -np.log(p[order - 1 :])
+    losses: np.ndarray = -np.log(p[order - 1 :])
+    return losses

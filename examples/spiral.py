@@ -13,16 +13,19 @@ gradient when it comes, so that no worker waits for another, and every run ends 
 import argparse
 import hashlib
 import time
+from collections.abc import Mapping
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from pycoll import Communicator
 from pycoll.parallel import SGD, ParameterServer
 from pycoll.parallel.nn import Chain, CrossEntropy, Linear, ReLU, initial
 from pycoll.parallel.optim import UpdateArgs
 from pycoll.parallel.random import Key, normal
 from pycoll.testing import run_processes, run_threads
 
+Points = tuple[np.ndarray, np.ndarray]  # their places and their arms
 ARMS, TURNS, NOISE = 3, 0.75, 0.12
 HIDDEN, OPTIMIZER = 256, SGD(0.4, momentum=0.9)
 KEY = Key(1)
@@ -34,7 +37,7 @@ NET = Chain(
 LOSS = CrossEntropy()
 
 
-def spirals(points):
+def spirals(points: int) -> Points:
     """Return ``[points, 2]`` positions and ``[points]`` arms, in an order that mixes the arms."""
     arm = np.arange(points) % ARMS
     radius = (np.arange(points) // ARMS + 1) / (points // ARMS)
@@ -44,7 +47,7 @@ def spirals(points):
     return x[order].astype(np.float32), arm[order]
 
 
-def unflatten(flat):
+def unflatten(flat: np.ndarray) -> dict[str, np.ndarray]:
     """Return the parameters by name, as views of one vector."""
     views, start = {}, 0
     for name, spec in NET.parameters().items():
@@ -54,18 +57,18 @@ def unflatten(flat):
     return views
 
 
-def flatten(arrays):
+def flatten(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in arrays.values()])
 
 
 class Model:
     """Parameters with their momentum: one step of gradient descent."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.flat, self.steps = flatten(initial(NET)), 0
         self.states = {"momentum": np.zeros_like(self.flat)}
 
-    def step(self, gradient, points):
+    def step(self, gradient: np.ndarray, points: int) -> None:
         """Take a step with the gradient of the sum of the losses of so many points."""
         self.steps += 1
         args = UpdateArgs(
@@ -74,7 +77,7 @@ class Model:
         OPTIMIZER.update(args)
 
 
-def push(flat, part):
+def push(flat: np.ndarray, part: Points) -> np.ndarray:
     """Return the gradient of the sum of the losses of a part's points, and this sum."""
     x, arm = part
     params = unflatten(flat)
@@ -84,7 +87,7 @@ def push(flat, part):
     return np.append(gradient, np.float32(loss))
 
 
-def parts_of(points, workers):
+def parts_of(points: int, workers: int) -> list[Points]:
     x, arm = spirals(points)
     return list(zip(np.array_split(x, workers), np.array_split(arm, workers), strict=True))
 
@@ -92,15 +95,20 @@ def parts_of(points, workers):
 class Curve:
     """Losses of a run and when they were known."""
 
-    def __init__(self):
-        self.losses, self.times, self.start = [], [], time.perf_counter()
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.losses: list[float] = []
+        self.times: list[float] = []
 
-    def add(self, loss):
+    def add(self, loss: float) -> None:
         self.losses.append(float(loss))
         self.times.append(time.perf_counter() - self.start)
 
 
-def serial(workers, points, steps):
+Run = tuple[np.ndarray, Curve]  # parameters at the end, and losses
+
+
+def serial(workers: int, points: int, steps: int) -> Run:
     parts, model, curve = parts_of(points, workers), Model(), Curve()
     for _ in range(steps):
         total = push(model.flat, parts[0])
@@ -111,15 +119,17 @@ def serial(workers, points, steps):
     return model.flat, curve
 
 
-def parameter_server(workers, points, steps, mode="sync", rate=OPTIMIZER.lr):
+def parameter_server(
+    workers: int, points: int, steps: int, mode: str = "sync", rate: float = OPTIMIZER.lr
+) -> Run:
     """The last rank is the server; every worker pushes one gradient and pulls one answer a step."""
 
-    def rank(comm):
+    def rank(comm: Communicator) -> Run:
         start = flatten(initial(NET))
         with ParameterServer(comm, start, mode=mode, optimizer=OPTIMIZER, order="rank") as ps:
             comm.barrier()
             curve = Curve()
-            if ps.serves:
+            if ps.worker is None:
                 ps.serve()
             else:
                 part = parts_of(points, workers)[ps.worker]
@@ -132,19 +142,19 @@ def parameter_server(workers, points, steps, mode="sync", rate=OPTIMIZER.lr):
 
     results = run_threads(workers + 1, rank, timeout=600)
     (flat, curve), others = results[0], results[1:-1]
-    curve.losses = np.sum([curve.losses, *(other.losses for _, other in others)], axis=0)
+    curve.losses = np.sum([curve.losses, *(other.losses for _, other in others)], axis=0).tolist()
     return flat, curve
 
 
-def asynchronous(workers, points, steps):
+def asynchronous(workers: int, points: int, steps: int) -> Run:
     """As many pushes, each applied by itself: so each changes less."""
     return parameter_server(workers, points, steps, "async", OPTIMIZER.lr / workers)
 
 
-def all_reduce(workers, points, steps):
+def all_reduce(workers: int, points: int, steps: int) -> Run:
     """Every rank is a worker."""
 
-    def rank(comm):
+    def rank(comm: Communicator) -> Run:
         part, model = parts_of(points, workers)[comm.rank], Model()
         total = comm.empty(len(model.flat) + 1)
         comm.barrier()
@@ -156,15 +166,16 @@ def all_reduce(workers, points, steps):
             curve.add(total[-1] / points)
         return model.flat, curve
 
-    return run_processes(workers, rank, timeout=600)[0]
+    results: list[Run] = run_processes(workers, rank, timeout=600)
+    return results[0]
 
 
-def accuracy(flat, points):
+def accuracy(flat: np.ndarray, points: int) -> float:
     x, arm = spirals(points)
     return float((NET.forward(unflatten(flat), x)[0].argmax(axis=1) == arm).mean())
 
 
-def plot(path, flat, curves, points):
+def plot(path: str, flat: np.ndarray, curves: dict[str, Curve], points: int) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -189,8 +200,8 @@ def plot(path, flat, curves, points):
     figure.savefig(path, dpi=120)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a small network on spirals.")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--points", type=int, default=12000)
     parser.add_argument("--steps", type=int, default=300)

@@ -15,14 +15,14 @@ import pycoll.torch  # noqa: F401 - makes the backend known
 STEPS = 20
 
 
-def batch(step):
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A rank's share of the data: points, and the side of a circle on which they lie."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     x = torch.randn(64, 2, generator=generator)
     return x, (x.square().sum(1) > 1.4).long()
 
 
-def train():
+def train() -> list[float]:
     """Return the losses, averaged over ranks."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())

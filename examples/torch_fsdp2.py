@@ -19,7 +19,7 @@ STEPS, WIDTH, LENGTH, WORDS = 10, 32, 12, 20
 class Model(nn.Module):
     """A small transformer that predicts the next word."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(
@@ -28,7 +28,7 @@ class Model(nn.Module):
         )
         self.out = nn.Linear(WIDTH, WORDS)
 
-    def forward(self, words):
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
         x = self.embed(words)
         mask = nn.Transformer.generate_square_subsequent_mask(words.shape[1])
         for block in self.blocks:
@@ -36,7 +36,7 @@ class Model(nn.Module):
         return self.out(x)
 
 
-def batch(step):
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A rank's share of the data: sequences that count up from a random word."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     start = torch.randint(WORDS, (8, 1), generator=generator)
@@ -44,7 +44,7 @@ def batch(step):
     return words[:, :-1], words[:, 1:]
 
 
-def train():
+def train() -> list[float]:
     """Return the losses, averaged over ranks."""
     torch.manual_seed(0)
     model = Model()

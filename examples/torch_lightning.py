@@ -18,23 +18,23 @@ import pycoll.torch  # noqa: F401 - makes the backend known
 class Regression(lightning.LightningModule):
     """Learns the product of two numbers."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
-        self.losses = []
+        self.losses: list[float] = []
 
-    def training_step(self, batch, index):
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         x, y = batch
         loss = nn.functional.mse_loss(self.model(x), y)
         self.log("loss", loss, sync_dist=True)
         self.losses.append(self.all_gather(loss.detach()).mean().item())
         return loss
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def train(backend):
+def train(backend: str) -> list[float]:
     """Return the losses, averaged over ranks."""
     lightning.seed_everything(0)
     x = torch.randn(64, 2)

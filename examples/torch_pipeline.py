@@ -15,7 +15,7 @@ import pycoll.torch  # noqa: F401 - makes the backend known
 STEPS, WIDTH, MICROBATCHES = 10, 32, 4
 
 
-def layers(rank):
+def layers(rank: int) -> nn.Module:
     """The layers of a rank; the first one widens the input, the last one gives the answer."""
     torch.manual_seed(rank)
     first, last = rank == 0, rank == dist.get_world_size() - 1
@@ -24,7 +24,7 @@ def layers(rank):
     )
 
 
-def train():
+def train() -> list[float]:
     """Return the losses of each step, on the last rank; nothing on the others."""
     rank, n = dist.get_rank(), dist.get_world_size()
     model = layers(rank)
@@ -32,11 +32,11 @@ def train():
     schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
-    losses = []
+    losses: list[float] = []
     for _ in range(STEPS):
         optimizer.zero_grad()
         if rank == n - 1:
-            parts = []
+            parts: list[torch.Tensor] = []
             inputs = (x,) if n == 1 else ()
             schedule.step(*inputs, target=x.prod(1, keepdim=True), losses=parts)
             losses.append(torch.stack(parts).mean().item())

@@ -19,16 +19,16 @@ STEPS, WIDTH, LENGTH = 10, 16, 8
 class Block(nn.Module):
     """The feed-forward half of a transformer layer."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
-def train():
+def train() -> list[float]:
     """Return the losses, which are the same on all ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tensor",))
     torch.manual_seed(0)

@@ -15,9 +15,11 @@ order that does not depend on the size of the call.
 """
 
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
 import pycoll.torch  # noqa: F401 - registers the backend
@@ -30,21 +32,24 @@ PROMPTS, WAYS = 6, 50
 class Request:
     """One sequence of tokens, and the keys and values of those that were read."""
 
-    def __init__(self, tokens, heads):
+    def __init__(self, tokens: Tensor, heads: int) -> None:
         self.tokens, self.read = tokens, 0
         self.keys, self.values = torch.zeros(2, LAYERS, LONGEST, heads, HEAD)
+
+
+Batch = list[tuple[Request, int]]  # of some requests, how many of the next tokens to read
 
 
 class Model:
     """This rank's share of a transformer with random weights."""
 
-    def __init__(self, rank, n):
+    def __init__(self, rank: int, n: int) -> None:
         made = torch.Generator().manual_seed(0)
 
-        def matrix(*shape):
+        def matrix(*shape: int) -> Tensor:
             return torch.randn(*shape, generator=made) / shape[-1] ** 0.5
 
-        def share(weights, dim):
+        def share(weights: Tensor, dim: int) -> Tensor:
             return weights.chunk(n, dim)[rank].clone()
 
         self.heads = HEADS // n
@@ -59,7 +64,7 @@ class Model:
             for _ in range(LAYERS)
         ]
 
-    def attend(self, i, row, request, place):
+    def attend(self, i: int, row: Tensor, request: Request, place: int) -> Tensor:
         """Return this rank's part of what attention adds to one token."""
         layer, x = self.layers[i], layer_norm(row, (WIDTH,))
         query, key, value = ((layer[k] @ x).view(-1, HEAD) for k in ("query", "key", "value"))
@@ -69,19 +74,12 @@ class Model:
         mixed = (scores.softmax(0).unsqueeze(-1) * values[: place + 1]).sum(0)
         return layer["out"] @ mixed.view(-1)
 
-    def feed_forward(self, i, row):
+    def feed_forward(self, i: int, row: Tensor) -> Tensor:
         layer = self.layers[i]
         return layer["down"] @ gelu(layer["up"] @ layer_norm(row, (WIDTH,)))
 
-    def logits(self, batch):
-        """Read tokens of several requests in one call.
-
-        Args:
-            batch: Requests, each with the number of its next tokens to read.
-
-        Returns:
-            The logits after each of them, ``[tokens, VOCAB]``.
-        """
+    def logits(self, batch: Batch) -> Tensor:
+        """Read the tokens in one call; return the logits after each, ``[tokens, VOCAB]``."""
         routes = [(r, place) for r, k in batch for place in range(r.read, r.read + k)]
         x = torch.stack([self.tokens[r.tokens[p]] + self.places[p] for r, p in routes])
         for i in range(LAYERS):
@@ -93,17 +91,19 @@ class Model:
         return torch.stack([self.tokens @ layer_norm(row.clone(), (WIDTH,)) for row in x])
 
     @staticmethod
-    def summed(parts):
+    def summed(parts: list[Tensor]) -> Tensor:
         """Add up the parts of all ranks, for all tokens of the call at once."""
         whole = torch.stack(parts)
         dist.all_reduce(whole)
         return whole
 
 
-def read_all(model, prompts, batches):
+def read_all(
+    model: Model, prompts: list[Tensor], batches: Callable[[list[Request]], Batch]
+) -> Tensor:
     """Read prompts as `batches` yields it from the requests that are left; return all logits."""
     requests = [Request(tokens, model.heads) for tokens in prompts]
-    found = {request: [] for request in requests}
+    found: dict[Request, list[Tensor]] = {request: [] for request in requests}
     while left := [r for r in requests if r.read < len(r.tokens)]:
         batch = batches(left)
         logits = model.logits(batch).split([k for _, k in batch])
@@ -112,21 +112,21 @@ def read_all(model, prompts, batches):
     return torch.cat([torch.cat(rows) for rows in found.values()])
 
 
-def random_batches(seed):
+def random_batches(seed: int) -> Callable[[list[Request]], Batch]:
     """Return a way to batch: some requests, each with some tokens of its prompt."""
     made = torch.Generator().manual_seed(seed)
 
-    def upto(most):
+    def upto(most: int) -> int:
         return int(torch.randint(1, most + 1, (), generator=made))
 
-    def batches(left):
+    def batches(left: list[Request]) -> Batch:
         chosen = torch.randperm(len(left), generator=made)[: upto(len(left))]
         return [(left[i], upto(len(left[i].tokens) - left[i].read)) for i in chosen]
 
     return batches
 
 
-def main(count):
+def main(count: int) -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     model, made = Model(rank, n), torch.Generator().manual_seed(1)
     lengths = torch.randint(5, LONGEST + 1, (PROMPTS,), generator=made)

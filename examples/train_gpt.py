@@ -11,6 +11,8 @@ among a power of two of ranks. The last line has a digest of the parameters.
 import argparse
 import hashlib
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import python_text
@@ -18,19 +20,28 @@ import training_progress
 from threadpoolctl import threadpool_limits
 
 import pycoll
-from pycoll.parallel import AdamW, DataParallel, Ledger, Mesh, Pipeline, WarmupCosine
+from pycoll.parallel import (
+    AdamW,
+    DataParallel,
+    Ledger,
+    Mesh,
+    Pipeline,
+    StepReport,
+    WarmupCosine,
+)
 from pycoll.parallel.channels import Metered
 from pycoll.parallel.context.split import KINDS, Context
 from pycoll.parallel.gpt import GPT, TransformerConfig
 from pycoll.parallel.pipeline.registry import find
 from pycoll.parallel.random import Cursor, Key, integers
 
+Take = Callable[[np.ndarray], np.ndarray]
 PRECISION = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 EVAL_WINDOWS, EVAL_CHUNK, NGRAM = 256, 16, 3
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a byte-level GPT.")
     add = parser.add_argument
     add(
         "--mesh",
@@ -67,7 +78,7 @@ def arguments():
     return args
 
 
-def axes(text):
+def axes(text: str) -> dict[str, int]:
     """Read the sizes of a mesh: ``dp=2,tp=2``."""
     try:
         return {axis: int(size) for axis, size in (part.split("=") for part in text.split(","))}
@@ -75,21 +86,30 @@ def axes(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not like dp=2,tp=2") from None
 
 
-def recompute(text):
+def recompute(text: str) -> int | str:
     """Read how layers run again: a word, or every how many layers an input is kept."""
     return int(text) if text.isdecimal() else text
 
 
-def windows(text, key, count, length):
+def windows(text: np.ndarray, key: Key, count: int, length: int) -> np.ndarray:
     """Return ``[count, length + 1]`` pieces of a text, at places that depend on the key only."""
     starts = integers(key, len(text) - length, (count,))
-    return np.lib.stride_tricks.sliding_window_view(text, length + 1)[starts]
+    rows: np.ndarray = np.lib.stride_tricks.sliding_window_view(text, length + 1)[starts]
+    return rows
 
 
 class MicroBatches:
     """This rank's part of a batch; tells the layers where they are when one is taken."""
 
-    def __init__(self, batch, share, parts, cursor, step, take):
+    def __init__(
+        self,
+        batch: np.ndarray,
+        share: tuple[int, int],
+        parts: int,
+        cursor: Cursor,
+        step: int,
+        take: Take,
+    ) -> None:
         """Take part `share` of ``(rank, ranks)`` of a batch and cut it into `parts`.
 
         `take` returns this rank's positions of a sequence.
@@ -105,10 +125,10 @@ class MicroBatches:
         self.batch, self.parts, self.cursor, self.step = batch, parts, cursor, step
         self.take = take
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.parts
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         if not 0 <= i < self.parts:
             raise IndexError(i)
         start = self.first + i * self.size
@@ -120,13 +140,13 @@ class MicroBatches:
 class Trainer:
     """A model on a mesh with its text."""
 
-    def __init__(self, comm, args):
+    def __init__(self, comm: pycoll.Communicator, args: argparse.Namespace) -> None:
         self.comm, self.args, self.mesh = comm, args, Mesh(comm, **args.mesh)
         mesh, self.key = self.mesh, Key(args.seed)
         self.cursor, self.tensor_ledger = Cursor(), Ledger()
         tp = mesh.group("tp") if mesh.size("tp") > 1 else None
         context = Context(mesh.cp, args.context) if mesh.size("cp") > 1 else None
-        self.take = context.take if context else lambda rows: rows
+        self.take: Take = context.take if context else lambda rows: rows
         config = TransformerConfig(
             args.features,
             args.heads,
@@ -164,7 +184,7 @@ class Trainer:
         self.data_rank = mesh.coordinate("replica") * mesh.size("dp") + mesh.coordinate("dp")
         self.train, self.test = python_text.load(comm, args.text_bytes)
 
-    def step(self, step):
+    def step(self, step: int) -> tuple[StepReport, Counter[str], float]:
         """Train on one batch; return the engine's report, bytes by purpose and seconds waited."""
         key = self.key.fold("batch", step)
         batch = windows(self.train, key, self.args.batch, self.args.length)
@@ -178,7 +198,7 @@ class Trainer:
         waited = sum(report.waits.values()) + self.tensor_ledger.waits.total() - waits
         return report, sent, waited
 
-    def evaluate(self):
+    def evaluate(self) -> float:
         """Return the mean loss on text that is not trained on."""
         self.cursor.training = False
         rows = windows(self.test, self.key.fold("test"), EVAL_WINDOWS, self.args.length)
@@ -187,19 +207,20 @@ class Trainer:
         for start in range(0, len(own), EVAL_CHUNK):
             chunk = own[start : start + EVAL_CHUNK]
             inputs, targets = self.take(chunk[:, :-1]), self.take(chunk[:, 1:])
-            total += self.loss.forward(self.engine.predict(inputs), targets)[:2]
+            loss, count, _ = self.loss.forward(self.engine.predict(inputs), targets)
+            total += (loss, count)
         self.cursor.training = True
         total = self.mesh.group("replica", "dp", "cp").all_reduce(total)
-        return total[0] / total[1]
+        return float(total[0] / total[1])
 
-    def baseline(self, order):
+    def baseline(self, order: int) -> float:
         """Return the loss of counting on the bytes that `evaluate` predicts."""
         losses = np.zeros(len(self.test))
         losses[order - 1 :] = python_text.ngram_losses(self.train, self.test, order)
         rows = windows(losses, self.key.fold("test"), EVAL_WINDOWS, self.args.length)
-        return rows[:, 1:].mean()
+        return float(rows[:, 1:].mean())
 
-    def digest(self):
+    def digest(self) -> str:
         """Return the digest of all parameters, and check that every rank has the same."""
         digest = hashlib.sha256()
         for name, value in sorted(self.engine.gather().items()):
@@ -211,25 +232,26 @@ class Trainer:
         return digest.hexdigest()
 
 
-def wrapper(library):
+def wrapper(library: str) -> Callable[[np.ndarray], Any]:
     """Return what makes an array of a library of one of the engine, sharing its memory."""
     if library != "torch":
         return lambda array: array
     import torch
 
     torch.set_num_threads(1)
-    return torch.from_numpy
+    wrap: Callable[[np.ndarray], Any] = torch.from_numpy
+    return wrap
 
 
-def main():
+def main() -> None:
     args = arguments()
     with pycoll.init() as comm, threadpool_limits(1):
         trainer = Trainer(comm, args)
         progress, loss = training_progress.Progress(trainer), float("nan")
         for step in range(args.steps):
-            report, *traffic = trainer.step(step)
+            report, sent, waited = trainer.step(step)
             loss = report.loss
-            progress.add(step, report, *traffic)
+            progress.add(step, report, sent, waited)
             if (step + 1) % (10 * args.every) == 0 or step + 1 == args.steps:
                 progress.test(trainer.evaluate())
         digest = trainer.digest()

@@ -1,13 +1,21 @@
 """What ``train_gpt.py`` shows while it trains, and the picture it draws."""
 
+from __future__ import annotations
+
 import math
 import sys
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pycoll.parallel import StepReport
 
-def number(nbytes):
+if TYPE_CHECKING:
+    from train_gpt import Trainer
+
+
+def number(nbytes: float) -> str:
     """Write a number of bytes with three digits."""
     power = min(3, int(math.log(nbytes, 1000))) if nbytes else 0
     return f"{nbytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
@@ -16,12 +24,14 @@ def number(nbytes):
 class Progress:
     """What rank 0 shows while training, and remembers for the picture."""
 
-    def __init__(self, trainer):
-        self.trainer, self.losses, self.tests = trainer, [], []
-        self.sent, self.waits, self.seconds = Counter(), 0.0, 0.0
-        self.all_sent, self.all_waits, self.all_seconds = Counter(), 0.0, 0.0
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.losses: list[float] = []
+        self.tests: list[tuple[int, float]] = []
+        self.sent, self.all_sent = Counter[str](), Counter[str]()
+        self.waits = self.seconds = self.all_seconds = 0.0
 
-    def add(self, step, report, sent, waited):
+    def add(self, step: int, report: StepReport, sent: Counter[str], waited: float) -> None:
         """Take the figures of a step; every so often say them. A collective."""
         args, comm = self.trainer.args, self.trainer.comm
         self.losses.append(report.loss)
@@ -44,14 +54,14 @@ class Progress:
                 f"sent/step: {moved or 'nothing'}  waiting: {waits}",
                 flush=True,
             )
-        self.all_sent, self.all_waits = self.all_sent + self.sent, shares
+        self.all_sent += self.sent
         self.all_seconds += self.seconds
         self.sent, self.waits, self.seconds = Counter(), 0.0, 0.0
 
-    def head(self, step, loss):
+    def head(self, step: int, loss: float) -> str:
         return f"step {step + 1:5}/{self.trainer.args.steps}  loss {loss:.4f}"
 
-    def bar(self, step, width=24):
+    def bar(self, step: int, width: int = 24) -> str:
         """Draw how far it is, and when it will be over."""
         steps = self.trainer.args.steps
         done = width * (step + 1) // steps
@@ -59,13 +69,13 @@ class Progress:
         hours, rest = divmod(left, 3600)
         return f"[{'#' * done}{'.' * (width - done)}] {hours}:{rest // 60:02}:{rest % 60:02} left"
 
-    def test(self, loss):
+    def test(self, loss: float) -> None:
         self.tests.append((len(self.losses), loss))
         if self.trainer.comm.rank == 0:
             print(f"{'held-out text':17} loss {loss:.4f}", flush=True)
 
 
-def plot(path, progress, baselines):
+def plot(path: str, progress: Progress, baselines: dict[str, float]) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from numbers import Integral
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, TypeVar
 
 from pycoll import _C
 from pycoll.cli.job.processes import end_of
@@ -48,6 +48,7 @@ GRACE_S = 5.0  # after the first failure, in which the other ranks can end by th
 _POLL_S = 0.002
 _DUMP_S = 0.3
 _HEAP_BYTES = 1 << 30
+T = TypeVar("T")
 
 
 class RankFailed(Exception):
@@ -114,11 +115,11 @@ def run_processes(
 
 def run_threads(
     n: int,
-    fn: Callable[..., Any],
+    fn: Callable[..., T],
     *args: Any,
     timeout: float = 20.0,
     config: Config | None = None,
-) -> list[Any]:
+) -> list[T]:
     """Start n ranks as threads of this process; otherwise like `run_processes`.
 
     A thread cannot be killed: one that is stuck outside of pycoll outlives the deadline.

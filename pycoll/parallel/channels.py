@@ -270,6 +270,10 @@ class Metered:
             return call(x, **options)
 
 
+LayerComm = Communicator | Metered
+"""Ranks that a layer is split over."""
+
+
 def check_axis(axis: str, size: int, known: tuple[str, ...] = AXES) -> None:
     """Refuse an axis of a mesh that an engine does not know."""
     if axis not in known and size > 1:

@@ -11,6 +11,8 @@ from pycoll.parallel.nn.transformer import Block, TransformerConfig
 from pycoll.parallel.random import Key
 from pycoll.parallel.tensor.layers import VocabParallelCrossEntropy, VocabParallelEmbedding
 
+__all__ = ["GPT", "TransformerConfig"]
+
 
 class GPT:
     """A decoder-only transformer: tokens ``[b, s]`` -> logits ``[b, s, vocabulary]``.

@@ -104,13 +104,12 @@ class Elastic:
 
     Attributes:
         comm: The present communicator.
-        engine: The present engine, and None while ranks change.
         step: Number of steps taken. After a change it may be one less than before.
         change: What changed before the last step, or None.
         changes: All changes that this rank has seen.
     """
 
-    engine: DataParallel | None = None
+    _engine: DataParallel | None = None
     _error: CollError | None = None
 
     def __init__(
@@ -164,6 +163,17 @@ class Elastic:
         self._copies = Copies(redundancy)
         self._since = time.monotonic()
 
+    @property
+    def engine(self) -> DataParallel:
+        """The present engine.
+
+        Raises:
+            ArgumentError: Before the first step, while ranks change, and after `close`.
+        """
+        if self._engine is None:
+            raise ArgumentError("there is no engine before the first step and while ranks change")
+        return self._engine
+
     def __iter__(self) -> Iterator[StepReport]:
         """Take one step after the other, and return when every rank has taken all of them."""
         while True:
@@ -173,7 +183,7 @@ class Elastic:
                 try:
                     if self._error is not None:
                         raise self._error
-                    if self.engine is None:
+                    if self._engine is None:
                         self._join()
                     if self.step >= self.steps:
                         self.comm.barrier()
@@ -188,7 +198,6 @@ class Elastic:
             yield report
 
     def _take_step(self) -> StepReport:
-        assert self.engine is not None
         place = self.comm.rank, self.comm.world_size
         share = Share(self._data, self.step, self._sizes, place)
         report = self.engine.step(share, None if self._lr is None else self._lr(self.step))
@@ -210,7 +219,7 @@ class Elastic:
         old.close()
 
     def _drop_engine(self, error: CollError | None) -> None:
-        engine, self.engine = self.engine, None
+        engine, self._engine = self._engine, None
         if engine is not None:
             with contextlib.suppress(CollError):
                 if engine.saving is not None:
@@ -236,7 +245,7 @@ class Elastic:
         cost = np.array([float(before - self.step), time.monotonic() - self._since])
         cost = self.comm.all_reduce(cost if versions else np.zeros(2), "max")
         self._copies.keep_only(self._epoch)  # all ranks have come to this point
-        self.engine = engine
+        self._engine = engine
         if chosen is not None:
             left, came = tuple(sorted(chosen.left)), tuple(sorted(chosen.came))
             place = self.step, self.comm.world_size, left, came

@@ -30,7 +30,7 @@ from pycoll.parallel.engine.agreement import (
 )
 from pycoll.parallel.engine.offload import keeping
 from pycoll.parallel.engine.options import Options
-from pycoll.parallel.engine.passes import Passes, Sample
+from pycoll.parallel.engine.passes import Passes, Samples
 from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss, Model
@@ -158,7 +158,7 @@ class DataParallel:
             raise ArgumentError(f"loss={loss!r}; expected a loss, such as CrossEntropy()")
         return Passes(units, self.buckets, loss, self.options, self.ledger, self.kept)
 
-    def step(self, micro_batches: Sequence[Sample], lr: float | None = None) -> StepReport:
+    def step(self, micro_batches: Samples, lr: float | None = None) -> StepReport:
         """Train on one batch; a collective.
 
         Args:
@@ -206,7 +206,7 @@ class DataParallel:
             **self.ledger.since(before),
         )
 
-    def _accumulate(self, micro_batches: Sequence[Sample], lr: Any) -> tuple[float, int, list[str]]:
+    def _accumulate(self, micro_batches: Samples, lr: Any) -> tuple[float, int, list[str]]:
         """Return sum of losses and number of samples of all ranks, and problems of this rank."""
         for bucket in self.buckets:
             bucket.gradients.reset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,6 +19,18 @@ from pycoll.parallel.state.gradients import Gradients, Term
 from pycoll.parallel.state.layout import Entry, Unit
 
 Sample = tuple[Any, Any]
+
+
+class Samples(Protocol):
+    """Micro-batches: a sequence of them, or what makes each when it is asked for."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def __getitem__(self, i: int, /) -> Sample:
+        """Return ``(inputs, targets)`` of one."""
+        ...
 
 
 class _Input(NamedTuple):

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import (
     Array,
@@ -23,6 +22,7 @@ from pycoll.parallel.arrays import (
     row_dot,
     widen,
 )
+from pycoll.parallel.channels import LayerComm
 from pycoll.parallel.nn.layer import NoParameters, Params
 from pycoll.parallel.nn.positional import draw_mask, masked, span
 from pycoll.parallel.random import Cursor, Key
@@ -70,7 +70,7 @@ class CausalAttention(NoParameters):
     heads: int
     width: int
     key: Key
-    comm: Communicator | None = None
+    comm: LayerComm | None = None
     drop: float = 0.0
     cursor: Cursor | None = None
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from pycoll.comm import Communicator
 from pycoll.parallel.arrays import Array
+from pycoll.parallel.channels import LayerComm
 from pycoll.parallel.random import normal_init
 
 Params = Mapping[str, Array]
@@ -89,7 +89,7 @@ class Layer(Protocol):
         ...
 
 
-def split_over(comm: Communicator | None, axis: int) -> dict[str, Any]:
+def split_over(comm: LayerComm | None, axis: int) -> dict[str, Any]:
     """Return the fields of a `ParameterSpec` that is split along an axis; none for one rank."""
     if comm is None or comm.world_size == 1:
         return {}
@@ -145,7 +145,10 @@ class Loss(Protocol):
 class Model(Protocol):
     """A chain of named layers; each layer is one unit of sharding."""
 
-    layers: Sequence[tuple[str, Layer]]
+    @property
+    def layers(self) -> Sequence[tuple[str, Layer]]:
+        """``(name, layer)`` in forward order."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import Array, as_indices, cast, has_extras, namespace, widen
+from pycoll.parallel.channels import LayerComm
 from pycoll.parallel.nn.layers import check_indices, flat
 
 
@@ -51,7 +51,7 @@ class SoftmaxCrossEntropy:
     """What cross-entropies share, whether ranks have all columns of the logits or some of them."""
 
     ignore_index: int
-    _comm: Communicator | None = None  # the ranks with the other columns
+    _comm: LayerComm | None = None  # the ranks with the other columns
 
     def forward(self, logits: Array, targets: Any) -> tuple[float, int, Saved]:
         """Return the sum, the number of rows that count, and what the backward pass needs.

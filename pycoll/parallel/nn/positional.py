@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import Array, Out, cast, move_to, namespace, put, widen
+from pycoll.parallel.channels import LayerComm
 from pycoll.parallel.context.split import Context, positions
 from pycoll.parallel.nn.layer import Grads, NoParameters, ParameterSpec, Params, normal_weight
 from pycoll.parallel.random import Cursor, Key, keep_mask
 
 
-def span(length: int, comm: Communicator | None) -> slice:
+def span(length: int, comm: LayerComm | None) -> slice:
     """Return the positions of this rank, each rank having ``length`` of them."""
     first = 0 if comm is None else comm.rank * length
     return slice(first, first + length)
 
 
-def place(length: int, sequence: Communicator | None, context: Context | None) -> list[slice]:
+def place(length: int, sequence: LayerComm | None, context: Context | None) -> list[slice]:
     """Return the positions of this rank's `length` ones, in runs.
 
     `sequence` and `context` are how the sequence is split, the former within the latter.
@@ -35,7 +35,7 @@ def place(length: int, sequence: Communicator | None, context: Context | None) -
     return context.runs(own.start, own.stop, length * _size(sequence))
 
 
-def _size(comm: Communicator | None) -> int:
+def _size(comm: LayerComm | None) -> int:
     return 1 if comm is None else comm.world_size
 
 
@@ -86,7 +86,7 @@ class Position:
     length: int
     features: int
     key: Key
-    sequence: Communicator | None = None
+    sequence: LayerComm | None = None
     std: float = 0.02
     dtype: str = "float32"
     context: Context | None = None
@@ -137,7 +137,7 @@ class Dropout(NoParameters):
     drop: float
     key: Key
     cursor: Cursor
-    sequence: Communicator | None = None
+    sequence: LayerComm | None = None
     context: Context | None = None
 
     def forward(self, params: Params, x: Array) -> tuple[Array, Any]:

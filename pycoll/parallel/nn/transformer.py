@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
+from pycoll.parallel.channels import LayerComm
 from pycoll.parallel.context.ring import RingAttention
 from pycoll.parallel.context.split import Context
 from pycoll.parallel.context.ulysses import UlyssesAttention
@@ -52,7 +52,7 @@ class TransformerConfig:
     dropout: float = 0.0
     std: float = 0.02
     dtype: str = "float32"
-    comm: Communicator | None = None
+    comm: LayerComm | None = None
     sequence_parallel: bool = False
     regather: bool = True
     cursor: Cursor | None = None
@@ -68,7 +68,7 @@ class TransformerConfig:
             raise ArgumentError(f"dropout={self.dropout} needs a cursor")
 
     @property
-    def sequence(self) -> Communicator | None:
+    def sequence(self) -> LayerComm | None:
         """Ranks over which the sequence is split between the split layers."""
         return self.comm if self.sequence_parallel else None
 

@@ -20,7 +20,7 @@ from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.channels import Groups
 from pycoll.parallel.engine.agreement import agree, most_micro_batches, reduced
 from pycoll.parallel.engine.options import Options
-from pycoll.parallel.engine.passes import Sample
+from pycoll.parallel.engine.passes import Sample, Samples
 from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.pipeline.program import Op, Program, Use
 from pycoll.parallel.pipeline.run import LOSS_TAG, Run
@@ -108,10 +108,10 @@ class _Flow(Run):
         super().__init__(engine, self._take)
         self._stage = stage
         self.versions = Versions(engine.buckets, engine.program, engine.stage)
-        self._batches: dict[int, tuple[Sequence[Sample], float]] = {}
+        self._batches: dict[int, tuple[Samples, float]] = {}
         self.norm = math.nan
 
-    def add(self, call: int, micro_batches: Sequence[Sample], lr: float) -> None:
+    def add(self, call: int, micro_batches: Samples, lr: float) -> None:
         """Let the micro-batches of a call be there."""
         self._batches[call] = micro_batches, lr
 
@@ -174,7 +174,7 @@ class Stream:
         """Wait until this rank has the newest parameters."""
         self._run.versions.settle()
 
-    def step(self, micro_batches: Sequence[Sample], lr: float) -> StepReport:
+    def step(self, micro_batches: Samples, lr: float) -> StepReport:
         """Run the window of a step; return the report of the step before."""
         if self._failed:
             raise ArgumentError(

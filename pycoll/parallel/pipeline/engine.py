@@ -20,7 +20,7 @@ from pycoll.errors import ArgumentError
 from pycoll.parallel.engine.agreement import most_micro_batches, reduced
 from pycoll.parallel.engine.data_parallel import DataParallel
 from pycoll.parallel.engine.options import Options
-from pycoll.parallel.engine.passes import Passes, Sample
+from pycoll.parallel.engine.passes import Passes, Sample, Samples
 from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss, Model
@@ -176,7 +176,7 @@ class Pipeline(DataParallel):
             for chunk, (part, buckets) in self._parts.items()
         }
 
-    def step(self, micro_batches: Sequence[Sample], lr: float | None = None) -> StepReport:
+    def step(self, micro_batches: Samples, lr: float | None = None) -> StepReport:
         """Train on one batch; see `DataParallel.step`.
 
         With a schedule without a flush the batch is not over when this returns: the report has the
@@ -208,7 +208,7 @@ class Pipeline(DataParallel):
         for tie in self._joins:
             yield from tie.join(self.transfers)
 
-    def _accumulate(self, micro_batches: Sequence[Sample], lr: Any) -> tuple[float, int, list[str]]:
+    def _accumulate(self, micro_batches: Samples, lr: Any) -> tuple[float, int, list[str]]:
         """Run the program; return sum of losses and samples of all ranks, and problems here."""
         for bucket in self.buckets:
             bucket.gradients.reset()
@@ -232,7 +232,7 @@ class Pipeline(DataParallel):
             self.groups.close(error)
             raise
 
-    def _check_count(self, micro_batches: Sequence[Sample], refused: str) -> None:
+    def _check_count(self, micro_batches: Samples, refused: str) -> None:
         m = self.program.m
         sized = hasattr(micro_batches, "__len__")
         if not refused and sized and len(micro_batches) != m:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError, PeerLost, Revoked
 from pycoll.parallel.compare import name_ranks
 from pycoll.parallel.engine.data_parallel import StepReport
+from pycoll.parallel.engine.passes import Samples
 from pycoll.parallel.server.parts import Parts
 from pycoll.parallel.server.serving import Served
 from pycoll.parallel.server.worker import Lines
@@ -130,7 +131,7 @@ class ParameterServer:
         self._attempt(serve)
         return self._parts.service.served
 
-    def step(self, micro_batches: Sequence[Any], lr: float | None = None) -> StepReport:
+    def step(self, micro_batches: Samples, lr: float | None = None) -> StepReport:
         """Compute gradients with the newest parameters, and push them; on workers with a model.
 
         Args:

@@ -16,6 +16,7 @@ from pycoll.parallel.compare import check_same, gather_problems
 from pycoll.parallel.engine.agreement import check_mesh, check_structure
 from pycoll.parallel.engine.data_parallel import DataParallel, StepReport
 from pycoll.parallel.engine.options import Options
+from pycoll.parallel.engine.passes import Samples
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss
 from pycoll.parallel.optim import SGD
@@ -127,7 +128,7 @@ class Parts:
         if self.engine is not None:
             self._hook.connect(self.worker, made)
 
-    def step(self, micro_batches: Sequence[Any], lr: float) -> StepReport:
+    def step(self, micro_batches: Samples, lr: float) -> StepReport:
         """Compute gradients with the newest parameters, and push them."""
         assert self.engine is not None
         self.worker.settle()

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError, kind_of
 from pycoll.parallel.arrays import Array, Out, add_rows, as_indices, namespace, take_rows
+from pycoll.parallel.channels import LayerComm
 from pycoll.parallel.nn.layer import Grads, ParameterSpec, Params, normal_weight, split_over
 from pycoll.parallel.nn.layers import (
     affine,
@@ -34,7 +34,7 @@ from pycoll.parallel.tensor.regions import (
 )
 
 
-def _check_divisible(size: int, comm: Communicator, what: str) -> None:
+def _check_divisible(size: int, comm: LayerComm, what: str) -> None:
     """Refuse an axis of a parameter that ranks cannot share evenly."""
     if not hasattr(comm, "world_size"):
         raise ArgumentError(
@@ -54,7 +54,7 @@ class _SplitLayer:
     in_features: int
     out_features: int
     key: Key
-    comm: Communicator
+    comm: LayerComm
     sequence_parallel: bool
     _axis = 0
 
@@ -112,7 +112,7 @@ class ColumnParallelLinear(_SplitLayer):
     in_features: int
     out_features: int
     key: Key
-    comm: Communicator
+    comm: LayerComm
     bias: bool = True
     gather_output: bool = False
     sequence_parallel: bool = False
@@ -171,7 +171,7 @@ class RowParallelLinear(_SplitLayer):
     in_features: int
     out_features: int
     key: Key
-    comm: Communicator
+    comm: LayerComm
     bias: bool = True
     sequence_parallel: bool = False
     std: float | None = None
@@ -228,7 +228,7 @@ class VocabParallelEmbedding(_SplitLayer):
     vocabulary: int
     features: int
     key: Key
-    comm: Communicator
+    comm: LayerComm
     sequence_parallel: bool = False
     std: float = 0.02
     dtype: str = "float32"
@@ -275,9 +275,9 @@ class VocabParallelCrossEntropy(SoftmaxCrossEntropy):
         ignore_index: Target of rows that do not count.
     """
 
-    comm: Communicator
+    comm: LayerComm
     ignore_index: int = -100
 
     @property
-    def _comm(self) -> Communicator:
+    def _comm(self) -> LayerComm:
         return self.comm

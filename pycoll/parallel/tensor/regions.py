@@ -11,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError
 from pycoll.parallel.arrays import Array, namespace
+from pycoll.parallel.channels import LayerComm
 
 SEQUENCE, FEATURES = 1, -1  # axes of an activation [b, s, h]
 
 
-def keep(x: Array, comm: Communicator) -> Array:
+def keep(x: Array, comm: LayerComm) -> Array:
     """Return the array itself."""
     return x
 
 
-def all_reduce(x: Array, comm: Communicator) -> Array:
+def all_reduce(x: Array, comm: LayerComm) -> Array:
     """Return the sum over ranks."""
     return x if comm.world_size == 1 else comm.all_reduce(x)
 
 
-def all_gather(x: Array, comm: Communicator, axis: int) -> Array:
+def all_gather(x: Array, comm: LayerComm, axis: int) -> Array:
     """Join the parts of all ranks along an axis."""
     if comm.world_size == 1:
         return x
@@ -40,7 +40,7 @@ def all_gather(x: Array, comm: Communicator, axis: int) -> Array:
     return xp.reshape(xp.moveaxis(parts, 0, axis), tuple(shape))
 
 
-def blocks(x: Array, comm: Communicator, axis: int) -> Array:
+def blocks(x: Array, comm: LayerComm, axis: int) -> Array:
     """Return a view ``[world_size, ...]`` of the equal parts into which an axis is split."""
     axis %= len(x.shape)
     size, n = x.shape[axis], comm.world_size
@@ -55,12 +55,12 @@ def blocks(x: Array, comm: Communicator, axis: int) -> Array:
     return xp.moveaxis(xp.reshape(x, shape), axis, 0)
 
 
-def reduce_scatter(x: Array, comm: Communicator, axis: int) -> Array:
+def reduce_scatter(x: Array, comm: LayerComm, axis: int) -> Array:
     """Return this rank's part of the sum over ranks, split along an axis."""
     return x if comm.world_size == 1 else comm.reduce_scatter(blocks(x, comm, axis))[0, ...]
 
 
-def split(x: Array, comm: Communicator, axis: int) -> Array:
+def split(x: Array, comm: LayerComm, axis: int) -> Array:
     """Return this rank's part of an array that all ranks have."""
     return x if comm.world_size == 1 else blocks(x, comm, axis)[comm.rank, ...]
 
@@ -68,11 +68,11 @@ def split(x: Array, comm: Communicator, axis: int) -> Array:
 class Region(NamedTuple):
     """A boundary: ``forward(x, comm)``, and ``backward(dy, comm)`` for its gradient."""
 
-    forward: Callable[[Array, Communicator], Array]
-    backward: Callable[[Array, Communicator], Array]
+    forward: Callable[[Array, LayerComm], Array]
+    backward: Callable[[Array, LayerComm], Array]
 
 
-def _along(function: Callable, axis: int) -> Callable[[Array, Communicator], Array]:
+def _along(function: Callable, axis: int) -> Callable[[Array, LayerComm], Array]:
     return lambda x, comm: function(x, comm, axis)
 
 
