@@ -77,6 +77,8 @@ class Communicator(
       and a single one gives a single one.
     * ``out``: array for the result, C-contiguous and writable; ``out=x`` works in place; by
       default a new array of the kind of ``x``.
+    * ``root``: the rank that a call starts from or ends at, the same on every rank.
+    * ``options``: any of those below, by name; for reductions ``order``, too.
     * ``algorithm``: name of an algorithm, or an `Algorithm`; by default the selector's choice.
     * ``timeout``: seconds until `CollTimeout`; by default the communicator's.
     * ``async_op``: return a `Work` at once; the call proceeds in the background.
@@ -363,7 +365,7 @@ class Communicator(
         return type(self)(joined().follow(self._session, shrink(self._session, timeout)))
 
     def abort(self, reason: str = "abort was called") -> None:
-        """Make every rank's present or next call raise `Revoked`; may be called from any thread."""
+        """Make each rank's next call raise `Revoked`, and say ``reason``; for any thread."""
         self._session.abort(reason)
 
     def close(self) -> None:

@@ -49,7 +49,10 @@ class Grid:
         return int(np.ravel_multi_index(inside, self.shape))
 
     def shift(self, axis: int, distance: int = 1) -> tuple[int | None, int | None]:
-        """Return from whom a shift along an axis comes, and to whom it goes; None beyond edges."""
+        """Return from whom a shift by ``distance`` comes, and to whom it goes; None beyond edges.
+
+        The ``axis`` is one of the grid; a negative distance goes to lower ranks.
+        """
         ends = []
         for step in (-distance, distance):
             place = list(self.coords)
@@ -85,6 +88,9 @@ class Grid:
 
         Returns:
             ``x``. Margins beyond an edge of the grid stay as they are.
+
+        Raises:
+            ArgumentError: If ``x`` is too small, or ``width`` is.
         """
         axes = len(self.shape)
         if x.ndim < axes or min(x.shape[:axes]) < 3 * width or width < 1:
@@ -109,7 +115,10 @@ class Grid:
         return [end for axis in range(len(self.shape)) for end in self.shift(axis)]
 
     def neighbor_all_gather(self, x: Any, *, timeout: float | None = None) -> list[Any]:
-        """Exchange arrays of one shape with all neighbours; theirs in the order of `neighbors`."""
+        """Send ``x`` to all neighbours; return theirs, of its shape, in the order of `neighbors`.
+
+        ``timeout`` is that of `neighbor_all_to_all`.
+        """
         return self.neighbor_all_to_all([x] * (2 * len(self.shape)), timeout=timeout)
 
     def neighbor_all_to_all(self, xs: Sequence[Any], *, timeout: float | None = None) -> list[Any]:

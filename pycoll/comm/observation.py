@@ -30,7 +30,7 @@ class Observation:
         return read(self._session)
 
     def note_step(self, samples: int) -> None:
-        """Note in a trace, if one is under way, how many samples this rank had in a step.
+        """Note in a trace, if one is under way, that this rank had ``samples`` in a step.
 
         `pycoll report` then tells a rank with more samples from one that is slow. The engines of
         `pycoll.parallel` do so by themselves.

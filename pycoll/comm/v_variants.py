@@ -20,7 +20,8 @@ class RaggedCollectives:
     """The methods of `pycoll.Communicator` for blocks of different sizes.
 
     The first dimension of the arrays may differ between ranks, or is cut into ``counts``; all
-    other dimensions and the dtype are the same everywhere.
+    other dimensions and the dtype are the same everywhere. ``op`` and ``order`` are those of
+    `Communicator.all_reduce`.
     """
 
     _session: Session

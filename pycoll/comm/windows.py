@@ -29,7 +29,7 @@ class Window:
         self._heap, self.local, self._places = heap, local, places
 
     def at(self, rank: int) -> np.ndarray:
-        """Return the array of a rank, in its memory: reads and stores take effect there.
+        """Return the array of a ``rank``, in its memory: reads and stores take effect there.
 
         Raises:
             ArgumentError: If there is no such rank.
