@@ -129,13 +129,15 @@ _PAGE = """<!doctype html>
 body{font:15px/1.45 system-ui,sans-serif;color:#1f2933;margin:1.2rem}
 h2{font-size:1.05rem;margin:.2rem 0}p{margin:.2rem 0;color:#52606d}
 #all{display:flex;flex-wrap:wrap;gap:2rem}
+section{max-width:100%}svg{max-width:100%;height:auto}
 nav{margin:.6rem 0 1rem;display:flex;gap:.5rem;align-items:center;flex-wrap:wrap}
 button{font:inherit;padding:.2rem .8rem;cursor:pointer}input{width:16rem}
 text{font-size:11px;fill:#52606d}.key i{display:inline-block;width:.8em;height:.8em;
-margin:0 .3em 0 .9em}
+margin:0 .3em 0 .9em}.key span{white-space:nowrap}
 </style></head><body>
-<nav><button id="back">&larr;</button><button id="play">play</button>
-<button id="next">&rarr;</button><input id="at" type="range" min="0" value="0">
+<nav><button id="back" aria-label="back">&larr;</button><button id="play">play</button>
+<button id="next" aria-label="next">&rarr;</button><input id="at" aria-label="round"
+type="range" min="0" value="0">
 <b id="where"></b></nav>
 <div id="all"></div>
 <p class="key" id="key"></p>
@@ -212,7 +214,7 @@ document.onkeydown = e => {
   if (e.key === "ArrowLeft") show(now - 1);
 };
 el("key").innerHTML = [...Array(ranks).keys()].map(r =>
-  `<i style="background:${colour(r)}"></i>rank ${r}`).join("");
+  `<span><i style="background:${colour(r)}"></i>rank ${r}</span>`).join(" ");
 show(+(location.hash.slice(1) || 0));
 </script></body></html>
 """
