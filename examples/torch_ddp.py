@@ -25,8 +25,8 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def train() -> list[float]:
     """Return the losses, averaged over ranks."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-    model = DistributedDataParallel(model.append(nn.Linear(64, 2)))
+    layers = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+    model = DistributedDataParallel(layers.append(nn.Linear(64, 2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     losses = []
     for step in range(STEPS):

@@ -49,7 +49,7 @@ def train() -> list[float]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     pycoll.torch.make_default("cpu")  # for the mesh, and where no backend is named
-    dist.init_process_group(*sys.argv[1:])
+    dist.init_process_group(sys.argv[1] if len(sys.argv) > 1 else None)
     losses = train()
     if dist.get_rank() == 0:
         print(f"{dist.get_backend()}: loss {losses[0]:.4f} -> {losses[-1]:.4f}")

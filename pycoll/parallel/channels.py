@@ -108,7 +108,9 @@ class Ledger:
         self.reset_peak()
         return Counter(self.wire), Counter(self.waits), Counter(self.bucket_waits)
 
-    def since(self, mark: tuple[Counter, Counter, Counter]) -> dict[str, Any]:
+    def since(
+        self, mark: tuple[Counter[tuple[str, str]], Counter[str], Counter[str]]
+    ) -> dict[str, Any]:
         """Return what has been counted since a mark, as a `StepReport` names it."""
         wire, waits, bucket_waits = mark
         return {

@@ -82,7 +82,8 @@ class Mesh:
     def __getattr__(self, name: str) -> Communicator:
         groups = self.__dict__.get("_groups", {})
         if (name,) in groups:
-            return groups[(name,)]
+            group: Communicator = groups[(name,)]
+            return group
         axes = ", ".join(self.__dict__.get("axes", {}))
         raise AttributeError(f"this mesh has no axis {name!r}; it has {axes or 'none'}")
 

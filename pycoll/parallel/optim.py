@@ -22,12 +22,12 @@ class Optimizer(Protocol):
 
     Ranks compare their optimizers: class and public attributes (``_x`` is private), or
     ``__repr__`` if the class has one.
-
-    Attributes:
-        lr: Learning rate, unless a step is given another.
     """
 
-    lr: float
+    @property
+    def lr(self) -> float:
+        """Learning rate, unless a step is given another."""
+        ...
 
     @property
     def slots(self) -> tuple[str, ...]:

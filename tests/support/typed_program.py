@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pycoll
+from pycoll import parallel
 
 if sys.version_info >= (3, 11):
     from typing import assert_type
@@ -49,6 +50,10 @@ def main(comm: pycoll.Communicator) -> None:
     at_root = comm.reduce(x, root=n - 1)
     if comm.rank == n - 1:
         at_root.sum()  # no complaint that it may be None
+
+    parallel.Options(optimizer=parallel.AdamW(1e-3), hook=parallel.TopK(0.1))
+    mesh = parallel.Mesh(comm, dp=-1)
+    assert_type(mesh.dp.world_size, int)
 
     assert_type(comm.all_gather_object({"rank": comm.rank}), list[dict[str, int]])
     group = comm.split(0)

@@ -80,8 +80,9 @@ class Saving:
     """A save, which may go on in the background."""
 
     def __init__(self, work: Callable[[], str], background: bool = False) -> None:
-        self._path, self._error = "", None
-        self._work, self._thread = work, None
+        self._path, self._work = "", work
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
         if background:
             self._thread = threading.Thread(target=self._run, name="pycoll checkpoint")
             self._thread.start()

@@ -68,7 +68,7 @@ class DataParallel:
         saving: The last save in the background, if any; see `pycoll.parallel.save`.
     """
 
-    AXES = ("replica", "dp", "cp", "tp")
+    AXES: tuple[str, ...] = ("replica", "dp", "cp", "tp")
 
     def __init__(
         self, model: Model, loss: Loss, mesh: Mesh, options: Options | None = None, **changes: Any

@@ -36,7 +36,7 @@ class PowerSGD(ErrorFeedback):
 
     def _matrices(self, layout: Layout) -> tuple[list[Entry], list[Entry]]:
         """Divide the entries into those that are compressed and the others."""
-        small, plain = [], []
+        small, plain = list[Entry](), list[Entry]()
         for entry in layout.entries:
             shape = entry.parameter.spec.shape
             rows = shape[0] if len(shape) > 1 else 1

@@ -154,7 +154,7 @@ class Pipeline(DataParallel):
         }
         self._parts: dict[int, tuple[slice, list[Bucket]]] = {}
         tied = {*self._ties, *self._ties.values()}
-        plain, single = [], dict[str, Bucket]()
+        plain, single = list[Bucket](), dict[str, Bucket]()
         for chunk in reversed(range(self.program.depth)):
             if self.program.owner(chunk) == self.stage:
                 part = slice(bounds[chunk], bounds[chunk + 1])

@@ -12,8 +12,8 @@ import numpy as np
 from pycoll.comm import Communicator
 from pycoll.errors import ArgumentError, PeerLost, Revoked
 from pycoll.parallel.compare import name_ranks
-from pycoll.parallel.engine.data_parallel import StepReport
 from pycoll.parallel.engine.passes import Samples
+from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.server.parts import Parts
 from pycoll.parallel.server.serving import Served
 from pycoll.parallel.server.worker import Lines

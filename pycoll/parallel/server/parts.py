@@ -14,9 +14,10 @@ from pycoll.errors import ArgumentError, CollError
 from pycoll.parallel.channels import Channel, Groups, Ledger
 from pycoll.parallel.compare import check_same, gather_problems
 from pycoll.parallel.engine.agreement import check_mesh, check_structure
-from pycoll.parallel.engine.data_parallel import DataParallel, StepReport
+from pycoll.parallel.engine.data_parallel import DataParallel
 from pycoll.parallel.engine.options import Options
 from pycoll.parallel.engine.passes import Samples
+from pycoll.parallel.engine.report import StepReport
 from pycoll.parallel.mesh import Mesh
 from pycoll.parallel.nn.layer import Loss
 from pycoll.parallel.optim import SGD
