@@ -38,7 +38,13 @@ class PeerLeft(PeerLost):
 
 
 class CollTimeout(TransportError, TimeoutError):
-    """The deadline passed while a peer had not done its part."""
+    """The deadline passed while a peer had not done its part.
+
+    Attributes:
+        missing: Ranks that had not made the call, as far as that is known.
+    """
+
+    missing: tuple[int, ...] = ()
 
 
 class Revoked(TransportError):

@@ -14,6 +14,7 @@ from pycoll.torch.backend.options import Options
 from pycoll.torch.backend.patches import (
     keep_error_types,
     keep_works,
+    offer_monitored_barrier,
     set_timeouts,
     use_python_hooks,
 )
@@ -37,6 +38,7 @@ def register() -> None:
     keep_works()
     keep_error_types()
     set_timeouts(ProcessGroupPycoll)
+    offer_monitored_barrier(ProcessGroupPycoll)
     use_python_hooks(ProcessGroupPycoll)
 
 

@@ -20,11 +20,29 @@ class BackendArgumentError(DistBackendError, ValueError):
 def as_torch(error: CollError, where: str) -> DistBackendError:
     """Return an error of pycoll as one of PyTorch; `where` names operation, rank and group."""
     text = f"{where}: {type(error).__name__}: {error}"
-    if isinstance(error, CollTimeout):
-        return BackendTimeout(text)
+    if isinstance(error, CollTimeout):  # in the words of gloo, which programs may look for
+        return BackendTimeout(f"{where}: Timed out ({type(error).__name__}): {error}")
     if isinstance(error, ArgumentError):
         return BackendArgumentError(text)
     return DistBackendError(text)
+
+
+def in_words_of_gloo(
+    error: BackendTimeout, rank: int, limit_s: float, all_ranks: bool
+) -> BackendTimeout:
+    """Return an error of ``monitored_barrier`` as gloo says it, with the text of this one."""
+    missing = getattr(error.__cause__, "missing", ())
+    if rank:
+        text = (
+            f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
+            "for send/recv from rank 0. Please check rank 0 logs for faulty rank."
+        )
+    elif limit_s <= 0 or not missing:
+        text = f"Rank 0 timed out in monitoredBarrier after {limit_s * 1000:.0f} ms."
+    else:
+        who = f"Ranks {', '.join(map(str, missing))}" if all_ranks else f"Rank {missing[0]}"
+        text = f"[Rank 0]: {who} failed to pass monitoredBarrier in {limit_s * 1000:.0f} ms"
+    return BackendTimeout(f"{text}\n Original exception: \n{error}")
 
 
 _TYPES = {cls.__name__: cls for cls in (BackendTimeout, BackendArgumentError, DistBackendError)}

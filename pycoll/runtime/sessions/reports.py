@@ -125,7 +125,10 @@ def describe(
         error = f"{text.rstrip('.')}. {_ADVICE}"
     else:
         return cls(text)
-    return cls(error.replace(_ADVICE, _WAYS[way_on]) if way_on and cls in _ENDS else error)
+    made = cls(error.replace(_ADVICE, _WAYS[way_on]) if way_on and cls in _ENDS else error)
+    if isinstance(made, errors.CollTimeout):
+        made.missing = tuple(rank["rank"] for rank in report["ranks"] if not rank["entered"])
+    return made
 
 
 _ADVICE = "The communicator cannot be used any more; make a new one after fixing the cause."

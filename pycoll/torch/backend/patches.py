@@ -111,6 +111,29 @@ def set_timeouts(group_class: type) -> None:
     _replace(dist.distributed_c10d, "_set_pg_timeout", change)
 
 
+def offer_monitored_barrier(group_class: type) -> None:
+    """Make ``dist.monitored_barrier`` know a class of groups; it knows that of gloo by name."""
+
+    def change(plain: Callable) -> Callable:
+        def monitored_barrier(
+            group: dist.ProcessGroup | None = None,
+            timeout: timedelta | float | None = None,
+            wait_all_ranks: bool = False,
+        ) -> None:
+            found = dist.group.WORLD if group is None else group
+            if not isinstance(found, group_class):
+                plain(group, timeout, wait_all_ranks)
+                return
+            if isinstance(timeout, float):  # as PyTorch does, with a warning
+                timeout = timedelta(seconds=timeout)
+            found.monitored_barrier(timeout, wait_all_ranks)
+
+        return monitored_barrier
+
+    _replace(dist.distributed_c10d, "monitored_barrier", change)
+    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier
+
+
 def do_not_compile_methods(*classes: type) -> None:
     """Keep ``torch.compile`` away from the methods of classes, and from what they call.
 

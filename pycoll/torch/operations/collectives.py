@@ -14,6 +14,7 @@ from torch._C import _distributed_c10d as c10d
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls import v_variants
 from pycoll.torch.calls.caller import Caller, Job, Key
+from pycoll.torch.errors import BackendTimeout, in_words_of_gloo
 from pycoll.torch.operations.arguments import (
     are_blocks,
     block_bytes,
@@ -309,17 +310,26 @@ class Collectives:
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait until every rank has called it; after `timeout` report what each rank is doing.
+        """Wait until every rank has called it; if not all do, rank 0 says which, as gloo's does.
+
+        Only rank 0 gives up after `timeout`; the others hear of it, or give up after the group's.
 
         Args:
             timeout: By default the group's.
-            wait_all_ranks: Of no effect: the error always tells about all ranks.
+            wait_all_ranks: Whether rank 0 names all ranks that are missing, or the first.
+
+        Raises:
+            BackendTimeout: In gloo's words, followed by what each rank is doing.
         """
+        caller = self._caller
+        limit = caller.timeout_s if timeout is None else timeout.total_seconds()
+        waits = max(limit, caller.timeout_s) if caller.rank else limit
         try:
-            limit = self._caller.timeout_s if timeout is None else timeout.total_seconds()
-            self._caller.run_now("monitored_barrier", self._barrier(limit), [])
+            caller.run_now("monitored_barrier", self._barrier(waits), [])
+        except BackendTimeout as error:
+            raise in_words_of_gloo(error, caller.rank, limit, wait_all_ranks) from error
         except BaseException as error:
-            self._caller.abort_if_interrupted(error)
+            caller.abort_if_interrupted(error)
             raise
 
     def _barrier(self, limit: float) -> Job:
