@@ -26,6 +26,7 @@ from pycoll.torch.operations.arguments import (
     single,
     unwritten,
 )
+from pycoll.torch.operations.packing import PACKED, Alone, Part, in_packs
 from pycoll.torch.tensors.devices import on_host
 from pycoll.torch.tensors.layout import (
     Request,
@@ -44,8 +45,6 @@ from pycoll.types import Kind, ReduceOp
 _SUM, _AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 _MAX_DIMS = 16  # of a sparse tensor
 Prepared = tuple[Job, Tensors]
-Part = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-"""Contiguous input and output of a call, and the caller's tensor that gets the output."""
 Repeated = tuple[Key, torch.Tensor | None, torch.Tensor] | None
 """What `Caller.repeat` takes; None if calls like it are not repeated."""
 Like = Callable[[Caller, tuple], Repeated]
@@ -139,16 +138,20 @@ class Collectives:
     _caller: Caller
 
     def _job(self, request: Request, parts: Iterable[Part]) -> Job:
-        """Return a job that makes a call for each part and stores its output."""
-        parts = list(parts)
+        """Return a job that makes a call for each part, or for several, and stores the output."""
+        where = self._caller.calls.symmetric_memory  # whose tensors are moved where they lie
+        pack = where is None and request.kind in PACKED
+        calls = (
+            in_packs(request.kind, self._caller.size, parts) if pack else list(map(Alone, parts))
+        )
 
         def job() -> None:
-            for x, out, tensor in parts:
+            for call in calls:
+                x, out = call.ends()
                 self._caller.run(request, x, out)
-                if tensor is not None:
-                    store(out, tensor)
+                call.finish(out)
 
-        return self._caller.in_parts(job, len(parts))
+        return self._caller.in_parts(job, len(calls))
 
     def _pairs_job(self, kind: Kind, outputs: Tensors, inputs: Tensors, opts: Any) -> Job:
         """Return the job of all_reduces, reduce_scatters or all_gathers, one for each pair."""

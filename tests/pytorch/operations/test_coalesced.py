@@ -89,3 +89,67 @@ def test_only_what_is_overwritten_is_copied():
     assert again.data_ptr() != flat[2:].data_ptr()
     empty = flat[:0]
     assert unwritten([a, empty], [[a], [empty]], None)[1] is empty
+
+
+SIZES = [3, 1, 700, 0, 40_000, 5, 2, 17, 30_000, 30_000, 9]
+TYPES = [torch.float32] * 6 + [torch.bfloat16] * 2 + [torch.float32, torch.bfloat16, torch.int32]
+
+
+def many(rank, rows=1, seed=0):
+    torch.manual_seed(100 * seed + rank)
+    sizes = zip(SIZES, TYPES, strict=True)
+    return [(100 * torch.randn(rows * size)).to(dtype) for size, dtype in sizes]
+
+
+def made(group):
+    return group._caller.session.engine.iteration
+
+
+def three_calls(group, rank, n, one_by_one):
+    """Return all results of the three coalesced calls, and how often the engine was called."""
+    sums, blocks, own = many(rank), many(rank, n, 1), many(rank, 1, 2)
+    shares = [torch.full((len(b) // n,), -1, dtype=b.dtype) for b in blocks]
+    wholes = [torch.full((len(b) * n,), -1, dtype=b.dtype) for b in own]
+    begin = made(group)
+    if one_by_one:
+        for tensor, share, block, whole, mine in zip(
+            sums, shares, blocks, wholes, own, strict=True
+        ):
+            dist.all_reduce(tensor, group=group)
+            dist.reduce_scatter_tensor(share, block, group=group)
+            dist.all_gather_into_tensor(whole, mine, group=group)
+    else:
+        group.allreduce_coalesced(sums, dist.AllreduceCoalescedOptions()).wait()
+        group.reduce_scatter_tensor_coalesced(shares, blocks).wait()
+        group.allgather_into_tensor_coalesced(wholes, own).wait()
+    return [t.tolist() for t in (*sums, *shares, *wholes)], made(group) - begin
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_small_tensors_share_a_call(n):
+    def body(rank, n):
+        group = dist.group.WORLD
+        ours, few = three_calls(group, rank, n, one_by_one=False)
+        want, all_calls = three_calls(group, rank, n, one_by_one=True)
+        assert ours == want  # the same bits
+        strided = torch.ones(6, 2).t()
+        options = dist.AllreduceCoalescedOptions()
+        leaves = [torch.ones(5, requires_grad=True) for _ in range(3)]
+        group.allreduce_coalesced([strided, *[leaf.detach() for leaf in leaves]], options).wait()
+        assert (strided == n).all()
+        assert all((leaf == n).all() for leaf in leaves)
+        begin = made(group)
+        group.allreduce_coalesced([torch.ones(100) for _ in range(50)], options).wait()
+        return few < all_calls / 2, made(group) - begin
+
+    assert run_group(n, body) == [(True, 1)] * n
+
+
+def test_ranks_that_coalesce_other_sizes():
+    def body(rank, n):
+        tensors = [torch.ones(3), torch.ones(4 + rank)]
+        with pytest.raises(dist.DistBackendError, match="MismatchError"):
+            dist.group.WORLD.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions()).wait()
+        return [t.sum().item() for t in tensors]
+
+    assert run_group(2, body) == [[3.0, 4.0], [3.0, 5.0]]
