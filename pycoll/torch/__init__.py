@@ -7,57 +7,13 @@ listed in docs/torch.md.
 
 from __future__ import annotations
 
-import torch.distributed as dist
+import torch  # noqa: F401 - before the rest, which it imports by an entry point
 
-from pycoll.torch.backend.group import ProcessGroupPycoll, create
+from pycoll.torch.backend.group import ProcessGroupPycoll
 from pycoll.torch.backend.options import Options
-from pycoll.torch.backend.patches import (
-    keep_error_types,
-    keep_works,
-    offer_monitored_barrier,
-    set_timeouts,
-    use_python_hooks,
-)
+from pycoll.torch.backend.register import NAME, make_default, register
 from pycoll.torch.backend.use_symmetric import use_symmetric_memory
 from pycoll.torch.errors import BackendArgumentError, BackendTimeout
-from pycoll.torch.tensors.devices import kinds
-
-NAME = "pycoll"
-
-
-def register() -> None:
-    """Make ``"pycoll"`` known to ``torch.distributed``; done by the import, harmless if repeated.
-
-    Raises:
-        RuntimeError: If this PyTorch was built without ``torch.distributed``.
-    """
-    if not dist.is_available():
-        raise RuntimeError("this PyTorch was built without torch.distributed")
-    if NAME.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(NAME, create, extended_api=True, devices=kinds())
-    keep_works()
-    keep_error_types()
-    set_timeouts(ProcessGroupPycoll)
-    offer_monitored_barrier(ProcessGroupPycoll)
-    use_python_hooks(ProcessGroupPycoll)
-
-
-def make_default(device: str = "cpu") -> None:
-    """Use pycoll for a kind of device where no backend is named.
-
-    It is what ``init_process_group()`` without a backend, ``init_device_mesh`` and trainers that
-    ask PyTorch for the default take.
-
-    Args:
-        device: ``"cpu"``, or ``"cuda"`` where this PyTorch has CUDA.
-
-    Raises:
-        ValueError: For a device whose tensors pycoll does not move.
-    """
-    if device not in kinds():
-        raise ValueError(f"device={device!r}; accepted: {', '.join(map(repr, kinds()))}")
-    dist.Backend.default_device_backend_map[device] = NAME
-
 
 register()
 

@@ -1,23 +1,18 @@
 """The PyTorch examples give the losses that they give with gloo."""
 
 import contextlib
-import importlib.util
 import io
-import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from pycoll.testing import run_processes  # noqa: E402
-from torch_clients.trainers import load_deepspeed  # noqa: E402
+from torchrun_ranks import load, on_torchrun  # noqa: E402
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 NEEDS = {
@@ -29,37 +24,16 @@ INFERENCE = "torch_tp_inference"
 NAMES = sorted({path.stem for path in EXAMPLES.glob("torch_*.py")} - {INFERENCE})
 
 
-def load(package):
-    """Import a package here, and so once rather than in every rank; skip without it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of others, at import
-        if package == "deepspeed" and importlib.util.find_spec(package):
-            load_deepspeed()
-        pytest.importorskip(package)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def run_example(name, *words, n=2):
-    """Run an example on forked ranks as torchrun does; return what it prints."""
-    port = free_port()
+    """Run an example on ranks as torchrun does; return what it prints."""
 
-    def rank(comm):
-        place = {"RANK": comm.rank, "LOCAL_RANK": comm.rank, "WORLD_SIZE": comm.world_size}
-        place |= {"LOCAL_WORLD_SIZE": n, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        place |= {"TORCHELASTIC_RUN_ID": "test", "GROUP_RANK": 0, "NODE_RANK": 0}
-        os.environ.update({key: str(value) for key, value in place.items()})
-        warnings.simplefilter("ignore")  # PyTorch's own
+    def body():
         sys.argv = [f"{name}.py", *words]
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
         return printed.getvalue()
 
-    return "".join(run_processes(n, rank, timeout=100))
+    return "".join(on_torchrun(n, body))
 
 
 def losses(name, backend):

@@ -146,6 +146,17 @@ def compiled_functional(rank, n):
     return [step(batch(rank, 0)[0]).item()]
 
 
+def compiled_fsdp2(rank, n):
+    return train(torch.compile(_sharded(), backend="aot_eager"), rank)
+
+
+def compiled_tensor_parallel(rank, n):
+    mesh = init_device_mesh("cpu", (n,))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    model = torch.compile(parallelize_module(mlp(), mesh, plan), backend="aot_eager")
+    return train(model, _same_batches(rank))
+
+
 CASES = {
     "FSDP1, FULL_SHARD": _fsdp1(ShardingStrategy.FULL_SHARD),
     "FSDP1, SHARD_GRAD_OP": _fsdp1(ShardingStrategy.SHARD_GRAD_OP),
@@ -157,4 +168,6 @@ CASES = {
     "sequence parallelism": sequence_parallel,
     "functional collectives": functional_collectives,
     "torch.compile of functional collectives": compiled_functional,
+    "torch.compile of FSDP2 (aot_eager)": compiled_fsdp2,
+    "torch.compile of tensor parallelism (aot_eager)": compiled_tensor_parallel,
 }
