@@ -67,7 +67,10 @@ class Faults {
   // `threads_as_ranks`: all ranks live in this process, so the liveness locks are not used.
   Faults(std::shared_ptr<ControlSegment> control, uint32_t rank, bool threads_as_ranks);
 
-  bool pending() const { return word_->load(std::memory_order_acquire) != 0; }
+  // In the one order of all sequentially consistent accesses, as a direct call needs: whoever
+  // enters one says so before this look; whoever leaves a failed one looks who is inside after the
+  // word is set. One of the two sees the other.
+  bool pending() const { return word_->load(std::memory_order_seq_cst) != 0; }
   AbortWord word() const { return AbortWord::unpack(word_->load(std::memory_order_acquire)); }
 
   // Makes this cause the abort of the communicator unless there is one, and wakes everybody.
