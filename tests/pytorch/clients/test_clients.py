@@ -22,7 +22,12 @@ with warnings.catch_warnings():
 
 # Refused by PyTorch 2.13 itself, for want of a GPU.
 GATED = ("SyncBatchNorm",)
-SLOW = ("torch.compile of a DDP step (inductor)", "torch.compile of functional collectives")
+SLOW = (
+    "torch.compile of a DDP step (inductor)",
+    "torch.compile of functional collectives",
+    "torch.compile of FSDP2 (aot_eager)",
+    "torch.compile of tensor parallelism (aot_eager)",
+)
 ELSEWHERE = tuple(trainers.CASES)  # test_trainers.py, test_torch_examples.py
 
 
