@@ -24,7 +24,7 @@ class Rule(NamedTuple):
 
 K = 1 << 10
 ANY_N, ANY_SIZE = 1 << 16, 1 << 62
-FEW_N, MANY_N = 64, 256  # what grows with the square of the ranks is for no more than so many
+FEW_N = 64  # what grows with the square of the ranks is for no more than so many, if it can be
 
 _ONE_SHOT = ("one_shot", "one_shot_rank")
 _PUSH = ("two_shot_push", "two_shot_push_rank")
@@ -55,8 +55,7 @@ def _prefix(collective: str) -> tuple[Rule, ...]:
         Rule(collective, 16, 8 * K, False, ("direct_rank", "direct"), _FEW_SYNCS),
         Rule(collective, FEW_N, 2 * K, False, ("direct_rank", "direct"), _FEW_SYNCS),
         Rule(collective, 2, ANY_SIZE, False, ("direct_rank", "direct"), _FEW_COPIES),
-        Rule(collective, MANY_N, ANY_SIZE, False, ("chain", "direct_rank", "direct"), _ONE_INPUT),
-        Rule(collective, ANY_N, ANY_SIZE, False, ("chain",), _ONE_INPUT),
+        Rule(collective, ANY_N, ANY_SIZE, False, ("chain", "direct_rank", "direct"), _ONE_INPUT),
     )
 
 

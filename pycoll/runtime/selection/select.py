@@ -226,11 +226,7 @@ def _by_table(request: SelectionRequest, machine: Machine | Network) -> Choice:
                 continue
             params = parameters(algorithm, request)
             return Choice(algorithm, params, rule.direct, request.order, rule.why, request, machine)
-    able = [a.name for a in of_collective(request.collective) if not request.obstacle(a)]
-    raise ArgumentError(
-        f"no quickly compiled algorithm for {request.collective} gives {_described(request)}; "
-        f"pass algorithm= ({', '.join(able) or 'none'}), or order='any'"
-    )
+    raise ArgumentError(f"no algorithm for {request.collective} gives {_described(request)}")
 
 
 def _by_name(request: SelectionRequest, algorithm: Algorithm, machine: Machine | Network) -> Choice:
