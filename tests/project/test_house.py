@@ -22,6 +22,7 @@ ALLOWED = {
     "parallel": WORDS | {"schedule", "algorithms", "comm", "kernels", "pycoll"},
     "torch": WORDS
     | {"schedule", "algorithms", "runtime", "cuda", "comm", "kernels", "parallel", "_C", "pycoll"},
+    "torch_autoload": {"torch"},
     "cli": WORDS
     | {
         "schedule",

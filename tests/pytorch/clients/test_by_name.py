@@ -144,14 +144,26 @@ def test_torchft():
     assert on_torchrun(2, torchft_by_name, "pycoll") == on_torchrun(2, torchft_by_name, "gloo")
 
 
-def test_import_torch_makes_the_name_known(tmp_path):
-    """As the entry point of an installed pycoll does."""
+def import_torch(tmp_path, code):
+    """Run code with the entry point of an installed pycoll."""
     folder = tmp_path / "named-1.dist-info"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: named\nVersion: 1\n")
     (folder / "entry_points.txt").write_text(
-        "[torch.backends]\npycoll = pycoll.torch.backend.register:register\n"
+        "[torch.backends]\npycoll = pycoll.torch_autoload:register\n"
     )
+    places = {"PYTHONPATH": f"{tmp_path}:{TREE}", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **places},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_import_torch_makes_the_name_known(tmp_path):
     code = (
         "import sys, torch.distributed as dist\n"
         "dist.init_process_group('pycoll', store=dist.HashStore(), rank=0, world_size=1)\n"
@@ -160,14 +172,13 @@ def test_import_torch_makes_the_name_known(tmp_path):
         "print(type(dist.group.WORLD).__name__)\n"
         "dist.destroy_process_group()\n"
     )
-    places = {"PYTHONPATH": f"{tmp_path}:{TREE}", "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
     for first in ("", "import pycoll.torch\n"):
-        done = subprocess.run(
-            [sys.executable, "-c", first + code],
-            env={**os.environ, **places},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = import_torch(tmp_path, first + code)
         assert done.stdout == "ProcessGroupPycoll\n", done.stderr
+
+
+def test_import_torch_survives_a_pycoll_that_is_broken(tmp_path):
+    code = "import sys\nsys.modules['pycoll.torch'] = None\nimport torch\nprint(torch.ones(1))\n"
+    done = import_torch(tmp_path, code)
+    assert done.stdout == "tensor([1.])\n", done.stderr
+    assert "torch.distributed does not get the backend pycoll: " in done.stderr
