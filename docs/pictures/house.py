@@ -100,7 +100,10 @@ CALL = (
 """The way of ``comm.all_reduce(x)`` in shared memory."""
 PLACES = {box.name: box for box in BOXES}
 LOADED = (("pycoll/cuda", "csrc/cuda"),)  # by ctypes, so there is no import to see
-_LOOSE = {file: box.name for box in BOXES for file in box.files} | {"__main__.py": "pycoll/cli"}
+_LOOSE = {file: box.name for box in BOXES for file in box.files} | {
+    "__main__.py": "pycoll/cli",
+    "torch_autoload.py": "pycoll/torch",
+}
 
 
 def sources() -> Iterator[Path]:

@@ -1,7 +1,7 @@
 """Making the backend known by its name, to PyTorch and to trainers.
 
-Importing `pycoll.torch` calls `register`. So does PyTorch where pycoll is installed, by entry points:
-of ``torch.backends`` when it is imported, and in 2.15 of ``torch.distributed.backends``.
+Importing `pycoll.torch` calls `register`. So does PyTorch where pycoll is installed, by entry
+points: of ``torch.backends`` when it is imported, in 2.15 of ``torch.distributed.backends``.
 """
 
 from __future__ import annotations
