@@ -252,13 +252,15 @@ struct Player : Caller {
       };
       left = survivors.agree(int(100 * rank + ++attempts), check);
       round = control->block(rank).came.load();
-      for (const uint32_t r : left) {
-        const int32_t offer = survivors.offer_of(r);
-        if (offer != int32_t(100 * r + round)) {
-          wrong("rank ", rank, " finds offer ", offer, " of rank ", r, " in round ", round);
-        }
+      std::vector<int32_t> offers;
+      for (const uint32_t r : left) offers.push_back(survivors.offer_of(r));
+      if (left.empty()) return;
+      if (survivors.join(check) != Round::kJoined) continue;  // who knows it offers anew
+      for (size_t i = 0; i < left.size(); ++i) {
+        if (offers[i] == int32_t(100 * left[i] + round)) continue;
+        wrong("rank ", rank, " finds offer ", offers[i], " of rank ", left[i], " in round ", round);
       }
-      if (left.empty() || survivors.join(check) == Round::kJoined) return;
+      return;
     }
   }
 };
