@@ -93,6 +93,7 @@ def _join(config: Config | ArgumentError) -> tuple[Session, Config]:
     if place is not None and not mpi.serves(place.size):
         from pycoll.runtime.startup import tcp_job  # takes long to import
 
+        place.take(environment())
         session = agree(tcp_job.join(place, config))
         return session, valid(config)
     comm = None if ours else mpi.world()

@@ -16,6 +16,7 @@ from pycoll.config import LAUNCH_VARIABLES, MEETING_VARIABLE, Launch, environmen
 from pycoll.errors import ArgumentError, TransportError
 
 _JOINED = "PYCOLL_JOINED"  # "<pid> <world_size>" of the process that took its place in the job
+_PLACE = "PYCOLL_JOINED_PLACE"  # "<pid> <place>" of one that took a `Place`
 _TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
 _FIRST_PORT, _PORTS = 20_000, 10_000  # of jobs under Slurm
@@ -192,6 +193,27 @@ class Place:
         if not 0 <= found.rank < found.size or not 0 < found.port < 1 << 16:
             raise ArgumentError(f"the environment says {found}, which cannot be")
         return found if found.size > 1 else None
+
+    def take(self, environ: MutableMapping[str, str]) -> None:
+        """Note in the environment that this process has the place, for those that it starts.
+
+        The variables of the launcher stay, as PyTorch may need them: so a process that this one
+        starts finds them, too.
+
+        Raises:
+            TransportError: The process that has started this one, or an earlier one, has it.
+        """
+        pid, _, place = environ.get(_PLACE, "").partition(" ")
+        own = f"{self.rank} {self.size} {self.host} {self.port}"
+        if place == own and pid != str(os.getpid()):
+            raise TransportError(
+                f"process {pid} has joined its job as rank {self.rank} of {self.size} and has "
+                f"started this process ({os.getpid()}), which inherits its variables and is no "
+                "rank: start it without them, such as `env -u RANK -u SLURM_PROCID python "
+                f"tool.py`, and it is a world of one. If it is to be rank {self.rank} after "
+                f"process {pid} has left, start it without {_PLACE}"
+            )
+        environ[_PLACE] = f"{os.getpid()} {own}"
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

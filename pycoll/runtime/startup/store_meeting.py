@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pycoll.errors import CollTimeout, PeerLeft, PeerLost, in_words
+from pycoll.errors import CollTimeout, PeerLeft, PeerLost, TransportError, in_words
 from pycoll.runtime.startup.tcp_connections import Board
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.0005, 0.05  # between two looks at the store
@@ -49,6 +49,7 @@ class StoreMeeting:
         def missing() -> list[int]:
             nonlocal read
             self._check_refused()
+            self._check_alone(self._store.get(values[self._rank]))
             if absent := self._absent(values):
                 return absent
             found = [self._store.get(key) for key in values]
@@ -88,6 +89,15 @@ class StoreMeeting:
             rank, why, nonces = json.loads(self._store.get(_REFUSED))
             if self._nonce in nonces:
                 raise PeerLeft(f"rank {rank} cannot join: {why}")
+
+    def _check_alone(self, card: bytes) -> None:
+        """Notice that another process has come as this rank."""
+        if json.loads(card)[0] != self._nonce:
+            raise TransportError(
+                f"another process has come as rank {self._rank} of {self._size} to {self._call}, "
+                "too: a process that a rank starts inherits its variables, such as RANK, and is "
+                "no rank"
+            )
 
     def exchange(self, topic: str, value: Any) -> list[Any]:
         """Return the values of all ranks."""

@@ -5,10 +5,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from pycoll.errors import CollTimeout, TransportError
+from pycoll.runtime.startup.store_meeting import StoreMeeting
 from pycoll.runtime.startup.tcp_store import StoreClient, StoreServer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -108,6 +112,71 @@ def test_another_secret():
     ends = finish(ranks)
     assert [status for status, _, _ in ends] == [1, 1]
     assert "secret" in ends[1][2].lower() or "has left" in ends[1][2]
+
+
+TOOL = "import pycoll; print(pycoll.init(timeout=9).world_size)"
+STARTS = f"""
+import os, shlex, subprocess, sys, pycoll
+comm = pycoll.init(timeout=20)
+command = [sys.executable, "-c", {TOOL!r}]
+def outcome(*before, shell=False):
+    text = shlex.join(command) if shell else [*before, *command]
+    done = subprocess.run(text, shell=shell, capture_output=True, text=True)
+    return done.stdout or done.stderr.splitlines()[-1] + "\\n"
+print(outcome(), outcome(shell=True), outcome("env", "-u", "RANK"), sep="", end="", flush=True)
+comm.barrier()
+comm.close()
+"""
+
+
+def test_what_a_rank_starts_is_no_rank():
+    port = free_port()
+    for rank, (status, out, err) in enumerate(
+        finish([start(r, 2, port, text=STARTS) for r in (0, 1)])
+    ):
+        assert (status, err) == (0, "")
+        *refused, alone = out.splitlines()
+        assert alone == "1"
+        assert len(refused) == 2
+        for line in refused:
+            assert line.startswith("pycoll.errors.TransportError: process ")
+            assert f"has joined its job as rank {rank} of 2 and has started this process" in line
+
+
+def test_a_program_behind_wrappers():
+    """A process that has not joined may start one that does: a shell, another Python."""
+    inner = "import pycoll\npycoll.init(timeout=20).close()"
+    text = f"""
+import shlex, subprocess, sys
+command = shlex.join([sys.executable, "-c", {inner!r}])
+done = subprocess.run(["bash", "-c", f"time {{command}} && true"], stderr=subprocess.DEVNULL)
+sys.exit(done.returncode)
+"""
+    port = free_port()
+    for status, _, err in finish([start(r, 2, port, text=text) for r in (0, 1)]):
+        assert (status, err) == (0, "")
+
+
+class Board(dict):
+    """A store for the threads of one process."""
+
+    set, get = dict.__setitem__, dict.__getitem__
+
+    def check(self, keys):
+        return all(key in self for key in keys)
+
+
+def test_two_processes_come_as_one_rank():
+    board = Board()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(StoreMeeting(board, 1, 3, 20, "init").meet, "first")
+        while not board:
+            time.sleep(0.01)
+        second = pool.submit(StoreMeeting(board, 1, 3, 1, "init").meet, "second")
+        with pytest.raises(TransportError, match="another process has come as rank 1 of 3 to init"):
+            first.result(timeout=10)
+        with pytest.raises(CollTimeout, match="waited 1 s for ranks 0, 2"):
+            second.result(timeout=10)
 
 
 def test_settings_that_differ_are_an_error_on_all_ranks():
