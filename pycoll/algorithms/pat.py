@@ -38,7 +38,9 @@ def _turns(n: int, trees: int) -> list[tuple[int, range]]:
 def all_gather(rank, n, trees):
     """Blocks go down their trees, far ahead first.
 
-    Cost: log2 t + p / t - 1 rounds; (n - 1) / n * m bytes per rank, t blocks at most in a message.
+    With t trees at a time there are log2 t + p / t - 1 rounds, and t blocks at most in a message.
+
+    Cost: n - 1 rounds; (n - 1) / n * m bytes per rank.
     Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale",
     arXiv:2506.20252, 2025.
     """
@@ -77,7 +79,9 @@ def _children(n: int, place: int) -> list[int]:
 def reduce_scatter(rank, n, trees):
     """Partial sums come up the trees, near ones first; a rank adds those of all children at once.
 
-    Cost: log2 t + p / (2 t) rounds; (n - 1) / n * m bytes per rank.
+    With t trees at a time there are log2 t + p / (2 t) rounds.
+
+    Cost: ceil((n - 1) / 2) rounds; (n - 1) / n * m bytes per rank.
     Source: Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale",
     arXiv:2506.20252, 2025.
     """

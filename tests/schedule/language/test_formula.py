@@ -6,13 +6,14 @@ from fractions import Fraction
 import pytest
 
 from pycoll.algorithms import ALGORITHMS, find
+from pycoll.algorithms.locality.grid import grid
 from pycoll.errors import ScheduleError
 from pycoll.schedule.cost.cost import cost
 from pycoll.schedule.ir import IN, OUT, algorithm, at, fold
 from pycoll.schedule.language.formula import evaluate, stated
 
 EVERY = [pytest.param(a, id=f"{a.collective}-{a.name}") for a in ALGORITHMS]
-PROSE = ("hierarchical", "hierarchical_tree", "hierarchical_ring")  # cost that of their parts
+PROSE = ("hierarchical", "hierarchical_tree", "hierarchical_ring", "bucket")  # that of their parts
 
 
 def limits(algorithm, n, k=1):
@@ -58,6 +59,25 @@ def test_every_algorithm_names_its_source(entry):
 def test_prose_is_no_formula(name):
     with pytest.raises(ScheduleError, match="formula"):
         limits(find("all_reduce", name), 4)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 6, 7, 12, 16, 32])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_buckets_cost_what_their_rings_do(n, axes):
+    spent = cost(find("all_reduce", "bucket").schedule(n, axes=axes))
+    assert spent.rounds == 2 * sum(length - 1 for length in grid(n, axes))
+    assert spent.per_rank == Fraction(2 * (n - 1), n)
+
+
+@pytest.mark.parametrize(("n", "trees"), [(8, 1), (8, 2), (16, 4), (32, 8), (13, 2)])
+def test_trees_of_pat(n, trees):
+    p, levels = 1 << (n - 1).bit_length(), trees.bit_length() - 1
+    gathered = cost(find("all_gather", "pat").schedule(n, trees=trees))
+    summed = cost(find("reduce_scatter", "pat").schedule(n, trees=trees))
+    assert gathered.rounds <= levels + p // trees - 1
+    assert summed.rounds <= levels + p // (2 * trees)
+    if n == p:
+        assert gathered.rounds == levels + p // trees - 1
 
 
 def test_formulas():
