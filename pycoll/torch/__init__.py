@@ -7,8 +7,6 @@ listed in docs/torch.md.
 
 from __future__ import annotations
 
-import torch  # noqa: F401 - before the rest, which it imports by an entry point
-
 from pycoll.torch.backend.group import ProcessGroupPycoll
 from pycoll.torch.backend.options import Options
 from pycoll.torch.backend.register import NAME, make_default, register

@@ -35,20 +35,19 @@ class Measured:
 def measured(comm: Communicator, work: Workload, layout: Layout, precision: str) -> Measured:
     """Train a few steps as a layout says, on tokens that are all alike."""
     axes = {axis: size for axis, size in layout.mesh.items() if layout.schedule or axis != "pp"}
-    mesh = Mesh(comm, **axes)
-    split = mesh.tp if layout.mesh["tp"] > 1 else None
+    make = Pipeline if layout.schedule else DataParallel
     sizes = (work.hidden, work.heads, work.layers, work.vocabulary, work.sequence)
-    model = GPT(TransformerConfig(*sizes, comm=split), seed=0)
-    engine = (Pipeline if layout.schedule else DataParallel)(
-        model, model.loss(), mesh, precision=precision, **layout.arguments
-    )
     tokens = np.ones((layout.micro_batch, work.sequence), int)
     batch, seconds, peak = [(tokens, tokens)] * layout.micro_batches, [], 0
-    for _ in range(1 + _TIMES):
-        comm.barrier()
-        started = time.perf_counter()
-        peak = max(peak, engine.step(batch).peak_bytes)
-        seconds.append(time.perf_counter() - started)
+    with Mesh(comm, **axes) as mesh:
+        split = mesh.tp if layout.mesh["tp"] > 1 else None
+        model = GPT(TransformerConfig(*sizes, comm=split), seed=0)
+        with make(model, model.loss(), mesh, precision=precision, **layout.arguments) as engine:
+            for _ in range(1 + _TIMES):
+                comm.barrier()
+                started = time.perf_counter()
+                peak = max(peak, engine.step(batch).peak_bytes)
+                seconds.append(time.perf_counter() - started)
     own = np.array([statistics.median(seconds[1:]), peak], float)
     slowest = comm.all_reduce(own, op="max")
     return Measured(float(slowest[0]), int(slowest[1]))
@@ -57,10 +56,10 @@ def measured(comm: Communicator, work: Workload, layout: Layout, precision: str)
 def speed(comm: Communicator, work: Workload, precision: str) -> float:
     """Return the operations per second of a rank while all ranks compute, by steps of one layer."""
     one = replace(work, layers=1)
-    alone = comm.split(color=comm.rank)
     layout = Layout({"dp": 1, "pp": 1, "tp": 1}, 1, 1, 0, "none", None)
-    comm.barrier()
-    took = measured(alone, one, layout, precision).seconds
+    with comm.split(color=comm.rank) as alone:
+        comm.barrier()
+        took = measured(alone, one, layout, precision).seconds
     slowest = float(comm.all_reduce(np.array([took]), op="max")[0])
     return 3 * (one.layer_flops() + one.logits_flops()) / slowest
 

@@ -20,7 +20,7 @@ from pycoll.errors import ArgumentError, CollError, MismatchError
 from pycoll.runtime.arrays.host_arrays import ArrayView, check_output
 from pycoll.runtime.calls.messages import MessageWork
 from pycoll.runtime.calls.work import Work
-from pycoll.runtime.sessions.p2p import ANY_TAG
+from pycoll.runtime.sessions.p2p import ANY_TAG, one_way
 from pycoll.runtime.sessions.session import Session
 
 _ANY = -1
@@ -127,9 +127,7 @@ class DeviceMessages:
     ) -> int | None:
         """See `pycoll.Communicator.sendrecv`."""
         if dst is None or src is None:
-            if dst is not None:
-                self.send(x, dst, tags[0], timeout)
-            return None if src is None else self.recv(out, src, tags[1], timeout)
+            return one_way(self, x, dst, out, src, tags, timeout)
         sent = self._send(x, dst, tags[0], timeout, False, self._target(out))
         source = self.recv(out, src, tags[1], timeout)
         sent.wait(timeout, stream=self._stream)

@@ -35,7 +35,7 @@ class StepTime:
         compute: Of both passes.
         exposed: From the end of the backward pass to the last sum of gradients.
         reducing: Of all sums; what is not exposed is hidden behind the backward pass.
-        waiting: For the rank that loses most, beyond what each rank loses itself.time.
+        waiting: For the rank that loses most, beyond what a rank loses on average.
     """
 
     compute: float

@@ -64,9 +64,7 @@ class TaggedMessages:
     ) -> int | None:
         """See `pycoll.Communicator.sendrecv`."""
         if dst is None or src is None:
-            if dst is not None:
-                self.send(x, dst, tags[0], timeout)
-            return None if src is None else self.recv(out, src, tags[1], timeout)
+            return one_way(self, x, dst, out, src, tags, timeout)
         x, *message = self._to_send(x, dst, tags[0])
         coming, limit = self._to_receive(out, src, tags[1]), self._limit(timeout)
         if _C.address(x) == coming[0]:
@@ -202,6 +200,21 @@ class TaggedMessages:
         if not _is_integer(tag) or not 0 <= tag <= _MAX_TAG:
             raise ArgumentError(f"tag={tag!r}; accepted: 0 to {_MAX_TAG}")
         return int(tag)
+
+
+def one_way(
+    ends: Any,
+    x: Any,
+    dst: int | None,
+    out: Any,
+    src: int | None,
+    tags: tuple[int, int],
+    timeout: float | None,
+) -> int | None:
+    """Do what is left of a `sendrecv` to nobody, or from nobody."""
+    if dst is not None:
+        ends.send(x, dst, tags[0], timeout)
+    return None if src is None else ends.recv(out, src, tags[1], timeout)
 
 
 def _remember(x: Any, code: int) -> None:

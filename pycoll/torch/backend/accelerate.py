@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -21,14 +22,16 @@ def offer_to_accelerate(name: str) -> None:
     """
 
     def change(state: ModuleType) -> None:
-        plain = state.PartialState._prepare_backend
+        plain = getattr(getattr(state, "PartialState", None), "_prepare_backend", None)
+        if plain is None:  # another version: it stays as it is
+            return
+        arguments = inspect.signature(plain)
 
         @functools.wraps(plain)
-        def prepare(
-            self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
-        ) -> Any:
-            found, how = plain(self, cpu, sagemaker_dp, backend)
-            return (name if backend == name and found == "gloo" else found), how
+        def prepare(*args: Any, **options: Any) -> Any:
+            found = plain(*args, **options)
+            asked = arguments.bind(*args, **options).arguments.get("backend")
+            return (name, *found[1:]) if asked == name and found[0] == "gloo" else found
 
         state.PartialState._prepare_backend = prepare
 

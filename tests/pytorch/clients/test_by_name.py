@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import types
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import pycoll.torch  # noqa: E402
+from pycoll.torch.backend.accelerate import offer_to_accelerate  # noqa: E402
 from torchrun_ranks import load, on_torchrun  # noqa: E402
 
 TREE = Path(__file__).resolve().parents[3]
@@ -182,3 +184,22 @@ def test_import_torch_survives_a_pycoll_that_is_broken(tmp_path):
     done = import_torch(tmp_path, code)
     assert done.stdout == "tensor([1.])\n", done.stderr
     assert "torch.distributed does not get the backend pycoll: " in done.stderr
+
+
+def test_other_versions_of_accelerate(monkeypatch):
+    """One with more arguments gets the name; one without the method stays as it is."""
+
+    class PartialState:
+        def _prepare_backend(self, cpu=False, sagemaker_dp=False, backend=None, more=0):
+            return "gloo", more
+
+    state = types.ModuleType("accelerate.state")
+    monkeypatch.setitem(sys.modules, "accelerate.state", state)
+    offer_to_accelerate("pycoll")
+    assert not hasattr(state, "PartialState")
+    state.PartialState = PartialState
+    offer_to_accelerate("pycoll")
+    prepare = PartialState()._prepare_backend
+    assert prepare(True, False, "pycoll", more=3) == ("pycoll", 3)
+    assert prepare(cpu=True, backend="mpi") == ("gloo", 0)
+    assert prepare() == ("gloo", 0)
