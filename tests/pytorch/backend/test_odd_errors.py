@@ -70,9 +70,9 @@ def test_an_error_between_two_calls_ends_the_group(monkeypatch):
     """The peers wait in the second one, of which this rank knows nothing."""
 
     def body(rank, n):
-        xs = [torch.ones(3), torch.ones(4)]
+        xs = [torch.ones(20_000), torch.ones(30_000)]  # too large to share a call
         if rank == 0:
-            monkeypatch.setattr("pycoll.torch.operations.collectives.store", fails)
+            monkeypatch.setattr("pycoll.torch.operations.packing.store", fails)
         text = expect(lambda: dist.all_reduce_coalesced(xs))
         monkeypatch.undo()
         return text, expect(lambda: dist.all_reduce(xs[0]))
