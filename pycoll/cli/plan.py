@@ -13,7 +13,7 @@ from pycoll.cli.common.text import show_time, table
 from pycoll.cli.measure import plan_steps
 from pycoll.cli.run import main_of_pycoll
 from pycoll.errors import ArgumentError
-from pycoll.parallel.analysis.planner import CHOICES, Prediction, plan
+from pycoll.parallel.analysis.planner import CHOICES, Prediction, check_fixed, plan
 from pycoll.parallel.analysis.workload import Workload, workload
 from pycoll.parallel.precision import RECIPES
 from pycoll.runtime.startup.mpi import under_launcher
@@ -48,6 +48,7 @@ def main(args: argparse.Namespace) -> int:
     """Print the meshes, fastest first."""
     if args.json is not None:
         check_writable("--json", args.json)
+    check_fixed(dict(map(_chosen, args.fix)))
     if args.measure:
         return _measure(args) if under_launcher() else main_of_pycoll(args.ranks, _words(args))
     work = workload(args.model)

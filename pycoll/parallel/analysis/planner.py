@@ -108,6 +108,16 @@ class Prediction:
         return self.states.peak + self.activations
 
 
+def check_fixed(fixed: Mapping[str, Any]) -> None:
+    """Refuse names that nothing can be fixed by.
+
+    Raises:
+        ArgumentError: With those that are known.
+    """
+    if odd := sorted(fixed.keys() - set(CHOICES)):
+        raise ArgumentError(f"fixed: there is no {odd[0]!r} to fix; known: {', '.join(CHOICES)}")
+
+
 def plan(
     model: Workload | Mapping[str, Any] | str,
     ranks: int,
@@ -204,15 +214,11 @@ class _Planner:
         if schedule is None:
             return True
         chosen = find(schedule)
-        if m < max(pp, chosen.least(pp)) or pp * chosen.chunks > self.work.layers:
-            return False
-        return True
+        return m >= max(pp, chosen.least(pp)) and pp * chosen.chunks <= self.work.layers
 
     def fitting(self, memory: float, top: int, fixed: Mapping[str, Any]) -> dict[Any, Prediction]:
         """Return the fastest layout that fits of each of the fastest meshes, by its sizes."""
-        if odd := fixed.keys() - set(CHOICES):
-            known = ", ".join(CHOICES)
-            raise ArgumentError(f"fixed: there is no {odd.pop()!r} to fix; known: {known}")
+        check_fixed(fixed)
         layouts = [(i, x) for i, x in self.layouts() if fixed.items() <= x.choices.items()]
         timed = [(sum(self.parts(each)[0].values()), i, each) for i, each in layouts]
         found: dict[tuple[int, ...], Prediction] = {}
