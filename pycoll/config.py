@@ -16,6 +16,7 @@ VERSION = "0.1.0"
 _T = TypeVar("_T")
 TRANSPORTS = ("auto", "mpi")
 SINGLE_COPY = ("auto", "off")
+SYMMETRIC = ("off", "numpy")
 DEVICE_TRANSPORTS = ("auto", "cuda", "nccl")
 DEVICE_MEMORY = ("auto", "ipc")
 FOREVER_S = (
@@ -45,6 +46,9 @@ class Config:
         single_copy: ``auto``: ranks of one host read large private arrays of each other through the
             kernel where that is faster than through shared memory; ``off``: they never do
             (``PYCOLL_SINGLE_COPY``).
+        symmetric: ``numpy``: arrays of 16 KiB or more that NumPy makes are put into the symmetric
+            heap, as far as it has room, and large calls work on them there; ``off``: only those
+            that ask for it (``PYCOLL_SYMMETRIC``, where 1 is ``numpy`` and 0 is ``off``).
         device_transport: For arrays on CUDA devices: ``cuda`` (peer memory, one host), ``nccl``, or
             ``auto``: peer memory where ranks share a host (``PYCOLL_DEVICE_TRANSPORT``).
         device_heap_bytes: Capacity of a rank's part of the symmetric device heap, taken when the
@@ -70,6 +74,7 @@ class Config:
     transport: str = "auto"
     tuning: str = field(default="auto", repr=False)
     single_copy: str = "auto"
+    symmetric: str = "off"
     device_transport: str = "auto"
     device_heap_bytes: int = 1 << 30
     device_memory: str = field(default="auto", repr=False)
@@ -101,6 +106,7 @@ class Config:
         choices = {
             "transport": TRANSPORTS,
             "single_copy": SINGLE_COPY,
+            "symmetric": SYMMETRIC,
             "device_transport": DEVICE_TRANSPORTS,
             "device_memory": DEVICE_MEMORY,
         }
@@ -255,6 +261,10 @@ def _parse_switch(text: str) -> bool:
     return bool(("0", "1").index(text))
 
 
+def _parse_symmetric(text: str) -> str:
+    return {"0": "off", "1": "numpy"}.get(text, text)
+
+
 # Field of `Config`, variable that sets it, and how its text is read.
 _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("timeout_s", "PYCOLL_TIMEOUT", float),
@@ -263,6 +273,7 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("transport", "PYCOLL_TRANSPORT", str),
     ("tuning", "PYCOLL_TUNING", str),
     ("single_copy", "PYCOLL_SINGLE_COPY", str),
+    ("symmetric", "PYCOLL_SYMMETRIC", _parse_symmetric),
     ("device_transport", "PYCOLL_DEVICE_TRANSPORT", str),
     ("device_heap_bytes", "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes),
     ("device_memory", "PYCOLL_DEVICE_MEMORY", str),

@@ -34,18 +34,18 @@ def init(
     device_transport: str | None = None,
     device_heap_bytes: int | None = None,
     single_copy: str | None = None,
+    symmetric: str | None = None,
     tuning: str | os.PathLike[str] | None = None,
 ) -> Communicator:
     """Join the job of this process and return its communicator.
 
-    Under ``pycoll run -n N``, an MPI launcher, torchrun or Slurm there are N ranks; a process
-    started alone is a world of one rank. With several ranks this is a collective of all of them. In
-    a job of ``pycoll run --elastic`` a process that is started later comes into the communicator
-    that the others make by `Communicator.grow`. Settings that are left out come from the
-    environment, such as ``PYCOLL_HEAP_BYTES=64G``, or are the defaults.
+    Under ``pycoll run -n N``, an MPI launcher, torchrun or Slurm there are N ranks, and this is a
+    collective of them; a process started alone is a world of one rank. Where ranks are elastic,
+    newcomers come in by `Communicator.grow`. What is left out comes from ``PYCOLL_HEAP_BYTES=64G``
+    and the like in the environment.
 
     While that communicator is open, another call returns another object for it, and is no
-    collective: so a program and its libraries can all call it. It closes with the last of them, or
+    collective: a program and its libraries can all call it. It closes with the last of them, or
     when an exception leaves a ``with``. `Communicator.dup` gives traffic of one's own.
 
     Args:
@@ -56,13 +56,12 @@ def init(
         device_transport: For arrays on CUDA devices: ``cuda``, ``nccl`` or ``auto``.
         device_heap_bytes: Capacity of this rank's symmetric device heap, 1 GiB by default.
         single_copy: ``auto`` or ``off``: whether ranks may read each other's ordinary arrays.
-        tuning: Measured times that choose algorithms: ``auto`` (what ``pycoll tune`` has written
-            for this user, if anything), ``off``, or the path of a table; rank 0's counts for all.
+        symmetric: ``off``, or ``numpy``: NumPy's arrays go to symmetric memory; docs/memory.md.
+        tuning: Rank 0's table of measured times: ``auto`` (of ``pycoll tune``), ``off``, or a path.
 
     Raises:
         TransportError, PeerLeft: If the process, or another rank, cannot join; says why.
-        ArgumentError: If a setting or a variable of the environment has no usable value, or not
-            that with which this process has joined before.
+        ArgumentError: If a setting has no usable value, or is not that of others, or of before.
     """
     session = _session(
         timeout_s=timeout,
@@ -72,6 +71,7 @@ def init(
         device_transport=device_transport,
         device_heap_bytes=device_heap_bytes,
         single_copy=single_copy,
+        symmetric=symmetric,
         tuning=tuning,
     )
     return Communicator(session)

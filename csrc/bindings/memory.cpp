@@ -61,40 +61,57 @@ struct Handler {
   } allocator;
 };
 
-// A child made by fork gets ordinary memory. Null makes NumPy raise MemoryError.
-void* handler_malloc(void* context, size_t nbytes) {
-  auto* source = static_cast<Source*>(context);
-  if (!source->heap->is_owner()) return std::malloc(nbytes);
+// Where NumPy's arrays come from: the heap, and ordinary memory for what is smaller than `least`
+// bytes and for a child made by fork. With a `least` the heap is no must: what it has no room for
+// is ordinary, too. Without one NumPy raises MemoryError.
+struct NumpySource {
+  Source in;
+  uint64_t least;
+  const Handler::Allocator& ordinary;
+};
+
+void* take(NumpySource& source, uint64_t nbytes, bool* zeroed) {
+  if (nbytes < source.least || !source.in.heap->is_owner()) return nullptr;
   try {
-    return source->pool.alloc(nbytes);
+    return source.in.pool.alloc(nbytes, zeroed);
   } catch (const std::exception&) {
     return nullptr;
   }
+}
+
+bool may_be_ordinary(const NumpySource& source) {
+  return source.least > 0 || !source.in.heap->is_owner();
+}
+
+void* handler_malloc(void* context, size_t nbytes) {
+  auto& source = *static_cast<NumpySource*>(context);
+  void* data = take(source, nbytes, nullptr);
+  if (data != nullptr || !may_be_ordinary(source)) return data;
+  return source.ordinary.malloc(source.ordinary.context, nbytes);
 }
 
 void* handler_calloc(void* context, size_t count, size_t nbytes) {
-  auto* source = static_cast<Source*>(context);
-  if (!source->heap->is_owner()) return std::calloc(count, nbytes);
-  try {
-    bool zeroed = false;
-    void* data = source->pool.alloc(count * nbytes, &zeroed);
-    return zeroed ? data : std::memset(data, 0, count * nbytes);
-  } catch (const std::exception&) {
-    return nullptr;
-  }
+  auto& source = *static_cast<NumpySource*>(context);
+  bool zeroed = false;
+  void* data = take(source, count * nbytes, &zeroed);
+  if (data != nullptr) return zeroed ? data : std::memset(data, 0, count * nbytes);
+  if (!may_be_ordinary(source)) return nullptr;
+  return source.ordinary.calloc(source.ordinary.context, count, nbytes);
 }
 
-void handler_free(void* context, void* data, size_t) {
-  auto* source = static_cast<Source*>(context);
-  if (!source->heap->contains(data, 1)) return std::free(data);
-  source->pool.free(data);
+void handler_free(void* context, void* data, size_t nbytes) {
+  auto& source = *static_cast<NumpySource*>(context);
+  if (!source.in.heap->contains(data, 1))
+    return source.ordinary.free(source.ordinary.context, data, nbytes);
+  source.in.pool.free(data);
 }
 
 void* handler_realloc(void* context, void* data, size_t nbytes) {
-  auto* source = static_cast<Source*>(context);
+  auto& source = *static_cast<NumpySource*>(context);
   if (data == nullptr) return handler_malloc(context, nbytes);
-  if (!source->heap->contains(data, 1)) return std::realloc(data, nbytes);
-  const uint64_t had = source->pool.size_of(data);
+  if (!source.in.heap->contains(data, 1))
+    return source.ordinary.realloc(source.ordinary.context, data, nbytes);
+  const uint64_t had = source.in.pool.size_of(data);
   if (nbytes <= had && nbytes >= had / 2) return data;
   void* fresh = handler_malloc(context, nbytes);
   if (fresh == nullptr) return nullptr;
@@ -103,28 +120,8 @@ void* handler_realloc(void* context, void* data, size_t nbytes) {
   return fresh;
 }
 
-// What PyDataMem_SetHandler takes. The arrays made with it keep it, and so the heap, alive.
-py::capsule make_handler(const std::shared_ptr<Heap>& heap, uint32_t region) {
-  auto source = std::make_unique<Source>(Source{heap, heap->pool(region)});
-  auto handler = std::make_unique<Handler>(Handler{
-      "pycoll",
-      1,
-      {source.get(), handler_malloc, handler_calloc, handler_realloc, handler_free},
-  });
-  py::capsule made(handler.get(), "mem_handler", [](PyObject* capsule) {
-    auto* h = static_cast<Handler*>(PyCapsule_GetPointer(capsule, "mem_handler"));
-    delete static_cast<Source*>(h->allocator.context);
-    delete h;
-  });
-  source.release();
-  handler.release();
-  return made;
-}
-
-// Makes NumPy allocate through a handler in this context, and returns the one before.
-py::object set_handler(const py::object& handler) {
-  constexpr int kSetHandler = 304;  // its place in NumPy's table of functions, the same since 1.22
-  using SetHandler = PyObject* (*)(PyObject*);
+// NumPy's table of functions.
+void** numpy_api() {
   static void** const table = [] {
     const char* where = "numpy._core._multiarray_umath";
     try {
@@ -134,7 +131,39 @@ py::object set_handler(const py::object& handler) {
       return static_cast<void**>(py::capsule(py::module_::import(where).attr("_ARRAY_API")));
     }
   }();
-  PyObject* before = reinterpret_cast<SetHandler>(table[kSetHandler])(handler.ptr());
+  return table;
+}
+
+constexpr char kHandlerName[] = "mem_handler";
+
+// What PyDataMem_SetHandler takes. The arrays made with it keep it, and so the heap, alive.
+py::capsule make_handler(const std::shared_ptr<Heap>& heap, uint32_t region, uint64_t least) {
+  constexpr int kDefaultHandler = 306;  // its place in NumPy's table, the same since 1.22
+  auto* const own = *static_cast<PyObject**>(numpy_api()[kDefaultHandler]);
+  const auto* ordinary = static_cast<const Handler*>(PyCapsule_GetPointer(own, kHandlerName));
+  if (ordinary == nullptr) throw py::error_already_set();
+  auto source = std::make_unique<NumpySource>(
+      NumpySource{{heap, heap->pool(region)}, least, ordinary->allocator});
+  auto handler = std::make_unique<Handler>(Handler{
+      "pycoll",
+      1,
+      {source.get(), handler_malloc, handler_calloc, handler_realloc, handler_free},
+  });
+  py::capsule made(handler.get(), kHandlerName, [](PyObject* capsule) {
+    auto* h = static_cast<Handler*>(PyCapsule_GetPointer(capsule, kHandlerName));
+    delete static_cast<NumpySource*>(h->allocator.context);
+    delete h;
+  });
+  source.release();
+  handler.release();
+  return made;
+}
+
+// Makes NumPy allocate through a handler in this context, and returns the one before.
+py::object set_handler(const py::object& handler) {
+  constexpr int kSetHandler = 304;
+  using SetHandler = PyObject* (*)(PyObject*);
+  PyObject* before = reinterpret_cast<SetHandler>(numpy_api()[kSetHandler])(handler.ptr());
   if (before == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(before);
 }
@@ -153,7 +182,7 @@ void bind_memory(py::module_& m) {
                             uint64_t nbytes) { return h.is_aliased(pointer(p), nbytes); })
       .def("alias_below", &Heap::alias_below)
       .def("empty", &heap_empty, "region"_a, "shape"_a, "dtype"_a, "zero"_a = false)
-      .def("numpy_handler", &make_handler, "region"_a)
+      .def("numpy_handler", &make_handler, "region"_a, "least"_a = 0)
       .def("usage", [](Heap& h, uint32_t region) {
         return py::make_tuple(h.pool(region).used_bytes(), h.pool(region).kept_bytes());
       });

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from pycoll.runtime.arrays.layouts import Detour, RegisteredPart
 from pycoll.runtime.sessions.reports import raising
 
 _MOST_AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32  # of a NumPy array
+AUTOMATIC_BYTES = 16 << 10  # the least for which it is worth while, see docs/memory.md
 _Registered = tuple[int, _C.Registration, Any]  # past the last byte; what keeps the memory
 
 
@@ -71,6 +72,24 @@ class Memory:
             yield
         finally:
             _C.set_numpy_handler(before)
+
+    def serve_numpy(self) -> Callable[[], None]:
+        """Put arrays of `AUTOMATIC_BYTES` or more that NumPy makes from now on into the heap.
+
+        That is in this thread or asyncio task. What the heap has no room for is ordinary.
+
+        Returns:
+            What ends it.
+        """
+        handler = self.heap.numpy_handler(self.region, AUTOMATIC_BYTES)
+        before = _C.set_numpy_handler(handler)
+
+        def end() -> None:
+            current = _C.set_numpy_handler(before)
+            if current is not handler:  # somebody else's, or in another thread
+                _C.set_numpy_handler(current)
+
+        return end
 
     def register(self, x: Any) -> None:
         """See `pycoll.Communicator.register`."""
@@ -197,6 +216,14 @@ class Memory:
             return None
         return Detour(self.empty(v.array.shape, v.array.dtype), v.array)
 
+    def within_reach(self, v: ArrayView) -> ArrayView:
+        """Return an array, or a copy of it, where peers can read it."""
+        if self.holds(v):
+            return v
+        copy = self.empty(v.array.shape, v.array.dtype)
+        copy[...] = v.array
+        return v._replace(array=copy, apart=True)
+
     def has(self, v: ArrayView) -> bool:
         """Whether an array lies in the heap as it was made there."""
         return self.heap.contains(*_stretch(v))
@@ -248,6 +275,10 @@ class PlainMemory(Memory):
     def allocating(self) -> AbstractContextManager[None]:
         """Change nothing."""
         return nullcontext()
+
+    def serve_numpy(self) -> Callable[[], None]:
+        """Change nothing."""
+        return lambda: None
 
     def register(self, x: Any) -> None:
         """Leave the array where it is."""

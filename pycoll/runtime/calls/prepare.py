@@ -5,7 +5,7 @@ Everything that can be wrong with the arguments is found here, before anything r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from pycoll.runtime.arrays.host_arrays import (
 )
 from pycoll.runtime.arrays.layouts import RESULT_SHAPE, Detour, RegisteredPart, Shape
 from pycoll.runtime.arrays.neutral import fill_with_neutral
-from pycoll.runtime.arrays.symmetric_memory import Memory
+from pycoll.runtime.arrays.symmetric_memory import AUTOMATIC_BYTES, Memory
 from pycoll.runtime.calls.plans import CallSpec, PlanCache
 from pycoll.runtime.calls.prepared import CallRequest, Prepared, call_spec
 from pycoll.runtime.selection.select import Choice, select
@@ -66,6 +66,8 @@ class Caller:
 
     plans: PlanCache  # its plan cache, which knows rank and world size
     memory: Memory  # this rank's part of the symmetric heap
+    # Arrays of a call count as symmetric by their size, wherever they lie: `Config.symmetric`.
+    by_size: bool = field(default=False, kw_only=True)
 
     def prepare(self, request: CallRequest, x: Any, out: Any) -> Prepared:
         """Check the arguments and choose and bind a plan.
@@ -199,7 +201,13 @@ class Caller:
         typed: ArrayView,
         result: Any,
     ) -> Prepared:
-        held = self.memory.holds(typed), target is not None and self.memory.holds(target)
+        if self.by_size:
+            large = self._is_large(request.kind, typed)
+            held = large, large
+            if large and source is not None and request.kind in DIRECT_KINDS:
+                source = typed = self.memory.within_reach(source)
+        else:
+            held = self.memory.holds(typed), target is not None and self.memory.holds(target)
         direct, input_only = reached(request.kind, *held)
         input_only = input_only and self.memory.has(typed)
         reach = {"direct": direct, "input_only": input_only}
@@ -220,6 +228,11 @@ class Caller:
         if choice.direct and not input_only:
             self._work_in_heap(prepared, target, *parts)
         return prepared
+
+    def _is_large(self, kind: Kind, x: ArrayView) -> bool:
+        """Whether NumPy puts both arrays of a call into the heap; the same on every rank."""
+        shrinks = kind == Kind.REDUCE_SCATTER
+        return x.array.nbytes // (self.plans.world_size if shrinks else 1) >= AUTOMATIC_BYTES
 
     def _bound(
         self,

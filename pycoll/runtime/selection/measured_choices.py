@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pycoll.config import Config, tuning_path
+from pycoll.config import SYMMETRIC, Config, tuning_path
 from pycoll.errors import ArgumentError
 from pycoll.runtime.calls.prepared import CallRequest
 from pycoll.runtime.selection.tuning_table import Tuning, fingerprint
@@ -22,12 +22,14 @@ _AGAIN = "measure again with `pycoll tune`"
 def agree(session: Session) -> Session:
     """Give a new session what chooses its algorithms; a collective of its ranks.
 
-    That is the table of rank 0, if there is one, and how many cores the ranks of a host share. Only
+    That is the table of rank 0, if there is one, and how many cores the ranks of a host share; from
+    then on NumPy's arrays are symmetric, if the settings say so. Only
     rank 0 looks for a file, as its own settings say; all others get what it has read, so the ranks
     cannot differ.
 
     Raises:
-        ArgumentError: On every rank, if rank 0 was given a table that cannot be used.
+        ArgumentError: On every rank, if rank 0 was given a table that cannot be used, or settings
+            differ.
     """
     found = ""
     if session.rank == 0:
@@ -40,21 +42,39 @@ def agree(session: Session) -> Session:
     if found.startswith("!"):
         session.close()
         raise ArgumentError(found[1:])
-    session.use(Tuning.parse(found) if found else None, _cores(session))
+    try:
+        cores = _cores(session)
+    except ArgumentError:
+        session.close()
+        raise
+    session.use(Tuning.parse(found) if found else None, cores)
+    if session.config.symmetric == "numpy":
+        session.end_numpy = session.memory.serve_numpy()
     return session
 
 
 def _cores(session: Session) -> int:
-    """Return how many cores the ranks of this host may use together, the same on each of them."""
+    """Return how many cores the ranks of this host may use together, the same on each of them.
+
+    Raises:
+        ArgumentError: On every rank, if NumPy's arrays are to be symmetric on some of them only.
+    """
     if session.plans.messages:
         job = session.job
         here = job.hosts[session.members[session.rank]]
         mates = [card for card, host in zip(job.cards, job.hosts, strict=True) if host == here]
         return fewest_cores(mates, [here] * len(mates))
-    mask = np.frombuffer(own_cores().to_bytes(_MASK_BYTES, "little"), np.uint64).copy()
+    mask = np.frombuffer(own_cores().to_bytes(_MASK_BYTES, "little"), np.uint64)
+    own = session.config.symmetric
+    words = np.append(mask, np.uint64(1 << SYMMETRIC.index(own)))
     if session.world_size > 1:
-        _run(session, Kind.ALL_REDUCE, mask, "or")
-    return number_of_cores(int.from_bytes(mask.tobytes(), "little"))
+        _run(session, Kind.ALL_REDUCE, words, "or")
+    if words[-1] & (words[-1] - np.uint64(1)):
+        raise ArgumentError(
+            f"symmetric={own!r} on rank {session.rank} and something else on others: set it, or "
+            "PYCOLL_SYMMETRIC, alike on all ranks"
+        )
+    return number_of_cores(int.from_bytes(words[:-1].tobytes(), "little"))
 
 
 def _run(session: Session, kind: Kind, array: np.ndarray, op: str = "sum") -> None:

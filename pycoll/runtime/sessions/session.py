@@ -67,7 +67,8 @@ class Session(TaggedMessages):
             _C.Engine, control, memory.heap, rank, timeout_s=config.timeout_s, threads=threads
         )
         reads = config.single_copy == "auto"
-        caller = Caller(PlanCache(engine, rank, world_size, single_copy=reads), memory)
+        plans = PlanCache(engine, rank, world_size, single_copy=reads)
+        caller = Caller(plans, memory, by_size=config.symmetric == "numpy")
         self.offers = _C.Offers.WANTED if reads and not threads else _C.Offers.NEVER
         boxes = _C.Mailboxes(engine, offers=self.offers)
         self._open(rank, world_size, config, engine, boxes, caller)
@@ -81,6 +82,7 @@ class Session(TaggedMessages):
     transport = "shared memory"
     closed_because = "this communicator has been closed"
     for_users = False  # a communicator's: it stays open while the program's exit handlers run
+    end_numpy: Any = staticmethod(lambda: None)  # ends that NumPy's arrays come from `memory`
     link: Any = None  # to the launcher of a job to which ranks can be added
     epoch = 0  # number of the communicator among those that grow has made for the job
     can_shrink = False  # a communicator can go on without ranks that died or left
@@ -393,5 +395,6 @@ class Session(TaggedMessages):
             self.control = self.sites = None
             atexit.unregister(self._at_exit)
             self.kept.clear()
+            self.end_numpy()
             if self.observer is not None:
                 self.observer.ended()
