@@ -80,6 +80,52 @@ void times_that_change() {
   }
 }
 
+// Arrays come to lie elsewhere, or are used in place: both ways take another time, and the faster
+// one becomes the slower. Eight calls later all ranks know, if their calls take another time.
+void calls_that_become_others() {
+  struct Work {
+    uint64_t staged_ns, read_ns;
+  };
+  const std::vector<Work> works = {{400'000, 360'000},
+                                   {150'000, 240'000},
+                                   {900'000, 600'000},
+                                   {50'000, 80'000},
+                                   {90'000, 60'000}};
+  for (const int calls : {40, 41, 150, 1'000, 5'000}) {
+    std::vector<Rank> ranks(2);
+    for (size_t round = 0; round < 4 * works.size(); ++round) {
+      const Work& work = works[round % works.size()];
+      for (Rank& rank : ranks) rank.staged_ns = work.staged_ns, rank.read_ns = work.read_ns;
+      const bool best = work.read_ns < work.staged_ns;
+      int wrong = 0, in_a_row = 0, most = 0;
+      for (int i = 0; i < calls; ++i) {
+        in_a_row = call(ranks) == best ? 0 : in_a_row + 1;
+        wrong += in_a_row > 0;
+        most = std::max(most, in_a_row);
+      }
+      expect(most <= 8, "after ", calls, " calls the slower way is taken ", most,
+             " times in a row");
+      expect(wrong <= 8 + 3 * 5 + calls / 40, wrong, " of ", calls, " calls take the slower way");
+    }
+  }
+}
+
+// Times that vary by a fifth around a mean, and now and then by more, are no news.
+void times_that_vary() {
+  std::vector<Rank> ranks(2);
+  uint32_t seed = 1;
+  const auto drawn = [&](uint64_t ns) {
+    seed = seed * 1'664'525 + 1'013'904'223;
+    return ns * (80 + (seed >> 16) % 40 + ((seed >> 8) % 16 == 0 ? 200 : 0)) / 100;
+  };
+  int reads = 0;
+  for (int i = 0; i < 10'000; ++i) {
+    for (Rank& rank : ranks) rank.staged_ns = drawn(150'000), rank.read_ns = drawn(100'000);
+    reads += call(ranks);
+  }
+  expect(reads > 9'600, "10000 calls, of which ", reads, " take the faster way");
+}
+
 void interrupts() {
   std::vector<Rank> ranks(2, Rank{{}, true, 50'000, 20'000});
   reads_of(ranks, 128);
@@ -147,6 +193,8 @@ int main() {
                   {"the busiest rank decides", the_busiest_rank_decides},
                   {"one rank cannot", one_rank_cannot},
                   {"times that change", times_that_change},
+                  {"calls that become others", calls_that_become_others},
+                  {"times that vary", times_that_vary},
                   {"interrupts", interrupts},
                   {"who waits for work has not waited for a rank to come",
                    who_waits_for_work_has_not_waited_for_a_rank_to_come}});
