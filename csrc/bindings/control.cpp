@@ -8,6 +8,7 @@
 #include "base/one_thread.h"
 #include "bindings/bindings.h"
 #include "bindings/owned_class.h"
+#include "bindings/sight.h"
 #include "engine/survivors.h"
 #include "memory/sight.h"
 
@@ -36,8 +37,7 @@ py::dict call_dict(const CallSight& call) {
   return out;
 }
 
-py::dict rank_dict(const ControlSegment& control, uint32_t rank, uint32_t calls) {
-  const RankSight sight = look_at(control, rank, calls);
+py::dict rank_dict(const RankSight& sight, uint32_t rank) {
   py::dict out;
   out["rank"] = rank;
   out["phase"] = static_cast<int>(sight.phase);
@@ -84,6 +84,14 @@ std::shared_ptr<Sight> sight_of(std::shared_ptr<const ControlSegment> control) {
   return std::make_shared<Sight>(Sight{std::move(control)});
 }
 
+struct BoardSight {
+  std::shared_ptr<const Board> board;
+};
+
+std::shared_ptr<BoardSight> board_sight_of(int fd) {
+  return std::make_shared<BoardSight>(BoardSight{Board::view(fd)});
+}
+
 void bind_sight(py::module_& m) {
   using namespace pybind11::literals;
   OwnedClass<Sight>(m, "Sight")
@@ -96,12 +104,47 @@ void bind_sight(py::module_& m) {
           "rank",
           [](const Sight& s, uint32_t rank, uint32_t calls) {
             if (rank >= s.control->geometry().world_size) throw py::index_error("no such rank");
-            return rank_dict(*s.control, rank, calls);
+            return rank_dict(look_at(*s.control, rank, calls), rank);
           },
           "rank"_a, "calls"_a = 1);
+  OwnedClass<BoardSight>(m, "BoardSight")
+      .def(py::init(&board_sight_of), "fd"_a)
+      .def_property_readonly("world_size",
+                             [](const BoardSight& s) { return s.board->world_size(); })
+      .def_property_readonly("rank", [](const BoardSight& s) { return s.board->rank(); })
+      .def_property_readonly("cookie", [](const BoardSight& s) { return s.board->cookie(); })
+      .def_property_readonly("inside", [](const BoardSight& s) { return s.board->inside(); })
+      .def(
+          "look",
+          [](const BoardSight& s, uint32_t calls) {
+            return rank_dict(look_at(*s.board, calls), s.board->rank());
+          },
+          "calls"_a = 1)
+      .def("links", [](const BoardSight& s) { return links_of(*s.board); });
 }
 
 }  // namespace
+
+py::dict links_of(const Board& board) {
+  py::dict out;
+  for (uint32_t peer = 0; peer < board.links(); ++peer) {
+    const Link& link = board.link(peer);
+    const uint64_t seen = link.seen_ns.load(std::memory_order_acquire);
+    if (seen == 0) continue;
+    py::dict one;
+    one["seen_ns"] = seen;
+    one["sent"] = link.sent.load();
+    one["received"] = link.received.load();
+    one["unacked"] = link.unacked.load();
+    one["busy_us"] = link.busy_us.load();
+    one["rtt_us"] = link.rtt_us.load();
+    one["retransmits"] = link.retransmits.load();
+    one["ack_age_ms"] = link.ack_age_ms.load();
+    one["retries"] = link.retries.load();
+    out[py::int_(peer)] = one;
+  }
+  return out;
+}
 
 void bind_control(py::module_& m) {
   using namespace pybind11::literals;

@@ -6,6 +6,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/owned_class.h"
+#include "bindings/sight.h"
 #include "p2p/mailbox.h"
 #include "p2p/postbox.h"
 #include "transports/messages/message_engine.h"
@@ -26,8 +27,8 @@ std::shared_ptr<MpiApi> make_mpi(std::string module, uintptr_t comm, uintptr_t b
 
 std::shared_ptr<MessageEngine> make_engine(std::shared_ptr<Transport> api, std::vector<int> members,
                                            uint32_t rank, uint32_t context, double timeout_s,
-                                           uint32_t ranks_on_host) {
-  const MessageOptions options{timeout_s, ranks_on_host, check_signals};
+                                           uint32_t ranks_on_host, uint64_t cookie) {
+  const MessageOptions options{timeout_s, ranks_on_host, cookie, check_signals};
   return std::make_shared<MessageEngine>(std::move(api), std::move(members), rank, context,
                                          options);
 }
@@ -81,6 +82,7 @@ void bind_two_level(py::module_& m) {
           [](TwoLevelEngine& e, const StagedCall& call, uintptr_t in, uintptr_t out, uint32_t site,
              double timeout_s) { e.run(call, pointer(in), pointer(out), site, timeout_s); },
           Release())
+      .def("trace", &TwoLevelEngine::trace, "trace"_a, Release())
       .def("queue", &TwoLevelEngine::queue)
       .def_property_readonly("failed_inside", &TwoLevelEngine::failed_inside);
 }
@@ -97,12 +99,17 @@ void bind_message_engine(py::module_& m) {
       .def(made<SocketApi, std::vector<int>, std::vector<std::string>, double>(), "sockets"_a,
            "names"_a, "silence_s"_a = SocketApi::kSilenceS)
       .def("close", &SocketApi::close, "patience_s"_a = 1.0, Release())
+      .def("links",
+           [](SocketApi& api) {
+             const auto board = api.board();
+             return board == nullptr ? py::dict() : links_of(*board);
+           })
       .def("forget", &SocketApi::forget);
   OwnedClass<MessageEngine> engine(m, "MessageEngine");
   add_engine_methods<MessageEngine>(m, engine);
   engine
       .def(py::init(&make_engine), "api"_a, "members"_a, "rank"_a, "context"_a, "timeout_s"_a,
-           "ranks_on_host"_a)
+           "ranks_on_host"_a, "cookie"_a = 0)
       .def(
           "bind_messages",
           [](const MessageEngine& e, std::shared_ptr<Plan> plan, uint64_t segment_bytes,
@@ -124,6 +131,7 @@ void bind_message_engine(py::module_& m) {
             return e.submit(std::move(call), pointer(in), pointer(out), site, timeout_s);
           },
           Release())
+      .def("trace", &MessageEngine::trace, "trace"_a, Release())
       .def("skip", &MessageEngine::skip, Release())
       .def("await_refusal", &MessageEngine::await_refusal, Release())
       .def("raise_on_all", &MessageEngine::raise_on_all, Release())

@@ -275,6 +275,12 @@ bool Engine::check_call(uint32_t peer, uint32_t position, Pulse pulse) {
   const uint64_t now = now_ns();
   if ((waiting_ & kNoted) == 0) {
     waiting_ |= kNoted;
+    if (traced_.wait_begin != 0 && (waiting_ & kTimed) == 0) {
+      // A tiny call does nothing but wait, since it began or since its last wait: two readings of
+      // the clock less, where no wait takes long.
+      traced_.peer = peer;
+      waiting_ |= kTimed;
+    }
     block_->waiting_position.store(position, kRelaxed);
     // Since when the call waits, as its time limit counts: maybe for another peer at first.
     if (deadline_ns_ == 0) block_->waiting_since_ns.store(now, kRelaxed);

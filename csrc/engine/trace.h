@@ -1,4 +1,7 @@
 // The calls of one rank, a record each, for as long as somebody asks for them.
+//
+// Records hold readings of the processor's counter, which costs a third of a reading of the clock.
+// Who takes them out gets nanoseconds: between two readings of both, ticks become time.
 #pragma once
 
 #include <atomic>
@@ -6,17 +9,19 @@
 #include <cstdint>
 #include <memory>
 
+#include "base/ticks.h"
+
 namespace pycoll {
 
 // One call. The layout is that of files of traces, see pycoll/observe/trace/files.py.
 struct TraceRecord {
   static constexpr uint16_t kNobody = 0xFFFF, kFailed = 0x8000;
-  uint64_t enter_ns;  // CLOCK_MONOTONIC
+  uint64_t enter;  // in ticks; once taken, CLOCK_MONOTONIC in ns, and so are the next
   uint64_t descriptor, count;
-  float total_ns, waited_ns;  // in the call; of that, for peers
-  uint32_t iteration;         // first of the call, modulo 2^32: the same on every rank
-  uint16_t site;              // its id; with kFailed added if the call raised
-  uint16_t awaited;           // the peer that was waited for longest, or kNobody
+  float total, waited;  // in the call; of that, for peers
+  uint32_t iteration;   // first of the call, modulo 2^32: the same on every rank
+  uint16_t site;        // its id; with kFailed added if the call raised
+  uint16_t awaited;     // the peer that was waited for longest, or kNobody
 };
 static_assert(sizeof(TraceRecord) == 40);
 
@@ -34,25 +39,30 @@ class Trace {
       return;
     }
     records_[end & mask_] = record;
+    __builtin_prefetch(&records_[(end + kAhead) & mask_], 1);
     end_.store(end + 1, std::memory_order_release);
   }
   // Moves at most `most` records to `to` and returns how many.
-  size_t take(TraceRecord* to, size_t most);
+  size_t take(TraceRecord* to, size_t most, bool in_ns = true);
   size_t waiting() const { return end_.load(std::memory_order_acquire) - begin_.load(); }
   uint64_t lost() const { return lost_.load(std::memory_order_relaxed); }
 
  private:
+  static constexpr size_t kAhead = 8;  // of the records that are written
+
   size_t mask_;
   std::unique_ptr<TraceRecord[]> records_;
   alignas(64) std::atomic<uint64_t> end_{0};
   std::atomic<uint64_t> lost_{0};
   alignas(64) std::atomic<uint64_t> begin_{0};
+  const ClockReading first_;  // the anchor of all ticks
+  ClockReading last_;         // at the latest take()
 };
 
 // What is known of a traced call while it runs.
 struct TracedCall {
-  uint64_t wait_begin_ns = 0, waited_ns = 0, longest_ns = 0;
-  uint32_t peer = 0;  // of the running wait
+  uint64_t wait_begin = 0, waited = 0, longest = 0;  // in ticks
+  uint32_t peer = 0;                                 // of the running wait
   uint16_t awaited = TraceRecord::kNobody;
 };
 

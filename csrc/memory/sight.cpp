@@ -16,10 +16,13 @@ uint64_t since(uint64_t begin) {
   return now > begin ? now - begin : 0;
 }
 
-}  // namespace
+std::string site_of(const RankBlock& block, uint32_t site) {
+  if (site >= std::min(block.sites.load(std::memory_order_acquire), kSites)) return {};
+  return {block.site_text[site], strnlen(block.site_text[site], kSiteBytes)};
+}
 
-RankSight look_at(const ControlSegment& control, uint32_t rank, uint32_t calls) {
-  const RankBlock& block = control.block(rank);
+// All but whether the awaited rank has arrived.
+RankSight look_at(const RankBlock& block, uint32_t world_size, uint32_t calls) {
   RankSight sight{};
   sight.phase = Phase(block.phase.load(std::memory_order_acquire));
   sight.pid = block.pid.load(kRelaxed);
@@ -27,11 +30,8 @@ RankSight look_at(const ControlSegment& control, uint32_t rank, uint32_t calls) 
   sight.over = sight.phase != Phase::kAbsent && process_over(sight.pid, sight.starttime);
   sight.waiting_peer = block.waiting_peer.load(std::memory_order_acquire);
   sight.waiting_position = block.waiting_position.load(kRelaxed);
-  if (sight.waiting_peer >= 0 && sight.waiting_peer < int32_t(control.geometry().world_size)) {
+  if (sight.waiting_peer >= 0 && sight.waiting_peer < int32_t(world_size)) {
     sight.waiting_ns = since(block.waiting_since_ns.load(kRelaxed));
-    const uint32_t position = sight.waiting_position;
-    sight.arrived =
-        has_reached(control.line(uint32_t(sight.waiting_peer), position >> 16 & 1), position);
   } else {
     sight.waiting_peer = -1;
   }
@@ -54,10 +54,26 @@ RankSight look_at(const ControlSegment& control, uint32_t rank, uint32_t calls) 
                    record.descriptor.load(kRelaxed),
                    record.count.load(kRelaxed),
                    record.done.load(kRelaxed) != 0,
-                   control.site_text(rank, record.site.load(kRelaxed))};
+                   site_of(block, record.site.load(kRelaxed))};
     if (record.call_seq.load(std::memory_order_acquire) == seq) sight.calls.push_back(call);
   }
   return sight;
+}
+
+}  // namespace
+
+RankSight look_at(const ControlSegment& control, uint32_t rank, uint32_t calls) {
+  RankSight sight = look_at(control.block(rank), control.geometry().world_size, calls);
+  if (sight.waiting_peer >= 0) {
+    const uint32_t position = sight.waiting_position;
+    const auto peer = uint32_t(sight.waiting_peer);
+    sight.arrived = has_reached(control.line(peer, position >> 16 & 1), position);
+  }
+  return sight;
+}
+
+RankSight look_at(const Board& board, uint32_t calls) {
+  return look_at(board.block(), board.world_size(), calls);
 }
 
 }  // namespace pycoll

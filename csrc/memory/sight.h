@@ -1,10 +1,12 @@
-// What can be seen of a communicator from outside: its control segment, read while its ranks run.
+// What can be seen of a communicator from outside: its control segment, or the boards of its ranks,
+// read while they run.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "memory/board.h"
 #include "memory/control.h"
 
 namespace pycoll {
@@ -37,5 +39,6 @@ struct RankSight {
 
 // Reads what a rank has published, with its newest `calls` calls, fewer than kRecords.
 RankSight look_at(const ControlSegment& control, uint32_t rank, uint32_t calls);
+RankSight look_at(const Board& board, uint32_t calls);
 
 }  // namespace pycoll

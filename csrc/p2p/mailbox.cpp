@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "kernels/fold/fold.h"
+#include "memory/board.h"
 
 namespace pycoll {
 
@@ -25,29 +26,6 @@ void advance(Mailboxes::SendRequest& message, uint64_t nbytes) {
   message.offset += nbytes;
   message.sent = message.offset == message.nbytes;
 }
-// Shows others whom a rank waits for in send or recv, once that takes long.
-class Note {
- public:
-  explicit Note(RankBlock& block) : block_(block) {}
-  ~Note() {
-    if (shown_) block_.message_way.store(uint32_t(MessageWay::kNone), std::memory_order_release);
-  }
-  Note(const Note&) = delete;
-  Note& operator=(const Note&) = delete;
-
-  void waits(MessageWay way, int32_t peer, uint32_t tag) {
-    if (shown_) return;
-    shown_ = true;
-    block_.message_peer.store(peer, std::memory_order_relaxed);
-    block_.message_tag.store(tag, std::memory_order_relaxed);
-    block_.message_since_ns.store(now_ns(), std::memory_order_relaxed);
-    block_.message_way.store(uint32_t(way), std::memory_order_release);
-  }
-
- private:
-  RankBlock& block_;
-  bool shown_ = false;
-};
 
 }  // namespace
 
@@ -177,7 +155,7 @@ void Mailboxes::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t 
     return message.sent;
   };
   bool sent = false;
-  Note note(control_.block(rank_));
+  MessageNote note(&control_.block(rank_));
   try {
     sent = wait_until(policy_, control_.doorbell(rank_), gone, [&](Pulse pulse) {
       note.waits(MessageWay::kSend, static_cast<int32_t>(dst), tag);
@@ -209,7 +187,7 @@ uint32_t Mailboxes::recv(void* data, uint64_t nbytes, uint32_t type, int32_t src
     }
     return sender.has_value();
   };
-  Note note(control_.block(rank_));
+  MessageNote note(&control_.block(rank_));
   try {
     const auto give_up = [&](Pulse pulse) {
       if (pulse != Pulse::kOnce) note.waits(MessageWay::kRecv, src, tag);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <system_error>
 
+#include "memory/board.h"
+
 namespace pycoll {
 namespace {
 
@@ -185,8 +187,12 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
     return request.state != State::kPosted;
   };
   bool finished = false;
+  MessageNote note(&engine_->control().block(rank_));
+  const MessageWay way = request.incoming ? MessageWay::kRecv : MessageWay::kSend;
+  const uint32_t tag = request.incoming ? request.in.tag : request.out.tag;
   try {
     finished = wait_until(policy_, bell_, arrived, [&](Pulse pulse) {
+      if (pulse == Pulse::kSlice) note.waits(way, peer, tag);
       return engine_->check(peer, pulse) || now_ns() >= deadline;
     });
   } catch (const Error&) {  // the caller may change or free the memory then

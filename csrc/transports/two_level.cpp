@@ -8,12 +8,23 @@ namespace pycoll {
 namespace {
 
 constexpr double kOwnerFirst = 3.0;  // s; who waits for another host knows better why it takes long
+constexpr size_t kStages = 1024;     // of one call, inside a host
+
+// What shows which call this is; null if this rank has no part in it.
+const BoundCall* first_call(const StagedCall& call) {
+  const StagedSlice& slice = call.slices.front();
+  for (const BoundStage* stage : {&slice.before, &slice.across, &slice.between, &slice.after}) {
+    if (stage->call != nullptr) return stage->call.get();
+  }
+  return nullptr;
+}
 
 }  // namespace
 
 TwoLevelEngine::TwoLevelEngine(std::shared_ptr<Engine> node, std::shared_ptr<MessageEngine> flat)
     : node_(std::move(node)), flat_(std::move(flat)) {
   node_->set_other_work([engine = flat_.get()] { return engine->progress_batch(); });
+  if (flat_->board() != nullptr) flat_->board()->set_inside(node_->control().cookie());
 }
 
 TwoLevelEngine::~TwoLevelEngine() {
@@ -31,6 +42,41 @@ uint32_t TwoLevelEngine::site(std::string_view text) {
 void TwoLevelEngine::run(const StagedCall& call, const void* in, void* out, uint32_t site,
                          double timeout_s) {
   const Use use(user_, flat_->link().rank());
+  const BoundCall* first = first_call(call);
+  const uint64_t descriptor = first == nullptr ? 0 : first->descriptor;
+  const uint64_t count = first == nullptr ? 0 : first->count;
+  flat_->show(descriptor, count, site);
+  const auto iteration = static_cast<uint32_t>(flat_->iteration());
+  const uint64_t enter = trace_ == nullptr ? 0 : ticks();
+  const auto note = [&](uint32_t failed) {
+    flat_->shown(failed == 0);
+    if (trace_ == nullptr) return;
+    const auto total = static_cast<float>(ticks() - enter);
+    auto waited = static_cast<float>(flat_->count_waits(true));
+    TraceRecord stage;
+    while (stages_->take(&stage, 1, false) != 0) waited += stage.waited;
+    trace_->add({enter, descriptor, count, total, std::min(waited, total), iteration,
+                 static_cast<uint16_t>(site | failed), TraceRecord::kNobody});
+  };
+  try {
+    run_staged(call, in, out, site, timeout_s);
+  } catch (...) {
+    note(TraceRecord::kFailed);
+    throw;
+  }
+  note(0);
+}
+
+void TwoLevelEngine::trace(std::shared_ptr<Trace> trace) {
+  const Use use(user_, flat_->link().rank());
+  stages_ = trace == nullptr ? nullptr : std::make_shared<Trace>(kStages);
+  node_->trace(stages_);
+  flat_->count_waits(trace != nullptr);
+  trace_ = std::move(trace);
+}
+
+void TwoLevelEngine::run_staged(const StagedCall& call, const void* in, void* out, uint32_t site,
+                                double timeout_s) {
   const uint32_t here = site < node_sites_.size() ? node_sites_[site] : 0;
   const double limit_s = timeout_s < 0 ? flat_->timeout_s() : timeout_s;
   inside_ = counted_ = false;

@@ -57,6 +57,8 @@ class TwoLevelEngine {
            double timeout_s = kDefaultTimeout);
   // Whether the last failure came from inside the host.
   bool failed_inside() const { return inside_; }
+  // As Engine::trace; a call is one record, whatever its stages are.
+  void trace(std::shared_ptr<Trace> trace);
   // Counts calls that wait their turn elsewhere; while there are any, none may be made here.
   void queue(int32_t change) { queued_ += change; }
   bool idle() const { return queued_ == 0; }
@@ -67,6 +69,8 @@ class TwoLevelEngine {
     uint32_t here, there;
     double timeout_s;
   };
+  void run_staged(const StagedCall& call, const void* in, void* out, uint32_t site,
+                  double timeout_s);
   void run_slices(const StagedCall& call, const Arrays& arrays);
   void run_inside(const BoundStage& stage, const Arrays& arrays, double more_s = 0);
   void start(const BoundStage& stage, const Arrays& arrays);
@@ -80,7 +84,8 @@ class TwoLevelEngine {
   bool inside_ = false;   // the stage that runs, or ran last
   bool counted_ = false;  // the flat engine has counted the call
   std::atomic<int32_t> queued_{0};
-  User user_{0};  // the thread that is inside run
+  std::shared_ptr<Trace> trace_, stages_;  // stages_: of those inside the host, for their waits
+  User user_{0};                           // the thread that is inside run
 };
 
 }  // namespace pycoll

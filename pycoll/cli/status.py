@@ -24,8 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         help="tell what the ranks of a running job do",
         description="Look at a job of this user on this host, from outside, without touching it. "
         "The first line names the rank that holds the others up, and why; the table has that rank "
-        "first. Ranks that reach each other by messages alone (MPI, TCP) share no memory to look "
-        "at, so they are not seen.",
+        "first. Of a job on several hosts it sees the ranks of this host, and their connections.",
     )
     parser.add_argument("job", nargs="?", type=int, metavar="JOB", help=JOB)
     parser.add_argument("--json", action="store_true", help="print all there is, as JSON")

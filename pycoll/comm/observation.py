@@ -42,15 +42,14 @@ class Observation:
         """Write every call of this rank to a folder, for as long as the context lasts.
 
         All ranks should trace, to the same folder. ``pycoll report FOLDER`` reads it. A traced call
-        takes some 0.1 us longer; afterwards calls cost what they did before. ``PYCOLL_TRACE``
+        takes some 0.05 us longer; afterwards calls cost what they did before. ``PYCOLL_TRACE``
         traces all of a job instead.
 
         Args:
             folder: Where the files go; it is made.
 
         Raises:
-            ArgumentError: If it cannot be written, if ranks share no memory, or if there is a trace
-                under way.
+            ArgumentError: If it cannot be written, or if there is a trace under way.
         """
         watcher = watcher_of(self._session)
         if watcher.tracer is not None:

@@ -1,6 +1,6 @@
 """Seeing a job: from outside while it runs, and afterwards from what it has written.
 
 Nothing here writes to the memory of a job. Read in this order: `processes` and `find` (what there
-is to see), `look` (one look at a job), `shares` (many quick ones), `status` (two looks compared),
-`causes` (what is wrong).
+is to see), `boards` (of ranks that send messages), `look` (one look at a job), `shares` (many quick
+ones), `links` (connections), `status` (two looks compared), `causes` (what is wrong).
 """

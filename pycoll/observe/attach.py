@@ -68,8 +68,8 @@ def note_step(session: Any, samples: int) -> None:
         watcher.tracer.note_step(samples)
 
 
-def attach(session: Any) -> None:
-    """Begin what the settings of a new session ask for.
+def attach(session: Any, metrics: bool = True) -> None:
+    """Begin what the settings of a new session ask for, metrics only of a job's communicator.
 
     Raises:
         ArgumentError: If that cannot be.
@@ -79,7 +79,7 @@ def attach(session: Any) -> None:
         return
     if config.dump_dir or config.trace_dir or config.metrics_port:
         watcher = watcher_of(session)
-        if config.trace_dir and session.control is not None:
+        if config.trace_dir:
             watcher.start_trace(config.trace_dir)
-        if config.metrics_port and session.members is None:
+        if metrics and config.metrics_port and session.members is None:
             watcher.metrics = Metrics(session, config.metrics_port)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pycoll.observe.links import DEAD_ADVICE, SLOW_ADVICE, dead, slow
 from pycoll.observe.status import ANYONE, RankStatus, Status
 
 _LONG_S = 0.5  # a wait that is worth a word
@@ -12,6 +13,7 @@ _SWAPPED = 16 << 20  # bytes in swap from where on a rank counts as swapped out
 _FAULTS = 100  # pages from a disk per second, likewise
 _UNEVEN = 0.2  # of the time of the others that waits for one rank cost, to be worth a word
 _FAIR = 0.5  # of what the others wait: a rank that waits less has more to do than they
+_MOVES = 10_000  # bytes/s from where on a connection is no deadlock
 _STARVED = 0.25  # of the time without a core, from where on cores are too few
 GONE = ("gone", "left", "closed")
 
@@ -52,12 +54,37 @@ def find_causes(status: Status) -> list[Finding]:
     """Return what is wrong, the culprit of the longest wait first."""
     found = [*_failed(status), *_deadlocks(status), *_held_up(status)]
     found.sort(key=lambda finding: -finding.waited_s)
+    links = _links(status)
+    if links and links[0].cause == "dead link":  # what waits for it is not to blame
+        found = [f for f in found if f.cause not in ("deadlock", "slow")]
+    found = links + found
     return (found or _uneven(status)) + _starved(status)
+
+
+def _links(status: Status) -> list[Finding]:
+    """Find connections that are dead, or that hold ranks up."""
+    found = []
+    for link in dead(status.links):
+        waits = [w for r in status.ranks if (w := r.waits)]
+        waited = max((w.seconds for w in waits), default=0.0)
+        text = link.words()
+        if waits:
+            text += f"; ranks have waited {waited:.3g} s"
+        both = [link.rank, link.peer]
+        found.append(Finding("dead link", both, text, DEAD_ADVICE, max(waited, link.silent_s)))
+    waiting = max((rank.waiting for rank in status.ranks), default=0.0)
+    if found or waiting < _UNEVEN:
+        return found
+    for link in slow(status.links):
+        text = f"{link.words()}; ranks wait {waiting:.0%} of the time"
+        both = [link.rank, link.peer]
+        found.append(Finding("slow link", both, text, SLOW_ADVICE))
+    return found
 
 
 def _uneven(status: Status) -> list[Finding]:
     """Find the rank that others mostly wait for, though calls go on."""
-    there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent")]
+    there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent", "elsewhere")]
     worst = max(there, key=lambda rank: rank.blamed, default=None)
     if worst is None or len(there) < 2 or worst.blamed < _UNEVEN:
         return []
@@ -109,6 +136,8 @@ def _deadlocks(status: Status) -> list[Finding]:
         seen.update(path)
         if at in path:
             circle = path[path.index(at) :]
+            if _data_moves(status, circle):
+                continue
             waits = [status.ranks[rank].waits for rank in circle]
             parts = [
                 f"rank {rank} waits for rank {wait.peer} {wait.what}"
@@ -120,6 +149,14 @@ def _deadlocks(status: Status) -> list[Finding]:
             advice = "let one of them receive before it sends, or use other tags or another order"
             found.append(Finding("deadlock", circle, text, advice, waited))
     return found
+
+
+def _data_moves(status: Status, circle: list[int]) -> bool:
+    """Whether ranks that wait for each other get something all the while."""
+    return any(
+        link.moved > _MOVES * status.interval_s and {link.rank, link.peer} <= set(circle)
+        for link in status.links
+    )
 
 
 def _held_up(status: Status) -> list[Finding]:
@@ -156,6 +193,8 @@ def _why(rank: RankStatus) -> tuple[str, str, str]:
     if rank.state == "stopped":
         advice = f"kill -CONT {rank.pid}"
         return "stopped", f"is stopped by a signal or a debugger ({process}){after}", advice
+    if rank.state == "elsewhere":
+        return "elsewhere", "is on another host, and has not come", "run pycoll status there"
     if rank.state == "absent":
         return "absent", "has not joined the job", "look at its output"
     if rank.state in GONE:
@@ -190,7 +229,7 @@ def _why(rank: RankStatus) -> tuple[str, str, str]:
 
 def _starved(status: Status) -> list[Finding]:
     """Say so where ranks have fewer cores than there are ranks, and feel it."""
-    there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent")]
+    there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent", "elsewhere")]
     starved = [rank for rank in there if rank.ready >= _STARVED]
     if not starved or not there:
         return []

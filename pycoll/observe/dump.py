@@ -29,7 +29,7 @@ def write(session: Any, error: BaseException, report: dict | None, folder: str) 
 
     The error is what the user has to hear of, so nothing is raised here.
     """
-    rank = session.members[session.rank] if session.members else session.rank
+    rank = (session.job_ranks or session.members or range(session.world_size))[session.rank]
     at = Path(folder)
     with contextlib.suppress(OSError, ValueError):
         at.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def write(session: Any, error: BaseException, report: dict | None, folder: str) 
 
 def contents(session: Any, error: BaseException, report: dict | None) -> dict[str, Any]:
     """Return all that a dump says."""
-    members = list(session.members or range(session.world_size))
+    members = list(session.job_ranks or session.members or range(session.world_size))
     sight = session.control.sight() if session.control is not None else None
     ranks = []
     for place, member in enumerate(members if sight else ()):

@@ -1,7 +1,8 @@
 """Finding the jobs of this user: by the shared memory that their processes have open.
 
 That memory has no name in the file system, but ``/proc/PID/fd`` shows it to its user. Every rank
-keeps a descriptor of the control memory of each communicator, and so does ``pycoll run``.
+keeps a descriptor of the control memory of each communicator, and so does ``pycoll run``. Ranks
+that reach each other by messages keep one of their board instead.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from pycoll import _C
 from pycoll.errors import ArgumentError
+from pycoll.observe.boards import Boards, gather
 from pycoll.observe.processes import command_of, read
 
-_CONTROL, _HEAP = "/memfd:pycoll-control", "/memfd:pycoll-heap"
+_CONTROL, _HEAP, _BOARD = (f"/memfd:pycoll-{name}" for name in ("control", "heap", "board"))
 
 
 @dataclass
@@ -23,12 +26,8 @@ class Segment:
     """The memory of one communicator, mapped for reading, and whose it is."""
 
     inode: tuple[int, int]
-    sight: _C.Sight
+    sight: _C.Sight | Boards
     pids: list[int]  # of its ranks; 0 where none has come yet
-
-
-class _Foreign(Exception):
-    """The memory belongs to another version of pycoll."""
 
 
 @dataclass
@@ -39,11 +38,13 @@ class Job:
         segments: Their communicators; the first has all ranks.
         launcher: The process that has started the ranks, or 0.
         heap: A path to the symmetric heap in /proc, or None.
+        links: What ranks show of their connections.
     """
 
     segments: list[Segment]
     launcher: int = 0
     heap: str | None = None
+    links: list[_C.BoardSight] = field(default_factory=list)
     holders: set[int] = field(default_factory=set)
 
     @property
@@ -61,23 +62,28 @@ def jobs() -> list[Job]:
     """Return the jobs of this user on this host, in the order of their numbers."""
     controls: dict[tuple[int, int], list[tuple[int, str]]] = {}
     heaps: dict[int, str] = {}
+    boards: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for pid, path, target in _descriptors():
         if target.startswith(_HEAP):
             heaps[pid] = path
-        elif target.startswith(_CONTROL):
+        elif target.startswith((_CONTROL, _BOARD)):
+            places = controls if target.startswith(_CONTROL) else boards
             with contextlib.suppress(OSError):
                 stat = os.stat(path)
-                controls.setdefault((stat.st_dev, stat.st_ino), []).append((pid, path))
+                places.setdefault((stat.st_dev, stat.st_ino), []).append((pid, path))
     found: list[Job] = []
+    shown = [board for places in boards.values() if (board := _open(places, _C.BoardSight))]
+    for one in gather(shown):
+        pids = [one.rank(r, 0)["pid"] for r in range(one.world_size)]
+        _add(found, Segment((0, one.cookie), one, pids), set(filter(None, pids)))
     for inode, places in controls.items():
-        try:
-            segment = _open(inode, [path for _, path in places])
-        except _Foreign:
-            continue
-        if segment is not None:
-            _add(found, segment, {pid for pid, _ in places})
+        sight = _open(places, _C.Sight)
+        if sight is not None:
+            pids = [sight.rank(r, 0)["pid"] for r in range(sight.world_size)]
+            _add(found, Segment(inode, sight, pids), {pid for pid, _ in places})
     for job in found:
         job.segments.sort(key=lambda s: (-s.sight.world_size, s.inode))
+        job.links = [b for b in shown if not b.cookie and b.look(0)["pid"] in job.pids]
         parents = [process.parent for pid in job.pids if (process := read(pid))]
         job.launcher = next((pid for pid in parents if pid in job.holders - job.pids), 0)
         job.heap = next((heaps[pid] for pid in sorted(job.pids) if pid in heaps), None)
@@ -101,8 +107,8 @@ def find(number: int | None = None) -> Job:
     if number is None:
         raise ArgumentError(f"which job? {there}" if known else there)
     raise ArgumentError(
-        f"process {number} is no launcher or rank of a job whose ranks share memory and run this "
-        f"version of pycoll; {there}"
+        f"process {number} is no launcher or rank of a job whose ranks run this version of pycoll; "
+        f"{there}"
     )
 
 
@@ -120,22 +126,19 @@ def _descriptors() -> Iterator[tuple[int, str, str]]:
                         yield int(entry), f"{folder}/{fd}", target
 
 
-def _open(inode: tuple[int, int], paths: list[str]) -> Segment | None:
-    for path in paths:
+def _open(places: list[tuple[int, str]], kind: Any) -> Any:
+    """Map memory for reading; None if it is another version's, or not laid out so far."""
+    for _, path in places:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # over in the meantime
             continue
         try:
-            sight = _C.Sight(fd)
-        except _C.EngineError as error:
-            if "ABI" in str(error.args[1]):
-                raise _Foreign from None
-            return None  # nobody has laid it out so far
+            return kind(fd)
+        except _C.EngineError:
+            return None
         finally:
             os.close(fd)
-        pids = [sight.rank(r, 0)["pid"] for r in range(sight.world_size)]
-        return Segment(inode, sight, pids)
     return None
 
 

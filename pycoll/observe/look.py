@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from pycoll.observe.boards import Boards
 from pycoll.observe.find import Job, find, heap_bytes
 from pycoll.observe.processes import Process, command_of, read
 
@@ -21,12 +22,14 @@ class Group:
         members: Rank in the job of each of its ranks; -1 for one that is not there yet.
         ranks: What each has published; see `RankSight` of csrc/memory/sight.h.
         failure: What has ended it, or None.
+        stages: Whether it only runs stages of the calls of another one, inside a host.
     """
 
     key: int
     members: list[int]
     ranks: list[dict[str, Any]]
     failure: dict[str, Any] | None
+    stages: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Look:
         groups: Its communicators; the first has all ranks.
         processes: That of each rank, as far as it is there.
         heap_bytes: Symmetric memory of each rank.
+        links: By rank and peer, what the system of a rank knows of its connections.
         job: The job, to look at it again.
     """
 
@@ -49,6 +53,7 @@ class Look:
     groups: list[Group]
     processes: list[Process | None]
     heap_bytes: list[int]
+    links: dict[int, dict[int, dict[str, int]]]
     job: Job
 
     @property
@@ -72,12 +77,15 @@ def look(number: int | None = None, calls: int = 1) -> Look:
     here = [pid for pid in world if pid]
     apart = len(set(here)) == len(here)  # not ranks that are threads of one process
     place = {pid: rank for rank, pid in enumerate(world) if pid}
+    inner = set().union(*(s.sight.inside for s in job.segments if isinstance(s.sight, Boards)))
     groups = []
     for i, segment in enumerate(job.segments if apart else job.segments[:1]):
         n = segment.sight.world_size
         ranks = [segment.sight.rank(r, calls) for r in range(n)]
         members = list(range(n)) if i == 0 else [place.get(r["pid"], -1) for r in ranks]
-        groups.append(Group(segment.sight.cookie, members, ranks, segment.sight.failure))
+        sight = segment.sight
+        stages = sight.cookie in inner
+        groups.append(Group(sight.cookie, members, ranks, sight.failure, stages))
     processes = [_alive(rank) for rank in groups[0].ranks]
     return Look(
         job.number,
@@ -86,6 +94,7 @@ def look(number: int | None = None, calls: int = 1) -> Look:
         groups,
         processes,
         heap_bytes(job.heap, len(world)),
+        {b.rank: b.links() for b in job.links if b.world_size == len(world)},
         job,
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pycoll.observe.boards import ELSEWHERE
+from pycoll.observe.links import LinkState, states
 from pycoll.observe.look import ABSENT, CLOSED, LEFT, Group, Look, look
 from pycoll.observe.processes import Process
 from pycoll.observe.shares import Shares, watch
@@ -41,7 +43,8 @@ class RankStatus:
         rank: Its number in the job.
         pid: Its process.
         state: ``waits``, ``in a call``, ``computes``, ``sleeps``, ``blocked``, ``stopped``,
-            ``absent`` (it has not joined), ``left``, ``closed`` or ``gone``.
+            ``absent`` (it has not joined), ``elsewhere`` (on another host), ``left``, ``closed``
+            or ``gone``.
         call: Its newest call, in words; empty before the first.
         site: Where in the program it was made.
         calls: How many it has made, in all communicators.
@@ -97,6 +100,7 @@ class Status:
         ranks: Its ranks.
         communicators: World size and number of calls of each communicator.
         failure: What has ended its first communicator, or None.
+        links: Its connections over TCP, from ranks of this host.
     """
 
     number: int
@@ -105,6 +109,7 @@ class Status:
     ranks: list[RankStatus]
     communicators: list[dict[str, int]]
     failure: dict[str, Any] | None
+    links: list[LinkState] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """Return it ready for JSON."""
@@ -129,8 +134,11 @@ def compare(before: Look, after: Look, shares: Shares) -> Status:
     sizes = [
         {"world_size": len(g.ranks), "calls": max(r["call_seq"] for r in g.ranks)}
         for g in after.groups
+        if not g.stages
     ]
-    return Status(after.number, after.command, seconds, ranks, sizes, after.groups[0].failure)
+    failure = next((g.failure for g in after.groups[:1]), None)
+    links = states(before.links, after.links)
+    return Status(after.number, after.command, seconds, ranks, sizes, failure, links)
 
 
 def _rank(
@@ -142,8 +150,12 @@ def _rank(
     shares: Shares,
 ) -> RankStatus:
     sights = [(g, g.ranks[g.members.index(rank)], old) for g, old in groups if rank in g.members]
+    sights.sort(key=lambda entry: entry[0].stages)  # what they are stages of comes first
     made, waits, newest = 0, [], None
     for group, sight, old in sights:
+        if group.stages:
+            waits += _waits(group, sight, newest[1] if newest else None)
+            continue
         then = old.ranks[old.members.index(rank)]["call_seq"] if old and rank in old.members else 0
         made += sight["call_seq"] - then
         waits += _waits(group, sight)
@@ -165,7 +177,7 @@ def _rank(
         _state(own, process, wait[0], inside, rates[0]),
         _words(call),
         call["site"] if call else "",
-        sum(sight["call_seq"] for _, sight, _ in sights),
+        sum(sight["call_seq"] for group, sight, _ in sights if not group.stages),
         inside,
         wait[1],
         wait[0],
@@ -201,10 +213,12 @@ def _words(call: dict[str, Any] | None) -> str:
     return f"{what.kind} {what.dtype}[{what.count}]" if what.kind != "barrier" else what.kind
 
 
-def _waits(group: Group, sight: dict[str, Any]) -> list[tuple[Wait, int | None]]:
+def _waits(
+    group: Group, sight: dict[str, Any], outer: dict[str, Any] | None = None
+) -> list[tuple[Wait, int | None]]:
     found: list[tuple[Wait, int | None]] = []
     if sight["waiting_peer"] >= 0 and not sight["arrived"] and group.failure is None:
-        call = sight["calls"][-1] if sight["calls"] else None
+        call = outer or (sight["calls"][-1] if sight["calls"] else None)
         place = f" at {call['site']}" if call and call["site"] else ""
         peer = group.members[sight["waiting_peer"]]
         step = sight["waiting_step"]
@@ -224,6 +238,8 @@ def _waits(group: Group, sight: dict[str, Any]) -> list[tuple[Wait, int | None]]
 def _state(own: dict, process: Any, wait: Wait | None, inside: bool, busy: float) -> str:
     if own["phase"] == ABSENT:
         return "absent"
+    if own["phase"] == ELSEWHERE:
+        return "elsewhere"
     if own["phase"] in (LEFT, CLOSED):
         return "left" if own["phase"] == LEFT else "closed"
     if process is None:

@@ -107,6 +107,24 @@ def test_jobs_are_told_apart():
     assert pid not in {job.number for job in jobs()}
 
 
+def test_only_boards_are_looked_at():
+    fd = os.memfd_create("pycoll-board", os.MFD_ALLOW_SEALING)
+    try:
+        with pytest.raises(_C.EngineError, match="there is no board of a rank"):
+            _C.BoardSight(fd)
+        os.write(fd, bytes(range(256)) * 64)
+        with pytest.raises(_C.EngineError, match="there is no board of a rank"):
+            _C.BoardSight(fd)
+        os.pwrite(fd, int("314452424C4F4350", 16).to_bytes(8, "little") + b"\x63\0\0\0", 0)
+        with pytest.raises(_C.EngineError, match="the job has ABI 99"):
+            _C.BoardSight(fd)
+        os.pwrite(fd, (5).to_bytes(4, "little"), 8)  # the rest is no board of this size
+        with pytest.raises(_C.EngineError, match="another size"):
+            _C.BoardSight(fd)
+    finally:
+        os.close(fd)
+
+
 def test_only_control_memory_is_looked_at():
     fd = os.memfd_create("pycoll-control")
     try:

@@ -21,7 +21,18 @@ ALLOWED = {
     "kernels": WORDS | {"runtime", "cuda", "_C"},
     "parallel": WORDS | {"schedule", "algorithms", "comm", "kernels", "pycoll"},
     "torch": WORDS
-    | {"schedule", "algorithms", "runtime", "cuda", "comm", "kernels", "parallel", "_C", "pycoll"},
+    | {
+        "schedule",
+        "algorithms",
+        "runtime",
+        "observe",
+        "cuda",
+        "comm",
+        "kernels",
+        "parallel",
+        "_C",
+        "pycoll",
+    },
     "torch_autoload": {"torch"},
     "cli": WORDS
     | {

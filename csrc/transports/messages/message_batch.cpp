@@ -15,14 +15,57 @@ constexpr uint64_t kCheckedBytes = 64 << 10;  // a look at every peer costs as m
 }  // namespace
 
 void MessageEngine::execute(const Job& job, bool signals) {
-  in_batch([&] {
-    add_to_batch(job, signals);
-    drive([this] { return batch_.front().over; });
-    check_late_notices(*job.call);
-  });
+  show(job.call->descriptor, job.call->count, job.site);
+  try {
+    in_batch([&] {
+      add_to_batch(job, signals);
+      drive([this] { return batch_.front().over; });
+      check_late_notices(*job.call);
+    });
+  } catch (...) {
+    shown(false);
+    throw;
+  }
+  shown(true);
   const std::lock_guard lock(mutex_);  // notices come on threads that wait for messages, too
   batch_.clear();
   end();
+}
+
+void MessageEngine::trace(std::shared_ptr<Trace> trace) {
+  check_usable();
+  const Use use(user_, rank_);
+  settle();
+  timed_ = trace != nullptr;
+  trace_ = std::move(trace);
+}
+
+uint64_t MessageEngine::count_waits(bool on) {
+  timed_ = on;
+  return std::exchange(waited_, 0);
+}
+
+void MessageEngine::show(uint64_t descriptor, uint64_t count, uint32_t site) {
+  if (board_ != nullptr) board_->begin_call(seq_, descriptor, count, site);
+  if (trace_ == nullptr) return;
+  waited_ = 0;
+  open_ = {ticks(),
+           descriptor,
+           count,
+           0,
+           0,
+           static_cast<uint32_t>(seq_),
+           static_cast<uint16_t>(site),
+           TraceRecord::kNobody};
+}
+
+void MessageEngine::shown(bool done) {
+  if (board_ != nullptr) board_->end_call(done);
+  if (trace_ == nullptr || open_.enter == 0) return;
+  open_.total = static_cast<float>(ticks() - open_.enter);
+  open_.waited = static_cast<float>(waited_);
+  if (!done) open_.site |= TraceRecord::kFailed;
+  trace_->add(std::exchange(open_, {}));
 }
 
 // Puts a call behind those under way, and lets it begin.
@@ -47,6 +90,7 @@ void MessageEngine::advance_batch() {
 // Moves the batch until something is ready.
 void MessageEngine::drive(const std::function<bool()>& ready) {
   uint32_t steps = 0, yields = 0;
+  uint64_t begin = 0;  // of the running wait
   const auto check = [&](Pulse pulse) {
     const std::lock_guard lock(mutex_);
     const auto late = [](const BatchCall& entry) { return !entry.over; };
@@ -65,9 +109,11 @@ void MessageEngine::drive(const std::function<bool()>& ready) {
           return found || moved_ != before;
         },
         [&](Pulse pulse) {
+          if (timed_ && begin == 0) begin = ticks();
           const bool skipped = pulse == Pulse::kYield && ++yields % kYieldsBetweenChecks != 0;
           return skipped ? false : check(pulse);
         });
+    if (begin != 0) waited_ += ticks() - std::exchange(begin, 0);
     if (!found && ++steps % kStepsBetweenChecks == 0) check(Pulse::kSlice);
   }
 }

@@ -38,6 +38,7 @@ MessageEngine::MessageEngine(std::shared_ptr<Transport> api, std::vector<int> me
       world_size_(static_cast<uint32_t>(members.size())),
       departed_(members.size(), false),
       records_(members.size()) {
+  if (options.cookie != 0) board_ = Board::make(options.cookie, world_size_, rank, 0);
   site("");
 }
 
@@ -83,6 +84,7 @@ uint32_t MessageEngine::site(std::string_view text) {
   if (site_texts_.size() == kSites) return kSites - 1;
   const auto id = static_cast<uint32_t>(site_texts_.size());
   site_texts_.emplace_back(id == kSites - 1 ? "(another call site)" : text);
+  if (board_ != nullptr) board_->name_site(id, site_texts_.back());
   sites_.emplace(text, id);
   return id;
 }
@@ -114,6 +116,7 @@ void MessageEngine::begin(const Job& job, bool signals) {
 void MessageEngine::end() {
   in_call_ = false;
   waiting_since_ns_ = coarse_ns();
+  if (board_ != nullptr) board_->waits(-1, 0, 0);
   ++seq_;
   refused_.erase(refused_.begin(), refused_.lower_bound(seq_));
   std::erase_if(questions_, [&](const Notice& ask) { return ask.seq < seq_; });
@@ -193,6 +196,7 @@ void MessageEngine::step_queue() {
     attempt([&] {
       if (current_ == nullptr) {
         begin(job, true);
+        show(job.call->descriptor, job.call->count, job.site);
         current_ = std::make_unique<MessageTask>(link_, *job.call, job.in, job.out, seq_,
                                                  job.proven, scratch_[0]);
       }
@@ -203,6 +207,7 @@ void MessageEngine::step_queue() {
     return end_queued(std::current_exception());
   }
   if (!over) return;
+  shown(true);
   end();
   end_queued(nullptr);
 }
@@ -210,6 +215,7 @@ void MessageEngine::step_queue() {
 // The oldest call of the queue has ended, with this error or with none.
 void MessageEngine::end_queued(std::exception_ptr error) {
   if (error != nullptr) {
+    shown(false);
     const std::lock_guard lock(errors_mutex_);
     errors_[finished_ + 1] = std::move(error);
   }
@@ -318,6 +324,7 @@ void MessageEngine::leave(std::string_view text) {
   if (!fork_guard_.at_home() || closed_ || left_ || api_->ended()) return;
   const std::lock_guard lock(mutex_);
   left_ = true;
+  if (board_ != nullptr) board_->leave(Phase::kLeft, text);
   Notice notice = own_record(Notice::kLeft);
   store_text(notice.text, sizeof(notice.text), text);
   notify_all(notice);
@@ -339,6 +346,7 @@ void MessageEngine::close() {
   const bool usable = !api_->ended();
   if (usable) settle();
   closed_ = true;
+  if (board_ != nullptr) board_->leave(Phase::kClosed);
   const std::lock_guard lock(mutex_);
   if (!left_ && !failed_ && usable) {
     notify_all(own_record(Notice::kClosed));

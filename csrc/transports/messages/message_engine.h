@@ -17,6 +17,8 @@
 
 #include "base/fork_guard.h"
 #include "base/one_thread.h"
+#include "engine/trace.h"
+#include "memory/board.h"
 #include "transports/messages/message_task.h"
 
 namespace pycoll {
@@ -24,6 +26,7 @@ namespace pycoll {
 struct MessageOptions {
   double timeout_s = 300;
   uint32_t ranks_on_host = 1;
+  uint64_t cookie = 0;  // of its board; 0: it has none
   bool (*check_signals)(void* context) = nullptr;
   void* context = nullptr;
 };
@@ -98,6 +101,15 @@ class MessageEngine {
   void leave(std::string_view text);
   void close();
   bool closed() const { return closed_; }
+  // Records every call from the next one on; null: no more. For the thread that makes the calls.
+  void trace(std::shared_ptr<Trace> trace);
+  // Counts how long batches wait, for whoever records their calls, and returns what was counted.
+  uint64_t count_waits(bool on);
+  // What this rank shows of itself; null if nobody can look. show() and shown() are around a call.
+  Board* board() { return board_.get(); }
+  RankBlock* shown_block() { return board_ == nullptr ? nullptr : &board_->block(); }
+  void show(uint64_t descriptor, uint64_t count, uint32_t site);
+  void shown(bool done);
   MessageReport report() const;
   // Sends after a failure may still refer to arrays: keep them.
   bool failed() const { return failed_.load(); }
@@ -216,6 +228,12 @@ class MessageEngine {
   std::atomic<bool> failed_{false};
   std::string failure_kind_, failure_text_;
   MessageReport report_;
+
+  std::unique_ptr<Board> board_;
+  std::shared_ptr<Trace> trace_;
+  TraceRecord open_{};  // of the running call; without `enter` there is none
+  bool timed_ = false;
+  uint64_t waited_ = 0;  // in it, in ticks
 
   std::unordered_map<std::string, uint32_t> sites_;
   std::vector<std::string> site_texts_;

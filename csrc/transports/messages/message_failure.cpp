@@ -116,6 +116,7 @@ void MessageEngine::check_call(const MessageTask& task, Pulse pulse) {
   if (waiting.peer != waiting_.peer || waiting.step != waiting_.step) {
     waiting_ = waiting;
     waiting_since_ns_ = now;
+    if (board_ != nullptr) board_->waits(waiting.peer, waiting.step, now);
   }
   if (deadline_ns_ == 0) deadline_ns_ = deadline_after(job_.timeout_s);
   const auto peer = static_cast<uint32_t>(std::max(0, waiting.peer));

@@ -244,8 +244,11 @@ uint32_t MessagePostbox::wait(Ticket ticket, double timeout_s) {
     return item->done;
   };
   bool finished = false;
+  MessageNote note(engine_->shown_block());
+  const MessageWay way = item->incoming ? MessageWay::kRecv : MessageWay::kSend;
   try {
     finished = wait_until(engine_->policy(), Bell{}, arrived, [&](Pulse pulse) {
+      if (pulse == Pulse::kSlice) note.waits(way, item->peer, item->tag);
       const bool closed = engine_->check(item->peer, pulse);
       const std::lock_guard lock(engine_->mutex());
       // It still arrives if its sender has closed.

@@ -25,6 +25,7 @@ namespace {
 
 constexpr int kTurns = 16;                // reads from one rank before others have a turn
 constexpr uint64_t kReadBytes = 1 << 20;  // at a time
+constexpr double kLookMs = 200;           // most between two looks at the connections
 
 // Tag of the notices of the communicator to which a tag belongs.
 int notices_of(int tag) { return tag - tag % kLanes + static_cast<int>(Lane::kNotice); }
@@ -61,6 +62,10 @@ void SocketApi::open(const std::vector<std::string>& names) {
     COLL_CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, p.socket, &event) == 0, "TransportError",
                "the connection to ", p.name, ": ", std::strerror(errno));
   }
+  const auto own =
+      std::find_if(peers_.begin(), peers_.end(), [](const Peer& p) { return p.socket < 0; });
+  const auto n = static_cast<uint32_t>(peers_.size());
+  board_ = Board::make(0, n, static_cast<uint32_t>(own - peers_.begin()), n);
   thread_ = std::thread([this] { serve(); });
 }
 
@@ -261,7 +266,7 @@ void SocketApi::end_message(Peer& p) {
 void SocketApi::serve() {
   constexpr int kEvents = 16;
   epoll_event events[kEvents];
-  const int look_ms = static_cast<int>(std::clamp(silence_s_ * 1000 / 8, 10.0, 1000.0));
+  const int look_ms = static_cast<int>(std::clamp(silence_s_ * 1000 / 8, 10.0, kLookMs));
   uint64_t next_look_ns = 0;
   for (;;) {
     const int count = epoll_wait(epoll_, events, kEvents, look_ms);
@@ -269,6 +274,7 @@ void SocketApi::serve() {
     if (closed_) return;
     if (now_ns() >= next_look_ns) {
       end_silent();
+      show_links();
       next_look_ns = now_ns() + static_cast<uint64_t>(look_ms) * 1'000'000;
     }
     for (int i = 0; i < count; ++i) {

@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "memory/board.h"
 #include "transports/messages/transport.h"
 
 namespace pycoll {
@@ -44,6 +45,8 @@ class SocketApi : public Transport {
   // what comes for a connection that is closed before makes the system here drop the rest. Gives up
   // when nothing has left for `patience_s`. Idempotent.
   void close(double patience_s = 1);
+  // What is known of the connections; null if nobody can look.
+  std::shared_ptr<const Board> board();
   // For a child made by fork: gives up its copies of the sockets, of which nobody hears.
   void forget();
 
@@ -97,6 +100,7 @@ class SocketApi : public Transport {
   Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
   void open(const std::vector<std::string>& names);
   void serve();
+  void show_links();
   void receive(Peer& peer);
   bool receive_some(Peer& peer);
   void begin_message(Peer& peer);
@@ -114,6 +118,8 @@ class SocketApi : public Transport {
   std::vector<Peer> peers_;
   int epoll_ = -1, wake_ = -1;
   bool closing_ = false, closed_ = false;
+  std::shared_ptr<Board> board_;  // of the connections; null if nobody can look
+  uint64_t shown_ns_ = 0;
   std::thread thread_;
   std::string own_name_;
   const double silence_s_;

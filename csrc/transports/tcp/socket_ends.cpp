@@ -136,6 +136,7 @@ void SocketApi::forget() {
     p.socket = -1;
     p.lost = true;
   }
+  board_.reset();
   ::close(epoll_);
   ::close(wake_);
   epoll_ = wake_ = -1;

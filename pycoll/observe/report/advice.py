@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from pycoll.observe.causes import Finding
+from pycoll.observe.links import DEAD_ADVICE, SLOW_ADVICE, dead, slow
 from pycoll.observe.page import size
 from pycoll.observe.report.analysis import SMALL, Analysis, RankRow
 
@@ -20,7 +21,7 @@ _SWAPPED = 16 << 20  # and bytes in swap, from where on a rank counts as swapped
 
 def advise(seen: Analysis) -> list[Finding]:
     """Return what is worth knowing, the most expensive first."""
-    found = [*_failures(seen), *_stragglers(seen), *_growth(seen), *_small(seen)]
+    found = [*_failures(seen), *_links(seen), *_stragglers(seen), *_growth(seen), *_small(seen)]
     found += _memory(seen)
     found.sort(key=lambda finding: -finding.waited_s)
     return found
@@ -43,6 +44,27 @@ def _failures(seen: Analysis) -> list[Finding]:
     who = f"; ranks {', '.join(map(str, missing))} never entered it" if missing else ""
     text = f"a call failed at {group.site[k] or 'an unknown place'} (call {k + 1}){who}"
     return [Finding("failed", missing, text, "PYCOLL_DUMP=DIR tells how it came to that", 1e9)]
+
+
+def _links(seen: Analysis) -> list[Finding]:
+    """Name connections that held the ranks up."""
+    waited = sum(row.waited_s for row in seen.ranks)
+    gone = [
+        Finding("dead link", [s.rank, s.peer], s.words(), DEAD_ADVICE, waited + s.silent_s)
+        for s in dead(seen.links)
+    ]
+    if waited < _WORTH * seen.seconds * len(seen.ranks):
+        return gone
+    return gone + [
+        Finding(
+            "slow link",
+            [s.rank, s.peer],
+            f"{s.words()}; ranks waited {waited:.3g} s",
+            SLOW_ADVICE,
+            waited,
+        )
+        for s in slow(seen.links)
+    ]
 
 
 def _stragglers(seen: Analysis) -> list[Finding]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pycoll.errors import ScheduleError
+from pycoll.observe.links import LinkState, states
 from pycoll.observe.trace.merged import Group, Merged
 from pycoll.runtime.sessions.reports import Call
 from pycoll.schedule.cost.cost import busbw_factor
@@ -97,6 +98,7 @@ class Analysis:
         trace: What it was counted from.
         seconds: From the first call to the end of the last.
         ranks, kinds, sites: The rows; kinds and sites by time, the most first.
+        links: The connections over TCP, over the whole time.
         failed: Calls in which a rank raised.
         lost: Calls that the trace does not have.
     """
@@ -106,6 +108,7 @@ class Analysis:
     ranks: list[RankRow]
     kinds: list[KindRow]
     sites: list[SiteRow]
+    links: list[LinkState]
     failed: int
     lost: int
 
@@ -141,6 +144,7 @@ def analyse(trace: Merged) -> Analysis:
         [ranks[rank] for rank in sorted(ranks)],
         sorted(rows, key=lambda row: -row.total_s),
         sorted(sites.values(), key=lambda row: -row.total_s),
+        _links(trace),
         failed,
         sum(stream.lost for stream in trace.streams),
     )
@@ -231,6 +235,17 @@ def _count_sites(group: Group, sites: dict[str, SiteRow]) -> None:
         row.total_s += float(spans[k])
         row.waited_s += float(waits[k])
         row.small += small[key]
+
+
+def _links(trace: Merged) -> list[LinkState]:
+    """Compare the first and the last look at connections of the communicator of all ranks."""
+    first, last = {}, {}
+    for stream in trace.streams:
+        if stream.links and stream.head["world_size"] == len(trace.ranks):
+            seen = [look for look in stream.links if look]
+            if seen:
+                first[stream.rank], last[stream.rank] = seen[0], seen[-1]
+    return states(first, last)
 
 
 def _memory(trace: Merged, row: RankRow) -> None:

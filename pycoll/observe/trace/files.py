@@ -1,8 +1,8 @@
 """The files of a trace: two for each rank of each communicator.
 
 ``NAME.calls`` has 40 bytes for each call, as `RECORD` says. ``NAME.jsonl`` has a head in its first
-line, and then lines that name call sites, messages, how much memory the rank used, and how many
-samples it had in each step.
+line, and then lines that name call sites, messages, how much memory the rank used, what its system
+knew of its connections, and how many samples it had in each step.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Stream:
         messages: Rows of way, enter_ns, total_ns, peer, tag, nbytes.
         memory: Rows of time in ns, bytes of the process, of symmetric memory, and in swap, and
             pages that had to come from a disk so far.
+        links: By peer, counters as `pycoll.observe.links` reads them, again and again.
         steps: Rows of time in ns, and samples of this rank, for each step.
         lost: Calls for which there was no room.
     """
@@ -54,6 +55,7 @@ class Stream:
     sites: dict[int, str] = field(default_factory=dict)
     messages: list[list[Any]] = field(default_factory=list)
     memory: list[list[int]] = field(default_factory=list)
+    links: list[dict[int, dict[str, int]]] = field(default_factory=list)
     steps: list[list[int]] = field(default_factory=list)
     lost: int = 0
 
@@ -102,6 +104,8 @@ def _stream(path: Path) -> Stream:
                 stream.messages.append(line["message"])
             elif "memory" in line:
                 stream.memory.append(line["memory"])
+            elif "links" in line:
+                stream.links.append({int(peer): one for peer, one in line["links"].items()})
             elif "step" in line:
                 stream.steps.append(line["step"])
             elif "lost" in line:

@@ -30,21 +30,18 @@ class Tracer:
     """Writes the calls of one session to a folder until it is stopped.
 
     Args:
-        session: A session whose ranks share memory.
+        session: A session on any transport.
         folder: Where the files go; it is made.
 
     Raises:
-        ArgumentError: If the folder cannot be written, or the ranks share no memory.
+        ArgumentError: If the folder cannot be written.
     """
 
     def __init__(self, session: Any, folder: str | os.PathLike) -> None:
-        if session.control is None:
-            raise ArgumentError(
-                "trace: only communicators whose ranks share memory are traced; these use "
-                f"{session.transport}"
-            )
         self._session = weakref.ref(session)
-        self._engine, self._sites, self._heap = session.engine, session.sites, session.memory
+        self._engine, self._sites, self._heap = session.runner, session.sites, session.memory
+        api = session.job.api if session.control is None else None
+        self._links = getattr(api, "links", None)
         self._pid = os.getpid()
         self._trace = _C.Trace(_CAPACITY)
         self._known: set[int] = set()
@@ -62,8 +59,9 @@ class Tracer:
         atexit.register(self.flush)
 
     def _open(self, session: Any, folder: Path) -> tuple[IO[bytes], IO[str]]:
-        rank = session.members[session.rank] if session.members else session.rank
-        key = session.control.sight().cookie
+        members = session.job_ranks or session.members or range(session.world_size)
+        rank = members[session.rank]
+        key = session.cookie
         host, clock = clock_of_host()
         before, real, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
         head = {
@@ -72,7 +70,7 @@ class Tracer:
             "rank": rank,
             "place": session.rank,
             "world_size": session.world_size,
-            "members": list(session.members or range(session.world_size)),
+            "members": list(members),
             "communicator": f"{key:016x}",
             "pid": self._pid,
             "host": host,
@@ -131,17 +129,19 @@ class Tracer:
             self._notes.flush()
 
     def _note_system(self) -> None:
-        """Note memory as it is now."""
+        """Note memory, and connections, as they are now."""
         process, now = read(self._pid), time.monotonic_ns()
         heap = self._heap.heap
         used = heap.usage(self._heap.region)[0] if heap is not None else 0
         if process is not None:
             own = process.rss_bytes, used, process.swap_bytes, process.faults
             self._note({"memory": [now, *own]})
+        if self._links is not None:
+            self._note({"links": self._links()})
 
     def note_step(self, samples: int) -> None:
         """Note how many samples this rank had in a step of training."""
-        with self._lock, contextlib.suppress(ValueError):  # the files are closed
+        with self._lock:
             self._note({"step": [time.monotonic_ns(), samples]})
 
     def counted(self) -> dict[str, Counts]:

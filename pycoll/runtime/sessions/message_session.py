@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections import Counter
@@ -42,6 +43,7 @@ class MpiJob:
     # number of the next communicator; every rank keeps its own count: see `new_context`
     next_context: int = 1
     threads: bool = True  # any thread may call MPI at any time
+    word: str = ""  # tells jobs of the same processes apart, alike on all of them
     # held while the count is changed
     counting: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     owned: bool = False  # the connections are closed with the last communicator
@@ -78,6 +80,11 @@ class MpiJob:
             ahead = os.urandom(1)[0] % _MOST_AHEAD if leads else 0
 
 
+def _cookie(text: str) -> int:
+    """Return the number of a communicator, of which this tells all that tells it from others."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") | 1
+
+
 class MpiSession(Session):
     """Everything one rank needs to take part in one communicator over MPI."""
 
@@ -95,6 +102,7 @@ class MpiSession(Session):
         self.memory, self.threads = PlainMemory(), False
         self._given_up = 0  # sends whose arrays have been kept
         hosts = [job.hosts[m] for m in members]
+        self.cookie = _cookie(f"{job.word} {context} {members} {job.cards}")
         cards = [job.cards[m] for m in members]
         engine = raising(
             _C.MessageEngine,
@@ -104,6 +112,7 @@ class MpiSession(Session):
             context,
             timeout_s=config.timeout_s,
             ranks_on_host=sum(card.host == cards[rank].host for card in job.cards),
+            cookie=self.cookie,
         )
         self.hosts = hosts
         one_host = len({card.host for card in cards}) == 1

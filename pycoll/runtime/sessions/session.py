@@ -63,6 +63,7 @@ class Session(TaggedMessages):
             TransportError: If the memory cannot be had or does not fit these arguments.
         """
         self.memory, self.threads, self.control = memory, threads, control
+        self.cookie = control.sight().cookie
         engine = raising(
             _C.Engine, control, memory.heap, rank, timeout_s=config.timeout_s, threads=threads
         )
@@ -79,10 +80,12 @@ class Session(TaggedMessages):
     cores = 1 << 16  # that the ranks of a host may use together, as far as is known
     control: _C.Control | None = None  # where the ranks share memory
     members: list[int] | None = None  # rank in the job of each rank of a group
+    job_ranks: list[int] | None = None  # likewise, where `members` are numbers on the transport
     transport = "shared memory"
     closed_because = "this communicator has been closed"
     for_users = False  # a communicator's: it stays open while the program's exit handlers run
     end_numpy: Any = staticmethod(lambda: None)  # ends that NumPy's arrays come from `memory`
+    cookie = 0  # what tells this communicator from all others, alike on its ranks
     link: Any = None  # to the launcher of a job to which ranks can be added
     epoch = 0  # number of the communicator among those that grow has made for the job
     can_shrink = False  # a communicator can go on without ranks that died or left
@@ -102,7 +105,7 @@ class Session(TaggedMessages):
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # that have not closed it
         self.kept: dict[tuple, Any] = {}  # what calls of several parts keep for the next like them
         self._engine, self._mailboxes, self._caller = engine, boxes, caller
-        runner = self._runner()
+        runner = self.runner = self._runner()
         self.sites = CallSites(runner.site, self.internal)
         hooks = self.call, self.site, self._fail, self._queued, self.misused, self._interrupted
         self.fast = _C.Fastcall(
@@ -392,7 +395,7 @@ class Session(TaggedMessages):
             if self.fast is not None:
                 self.fast.forget()
             self._caller = self._engine = self._mailboxes = self._postbox = None
-            self.control = self.sites = None
+            self.control = self.sites = self.runner = None
             atexit.unregister(self._at_exit)
             self.kept.clear()
             self.end_numpy()

@@ -5,6 +5,7 @@ Who has started them says so in the environment (`bootstrap.Place`). Ranks of on
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from dataclasses import asdict
 from typing import Any
@@ -49,6 +50,7 @@ def join(place: Place, config: Config | ArgumentError) -> Session:
             config = _usable(config)
             card, network = Card.own(), own_network()
         own = {**asdict(card), "network": network, "version": VERSION, "settings": repr(config)}
+        own["word"] = secrets.token_hex(8)
         members = meeting.meet(own)
         _compare(members)
         return _join(meeting, members, place, config, store, secret)
@@ -116,7 +118,8 @@ def _join(
             if shared.single:
                 return mpi.on_one_host(shared, rank, len(cards), config)
             api = tcp_connections.open_api(ends, names)
-            job = MpiJob(api, None, cards, shared.hosts, "TCP", owned=True)
+            word = members[0]["word"]
+            job = MpiJob(api, None, cards, shared.hosts, "TCP", word=word, owned=True)
             return mpi.on_hosts(job, 0, rank, cards, shared, config)
 
         return make_everywhere(make, lambda text: meeting.exchange("joined", text))

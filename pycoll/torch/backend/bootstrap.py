@@ -110,7 +110,8 @@ def join(
         places = candidates(cards)
         if len(set(places)) > 1:
             reach = {"secret": secret, "one_host": len({m["network"] for m in members}) == 1}
-            return _join_hosts(rendezvous.exchange, cards, places, rank, config, store, reach)
+            word = members[0]["heap"]
+            return _join_hosts(rendezvous.exchange, cards, places, rank, config, store, reach, word)
         return make_everywhere(
             lambda: _open(members, heaps, rank, config, fewest_cores(cards, places)),
             lambda text: rendezvous.exchange("joined", text),
@@ -162,10 +163,12 @@ def _join_hosts(
     config: Config,
     store: dist.Store,
     reach: dict[str, Any],
+    word: str,
 ) -> MessageGroup:
     """Join a group on several hosts; `places` are the hosts that its ranks may share.
 
-    `reach` is what `tcp_connections.connect` has to know of how ranks reach each other.
+    `reach` is what `tcp_connections.connect` has to know of how ranks reach each other, `word`
+    one that no other group has.
     """
     shared = share_by_texts(exchange, rank, places, [card.pid for card in cards])
     names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
@@ -181,7 +184,7 @@ def _join_hosts(
 
         def over_tcp() -> MpiJob:
             api = tcp_connections.open_api(ends, names, limit)
-            return MpiJob(api, None, cards, shared.hosts, "TCP")
+            return MpiJob(api, None, cards, shared.hosts, "TCP", word=word)
 
         def make() -> MpiSession:
             place = *(over_mpi or (over_tcp(), 0)), rank, cards, shared, config

@@ -95,6 +95,28 @@ def test_uneven_samples_are_named(tmp_path):
     assert "of the calls last, for it has 30 samples a step where the mean is 13.33; " in line
 
 
+def test_times_are_those_of_the_clock(tmp_path):
+    """Ticks of the processor become time: each call begins between two readings of the clock."""
+
+    def rank(comm):
+        x, around = comm.zeros(8), []
+        with comm.trace(tmp_path):
+            for i in range(300):
+                before = time.monotonic_ns()
+                comm.all_reduce(x, out=x)
+                around.append((before, time.monotonic_ns()))
+                time.sleep(0.001 * (i % 50 == 0))  # the trace is moved to disk meanwhile
+        return around
+
+    around = np.array(run_processes(2, rank))
+    for stream in merge(tmp_path).streams:
+        calls = stream.calls
+        before, after = around[stream.rank].T
+        enter = calls["enter_ns"].astype(np.int64)
+        assert (enter >= before - 5000).all()
+        assert (enter + calls["total_ns"] <= after + 5000).all()
+
+
 def test_small_calls_and_growing_memory_are_named(tmp_path):
     def rank(comm):
         x, kept = comm.zeros(8), []

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 import mpirun  # noqa: E402
+import namespaces  # noqa: E402
 import pycoll.torch  # noqa: E402
 import worlds_torch  # noqa: E402
 from faults import BOUND_S, Event  # noqa: E402
@@ -264,32 +264,11 @@ def test_an_mpi_launcher(pretended):
     assert "TCP" not in text
 
 
-def ip(*words):
-    return subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
 def two_hosts():
     """Return the names of two network namespaces that are joined by a cable."""
-    names = [f"pct{os.getpid()}{end}" for end in "ab"]
-    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))):
-        pytest.skip("it needs root, iproute2 and util-linux")
-    made = [ip("netns", "add", name) for name in names]
-    try:
-        if failed := [m.stderr for m in made if m.returncode]:
-            pytest.skip(f"no network namespaces: {failed[0].strip()}")
-        a, b = names
-        made = ip("link", "add", "pct", "netns", a, "type", "veth", "peer", "pct", "netns", b)
-        if made.returncode:
-            pytest.skip(f"no links between them: {made.stderr.strip()}")
-        for i, name in enumerate(names):
-            ip("-n", name, "addr", "add", f"10.78.0.{i + 1}/24", "dev", "pct")
-            for link in ("lo", "pct"):
-                ip("-n", name, "link", "set", link, "up")
+    with namespaces.two_hosts() as names:
         yield names
-    finally:
-        for name in names:
-            ip("netns", "del", name)
 
 
 def test_torchrun_on_two_hosts(two_hosts):

@@ -1,0 +1,203 @@
+"""Ranks that reach each other over TCP are seen, and so are their connections."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from namespaces import CABLE, ip, two_hosts
+from observe_jobs import until
+from pycoll.errors import ArgumentError
+from pycoll.observe.causes import find_causes, headline
+from pycoll.observe.links import dead, slow, states
+from pycoll.observe.report.advice import advise
+from pycoll.observe.report.advice import headline as trace_headline
+from pycoll.observe.report.analysis import analyse
+from pycoll.observe.status import status
+from pycoll.observe.trace.merged import merge
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = ROOT / "tests/support/tcp_rank.py"
+
+
+@contextlib.contextmanager
+def tcp_job(folder, text, n=2, inside=None, **environ):
+    """Start ranks and yield their processes; `inside` has words before the command of each."""
+    meeting = folder / "meeting"
+    meeting.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYCOLL_TIMEOUT": "60", **environ}
+    ranks = []
+    try:
+        for rank in range(n):
+            words = [sys.executable, str(RANK), str(rank), str(n), str(meeting), text]
+            before = inside[rank] if inside else []
+            ranks.append(subprocess.Popen([*before, *words], env=env))
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+
+
+def first_line(number, seconds=0.5):
+    with contextlib.suppress(ArgumentError):  # not begun so far
+        seen = status(number, seconds)
+        found = find_causes(seen)
+        return headline(seen, found) if found else None
+
+
+def wait_for_line(number, pattern, seconds=30.0):
+    seen = []
+
+    def fits():
+        seen.append(first_line(number))
+        return re.search(pattern, seen[-1] or "")
+
+    try:
+        until(fits, seconds)
+    except AssertionError:
+        raise AssertionError(seen[-3:]) from None
+
+
+LOOP = "x = np.ones({count})\nwhile True: comm.all_reduce(x, out=x)"
+STAGED = {
+    "sleeping": (
+        "x = np.ones(3)\nfor _ in range(5): comm.all_reduce(x)\n"
+        "if rank == 1: time.sleep(60)\ncomm.all_reduce(x)",
+        r"^rank 1 sleeps in its own code .*after all_reduce float64\[3\] at program.py:2 <module>"
+        r".*; rank 0 has waited [\d.]+ s for it in all_reduce float64\[3\] at program.py:4",
+    ),
+    "deadlock": (
+        "comm.recv(np.empty(1), src=1 - rank, tag=7)",
+        r"^deadlock of ranks 0, 1: rank [01] waits for rank [01] in recv\(tag=7\); rank",
+    ),
+    "posted": (
+        "comm.irecv(np.empty(1), src=1 - rank, tag=9).wait()",
+        r"^deadlock of ranks 0, 1: rank [01] waits for rank [01] in recv\(tag=9\); rank",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_ranks_over_tcp_are_seen(tmp_path, name):
+    text, want = STAGED[name]
+    with tcp_job(tmp_path, text) as ranks:
+        wait_for_line(ranks[0].pid, want)
+        seen = status(ranks[1].pid, 0.05)
+        assert [rank.pid for rank in seen.ranks] == [process.pid for process in ranks]
+
+
+def test_a_slow_and_then_a_dead_connection(tmp_path):
+    """It is named while the job runs, and from its trace."""
+    trace = tmp_path / "trace"
+    with two_hosts() as hosts:
+        text = LOOP.format(count=200_000)
+        inside = [["ip", "netns", "exec", host] for host in hosts]
+        with tcp_job(tmp_path, text, 2, inside, PYCOLL_TRACE=str(trace)) as ranks:
+            until(lambda: first_line(ranks[0].pid, 0.05) is not None or ready(ranks[0].pid))
+            limit = ["tbf", "rate", "40mbit", "burst", "128k", "latency", "50ms"]
+            words = ["tc", "-n", hosts[0], "qdisc", "add", "dev", CABLE, "root", *limit]
+            if subprocess.run(words, check=False).returncode:
+                pytest.skip("no tc")
+            wait_for_line(
+                ranks[0].pid,
+                r"^the connection from rank 0 to rank 1 is slow: it carries [\d.]+ MB/s and is "
+                r"full \d+% of the time",
+            )
+            ip("-n", hosts[0], "link", "set", CABLE, "down")
+            wait_for_line(
+                ranks[0].pid,
+                r"^the connection from rank \d to rank \d is dead: nothing has come back for",
+            )
+            until(lambda: any(b'"retries": 2' in p.read_bytes() for p in trace.glob("*.jsonl")))
+        seen = analyse(merge(trace))
+        assert re.match(
+            r"the connection from rank \d to rank \d is dead", trace_headline(seen, advise(seen))
+        )
+
+
+def ready(number):
+    with contextlib.suppress(ArgumentError, IndexError):
+        return status(number, 0.05).ranks[0].calls > 5
+    return False
+
+
+def test_calls_over_tcp_are_traced(tmp_path):
+    trace = tmp_path / "trace"
+    text = "for i in range(40):\n    time.sleep(0.004 * rank)\n    comm.all_reduce(np.ones(500))"
+    with tcp_job(tmp_path, text, PYCOLL_TRACE=str(trace)) as ranks:
+        assert [process.wait(30) for process in ranks] == [0, 0]
+    merged = merge(trace)
+    (group,) = merged.groups
+    assert group.enter_ns.shape[0] == 2
+    assert group.enter_ns.shape[1] >= 40
+    assert not np.isnan(group.enter_ns).any()
+    assert {site for site in group.site if site} >= {"program.py:3 <module>()"}
+    assert (group.waited_ns <= group.leave_ns - group.enter_ns + 1000).all()
+    assert np.median(group.waited_ns[0]) > 1e6  # rank 0 waits for rank 1
+    seen = analyse(merged)
+    assert trace_headline(seen, advise(seen)).startswith("rank 1 enters ")
+
+
+def test_clocks_of_two_hosts(tmp_path):
+    """Ranks whose monotonic clocks differ by 1000 s come onto one clock; the error is stated."""
+    inside = [[], ["unshare", "--time", "--fork", "--kill-child", "--monotonic=1000"]]
+    if subprocess.run([*inside[1], "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no time namespaces")
+    trace = tmp_path / "trace"
+    text = "for _ in range(2000): comm.all_reduce(np.ones(1))"
+    with tcp_job(tmp_path, text, 2, inside, PYCOLL_TRACE=str(trace)) as ranks:
+        assert [process.wait(60) for process in ranks] == [0, 0]
+    merged = merge(trace)
+    shift = {s.rank: merged.shift_ns[id(s)] for s in merged.streams}
+    error = abs(shift[1] - shift[0] + 1000e9)
+    assert error <= merged.clock_error_ns
+    assert error <= 50_000
+    assert merged.clock.startswith("calls, which nobody leaves")
+
+
+def link(**changed):
+    usual = dict(
+        seen_ns=10**9,
+        sent=0,
+        received=0,
+        unacked=0,
+        busy_us=0,
+        rtt_us=200,
+        retransmits=0,
+        ack_age_ms=0,
+        retries=0,
+    )
+    return usual | changed
+
+
+def test_which_connection_is_slow():
+    before = {0: {1: link(), 2: link()}}
+    full = {"seen_ns": 2 * 10**9, "busy_us": 900_000}
+    after = {0: {1: link(sent=10**7, **full), 2: link(sent=10**9, **full)}}
+    (found,) = slow(states(before, after))
+    assert (found.rank, found.peer, found.busy) == (0, 1, 0.9)
+    assert found.rate == pytest.approx(10**7 / 0.9)
+    # Less than its like, though not slow by itself.
+    after[0][1] = link(sent=10**8, **full)
+    assert [s.peer for s in slow(states(before, after))] == [1]
+    # Not one that is seldom used.
+    after[0][1] = link(sent=10**6, seen_ns=2 * 10**9, busy_us=50_000)
+    assert slow(states(before, after)) == []
+
+
+def test_which_connection_is_dead():
+    before = {0: {1: link()}, 1: {0: link()}}
+    silent = {"ack_age_ms": 5000, "retries": 4}
+    after = {0: {1: link(unacked=100, **silent)}, 1: {0: link(**silent)}}  # nothing was sent
+    (found,) = dead(states(before, after))
+    assert found.words() == (
+        "the connection from rank 0 to rank 1 is dead: nothing has come back for 5 s, though "
+        "100 bytes were sent, 4 times"
+    )
+    assert dead(states(before, {0: {1: link(unacked=100, ack_age_ms=5000)}})) == []
