@@ -38,7 +38,10 @@ def main():
         calls = args.ranks * args.calls
         records = sum(p.stat().st_size for p in Path(folder).glob("*.calls"))
         notes = sum(p.stat().st_size for p in Path(folder).glob("*.jsonl"))
-        print(f"{records / calls:.2f} bytes a call, and {notes / calls:.2f} of notes")
+        print(
+            f"{(records + notes) / calls:.2f} bytes a call, {notes / calls:.2f} of them for sites, "
+            "memory and heads"
+        )
         start = time.perf_counter()
         seen = analyse(merge(folder))
         assert sum(row.calls for row in seen.ranks) + seen.lost == calls

@@ -37,29 +37,6 @@ py::dict call_dict(const CallSight& call) {
   return out;
 }
 
-py::dict rank_dict(const RankSight& sight, uint32_t rank) {
-  py::dict out;
-  out["rank"] = rank;
-  out["phase"] = static_cast<int>(sight.phase);
-  out["pid"] = sight.pid;
-  out["starttime"] = sight.starttime;
-  out["over"] = sight.over;
-  out["call_seq"] = sight.call_seq;
-  out["waiting_peer"] = sight.waiting_peer;
-  out["waiting_step"] = sight.waiting_position & 0xFFFF;
-  out["arrived"] = sight.arrived;
-  out["waiting_s"] = static_cast<double>(sight.waiting_ns) * 1e-9;
-  out["message_way"] = static_cast<int>(sight.message_way);
-  out["message_peer"] = sight.message_peer;
-  out["message_tag"] = sight.message_tag;
-  out["message_s"] = static_cast<double>(sight.message_ns) * 1e-9;
-  out["text"] = decoded(sight.text.c_str());
-  py::list list;
-  for (const CallSight& call : sight.calls) list.append(call_dict(call));
-  out["calls"] = list;
-  return out;
-}
-
 // The failure that has ended the communicator: None if there is none.
 py::object failure_of(const ControlSegment& control) {
   const AbortBlock& block = control.abort_block();
@@ -124,6 +101,29 @@ void bind_sight(py::module_& m) {
 }
 
 }  // namespace
+
+py::dict rank_dict(const RankSight& sight, uint32_t rank) {
+  py::dict out;
+  out["rank"] = rank;
+  out["phase"] = static_cast<int>(sight.phase);
+  out["pid"] = sight.pid;
+  out["starttime"] = sight.starttime;
+  out["over"] = sight.over;
+  out["call_seq"] = sight.call_seq;
+  out["waiting_peer"] = sight.waiting_peer;
+  out["waiting_step"] = sight.waiting_position & 0xFFFF;
+  out["arrived"] = sight.arrived;
+  out["waiting_s"] = static_cast<double>(sight.waiting_ns) * 1e-9;
+  out["message_way"] = static_cast<int>(sight.message_way);
+  out["message_peer"] = sight.message_peer;
+  out["message_tag"] = sight.message_tag;
+  out["message_s"] = static_cast<double>(sight.message_ns) * 1e-9;
+  out["text"] = decoded(sight.text.c_str());
+  py::list list;
+  for (const CallSight& call : sight.calls) list.append(call_dict(call));
+  out["calls"] = list;
+  return out;
+}
 
 py::dict links_of(const Board& board) {
   py::dict out;

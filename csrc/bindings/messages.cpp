@@ -132,6 +132,13 @@ void bind_message_engine(py::module_& m) {
           },
           Release())
       .def("trace", &MessageEngine::trace, "trace"_a, Release())
+      .def(
+          "look",
+          [](MessageEngine& e, uint32_t calls) -> py::object {
+            if (e.board() == nullptr) return py::none();
+            return rank_dict(look_at(*e.board(), calls), e.link().rank());
+          },
+          "calls"_a = 0)
       .def("skip", &MessageEngine::skip, Release())
       .def("await_refusal", &MessageEngine::await_refusal, Release())
       .def("raise_on_all", &MessageEngine::raise_on_all, Release())

@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pycoll.errors import ArgumentError
 from pycoll.observe.attach import note_step, watcher_of
 from pycoll.observe.stats import Stats, read
+from pycoll.observe.telemetry import export
 from pycoll.runtime.sessions.session import Session
 
 
@@ -36,6 +38,20 @@ class Observation:
         `pycoll.parallel` do so by themselves.
         """
         note_step(self._session, samples)
+
+    def export_metrics(self, meter: Any = None) -> None:
+        """Offer the counters of this rank to OpenTelemetry, whose reader asks for them by itself.
+
+        They are those of `stats`, of this communicator and of those split from it, for as long as
+        it is open; `docs/slow-job.md` has their names. Where they go, the program tells its SDK.
+
+        Args:
+            meter: An ``opentelemetry.metrics.Meter``; by default one of the global provider.
+
+        Raises:
+            ArgumentError: If OpenTelemetry is missing.
+        """
+        export(self._session, meter)
 
     @contextmanager
     def trace(self, folder: str | os.PathLike[str]) -> Iterator[Path]:

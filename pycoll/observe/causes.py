@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pycoll.observe.links import DEAD_ADVICE, SLOW_ADVICE, dead, slow
+from pycoll.observe.shares import SMALL
 from pycoll.observe.status import ANYONE, RankStatus, Status
 
 _LONG_S = 0.5  # a wait that is worth a word
@@ -14,7 +15,9 @@ _FAULTS = 100  # pages from a disk per second, likewise
 _UNEVEN = 0.2  # of the time of the others that waits for one rank cost, to be worth a word
 _FAIR = 0.5  # of what the others wait: a rank that waits less has more to do than they
 _MOVES = 10_000  # bytes/s from where on a connection is no deadlock
-_STARVED = 0.25  # of the time without a core, from where on cores are too few
+STARVED = 0.25  # of the time without a core, from where on cores are too few
+_LEAK, _LEAK_SHARE = 4 << 20, 0.02  # bytes per second, and share of its memory, that is growth
+_MANY = 200  # calls per second from where on they are many
 GONE = ("gone", "left", "closed")
 
 
@@ -58,7 +61,9 @@ def find_causes(status: Status) -> list[Finding]:
     if links and links[0].cause == "dead link":  # what waits for it is not to blame
         found = [f for f in found if f.cause not in ("deadlock", "slow")]
     found = links + found
-    return (found or _uneven(status)) + _starved(status)
+    if not found:
+        found = _uneven(status) or _growing(status) or _small(status)
+    return found + _starved(status)
 
 
 def _links(status: Status) -> list[Finding]:
@@ -100,6 +105,39 @@ def _uneven(status: Status) -> list[Finding]:
     text = f"rank {worst.rank} {what}; the others wait {mean:.0%} of the time, {share:.0%} of that "
     text += f"for it, and it waits {worst.waiting:.0%}"
     return [Finding(cause, [worst.rank], text, advice)]
+
+
+def _growing(status: Status) -> list[Finding]:
+    """Find ranks whose memory grows while calls go on."""
+    grow = [
+        rank
+        for rank in status.ranks
+        if rank.growth > max(_LEAK, _LEAK_SHARE * rank.rss_bytes) and rank.calls_per_s > 0
+    ]
+    if not grow:
+        return []
+    worst = max(grow, key=lambda rank: rank.growth)
+    rate, now = worst.growth / (1 << 20), worst.rss_bytes / (1 << 20)
+    text = f"the memory of rank {worst.rank} grows by {rate:,.0f} MiB/s, and is {now:,.0f} MiB "
+    text += f"(process {worst.pid})"
+    advice = "look for lists of arrays or of Work that are kept; tracemalloc tells which line"
+    return [Finding("memory", [rank.rank for rank in grow], text, advice)]
+
+
+def _small(status: Status) -> list[Finding]:
+    """Say so where all ranks spend their time in many small calls."""
+    there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent", "elsewhere")]
+    if len(there) < 2 or min(rank.small for rank in there) < _UNEVEN:
+        return []
+    rate = max(rank.calls_per_s for rank in there)
+    if rate < _MANY:
+        return []
+    one = there[0]
+    share = sum(rank.small for rank in there) / len(there)
+    text = f"all ranks make {rate:,.0f} calls/s of at most {SMALL >> 10} KiB, {share:.0%} of the "
+    text += f"time, such as rank {one.rank} {one.where}"
+    advice = "put what they carry into one array (larger buckets), or make them async_op"
+    return [Finding("small calls", [rank.rank for rank in there], text, advice)]
 
 
 def _failed(status: Status) -> list[Finding]:
@@ -207,13 +245,13 @@ def _why(rank: RankStatus) -> tuple[str, str, str]:
         what = f"is swapped out ({process}: {size} in swap, {rate}){after}"
         return "swapped", what, "give the job more memory, or use less"
     if rank.inside:
-        how = "waits for a core" if rank.ready > _STARVED else "works"
+        how = "waits for a core" if rank.ready > STARVED else "works"
         place = f" at {rank.site}" if rank.site else ""
         return "slow", f"{how} inside {rank.call}{place} ({process})", "look at its processor"
     if rank.state == "waits":  # in recv from any rank
         what = f"waits for a message of any rank {rank.waits.what if rank.waits else ''}"
         return "message", what, "look for the send that is missing"
-    if rank.ready > _STARVED:
+    if rank.ready > STARVED:
         share = f"{rank.ready:.0%} of the time it has no core"
         return "starved", f"waits for a core ({process}: {share}){after}", "use fewer ranks"
     words = {
@@ -230,7 +268,7 @@ def _why(rank: RankStatus) -> tuple[str, str, str]:
 def _starved(status: Status) -> list[Finding]:
     """Say so where ranks have fewer cores than there are ranks, and feel it."""
     there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent", "elsewhere")]
-    starved = [rank for rank in there if rank.ready >= _STARVED]
+    starved = [rank for rank in there if rank.ready >= STARVED]
     if not starved or not there:
         return []
     cores = max(rank.cores for rank in there)

@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pycoll.config import VERSION
+from pycoll.observe.stats import own_sight
 from pycoll.runtime.sessions.reports import Call
 
 FORMAT = 1
@@ -34,7 +36,7 @@ def write(session: Any, error: BaseException, report: dict | None, folder: str) 
     with contextlib.suppress(OSError, ValueError):
         at.mkdir(parents=True, exist_ok=True)
         found = contents(session, error, report)
-        path = at / f"rank{rank}-{found['communicator'] or 'messages'}.json"
+        path = at / f"rank{rank}-{found['communicator']}.json"
         fresh = path.with_suffix(f".tmp{os.getpid()}")
         fresh.write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
         os.replace(fresh, path)
@@ -45,21 +47,15 @@ def write(session: Any, error: BaseException, report: dict | None, folder: str) 
 def contents(session: Any, error: BaseException, report: dict | None) -> dict[str, Any]:
     """Return all that a dump says."""
     members = list(session.job_ranks or session.members or range(session.world_size))
-    sight = session.control.sight() if session.control is not None else None
-    ranks = []
-    for place, member in enumerate(members if sight else ()):
-        seen = sight.rank(place, _CALLS) | {"rank": member, "place": place}
-        for call in seen["calls"]:
-            call["call"] = str(Call.unpack(call["descriptor"], call["count"]))
-        ranks.append(seen)
-    own = ranks[session.rank]["calls"] if ranks else []
+    ranks = list(_ranks(session, members))
+    own = next((seen["calls"] for seen in ranks if seen["place"] == session.rank), [])
     return {
         "pycoll_dump": FORMAT,
         "rank": members[session.rank],
         "place": session.rank,
         "world_size": session.world_size,
         "members": members,
-        "communicator": f"{sight.cookie:016x}" if sight else "",
+        "communicator": f"{session.cookie:016x}",
         "transport": session.transport,
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -77,6 +73,19 @@ def contents(session: Any, error: BaseException, report: dict | None) -> dict[st
         "stacks": stacks(),
         "flight_recorder": _entries(session, own),
     }
+
+
+def _ranks(session: Any, members: list[int]) -> Iterator[dict[str, Any]]:
+    """Yield what ranks show of themselves: all of them where they share memory, else this one."""
+    sight = session.control.sight() if session.control is not None else None
+    for place, member in enumerate(members):
+        if sight is not None:
+            seen = sight.rank(place, _CALLS)
+        elif place != session.rank or (seen := own_sight(session, _CALLS)) is None:
+            continue
+        for call in seen["calls"]:
+            call["call"] = str(Call.unpack(call["descriptor"], call["count"]))
+        yield seen | {"rank": member, "place": place}
 
 
 def stacks() -> list[dict[str, Any]]:

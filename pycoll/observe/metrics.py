@@ -48,7 +48,7 @@ class Metrics:
         from prometheus_client.core import HistogramMetricFamily as Histogram
 
         names = ["rank", "communicator"]
-        stats = list(_all(self._session()))
+        stats = list(all_stats(self._session()))
         plain = {
             "calls": Counter("pycoll_calls", "Calls begun.", labels=names),
             "errors": Counter("pycoll_errors", "Errors of the engine.", labels=names),
@@ -84,7 +84,7 @@ class Metrics:
         self._thread.join()
 
 
-def _all(session: Any) -> Iterator[tuple[str, Stats]]:
+def all_stats(session: Any) -> Iterator[tuple[str, Stats]]:
     """Yield the counters of a session and of its children, each with a label."""
     if session is None:
         return

@@ -73,4 +73,6 @@ def lines(status: Status, most: int = _FEW) -> tuple[list[str], list[list[str]],
     below = [f"and {len(ranks) - most} more ranks"] if len(ranks) > most else []
     for i, group in enumerate(status.communicators[1:], 1):
         below.append(f"communicator {i}: {group['world_size']} ranks, {group['calls']:,} calls")
+    for kind, (calls, nbytes) in sorted(status.traffic.items(), key=lambda entry: -entry[1][1]):
+        below.append(f"{kind}: {calls:,.0f} calls/s, {nbytes / 1e9:.3g} GB/s a rank")
     return above, [cells(rank) for rank in ranks[:most]], below

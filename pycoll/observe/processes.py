@@ -70,6 +70,13 @@ def read(pid: int) -> Process | None:
     )
 
 
+def rss_bytes(pid: int) -> int:
+    """Return the memory in use by a process; 0 if there is none."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
+    return 0
+
+
 def command_of(pid: int) -> str:
     """Return the command line of a process, or an empty text."""
     with contextlib.suppress(OSError):

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from pycoll.observe.trace.files import RECORD
 from pycoll.runtime.sessions.reports import Call
 from pycoll.types import type_bytes
 
@@ -39,7 +38,7 @@ class Stats:
 
     Attributes:
         rank, world_size, transport: Of the communicator.
-        calls: Calls that this rank has begun. Where ranks share no memory, the iterations.
+        calls: Calls that this rank has begun.
         errors: Exceptions that the engine has raised here.
         symmetric_bytes, kept_bytes: Symmetric memory of this rank in arrays, and freed memory that
             waits to be used again.
@@ -60,14 +59,24 @@ class Stats:
     collectives: dict[str, Counts]
 
 
+def own_sight(session: Any, calls: int = 0) -> dict[str, Any] | None:
+    """Return what this rank shows of itself, as `RankSight` of csrc/memory/sight.h.
+
+    None where the system had no memory for it.
+    """
+    if session.control is not None:
+        return session.control.sight().rank(session.rank, calls)
+    return session.engine.look(calls)
+
+
 def read(session: Any) -> Stats:
     """Read the counters of a session."""
     engine, memory, watcher = session.engine, session.memory, session.observer
+    own = own_sight(session)
     heap = memory.heap if memory is not None else None
     used, kept = heap.usage(memory.region) if heap is not None else (0, 0)
     peer, waited_s, calls = -1, 0.0, engine.iteration
-    if session.control is not None:
-        own = session.control.sight().rank(session.rank, 0)
+    if own is not None:
         peer, waited_s, calls = own["waiting_peer"], own["waiting_s"], own["call_seq"]
     return Stats(
         session.rank,
@@ -83,9 +92,8 @@ def read(session: Any) -> Stats:
     )
 
 
-def add(counts: dict[str, Counts], raw: bytes) -> None:
+def add(counts: dict[str, Counts], calls: np.ndarray) -> None:
     """Count records of a trace."""
-    calls = np.frombuffer(raw, RECORD)
     for descriptor in np.unique(calls["descriptor"]).tolist():
         mine = calls[calls["descriptor"] == descriptor]
         what = Call.unpack(descriptor, 0)

@@ -60,6 +60,8 @@ class RankStatus:
         why: Why it left.
         waiting: Share of the time in which it waited.
         blamed: Share of the time in which others waited, in the end, for it.
+        small: Share of the time in which it was in calls of at most 16 KiB.
+        growth: Bytes per second by which its memory only grew.
     """
 
     rank: int
@@ -82,6 +84,8 @@ class RankStatus:
     why: str
     waiting: float = 0.0
     blamed: float = 0.0
+    small: float = 0.0
+    growth: float = 0.0
 
     @property
     def where(self) -> str:
@@ -101,6 +105,8 @@ class Status:
         communicators: World size and number of calls of each communicator.
         failure: What has ended its first communicator, or None.
         links: Its connections over TCP, from ranks of this host.
+        traffic: By collective, calls and bytes of arrays per second, of one rank of each
+            communicator.
     """
 
     number: int
@@ -110,6 +116,7 @@ class Status:
     communicators: list[dict[str, int]]
     failure: dict[str, Any] | None
     links: list[LinkState] = field(default_factory=list)
+    traffic: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return it ready for JSON."""
@@ -138,7 +145,8 @@ def compare(before: Look, after: Look, shares: Shares) -> Status:
     ]
     failure = next((g.failure for g in after.groups[:1]), None)
     links = states(before.links, after.links)
-    return Status(after.number, after.command, seconds, ranks, sizes, failure, links)
+    traffic = {kind: (n / seconds, size / seconds) for kind, (n, size) in shares.traffic.items()}
+    return Status(after.number, after.command, seconds, ranks, sizes, failure, links, traffic)
 
 
 def _rank(
@@ -190,6 +198,8 @@ def _rank(
         own["text"],
         shares.waiting(rank),
         shares.blamed.get(rank, 0) / max(1, shares.looks * (after.world_size - 1)),
+        shares.in_small(rank),
+        shares.growth(rank),
     )
 
 

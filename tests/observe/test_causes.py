@@ -12,7 +12,10 @@ from pycoll.errors import ArgumentError
 from pycoll.observe import causes
 from pycoll.observe.causes import find_causes, headline
 from pycoll.observe.page import lines
+from pycoll.observe.report import text
+from pycoll.observe.report.analysis import analyse
 from pycoll.observe.status import RankStatus, Status, Wait, status
+from pycoll.observe.trace.merged import merge
 
 STAGED = {
     "sleeping": (
@@ -50,11 +53,25 @@ STAGED = {
         "step()",
         r"rank 2 sleeps in its own code .* after .*; ranks 0, 1 have waited",
     ),
+    "another branch": (
+        3,
+        "try:\n"
+        "    comm.broadcast(x) if rank == 2 else step()\n"
+        "except pycoll.CollError:\n"
+        "    time.sleep(60)",
+        r"rank 2 has ended the communicator \(MismatchError\)",
+        r"rank 2 left the common path: broadcast.* at program.py:10 <module>\(\), where the others "
+        r"called all_reduce.* at program.py:8 step\(\)",
+    ),
     "more samples": (
         3,
-        "while True:\n    time.sleep(0.04 if rank == 2 else 0.001)\n    step()",
+        "while True:\n"
+        "    time.sleep(0.04 if rank == 2 else 0.001)\n"
+        "    step()\n"
+        "    comm.note_step(40 if rank == 2 else 1)",
         r"rank 2 has more to do between calls than the others \(process \d+: \d+% of a core\); "
         r"the others wait \d+% of the time, \d+% of that for it, and it waits \d+%",
+        r"rank 2 enters \d+% of the calls last, for it has 40 samples a step where the mean is 14",
     ),
     "pages from a disk": (
         2,
@@ -71,6 +88,7 @@ STAGED = {
         "    step()",
         r"rank 1 is swapped out \(process \d+: 0 MiB of its memory in swap, [\d,]+ pages/s come "
         r"from a disk\)",
+        r"rank 1 (enters \d+% of the calls last, for it )?is swapped out \(.*pages/s",
     ),
     "cores": (
         3,
@@ -81,37 +99,64 @@ STAGED = {
         "    step()",
         r"rank \d .*(has no core|waits for a core)",
     ),
+    "tiny buckets": (
+        2,
+        "while True: comm.all_reduce(x[:8])",
+        r"all ranks make [\d,]+ calls/s of at most 16 KiB, \d+% of the time, such as rank 0 "
+        r"all_reduce float32\[8\] at program.py:9 <module>\(\)|rank \d .*has no core",
+        r"all ranks make [\d,]+ calls of at most 16 KiB at program.py:9 <module>\(\)"
+        r"|rank \d .*has no core",
+    ),
+    "growing memory": (
+        2,
+        "kept = []\n"
+        "while True:\n"
+        "    time.sleep(0.005)\n"
+        "    if rank: kept.append(np.ones(1 << 15))\n"
+        "    step()",
+        r"the memory of rank 1 grows by \d+ MiB/s, and is \d+ MiB \(process \d+\)",
+        r"the memory of rank 1 grows by [\d.]+ MiB/s, to [\d.]+ MiB at the end",
+    ),
 }
+"""Ranks, program, and what the first line of `status` says, and of `report` if it is another."""
 
 
 def first_line(number):
-    """Return the headline once something is wrong with a job."""
+    """Return the line that `status` and `top` print first, once something is wrong with a job."""
     with contextlib.suppress(ArgumentError):  # not begun so far
         seen = status(number, 0.2)
-        found = find_causes(seen)
-        return headline(seen, found) if found else None
+        return lines(seen)[0][0] if find_causes(seen) else None
+
+
+def told(trace):
+    """Return the first line of the report on a trace, which may still be written."""
+    with contextlib.suppress(ArgumentError):  # not begun so far
+        return text.above(analyse(merge(trace)))[0]
 
 
 @pytest.mark.parametrize("name", STAGED)
 def test_the_first_line_names_rank_and_cause(job, name, tmp_path, monkeypatch):
-    n, text, want = STAGED[name]
+    n, program, *want = STAGED[name]
     monkeypatch.chdir(tmp_path)
-    with job(n, text) as process:
-        seen = []  # what the failure shows
+    with job(n, program, PYCOLL_TRACE=str(tmp_path / "trace")) as process:
+        seen = [[], []]  # what the failure shows
 
-        def fits():
-            seen.append(first_line(process.pid))
-            return re.match(want, seen[-1] or "")
+        def fits(k):
+            seen[k].append(told(tmp_path / "trace") if k else first_line(process.pid))
+            return re.match(want[-k], seen[k][-1] or "")
 
-        until(fits)
+        until(lambda: fits(0))
+        until(lambda: fits(1))
 
 
 def test_a_rank_that_is_continued_is_well_again(job):
-    text = "os.kill(os.getpid(), signal.SIGSTOP) if rank else None\nwhile True: step()"
-    with job(2, text) as process:
+    program = "os.kill(os.getpid(), signal.SIGSTOP) if rank else None\nwhile True: step()"
+    with job(2, program) as process:
         until(lambda: (first_line(process.pid) or "").startswith("rank 1 is stopped"))
         os.kill(status(process.pid).ranks[1].pid, signal.SIGCONT)
-        until(lambda: all(f.cause == "cores" for f in find_causes(status(process.pid))))
+        until(
+            lambda: {f.cause for f in find_causes(status(process.pid))} <= {"cores", "small calls"}
+        )
         seen = status(process.pid)
         assert headline(seen, []).startswith("all 2 ranks are well: ")
         assert seen.ranks[0].calls_per_s > 0

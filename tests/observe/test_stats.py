@@ -8,7 +8,7 @@ import pytest
 
 from pycoll.config import Config
 from pycoll.errors import ArgumentError, PeerRejected
-from pycoll.testing import run_processes
+from pycoll.testing import run_processes, run_threads
 
 
 def test_counters_are_what_happened():
@@ -47,3 +47,32 @@ def test_prometheus_gets_them():
     for number, (line,) in enumerate(run_processes(1, rank, config=config)):
         assert line.startswith(f'pycoll_calls_total{{communicator="job",rank="{number}"}}')
         assert float(line.split()[-1]) >= 8
+
+
+def test_opentelemetry_gets_them(tmp_path):
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    def rank(comm):
+        reader = InMemoryMetricReader()
+        comm.export_metrics(MeterProvider([reader]).get_meter("test"))
+        half = comm.split(comm.rank)
+        with comm.trace(tmp_path):
+            for _ in range(7):
+                comm.all_reduce(np.ones(4))
+            (scope,) = reader.get_metrics_data().resource_metrics[0].scope_metrics
+            found = {m.name: m.data.data_points for m in scope.metrics}
+        (bytes_,) = found["pycoll.collective.bytes"]
+        assert dict(bytes_.attributes) == {
+            "rank": comm.rank,
+            "communicator": "job",
+            "collective": "all_reduce",
+        }
+        assert bytes_.value == 7 * 32
+        assert [p.value for p in found["pycoll.collective.calls"]] == [7]
+        labels = {p.attributes["communicator"]: p.value for p in found["pycoll.calls"]}
+        half.close()
+        return sorted(labels), labels["job"] >= 7
+
+    assert run_threads(2, rank) == 2 * [(["job", "split1"], True)]

@@ -13,6 +13,7 @@ from observe_jobs import until
 from pycoll import _C
 from pycoll.errors import ArgumentError
 from pycoll.observe.find import find, jobs
+from pycoll.observe.page import lines
 from pycoll.observe.status import status
 from pycoll.testing import run_processes
 
@@ -70,6 +71,20 @@ def test_a_hang_is_reported(job):
         assert found["headline"].startswith("rank 1 sleeps in its own code")
         assert found["findings"][0]["waited_s"] >= 1
         assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+
+
+def test_traffic_is_counted(job):
+    """By collective; of the calls that no look has seen, others tell."""
+    program = "while True:\n    time.sleep(0.02)\n    comm.broadcast(x)\n    step()\n    step()"
+    with job(2, program) as process:
+        until(lambda: ready(process.pid))
+        seen = status(process.pid, 1.0)
+    (calls, nbytes), (some, _) = seen.traffic["all_reduce"], seen.traffic["broadcast"]
+    rate = seen.ranks[0].calls_per_s
+    assert calls + some == pytest.approx(rate, rel=0.3)
+    assert calls == pytest.approx(2 * some, rel=0.3)
+    assert nbytes == pytest.approx(calls * 4000)
+    assert f"all_reduce: {calls:,.0f} calls/s, {nbytes / 1e9:.3g} GB/s a rank" in lines(seen)[2]
 
 
 def test_top_draws(job):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from pycoll.observe.causes import Finding
+from pycoll.observe.causes import STARVED, Finding
 from pycoll.observe.links import DEAD_ADVICE, SLOW_ADVICE, dead, slow
 from pycoll.observe.page import size
-from pycoll.observe.report.analysis import SMALL, Analysis, RankRow
+from pycoll.observe.report.analysis import Analysis, RankRow
+from pycoll.observe.shares import SMALL
+from pycoll.observe.trace.merged import Group, unwrapped
+from pycoll.runtime.sessions.reports import Call
 
 _WORTH = 0.05  # of the time, from where on something is worth a word
-_SHARE = 0.5  # of what waits for the last to enter cost, from where on one rank is a straggler
+_SHARE = 0.6  # of what waits for the last to enter cost, from where on one rank is a straggler
 _GROWTH = 0.02  # of its memory per second
 _SAMPLES = 1.15  # bytes, or samples, of a rank over the mean
 _FAULTS = 100  # pages from a disk per second,
@@ -22,9 +26,9 @@ _SWAPPED = 16 << 20  # and bytes in swap, from where on a rank counts as swapped
 def advise(seen: Analysis) -> list[Finding]:
     """Return what is worth knowing, the most expensive first."""
     found = [*_failures(seen), *_links(seen), *_stragglers(seen), *_growth(seen), *_small(seen)]
-    found += _memory(seen)
+    found += [*_memory(seen), *_held(seen)]
     found.sort(key=lambda finding: -finding.waited_s)
-    return found
+    return found + _cores(seen)
 
 
 def headline(seen: Analysis, findings: list[Finding]) -> str:
@@ -40,10 +44,67 @@ def _failures(seen: Analysis) -> list[Finding]:
     if not bad:
         return []
     group, k = bad[0]
+    if odd := _odd(group, k):
+        return [odd]
     missing = [group.members[p] for p in np.flatnonzero(np.isnan(group.enter_ns[:, k]))]
     who = f"; ranks {', '.join(map(str, missing))} never entered it" if missing else ""
     text = f"a call failed at {group.site[k] or 'an unknown place'} (call {k + 1}){who}"
     return [Finding("failed", missing, text, "PYCOLL_DUMP=DIR tells how it came to that", 1e9)]
+
+
+def _odd(group: Group, k: int) -> Finding | None:
+    """Name the ranks that made another call than the others, if the k-th failed of that."""
+    made: dict[tuple[int, int], list[int]] = {}
+    words: dict[tuple[int, int], str] = {}
+    for place, stream in enumerate(group.streams):
+        if stream is None or np.isnan(group.enter_ns[place, k]):
+            continue
+        call = stream.calls[np.searchsorted(unwrapped(stream), group.iteration[k])]
+        key = int(call["descriptor"]), int(call["count"])
+        made.setdefault(key, []).append(group.members[place])
+        site = stream.sites.get(int(call["site"]) & 0x7FFF, "")
+        words.setdefault(key, f"{Call.unpack(*key)} at {site or 'an unknown place'}")
+    if len(made) < 2:
+        return None
+    usual, *others = sorted(made, key=lambda key: -len(made[key]))
+    ranks = sorted(rank for key in others for rank in made[key])
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    text = f"{noun} {', '.join(map(str, ranks))} left the common path: {words[others[0]]}, where "
+    text += f"the others called {words[usual]}"
+    return Finding("mismatch", ranks, text, "all ranks must make the same calls", 1e9)
+
+
+def _held(seen: Analysis) -> list[Finding]:
+    """Return what ranks that waited long have seen: each cause once, at its longest."""
+    worst: dict[tuple, Finding] = {}
+    for stream in seen.trace.streams:
+        for note in stream.held:
+            finding = Finding(**note)
+            others = max(1, len(seen.ranks) - len(finding.ranks))
+            finding = replace(finding, waited_s=finding.waited_s * others)
+            key = finding.cause, tuple(finding.ranks)
+            if key not in worst or worst[key].waited_s < finding.waited_s:
+                worst[key] = finding
+    return list(worst.values())
+
+
+def _cores(seen: Analysis) -> list[Finding]:
+    """Say so where ranks had fewer cores than there are ranks, and felt it."""
+    starved = [row for row in seen.ranks if row.ready >= STARVED]
+    if not starved:
+        return []
+    worst = max(starved, key=lambda row: row.ready)
+    cost = sum(row.ready for row in starved) * seen.seconds
+    text = f"rank {worst.rank} {_no_core(seen, worst)}"
+    ranks = [row.rank for row in starved]
+    return [Finding("cores", ranks, text, "use fewer ranks, or more cores", cost)]
+
+
+def _no_core(seen: Analysis, row: RankRow) -> str:
+    text = f"is ready to run, but has no core for {row.ready:.0%} of the time: "
+    if len(seen.ranks) > row.cores:
+        return text + f"{len(seen.ranks)} ranks share {row.cores} cores"
+    return text + f"other programs use the {row.cores} cores of its host"
 
 
 def _links(seen: Analysis) -> list[Finding]:
@@ -94,7 +155,9 @@ def _why_late(seen: Analysis, worst: RankRow) -> tuple[str, str]:
     if worst.samples > _SAMPLES * samples:
         why = f", for it has {worst.samples:.4g} samples a step where the mean is {samples:.4g}"
         return why, "divide the samples evenly"
-    if worst.cost_s < _SHARE * sum(row.cost_s for row in seen.ranks):
+    if worst.ready > STARVED:
+        return f", for it {_no_core(seen, worst)}", "use fewer ranks, or more cores"
+    if _in_turns(seen):
         return "", "the ranks take turns: look for uneven work, or too few cores"
     if worst.nbytes > _SAMPLES * mean:
         much = f"{worst.nbytes / mean:.2f} times the mean bytes"
@@ -103,6 +166,12 @@ def _why_late(seen: Analysis, worst: RankRow) -> tuple[str, str]:
         f"it computes longer between calls ({_between(seen, worst):.3g} s more than the mean): "
         "give it fewer samples, or look at its processor, its disk, and its memory"
     )
+
+
+def _in_turns(seen: Analysis) -> bool:
+    """Whether no one rank is mostly the last."""
+    costs = [row.cost_s for row in seen.ranks]
+    return max(costs) < _SHARE * sum(costs)
 
 
 def _between(seen: Analysis, row: RankRow) -> float:
@@ -127,7 +196,8 @@ def _growth(seen: Analysis) -> list[Finding]:
 
 def _small(seen: Analysis) -> list[Finding]:
     small = [row for row in seen.sites if row.small > 0.5 * row.calls and row.calls >= 16]
-    cost = sum(row.total_s - row.waited_s for row in small)
+    waits = _in_turns(seen) and max(row.ready for row in seen.ranks) < STARVED  # are the calls' own
+    cost = sum(row.total_s - (0 if waits else row.waited_s) for row in small) * len(seen.ranks)
     if not small or sum(row.total_s for row in small) < _WORTH * seen.seconds:
         return []
     worst = max(small, key=lambda row: row.total_s)

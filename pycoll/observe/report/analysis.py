@@ -9,12 +9,11 @@ import numpy as np
 
 from pycoll.errors import ScheduleError
 from pycoll.observe.links import LinkState, states
+from pycoll.observe.shares import SMALL
 from pycoll.observe.trace.merged import Group, Merged
 from pycoll.runtime.sessions.reports import Call
 from pycoll.schedule.cost.cost import busbw_factor
 from pycoll.types import type_bytes
-
-SMALL = 16 << 10  # bytes below which a call costs its latency, whatever it carries
 
 
 @dataclass
@@ -32,6 +31,10 @@ class RankRow:
         growth: Bytes per second by which the memory of its process grew over the whole time.
         swap_bytes: Most memory of its process in swap.
         faults_per_s: Pages that had to come from a disk.
+        ready: Share of the time in which it was ready to run, and had no core,
+        cores: of so many.
+        steps, step_s: How many steps the trace tells of, and the median of their lengths.
+        step_share: Share of the steps' time in calls.
         samples: It had in a step, on average; nan if the trace does not say.
     """
 
@@ -48,6 +51,11 @@ class RankRow:
     growth: float = 0.0
     swap_bytes: int = 0
     faults_per_s: float = 0.0
+    ready: float = 0.0
+    cores: int = 0
+    steps: int = 0
+    step_s: float = math.nan
+    step_share: float = math.nan
     samples: float = math.nan
 
 
@@ -62,6 +70,8 @@ class KindRow:
         algorithm: The most frequent one.
         calls: How many.
         median_s, waited_s: Of a call: median time, and mean wait, over ranks.
+        tuned_s: Time that `pycoll tune` has measured for the algorithm at the nearest size; nan if
+            there is none within a factor of two.
         moving_s: Median of the time from the last to enter until the last to leave.
         busbw: Bus bandwidth over that time, in GB/s; nan where there is none.
         total_s: Time in them, mean over ranks.
@@ -74,6 +84,7 @@ class KindRow:
     calls: int
     median_s: float
     waited_s: float
+    tuned_s: float
     moving_s: float
     busbw: float
     total_s: float
@@ -135,8 +146,7 @@ def analyse(trace: Merged) -> Analysis:
     for row in ranks.values():
         row.share = row.inside_s / seconds
         _memory(trace, row)
-        steps = [n for s in trace.streams if s.rank == row.rank for _, n in s.steps]
-        row.samples = float(np.mean(steps)) if steps else math.nan
+        _steps(trace, row)
     rows = [_kind(*key, parts) for key, parts in kinds.items()]
     return Analysis(
         trace,
@@ -190,7 +200,7 @@ def _classes(group: Group) -> list[tuple[tuple, np.ndarray]]:
 
 def _kind(name: str, ranks: int, _: int, parts: list[tuple[Group, np.ndarray]]) -> KindRow:
     total, waited, moving, calls = [], [], [], 0
-    sizes: dict[tuple[int, str], int] = {}
+    sizes: dict[tuple[int, str, bool], int] = {}
     for group, at in parts:
         spans = group.leave_ns[:, at] - group.enter_ns[:, at]
         total.append(np.nanmean(spans, axis=0))
@@ -199,8 +209,9 @@ def _kind(name: str, ranks: int, _: int, parts: list[tuple[Group, np.ndarray]]) 
         calls += at.size
         for k in at.tolist():
             what, nbytes = _size(int(group.descriptor[k]), int(group.count[k]))
-            sizes[nbytes, what.algorithm] = sizes.get((nbytes, what.algorithm), 0) + 1
-    (nbytes, algorithm), _ = max(sizes.items(), key=lambda entry: entry[1])
+            key = nbytes, what.algorithm, what.memory.startswith("symmetric")
+            sizes[key] = sizes.get(key, 0) + 1
+    (nbytes, algorithm, symmetric), _ = max(sizes.items(), key=lambda entry: entry[1])
     all_total, all_waited, all_moving = map(np.concatenate, (total, waited, moving))
     moving_s = max(float(np.median(all_moving)), 1.0) * 1e-9
     try:
@@ -215,10 +226,22 @@ def _kind(name: str, ranks: int, _: int, parts: list[tuple[Group, np.ndarray]]) 
         calls,
         float(np.median(all_total)) * 1e-9,
         float(np.mean(all_waited)) * 1e-9,
+        _tuned(parts[0][0], name, nbytes, symmetric, algorithm.partition("#")[0]),
         moving_s,
         busbw,
         float(np.sum(all_total)) * 1e-9,
     )
+
+
+def _tuned(group: Group, name: str, nbytes: int, symmetric: bool, algorithm: str) -> float:
+    rows = next((s.head["tuned"] for s in group.streams if s and s.head["tuned"]), [])
+    near = [
+        (abs(math.log(max(size, 1) / max(nbytes, 1))), seconds)
+        for collective, size, direct, by, seconds in rows
+        if (collective, direct, by) == (name, symmetric, algorithm)
+    ]
+    far, seconds = min(near, default=(math.inf, math.nan))
+    return seconds if far <= math.log(2) else math.nan
 
 
 def _count_sites(group: Group, sites: dict[str, SiteRow]) -> None:
@@ -248,10 +271,32 @@ def _links(trace: Merged) -> list[LinkState]:
     return states(first, last)
 
 
+def _steps(trace: Merged, row: RankRow) -> None:
+    """Count what lies between two ends of steps."""
+    own = [s for s in trace.streams if s.rank == row.rank]
+    ends = np.array(sorted(step for s in own for step in s.steps), np.int64).reshape(-1, 2)
+    row.steps = len(ends)
+    if not row.steps:
+        return
+    row.samples = float(np.mean(ends[:, 1]))
+    if row.steps < 2:
+        return
+    first, last = ends[0, 0], ends[-1, 0]
+    inside = 0.0
+    for stream in own:
+        enter = stream.calls["enter_ns"].astype(np.int64)
+        there = (enter >= first) & (enter < last)
+        inside += float(stream.calls["total_ns"][there].sum(dtype=np.float64))
+    row.step_s = float(np.median(np.diff(ends[:, 0]))) * 1e-9
+    row.step_share = inside / max(float(last - first), 1.0)
+
+
 def _memory(trace: Merged, row: RankRow) -> None:
     samples = sorted(m for s in trace.streams if s.rank == row.rank for m in s.memory)
     if samples:
-        when, process, symmetric, swap, faults = np.array(samples, np.float64).T
+        when, process, symmetric, swap, faults, ready, cores = np.array(samples, np.float64).T
+        row.ready = float(np.ptp(ready) / max(np.ptp(when) * 1e-9, _SHORTEST_S))
+        row.cores = int(cores.max())
         row.swap_bytes = int(swap.max())
         row.faults_per_s = float(np.ptp(faults) / max(np.ptp(when) * 1e-9, _SHORTEST_S))
         row.peak_bytes, row.symmetric_bytes = int(process.max()), int(symmetric.max())

@@ -32,8 +32,10 @@ def above(seen: Analysis) -> list[str]:
 
 def tables(seen: Analysis, most: int = 12) -> dict[str, Table]:
     """Return tables of ranks, collectives and call sites by their titles."""
+    steps = {"Steps": _steps(seen)} if any(row.steps > 1 for row in seen.ranks) else {}
     return {
         "Ranks": _ranks(seen),
+        **steps,
         "Collectives": _collectives(seen, most),
         "Call sites": _sites(seen, most),
     }
@@ -57,6 +59,15 @@ def _ranks(seen: Analysis) -> Table:
     return head, rows
 
 
+def _steps(seen: Analysis) -> Table:
+    rows = [
+        [str(r.rank), f"{r.steps:,}", micro(r.step_s), f"{r.step_share:.1%}", f"{r.samples:.4g}"]
+        for r in seen.ranks
+        if r.steps > 1
+    ]
+    return ("rank", "steps", "median", "in calls", "samples"), rows
+
+
 def _collectives(seen: Analysis, most: int) -> Table:
     head = (
         "collective",
@@ -66,6 +77,7 @@ def _collectives(seen: Analysis, most: int) -> Table:
         "calls",
         "median",
         "waited",
+        "tuned",
         "busbw",
         "total",
     )
@@ -78,6 +90,7 @@ def _collectives(seen: Analysis, most: int) -> Table:
             f"{k.calls:,}",
             micro(k.median_s),
             micro(k.waited_s),
+            "" if math.isnan(k.tuned_s) else micro(k.tuned_s),
             "" if math.isnan(k.busbw) else f"{k.busbw:.3g} GB/s",
             f"{k.total_s:.3g} s",
         ]

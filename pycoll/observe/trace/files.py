@@ -1,8 +1,9 @@
 """The files of a trace: two for each rank of each communicator.
 
-``NAME.calls`` has 40 bytes for each call, as `RECORD` says. ``NAME.jsonl`` has a head in its first
+``NAME.calls`` has 38 bytes for each call, as `PACKED` says. ``NAME.jsonl`` has a head in its first
 line, and then lines that name call sites, messages, how much memory the rank used, what its system
-knew of its connections, and how many samples it had in each step.
+knew of its connections, how many samples it had in each step, and who held it up when it waited
+long.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from pycoll.errors import ArgumentError
 
-FORMAT = 2
+FORMAT = 3
 RECORD = np.dtype(  # TraceRecord of csrc/engine/trace.h
     [
         ("enter_ns", "<u8"),
@@ -29,6 +30,15 @@ RECORD = np.dtype(  # TraceRecord of csrc/engine/trace.h
         ("iteration", "<u4"),
         ("site", "<u2"),
         ("awaited", "<u2"),
+    ]
+)
+PACKED = np.dtype(  # as it lies on the disk: no array has 2^48 elements
+    [
+        ("enter_ns", "<u8"),
+        ("descriptor", "<u8"),
+        ("count_low", "<u4"),
+        ("count_high", "<u2"),
+        *((name, RECORD[name]) for name in RECORD.names[3:]),
     ]
 )
 FAILED, NOBODY = 0x8000, 0xFFFF
@@ -43,8 +53,9 @@ class Stream:
         calls: A `RECORD` for each call.
         sites: Text of each call site.
         messages: Rows of way, enter_ns, total_ns, peer, tag, nbytes.
-        memory: Rows of time in ns, bytes of the process, of symmetric memory, and in swap, and
-            pages that had to come from a disk so far.
+        memory: Rows of time in ns, bytes of the process, of symmetric memory, and in swap, pages
+            that had to come from a disk so far, seconds without a core so far, and cores.
+        held: Findings of `pycoll.observe.causes`, from when this rank had waited long.
         links: By peer, counters as `pycoll.observe.links` reads them, again and again.
         steps: Rows of time in ns, and samples of this rank, for each step.
         lost: Calls for which there was no room.
@@ -55,6 +66,7 @@ class Stream:
     sites: dict[int, str] = field(default_factory=dict)
     messages: list[list[Any]] = field(default_factory=list)
     memory: list[list[int]] = field(default_factory=list)
+    held: list[dict[str, Any]] = field(default_factory=list)
     links: list[dict[int, dict[str, int]]] = field(default_factory=list)
     steps: list[list[int]] = field(default_factory=list)
     lost: int = 0
@@ -63,6 +75,25 @@ class Stream:
     def rank(self) -> int:
         """Its rank in the job."""
         return self.head["rank"]
+
+
+def pack(calls: np.ndarray) -> np.ndarray:
+    """Return records as they are written."""
+    packed = np.empty(calls.size, PACKED)
+    for name in set(RECORD.names) - {"count"}:
+        packed[name] = calls[name]
+    packed["count_low"] = calls["count"] & 0xFFFFFFFF
+    packed["count_high"] = calls["count"] >> 32
+    return packed
+
+
+def unpack(packed: np.ndarray) -> np.ndarray:
+    """Return records as the engine has made them."""
+    calls = np.empty(packed.size, RECORD)
+    for name in set(RECORD.names) - {"count"}:
+        calls[name] = packed[name]
+    calls["count"] = packed["count_low"] | packed["count_high"].astype(np.uint64) << np.uint64(32)
+    return calls
 
 
 def clock_of_host() -> tuple[str, str]:
@@ -95,8 +126,8 @@ def _stream(path: Path) -> Stream:
         if head.get("pycoll_trace") != FORMAT:
             raise ValueError(f"its format is {head.get('pycoll_trace')!r}, expected {FORMAT}")
         raw = path.with_suffix(".calls").read_bytes()
-        whole = len(raw) // RECORD.itemsize * RECORD.itemsize  # the writer may have been killed
-        stream = Stream(head, np.frombuffer(raw[:whole], RECORD))
+        whole = len(raw) // PACKED.itemsize * PACKED.itemsize  # the writer may have been killed
+        stream = Stream(head, unpack(np.frombuffer(raw[:whole], PACKED)))
         for line in lines:
             if "site" in line:
                 stream.sites[int(line["site"])] = str(line["text"])
@@ -104,6 +135,8 @@ def _stream(path: Path) -> Stream:
                 stream.messages.append(line["message"])
             elif "memory" in line:
                 stream.memory.append(line["memory"])
+            elif "held" in line:
+                stream.held.append(line["held"])
             elif "links" in line:
                 stream.links.append({int(peer): one for peer, one in line["links"].items()})
             elif "step" in line:

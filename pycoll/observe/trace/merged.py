@@ -122,8 +122,8 @@ def _group(name: str, streams: list[Stream], shift: dict[int, float], zero: int)
     rows: list[list[Stream]] = [[] for _ in members]
     for stream in streams:
         rows[stream.head["place"]].append(stream)
-    unwrapped = {id(s): _unwrapped(s.calls["iteration"]) for s in streams}
-    iteration = np.unique(np.concatenate([unwrapped[id(s)] for s in streams]))
+    whole = {id(s): unwrapped(s) for s in streams}
+    iteration = np.unique(np.concatenate([whole[id(s)] for s in streams]))
     shape = len(members), iteration.size
     enter, leave, waited = (np.full(shape, np.nan) for _ in range(3))
     descriptor, count = (np.zeros(iteration.size, np.uint64) for _ in range(2))
@@ -131,7 +131,7 @@ def _group(name: str, streams: list[Stream], shift: dict[int, float], zero: int)
     for place in reversed(range(len(members))):
         for stream in rows[place]:
             calls = stream.calls
-            at = np.searchsorted(iteration, unwrapped[id(stream)])
+            at = np.searchsorted(iteration, whole[id(stream)])
             first = calls["enter_ns"].astype(np.int64) - zero + shift[id(stream)]
             enter[place, at] = first
             leave[place, at] = first + calls["total_ns"]
@@ -147,9 +147,10 @@ def _group(name: str, streams: list[Stream], shift: dict[int, float], zero: int)
     )
 
 
-def _unwrapped(iteration: np.ndarray) -> np.ndarray:
-    """Return numbers modulo 2^32 as they were."""
-    return np.unwrap(iteration.astype(np.float64), period=2.0**32).astype(np.int64)
+def unwrapped(stream: Stream) -> np.ndarray:
+    """Return the iterations of the calls of a rank, written modulo 2^32, as they were."""
+    numbers = stream.calls["iteration"].astype(np.float64)
+    return np.unwrap(numbers, period=2.0**32).astype(np.int64)
 
 
 def _clocks(
@@ -188,9 +189,7 @@ def _clocks(
 
 def _bounds(a: Stream, b: Stream, shift_a: float, zero: int) -> tuple[float, float]:
     """Bound what must be added to the times of b, by the calls that it has in common with a."""
-    common, at_a, at_b = np.intersect1d(
-        _unwrapped(a.calls["iteration"]), _unwrapped(b.calls["iteration"]), return_indices=True
-    )
+    common, at_a, at_b = np.intersect1d(unwrapped(a), unwrapped(b), return_indices=True)
     if not common.size:
         return -np.inf, np.inf
     enter_a = a.calls["enter_ns"][at_a].astype(np.int64) - zero + shift_a

@@ -14,16 +14,22 @@ import weakref
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from pycoll import _C
 from pycoll.config import VERSION
 from pycoll.errors import ArgumentError, CollError
+from pycoll.observe.causes import find_causes
 from pycoll.observe.processes import read
-from pycoll.observe.stats import Counts, add
-from pycoll.observe.trace.files import FORMAT, clock_of_host
+from pycoll.observe.stats import Counts, add, own_sight
+from pycoll.observe.status import status
+from pycoll.observe.trace.files import FORMAT, RECORD, clock_of_host, pack
 
 _CAPACITY = 1 << 16  # calls between two visits of the thread
 _PERIOD_S = 0.05
-_MEMORY_EVERY = 10  # visits
+_MEMORY_EVERY = 5  # visits at first, less often as the trace gets longer
+_LONG_S = 0.6  # a wait after which a rank looks around,
+_LOOK_S = 0.2  # for so long
 
 
 class Tracer:
@@ -46,7 +52,8 @@ class Tracer:
         self._trace = _C.Trace(_CAPACITY)
         self._known: set[int] = set()
         self._messages: list[list[Any]] = []
-        self._visits = 0
+        self._visits = self._next_look = 0
+        self._long_s = _LONG_S
         self._counts: dict[str, Counts] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -76,6 +83,7 @@ class Tracer:
             "host": host,
             "clock": clock,
             "command": " ".join(sys.argv),
+            "tuned": _tuned(session) if session.rank == 0 else [],
             "realtime": [(before + after) // 2, real, (after - before) // 2 + 1],
         }
         name = f"rank{rank}-{key:016x}-{before}"
@@ -107,15 +115,33 @@ class Tracer:
     def _work(self) -> None:
         while not self._stopped.wait(_PERIOD_S):
             self.flush()
+            with contextlib.suppress(CollError, _C.EngineError, OSError):  # it ends just now
+                self._look_around()
+
+    def _look_around(self) -> None:
+        """Note who is to blame if this rank waits long, and again when that has doubled."""
+        session = self._session()
+        own = own_sight(session) if session is not None else None
+        waited_s = max(own["waiting_s"], own["message_s"]) if own is not None else 0.0
+        if waited_s < self._long_s:
+            self._long_s = _LONG_S if waited_s < _LONG_S else self._long_s
+            return
+        self._long_s = 2 * waited_s
+        for finding in find_causes(status(self._pid, _LOOK_S)):
+            if finding.waited_s:
+                with self._lock, contextlib.suppress(ValueError):  # the files are closed
+                    self._note({"held": finding.as_json()})
+                break
+        self.flush()
 
     def flush(self) -> None:
         """Move what has been noted to disk."""
         if os.getpid() != self._pid:
             return
         with self._lock, contextlib.suppress(ValueError):  # the files are closed
-            raw = self._trace.take()
-            add(self._counts, raw)
-            self._calls.write(raw)
+            calls = np.frombuffer(self._trace.take(), RECORD)
+            add(self._counts, calls)
+            self._calls.write(pack(calls).tobytes())
             self._calls.flush()
             for number, text in self._sites.texts().items():
                 if number not in self._known:
@@ -123,7 +149,8 @@ class Tracer:
                     self._note({"site": number, "text": text})
             while self._messages:
                 self._note({"message": self._messages.pop(0)})
-            if self._visits % _MEMORY_EVERY == 0:
+            if self._visits >= self._next_look:
+                self._next_look = _MEMORY_EVERY + self._visits * 5 // 4
                 self._note_system()
             self._visits += 1
             self._notes.flush()
@@ -134,8 +161,8 @@ class Tracer:
         heap = self._heap.heap
         used = heap.usage(self._heap.region)[0] if heap is not None else 0
         if process is not None:
-            own = process.rss_bytes, used, process.swap_bytes, process.faults
-            self._note({"memory": [now, *own]})
+            own = [process.rss_bytes, used, process.swap_bytes, process.faults]
+            self._note({"memory": [now, *own, process.ready_s, process.cores]})
         if self._links is not None:
             self._note({"links": self._links()})
 
@@ -169,7 +196,7 @@ class Tracer:
             return
         self._stopped.set()
         atexit.unregister(self.flush)
-        self._visits = 0  # the last look at memory, too
+        self._next_look = 0  # the last look at memory, too
         self.flush()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
@@ -177,3 +204,10 @@ class Tracer:
             self._note({"lost": self._trace.lost})
         self._calls.close()
         self._notes.close()
+
+
+def _tuned(session: Any) -> list[list[Any]]:
+    """Return what `pycoll tune` has measured for ranks in these places."""
+    world = session.tuning.world(session.place) if session.tuning is not None else None
+    times = world.times if world is not None else ()
+    return [[t.collective, t.nbytes, t.symmetric, t.algorithm, t.seconds] for t in times]

@@ -13,8 +13,10 @@ from pycoll.observe.report.advice import advise, headline
 from pycoll.observe.report.analysis import analyse
 from pycoll.observe.report.page import render
 from pycoll.observe.trace import chrome
-from pycoll.observe.trace.files import RECORD
+from pycoll.observe.trace.files import PACKED, RECORD, pack, unpack
 from pycoll.observe.trace.merged import merge
+from pycoll.runtime.selection.tuning_table import Time, Tuning, World
+from pycoll.schedule.cost.cost import Machine
 from pycoll.testing import run_processes, run_threads
 
 PHASES = {
@@ -58,8 +60,17 @@ def test_every_call_is_there(tmp_path):
     assert (group.waited_ns <= group.leave_ns - group.enter_ns + 1000).all()
     assert {site.rpartition(" ")[2] for site in group.site} == {"work()"}
     assert [len(s.messages) for s in sorted(trace.streams, key=lambda s: s.rank)] == [1, 1, 0]
-    assert (tmp_path / f"{next(tmp_path.glob('*.calls')).name}").stat().st_size == 81 * 40
-    assert RECORD.itemsize == 40
+    assert (tmp_path / f"{next(tmp_path.glob('*.calls')).name}").stat().st_size == 81 * 38
+    assert (RECORD.itemsize, PACKED.itemsize) == (40, 38)
+
+
+def test_records_are_packed():
+    calls = np.zeros(3, RECORD)
+    for i, name in enumerate(RECORD.names):
+        calls[name] = [i, 7 * i + 1, 250 * i]
+    calls["count"] = [1, (1 << 40) + 3, (1 << 48) - 1]
+    calls["enter_ns"] = (1 << 64) - 1
+    assert (unpack(pack(calls)) == calls).all()
 
 
 def test_the_late_rank_is_named(tmp_path):
@@ -93,6 +104,34 @@ def test_uneven_samples_are_named(tmp_path):
     line = headline(seen, advise(seen))
     assert line.startswith("rank 1 enters ")
     assert "of the calls last, for it has 30 samples a step where the mean is 13.33; " in line
+    head, rows = text.tables(seen)["Steps"]
+    assert head == ("rank", "steps", "median", "in calls", "samples")
+    assert [(row[0], row[1], row[4]) for row in rows] == [
+        ("0", "20", "5"),
+        ("1", "20", "30"),
+        ("2", "20", "5"),
+    ]
+    assert seen.ranks[0].step_share > 0.5 > seen.ranks[1].step_share  # rank 0 waits for rank 1
+    assert 0.015 <= seen.ranks[0].step_s < 0.1
+
+
+def test_what_was_tuned_stands_beside(tmp_path):
+    def rank(comm):
+        x = np.ones(256)
+        times = [
+            Time("all_reduce", 3000, symmetric, name, "", 5e-6, 0, 0)
+            for symmetric in (False, True)
+            for name in ("one_shot", "recursive_doubling")
+        ]
+        world = World(*comm._session.place, Machine(), tuple(times), ())
+        comm._session.use(Tuning({}, (world,)), 2)
+        with comm.trace(tmp_path):
+            comm.all_reduce(x, algorithm="one_shot")
+            comm.all_reduce(np.ones(100), algorithm="one_shot")  # too far from what was measured
+
+    run_threads(2, rank)
+    rows = {row[2]: row[7] for row in text.tables(analyse(merge(tmp_path)))["Collectives"][1]}
+    assert rows == {"2 KiB": "5 us", "800 B": ""}
 
 
 def test_times_are_those_of_the_clock(tmp_path):
