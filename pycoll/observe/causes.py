@@ -144,11 +144,30 @@ def _failed(status: Status) -> list[Finding]:
     failure = status.failure
     if failure is None:
         return []
+    if failure["kind"] == "MismatchError" and (odd := _odd(status)):
+        return [odd]
     rank = status.ranks[failure["culprit"]]
     why = f": {failure['text']}" if failure["text"] else ""
     last = f"; its last call was {rank.where}" if rank.call else ""
     text = f"rank {rank.rank} has ended the communicator ({failure['kind']}){why}{last}"
     return [Finding("failed", [rank.rank], text, "the errors of the ranks tell more", 1e9)]
+
+
+def _odd(status: Status) -> Finding | None:
+    """Name the ranks whose newest call is not that of most others."""
+    made: dict[str, list[RankStatus]] = {}
+    for rank in status.ranks:
+        made.setdefault(rank.call, []).append(rank)
+    if len(made) < 2:
+        return None
+    usual, *others = sorted(made.values(), key=lambda ranks: -len(ranks))
+    odd = [rank for ranks in others for rank in ranks]
+    numbers = [rank.rank for rank in odd]
+    text = (
+        f"rank{'s' * (len(odd) > 1)} {_list(numbers)} left the common path: {odd[0].where}, where "
+    )
+    text += f"the others called {usual[0].where}; the communicator has ended (MismatchError)"
+    return Finding("mismatch", numbers, text, "all ranks must make the same calls", 1e9)
 
 
 def _waits_for(status: Status) -> dict[int, int]:

@@ -48,13 +48,16 @@ class Shares:
     traffic: dict[str, list[float]] = field(default_factory=dict)
     memory: dict[int, list[tuple[float, int]]] = field(default_factory=dict)
 
-    def waiting(self, rank: int) -> float:
-        """Return the share of the time in which a rank waited."""
-        return self.waits.get(rank, 0) / max(1, self.looks)
-
-    def in_small(self, rank: int) -> float:
-        """Return the share of the time in which a rank was in small calls."""
-        return self.small.get(rank, 0) / max(1, self.looks)
+    def of(self, rank: int, world_size: int) -> tuple[float, float, float, float]:
+        """Return what `RankStatus` has of a rank: waiting, blamed, small and growth."""
+        looks = max(1, self.looks)
+        blamed = self.blamed.get(rank, 0) / (looks * max(1, world_size - 1))
+        return (
+            self.waits.get(rank, 0) / looks,
+            blamed,
+            self.small.get(rank, 0) / looks,
+            self.growth(rank),
+        )
 
     def growth(self, rank: int) -> float:
         """Return by how many bytes per second the memory of a rank grew; 0 if it did not always."""

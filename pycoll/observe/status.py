@@ -196,10 +196,7 @@ def _rank(
         process.swap_bytes if process else 0,
         process.cores if process else 0,
         own["text"],
-        shares.waiting(rank),
-        shares.blamed.get(rank, 0) / max(1, shares.looks * (after.world_size - 1)),
-        shares.in_small(rank),
-        shares.growth(rank),
+        *shares.of(rank, after.world_size),
     )
 
 

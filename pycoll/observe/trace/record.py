@@ -94,6 +94,7 @@ class Tracer:
         except OSError as error:
             raise ArgumentError(f"cannot write a trace to {str(folder)!r}: {error}") from None
         notes.write(json.dumps(head) + "\n")
+        notes.flush()  # the rank may be stopped from now on
         return calls, notes
 
     def _timed(self, way: str) -> Any:

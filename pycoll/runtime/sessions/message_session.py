@@ -183,7 +183,10 @@ class MpiSession(Session):
         for rank in report["ranks"] if report else ():
             card = self.job.cards[self.members[rank["rank"]]]
             rank["pid"], rank["host"] = card.pid, card.name
-        return describe(kind, text, report, self.members)
+        error = describe(kind, text, report, self.members)
+        if self.observer is not None:
+            self.observer.failed(error, report)
+        return error
 
     def new_context(self) -> int:
         """Agree on the number of a new communicator of some of these ranks."""

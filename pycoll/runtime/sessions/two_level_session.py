@@ -173,7 +173,10 @@ class TwoLevelSession(MpiSession):
         self._tell("Revoked", f"rank {self.rank} was interrupted ({name})")
 
     def _failure(self, kind: str, text: str, prepared: Prepared | None) -> CollError:
-        error = (self.node if self._two.failed_inside else self).error(kind, text)
+        inside = self._two.failed_inside
+        error = (self.node if inside else self).error(kind, text)
+        if inside and self.observer is not None:
+            self.observer.failed(error, None)
         return error if isinstance(error, _ALONE) else self._failed(error, prepared)
 
     def _failed(self, error: CollError, prepared: Prepared | None) -> CollError:

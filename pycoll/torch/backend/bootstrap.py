@@ -104,14 +104,12 @@ def join(
         rendezvous.pids = {r: _PIDS[k] for r, k in enumerate(numbers) if k in _PIDS}
         members = rendezvous.meet(facts)
         check_equal([member["order"] for member in members])
-        cards = [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
+        cards = _cards(members)
         rendezvous.pids = {r: c.pid for r, c in enumerate(cards) if c.host == cards[rank].host}
         _PIDS.update({numbers[r]: pid for r, pid in rendezvous.pids.items()})
         places = candidates(cards)
         if len(set(places)) > 1:
-            reach = {"secret": secret, "one_host": len({m["network"] for m in members}) == 1}
-            word = members[0]["heap"]
-            return _join_hosts(rendezvous.exchange, cards, places, rank, config, store, reach, word)
+            return _join_hosts(rendezvous.exchange, members, places, rank, config, store, secret)
         return make_everywhere(
             lambda: _open(members, heaps, rank, config, fewest_cores(cards, places)),
             lambda text: rendezvous.exchange("joined", text),
@@ -125,6 +123,10 @@ def _facts(fds: list[int], heaps: list[str], options: Any) -> dict[str, Any]:
     """Return what the other ranks have to know of this one: its place, memory and options."""
     facts = {"fds": fds, "heaps": heaps, "heap": secrets.token_hex(8), "order": order_of(options)}
     return {**asdict(Card.own()), **facts, "network": own_network()}
+
+
+def _cards(members: list[dict]) -> list[Card]:
+    return [Card(m["host"], m["name"], m["pid"], m["cores"]) for m in members]
 
 
 def _heaps_here() -> dict[str, Memory]:
@@ -157,19 +159,16 @@ def _open(
 
 def _join_hosts(
     exchange: tcp_connections.Exchange,
-    cards: list[Card],
+    members: list[dict],
     places: tuple[int, ...],
     rank: int,
     config: Config,
     store: dist.Store,
-    reach: dict[str, Any],
-    word: str,
+    secret: str,
 ) -> MessageGroup:
-    """Join a group on several hosts; `places` are the hosts that its ranks may share.
-
-    `reach` is what `tcp_connections.connect` has to know of how ranks reach each other, `word`
-    one that no other group has.
-    """
+    """Join a group on several hosts; `places` are the hosts that its ranks may share."""
+    cards, word = _cards(members), members[0]["heap"]  # the latter tells it from other groups
+    one_host = len({m["network"] for m in members}) == 1
     shared = share_by_texts(exchange, rank, places, [card.pid for card in cards])
     names = [f"rank {r} (process {card.pid} on {card.name})" for r, card in enumerate(cards)]
     try:
@@ -177,10 +176,10 @@ def _join_hosts(
         over_mpi = _find_mpi_job(exchange, cards, shared.hosts, limit)
         ends: tcp_connections.Sockets = []
         if over_mpi is None:
-            if rank == 0 and not reach["secret"]:
+            if rank == 0 and not secret:
                 warnings.warn(_NO_SECRET, RuntimeWarning, stacklevel=2)
-            towards = _host_of(store)
-            ends = tcp_connections.connect(exchange, rank, names, towards, limit, store, **reach)
+            place = rank, names, _host_of(store), limit, store
+            ends = tcp_connections.connect(exchange, *place, secret=secret, one_host=one_host)
 
         def over_tcp() -> MpiJob:
             api = tcp_connections.open_api(ends, names, limit)
