@@ -61,7 +61,13 @@ def _ranks(seen: Analysis) -> Table:
 
 def _steps(seen: Analysis) -> Table:
     rows = [
-        [str(r.rank), f"{r.steps:,}", micro(r.step_s), f"{r.step_share:.1%}", f"{r.samples:.4g}"]
+        [
+            str(r.rank),
+            f"{r.steps:,}",
+            f"{r.step_s * 1e3:.3g} ms",
+            f"{r.step_share:.1%}",
+            f"{r.samples:.4g}",
+        ]
         for r in seen.ranks
         if r.steps > 1
     ]
