@@ -28,7 +28,10 @@ def advise(seen: Analysis) -> list[Finding]:
     found = [*_failures(seen), *_links(seen), *_stragglers(seen), *_growth(seen), *_small(seen)]
     found += [*_memory(seen), *_held(seen)]
     found.sort(key=lambda finding: -finding.waited_s)
-    return found + _cores(seen)
+    causes = [finding.cause for finding in found]
+    at = causes.index("small calls") if "small calls" in causes else len(found)
+    found[at:at] = _cores(seen)  # which makes calls slow
+    return found
 
 
 def headline(seen: Analysis, findings: list[Finding]) -> str:
