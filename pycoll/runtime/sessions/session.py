@@ -357,14 +357,6 @@ class Session(TaggedMessages):
         if self.device is not None:
             self.device.abort()
 
-    def abort_children(self, ranks: set[int], reason: str) -> None:
-        """Abort what was split from this and has one of these ranks of the job."""
-        for child in tuple(self.children):
-            if ranks & set(child.members or ()):
-                with contextlib.suppress(CollError):  # it is closed already
-                    child.abort(reason)
-                child.abort_children(ranks, reason)
-
     def leave(self, reason: BaseException | str) -> None:
         """Tell the peers why this rank leaves: an exception, or a text."""
         if self._engine is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
 
 from pycoll import _C
-from pycoll.errors import ArgumentError, CollTimeout, TransportError
+from pycoll.errors import ArgumentError, CollError, CollTimeout, TransportError
 from pycoll.runtime.sessions.reports import raising
 from pycoll.runtime.sessions.session import Session
 from pycoll.runtime.startup.bootstrap import adopt, make_memfd
@@ -56,6 +57,15 @@ def shrink(parent: Session, timeout: float | None) -> Session:
         del held
 
 
+def abort_children(parent: Session, ranks: set[int], reason: str) -> None:
+    """Abort what was split from a session and has one of these ranks of the job."""
+    for child in tuple(parent.children):
+        if ranks & set(child.members or ()):
+            with contextlib.suppress(CollError):  # it is closed already
+                child.abort(reason)
+            abort_children(child, ranks, reason)
+
+
 class Shrinking:
     """The progress of one rank in `shrink`."""
 
@@ -102,7 +112,8 @@ class Shrinking:
     def _call_from_children(self, parent: Session) -> None:
         """Let ranks that have not come know: they may wait for this one in a part of the parent."""
         names = parent.members or range(parent.world_size)
-        parent.abort_children(
+        abort_children(
+            parent,
             {names[rank] for rank in self._votes.missing()},
             f"rank {parent.rank} of the communicator that this was split from called shrink there",
         )
