@@ -48,11 +48,15 @@ $(VENV)/pyvenv.cfg:
 	@python="$$($(FIND_PYTHON))"; echo "setting up $(VENV) with $$($$python --version)"; \
 	$$python -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
+$(VENV)/builder: | $(VENV)/pyvenv.cfg
+	@$(PIP) install "setuptools>=77" "pybind11>=2.13"
+	@touch $@
+
 # The build comes before the install, which finds everything compiled. "compat": by a line in a .pth
 # file, so that a folder named pycoll in the current directory does not hide the package.
-$(VENV)/installed: pyproject.toml setup.py | $(VENV)/pyvenv.cfg
+$(VENV)/installed: pyproject.toml setup.py | $(VENV)/builder
 	@echo "installing pycoll and its development tools into $(VENV)"
-	@$(PIP) install "setuptools>=77" "pybind11>=2.13"
+	@test ! -e $(VENV)/demo || rm $(VENV)/demo pycoll/_C*.so
 	@$(BIN)/python setup.py -q build_ext --inplace
 	@$(PIP) install --no-build-isolation --config-settings editable_mode=compat -e ".[dev]"
 	@touch $@
@@ -63,8 +67,17 @@ $(VENV)/built: $(VENV)/installed $(SOURCES)
 
 build: $(VENV)/built  ## build the extension in place, in a virtual environment of its own
 
-demo: build  ## train on four ranks, measure, and draw a schedule
-	@$(BIN)/python examples/demo.py
+# In a fresh clone: no development tools, and kernels of this processor only.
+$(VENV)/demo: $(SOURCES) setup.py | $(VENV)/builder
+	@echo "compiling pycoll for this processor"
+	@PYCOLL_ISA=native PYCOLL_CUDA=0 $(BIN)/python setup.py -q build_ext --inplace
+	@$(PIP) install numpy matplotlib rich scikit-learn
+	@touch $@
+
+demo:  ## train on four ranks, measure, and draw a schedule
+	@if test -e $(VENV)/installed; then $(MAKE) --no-print-directory build; \
+	else $(MAKE) --no-print-directory $(VENV)/demo; fi
+	@PYTHONPATH=. $(BIN)/python examples/demo.py
 
 compare: build  ## compare with MPICH, Open MPI and gloo, whose wheels are installed: some ten minutes
 	@$(BIN)/python benchmarks/compare.py --quick

@@ -1,9 +1,13 @@
-"""Build of ``pycoll._C`` and of the device library; everything else stands in pyproject.toml."""
+"""Build of ``pycoll._C`` and of the device library; everything else stands in pyproject.toml.
+
+PYCOLL_ISA=native leaves out the kernels that this processor would not use.
+"""
 
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
@@ -19,15 +23,46 @@ HEADERS = sorted(path for path in FILES if path.endswith((".h", ".inl")))
 # One place for objects, whichever command builds: an editable install compiles nothing twice.
 BUILD_TEMP = f"build/objects-{sys.implementation.cache_tag}"
 
+# Bindings are compiled together: alone, each would compile most of pybind11 again. What runs in
+# every call is optimized; the rest converts arguments, and compiles faster without.
+UNITS = {
+    "calls": (["address_call", "arguments", "dlpack", "fast_method", "fast_path"], []),
+    "messages": (["memory", "messages"], ["-O1"]),
+    "objects": (["control", "module", "optim"], ["-O1"]),
+}
+
+
+def unit(name: str) -> str:
+    """Return the path of a source that includes the bindings of a unit; write it if need be."""
+    path = f"build/units/{name}.cpp"
+    text = "".join(f'#include "bindings/{file}.cpp"\n' for file in UNITS[name][0])
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if not os.path.exists(path) or Path(path).read_text(encoding="utf-8") != text:
+        Path(path).write_text(text, encoding="utf-8")
+    return path
+
+
+def kernels_left_out() -> list[str]:
+    """Return the sources of kernels that shall not be built; isa.cpp chooses alike."""
+    if os.environ.get("PYCOLL_ISA") != "native":
+        return []
+    words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    avx2 = {"avx2", "f16c"} <= words
+    avx512 = avx2 and {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= words
+    chosen = "avx512" if avx512 else "avx2" if avx2 else "base"
+    return [f"csrc/kernels/isa_{isa}.cpp" for isa in ("base", "avx2", "avx512") if isa != chosen]
+
 
 def is_stale(obj: str, src: str) -> bool:
     """Return whether an object file is older than what it was made of, or this file."""
     return build_cuda.is_stale(obj, build_cuda.made_of(obj)) or build_cuda.is_stale(obj, [__file__])
 
 
+LEFT_OUT = {*kernels_left_out(), *(path for path in SOURCES if path.startswith("csrc/bindings/"))}
+
 extension = Pybind11Extension(
     "pycoll._C",
-    SOURCES,
+    [*map(unit, UNITS), *(path for path in SOURCES if path not in LEFT_OUT)],
     depends=[*HEADERS, "setup.py"],
     include_dirs=["csrc"],
     cxx_std=20,
@@ -56,6 +91,17 @@ class BuildExt(build_ext):
             library = aside.submit(build_cuda.build, folder)
             super().run()
         library.result()
+
+    def build_extensions(self) -> None:
+        """Compile each unit with its own options, too."""
+        compile_one = self.compiler._compile
+
+        def compile_unit(obj, src, ext, cc_args, options, *rest):
+            own = UNITS[Path(src).stem][1] if src.startswith("build/units/") else []
+            compile_one(obj, src, ext, cc_args, [*options, *own], *rest)
+
+        self.compiler._compile = compile_unit
+        super().build_extensions()
 
 
 with ParallelCompile("PYCOLL_BUILD_JOBS", needs_recompile=is_stale):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FEW, MANY = 1_000, 3_000
-INSIDE = "pycoll::call_fast_or_slow*"
+INSIDE = "*fast_or_slow(pycoll::*State*"
 PROGRAM = """
 import os, sys
 import numpy as np

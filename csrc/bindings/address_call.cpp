@@ -26,7 +26,7 @@ void* address_of(PyObject* number) {
   return address;
 }
 
-PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
+PyObject* call_address(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
   return guarded([&]() -> PyObject* {
     if (PyVectorcall_NARGS(nargsf) != 4 || keywords != nullptr) {
       throw py::type_error("an AddressCall takes x, out, site and timeout_s, by position");
@@ -50,7 +50,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   });
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
+PyObject* create_address_call(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
     if (given.size() != 2) throw py::type_error("AddressCall takes engine and bound call");
@@ -59,14 +59,14 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
     if (engine == nullptr || bound == nullptr) throw py::type_error("AddressCall takes no None");
     auto* self = reinterpret_cast<AddressCall*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
-    self->vectorcall = call;
+    self->vectorcall = call_address;
     new (&self->engine) std::weak_ptr<Engine>(engine);
     new (&self->bound) std::shared_ptr<const BoundCall>(bound);
     return reinterpret_cast<PyObject*>(self);
   });
 }
 
-void destroy(PyObject* self) {
+void destroy_address_call(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   std::destroy_at(&reinterpret_cast<AddressCall*>(self)->engine);
   std::destroy_at(&reinterpret_cast<AddressCall*>(self)->bound);
@@ -80,8 +80,8 @@ void bind_address_call(py::module_& m) {
   static PyMemberDef members[] = {
       {"__vectorcalloffset__", T_PYSSIZET, offsetof(AddressCall, vectorcall), READONLY, nullptr},
       {nullptr, 0, 0, 0, nullptr}};
-  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
-                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
+  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create_address_call)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy_address_call)},
                                 {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
                                 {Py_tp_members, members},
                                 {0, nullptr}};

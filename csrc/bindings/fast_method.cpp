@@ -99,7 +99,7 @@ PyObject* get(PyObject* self, PyObject* object, PyObject*) {
   return Py_NewRef(self);
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
+PyObject* create_method(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
     if (given.size() != 5) {
@@ -133,21 +133,21 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
   });
 }
 
-int traverse(PyObject* self, visitproc visit, void* arg) {
+int traverse_method(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(reinterpret_cast<Method*>(self)->dict);
   return 0;
 }
 
-int clear(PyObject* self) {
+int clear_method(PyObject* self) {
   Py_CLEAR(reinterpret_cast<Method*>(self)->dict);
   return 0;
 }
 
-void destroy(PyObject* self) {
+void destroy_method(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   PyObject_GC_UnTrack(self);
-  clear(self);
+  clear_method(self);
   delete reinterpret_cast<Method*>(self)->signature;
   type->tp_free(self);
   Py_DECREF(type);
@@ -163,10 +163,10 @@ void add_method(py::module_& m) {
   static PyGetSetDef fields[] = {
       {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
       {nullptr, nullptr, nullptr, nullptr, nullptr}};
-  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
-                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
-                                {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                                {Py_tp_clear, reinterpret_cast<void*>(clear)},
+  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create_method)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy_method)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(traverse_method)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear_method)},
                                 {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
                                 {Py_tp_descr_get, reinterpret_cast<void*>(get)},
                                 {Py_tp_members, members},

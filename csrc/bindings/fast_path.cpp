@@ -306,7 +306,7 @@ PyObject* forget(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
+PyObject* create_fastcall(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
     if (given.size() != 10) throw py::type_error("Fastcall takes 10 arguments");
@@ -335,7 +335,7 @@ PyObject* create(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 
 // An algorithm of the user that is kept here may refer to the communicator, and so to this object.
-int traverse(PyObject* self, visitproc visit, void* arg) {
+int traverse_fastcall(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   const State* state = reinterpret_cast<Fastcall*>(self)->state;
   if (state == nullptr) return 0;
@@ -346,14 +346,14 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-int clear(PyObject* self) {
+int clear_fastcall(PyObject* self) {
   State* state = reinterpret_cast<Fastcall*>(self)->state;
   if (state == nullptr) return 0;
   for (Entry& entry : state->entries) entry = Entry();
   return 0;
 }
 
-void destroy(PyObject* self) {
+void destroy_fastcall(PyObject* self) {
   PyObject_GC_UnTrack(self);
   PyTypeObject* type = Py_TYPE(self);
   delete reinterpret_cast<Fastcall*>(self)->state;
@@ -362,7 +362,7 @@ void destroy(PyObject* self) {
 }
 
 State& state_of(PyObject* fastcall) {
-  if (Py_TYPE(fastcall)->tp_dealloc != destroy) throw py::type_error("not a Fastcall");
+  if (Py_TYPE(fastcall)->tp_dealloc != destroy_fastcall) throw py::type_error("not a Fastcall");
   return *reinterpret_cast<Fastcall*>(fastcall)->state;
 }
 
@@ -382,10 +382,10 @@ void add_fastcall(py::module_& m) {
        METH_FASTCALL, "Serve calls like this one on the hot path."},
       {"forget", forget, METH_NOARGS, "Let go of the engine; every call takes the slow path."},
       {nullptr, nullptr, 0, nullptr}};
-  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
-                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy)},
-                                {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                                {Py_tp_clear, reinterpret_cast<void*>(clear)},
+  static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create_fastcall)},
+                                {Py_tp_dealloc, reinterpret_cast<void*>(destroy_fastcall)},
+                                {Py_tp_traverse, reinterpret_cast<void*>(traverse_fastcall)},
+                                {Py_tp_clear, reinterpret_cast<void*>(clear_fastcall)},
                                 {Py_tp_methods, methods},
                                 {0, nullptr}};
   static PyType_Spec spec = {"pycoll._C.Fastcall", sizeof(Fastcall), 0,

@@ -1,6 +1,8 @@
 #include "kernels/isa.h"
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace pycoll {
@@ -16,9 +18,10 @@ const Kernels* usable_avx2() {
 }
 
 const Kernels* usable_avx512() {
-  const bool usable = usable_avx2() != nullptr && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq");
+  __builtin_cpu_init();
+  const bool usable = __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx2") &&
+                      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   return usable ? &kAvx512Kernels : nullptr;
 }
 #else
@@ -27,9 +30,13 @@ const Kernels* usable_avx512() { return nullptr; }
 #endif
 
 [[gnu::noinline]] const Kernels& choose() {
-  const Kernels* widest = &kBaseKernels;
-  if (usable_avx2() != nullptr) widest = usable_avx2();
-  if (usable_avx512() != nullptr) widest = usable_avx512();
+  const Kernels* widest = usable_avx512();
+  if (widest == nullptr) widest = usable_avx2();
+  if (widest == nullptr) widest = &kBaseKernels;
+  if (widest == nullptr) {
+    std::fputs("pycoll was built with PYCOLL_ISA=native, for another processor\n", stderr);
+    std::abort();
+  }
   const Kernels* forced = nullptr;
   return g_chosen.compare_exchange_strong(forced, widest) ? *widest : *forced;
 }

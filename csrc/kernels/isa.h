@@ -58,9 +58,11 @@ struct Kernels {
   ExtractKernel extract[2];             // f32, f64
 };
 
-extern const Kernels kBaseKernels;
+// Weak: a build for the processor of one machine has one of them only (PYCOLL_ISA in setup.py).
+[[gnu::weak]] extern const Kernels kBaseKernels;
 #if defined(__x86_64__)
-extern const Kernels kAvx2Kernels, kAvx512Kernels;
+[[gnu::weak]] extern const Kernels kAvx2Kernels;
+[[gnu::weak]] extern const Kernels kAvx512Kernels;
 #endif
 
 // The table in use. Thread-safe.

@@ -42,3 +42,10 @@ def test_what_the_build_needs_is_in_the_archive(tmp_path):
     listed = "import sys; sys.argv = ['', '--version']; import setup; print(len(setup.SOURCES))"
     sources = int(run("-c", listed, cwd=unpacked))
     assert sources == len([p for p in (ROOT / "csrc").rglob("*.cpp") if "cuda" not in p.parts])
+
+
+def test_every_binding_is_compiled_in_one_unit():
+    listed = "import sys; sys.argv = ['', '--version']; import setup; print(*UNITS)"
+    listed = listed.replace("*UNITS", "*(f for files, _ in setup.UNITS.values() for f in files)")
+    files = [p.stem for p in (ROOT / "csrc/bindings").glob("*.cpp")]
+    assert sorted(run("-c", listed, cwd=ROOT).split()) == sorted(files)
