@@ -62,7 +62,7 @@ class Ledger:
         self._tracked: set[int] = set()
 
     def track(self, array: Any, kind: str) -> Any:
-        """Count an array under a kind until it is collected, once; return it."""
+        """Count ``array`` under ``kind`` until it is collected, once; return it."""
         if id(array) in self._tracked:  # a layer may return the same one in every step
             return array
         self._tracked.add(id(array))
@@ -73,7 +73,7 @@ class Ledger:
         return array
 
     def hold(self, kind: str, nbytes: int) -> None:
-        """Count bytes that are in memory now, or if `nbytes` is negative are no longer."""
+        """Count bytes of ``kind`` in memory now, or if `nbytes` is negative no longer."""
         self.live[kind] += nbytes
         self.peak = max(self.peak, self.total)
         self.peaks[kind] = max(self.peaks[kind], self.live[kind])
@@ -92,13 +92,13 @@ class Ledger:
         self.peak, self.peaks = self.total, Counter(self.live)
 
     def count(self, collective: str, purpose: str, group: str, n: int, nbytes: int) -> None:
-        """Count a call of n ranks on a full vector of nbytes."""
+        """Count a ``collective`` of ``n`` ranks of ``group`` on ``nbytes`` for ``purpose``."""
         self.wire[purpose, group] += VOLUME[collective](n, nbytes)
         self.calls[purpose, group, collective] += 1
 
     @contextmanager
     def waiting(self, purpose: str) -> Iterator[None]:
-        """Count the time of a block as waiting."""
+        """Count the time of a block as waiting for ``purpose``."""
         start = time.perf_counter()
         yield
         self.waits[purpose] += time.perf_counter() - start
@@ -111,7 +111,7 @@ class Ledger:
     def since(
         self, mark: tuple[Counter[tuple[str, str]], Counter[str], Counter[str]]
     ) -> dict[str, Any]:
-        """Return what has been counted since a mark, as a `StepReport` names it."""
+        """Return what has been counted since ``mark``, as a `StepReport` names it."""
         wire, waits, bucket_waits = mark
         return {
             "bytes": self.sent_since(wire),

@@ -61,15 +61,15 @@ class Mesh:
         return {axis: found[axis] for axis in self.axes}
 
     def size(self, axis: str) -> int:
-        """Size of an axis; 1 if the mesh has no such axis."""
+        """Size of ``axis``; 1 if the mesh has no such axis."""
         return self.axes.get(axis, 1)
 
     def coordinate(self, axis: str) -> int:
-        """Index of this rank along an axis; 0 if the mesh has no such axis."""
+        """Index of this rank along ``axis``; 0 if the mesh has no such axis."""
         return self.coordinates.get(axis, 0)
 
     def group(self, *names: str) -> Communicator:
-        """Return the communicator of the ranks that differ along the named axes only.
+        """Return the communicator of the ranks that differ along the axes ``names`` only.
 
         A collective the first time it is called for these axes. Axes that the mesh does not have
         count as axes of size 1.

@@ -86,7 +86,7 @@ class SGD:
         return ("momentum",) if self.momentum else ()
 
     def update(self, args: UpdateArgs, fused: bool = True) -> None:
-        """Step one vector in place; see `Optimizer.update`."""
+        """Step one vector in place, of ``args``, ``fused`` or not; see `Optimizer.update`."""
         decay = self.weight_decay if args.decay else 0.0
         buffer = args.slots.get("momentum")
         if fused:
@@ -131,7 +131,7 @@ class AdamW:
         return ("first_moment", "second_moment")
 
     def update(self, args: UpdateArgs, fused: bool = True) -> None:
-        """Step one vector in place; see `Optimizer.update`."""
+        """Step one vector in place, of ``args``, ``fused`` or not; see `Optimizer.update`."""
         beta1, beta2 = self.betas
         keep = 1 - args.lr * self.weight_decay if args.decay else 1.0
         rate = args.lr / (1 - beta1**args.step)
@@ -153,7 +153,7 @@ class AdamW:
 
 
 def linear_scale(lr: float, batch: int, base: int) -> float:
-    """Scale a learning rate with the batch: ``lr * batch / base``.
+    """Scale ``lr``, tuned for a batch of ``base`` samples, to ``batch``: lr * batch / base.
 
     Source: Goyal et al., "Accurate, large minibatch SGD", arXiv 1706.02677, section 2.1.
     """

@@ -141,7 +141,7 @@ class LossScale:
         return self.value * self.backoff < self.minimum
 
     def after(self, overflow: bool) -> LossScale:
-        """Return the scale for the next step; one that cannot fall or grow stays."""
+        """Return the next scale, after ``overflow`` or none; one that cannot fall or grow stays."""
         if not overflow and self.good_steps + 1 < self.interval:
             return replace(self, good_steps=self.good_steps + 1)
         value = self.value * (self.backoff if overflow else self.growth)

@@ -73,7 +73,7 @@ class Sampler:
         return self.position // self.size
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the order of an epoch: a permutation of ``range(size)``, kept until the next."""
+        """Return the order of ``epoch``: a permutation of ``range(size)``, kept until the next."""
         if self._order[0] != epoch:
             numbers = np.arange(self.size)
             if self._shuffle:
@@ -128,7 +128,7 @@ class Sampler:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, on any number of ranks.
+        """Go on where `state_dict` gave ``saved``, on any number of ranks.
 
         Raises:
             ArgumentError: If it is of another order: size, seed or `shuffle` differ.

@@ -7,8 +7,16 @@ import textwrap
 import pytest
 
 import pycoll
+import pycoll.parallel
 
+try:
+    import pycoll.torch as for_torch
+except ModuleNotFoundError:  # without PyTorch
+    for_torch = None
+
+MODULES = [module for module in (pycoll, pycoll.parallel, for_torch) if module]
 LINK = re.compile(r"(?<!`)`(?:[\w.]*\.)?(\w+)`(?!`)")
+METHOD = re.compile(r"`(\w+)\.(\w+)`")  # "see `Hook.all_reduce`"
 RAISE = re.compile(r"^ *raise ([A-Z]\w+)\(", re.MULTILINE)
 
 
@@ -21,15 +29,15 @@ def function_of(owner, name):
 
 def public():
     """Yield names, functions or classes, and the classes that they belong to."""
-    for name in pycoll.__all__:
-        found = getattr(pycoll, name)
+    for module, name in ((m, name) for m in MODULES for name in m.__all__):
+        found = getattr(module, name)
         if callable(found):
-            yield name, found, None
+            yield f"{module.__name__}.{name}", found, None
         for method in dir(found) if inspect.isclass(found) else ():
             function = function_of(found, method)
             ours = getattr(function, "__module__", None) or ""
             if not method.startswith("_") and ours.startswith("pycoll"):
-                yield f"{name}.{method}", function, found
+                yield f"{module.__name__}.{name}.{method}", function, found
 
 
 PUBLIC = {name: (found, owner) for name, found, owner in public()}
@@ -41,6 +49,8 @@ def whole_text(found, owner):
     near = [getattr(owner, n) for n in LINK.findall(text) if hasattr(owner, n)]
     near += [getattr(pycoll, n) for n in LINK.findall(text) if n in pycoll.__all__]
     near += owner.__mro__ if owner else ()
+    others = (vars(module).get(name) for name, _ in METHOD.findall(text) for module in MODULES)
+    near += [getattr(o, n) for o in others for _, n in METHOD.findall(text) if hasattr(o, n)]
     return "\n".join([text, *(inspect.getdoc(other) or "" for other in near)])
 
 

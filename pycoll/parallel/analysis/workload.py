@@ -62,7 +62,7 @@ class Workload:
         return sum(_count(spec.shape) for spec in specs)
 
     def model(self, tp: int = 1) -> GPT:
-        """Return the model as one of some tensor-parallel ranks has it, without its parameters."""
+        """Return the model as one of ``tp`` ranks of the axis has it, without its parameters."""
         comm: Any = DryComm({"tp": tp}) if tp > 1 else None
         sizes = (self.hidden, self.heads, self.layers, self.vocabulary, self.sequence)
         return GPT(TransformerConfig(*sizes, comm=comm), seed=0)
@@ -81,7 +81,10 @@ class Workload:
         return 2.0 * self.sequence * self.hidden * self.vocabulary
 
     def activation_bytes(self, sequences: int, tp: int, recompute: str) -> float:
-        """Bytes that a layer keeps of some sequences for its backward pass, in 16-bit types."""
+        """Bytes that a layer keeps of ``sequences`` on one of ``tp`` ranks for its backward pass.
+
+        Types have 16 bits; ``recompute`` is as in `Options`.
+        """
         s, b, h = self.sequence, sequences, self.hidden
         if recompute == "full":
             return 2.0 * s * b * h
@@ -89,7 +92,7 @@ class Workload:
         return s * b * h * (10 + 24 / tp) + attention
 
     def logits_bytes(self, sequences: int, tp: int) -> float:
-        """Bytes of logits and their gradient, in float32."""
+        """Bytes of logits of ``sequences`` and their gradient, a ``tp``-th part, in float32."""
         return 8.0 * self.sequence * sequences * self.vocabulary / tp
 
 

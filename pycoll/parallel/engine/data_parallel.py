@@ -284,7 +284,7 @@ class DataParallel:
         """Bring the replicas of `sync_every` together now; a collective.
 
         They become what they do after the last of so many steps, with `Gossip` the mean over all;
-        the next period begins.
+        the next period begins. ArgumentError without `sync_every`.
         """
         if not (every := self.options.sync_every):
             raise ArgumentError("average is for sync_every; without it replicas are together")
@@ -310,7 +310,7 @@ class DataParallel:
             bucket.complete.wait()
 
     def predict(self, x: Any) -> Any:
-        """Return the output of the last layer; with stage 3 a collective."""
+        """Return the output of the last layer for ``x``; with stage 3 a collective."""
         return self._passes.predict(x)
 
     def gather(self) -> dict[str, np.ndarray]:
@@ -321,7 +321,7 @@ class DataParallel:
     def gradients(self) -> dict[str, np.ndarray]:
         """Return the sums of the gradients of the last step by name: views of stage 0's buckets.
 
-        The next step changes them. They are not divided by samples or loss scale.
+        The next step changes them. Not divided by samples or loss scale. ArgumentError with ZeRO.
         """
         if self.options.zero:
             raise ArgumentError(f"with zero={self.options.zero} each rank has only its shard")
@@ -346,7 +346,7 @@ class DataParallel:
         return {"steps": self.steps, "loss_scale": scale, "hook": unsent, **found}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Load the result of `state_dict`; a collective. On another mesh drop its ``"hook"``.
+        """Load ``saved`` of `state_dict`; a collective. On another mesh drop its ``"hook"``.
 
         Raises:
             ArgumentError: On every rank, if any state does not fit, or has another rank's hook.
@@ -372,14 +372,14 @@ class DataParallel:
         return wanted_parts(self.buckets, self.groups)
 
     def take(self, values: Values, steps: int, scale: LossScale) -> None:
-        """Set the state of this rank: elements of what it wants, by kind, name, start and stop."""
+        """Set state: ``values`` by kind, name, start and stop; ``steps`` and loss ``scale``."""
         for bucket in self.buckets:
             bucket.fill(values)
         self.steps, self.loss_scale, self._hook_scale = steps, scale, scale.value
         self._calls, self._apart = 0, False
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close the engine's communicators; with an error, waiting peers raise, too.
+        """Close the engine's communicators; with an ``error``, waiting peers raise, too.
 
         A save in the background is waited for.
         """

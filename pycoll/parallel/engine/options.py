@@ -42,6 +42,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _as_it_is(array: Any) -> Any:
+    """Return ``array``, as `Options.wrap` does by default."""
     return array
 
 
@@ -159,7 +160,7 @@ class Options:
             )
 
     def offloads(self, what: str) -> bool:
-        """Tell whether ``"activations"`` or ``"optimizer"`` states are not in memory."""
+        """Tell whether ``what``, ``"activations"`` or ``"optimizer"`` states, are not in memory."""
         return self.offload in (what, "all")
 
     @property
@@ -183,13 +184,13 @@ class Options:
         return Settings(preset, self.recipe, self.order, self.optimizer, hook, self.fused)
 
     def layouts(self, parameters: Sequence[Sequence[Parameter]], shards: int) -> list[Layout]:
-        """Return the layouts of the buckets, given the parameters of each unit."""
+        """Return the layouts of the buckets for ``shards`` ranks, given ``parameters`` by unit."""
         itemsize = dtype_of(self.recipe.gradient).itemsize
         elements = bucket_elements(self.zero, self.bucket_bytes, itemsize)
         return make_layouts(parameters, shards, elements)
 
     def step_facts(self, **more: Any) -> str:
-        """Describe the settings that determine the parameters of a step, a line for each.
+        """Describe the settings that determine the parameters of a step, a line each; ``more`` too.
 
         An optimizer may have changed since `facts`, on one rank alone.
         """

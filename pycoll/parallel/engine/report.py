@@ -76,7 +76,7 @@ class StepReport:
         return found
 
     def imbalance(self, comm: Communicator) -> dict[str, float]:
-        """Compare the ranks; a collective of all of them.
+        """Compare the ranks of ``comm``; a collective of all of them.
 
         Returns:
             Largest value over the mean, for ``work`` (seconds that a rank did not wait),
@@ -129,7 +129,7 @@ class Scalars:
             return next(csv.reader(file), [])
 
     def add(self, step: int, figures: dict[str, Any]) -> None:
-        """Write a line, at once, so that it can be read while the program runs.
+        """Write ``figures`` of ``step`` at once, so that it can be read while the program runs.
 
         Raises:
             ArgumentError: If a CSV file has no column for a figure.

@@ -39,7 +39,7 @@ class Compress(Hook):
     def reduce_scatter(
         self, key: str, data: Any, out: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
-        """Start to add a bucket over the ranks; see `Hook.reduce_scatter`."""
+        """Start to add a bucket over the ranks; see `Hook.reduce_scatter` and `Hook.all_reduce`."""
         block = channel.empty(out.shape[0], self.dtype, "hook")
         small = self._pack(data, channel)
         pending = channel.reduce_scatter(small, block, "gradient", order)

@@ -55,9 +55,9 @@ class ErrorFeedback(Hook):
     def reduce_scatter(
         self, key: str, data: Any, out: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
-        """Reduce a bucket on every rank, then take this rank's block.
+        """Reduce a bucket on every rank, then take this rank's block; see `Hook.reduce_scatter`.
 
-        It sends the bytes of `all_reduce`; with stage 2, once for each micro-batch.
+        It sends the bytes of `Hook.all_reduce`; with stage 2, once for each micro-batch.
         """
 
         def take_block(total: Any) -> Any:
@@ -71,7 +71,7 @@ class ErrorFeedback(Hook):
 
         What becomes too large for its type stays the largest number. An infinity would stay
         forever, and every later step would be skipped; the largest number falls with the loss
-        scale.
+        scale. ``factor`` is as in `Hook.begin`.
         """
         self._next.clear()
         for array in self._tables[self._unsent].values() if factor != 1 else ():

@@ -69,7 +69,9 @@ class Layer(Protocol):
         ...
 
     def forward(self, params: Params, x: Any) -> tuple[Any, Any]:
-        """Return the output and what the backward functions need: ``(y, saved)``.
+        """Return the output for ``x`` and what the backward functions need: ``(y, saved)``.
+
+        ``params`` are the parameters by name.
 
         A layer may have a method ``forget(saved)``, which returns `saved` without what the backward
         functions can make again from the rest at little cost.
@@ -77,11 +79,14 @@ class Layer(Protocol):
         ...
 
     def backward_input(self, params: Params, saved: Any, dy: Any) -> Any:
-        """Return the gradient of the input, or None where it has none (token numbers)."""
+        """Return the gradient of the input, given ``params`` and that of the output, ``dy``.
+
+        None where it has none (token numbers).
+        """
         ...
 
     def backward_weight(self, params: Params, saved: Any, dy: Any) -> Grads:
-        """Return gradients by name; a parameter that was not used may be left out.
+        """Return gradients of ``params`` by name, given ``dy``; one not used may be left out.
 
         A layer may have one more argument, ``out=None``: arrays by name, not for every parameter.
         Then it writes a gradient to the array of its name, if there is one, and returns that array.
@@ -133,11 +138,14 @@ class Loss(Protocol):
     """The function to minimize: a sum over samples, so that any split of a batch adds up."""
 
     def forward(self, logits: Any, targets: Any) -> tuple[float, int, Any]:
-        """Return the sum of the losses, the number of samples (or tokens), and ``saved``."""
+        """Return the sum of losses, the number of samples (or tokens), and ``saved``.
+
+        ``logits`` are outputs of the model, ``targets`` what they should be, sample by sample.
+        """
         ...
 
     def backward(self, saved: Any, scale: float) -> Any:
-        """Return the gradient of ``scale * sum of losses`` with respect to the logits."""
+        """Return the gradient of `scale` times the sum of losses, by logits; `saved` as above."""
         ...
 
 

@@ -197,7 +197,7 @@ class Pipeline(DataParallel):
         return None if self._stream is None else self._stream.flush()
 
     def graph_problems(self, micro: int, chunk: int) -> list[str]:
-        """Return a problem if a micro-batch gave gradients of others than the first; see `Run`."""
+        """Return a problem if batch ``micro`` gave ``chunk`` gradients of others than the first."""
         return self._graph_problems(micro, self._parts[chunk][1], chunk)
 
     def _reduced_buckets(self) -> Iterator[Bucket]:

@@ -170,10 +170,10 @@ class ParameterServer:
         return self._attempt(pull)
 
     def push(self, gradient: Any, samples: int = 1, lr: float | None = None) -> None:
-        """Push the gradient of a sum of losses over so many samples, in the form of the parameters.
+        """Push ``gradient`` of a sum of losses over ``samples``, in the form of the parameters.
 
         It is divided by them (by those of all workers, with ``"sync"``); with 1, give the gradient
-        of the mean. The array may be changed at once.
+        of the mean. The array may be changed at once. ``lr`` replaces that of the optimizer.
 
         Raises:
             ArgumentError: For what cannot be used; nothing was pushed.
@@ -235,7 +235,7 @@ class ParameterServer:
         return self._attempt(lambda: self._parts.state_dict(self.comm, self._places))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Load what `state_dict` of any servers, or of `DataParallel`, gave; a collective.
+        """Load ``saved`` of any servers' `state_dict`, or of `DataParallel`'s; a collective.
 
         Raises:
             ArgumentError: On every rank, if it does not fit. Some servers may have changed.
@@ -317,7 +317,7 @@ class ParameterServer:
             worker.begin(Lines(self.comm, self._places))
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave; with an error, ranks that wait raise, too. Not a collective."""
+        """Leave; with an ``error``, ranks that wait raise, too. Not a collective."""
         self._parts.close(error)
         self.comm.__exit__(type(error) if error else None, error, None)
 

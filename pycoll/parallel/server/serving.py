@@ -43,7 +43,7 @@ class Served:
     lost: list[int] = field(default_factory=list)
 
     def add(self, other: Served) -> None:
-        """Count what another server has done, too."""
+        """Count what ``other`` has done, too."""
         self.updates += other.updates
         self.staleness += other.staleness
         self.lead += other.lead

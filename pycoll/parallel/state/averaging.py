@@ -29,13 +29,13 @@ class Average:
     meets = True  # afterwards all replicas are alike
 
     def prepare(self, bucket: Bucket) -> None:
-        """Make what it keeps for a bucket."""
+        """Make what it keeps for ``bucket``."""
 
     def begin(self, bucket: Bucket) -> None:
-        """Note where the steps between two averages begin."""
+        """Note where the steps of ``bucket`` between two averages begin."""
 
     def apply(self, buckets: Sequence[Bucket], replicas: Channel, order: str, step: int) -> None:
-        """Average; a collective of the replicas."""
+        """Average ``buckets`` in ``order``; a collective of ``replicas``, the ``step``-th."""
         pending = []
         for bucket in buckets:
             vectors = [bucket.updated, *(bucket.slots.values() if self.states else ())]
@@ -61,7 +61,7 @@ class Gossip(Average):
     meets = False
 
     def apply(self, buckets: Sequence[Bucket], replicas: Channel, order: str, step: int) -> None:
-        """Average with the neighbours along the replicas."""
+        """Average with the neighbours along the replicas; see `Average.apply`."""
         pending = []
         for bucket in buckets:
             vectors = [bucket.updated, *(bucket.slots.values() if self.states else ())]
@@ -90,15 +90,15 @@ class DiLoCo:
     meets = True
 
     def prepare(self, bucket: Bucket) -> None:
-        """Make what it keeps for a bucket."""
+        """Make what it keeps for ``bucket``."""
         bucket.outer = {f"outer_{name}": np.zeros_like(bucket.updated) for name in self.outer.slots}
 
     def begin(self, bucket: Bucket) -> None:
-        """Note where the steps between two averages begin."""
+        """Note where the steps of ``bucket`` between two averages begin."""
         bucket.anchor = bucket.updated.copy()
 
     def apply(self, buckets: Sequence[Bucket], replicas: Channel, order: str, step: int) -> None:
-        """Take a step from where the replicas were last together; a collective of them."""
+        """Take a step from where the replicas were last together; see `Average.apply`."""
         pending = []
         for bucket in buckets:
             x = bucket.updated

@@ -44,7 +44,7 @@ class Hook:
     def reduce_scatter(
         self, key: str, data: Any, out: Any, layout: Layout, channel: Channel, order: str
     ) -> Pending:
-        """Start to add a bucket over the ranks; `out` takes this rank's block."""
+        """Start to add a bucket; ``out`` takes this rank's block. See `Hook.all_reduce`."""
         start = Placed(data, Placement.PARTIAL, channel, "gradient")
         return start.to(Placement.SHARD, "gradient", order, out)
 
@@ -63,4 +63,4 @@ class Hook:
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take the arrays of a checkpoint."""
+        """Take ``state``, the arrays of a checkpoint."""

@@ -41,7 +41,14 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
     they were made. Tensors that are not contiguous are packed and unpacked.
 
     Errors are `torch.distributed.DistBackendError` and carry pycoll's text: what was called where,
-    by whom, and what to do.
+    by whom, and what to do. A wrong argument is a `BackendArgumentError`, raised for an
+    ArgumentError of pycoll.
+
+    PyTorch calls the methods with its own arguments: ``tensors``, ``output``, ``outputs``,
+    ``input`` and ``inputs`` are tensors or lists of them, ``opts`` the options of the call (op,
+    root, timeout), ``output_splits`` and ``input_splits`` rows for each rank, ``dst`` and ``src``
+    ranks of this group, ``tag`` the tag of a message, ``x`` a tensor whose first dimension counts
+    rows, ``op`` a `ReduceOp`, ``what`` the name of the call in errors.
     """
 
     def __init__(self, session: Session, store: dist.Store, name: str, order: str = "tree") -> None:
@@ -75,13 +82,13 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
         return self._messages.post("recv", tensors, ANY, tag)
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """Tell FSDP2 that `allocate_tensor` works, which its buffers can come from."""
+        """Tell FSDP2 that `allocate_tensor` works for its buffers on a ``device``."""
         return self._caller.calls.direct and torch.device(device).type == "cpu"
 
     def allocate_tensor(
         self, size: int | Sequence[int], *, dtype: torch.dtype, device: Any = "cpu"
     ) -> torch.Tensor:
-        """Make a tensor whose memory all ranks of this host can reach.
+        """Make a tensor (``size``, ``dtype``, ``device``) that all ranks of this host can reach.
 
         Collectives of this group move it with fewer copies, if every rank passes such tensors.
 
@@ -91,7 +98,7 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
         return self._caller.symmetric.empty(size, dtype)
 
     def register_tensor(self, tensor: torch.Tensor) -> None:
-        """Move an existing tensor into symmetric memory, at its address; see docs/memory.md.
+        """Move an existing ``tensor`` into symmetric memory, at its address; see docs/memory.md.
 
         Raises:
             DistBackendError: If its memory cannot be moved.
@@ -99,11 +106,11 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
         self._transfer("register", tensor)
 
     def deregister_tensor(self, tensor: torch.Tensor) -> None:
-        """Move a registered tensor back."""
+        """Move a registered ``tensor`` back."""
         self._transfer("unregister", tensor)
 
     def deregister_later(self, tensor: torch.Tensor) -> None:
-        """Let the next call that is not a repeated one move a registered tensor back.
+        """Let the next call that is not a repeated one move a registered ``tensor`` back.
 
         For finalizers: the garbage collector may run them inside any call of this group.
         """
@@ -147,7 +154,7 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
         return self._caller.name
 
     def setGroupName(self, name: str) -> None:
-        """Rename the group."""
+        """Rename the group to ``name``."""
         self._caller.name = name
 
     def getGroupDesc(self) -> str:
@@ -155,7 +162,7 @@ class ProcessGroupPycoll(RaggedCollectives, ListCollectives, dist.ProcessGroup):
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Describe the group."""
+        """Describe the group by ``desc``."""
         self._desc = desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
