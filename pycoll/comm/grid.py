@@ -30,10 +30,11 @@ class Grid:
     def __init__(self, session: Session, shape: Sequence[int], periods: Any) -> None:
         """Arrange the ranks of a session, which becomes the grid's own."""
         self._session = session
-        self.shape = tuple(shape)
-        self.periods = tuple(np.broadcast_to(periods, len(self.shape)).astype(bool).tolist())
-        self.rank = session.rank
-        self.coords = self.coords_of(self.rank)
+        self.shape: tuple[int, ...] = tuple(shape)
+        wraps = np.broadcast_to(periods, len(self.shape)).astype(bool).tolist()
+        self.periods: tuple[bool, ...] = tuple(wraps)
+        self.rank: int = session.rank
+        self.coords: tuple[int, ...] = self.coords_of(self.rank)
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
         """Return the place of a rank."""

@@ -36,8 +36,8 @@ class Mesh:
             ArgumentError: If the sizes do not multiply to the world size.
             MismatchError: On every rank, if they have different axes.
         """
-        self.world = comm
-        self.axes = _agreed(comm, axes)
+        self.world: Communicator = comm
+        self.axes: dict[str, int] = _agreed(comm, axes)
         self._groups: dict[tuple[str, ...], Communicator] = {}
         for name in self.axes:
             self._groups[(name,)] = self._split((name,))

@@ -63,7 +63,7 @@ class Sampler:
         if batch % (micro_batch or 1):
             raise ArgumentError(f"micro_batch={micro_batch} does not divide batch={batch}")
         self.size, self.batch, self.micro_batch = int(size), int(batch), micro_batch
-        self.position = 0
+        self.position: int = 0
         self._key, self._shuffle = Key(seed, ("samples",)), shuffle
         self._order: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 

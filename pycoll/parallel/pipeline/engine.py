@@ -107,10 +107,10 @@ class Pipeline(DataParallel):
         if chosen.steps > 1:
             check_options(chosen.name, given)
         self.program: Program = prove(chosen.program(mesh.size("pp"), micro_batches)).program
-        self.stage = mesh.coordinate("pp")
+        self.stage: int = mesh.coordinate("pp")
         self._cut, self._sample, self._loss = checked(cut), sample, loss
         super().__init__(model, loss, mesh, given)
-        self.transfers = Transfers(self.groups.pipeline, self.ledger)
+        self.transfers: Transfers = Transfers(self.groups.pipeline, self.ledger)
         for tie in self._joins:
             tie.begin(self.transfers)
         self._stream = Stream(self) if chosen.steps > 1 else None
@@ -145,7 +145,9 @@ class Pipeline(DataParallel):
             sizes = layer_times(units, *whom)
         starts = cut_units([unit.name for unit in units], sizes, self.program.depth, self._cut)
         bounds = [*starts, len(units)]
-        self.cuts = [tuple(unit.name for unit in units[a:b]) for a, b in pairwise(bounds)]
+        self.cuts: list[tuple[str, ...]] = [
+            tuple(unit.name for unit in units[a:b]) for a, b in pairwise(bounds)
+        ]
         self._owners = {
             parameter.name: self.program.owner(chunk)
             for chunk, (a, b) in enumerate(pairwise(bounds))

@@ -89,7 +89,7 @@ class ParameterServer:
         self._parts = self._prepare(comm, model, loss, plan, settings)
         self.comm, self.ledger, self.engine = comm.dup(), self._parts.ledger, self._parts.engine
         self.workers, self.serves = comm.world_size - servers, self._parts.serves
-        self.worker = None if self.serves else comm.rank
+        self.worker: int | None = None if self.serves else comm.rank
         self._drops = on_death == "drop"
         self._alive = list(range(comm.world_size))  # ranks in `comm` of those in `self.comm`
         self._steps = dict.fromkeys(range(self.workers), 0)
