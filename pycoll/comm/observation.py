@@ -31,13 +31,18 @@ class Observation:
         """
         return read(self._session)
 
-    def note_step(self, samples: int) -> None:
-        """Note in a trace, if one is under way, that this rank had ``samples`` in a step.
+    def note_step(self, samples: int, waited_s: float | None = None) -> None:
+        """Note the end of a step in a trace, if one is under way.
 
         `pycoll report` then tells a rank with more samples from one that is slow. The engines of
         `pycoll.parallel` do so by themselves.
+
+        Args:
+            samples: How many this rank had in the step.
+            waited_s: Seconds of the step in which its program waited for communication. What calls
+                with ``async_op`` took longer than that was hidden behind work: the overlap.
         """
-        note_step(self._session, samples)
+        note_step(self._session, samples, waited_s)
 
     def export_metrics(self, meter: Any = None) -> None:
         """Offer the counters of this rank to OpenTelemetry, whose reader asks for them by itself.

@@ -61,11 +61,11 @@ def watcher_of(session: Any) -> Watcher:
     return session.observer
 
 
-def note_step(session: Any, samples: int) -> None:
-    """Tell a trace under way how many samples this rank had in a step of training."""
+def note_step(session: Any, samples: int, waited_s: float | None) -> None:
+    """Tell a trace under way what this rank had in a step of training, and how long it waited."""
     watcher = session.observer
     if watcher is not None and watcher.tracer is not None:
-        watcher.tracer.note_step(samples)
+        watcher.tracer.note_step(samples, waited_s)
 
 
 def attach(session: Any, metrics: bool = True) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pycoll.observe.links import DEAD_ADVICE, SLOW_ADVICE, dead, slow
 from pycoll.observe.shares import SMALL
-from pycoll.observe.status import ANYONE, RankStatus, Status
+from pycoll.observe.status import ANYONE, OVER, RankStatus, Status
 
 _LONG_S = 0.5  # a wait that is worth a word
 _SWAPPED = 16 << 20  # bytes in swap from where on a rank counts as swapped out
@@ -18,7 +18,6 @@ _MOVES = 10_000  # bytes/s from where on a connection is no deadlock
 STARVED = 0.25  # of the time without a core, from where on cores are too few
 _LEAK, _LEAK_SHARE = 4 << 20, 0.02  # bytes per second, and share of its memory, that is growth
 _MANY = 200  # calls per second from where on they are many
-GONE = ("gone", "left", "closed")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def _links(status: Status) -> list[Finding]:
 
 def _uneven(status: Status) -> list[Finding]:
     """Find the rank that others mostly wait for, though calls go on."""
-    there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent", "elsewhere")]
+    there = [rank for rank in status.ranks if rank.state not in (*OVER, "absent", "elsewhere")]
     worst = max(there, key=lambda rank: rank.blamed, default=None)
     if worst is None or len(there) < 2 or worst.blamed < _UNEVEN:
         return []
@@ -126,7 +125,7 @@ def _growing(status: Status) -> list[Finding]:
 
 def _small(status: Status) -> list[Finding]:
     """Say so where all ranks spend their time in many small calls."""
-    there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent", "elsewhere")]
+    there = [rank for rank in status.ranks if rank.state not in (*OVER, "absent", "elsewhere")]
     if len(there) < 2 or min(rank.small for rank in there) < _UNEVEN:
         return []
     rate = max(rank.calls_per_s for rank in there)
@@ -254,7 +253,7 @@ def _why(rank: RankStatus) -> tuple[str, str, str]:
         return "elsewhere", "is on another host, and has not come", "run pycoll status there"
     if rank.state == "absent":
         return "absent", "has not joined the job", "look at its output"
-    if rank.state in GONE:
+    if rank.state in OVER:
         how = {"gone": "is dead", "left": "has left", "closed": "has closed its communicator"}
         why = f": {rank.why}" if rank.why else ""
         return rank.state, f"{how[rank.state]} ({process}){after}{why}", "look at its output"
@@ -286,7 +285,7 @@ def _why(rank: RankStatus) -> tuple[str, str, str]:
 
 def _starved(status: Status) -> list[Finding]:
     """Say so where ranks have fewer cores than there are ranks, and feel it."""
-    there = [rank for rank in status.ranks if rank.state not in (*GONE, "absent", "elsewhere")]
+    there = [rank for rank in status.ranks if rank.state not in (*OVER, "absent", "elsewhere")]
     starved = [rank for rank in there if rank.ready >= STARVED]
     if not starved or not there:
         return []

@@ -12,13 +12,14 @@ HEAD = (
     "for",
     "waits for",
     "waits",
+    "skew",
     "calls",
     "calls/s",
     "core",
     "heap",
     "newest call",
 )
-RIGHT = (0, 1, 3, 5, 6, 7, 8, 9)
+RIGHT = (0, 1, 3, 5, 6, 7, 8, 9, 10)
 _FEW = 32  # ranks that are all shown
 
 
@@ -46,12 +47,19 @@ def cells(rank: RankStatus) -> list[str]:
         f"{wait.seconds:.1f} s" if wait else "",
         peer,
         f"{rank.waiting:.0%}",
+        _time(rank.skew_s),
         f"{rank.calls:,}",
         f"{rank.calls_per_s:,.0f}",
         f"{rank.busy:.0%}",
         size(rank.heap_bytes),
         rank.where or "(none)",
     ]
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} us"
 
 
 def size(nbytes: float) -> str:

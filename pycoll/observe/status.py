@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pycoll.observe.boards import ELSEWHERE
@@ -15,6 +15,7 @@ from pycoll.schedule.lowering.plan import DONE, ENTERED
 
 _SEND = 1  # MessageWay of csrc/memory/control.h
 ANYONE = -1  # the peer of a receive from any rank
+OVER = ("gone", "left", "closed")  # states of ranks that will not come back
 _BUSY = 0.5  # of a core: who uses more computes
 
 
@@ -62,6 +63,7 @@ class RankStatus:
         blamed: Share of the time in which others waited, in the end, for it.
         small: Share of the time in which it was in calls of at most 16 KiB.
         growth: Bytes per second by which its memory only grew.
+        skew_s: How much later than the rank that waits most it enters a call, on average.
     """
 
     rank: int
@@ -86,6 +88,7 @@ class RankStatus:
     blamed: float = 0.0
     small: float = 0.0
     growth: float = 0.0
+    skew_s: float = 0.0
 
     @property
     def where(self) -> str:
@@ -146,7 +149,19 @@ def compare(before: Look, after: Look, shares: Shares) -> Status:
     failure = next((g.failure for g in after.groups[:1]), None)
     links = states(before.links, after.links)
     traffic = {kind: (n / seconds, size / seconds) for kind, (n, size) in shares.traffic.items()}
+    ranks = [replace(rank, skew_s=_skew(rank, ranks)) for rank in ranks]
     return Status(after.number, after.command, seconds, ranks, sizes, failure, links, traffic)
+
+
+def _skew(rank: RankStatus, ranks: list[RankStatus]) -> float:
+    """Compare waits: ranks leave a call together, so who waits less has entered it later."""
+    if rank.state in (*OVER, "absent", "elsewhere"):
+        return 0.0
+    if rank.calls_per_s > 0:
+        most = max(other.waiting for other in ranks)
+        return (most - rank.waiting) / rank.calls_per_s
+    waits = [other.waits.seconds if other.waits else 0.0 for other in (rank, *ranks)]
+    return max(waits) - waits[0]
 
 
 def _rank(

@@ -13,7 +13,7 @@ from observe_jobs import until
 from pycoll import _C
 from pycoll.errors import ArgumentError
 from pycoll.observe.find import find, jobs
-from pycoll.observe.page import lines
+from pycoll.observe.page import HEAD, lines
 from pycoll.observe.status import status
 from pycoll.testing import run_processes
 
@@ -71,6 +71,7 @@ def test_a_hang_is_reported(job):
         assert found["headline"].startswith("rank 1 sleeps in its own code")
         assert found["findings"][0]["waited_s"] >= 1
         assert [rank["rank"] for rank in found["ranks"]] == [0, 1]
+        assert found["ranks"][1]["skew_s"] >= 1 > found["ranks"][0]["skew_s"] == 0
 
 
 def test_traffic_is_counted(job):
@@ -85,6 +86,17 @@ def test_traffic_is_counted(job):
     assert calls == pytest.approx(2 * some, rel=0.3)
     assert nbytes == pytest.approx(calls * 4000)
     assert f"all_reduce: {calls:,.0f} calls/s, {nbytes / 1e9:.3g} GB/s a rank" in lines(seen)[2]
+
+
+def test_skew_is_told(job):
+    """A rank that sleeps 20 ms more before each call enters that much later."""
+    with job(2, "while True:\n    time.sleep(0.02 * rank)\n    step()") as process:
+        until(lambda: ready(process.pid))
+        seen = status(process.pid, 1.0)
+        cells = dict(zip(HEAD, lines(seen)[1][0], strict=True))
+    assert seen.ranks[0].skew_s == 0
+    assert seen.ranks[1].skew_s == pytest.approx(0.02, rel=0.3)
+    assert (cells["rank"], cells["skew"]) == ("1", f"{seen.ranks[1].skew_s * 1e3:.3g} ms")
 
 
 def test_top_draws(job):

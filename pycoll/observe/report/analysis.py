@@ -36,6 +36,7 @@ class RankRow:
         steps, step_s: How many steps the trace tells of, and the median of their lengths.
         step_share: Share of the steps' time in calls.
         samples: It had in a step, on average; nan if the trace does not say.
+        overlap: Share of the time of calls that was hidden behind work; nan likewise.
     """
 
     rank: int
@@ -57,6 +58,7 @@ class RankRow:
     step_s: float = math.nan
     step_share: float = math.nan
     samples: float = math.nan
+    overlap: float = math.nan
 
 
 @dataclass
@@ -274,7 +276,8 @@ def _links(trace: Merged) -> list[LinkState]:
 def _steps(trace: Merged, row: RankRow) -> None:
     """Count what lies between two ends of steps."""
     own = [s for s in trace.streams if s.rank == row.rank]
-    ends = np.array(sorted(step for s in own for step in s.steps), np.int64).reshape(-1, 2)
+    steps = sorted((step for s in own for step in s.steps), key=lambda step: step[0])
+    ends = np.array(steps, np.float64).reshape(-1, 3)
     row.steps = len(ends)
     if not row.steps:
         return
@@ -287,6 +290,9 @@ def _steps(trace: Merged, row: RankRow) -> None:
         enter = stream.calls["enter_ns"].astype(np.int64)
         there = (enter >= first) & (enter < last)
         inside += float(stream.calls["total_ns"][there].sum(dtype=np.float64))
+        inside += sum(total for _, begin, total, *_ in stream.messages if first <= begin < last)
+    if inside:
+        row.overlap = float(np.clip(1 - ends[1:, 2].sum() * 1e9 / inside, 0, 1))
     row.step_s = float(np.median(np.diff(ends[:, 0]))) * 1e-9
     row.step_share = inside / max(float(last - first), 1.0)
 

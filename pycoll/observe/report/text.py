@@ -67,11 +67,12 @@ def _steps(seen: Analysis) -> Table:
             f"{r.step_s * 1e3:.3g} ms",
             f"{r.step_share:.1%}",
             f"{r.samples:.4g}",
+            "" if math.isnan(r.overlap) else f"{r.overlap:.0%}",
         ]
         for r in seen.ranks
         if r.steps > 1
     ]
-    return ("rank", "steps", "median", "in calls", "samples"), rows
+    return ("rank", "steps", "median", "in calls", "samples", "overlap"), rows
 
 
 def _collectives(seen: Analysis, most: int) -> Table:

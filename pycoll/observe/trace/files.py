@@ -2,8 +2,8 @@
 
 ``NAME.calls`` has 38 bytes for each call, as `PACKED` says. ``NAME.jsonl`` has a head in its first
 line, and then lines that name call sites, messages, how much memory the rank used, what its system
-knew of its connections, how many samples it had in each step, and who held it up when it waited
-long.
+knew of its connections, how many samples it had in each step and how long it waited, and who held
+it up when it waited long.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Stream:
             that had to come from a disk so far, seconds without a core so far, and cores.
         held: Findings of `pycoll.observe.causes`, from when this rank had waited long.
         links: By peer, counters as `pycoll.observe.links` reads them, again and again.
-        steps: Rows of time in ns, and samples of this rank, for each step.
+        steps: Rows of time in ns, samples of this rank, and seconds that its program waited, or
+            None, for each step.
         lost: Calls for which there was no room.
     """
 
@@ -68,7 +69,7 @@ class Stream:
     memory: list[list[int]] = field(default_factory=list)
     held: list[dict[str, Any]] = field(default_factory=list)
     links: list[dict[int, dict[str, int]]] = field(default_factory=list)
-    steps: list[list[int]] = field(default_factory=list)
+    steps: list[list[Any]] = field(default_factory=list)
     lost: int = 0
 
     @property

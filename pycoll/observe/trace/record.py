@@ -167,10 +167,10 @@ class Tracer:
         if self._links is not None:
             self._note({"links": self._links()})
 
-    def note_step(self, samples: int) -> None:
-        """Note how many samples this rank had in a step of training."""
+    def note_step(self, samples: int, waited_s: float | None) -> None:
+        """Note how many samples this rank had in a step of training, and how long it waited."""
         with self._lock:
-            self._note({"step": [time.monotonic_ns(), samples]})
+            self._note({"step": [time.monotonic_ns(), samples, waited_s]})
 
     def counted(self) -> dict[str, Counts]:
         """Return what has been counted so far, by collective."""

@@ -195,6 +195,7 @@ class DataParallel:
         self._end_period()
         for bucket in self.buckets:
             bucket.gradients.result = None
+        self.mesh.world.note_step(self._own_samples, (self.ledger.waits - before[1]).total())
         return StepReport(
             loss=total / max(1, samples),
             samples=samples,
@@ -230,7 +231,6 @@ class DataParallel:
             self._passes.back(back)
             if sample is not None:
                 problems += self._graph_problems(j, self.buckets)
-        self.mesh.world.note_step(self._own_samples)
         both = self.near.data.all_reduce(totals.take(), "count", self.options.order).wait()
         return float(both[0]), int(both[1]), problems
 

@@ -105,14 +105,34 @@ def test_uneven_samples_are_named(tmp_path):
     assert line.startswith("rank 1 enters ")
     assert "of the calls last, for it has 30 samples a step where the mean is 13.33; " in line
     head, rows = text.tables(seen)["Steps"]
-    assert head == ("rank", "steps", "median", "in calls", "samples")
-    assert [(row[0], row[1], row[4]) for row in rows] == [
-        ("0", "20", "5"),
-        ("1", "20", "30"),
-        ("2", "20", "5"),
+    assert head == ("rank", "steps", "median", "in calls", "samples", "overlap")
+    assert [(row[0], row[1], row[4], row[5]) for row in rows] == [
+        ("0", "20", "5", ""),
+        ("1", "20", "30", ""),
+        ("2", "20", "5", ""),
     ]
     assert seen.ranks[0].step_share > 0.5 > seen.ranks[1].step_share  # rank 0 waits for rank 1
     assert 0.015 <= seen.ranks[0].step_s < 0.1
+
+
+def test_overlap_is_told(tmp_path):
+    """What a program did not wait for, of the time in calls, was hidden behind work."""
+
+    def rank(comm):
+        x = comm.zeros(8)
+        with comm.trace(tmp_path):
+            for _ in range(11):
+                time.sleep(0.02 * (comm.rank == 2))
+                start = time.perf_counter()
+                comm.all_reduce(x, out=x)
+                waited_s = time.perf_counter() - start
+                comm.note_step(1, waited_s / 4 if comm.rank == 1 else waited_s)
+
+    run_processes(3, rank)
+    seen = analyse(merge(tmp_path))
+    assert seen.ranks[0].overlap < 0.1
+    assert seen.ranks[1].overlap == pytest.approx(0.75, abs=0.05)
+    assert text.tables(seen)["Steps"][1][1][5] == f"{seen.ranks[1].overlap:.0%}"
 
 
 def test_what_was_tuned_stands_beside(tmp_path):
