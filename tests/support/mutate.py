@@ -39,38 +39,48 @@ def mutated_bytes(data, rng):
 
 
 def mutated(document, rng):
-    """Return a document of dictionaries, lists and values in which some places are odd."""
-    holder = [copy.deepcopy(document)]
+    """Return a document of dictionaries, lists and values in which some places are odd.
+
+    It shares with the given one what has not changed.
+    """
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        places = list(_places(holder))
-        inside, key = rng.choice(places)
+        holder = [document]
+        keys, was = _place(holder, rng)
+        inside, key = _own(holder, keys[:-1]), keys[-1]
         kind = rng.randrange(6)
         if kind == 0 and inside is not holder:
             del inside[key]
         elif kind == 1 and isinstance(inside, dict):
-            inside[rng.choice([*inside, "more", ""])] = _odd(rng)
+            inside[rng.choice([*inside, "more", ""])] = rng.choice(ODD)
         elif kind == 2 and isinstance(inside, list):
-            inside.insert(key, _odd(rng))
+            inside.insert(key, rng.choice(ODD))
         elif kind == 3:
-            other, name = rng.choice(places)
-            inside[key] = copy.deepcopy(other[name])
-        elif kind == 4 and isinstance(inside[key], int | float):
-            inside[key] = inside[key] * rng.choice((-1, 2, 2**40)) + rng.choice((-1, 0, 1))
+            inside[key] = _place([document], rng)[1]
+        elif kind == 4 and isinstance(was, int | float):
+            inside[key] = was * rng.choice((-1, 2, 2**40)) + rng.choice((-1, 0, 1))
         else:
-            inside[key] = _odd(rng)
-    return holder[0]
+            inside[key] = rng.choice(ODD)
+        document = holder[0]
+    return document
 
 
-def _odd(rng):
-    return copy.deepcopy(rng.choice(ODD))
+def _place(inside, rng):
+    """Draw a place, level by level; return the keys that lead there, and what is there."""
+    keys = []
+    while isinstance(inside, dict | list) and inside and (not keys or rng.random() < 0.85):
+        keys.append(
+            rng.choice(list(inside)) if isinstance(inside, dict) else rng.randrange(len(inside))
+        )
+        inside = inside[keys[-1]]
+    return keys, inside
 
 
-def _places(inside):
-    keys = inside if isinstance(inside, dict) else range(len(inside))
+def _own(inside, keys):
+    """Copy the dictionaries and lists on the way; return the last of them."""
     for key in keys:
-        yield inside, key
-        if isinstance(inside[key], dict | list):
-            yield from _places(inside[key])
+        inside[key] = copy.copy(inside[key])
+        inside = inside[key]
+    return inside
 
 
 def cases(inputs=1000):

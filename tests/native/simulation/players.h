@@ -10,6 +10,8 @@
 namespace players {
 
 constexpr uint64_t kToldNs = 50'000'000;  // within which survivors hear of a death
+// What a session waits before those who count survivors end what was split from their communicator.
+constexpr uint64_t kPatienceNs = 200'000'000;
 constexpr uint32_t kMostElements = 100;
 constexpr uint64_t kCellBytes = 512, kMailboxBytes = 1024, kRegionBytes = 64 << 10;
 
@@ -24,6 +26,7 @@ struct Scenario {
   uint32_t culprit, second, calls, at_call;
   bool messages;
   bool postbox, offers, background, registered;
+  bool split;  // all but the culprit have a part of their own, in which `second` waits for them
   uint64_t start_iteration;
   std::vector<uint32_t> shapes, counts;
 };
@@ -96,7 +99,9 @@ struct Player : Caller {
   std::shared_ptr<Heap> heap;
   int64_t *in, *out;  // as the program sees them
   std::shared_ptr<Registered> own_in{}, own_out{};
-  std::vector<uint32_t> left{};  // the survivors that it has joined, in
+  std::shared_ptr<ControlSegment> part{};  // of a split, or null
+  Engine* child = nullptr;                 // there, while it plays
+  std::vector<uint32_t> left{};            // the survivors that it has joined, in
   uint64_t round = 0;
 
   bool errs(Event event, uint32_t call, Event other = Event::kCut) const {
@@ -183,7 +188,25 @@ struct Player : Caller {
     }
   }
 
+  // A call in the part, which the others do not make: they have heard of a death outside of it.
+  void wait_in_part() {
+    const uint32_t m = scenario.n - 1, place = rank - (rank > scenario.culprit);
+    const auto bound = child->bind(calls::sum_of(plans::one_shot(m, place), 5, 99));
+    std::string kind = "no error";
+    try {
+      child->run(*bound, in, out);
+    } catch (const Error& error) {
+      kind = error.kind();
+    }
+    if (kind != "Revoked") wrong("rank ", rank, ", in a part that the others have left: ", kind);
+  }
+
   void play() {
+    std::optional<Engine> in_part;
+    if (part != nullptr && rank != scenario.culprit) {
+      const uint32_t place = rank - (rank > scenario.culprit);
+      child = &in_part.emplace(part, nullptr, place, EngineOptions{.timeout_s = kTimeout});
+    }
     Engine engine(control, heap, rank, {.timeout_s = kTimeout});
     const std::shared_ptr<Engine> shared(&engine, [](Engine*) {});
     const auto boxes =
@@ -193,6 +216,10 @@ struct Player : Caller {
     for (uint32_t call = 0; call < scenario.calls; ++call) {
       if (errs(Event::kAbort, call)) engine.abort("enough");
       if (errs(Event::kLeave, call, Event::kLeaveAndAbort)) return engine.leave("it goes");
+      if (scenario.split && call == scenario.at_call) {
+        while (rank == scenario.culprit) simulation::sleep_ns(100'000);  // until it dies
+        if (rank == scenario.second) break;
+      }
       const bool both =
           scenario.event == Event::kRefusalAndAbort || scenario.event == Event::kLeaveAndAbort;
       if (both && rank == scenario.second && call == scenario.at_call) engine.abort("enough");
@@ -221,7 +248,11 @@ struct Player : Caller {
       if (!end.kind.empty() && end.kind != "PeerRejected") break;
     }
     if (postbox) postbox->close();
-    if (!ended.empty() && ended.back().kind == "PeerLost") count_survivors();
+    const bool lost = !ended.empty() && ended.back().kind == "PeerLost";
+    const bool waits = !lost && scenario.split && rank == scenario.second;
+    if (waits) wait_in_part();
+    if (lost || waits) count_survivors();
+    if (child != nullptr) child->close();
     engine.close();
   }
 
@@ -235,9 +266,12 @@ struct Player : Caller {
   void count_survivors() {
     Survivors survivors(control, rank, false);
     const uint64_t until = simulation::now() + 5'000'000'000;
+    const uint64_t patient_until = simulation::now() + kPatienceNs;
     uint32_t attempts = 0;
     for (;;) {
       const auto check = [&](Pulse) {
+        if (child != nullptr && simulation::now() > patient_until)
+          child->abort("others count survivors");
         if (simulation::now() > until) {
           std::ostringstream missing;
           for (const uint32_t r : survivors.missing()) {

@@ -17,7 +17,7 @@ using namespace players;
 
 constexpr uint64_t kToldOnHostsNs = 1'000'000'000;
 
-Scenario make(std::mt19937_64& random) {
+Scenario make(std::mt19937_64& random, uint64_t seed) {
   Scenario s;
   s.n = 2 + random() % 3;
   const uint64_t drawn = random() % (std::size(kEvents) + std::size(kMoreEvents));
@@ -37,6 +37,7 @@ Scenario make(std::mt19937_64& random) {
     s.shapes.push_back(uint32_t(direct ? 6 + random() % 2 : random() % shapes().size()));
     s.counts.push_back(uint32_t(1 + random() % (random() % 4 == 0 ? kMostElements - 1 : 12)));
   }
+  s.split = s.event == Event::kDeath && s.n > 2 && !s.messages && seed % 5 == 0;
   return s;
 }
 
@@ -98,20 +99,24 @@ template <typename Players>
 
 void simulate_host(uint64_t seed) {
   std::mt19937_64 random(seed);
-  const Scenario s = make(random);
+  const Scenario s = make(random, seed);
   const int control_fd = world::memory_file(), heap_fd = world::memory_file();
+  const int part_fd = world::memory_file();
   const Geometry geometry{s.n, kCellBytes, kMailboxBytes, s.start_iteration};
   // One mapping for all ranks: the machine knows memory by its address.
   const auto control = ControlSegment::open(control_fd, geometry);
   const auto heap = std::make_shared<Heap>(heap_fd, s.n, kRegionBytes);
+  const Geometry of_part{s.n - 1, kCellBytes, kMailboxBytes, 2};
+  const auto part = s.split ? ControlSegment::open(part_fd, of_part) : nullptr;
   std::vector<Player> players;
   const auto array = [&](uint32_t rank) {
     return reinterpret_cast<int64_t*>(heap->at(heap->alloc(rank, kMostElements * 80)));
   };
   for (uint32_t r = 0; r < s.n; ++r) {
     players.push_back({{r, {}}, s, control, heap, array(r), array(r)});
-    if (!s.registered) continue;
     Player& p = players.back();
+    p.part = part;
+    if (!s.registered) continue;
     p.own_in = std::make_shared<Registered>(heap, r, true);
     p.own_out = std::make_shared<Registered>(heap, r, false);
     p.in = reinterpret_cast<int64_t*>(p.own_in->user);
@@ -129,6 +134,9 @@ void simulate_host(uint64_t seed) {
     options.long_sleeps = s.event == Event::kNone || s.event == Event::kRefusal;
     options.shared = {{heap->at(0), heap->bytes()},
                       {&control->abort_block(), ControlSegment::bytes(geometry) - kPage}};
+    if (s.split) {
+      options.shared.push_back({&part->abort_block(), ControlSegment::bytes(of_part) - kPage});
+    }
     simulation::run(threads, options);
     judge(s, players, threads);
   } catch (const Wrong& what) {
@@ -136,6 +144,7 @@ void simulate_host(uint64_t seed) {
   }
   close(control_fd);
   close(heap_fd);
+  close(part_fd);
 }
 
 HostScenario make_hosts(std::mt19937_64& random) {
@@ -168,18 +177,23 @@ HostScenario make_hosts(std::mt19937_64& random) {
 
 void judge_hosts(const HostScenario& s, const std::vector<HostPlayer>& players,
                  const std::vector<Thread>& threads) {
-  const Allowed allowed = {{Event::kNone, {}},
-                           {Event::kDeath, {"PeerLost"}},
-                           {Event::kTwoDeaths, {"PeerLost"}},
-                           {Event::kCut, {"PeerLost"}},
-                           {Event::kSilence, {"PeerLost"}},
-                           {Event::kFreeze, {"CollTimeout", "Revoked"}},
-                           {Event::kRefusal, {"PeerRejected"}},
-                           {Event::kMismatch, {"MismatchError"}},
-                           {Event::kAbort, {"Revoked"}},
-                           {Event::kLeave, {"PeerLeft"}}};
+  Allowed allowed = {{Event::kNone, {}},
+                     {Event::kDeath, {"PeerLost"}},
+                     {Event::kTwoDeaths, {"PeerLost"}},
+                     {Event::kCut, {"PeerLost"}},
+                     {Event::kSilence, {"PeerLost"}},
+                     {Event::kFreeze, {"CollTimeout", "Revoked"}},
+                     {Event::kRefusal, {"PeerRejected"}},
+                     {Event::kMismatch, {"MismatchError"}},
+                     {Event::kAbort, {"Revoked"}},
+                     {Event::kLeave, {"PeerLeft"}}};
   std::vector<const Caller*> callers;
-  for (const HostPlayer& p : players) callers.push_back(&p);
+  for (const HostPlayer& p : players) {
+    callers.push_back(&p);
+    const bool absent =
+        p.control != nullptr && Phase(p.control->block(p.place()).phase.load()) == Phase::kAbsent;
+    if (threads[p.rank].dead && absent) allowed[s.event].insert("CollTimeout");  // as on one host
+  }
   judge_calls(s.event, s.culprit, callers, threads, allowed, kToldOnHostsNs,
               s.host.empty());  // inside a host ranks have other numbers
 }
