@@ -53,14 +53,16 @@ std::vector<Request> MessagePostbox::post(const Item& item, const void* data) {
     arrived_.push_back(std::move(message));
     return parts;
   }
-  char* room = link.open_eager();
-  if (!rendezvous && nbytes > 0) std::memcpy(room, data, nbytes);
-  const EagerHeader header{0, uint64_t{item.tag} << 32 | item.type, nbytes, 0,
-                           rendezvous ? 0 : static_cast<uint32_t>(nbytes)};
-  link.send_eager(Lane::kMail, dst, header);
-  const auto* bytes = static_cast<const char*>(data);
-  each_part(rendezvous ? nbytes : 0, [&](uint64_t at, uint64_t part) {
-    link.isend(bytes + at, part, dst, static_cast<int>(Lane::kMailPayload), parts.emplace_back());
+  engine_->attempt([&] {
+    char* room = link.open_eager();
+    if (!rendezvous && nbytes > 0) std::memcpy(room, data, nbytes);
+    const EagerHeader header{0, uint64_t{item.tag} << 32 | item.type, nbytes, 0,
+                             rendezvous ? 0 : static_cast<uint32_t>(nbytes)};
+    link.send_eager(Lane::kMail, dst, header);
+    const auto* bytes = static_cast<const char*>(data);
+    each_part(rendezvous ? nbytes : 0, [&](uint64_t at, uint64_t part) {
+      link.isend(bytes + at, part, dst, static_cast<int>(Lane::kMailPayload), parts.emplace_back());
+    });
   });
   return parts;
 }
@@ -194,11 +196,13 @@ void MessagePostbox::progress() {
     item.done = true;
     return true;
   });
-  for (auto& [ticket, item] : items_) {
-    if (item.incoming || item.done) continue;
-    erase_done(item.parts, [&](Request& part) { return engine_->link().test(part); });
-    item.done = item.parts.empty();
-  }
+  engine_->attempt([&] {
+    for (auto& [ticket, item] : items_) {
+      if (item.incoming || item.done) continue;
+      erase_done(item.parts, [&](Request& part) { return engine_->link().test(part); });
+      item.done = item.parts.empty();
+    }
+  });
 }
 
 bool MessagePostbox::done(Ticket ticket) {

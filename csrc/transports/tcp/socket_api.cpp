@@ -32,11 +32,25 @@ int notices_of(int tag) { return tag - tag % kLanes + static_cast<int>(Lane::kNo
 
 }  // namespace
 
-SocketApi::SocketApi(std::vector<int> sockets, std::vector<std::string> names, double silence_s)
-    : Transport(INT_MAX, true), peers_(sockets.size()), silence_s_(silence_s), pid_(getpid()) {
+SocketApi::SocketApi(std::vector<int> sockets, std::vector<std::string> names, double silence_s,
+                     bool own_thread)
+    : Transport(INT_MAX, true),
+      peers_(sockets.size()),
+      silence_s_(silence_s),
+      look_ms_(static_cast<int>(std::clamp(silence_s * 1000 / 8, 10.0, kLookMs))),
+      pid_(getpid()) {
   for (size_t r = 0; r < sockets.size(); ++r) peers_[r].socket = sockets[r];
   try {
     open(names);
+    if (!own_thread) return;
+    const auto own =
+        std::find_if(peers_.begin(), peers_.end(), [](const Peer& p) { return p.socket < 0; });
+    const auto n = static_cast<uint32_t>(peers_.size());
+    board_ = Board::make(0, n, static_cast<uint32_t>(own - peers_.begin()), n);
+    thread_ = std::thread([this] {
+      while (serve_once(look_ms_)) {
+      }
+    });
   } catch (...) {
     forget();
     throw;
@@ -62,11 +76,6 @@ void SocketApi::open(const std::vector<std::string>& names) {
     COLL_CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, p.socket, &event) == 0, "TransportError",
                "the connection to ", p.name, ": ", std::strerror(errno));
   }
-  const auto own =
-      std::find_if(peers_.begin(), peers_.end(), [](const Peer& p) { return p.socket < 0; });
-  const auto n = static_cast<uint32_t>(peers_.size());
-  board_ = Board::make(0, n, static_cast<uint32_t>(own - peers_.begin()), n);
-  thread_ = std::thread([this] { serve(); });
 }
 
 void SocketApi::isend(const void* data, uint64_t nbytes, int dst, int tag, Request& req) {
@@ -263,27 +272,24 @@ void SocketApi::end_message(Peer& p) {
   p.arrived[p.frame.tag].pop_back();  // it is the newest; older ones were taken before
 }
 
-void SocketApi::serve() {
+bool SocketApi::serve_once(int wait_ms) {
   constexpr int kEvents = 16;
   epoll_event events[kEvents];
-  const int look_ms = static_cast<int>(std::clamp(silence_s_ * 1000 / 8, 10.0, kLookMs));
-  uint64_t next_look_ns = 0;
-  for (;;) {
-    const int count = epoll_wait(epoll_, events, kEvents, look_ms);
-    const std::lock_guard lock(mutex_);
-    if (closed_) return;
-    if (now_ns() >= next_look_ns) {
-      end_silent();
-      show_links();
-      next_look_ns = now_ns() + static_cast<uint64_t>(look_ms) * 1'000'000;
-    }
-    for (int i = 0; i < count; ++i) {
-      if (events[i].data.u64 >= peers_.size()) continue;
-      Peer& p = peers_[events[i].data.u64];
-      if (!p.lost && (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive(p);
-      if (!p.lost && (events[i].events & EPOLLOUT) != 0) send_queued(p);
-    }
+  const int count = epoll_wait(epoll_, events, kEvents, wait_ms);
+  const std::lock_guard lock(mutex_);
+  if (closed_) return false;
+  if (now_ns() >= next_look_ns_) {
+    end_silent();
+    show_links();
+    next_look_ns_ = now_ns() + static_cast<uint64_t>(look_ms_) * 1'000'000;
   }
+  for (int i = 0; i < count; ++i) {
+    if (events[i].data.u64 >= peers_.size()) continue;
+    Peer& p = peers_[events[i].data.u64];
+    if (!p.lost && (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) receive(p);
+    if (!p.lost && (events[i].events & EPOLLOUT) != 0) send_queued(p);
+  }
+  return true;
 }
 
 }  // namespace pycoll

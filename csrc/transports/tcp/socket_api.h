@@ -27,8 +27,10 @@ class SocketApi : public Transport {
 
   // `sockets`: for each rank a connected stream socket, which now belongs to this object; -1 for
   // this rank. `names`: what error messages call each rank. `silence_s`: how long the system of
-  // another rank may leave questions without an answer. Throws TransportError.
-  SocketApi(std::vector<int> sockets, std::vector<std::string> names, double silence_s = kSilenceS);
+  // another rank may leave questions without an answer. Without `own_thread` nothing moves but in
+  // serve_once(). Throws TransportError.
+  SocketApi(std::vector<int> sockets, std::vector<std::string> names, double silence_s = kSilenceS,
+            bool own_thread = true);
   ~SocketApi() override { close(); }
 
   // What is sent to a rank that has died is dropped. test() of a receive from it throws PeerLost,
@@ -47,6 +49,8 @@ class SocketApi : public Transport {
   void close(double patience_s = 1);
   // What is known of the connections; null if nobody can look.
   std::shared_ptr<const Board> board();
+  // Reads and writes what can be, after waiting for that; false when this is closed.
+  bool serve_once(int wait_ms);
   // For a child made by fork: gives up its copies of the sockets, of which nobody hears.
   void forget();
 
@@ -99,7 +103,6 @@ class SocketApi : public Transport {
 
   Peer& peer(int rank) { return peers_[static_cast<size_t>(rank)]; }
   void open(const std::vector<std::string>& names);
-  void serve();
   void show_links();
   void receive(Peer& peer);
   bool receive_some(Peer& peer);
@@ -123,6 +126,8 @@ class SocketApi : public Transport {
   std::thread thread_;
   std::string own_name_;
   const double silence_s_;
+  const int look_ms_;  // how often to look for systems that no longer answer
+  uint64_t next_look_ns_ = 0;
   const int pid_;  // a child made by fork has no thread to join
 };
 

@@ -124,7 +124,7 @@ void SocketApi::close(double patience_s) {
     const uint64_t one = 1;
     static_cast<void>(!write(wake_, &one, sizeof(one)));
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   const std::lock_guard lock(mutex_);
   for (Peer& p : peers_) lose(p);  // ends what it was given and has not sent
   forget();
