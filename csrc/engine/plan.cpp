@@ -1,5 +1,6 @@
 #include "engine/plan.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -44,6 +45,23 @@ struct Checker {
     require(end <= plan.operands.size(), "operands ", instr.arg, "..", end, " of ",
             plan.operands.size());
     for (size_t i = instr.arg; i < end; ++i) operand(plan.operands[i], instr.count);
+    const size_t first_dst = size_t{instr.arg} + instr.nsrc;
+    for (size_t s = instr.arg; instr.count > 1 && s < first_dst; ++s) {
+      for (size_t d = first_dst; d < end; ++d) {
+        require(!shifted(plan.operands[s], plan.operands[d], instr.count), "reads chunks ",
+                plan.operands[s].chunk, "+", instr.count, " and writes ", plan.operands[d].chunk,
+                "+", instr.count, " of the same memory");
+      }
+    }
+  }
+
+  // Whether pieces of so many chunks have some, but not all, in the same place.
+  bool shifted(const Operand& a, const Operand& b, uint32_t count) const {
+    if (a.rank != b.rank || a.buffer != b.buffer || a.chunk == b.chunk) return false;
+    const uint32_t low = std::min(a.chunk, b.chunk), high = std::max(a.chunk, b.chunk);
+    if (high - low < count) return true;
+    const bool wraps = a.buffer != uint16_t(Buffer::kStaging);  // from the last chunk to the first
+    return wraps && low + plan.chunks - high < count;
   }
 
   void peer(const Instr& instr) const {

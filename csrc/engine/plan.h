@@ -70,7 +70,8 @@ struct Plan {
   bool rereads = false;  // ranks read OUT, so what they have stored, in the same call
 
   // Throws ScheduleError with the index of the bad instruction when an operand table index, rank,
-  // buffer, chunk, slot or step is out of range, or a fold has no source or no destination.
+  // buffer, chunk, slot or step is out of range, or a fold has no source or no destination, or
+  // reads chunks that it also writes, other than each in its place.
   void check();
 };
 

@@ -11,6 +11,7 @@ namespace players {
 
 constexpr size_t kMostOnHosts = 4500;  // elements: more than a packet has room for
 constexpr double kSilenceS = 0.4;
+constexpr uint64_t kBusyNs = 1'500'000'000;
 constexpr uint64_t kListenNs = 500'000'000;  // for the reason of a failure elsewhere
 
 constexpr hosts::MessagePlan kHostPlans[] = {hosts::sum_at_once, hosts::sum_in_ring,
@@ -21,6 +22,7 @@ struct HostScenario {
   Event event;
   uint32_t culprit, second, calls, at_call;
   bool tcp, messages, background;
+  bool busy;                   // `second` does something else for a while before `at_call`
   std::vector<uint32_t> host;  // of each rank; empty: calls have one level
   uint64_t segment, eager;     // bytes
   std::vector<uint32_t> shapes, counts;
@@ -204,6 +206,9 @@ struct HostPlayer : Caller {
           if (node != nullptr) node->leave("it goes");
           return false;
         }
+      }
+      if (scenario.busy && call == scenario.at_call && rank == scenario.second) {
+        simulation::sleep_ns(kBusyNs);
       }
       Ended& end = ended.emplace_back();
       end.entered_ns = simulation::now();

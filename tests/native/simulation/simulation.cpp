@@ -147,7 +147,7 @@ void simulate_host(uint64_t seed) {
   close(part_fd);
 }
 
-HostScenario make_hosts(std::mt19937_64& random) {
+HostScenario make_hosts(std::mt19937_64& random, uint64_t seed) {
   HostScenario s;
   s.n = 2 + random() % 3;
   constexpr Event kMore[] = {Event::kCut, Event::kSilence};
@@ -172,6 +172,7 @@ HostScenario make_hosts(std::mt19937_64& random) {
     const bool large = s.messages && c % 3 == 1 && random() % 2 == 0;  // than a packet
     s.counts.push_back(uint32_t(large ? kMostOnHosts : 1 + random() % 100));
   }
+  s.busy = s.event == Event::kDeath && s.host.empty() && seed % 10 == 7;
   return s;
 }
 
@@ -200,7 +201,7 @@ void judge_hosts(const HostScenario& s, const std::vector<HostPlayer>& players,
 
 void simulate_hosts(uint64_t seed) {
   std::mt19937_64 random(seed);
-  const HostScenario s = make_hosts(random);
+  const HostScenario s = make_hosts(random, seed);
   std::vector<HostPlayer> players;
   simulation::Options options;
   options.seed = seed;
