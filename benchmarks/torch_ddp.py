@@ -192,6 +192,7 @@ def step_row(make, groups, idle, rounds):
 
 
 def measure(rank, path, rounds, step_rounds, out):
+    os.environ["PYCOLL_DDP_SYMMETRIC"] = "0"  # "symmetric" asks for what DDP has without it
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
     groups = [dist.group.WORLD, dist.new_group(backend="pycoll")]

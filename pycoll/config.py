@@ -49,6 +49,8 @@ class Config:
         symmetric: ``numpy``: arrays of 16 KiB or more that NumPy makes are put into the symmetric
             heap, as far as it has room, and large calls work on them there; ``off``: only those
             that ask for it (``PYCOLL_SYMMETRIC``, where 1 is ``numpy`` and 0 is ``off``).
+        ddp_symmetric: Whether DDP's gradient buckets on CPUs are moved into the symmetric heap, see
+            docs/torch.md (``PYCOLL_DDP_SYMMETRIC``, 0 or 1); alike on all ranks.
         device_transport: For arrays on CUDA devices: ``cuda`` (peer memory, one host), ``nccl``, or
             ``auto``: peer memory where ranks share a host (``PYCOLL_DEVICE_TRANSPORT``).
         device_heap_bytes: Capacity of a rank's part of the symmetric device heap, taken when the
@@ -75,6 +77,7 @@ class Config:
     tuning: str = field(default="auto", repr=False)
     single_copy: str = "auto"
     symmetric: str = "off"
+    ddp_symmetric: bool = field(default=True, repr=False)
     device_transport: str = "auto"
     device_heap_bytes: int = 1 << 30
     device_memory: str = field(default="auto", repr=False)
@@ -274,6 +277,7 @@ _VARIABLES: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("tuning", "PYCOLL_TUNING", str),
     ("single_copy", "PYCOLL_SINGLE_COPY", str),
     ("symmetric", "PYCOLL_SYMMETRIC", _parse_symmetric),
+    ("ddp_symmetric", "PYCOLL_DDP_SYMMETRIC", _parse_switch),
     ("device_transport", "PYCOLL_DEVICE_TRANSPORT", str),
     ("device_heap_bytes", "PYCOLL_DEVICE_HEAP_BYTES", parse_bytes),
     ("device_memory", "PYCOLL_DEVICE_MEMORY", str),

@@ -10,10 +10,11 @@ from __future__ import annotations
 from pycoll.torch.backend.group import ProcessGroupPycoll
 from pycoll.torch.backend.options import Options
 from pycoll.torch.backend.register import NAME, make_default, register
-from pycoll.torch.backend.use_symmetric import use_symmetric_memory
+from pycoll.torch.backend.use_symmetric import serve_ddp, use_symmetric_memory
 from pycoll.torch.errors import BackendArgumentError, BackendTimeout
 
 register()
+serve_ddp()
 
 __all__ = [
     "NAME",

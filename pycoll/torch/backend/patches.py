@@ -31,7 +31,7 @@ except ImportError:  # an older PyTorch, which looks at fewer functions
 _works: weakref.WeakKeyDictionary[dist.Reducer, dist.Work] = weakref.WeakKeyDictionary()
 
 
-def _replace(owner: Any, name: str, change: Callable[[Callable], Callable]) -> None:
+def replace(owner: Any, name: str, change: Callable[[Callable], Callable]) -> None:
     """Replace what a class or module has under a name, if it does, by what `change` makes; once."""
     plain = getattr(owner, name, None)
     if plain is not None and not hasattr(plain, "__wrapped__"):
@@ -56,7 +56,7 @@ def use_python_hooks(group_class: type) -> None:
 
         return register
 
-    _replace(DistributedDataParallel, "_register_builtin_comm_hook", change)
+    replace(DistributedDataParallel, "_register_builtin_comm_hook", change)
 
 
 def keep_works() -> None:
@@ -73,7 +73,16 @@ def keep_works() -> None:
 
         return kept
 
-    _replace(dist.Reducer, "_set_forward_pass_work_handle", change)
+    replace(dist.Reducer, "_set_forward_pass_work_handle", change)
+
+
+def trainers(reducer: dist.Reducer) -> int:
+    """Return how many ranks have not left `join`, as this rank's last forward pass has counted.
+
+    It is 1 on a rank that took no step in a `join`.
+    """
+    work = _works.get(reducer)
+    return 1 if work is None else int(work.result()[0].item())
 
 
 def keep_error_types() -> None:
@@ -92,7 +101,7 @@ def keep_error_types() -> None:
         return typed
 
     for name in ("wait", "value"):
-        _replace(torch._C.Future, name, change)
+        replace(torch._C.Future, name, change)
 
 
 def set_timeouts(group_class: type) -> None:
@@ -108,7 +117,7 @@ def set_timeouts(group_class: type) -> None:
 
         return set_timeout
 
-    _replace(dist.distributed_c10d, "_set_pg_timeout", change)
+    replace(dist.distributed_c10d, "_set_pg_timeout", change)
 
 
 def offer_monitored_barrier(group_class: type) -> None:
@@ -130,7 +139,7 @@ def offer_monitored_barrier(group_class: type) -> None:
 
         return monitored_barrier
 
-    _replace(dist.distributed_c10d, "monitored_barrier", change)
+    replace(dist.distributed_c10d, "monitored_barrier", change)
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier
 
 
