@@ -4,9 +4,10 @@
 the same processes and take turns, in short slices; what counts is the median of the ratios.
 "decode" is what tensor parallelism adds to one step: seven all_reduces of bfloat16. "moe" is
 dispatch and combine of a mixture of experts, the experts themselves left out:
-`pycoll.torch.inference`; over gloo, an all_gather of all tokens and a sum of the results of all
-ranks; and over gloo, all_to_all_single of just the rows that are wanted, whose numbers are
-exchanged first. Their results are compared before. It prints a table and writes
+`pycoll.torch.inference`; over gloo, an all_gather of all tokens, of which a rank takes the rows of
+its experts, and a sum of the weighted results of all ranks; and over gloo, all_to_all_single of
+just the rows that are wanted, whose numbers are exchanged first. Their results are compared before.
+It prints a table and writes
 benchmarks/results/torch_inference.md and .json.
 """
 
@@ -67,9 +68,15 @@ def by_gathering(group, x, ids, weights):
         return out
 
     def step():
-        everything, chosen, factors = gather(x), gather(ids), gather(weights)
-        mine = (chosen >= first) & (chosen < last)
-        share = (everything.float() * (factors * mine).sum(1, keepdim=True)).bfloat16()
+        everything, chosen, factors = gather(x), gather(ids).view(-1), gather(weights).view(-1)
+        by_expert = chosen.argsort(stable=True)
+        bounds = torch.searchsorted(chosen[by_expert], torch.tensor([first, last]))
+        mine = by_expert[bounds[0] : bounds[1]]
+        senders = mine // ids.shape[1]
+        rows = everything[senders]  # what the experts get, and in this benchmark return
+        share = everything.new_zeros(everything.shape, dtype=torch.float32)
+        share.index_add_(0, senders, rows.float() * factors[mine, None])
+        share = share.bfloat16()
         dist.all_reduce(share, group=group)  # gloo has no reduce_scatter of tensors of its own
         return share.chunk(n)[rank]
 

@@ -1,12 +1,23 @@
 // A bound call as a function of two addresses, for callers in Python that look at arrays
-// themselves, and that a call of the engine's method `run` would cost a microsecond more.
+// themselves, and that a call of the engine's method `run` would cost a microsecond more; and a
+// table of such calls, which looks at tensors itself:
+//
+//   calls = InPlaceCalls(lock); calls.keep(tensor, op, call); calls(tensor, op, site, timeout_s)
+//
+// makes the call that was kept for this very object `op` and a tensor of the same type and number
+// of elements, on the tensor's memory, and holds the lock meanwhile. It returns False, and does
+// nothing, if there is none, or if the tensor is not plain elements on the CPU that DLPack's C
+// exchange API shows.
 #include <pybind11/pybind11.h>
 #include <structmember.h>
 
+#include <compare>
+#include <map>
 #include <memory>
 #include <optional>
 
 #include "bindings/bindings.h"
+#include "bindings/dlpack.h"
 #include "bindings/fast_path.h"
 #include "bindings/gil.h"
 
@@ -26,27 +37,32 @@ void* address_of(PyObject* number) {
   return address;
 }
 
+// Runs a call with the last two arguments of Python, site and timeout_s. False with a Python error
+// set if it has failed.
+bool run_address(const AddressCall* given, const void* x, void* out, PyObject* const* last) {
+  // Kept here, as another thread may close and drop them while this one waits.
+  const std::shared_ptr<Engine> engine = given->engine.lock();
+  const std::shared_ptr<const BoundCall> bound = given->bound;
+  const auto site = static_cast<uint32_t>(PyLong_AsUnsignedLongMask(last[0]));
+  const double timeout_s = PyFloat_AsDouble(last[1]);
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  const std::optional<Error> error =
+      engine == nullptr ? Error("CommClosed", "this communicator has been closed")
+                        : error_of_call(engine.get(), bound.get(),
+                                        [&] { engine->run(*bound, x, out, site, timeout_s); });
+  if (error.has_value()) raise_in_python(*error);
+  return !error.has_value();
+}
+
 PyObject* call_address(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
   return guarded([&]() -> PyObject* {
     if (PyVectorcall_NARGS(nargsf) != 4 || keywords != nullptr) {
       throw py::type_error("an AddressCall takes x, out, site and timeout_s, by position");
     }
-    const auto* given = reinterpret_cast<AddressCall*>(self);
-    // Kept here, as another thread may close and drop them while this one waits.
-    const std::shared_ptr<Engine> engine = given->engine.lock();
-    const std::shared_ptr<const BoundCall> bound = given->bound;
     const void* const x = address_of(args[0]);
     void* const out = address_of(args[1]);
-    const auto site = static_cast<uint32_t>(PyLong_AsUnsignedLongMask(args[2]));
-    const double timeout_s = PyFloat_AsDouble(args[3]);
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    const std::optional<Error> error =
-        engine == nullptr ? Error("CommClosed", "this communicator has been closed")
-                          : error_of_call(engine.get(), bound.get(),
-                                          [&] { engine->run(*bound, x, out, site, timeout_s); });
-    if (!error.has_value()) Py_RETURN_NONE;
-    raise_in_python(*error);
-    return nullptr;
+    if (!run(reinterpret_cast<AddressCall*>(self), x, out, args + 2)) return nullptr;
+    Py_RETURN_NONE;
   });
 }
 
@@ -74,6 +90,150 @@ void destroy_address_call(PyObject* self) {
   Py_DECREF(type);
 }
 
+// What calls in place on tensors share.
+struct InPlace {
+  PyObject* op;  // compared by identity; kept by the entry
+  int kind, bits;
+  int64_t count;
+  auto operator<=>(const InPlace&) const = default;
+};
+
+struct InPlaceEntry {
+  py::object op, call;
+};
+
+using InPlaceEntries = std::map<InPlace, InPlaceEntry>;
+
+struct InPlaceTable {
+  py::object acquire, release;  // methods of a lock
+  InPlaceEntries entries;
+};
+
+struct InPlaceCalls {
+  PyObject_HEAD vectorcallfunc vectorcall;
+  InPlaceTable* table;
+};
+
+// Holds a lock of Python's. An error that is set stays.
+class HeldLock {
+ public:
+  explicit HeldLock(const InPlaceTable& table) : release_(table.release) { table.acquire(); }
+  ~HeldLock() {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    Py_XDECREF(PyObject_CallNoArgs(release_.ptr()));
+    if (type != nullptr) PyErr_Restore(type, value, trace);
+  }
+  HeldLock(const HeldLock&) = delete;
+  HeldLock& operator=(const HeldLock&) = delete;
+
+ private:
+  const py::object release_;
+};
+
+int64_t number_from(PyObject* object, PyObject* method) {
+  const auto result = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object, method));
+  const int64_t number = result ? PyLong_AsLongLong(result.ptr()) : -1;
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return number;
+}
+
+// Whether a tensor's memory, of `nbytes`, is there and is its elements: its storage may have been
+// shrunk, and the sign of its elements kept beside them.
+bool is_whole(PyObject* tensor, int64_t nbytes, int64_t itemsize) {
+  static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+  static PyObject* const offset = PyUnicode_InternFromString("storage_offset");
+  static PyObject* const storage_of = PyUnicode_InternFromString("untyped_storage");
+  static PyObject* const size = PyUnicode_InternFromString("nbytes");
+  const auto storage =
+      py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor, storage_of));
+  if (!storage) throw py::error_already_set();
+  return number_from(storage.ptr(), size) >= nbytes + number_from(tensor, offset) * itemsize &&
+         number_from(tensor, is_neg) == 0;
+}
+
+// The elements of a plain tensor on the CPU; null of any other.
+char* plain_elements(PyObject* tensor, InPlace& key) {
+  const std::optional<SeenTensor> seen = see_tensor(tensor);
+  if (!seen || !seen->on_cpu || seen->data == nullptr) return nullptr;
+  key.kind = seen->kind;
+  key.bits = seen->bits;
+  key.count = 1;
+  for (int i = seen->ndim - 1; i >= 0; --i) {
+    const int64_t size = seen->shape[i];
+    if (size != 1 && seen->strides != nullptr && seen->strides[i] != key.count) return nullptr;
+    key.count *= size;
+  }
+  return seen->data;
+}
+
+PyObject* call_in_place(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
+  return guarded([&]() -> PyObject* {
+    if (PyVectorcall_NARGS(nargsf) != 4 || keywords != nullptr) {
+      throw py::type_error("InPlaceCalls takes tensor, op, site and timeout_s, by position");
+    }
+    const InPlaceTable& table = *reinterpret_cast<InPlaceCalls*>(self)->table;
+    InPlace key{args[1], 0, 0, 0};
+    char* const data = plain_elements(args[0], key);
+    if (data == nullptr) Py_RETURN_FALSE;
+    const auto found = table.entries.find(key);
+    if (found == table.entries.end()) Py_RETURN_FALSE;
+    const py::object call = found->second.call;  // another thread may clear the table
+    const int64_t itemsize = key.bits / 8;
+    if (!is_whole(args[0], key.count * itemsize, itemsize)) Py_RETURN_FALSE;
+    const HeldLock locked(table);
+    if (!run(reinterpret_cast<AddressCall*>(call.ptr()), data, data, args + 2)) return nullptr;
+    Py_RETURN_TRUE;
+  });
+}
+
+PyObject* keep_in_place(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  return guarded([&]() -> PyObject* {
+    if (nargs != 3 || Py_TYPE(args[2])->tp_dealloc != destroy) {
+      throw py::type_error("keep takes tensor, op and an AddressCall");
+    }
+    InPlace key{args[1], 0, 0, 0};
+    if (plain_elements(args[0], key) != nullptr && key.bits >= 8) {
+      reinterpret_cast<InPlaceCalls*>(self)->table->entries[key] = {
+          py::reinterpret_borrow<py::object>(args[1]), py::reinterpret_borrow<py::object>(args[2])};
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* create_in_place(PyTypeObject* type, PyObject* args, PyObject*) {
+  return guarded([&]() -> PyObject* {
+    const auto given = py::reinterpret_borrow<py::tuple>(args);
+    if (given.size() != 1) throw py::type_error("InPlaceCalls takes a lock");
+    auto table = std::make_unique<InPlaceTable>();
+    table->acquire = given[0].attr("acquire");
+    table->release = given[0].attr("release");
+    auto* self = reinterpret_cast<InPlaceCalls*>(type->tp_alloc(type, 0));
+    if (self == nullptr) throw py::error_already_set();
+    self->vectorcall = call_in_place;
+    self->table = table.release();
+    return reinterpret_cast<PyObject*>(self);
+  });
+}
+
+void destroy_in_place(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  delete reinterpret_cast<InPlaceCalls*>(self)->table;
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject* clear_in_place(PyObject* self, PyObject*) {
+  reinterpret_cast<InPlaceCalls*>(self)->table->entries.clear();
+  Py_RETURN_NONE;
+}
+
+void add_call_type(py::module_& m, const char* name, PyType_Spec spec) {
+  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+  if (!type) throw py::error_already_set();
+  m.attr(name) = type;
+}
+
 }  // namespace
 
 void bind_address_call(py::module_& m) {
@@ -85,11 +245,25 @@ void bind_address_call(py::module_& m) {
                                 {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
                                 {Py_tp_members, members},
                                 {0, nullptr}};
-  static PyType_Spec spec = {"pycoll._C.AddressCall", sizeof(AddressCall), 0,
-                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, slots};
-  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
-  if (!type) throw py::error_already_set();
-  m.attr("AddressCall") = type;
+  constexpr unsigned flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+  add_call_type(m, "AddressCall", {"pycoll._C.AddressCall", sizeof(AddressCall), 0, flags, slots});
+
+  static PyMemberDef members_in_place[] = {
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(InPlaceCalls, vectorcall), READONLY, nullptr},
+      {nullptr, 0, 0, 0, nullptr}};
+  static PyMethodDef methods_in_place[] = {
+      {"keep", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(keep_in_place)),
+       METH_FASTCALL, "Keep the call of tensors like this one."},
+      {"clear", clear_in_place, METH_NOARGS, "Forget all calls."},
+      {nullptr, nullptr, 0, nullptr}};
+  static PyType_Slot slots_in_place[] = {{Py_tp_new, reinterpret_cast<void*>(create_in_place)},
+                                         {Py_tp_dealloc, reinterpret_cast<void*>(destroy_in_place)},
+                                         {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                                         {Py_tp_members, members_in_place},
+                                         {Py_tp_methods, methods_in_place},
+                                         {0, nullptr}};
+  add_call_type(m, "InPlaceCalls",
+                {"pycoll._C.InPlaceCalls", sizeof(InPlaceCalls), 0, flags, slots_in_place});
 }
 
 }  // namespace pycoll

@@ -32,9 +32,12 @@ class CallSites:
         """Return all places that have a number so far."""
         return dict(self._texts)
 
-    def here(self) -> int:
-        """Return the number of the innermost line that belongs to no internal module."""
-        frame = sys._getframe(1)
+    def here(self, depth: int = 1) -> int:
+        """Return the number of the innermost line that belongs to no internal module.
+
+        The caller knows that all before the frame `depth` are internal; its own has depth 1.
+        """
+        frame = sys._getframe(depth)
         internal = self._internal
         while True:
             code = frame.f_code

@@ -104,6 +104,47 @@ def keep_error_types() -> None:
         replace(torch._C.Future, name, change)
 
 
+def shorten_all_reduce(group_class: type) -> None:
+    """Let ``dist.all_reduce`` repeat a call of a class of groups at once.
+
+    What PyTorch does before it calls a group takes as long as the call. Its function stays the
+    object by which the compiler knows it; what its outermost wrapper calls is replaced.
+    """
+    wrapper = dist.all_reduce
+    names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
+    cell = dict(zip(names, getattr(wrapper, "__closure__", None) or (), strict=False)).get("func")
+    if cell is None or not callable(cell.cell_contents) or hasattr(cell.cell_contents, "shortened"):
+        return
+    plain, world = cell.cell_contents, dist.distributed_c10d._world
+    summed, watched = dist.ReduceOp.SUM, torch.overrides.has_torch_function
+
+    @functools.wraps(plain)
+    def all_reduce(
+        tensor: torch.Tensor,
+        op: Any = summed,
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        try:
+            found = world.default_pg if group is None else group
+            made = (
+                type(found) is group_class
+                and async_op is False
+                and not world.pg_coalesce_state
+                and not watched((tensor,))
+                and found._caller.sum_again(tensor, op)
+            )
+            return None if made else plain(tensor, op, group, async_op)
+        except BaseException as error:
+            found = world.default_pg if group is None else group
+            if type(found) is group_class:
+                found._caller.abort_if_interrupted(error)
+            raise
+
+    all_reduce.shortened = True
+    cell.cell_contents = all_reduce
+
+
 def set_timeouts(group_class: type) -> None:
     """Make ``_set_pg_timeout`` know a class of groups; it knows those of gloo and NCCL by name."""
 

@@ -15,6 +15,7 @@ from pycoll.torch.backend.patches import (
     keep_works,
     offer_monitored_barrier,
     set_timeouts,
+    shorten_all_reduce,
     use_python_hooks,
 )
 from pycoll.torch.tensors.devices import kinds
@@ -36,6 +37,7 @@ def register() -> None:
     keep_works()
     keep_error_types()
     set_timeouts(ProcessGroupPycoll)
+    shorten_all_reduce(ProcessGroupPycoll)
     offer_monitored_barrier(ProcessGroupPycoll)
     use_python_hooks(ProcessGroupPycoll)
     offer_to_accelerate(NAME)

@@ -41,6 +41,7 @@ Key = tuple[Kind, torch.dtype, int, ReduceOp | None, int]
 
 _STRIDED = torch.strided
 _MAX_KEPT = 1024
+_OPS = {ReduceOp.SUM: dist.ReduceOp.SUM, ReduceOp.AVG: dist.ReduceOp.AVG}  # of repeated calls
 _NOT_RECORDED = nullcontext()
 
 
@@ -150,6 +151,7 @@ class Caller:
         background: The asynchronous calls.
         symmetric: The tensors in symmetric memory.
         kept: Calls that `repeat` can make.
+        sums: Those of them that `sum_again` can make.
         abort_if_interrupted: Ends the group if an error is an interrupt.
     """
 
@@ -167,6 +169,7 @@ class Caller:
         self.background = Background(f"pycoll-{name}", self.abort_if_interrupted, describe)
         self.symmetric = SymmetricTensors(self.calls, self.lock, self.background)
         self.kept: dict[Key, _C.AddressCall] = {}
+        self.sums = _C.InPlaceCalls(self.lock)
 
     def request(self, kind: Kind, opts: Any, op: ReduceOp | None = None, root: int = 0) -> Request:
         """Return a call as PyTorch's options describe it."""
@@ -321,8 +324,24 @@ class Caller:
             raise self.error(error, key[0].name.lower()) from error
         return done([out])
 
+    def sum_again(self, tensor: torch.Tensor, op: Any) -> bool:
+        """Make a synchronous all_reduce like an earlier one; tell whether it was made.
+
+        Less is asked than `repeat` asks, and only by what ``dist.all_reduce`` calls: three frames
+        are above the program's. `op` is the very object ``ReduceOp.SUM`` or ``ReduceOp.AVG``.
+        Whoever calls this must pass an interrupt to `abort_if_interrupted`.
+        """
+        if self.background.jobs or self.calls.symmetric or _profiling():
+            return False
+        try:
+            made: bool = self.sums(tensor, op, self.calls.sites.here(4), self.timeout_s)
+            return made
+        except _C.EngineError as failure:
+            error = self.session.error(*failure.args)
+            raise self.error(error, "all_reduce") from error
+
     def _keep(self, job: Job, key: Key, like: torch.Tensor) -> Job:
-        """Return a job that leaves its call to `repeat`."""
+        """Return a job that leaves its call to `repeat`, and to `sum_again`."""
         plain = like.layout is _STRIDED and like.is_cpu
         if not plain or key[1] not in DTYPES or not self.calls.direct:
             return job
@@ -334,13 +353,16 @@ class Caller:
             if key not in self.kept and len(self.kept) < _MAX_KEPT:
                 same = kind, int(known), count, op, root, False
                 bound = self.calls.bind(same, known.itemsize, None if op is None else known)
-                self.kept[key] = _C.AddressCall(self.session.engine, bound)
+                self.kept[key] = call = _C.AddressCall(self.session.engine, bound)
+                if kind is Kind.ALL_REDUCE and op is not None:
+                    self.sums.keep(like, _OPS[op], call)
 
         return whole
 
     def close(self) -> None:
         """Finish what runs in the background and leave the group."""
         self.kept.clear()
+        self.sums.clear()
         if self.background.forked:  # the locks may be those of threads of the parent
             self.session.close()
             return

@@ -180,16 +180,14 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 def _sum(routes: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     """Add up the k rows of each token in their order, in a wide type."""
     wide = _wide(routes.dtype)
-    total = routes.new_zeros(len(routes), routes.shape[2], dtype=wide)
-    part = torch.empty_like(total)
-    factors = None if weights is None else weights.to(wide)
-    for slot in range(routes.shape[1]):
-        one = part if slot else total
-        one.copy_(routes[:, slot])
-        if factors is not None:
-            one.mul_(factors[:, slot, None])
-        if slot:
-            total.add_(part)
+    parts = routes.to(wide)
+    if weights is not None:
+        parts = parts * weights.to(wide).unsqueeze(2)
+    if not parts.shape[1]:
+        return parts.sum(1)
+    total = parts[:, 0].clone()
+    for slot in range(1, parts.shape[1]):
+        total.add_(parts[:, slot])
     return total
 
 

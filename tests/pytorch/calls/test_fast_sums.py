@@ -1,12 +1,14 @@
 """Sums that were made before go straight to the engine; what is odd about a tensor still counts."""
 
 import warnings
+from datetime import timedelta
 
 import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
+from pycoll.torch import BackendTimeout  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
 COUNT = 10_000
@@ -105,6 +107,101 @@ class Forgetful(dict):
 def test_plans_that_another_thread_forgets():
     def body(rank, n):
         dist.group.WORLD._caller.session.plans._plans = Forgetful()
+        return usable(n)
+
+    assert run_group(2, body) == [True] * 2
+
+
+def short_calls(among, *given, **named):
+    """Make an all_reduce and return whether it took the short way: past the group's method."""
+    caller, ways = among._caller, []
+    again = caller.sum_again
+
+    def watched(*args):
+        ways.append("short" if (done := again(*args)) else "long")
+        return done
+
+    caller.sum_again = watched
+    try:
+        work = dist.all_reduce(*given, **named)
+        if work is not None:
+            work.wait()
+    finally:
+        del caller.sum_again
+    return ways
+
+
+class Watching(torch.overrides.TorchFunctionMode):
+    """Sees what PyTorch calls."""
+
+    def __init__(self):
+        self.functions = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """Note a function, and call it."""
+        self.functions.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def test_what_goes_the_short_way():
+    def body(rank, n):
+        group, sums = dist.group.WORLD, (dist.ReduceOp.SUM, dist.ReduceOp.AVG)
+        for op in sums:
+            dist.all_reduce(torch.ones(6), op)
+        for op in sums:
+            for x in (torch.ones(6), torch.ones(2, 3), torch.ones(9)[3:]):
+                assert short_calls(group, x, op) == ["short"]
+                assert x.eq(n if op == sums[0] else 1).all()
+            assert short_calls(group, torch.ones(6), op=op, group=group) == ["short"]
+        odd = {
+            "type": torch.ones(6, dtype=torch.float64),
+            "size": torch.ones(7),
+            "gaps": torch.ones(6, 2)[:, 0],
+            "a sign kept apart": torch._neg_view(-torch.ones(6)),
+            "a subclass": torch.nn.Parameter(torch.ones(6), requires_grad=False),
+        }
+        for what, x in odd.items():
+            assert "short" not in short_calls(group, x), what
+            assert x.eq(n).all(), what
+        assert "short" not in short_calls(group, torch.ones(6), dist.ReduceOp.MAX)
+        assert "short" not in short_calls(group, torch.ones(6), async_op=True)
+        with Watching() as seen:
+            dist.all_reduce(torch.ones(6))
+        assert dist.all_reduce in seen.functions
+        return usable(n)
+
+    assert run_group(2, body) == [True] * 2
+
+
+def test_short_sums_in_a_coalesced_call():
+    def body(rank, n):
+        xs = [torch.full((6,), float(i)) for i in range(3)]
+        dist.all_reduce(torch.ones(6))
+        with dist.distributed_c10d._coalescing_manager():
+            for x in xs:
+                dist.all_reduce(x)
+            assert [x[0].item() for x in xs] == [0.0, 1.0, 2.0]
+        return [x[0].item() / n for x in xs]
+
+    assert run_group(2, body) == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_errors_of_short_sums():
+    """They have the type and the line of any other."""
+
+    def body(rank, n):
+        group = dist.new_group(range(n))
+        warm()
+        for _ in range(2):
+            dist.all_reduce(torch.ones(6), group=group)
+        group.set_timeout(timedelta(seconds=0.3))
+        if rank == 0:
+            with pytest.raises(BackendTimeout, match=r"test_fast_sums\.py:\d+ body\(\)"):
+                dist.all_reduce(torch.ones(6), group=group)
+        dist.barrier()
+        dist.destroy_process_group(group)
+        with pytest.raises((ValueError, dist.DistBackendError)):
+            dist.all_reduce(torch.ones(6), group=group)
         return usable(n)
 
     assert run_group(2, body) == [True] * 2

@@ -129,10 +129,10 @@ def test_an_interrupt_of_a_call_like_earlier_ones_is_told(hosts, monkeypatch):
         for _ in range(2):
             dist.all_reduce(x)
         if rank == 0:
-            group._caller.limit = stop  # between the first line and the engine
+            group._caller.calls.sites.here = stop  # between the first line and the engine
             with pytest.raises(Stop):
                 dist.all_reduce(x)
-            del group._caller.limit
+            del group._caller.calls.sites.here
         with pytest.raises(dist.DistBackendError, match=r"rank 0 was interrupted \(Stop\)"):
             dist.all_reduce(x)
 
