@@ -61,7 +61,7 @@ PyObject* call_address(PyObject* self, PyObject* const* args, size_t nargsf, PyO
     }
     const void* const x = address_of(args[0]);
     void* const out = address_of(args[1]);
-    if (!run(reinterpret_cast<AddressCall*>(self), x, out, args + 2)) return nullptr;
+    if (!run_address(reinterpret_cast<AddressCall*>(self), x, out, args + 2)) return nullptr;
     Py_RETURN_NONE;
   });
 }
@@ -182,14 +182,15 @@ PyObject* call_in_place(PyObject* self, PyObject* const* args, size_t nargsf, Py
     const int64_t itemsize = key.bits / 8;
     if (!is_whole(args[0], key.count * itemsize, itemsize)) Py_RETURN_FALSE;
     const HeldLock locked(table);
-    if (!run(reinterpret_cast<AddressCall*>(call.ptr()), data, data, args + 2)) return nullptr;
+    if (!run_address(reinterpret_cast<AddressCall*>(call.ptr()), data, data, args + 2))
+      return nullptr;
     Py_RETURN_TRUE;
   });
 }
 
 PyObject* keep_in_place(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   return guarded([&]() -> PyObject* {
-    if (nargs != 3 || Py_TYPE(args[2])->tp_dealloc != destroy) {
+    if (nargs != 3 || Py_TYPE(args[2])->tp_dealloc != destroy_address_call) {
       throw py::type_error("keep takes tensor, op and an AddressCall");
     }
     InPlace key{args[1], 0, 0, 0};
