@@ -327,14 +327,14 @@ class Caller:
     def sum_again(self, tensor: torch.Tensor, op: Any) -> bool:
         """Make a synchronous all_reduce like an earlier one; tell whether it was made.
 
-        Less is asked than `repeat` asks, and only by what ``dist.all_reduce`` calls: three frames
-        are above the program's. `op` is the very object ``ReduceOp.SUM`` or ``ReduceOp.AVG``.
+        Less is asked than `repeat` asks, and only by what ``dist.all_reduce`` calls: two frames
+        are below PyTorch's own. `op` is the very object ``ReduceOp.SUM`` or ``ReduceOp.AVG``.
         Whoever calls this must pass an interrupt to `abort_if_interrupted`.
         """
         if self.background.jobs or self.calls.symmetric or _profiling():
             return False
         try:
-            made: bool = self.sums(tensor, op, self.calls.sites.here(4), self.timeout_s)
+            made: bool = self.sums(tensor, op, self.calls.sites.here(3), self.timeout_s)
             return made
         except _C.EngineError as failure:
             error = self.session.error(*failure.args)

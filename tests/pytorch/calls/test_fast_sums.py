@@ -1,5 +1,7 @@
 """Sums that were made before go straight to the engine; what is odd about a tensor still counts."""
 
+import _thread
+import time
 import warnings
 from datetime import timedelta
 
@@ -41,6 +43,22 @@ def test_storage_that_was_made_smaller(first, left):
         else:
             dist.all_reduce(x)
         return usable(n)
+
+    assert run_group(2, body) == [True] * 2
+
+
+def test_a_thread_with_no_line_of_the_program():
+    """Nobody has called what it calls, as in a thread of C++."""
+
+    def body(rank, n):
+        warm()
+        x, ended = torch.ones(COUNT), torch.ones(2)
+        _thread.start_new_thread(dist.all_reduce, (x,))
+        until = time.monotonic() + 10
+        while not (x == n).all() and time.monotonic() < until:
+            time.sleep(0.001)
+        dist.all_reduce(ended)
+        return bool((x == n).all()) and usable(n)
 
     assert run_group(2, body) == [True] * 2
 
