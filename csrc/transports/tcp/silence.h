@@ -6,8 +6,8 @@
 // that is stopped is not silent: its system answers.
 #pragma once
 
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
