@@ -13,6 +13,7 @@ _BUSY = 0.5  # share of the time from where on a connection is full
 _SLOW = 50e6  # bytes/s: less than half of what a network of 1 Gbit/s carries
 _WORSE = 4  # times as slow as its like
 _BULK = 64 << 10  # bytes that tell how fast it is
+_UNDER_WAY = 8 << 10  # bytes at a time; of fewer it is the round trip that takes the time
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def dead(links: list[LinkState]) -> list[LinkState]:
 def slow(links: list[LinkState]) -> list[LinkState]:
     """Return the connections that are full and slow, or slower than their like; the worst first."""
     full = [s for s in links if s.busy >= _BUSY and s.moved >= _BULK and not s.dead]
+    full = [s for s in full if s.rate * s.rtt_s >= _UNDER_WAY]  # by Little's law
     rates = sorted(s.rate for s in links if s.moved >= _BULK)
     usual = rates[len(rates) // 2] if rates else 0.0
     found = [s for s in full if s.rate < max(_SLOW, usual / _WORSE)]

@@ -238,7 +238,7 @@ def link(**changed):
 
 def test_which_connection_is_slow():
     before = {0: {1: link(), 2: link()}}
-    full = {"seen_ns": 2 * 10**9, "busy_us": 900_000}
+    full = {"seen_ns": 2 * 10**9, "busy_us": 900_000, "rtt_us": 5000}
     after = {0: {1: link(sent=10**7, **full), 2: link(sent=10**9, **full)}}
     (found,) = slow(states(before, after))
     assert (found.rank, found.peer) == (0, 1)
@@ -247,6 +247,9 @@ def test_which_connection_is_slow():
     # Less than its like, though not slow by itself.
     after[0][1] = link(sent=10**8, **full)
     assert [s.peer for s in slow(states(before, after))] == [1]
+    # Not one over which small messages go, each after the answer to the last.
+    after[0][1] = link(sent=700_000, **full | {"rtt_us": 4060})
+    assert slow(states(before, after)) == []
     # Not one that is seldom used.
     after[0][1] = link(sent=10**6, seen_ns=2 * 10**9, busy_us=50_000)
     assert slow(states(before, after)) == []
