@@ -16,7 +16,10 @@ SEEN = doctest.OutputChecker()
 
 
 def run(command, folder):
-    """Run a command of a page; return what it prints, the lines of ranks in their order."""
+    """Run a command of a page; return what it prints, the lines of ranks in their order.
+
+    Errors stay as they came: the line of one rank may stand before the traceback of another.
+    """
     program, *arguments = shlex.split(command)
     start = {"pycoll": ["-m", "pycoll"], "python": []}[program]
     done = subprocess.run(
@@ -27,8 +30,10 @@ def run(command, folder):
         text=True,
         timeout=100,
     )
-    lines = [line.rstrip() for line in (done.stdout + done.stderr).splitlines()]
-    return "\n".join(sorted(lines) if lines and lines[0].startswith("rank ") else lines)
+    lines, errors = (
+        [line.rstrip() for line in part.splitlines()] for part in (done.stdout, done.stderr)
+    )
+    return "\n".join((sorted(lines) if lines and lines[0].startswith("rank ") else lines) + errors)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
