@@ -165,7 +165,14 @@ void bind_p2p(py::module_& m) {
   postbox
       .def(made<Postbox, std::shared_ptr<Engine>, Offers>(), "engine"_a,
            "offers"_a = Offers::kNever)
-      .def(made<Postbox, std::shared_ptr<Engine>, std::shared_ptr<Mailboxes>>());
+      .def(made<Postbox, std::shared_ptr<Engine>, std::shared_ptr<Mailboxes>>())
+      .def(
+          "take",
+          [](Postbox& box, uintptr_t data, uint64_t nbytes, uint32_t type, int32_t src,
+             uint32_t tag, double timeout_s) {
+            return box.take(pointer(data), nbytes, type, src, tag, timeout_s);
+          },
+          Release());
   add_postbox_methods<Postbox>(postbox);
   OwnedClass<MessagePostbox> message_postbox(m, "MessagePostbox");
   message_postbox.def(made<MessagePostbox, std::shared_ptr<MessageEngine>>(), "engine"_a)

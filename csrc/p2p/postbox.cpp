@@ -25,6 +25,25 @@ Postbox::Postbox(std::shared_ptr<Engine> engine, std::shared_ptr<Mailboxes> boxe
       policy_(default_policy(engine_->world_size())),
       pid_(static_cast<uint64_t>(getpid())) {}
 
+// A thread that waits, and moves all messages meanwhile.
+class Postbox::Waiter {
+ public:
+  explicit Waiter(Postbox& box) : box_(box) {
+    const std::lock_guard lock(box_.mutex_);
+    ++box_.waiters_;
+  }
+  ~Waiter() {
+    const std::lock_guard lock(box_.mutex_);
+    --box_.waiters_;
+    box_.wake_thread();
+  }
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+
+ private:
+  Postbox& box_;
+};
+
 Postbox::Ticket Postbox::send(const void* data, uint64_t nbytes, uint32_t type, uint32_t dst,
                               uint32_t tag) {
   Request request{};
@@ -213,6 +232,18 @@ uint32_t Postbox::wait(Ticket ticket, double timeout_s) {
   return sender;
 }
 
+uint32_t Postbox::take(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
+                       double timeout_s) {
+  const Waiter waiter(*this);
+  const Ticket ticket = recv(data, nbytes, type, src, tag);
+  try {
+    return wait(ticket, timeout_s);
+  } catch (...) {
+    forget(ticket);
+    throw;
+  }
+}
+
 std::optional<Mailboxes::Envelope> Postbox::probe(int32_t src, int64_t tag, double timeout_s) {
   const uint64_t deadline = deadline_after(timeout_s);
   std::optional<Mailboxes::Envelope> found;
@@ -222,18 +253,7 @@ std::optional<Mailboxes::Envelope> Postbox::probe(int32_t src, int64_t tag, doub
     found = boxes_->peek(src, tag, recvs_);
     return found.has_value();
   };
-  {
-    std::lock_guard guard(mutex_);
-    ++waiters_;
-  }
-  struct Leave {
-    Postbox& box;
-    ~Leave() {
-      std::lock_guard lock(box.mutex_);
-      --box.waiters_;
-      box.wake_thread();
-    }
-  } leave{*this};
+  const Waiter waiter(*this);
   wait_until(policy_, bell_, arrived,
              [&](Pulse pulse) { return engine_->check(src, pulse) || now_ns() >= deadline; });
   COLL_CHECK(found || now_ns() >= deadline, "PeerLeft", "probe on rank ", rank_, " for ",

@@ -51,11 +51,17 @@ class Postbox {
   // CollTimeout the message is still under way and may be waited for again.
   uint32_t wait(Ticket ticket, double timeout_s);
 
+  // Receives at once, as recv and wait do, without waking the thread. A message whose time is over
+  // or that fails is forgotten.
+  uint32_t take(void* data, uint64_t nbytes, uint32_t type, int32_t src, uint32_t tag,
+                double timeout_s);
+
   // Forgets everything that is under way and ends the thread: no message moves after that.
   // Idempotent.
   void close();
 
  private:
+  class Waiter;
   enum class State : uint8_t { kPosted, kDone, kFailed };
   struct Request {
     Ticket ticket;

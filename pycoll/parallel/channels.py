@@ -174,6 +174,14 @@ class Channel:
         """Start to add `x` over the ranks, in place."""
         return self._start("all_reduce", x.nbytes, purpose, x, x, order=order)
 
+    def total(self, x: Any, purpose: str, order: str | None = None) -> Any:
+        """Add `x` over the ranks, in place, and return it: nothing else is done meanwhile."""
+        if self.world_size > 1:
+            self.ledger.count("all_reduce", purpose, self.name, self.world_size, x.nbytes)
+            with self.ledger.waiting(purpose):
+                self.comm.all_reduce(x, out=x, order=order)
+        return x
+
     def reduce_scatter(self, x: Any, out: Any, purpose: str, order: str | None = None) -> Pending:
         """Start to add `x` over the ranks; rank r gets block r in `out`."""
         return self._start("reduce_scatter", x.nbytes, purpose, x, out, order=order)

@@ -33,7 +33,7 @@ from pycoll.parallel.state.layout import Layout, unit_parameters
 class _Transfers:
     """Moves nothing."""
 
-    def post(self, x: Any, to: int, tag: int, number: int = 0, place: Any = None) -> None:
+    def post(self, x: Any, to: int, tag: int, number: int = 0, **more: Any) -> None:
         pass
 
     def expect(self, source: int, tag: int, kind: Any) -> None:

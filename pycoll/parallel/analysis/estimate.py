@@ -22,6 +22,8 @@ from pycoll.parallel.pipeline.program import Schedule
 from pycoll.parallel.settings import check_number
 from pycoll.parallel.state.layout import make_units, unit_parameters
 
+_TOLD = 2  # numbers that the last stage tells all others
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -126,16 +128,22 @@ def estimate(
             raise ArgumentError("cut='time' is measured; give the first names of engine.cuts[1:]")
         check_number("stage", stage, f"[0, {axes.get('pp', 1)})", whole=True)
         run = dry_pipeline(model, schedule, micro_batches, cut, options, axes, stage)
-    return _estimate(axes, *run)
+    return _estimate(axes, 0 if schedule is None else _TOLD, *run)
 
 
 def _estimate(
-    axes: dict[str, int], layouts: Sequence[Any], live: Any, peak: int, sent: Any, active: float
+    axes: dict[str, int],
+    told: int,
+    layouts: Sequence[Any],
+    live: Any,
+    peak: int,
+    sent: Any,
+    active: float,
 ) -> Estimate:
     """Return what a dry run says about one rank."""
     rest = [live[kind] for kind in ("parameter", "gradient", "optimizer")]
     count, padded = (sum(getattr(each, size) for each in layouts) for size in ("count", "padded"))
-    wire = {**sent, **_agreement_bytes(axes)}
+    wire = {**sent, **_agreement_bytes(axes, told)}
     return Estimate(
         *rest,
         padding=sum(nbytes - nbytes * count // padded for nbytes in rest if nbytes),
@@ -155,9 +163,9 @@ def _axes(mesh: Mesh | Mapping[str, int] | None, known: tuple[str, ...]) -> dict
     return axes
 
 
-def _agreement_bytes(axes: Mapping[str, int]) -> dict[str, int]:
+def _agreement_bytes(axes: Mapping[str, int], told: int) -> dict[str, int]:
     """Return the bytes with which ranks agree on counts, loss and norm."""
     world, data = prod(axes.values()), prod(axes.get(a, 1) for a in ("replica", "dp", "cp"))
     counts = VOLUME["all_gather"](world, 8 * world) + VOLUME["all_reduce"](data, 16)
-    words = EXACT_LIMBS + VOTE_WORDS + 3
+    words = EXACT_LIMBS + told + VOTE_WORDS + 3
     return {"norm": VOLUME["all_reduce"](world, 8 * words), "count": counts}

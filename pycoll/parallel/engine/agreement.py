@@ -169,6 +169,7 @@ def agree(
     problems: Sequence[str],
     forgiving: bool,
     settings: str,
+    told: np.ndarray | None = None,
 ) -> tuple[float, bool]:
     """Form the norm of the summed gradient over all ranks; a collective of a few hundred bytes.
 
@@ -177,7 +178,8 @@ def agree(
 
     The reductions of the buckets have been started; `ready` yields those that count here, each when
     its own is over. `problems` are those of this rank, `settings` has to be the same on all ranks,
-    and `forgiving` accepts gradients that are not finite.
+    and `forgiving` accepts gradients that are not finite. `told` are numbers that one rank knows,
+    where the others have zeros; it is filled in on all ranks.
 
     Returns:
         The norm, and whether a gradient is not finite on any rank.
@@ -189,9 +191,10 @@ def agree(
     limbs, bad = kernels.new_exact_sum(), set()
     odd = sum(bucket.add_squares(limbs, bad) for bucket in ready)
     own = set().union(*(bucket.gradients.bad for bucket in buckets))
-    vector = np.concatenate([limbs, vote(settings), [odd, bool(own), len(problems)]])
-    groups.world.all_reduce(vector, "norm").wait()
-    limbs, votes = vector[: limbs.size], vector[limbs.size : -3]
+    words = np.zeros(0, np.int64) if told is None else told.view(np.int64)
+    vector = np.concatenate([limbs, words, vote(settings), [odd, bool(own), len(problems)]])
+    groups.world.total(vector, "norm")
+    limbs, words[:], votes = np.split(vector[:-3], [limbs.size, limbs.size + words.size])
     check_unanimous(votes, settings, groups.world)
     odd, blamed, wrong = map(int, vector[-3:])
     odd += blamed  # also what only a rank has whose copy does not count

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -38,7 +38,7 @@ from pycoll.parallel.precision import LossScale
 from pycoll.parallel.settings import refusal
 from pycoll.parallel.state import values
 from pycoll.parallel.state.bucket import Bucket, Values, update_all
-from pycoll.parallel.state.gradients import Sums, plan_sum
+from pycoll.parallel.state.gradients import plan_sum, sum_losses
 from pycoll.parallel.state.layout import Parameter, Unit, make_units, unit_parameters
 from pycoll.parallel.state.parts import Part, hook_parts, own_parts, wanted_parts
 
@@ -69,6 +69,7 @@ class DataParallel:
     """
 
     AXES: tuple[str, ...] = ("replica", "dp", "cp", "tp")
+    _TELLS = False  # whether one rank alone knows loss and samples until all agree on a step
 
     def __init__(
         self, model: Model, loss: Loss, mesh: Mesh, options: Options | None = None, **changes: Any
@@ -176,18 +177,20 @@ class DataParallel:
         lr = self.options.optimizer.lr if lr is None else lr
         start, before = time.perf_counter(), self.ledger.mark()
         self._begin_period()
-        total, samples, problems = self._accumulate(micro_batches, lr)
+        more = {"lr": lr, "steps": self.steps, "loss_scale": self.loss_scale}
+        facts = cache(partial(self.options.step_facts, **more))
+        both, problems = self._accumulate(micro_batches, lr, facts)
         scale = self.loss_scale.value
-        divisor = max(1, samples) * scale
         routine = self._scaled and not self.loss_scale.exhausted
         forgiving = routine or self.options.nonfinite == "skip"
-        facts = self.options.step_facts(lr=lr, steps=self.steps, loss_scale=self.loss_scale)
         problems += self.kept.problems()
         for bucket in self.buckets[-1:]:
             bucket.prefetch()
         ready = self._reduced_buckets()
-        norm, overflow = agree(ready, self.buckets, self.near, problems, forgiving, facts)
-        norm /= divisor
+        told = both if self._TELLS else None
+        norm, overflow = agree(ready, self.buckets, self.near, problems, forgiving, facts(), told)
+        total, samples = float(both[0]), int(both[1])
+        norm /= (divisor := max(1, samples) * scale)
         if not overflow:
             self.hook.settle()
             self._update(lr, 1.0 / divisor, norm)
@@ -207,32 +210,29 @@ class DataParallel:
             **self.ledger.since(before),
         )
 
-    def _accumulate(self, micro_batches: Samples, lr: Any) -> tuple[float, int, list[str]]:
-        """Return sum of losses and number of samples of all ranks, and problems of this rank."""
+    def _accumulate(
+        self, micro_batches: Samples, lr: Any, facts: Callable[[], str]
+    ) -> tuple[np.ndarray, list[str]]:
+        """Return sum of losses and samples of all ranks, and problems here; `facts` come later."""
         for bucket in self.buckets:
             bucket.gradients.reset()
         self._begin_hook()
         self._passes.prepare()
-        refused = refusal("lr", lr, "[0, inf)")
-        most = most_micro_batches(micro_batches, self.near, refused)
+        most = most_micro_batches(micro_batches, self.near, refusal("lr", lr, "[0, inf)"))
         plan = plan_sum(most, self.options.order)
-        problems: list[str] = []
-        totals = Sums(np.zeros(2), partial(np.zeros, 2))
-        self._own_samples = 0
+        problems, losses = list[str](), list[tuple[float, int]]()
         for j, term in enumerate(plan):
             sample = micro_batches[j] if j < len(micro_batches) else None
             loss, count, back = self._passes.run(sample, self.loss_scale.value)
-            self._own_samples += count
+            losses.append((loss, count))
             for bucket in self.buckets:
                 bucket.gradients.begin(term, j == len(plan) - 1)
-            total = totals.begin(term)
-            total += (loss, count)
-            totals.end(term)
             self._passes.back(back)
             if sample is not None:
                 problems += self._graph_problems(j, self.buckets)
-        both = self.near.data.all_reduce(totals.take(), "count", self.options.order).wait()
-        return float(both[0]), int(both[1]), problems
+        self._own_samples = sum(count for _, count in losses)
+        both = sum_losses(losses, self.options.order)
+        return self.near.data.total(both, "count", self.options.order), problems
 
     def _reduced_buckets(self) -> Iterator[Bucket]:
         """Yield each bucket whose squares count on this rank, once its gradient is reduced."""
@@ -248,14 +248,14 @@ class DataParallel:
 
         `buckets` are those of a part of the model, which has a number.
         """
-        arrived = frozenset().union(*(bucket.gradients.arrived for bucket in buckets))
-        first = self._graphs.setdefault(part, arrived)
-        if self.options.unused == "zero" or arrived == first:
+        if self.options.unused == "zero":
             return []
-        names = ", ".join(sorted(arrived ^ first))
+        arrived = frozenset().union(*(bucket.gradients.arrived for bucket in buckets))
+        if arrived == (first := self._graphs.setdefault(part, arrived)):
+            return []
         return [
-            f"a changed graph: in micro-batch {j} gradients of {names} came or stayed away, "
-            "unlike in the first one"
+            f"a changed graph: in micro-batch {j} gradients of {', '.join(sorted(arrived ^ first))}"
+            " came or stayed away, unlike in the first one"
         ]
 
     def _update(self, lr: float, scale: float, norm: float) -> None:

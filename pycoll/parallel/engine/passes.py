@@ -81,16 +81,19 @@ class Passes:
             list(dict.fromkeys(self._places[name][0] for name in unit.names.values()))
             for unit in units
         ]
+        self._kind = str(buckets[0].parameter.data.dtype) if buckets else ""
         self._forward = range(len(units))
         self._gathered: dict[Bucket, Pending] = {}
         self._lenders: dict[Bucket, Gradients] = {}
 
     def _acquire(self, order: Sequence[int], at: int) -> dict[str, Any]:
         """Return the parameters of the layer at place `at` of `order`, gathering those ahead."""
-        self.running = self._units[order[at]].name
+        unit = self._units[order[at]]
+        self.running, params = unit.name, dict[str, Any]()
+        if not (unit.names or self._prefetch):
+            return params
         self._gather(order, at)
-        params = {}
-        for local, name in self._units[order[at]].names.items():
+        for local, name in unit.names.items():
             bucket, entry = self._places[name]
             view = entry.view(self._gathered[bucket].wait())
             if (lender := self._lenders.pop(bucket, None)) is not None:
@@ -114,6 +117,8 @@ class Passes:
 
     def _release(self, order: Sequence[int], at: int) -> None:
         """Free what the layer at place `at` has used, unless one of the next needs it."""
+        if not self._needs[order[at]]:
+            return
         ahead = order[at + 1 : at + 1 + max(1, self._prefetch)]
         for bucket in self._needs[order[at]]:
             if not any(bucket in self._needs[index] for index in ahead):
@@ -181,6 +186,8 @@ class Passes:
 
     def _fetched(self, saved: list[Any], index: int) -> Any:
         """Return what a layer has kept, while that of the one below is on its way to memory."""
+        if type(self._store) is Kept:
+            return saved[index]
         self._store.fetch(saved[index])
         below = (kept for kept in saved[:index][::-1] if kept is not None)
         self._store.fetch(next(below, None))
@@ -237,8 +244,7 @@ class Passes:
 
     def _run_layers(self, x: Any, saved: list[Any] | None = None, idle: bool = False) -> Any:
         if not idle:  # real numbers in the type of the first layer
-            kind = str(self._buckets[0].parameter.data.dtype) if self._buckets else ""
-            x = self._on_device(cast(x, self._compute or kind))
+            x = self._on_device(cast(x, self._compute or self._kind))
         for at in self._forward:
             params = self._acquire(self._forward, at)
             if not idle:
@@ -302,6 +308,8 @@ class Passes:
             gradients = layer.backward_weight(params, kept, dy, out=out)
         else:
             gradients = layer.backward_weight(params, kept, dy)
+        if not gradients:
+            return {}, set()
         if unknown := sorted(set(gradients) - set(unit.names)):
             raise ArgumentError(
                 f"layer {unit.name} gave gradients of {', '.join(unknown)}, which are not among "

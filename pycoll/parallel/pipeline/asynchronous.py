@@ -27,7 +27,7 @@ from pycoll.parallel.pipeline.run import LOSS_TAG, Run
 from pycoll.parallel.pipeline.windows import Windows
 from pycoll.parallel.settings import refusal
 from pycoll.parallel.state.bucket import Bucket
-from pycoll.parallel.state.gradients import Sums, plan_sum
+from pycoll.parallel.state.gradients import sum_losses
 
 Update = Callable[[], None]
 
@@ -136,7 +136,7 @@ class _Flow(Run):
         """Take a step of this stage, on all ranks that have it."""
         engine, first = self._engine, op.micro * self._per
         count = sum(self.counts.pop(i) for i in range(first, first + self._per))
-        whole = self._stage.data.all_reduce(np.array([count]), "count").wait()
+        whole = self._stage.data.total(np.array([count]), "count")
         call = first // self._program.m
         lr = self._batches[call][1]
         if (first + self._per) % self._program.m == 0:
@@ -273,13 +273,8 @@ class Stream:
             del self._lrs[:-1]
         if len(losses) < m:
             return np.full(3, np.nan)
-        totals = Sums(np.zeros(2), partial(np.zeros, 2))
-        for term, pair in zip(plan_sum(m, order), losses[:m], strict=True):
-            total = totals.begin(term)
-            total += pair
-            totals.end(term)
+        both = self._stage.data.total(sum_losses(losses[:m], order), "count", order)
         del losses[:m]
-        both = self._stage.data.all_reduce(totals.take(), "count", order).wait()
         return np.array([*both, self._lrs.pop(0)])
 
 

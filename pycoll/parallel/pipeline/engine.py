@@ -7,7 +7,7 @@ from stage to stage as tagged messages, in the order that the proof has accepted
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,7 @@ from pycoll.parallel.precision import LossScale
 from pycoll.parallel.settings import refusal
 from pycoll.parallel.state import values
 from pycoll.parallel.state.bucket import Bucket, Values
-from pycoll.parallel.state.gradients import Sums, plan_sum
+from pycoll.parallel.state.gradients import sum_losses
 from pycoll.parallel.state.layout import Parameter, Unit, unit_parameters
 from pycoll.parallel.state.parts import Part
 
@@ -63,6 +63,7 @@ class Pipeline(DataParallel):
     """
 
     AXES = ("replica", "dp", "cp", "pp", "tp")
+    _TELLS = True
 
     def __init__(
         self,
@@ -210,8 +211,10 @@ class Pipeline(DataParallel):
         for tie in self._joins:
             yield from tie.join(self.transfers)
 
-    def _accumulate(self, micro_batches: Samples, lr: Any) -> tuple[float, int, list[str]]:
-        """Run the program; return sum of losses and samples of all ranks, and problems here."""
+    def _accumulate(
+        self, micro_batches: Samples, lr: Any, facts: Callable[[], str]
+    ) -> tuple[np.ndarray, list[str]]:
+        """Run the program; see `DataParallel`. The first wait is a time to form `facts`."""
         for bucket in self.buckets:
             bucket.gradients.reset()
         self._begin_hook()
@@ -220,9 +223,9 @@ class Pipeline(DataParallel):
         self._check_count(micro_batches, refusal("lr", lr, "[0, inf)"))
         run = Run(self, micro_batches.__getitem__)
         with self.ending():
-            run.all(self.program.stages[self.stage])
-            total, samples = self._share_loss(run.losses)
-        return total, samples, run.problems
+            run.all(self.program.stages[self.stage], facts)
+            both = self._share_losses(run.losses)
+        return both, run.problems
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -241,20 +244,13 @@ class Pipeline(DataParallel):
             refused = f"{len(micro_batches)} micro-batches, for a pipeline of {m}"
         most_micro_batches(micro_batches, self.groups, refused)
 
-    def _share_loss(self, losses: Sequence[tuple[float, int]]) -> tuple[float, int]:
-        """Return sum of losses and number of samples of all ranks, known to the last chunk."""
-        both = np.zeros(2)
-        if losses:
-            totals = Sums(both, partial(np.zeros, 2))
-            plan = plan_sum(len(losses), self.options.order)
-            for term, (loss, count) in zip(plan, losses, strict=True):
-                total = totals.begin(term)
-                total += (loss, count)
-                totals.end(term)
-            both = self.groups.data.all_reduce(totals.take(), "count", self.options.order).wait()
-        last = self.program.owner(self.program.depth - 1)
-        both = self.groups.pipeline.comm.broadcast(both, root=last)
-        return float(both[0]), int(both[1])
+    def _share_losses(self, losses: Sequence[tuple[float, int]]) -> np.ndarray:
+        """Return sum of losses and samples on the first rank with the last chunk, else zeros."""
+        if not losses:
+            return np.zeros(2)
+        order = self.options.order
+        both = self.groups.data.total(sum_losses(losses, order), "count", order)
+        return both if self.groups.stage.rank == 0 else np.zeros(2)
 
     def predict(self, x: Any) -> Any:
         """Return the output of the last layer, on every rank; a collective.

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from pycoll.errors import ScheduleError
@@ -198,10 +199,15 @@ class Program:
         p = self.p
         return chunk % p if self.schedule.layout == "loop" else min(chunk, 2 * p - 1 - chunk)
 
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """The stages of all chunks."""
+        return tuple(map(self.owner, range(self.depth)))
+
     def peer(self, op: Op) -> int:
         """Return the stage at the other end of a SEND or RECV."""
         to = op.chunk + (1 if op.what == "x" else -1)
-        return self.owner(to if op.kind == "SEND" else op.chunk)
+        return self.owners[to if op.kind == "SEND" else op.chunk]
 
     def altered(self, stage: int, ops: Sequence[Op]) -> Program:
         """Return a program in which one stage has other operations."""

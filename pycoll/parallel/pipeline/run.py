@@ -46,13 +46,11 @@ class Run:
             "W": self._weight,
             "SEND": self._send,
             "RECV": self._receive,
-            "FREE": lambda op: None,  # what W has used up is gone with it
-            "REDUCE": lambda op: None,  # the last W of a bucket starts its reduction
             "STEP": self._step,
-        }
+        }  # FREE: what W has used up is gone with it; REDUCE: the last W of a bucket starts it
 
-    def all(self, ops: Sequence[Op]) -> None:
-        """Carry out operations, and wait until everything is sent.
+    def all(self, ops: Sequence[Op], meanwhile: Callable[[], Any] = str) -> None:
+        """Carry out operations, and wait until everything is sent; do `meanwhile` before waits.
 
         A stage waits for what it receives here, and for older sends. That is less than the proof
         lets it wait for, where it stops at every transfer.
@@ -65,15 +63,18 @@ class Run:
         for op in ops:
             if op.kind in COMPUTE:
                 self._following = next(computed, None)
-            elif op.kind == "RECV" and (early := next(coming, None)):
-                self.do(early, self._expect)
-            self.do(op)
+            elif op.kind == "RECV":
+                if early := next(coming, None):
+                    self.do(early, self._expect)
+                meanwhile()
+            if action := self._do.get(op.kind):
+                self.do(op, action)
         self._engine.transfers.finish()
 
-    def do(self, op: Op, action: Callable[[Op], None] | None = None) -> None:
+    def do(self, op: Op, action: Callable[[Op], None]) -> None:
         """Carry out an operation; errors tell stage, micro-batch and layer."""
         try:
-            (action or self._do[op.kind])(op)
+            action(op)
         except (ArgumentError, MismatchError) as error:
             raise type(error)(f"{self._place(op)}: {error}") from error
         except Exception as error:
@@ -82,7 +83,7 @@ class Run:
             raise
 
     def _expect(self, op: Op) -> None:
-        self._engine.transfers.expect(*self._source(op))
+        self._engine.transfers.expect(*self._link(op))
 
     def _place(self, op: Op) -> str:
         where = f"stage {self._engine.stage}, {op.kind} of "
@@ -114,7 +115,7 @@ class Run:
         i, c = op.micro, op.chunk
         self._sample(i)  # layers that run forward again draw the same random numbers
         dy = self._values.pop(("dx", i, c + 1))
-        passes, later = self._engine._passes[c], self._following != op._replace(kind="W")
+        passes, later = self._engine._passes[c], self._following != ("W", i, c, "")
         dx, self._gradients[i, c] = passes.back_input(dy, self._saved[i, c], later)
         if c:
             self._values["dx", i, c] = dx
@@ -128,16 +129,17 @@ class Run:
 
     def _send(self, op: Op) -> None:
         x = self._values.pop((op.what, op.micro, op.chunk))
-        count = self.counts.get(op.micro, 0)
+        peer, tag, kind = self._link(op)
+        count = self.counts.get(op.micro, 0) if self._program.schedule.steps > 1 else 0
         place = partial(self._place, op)
-        self._engine.transfers.post(x, self._program.peer(op), _tag(op), count, place=place)
+        self._engine.transfers.post(x, peer, tag, count, kind=kind, place=place)
 
-    def _source(self, op: Op) -> tuple[int, int, tuple[str, int]]:
-        """Return from where an array comes: stage, tag and what it is."""
+    def _link(self, op: Op) -> tuple[int, int, tuple[str, int]]:
+        """Return where an array goes to or comes from: stage, tag and what it is."""
         return self._program.peer(op), _tag(op), (op.what, op.chunk)
 
     def _receive(self, op: Op) -> None:
-        source, tag, kind = self._source(op)
+        source, tag, kind = self._link(op)
         x, count = self._engine.transfers.receive(source, tag, kind=kind)
         self._values[op.what, op.micro, op.chunk] = x
         if op.what == "dx":
@@ -148,5 +150,4 @@ class Run:
 
 
 def _tag(op: Op) -> int:
-    """Return the tag of a transfer; the next one is that of its head."""
-    return (op.micro % _MICROS << 12 | op.chunk << 1 | (op.what == "dx")) << 1
+    return op.micro % _MICROS << 12 | op.chunk << 1 | (op.what == "dx")

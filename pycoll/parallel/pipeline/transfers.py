@@ -1,48 +1,70 @@
-"""Arrays on their way from stage to stage: a head with type and shape, then the elements.
+"""Arrays on their way from stage to stage: a head where type or shape is new, then the elements.
 
-They travel in the background. What is sent is kept until it has left, and a few receives are posted
-before their turn, with the shape that came last from there.
+They travel in the background. What is sent is kept until it has left. Receives of large arrays are
+posted before their turn, with the shape that came last; small ones wait in a mailbox.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pycoll.errors import ArgumentError
+from pycoll.errors import ArgumentError, MismatchError
 from pycoll.parallel.channels import Channel, Ledger
 from pycoll.parallel.precision import dtype_of
 
 _HEAD = 16  # numbers: type, dimensions, shape; last, a number of the sender
 _TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "int8", "bool")
+_HEAD_TYPE = np.uint64  # of no array, so that a head is never taken for one
 
 
+LARGE = 32 << 10
+"""Bytes of arrays whose receives are posted ahead; a mailbox has room for four smaller ones."""
 MOST_SENDS = 4
 """Arrays that a stage sends at a time; before there are more, it waits for the oldest."""
 
 
-class _Coming(NamedTuple):
-    """An array that is expected: its head, the array if its shape was guessed, and their works."""
+class _Form(NamedTuple):
+    """What a receiver has to know of an array before it comes."""
 
-    head: np.ndarray
-    array: np.ndarray | None
-    works: tuple[Any, ...]
-    guess: bytes = b""
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    number: int = 0
+
+    @property
+    def size(self) -> tuple[np.dtype, int]:
+        """What a message has: arrays of other shapes may have the same."""
+        return self.dtype, prod(self.shape)
+
+
+class _Coming(NamedTuple):
+    """An array that is expected, with the form that it has if nothing has changed."""
+
+    form: _Form
+    array: np.ndarray
+    work: Any
 
 
 class Transfers:
-    """Sends and receives arrays of any shape along the ``pp`` axis, counted in a ledger."""
+    """Sends and receives arrays of any shape along the ``pp`` axis, counted in a ledger.
+
+    Those of a `kind` mostly have one form: type, shape and number. A head comes before the first
+    one, and before one of another form than the last. Both ends take them in the same order.
+    """
 
     def __init__(self, channel: Channel, ledger: Ledger) -> None:
         self._comm, self._ledger, self._group = channel.comm, ledger, channel.name
-        self._leaving: deque[tuple[tuple[Any, ...], str, Callable[[], str]]] = deque()
+        self._leaving: deque[tuple[list[Any], str, Callable[[], str]]] = deque()
         self._coming: dict[tuple[int, int], _Coming] = {}
-        self._heads: dict[Any, np.ndarray] = {}
+        self._told: dict[Any, tuple[Any, ...]] = {}
+        self._heard: dict[Any, _Form] = {}
 
     def post(
         self,
@@ -51,6 +73,7 @@ class Transfers:
         tag: int,
         number: int = 0,
         purpose: str = "pipeline",
+        kind: Any = None,
         place: Callable[[], str] = str,
     ) -> None:
         """Start to send an array to a stage, and a number with it; it must stay as it is.
@@ -59,11 +82,16 @@ class Transfers:
         """
         x = np.ascontiguousarray(x)
         self._ledger.wire[purpose, self._group] += x.nbytes
-        head = _head(x)
-        head[-1] = number
-        self.finish(MOST_SENDS - 1)
-        works = self._comm.isend(head, to, tag + 1), self._comm.isend(x, to, tag)
-        self._leaving.append((works, purpose, place))
+        if len(self._leaving) >= MOST_SENDS:
+            self.finish(MOST_SENDS - 1)
+        form = (x.dtype, x.shape, number)
+        works = []
+        if kind is None or self._told.get(kind) != form:
+            self._told[kind] = form
+            works.append(self._comm.isend(_head(_Form(*form)), to, tag))
+        works.append(self._comm.isend(x, to, tag))
+        if not works[-1].done():  # most have left at once, into a mailbox
+            self._leaving.append((works, purpose, place))
 
     def send(self, x: Any, to: int, tag: int, number: int = 0, purpose: str = "pipeline") -> None:
         """Send an array, and wait until it has left."""
@@ -79,42 +107,55 @@ class Transfers:
                     work.wait()
 
     def expect(self, source: int, tag: int, kind: Any) -> None:
-        """Post the receive of an array; those of a `kind` mostly have one shape."""
-        if (source, tag) in self._coming:
+        """Post the receive of an array of a kind, if it will not find room in the mailbox."""
+        form = self._heard.get(kind)
+        if form is None or form.dtype.itemsize * prod(form.shape) < LARGE:
             return
-        head, last = np.empty(_HEAD, np.int64), self._heads.get(kind)
-        works, array = (self._comm.irecv(head, source, tag + 1),), None
-        if last is not None:
-            array = _empty(last)
-            works += (self._comm.irecv(array, source, tag),)
-        guess = b"" if last is None else last[:-1].tobytes()
-        self._coming[source, tag] = _Coming(head, array, works, guess)
+        if (source, tag) not in self._coming:
+            array = np.empty(form.shape, form.dtype)
+            work = self._comm.irecv(array, source, tag)
+            self._coming[source, tag] = _Coming(form, array, work)
 
     def receive(
         self, source: int, tag: int, purpose: str = "pipeline", kind: Any = None
     ) -> tuple[np.ndarray, int]:
         """Return the array that a stage has sent with a tag, and the number with it."""
-        self.expect(source, tag, kind)
-        head, array, works, guess = self._coming[source, tag]
-        with self._ledger.waiting(purpose):
-            works[0].wait()
-            if array is None or head[:-1].tobytes() != guess:
-                for work in works[1:]:  # the message stays for a receive of its shape
-                    work.forget()
-                array = _empty(head)
-                works = works[0], self._comm.irecv(array, source, tag)
-                self._coming[source, tag] = _Coming(head, array, works)
-            works[1].wait()
-        del self._coming[source, tag]
-        if kind is not None:
-            self._heads[kind] = head
-        return array, int(head[-1])
+        form = self._heard.get(kind)
+        start = time.perf_counter()
+        array = None if form is None else self._received(source, tag, form)
+        if array is None:
+            head = np.empty(_HEAD, _HEAD_TYPE)
+            self._comm.recv(head, source, tag)
+            form = _form(head)
+            array = np.empty(form.shape, form.dtype)
+            self._comm.recv(array, source, tag)
+            if kind is not None:
+                self._heard[kind] = form
+        self._ledger.waits[purpose] += time.perf_counter() - start
+        return array, form.number
+
+    def _received(self, source: int, tag: int, form: _Form) -> np.ndarray | None:
+        """Return the array if it has a form; None if a head is there in its place."""
+        coming = self._coming.get((source, tag))
+        try:
+            if coming is not None and coming.form.size == form.size:
+                coming.work.wait()
+                del self._coming[source, tag]
+                return coming.array.reshape(form.shape)
+            if coming is not None:  # no message fits: forms have changed since
+                del self._coming[source, tag]
+                coming.work.forget()
+            array = np.empty(form.shape, form.dtype)
+            self._comm.recv(array, source, tag)
+        except MismatchError:
+            self._coming.pop((source, tag), None)
+            return None
+        return array
 
     def drop(self) -> None:
         """Expect nothing any more, after an error."""
         for coming in self._coming.values():
-            for work in coming.works:
-                work.forget()
+            coming.work.forget()
         self._coming.clear()
         self._leaving.clear()
 
@@ -131,10 +172,12 @@ class Transfers:
         if self._comm.world_size == 1:
             return x
         own = self._comm.rank == source
-        head = self._comm.broadcast(
-            _head(np.asarray(x)) if own else np.empty(_HEAD, np.int64), source
-        )
-        array = np.ascontiguousarray(x) if own else _empty(head)
+        head = np.empty(_HEAD, _HEAD_TYPE)
+        if own:
+            x = np.asarray(x)
+            head = _head(_Form(x.dtype, x.shape))
+        form = _form(self._comm.broadcast(head, source))
+        array = np.ascontiguousarray(x) if own else np.empty(form.shape, form.dtype)
         return self._comm.broadcast(array, source) if array.size else array
 
 
@@ -149,23 +192,21 @@ def _placed(place: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def _head(x: np.ndarray) -> np.ndarray:
-    return _head_of(x.dtype, x.shape).copy()
-
-
-@lru_cache(64)  # looking up the name of a type takes longer than all the rest
-def _head_of(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+@lru_cache(64)
+def _head(form: _Form) -> np.ndarray:
+    dtype, shape, number = form
     if dtype.name not in _TYPES or len(shape) > _HEAD - 3:
         raise ArgumentError(
             f"an array of type {dtype} with {len(shape)} dimensions cannot go from stage to stage; "
             f"accepted are {', '.join(_TYPES)} and up to {_HEAD - 3} dimensions"
         )
-    head = np.zeros(_HEAD, np.int64)
+    head = np.zeros(_HEAD, _HEAD_TYPE)
     head[:2] = _TYPES.index(dtype.name), len(shape)
     head[2 : 2 + len(shape)] = shape
+    head[-1] = number
     return head
 
 
-def _empty(head: np.ndarray) -> np.ndarray:
-    kind, dimensions, *shape = head.tolist()
-    return np.empty(shape[:dimensions], dtype_of(_TYPES[kind]))
+def _form(head: np.ndarray) -> _Form:
+    kind, dimensions, *shape, number = head.tolist()
+    return _Form(np.dtype(dtype_of(_TYPES[kind])), tuple(shape[:dimensions]), number)

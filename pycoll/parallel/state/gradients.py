@@ -9,10 +9,12 @@ and 3 reduce every micro-batch and add up shards.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from pycoll import kernels
 from pycoll.errors import ArgumentError
@@ -107,6 +109,16 @@ class Sums:
         (total,) = self.stack
         self.stack = []
         return total
+
+
+def sum_losses(losses: Sequence[tuple[float, int]], order: str) -> np.ndarray:
+    """Return the sums of losses and of numbers of samples, added as gradients are."""
+    totals = Sums(np.zeros(2), partial(np.zeros, 2))
+    for term, pair in zip(plan_sum(len(losses), order), losses, strict=True):
+        total = totals.begin(term)
+        total += pair
+        totals.end(term)
+    return totals.take()
 
 
 def _empty(channel: Channel, layout: Layout, count: int, dtype: Any, kind: str) -> Any:

@@ -106,8 +106,11 @@ class TaggedMessages:
 
     def take(self, x: Any, message: Sequence[int], limit: float) -> int:
         """Receive a message, likewise; return the sender."""
+        boxes = self.boxes()
         if self._postbox is None:
-            return self.messaging(self.boxes().recv, *message, limit)
+            return self.messaging(boxes.recv, *message, limit)
+        if boxes is not self._postbox:
+            return self.messaging(self._postbox.take, *message, limit)
         work = self._received(x, message)
         try:
             return work.wait(limit)
@@ -125,8 +128,8 @@ class TaggedMessages:
 
     def postbox(self) -> Any:
         """Return what moves messages in the background; from the first use on it moves all."""
-        boxes = self.boxes()
-        if self._postbox is None:
+        if self._postbox is None or self._engine is None:
+            boxes = self.boxes()
             on_host = isinstance(boxes, _C.Mailboxes)
             self._postbox = self.guard(_C.Postbox, self._engine, boxes) if on_host else boxes
         return self._postbox
@@ -148,8 +151,11 @@ class TaggedMessages:
             _remember(x, source.code)
             x, code = np.ascontiguousarray(source.array), source.code
             plain = ArrayView(x, source.dtype, source.name, x).pointer, x.nbytes
-        self._check_peer("dst", dst, 0)
-        return x, *plain, code, dst, self._tag(tag)
+        known = type(dst) is int and type(tag) is int
+        if not (known and 0 <= dst < self.world_size and 0 <= tag <= _MAX_TAG):
+            self.check_end(dst, tag)
+            tag = int(tag)
+        return x, *plain, code, dst, tag
 
     def _to_receive(self, x: Any, src: int, tag: int) -> tuple[int, ...]:
         """Return what the engine needs to know of an array that is to be filled."""
@@ -160,8 +166,11 @@ class TaggedMessages:
             check_output(target, target.array.shape, None, "x")
             plain, code = (target.pointer, target.array.nbytes), target.code
             _remember(x, code)
-        self._check_peer("src", src, -1)
-        return *plain, code, src, self._tag(tag)
+        known = type(src) is int and type(tag) is int
+        if not (known and -1 <= src < self.world_size and 0 <= tag <= _MAX_TAG):
+            self._check_peer("src", src, -1)
+            tag = self._tag(tag)
+        return *plain, code, src, tag
 
     def _sent(self, x: Any, message: Sequence[int]) -> MessageWork:
         return MessageWork(self, self.messaging(self.postbox().send, *message), x, True)

@@ -94,11 +94,16 @@ void failures(const Rank& me) {
     expect_kind("MismatchError", [&] { box.wait(wrong, kLimitS); }, "another size");
     box.wait(box.recv(data, 8, 1, 1, 1), kLimitS);
     expect_kind("ArgumentError", [&] { box.wait(wrong, kLimitS); }, "waited for twice");
+    expect_kind("CollTimeout", [&] { box.take(data, 8, 1, 1, 3, 0.01); }, "nothing comes");
+    expect_kind("MismatchError", [&] { box.take(data, 4, 1, -1, 4, kLimitS); }, "another size");
+    expect(box.take(data, 8, 1, -1, 4, kLimitS) == 1, "wrong sender");
     box.recv(data, 8, 1, 1, 2);  // never comes: close() forgets it
   } else {
     usleep(50000);
     box.send(data, 8, 1, 0, 0);
     box.send(data, 8, 1, 0, 1);
+    usleep(50000);
+    box.send(data, 8, 1, 0, 4);
   }
   box.close();
   box.close();

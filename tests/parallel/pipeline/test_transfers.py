@@ -14,29 +14,59 @@ from pycoll.parallel.pipeline.transfers import MOST_SENDS, Transfers
 from pycoll.parallel.random import Key
 from pycoll.testing import run_threads
 
-SHAPES = [(3,), (3,), (2, 5), (1 << 21,), (1 << 21,), (7,), (0, 4), (7,)]  # 8 MiB: no mailbox
+BIG = 1 << 21  # of them no mailbox has room
+SHAPES = [(3,), (3,), (2, 5), (5, 2), (BIG,), (BIG,), (2, BIG // 2), (7,), (0, 4), (7,), (16,)]
 
 
 def arrays():
-    return [np.full(shape, i, ("f4", "f8")[i % 4 == 3]) for i, shape in enumerate(SHAPES)]
+    kinds = {len(SHAPES) - 4: "f8", len(SHAPES) - 1: "i8"}  # the last one could be a head
+    return [np.full(shape, i, kinds.get(i, "f4")) for i, shape in enumerate(SHAPES)]
 
 
 @pytest.mark.parametrize("early", [0, 3])
-def test_a_guess_of_the_shape_may_be_wrong(early):
+@pytest.mark.parametrize("kind", ["kind", None])
+@pytest.mark.parametrize("change", [1, 4])
+def test_a_guess_of_the_form_may_be_wrong(early, kind, change):
+    """Type, shape or number are others than before, also while receives are posted ahead."""
+
     def rank(comm):
         transfers = Transfers(Channel(comm, "pp", Ledger()), Ledger())
         if comm.rank == 0:
             for i, x in enumerate(arrays()):
-                transfers.post(x, 1, 2 * i, number=i)
+                transfers.post(x, 1, i, number=i // change, kind=kind)
             return transfers.finish()
         for i, x in enumerate(arrays()):
             for tag in range(i, min(i + early, len(SHAPES))):
-                transfers.expect(0, 2 * tag, "kind")
-            found, number = transfers.receive(0, 2 * i, kind="kind")
-            assert (number, found.dtype, found.shape) == (i, x.dtype, x.shape)
+                transfers.expect(0, tag, kind)
+            found, number = transfers.receive(0, i, kind=kind)
+            assert (number, found.dtype, found.shape) == (i // change, x.dtype, x.shape)
             np.testing.assert_array_equal(found, x)
 
     run_threads(2, rank)
+
+
+def test_a_head_comes_only_before_what_is_new():
+    sent = []
+
+    class Counted:
+        def __init__(self, comm):
+            self.world_size, self.rank, self.recv, self._comm = 2, comm.rank, comm.recv, comm
+
+        def isend(self, x, *ends):
+            sent.append(x.nbytes)
+            return self._comm.isend(x, *ends)
+
+    def rank(comm):
+        transfers = Transfers(Channel(Counted(comm), "pp", Ledger()), Ledger())
+        for i, shape in enumerate([(3,), (3,), (3,), (4,), (4,)]):
+            if comm.rank == 0:
+                transfers.post(np.zeros(shape), 1, i, kind="kind")
+            else:
+                assert transfers.receive(0, i, kind="kind")[0].shape == shape
+        transfers.finish()
+
+    run_threads(2, rank)
+    assert sent == [128, 24, 24, 24, 128, 32, 32]
 
 
 def test_so_many_are_on_their_way_and_no_more():
