@@ -43,7 +43,7 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
   if (options_.threads_as_ranks) return;
   try {
     peer_memory_ = std::make_unique<PeerMemory>(control_, rank_);
-    helper_ = std::make_unique<HelperThread>(&block_->liveness, world_size_);
+    alive_ = std::make_unique<LivenessHold>(&block_->liveness);
   } catch (const std::exception& error) {  // the slot is taken, so the peers would wait for us
     leave(error.what());
     throw;
@@ -51,13 +51,13 @@ Engine::Engine(std::shared_ptr<ControlSegment> control, std::shared_ptr<Heap> he
 }
 
 Engine::~Engine() {
-  if (fork_guard_.at_home() && !closed() && helper_ != nullptr && !helper_->idle()) {
+  if (fork_guard_.at_home() && !closed() && helper() != nullptr && !helper()->idle()) {
     faults_.set(Cause::kAbort, rank_, iteration(), "dropped with calls in flight");
   }
   try {
     close();
   } catch (const Error&) {  // what is left to release does not depend on it
-    if (helper_ != nullptr) helper_->stop();
+    if (helper() != nullptr) helper()->stop();
   }
 }
 
@@ -147,7 +147,7 @@ inline void Engine::run_now(const BoundCall& call, const void* in, void* out, ui
   const Use use(user_, rank_);
   Job job = prepare(call, in, out, site, timeout_s);
   job.detours = std::move(detours);
-  if (helper_ == nullptr || helper_->idle()) [[likely]]
+  if (helper() == nullptr || helper()->idle()) [[likely]]
     return kTrace ? execute_traced(job) : execute(job);
   run_queued([this, job](bool helped) mutable {
     job.signals = helped;
@@ -171,7 +171,7 @@ inline Engine::Ticket Engine::queue(std::shared_ptr<const BoundCall>&& call, con
   const Use use(user_, rank_);
   Job job = prepare(*call, in, out, site, timeout_s);
   job.detours = std::move(detours);
-  return helper().submit([this, job, call = std::move(call)](bool helped) mutable {
+  return started_helper().submit([this, job, call = std::move(call)](bool helped) mutable {
     job.signals = helped;
     kTrace ? execute_traced(job) : execute(job);
   });
@@ -238,36 +238,43 @@ void Engine::leave_direct_call() {
 void Engine::refuse(std::string_view text, uint32_t site, double timeout_s) {
   check_usable();
   const Use use(user_, rank_);
-  if (helper_ == nullptr || helper_->idle()) return execute_refusal(text, site, timeout_s, true);
+  if (helper() == nullptr || helper()->idle()) return execute_refusal(text, site, timeout_s, true);
   run_queued([=, this](bool helped) { execute_refusal(text, site, timeout_s, helped); });
 }
 
-HelperThread& Engine::helper() {
+HelperThread& Engine::started_helper() {
   std::lock_guard lock(mutex_);
-  if (helper_ == nullptr) helper_ = std::make_unique<HelperThread>(nullptr, world_size_);
-  return *helper_;
+  if (helper() != nullptr) return *helper();
+  try {
+    own_helper_ = std::make_unique<HelperThread>(world_size_);
+  } catch (const std::exception& error) {  // the call is not made, so the peers would wait for us
+    faults_.set(Cause::kAbort, rank_, iteration(), error.what());
+    throw;
+  }
+  helper_.store(own_helper_.get(), std::memory_order_release);
+  return *own_helper_;
 }
 
 // Runs work behind the queue. It may refer to the caller's memory: it is over when this returns.
 void Engine::run_queued(HelperThread::Work work) {
-  const Ticket ticket = helper_->submit(std::move(work));
+  const Ticket ticket = helper()->submit(std::move(work));
   try {
     wait(ticket);
   } catch (...) {
-    helper_->wait(ticket, [](Pulse) { return false; });
+    helper()->wait(ticket, [](Pulse) { return false; });
     forget(ticket);
     throw;
   }
 }
 
-bool Engine::done(Ticket ticket) const { return helper_ != nullptr && helper_->done(ticket); }
+bool Engine::done(Ticket ticket) const { return helper() != nullptr && helper()->done(ticket); }
 
 void Engine::wait(Ticket ticket, double timeout_s) {
   COLL_CHECK(fork_guard_.at_home(), "ForkedError", kNotHere);
-  COLL_CHECK(helper_ != nullptr, "CommClosed", "no call was submitted");
+  COLL_CHECK(helper() != nullptr, "CommClosed", "no call was submitted");
   const uint64_t deadline = timeout_s < 0 ? UINT64_MAX : deadline_after(timeout_s);
-  if (timeout_s < 0) helper_->help(ticket);  // which may take as long as the calls may
-  const bool finished = helper_->wait(ticket, [&](Pulse pulse) {
+  if (timeout_s < 0) helper()->help(ticket);  // which may take as long as the calls may
+  const bool finished = helper()->wait(ticket, [&](Pulse pulse) {
     check_signals(pulse);
     return now_ns() >= deadline;
   });
@@ -278,11 +285,11 @@ void Engine::wait(Ticket ticket, double timeout_s) {
 
 std::exception_ptr Engine::error(Ticket ticket) const {
   if (!fork_guard_.at_home()) return std::make_exception_ptr(Error("ForkedError", kNotHere));
-  return helper_ != nullptr ? helper_->error(ticket) : nullptr;
+  return helper() != nullptr ? helper()->error(ticket) : nullptr;
 }
 
 void Engine::forget(Ticket ticket) {
-  if (fork_guard_.at_home() && helper_ != nullptr) helper_->forget(ticket);
+  if (fork_guard_.at_home() && helper() != nullptr) helper()->forget(ticket);
 }
 
 void Engine::check_signals(Pulse pulse) {
@@ -313,9 +320,9 @@ void Engine::leave(std::string_view text) {
 }
 
 void Engine::drain() {
-  if (helper_ == nullptr) return;
-  helper_->help(helper_->last());
-  helper_->wait(helper_->last(), [this](Pulse pulse) {
+  if (helper() == nullptr) return;
+  helper()->help(helper()->last());
+  helper()->wait(helper()->last(), [this](Pulse pulse) {
     check_signals(pulse);
     return false;
   });
@@ -328,7 +335,7 @@ std::unique_ptr<Use> Engine::hold() {
 
 void Engine::close() {
   if (!fork_guard_.at_home()) {
-    if (helper_ != nullptr) helper_->abandon();
+    if (helper() != nullptr) helper()->abandon();
     state_.fetch_or(kClosed);
     return;
   }
@@ -340,7 +347,8 @@ void Engine::close() {
     block_->phase.store(static_cast<uint32_t>(Phase::kClosed), std::memory_order_seq_cst);
   }
   control_->wake_everybody();
-  if (helper_ != nullptr) helper_->stop();
+  if (helper() != nullptr) helper()->stop();
+  alive_.reset();
 }
 
 }  // namespace pycoll

@@ -5,7 +5,8 @@
 // engine.cpp, which runs one iteration after the other. bind.cpp cuts a call into segments,
 // pieces.cpp finds and folds the pieces, calls.cpp has what is around a call: which plan it runs,
 // threads, the queue, closing. fault.h is how a communicator fails, helper_thread.h runs calls in
-// the background, survivors.h counts who is left for shrink. trace.h records calls, if asked to.
+// the background, liveness_hold.h shows that the rank lives, survivors.h counts who is left for
+// shrink. trace.h records calls, if asked to.
 #pragma once
 
 #include <functional>
@@ -22,6 +23,7 @@
 #include "engine/copy_choice.h"
 #include "engine/fault.h"
 #include "engine/helper_thread.h"
+#include "engine/liveness_hold.h"
 #include "engine/peer_memory.h"
 #include "engine/trace.h"
 #include "kernels/fold/result_stores.h"
@@ -102,7 +104,7 @@ class Engine {
 
   // Whether a call would begin at once, and would wait for other processes only.
   bool prompt() const {
-    return !options_.threads_as_ranks && helper_ != nullptr && helper_->idle();
+    return !options_.threads_as_ranks && (helper() == nullptr || helper()->idle());
   }
 
   // The same on the helper thread. The arrays must live until the ticket is done.
@@ -186,7 +188,8 @@ class Engine {
   void end_of_wait();
   Job prepare(const BoundCall& call, const void* in, void* out, uint32_t site, double timeout_s);
   void run_queued(HelperThread::Work work);
-  HelperThread& helper();
+  HelperThread* helper() const { return helper_.load(std::memory_order_acquire); }
+  HelperThread& started_helper();
   void check_signals(Pulse pulse);
 
   void execute(const Job& job);
@@ -287,7 +290,9 @@ class Engine {
   Faults faults_;
   std::unordered_map<std::string, uint32_t> sites_;
   std::mutex mutex_;  // of sites_, and of making helper_
-  std::unique_ptr<HelperThread> helper_;
+  std::unique_ptr<HelperThread> own_helper_;
+  std::atomic<HelperThread*> helper_{nullptr};  // from the first call in the background on
+  std::unique_ptr<LivenessHold> alive_;         // null: ranks that are threads need none
 };
 
 // The clock's reading `timeout_s` from now; far in the future for infinity.

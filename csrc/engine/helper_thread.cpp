@@ -1,13 +1,12 @@
 #include "engine/helper_thread.h"
 
-#include <signal.h>
-
 #include <cerrno>
 #include <cstring>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
+#include "base/signals_blocked.h"
 
 namespace pycoll {
 namespace {
@@ -19,36 +18,16 @@ constexpr auto kNeverGiveUp = [](Pulse) { return false; };
 
 thread_local const HelperThread* waiting_for = nullptr;  // what this thread waits for
 
-// Blocks all signals in this thread for as long as it lives, and in the threads that it starts.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
-
 }  // namespace
 
-HelperThread::HelperThread(pthread_mutex_t* liveness, uint32_t ranks)
-    : policy_(background_policy(ranks)) {
+HelperThread::HelperThread(uint32_t ranks) : policy_(background_policy(ranks)) {
   try {
     const SignalsBlocked blocked;
-    thread_ = std::make_unique<std::thread>([this, liveness] { serve(liveness); });
+    thread_ = std::make_unique<std::thread>([this] { serve(); });
   } catch (const std::system_error& error) {
     throw_error("TransportError", "cannot start the helper thread: ", error.what(),
                 "; raise the limit on processes (ulimit -u, pids.max) or on memory");
   }
-  wait_until(
-      kIdle, {&done_word_, &done_sleepers_},
-      [this] { return done_word_.load(std::memory_order_acquire) != 0; }, kNeverGiveUp);
 }
 
 void HelperThread::notify(std::atomic<uint32_t>& word, const Bell& bell) {
@@ -88,9 +67,7 @@ HelperThread::Ticket HelperThread::submit(Work work) {
   return ticket;
 }
 
-void HelperThread::serve(pthread_mutex_t* liveness) {
-  if (liveness != nullptr) pthread_mutex_lock(liveness);
-  notify(done_word_, {&done_word_, &done_sleepers_});
+void HelperThread::serve() {
   const auto over = [this] { return stopping_.load(std::memory_order_acquire) && idle(); };
   while (!over()) {
     wait_until(
@@ -102,7 +79,6 @@ void HelperThread::serve(pthread_mutex_t* liveness) {
         kNeverGiveUp);
     run_next(false);
   }
-  if (liveness != nullptr) pthread_mutex_unlock(liveness);
 }
 
 bool HelperThread::run_next(bool helped) {

@@ -1,8 +1,5 @@
-// The helper thread of a rank: it runs calls in the background, and by holding the liveness lock
-// of its rank it shows the peers that the process lives.
+// The helper thread of a rank: it runs calls in the background.
 #pragma once
-
-#include <pthread.h>
 
 #include <atomic>
 #include <cstdint>
@@ -17,18 +14,17 @@
 
 namespace pycoll {
 
-// One thread that holds the liveness lock of its rank and runs queued work, first in first out, one
-// at a time. Signals are blocked in it. Threads that wait help: they run work that has not begun.
-// In a child made by fork only abandon() may be called.
+// One thread that runs queued work, first in first out, one at a time. Signals are blocked in it.
+// Threads that wait help: they run work that has not begun. In a child made by fork only abandon()
+// may be called.
 class HelperThread {
  public:
   using Ticket = uint64_t;
   // `helped`: it runs on a thread that waits for it, where signals may be checked.
   using Work = std::function<void(bool helped)>;
 
-  // Returns once the thread holds `liveness` (null: ranks that are threads need no lock). `ranks`
-  // of this host decide how to wait.
-  HelperThread(pthread_mutex_t* liveness, uint32_t ranks);
+  // Starts the thread. `ranks` of this host decide how to wait.
+  explicit HelperThread(uint32_t ranks);
   ~HelperThread() { stop(); }
   HelperThread(const HelperThread&) = delete;
   HelperThread& operator=(const HelperThread&) = delete;
@@ -57,7 +53,7 @@ class HelperThread {
   std::exception_ptr error(Ticket ticket);
   void forget(Ticket ticket);
 
-  // Finishes what is queued, releases the liveness lock and joins. Idempotent.
+  // Finishes what is queued and joins. Idempotent.
   void stop();
 
   // In a child made by fork, where the thread does not exist: forgets it.
@@ -65,7 +61,7 @@ class HelperThread {
 
  private:
   class Waiting;
-  void serve(pthread_mutex_t* liveness);
+  void serve();
   void refuse_nested() const;
   bool run_next(bool helped);  // false if there is nothing to run, or another thread runs work
   void notify(std::atomic<uint32_t>& word, const Bell& bell);

@@ -113,7 +113,7 @@ struct Refusal {
 // The state of a rank that its peers read. Written by that rank only.
 struct alignas(4096) RankBlock {
   // Read by peers in every check of a wait.
-  pthread_mutex_t liveness;     // robust; held by the rank's helper thread while it lives
+  pthread_mutex_t liveness;     // robust; held by a thread of the rank's process while it lives
   std::atomic<uint32_t> phase;  // Phase
   std::atomic<uint32_t> claimed;
   std::atomic<int32_t> pid;

@@ -70,7 +70,7 @@ mapfile -t engine < <(find csrc -name '*.cpp' -not -path 'csrc/cuda/*' -not -pat
 mapfile -t tests < <(find tests/native -name "test_*.cpp" | grep -E "$pick" | sort)
 if [[ $mode == simulation ]]; then  # of which the machine and its slow folds are a part
   simulated='csrc/(engine|memory|p2p|transports)/|base/(ticks|types)'
-  mapfile -t engine < <(printf '%s\n' "${engine[@]}" | grep -E "$simulated" | grep -v transports/mpi)
+  mapfile -t engine < <(printf '%s\n' "${engine[@]}" | grep -E "$simulated" | grep -vE 'transports/mpi|liveness_hold')
   engine+=(tests/native/simulation/{fold,judge,machine,mpi,races,sockets,system,threads}.cpp)
   tests=(tests/native/simulation/simulation.cpp)
 fi

@@ -176,7 +176,7 @@ MessageEngine::Ticket MessageEngine::submit(std::shared_ptr<const BoundCall> cal
 // Without a thread the call is not made: every rank that waits for it must fail.
 void MessageEngine::make_helper() {
   try {
-    helper_ = std::make_unique<HelperThread>(nullptr, options_.ranks_on_host);
+    helper_ = std::make_unique<HelperThread>(options_.ranks_on_host);
   } catch (const std::bad_alloc&) {
     out_of_memory();
   } catch (const Error& error) {

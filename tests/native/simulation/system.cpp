@@ -1,6 +1,7 @@
 // What the engine asks of the system, of the simulated machine.
 #include "base/liveness.h"
 #include "base/wait.h"
+#include "engine/liveness_hold.h"
 #include "state.h"
 
 #undef memcpy
@@ -98,6 +99,19 @@ bool process_over(int32_t pid, uint64_t starttime) {
     if (over && fiber.process == uint32_t(pid - kFirstPid)) join(me().clock, fiber.clock);
   }
   return over;
+}
+
+// A rank holds the lock that shows that it lives by itself.
+LivenessHold::LivenessHold(pthread_mutex_t* lock) : lock_(lock) { simulation::try_lock(lock_); }
+LivenessHold::~LivenessHold() {
+  if (!inside()) return;
+  for (auto& [address, lock] : world->locks) {
+    if (lock.owner == world->running) {
+      point();
+      lock.owner = kMost;
+      lock.released = me().clock;
+    }
+  }
 }
 
 }  // namespace pycoll
