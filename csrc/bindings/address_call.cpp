@@ -2,12 +2,15 @@
 // themselves, and that a call of the engine's method `run` would cost a microsecond more; and a
 // table of such calls, which looks at tensors itself:
 //
-//   calls = InPlaceCalls(lock); calls.keep(tensor, op, call); calls(tensor, op, site, timeout_s)
+//   calls = InPlaceCalls(lock, jobs, group, profiler, timeout_s)
+//   calls.keep(tensor, op, call); calls(tensor, op)
 //
 // makes the call that was kept for this very object `op` and a tensor of the same type and number
 // of elements, on the tensor's memory, and holds the lock meanwhile. It returns False, and does
-// nothing, if there is none, or if the tensor is not plain elements on the CPU that DLPack's C
-// exchange API shows.
+// nothing, if there is none, if the tensor is not plain elements on the CPU that DLPack's C
+// exchange API shows, if `jobs` is not empty, or if `group.symmetric` or
+// `profiler._is_profiler_enabled` is true. Two frames of PyTorch's are between it and the line that
+// errors name, whose number `group.sites` knows.
 #include <pybind11/pybind11.h>
 #include <structmember.h>
 
@@ -20,6 +23,7 @@
 #include "bindings/dlpack.h"
 #include "bindings/fast_path.h"
 #include "bindings/gil.h"
+#include "bindings/python_frame.h"
 
 namespace py = pybind11;
 namespace pycoll {
@@ -37,15 +41,12 @@ void* address_of(PyObject* number) {
   return address;
 }
 
-// Runs a call with the last two arguments of Python, site and timeout_s. False with a Python error
-// set if it has failed.
-bool run_address(const AddressCall* given, const void* x, void* out, PyObject* const* last) {
+// False with a Python error set if the call has failed.
+bool run_address(const AddressCall* given, const void* x, void* out, uint32_t site,
+                 double timeout_s) {
   // Kept here, as another thread may close and drop them while this one waits.
   const std::shared_ptr<Engine> engine = given->engine.lock();
   const std::shared_ptr<const BoundCall> bound = given->bound;
-  const auto site = static_cast<uint32_t>(PyLong_AsUnsignedLongMask(last[0]));
-  const double timeout_s = PyFloat_AsDouble(last[1]);
-  if (PyErr_Occurred() != nullptr) throw py::error_already_set();
   const std::optional<Error> error =
       engine == nullptr ? Error("CommClosed", "this communicator has been closed")
                         : error_of_call(engine.get(), bound.get(),
@@ -61,7 +62,11 @@ PyObject* call_address(PyObject* self, PyObject* const* args, size_t nargsf, PyO
     }
     const void* const x = address_of(args[0]);
     void* const out = address_of(args[1]);
-    if (!run_address(reinterpret_cast<AddressCall*>(self), x, out, args + 2)) return nullptr;
+    const auto site = static_cast<uint32_t>(PyLong_AsUnsignedLongMask(args[2]));
+    const double timeout_s = PyFloat_AsDouble(args[3]);
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    const auto* call = reinterpret_cast<AddressCall*>(self);
+    if (!run_address(call, x, out, site, timeout_s)) return nullptr;
     Py_RETURN_NONE;
   });
 }
@@ -106,12 +111,15 @@ using InPlaceEntries = std::map<InPlace, InPlaceEntry>;
 
 struct InPlaceTable {
   py::object acquire, release;  // methods of a lock
+  py::object jobs, group, sites, profiler;
   InPlaceEntries entries;
+  KnownPlaces places;
 };
 
 struct InPlaceCalls {
   PyObject_HEAD vectorcallfunc vectorcall;
   InPlaceTable* table;
+  double timeout_s;
 };
 
 // Holds a lock of Python's. An error that is set stays.
@@ -136,6 +144,31 @@ int64_t number_from(PyObject* object, PyObject* method) {
   const int64_t number = result ? PyLong_AsLongLong(result.ptr()) : -1;
   if (PyErr_Occurred() != nullptr) throw py::error_already_set();
   return number;
+}
+
+bool is_true(const py::object& owner, PyObject* name) {
+  const auto found = py::reinterpret_steal<py::object>(PyObject_GetAttr(owner.ptr(), name));
+  if (!found) PyErr_Clear();
+  return found && PyObject_IsTrue(found.ptr()) == 1;
+}
+
+// Whether a call in the background, symmetric memory or a profiler wants more of a call.
+bool is_plain(const InPlaceTable& table) {
+  static PyObject* const symmetric = PyUnicode_InternFromString("symmetric");
+  static PyObject* const profiled = PyUnicode_InternFromString("_is_profiler_enabled");
+  return PyObject_IsTrue(table.jobs.ptr()) == 0 && !is_true(table.group, symmetric) &&
+         !is_true(table.profiler, profiled);
+}
+
+// The number of the line that called PyTorch's function, which is the frame around the innermost.
+uint32_t line_of_program(InPlaceTable& table) {
+  const CodePlace place = outer_place(2);
+  KnownPlace& known = table.places[place];
+  if (place.code && known.is(place)) return known.number;
+  const py::object own = place.code ? table.sites.attr("of")(3) : py::none();
+  if (own.is_none()) return table.sites.attr("here")(2).cast<uint32_t>();
+  known = {place, own.cast<uint32_t>()};
+  return known.number;
 }
 
 // Whether a tensor's memory, of `nbytes`, is there and is its elements: its storage may have been
@@ -169,10 +202,12 @@ char* plain_elements(PyObject* tensor, InPlace& key) {
 
 PyObject* call_in_place(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
   return guarded([&]() -> PyObject* {
-    if (PyVectorcall_NARGS(nargsf) != 4 || keywords != nullptr) {
-      throw py::type_error("InPlaceCalls takes tensor, op, site and timeout_s, by position");
+    if (PyVectorcall_NARGS(nargsf) != 2 || keywords != nullptr) {
+      throw py::type_error("InPlaceCalls takes tensor and op, by position");
     }
-    const InPlaceTable& table = *reinterpret_cast<InPlaceCalls*>(self)->table;
+    const auto* calls = reinterpret_cast<InPlaceCalls*>(self);
+    InPlaceTable& table = *calls->table;
+    if (!is_plain(table)) Py_RETURN_FALSE;
     InPlace key{args[1], 0, 0, 0};
     char* const data = plain_elements(args[0], key);
     if (data == nullptr) Py_RETURN_FALSE;
@@ -181,9 +216,10 @@ PyObject* call_in_place(PyObject* self, PyObject* const* args, size_t nargsf, Py
     const py::object call = found->second.call;  // another thread may clear the table
     const int64_t itemsize = key.bits / 8;
     if (!is_whole(args[0], key.count * itemsize, itemsize)) Py_RETURN_FALSE;
+    const uint32_t site = line_of_program(table);
     const HeldLock locked(table);
-    if (!run_address(reinterpret_cast<AddressCall*>(call.ptr()), data, data, args + 2))
-      return nullptr;
+    const auto* made = reinterpret_cast<AddressCall*>(call.ptr());
+    if (!run_address(made, data, data, site, calls->timeout_s)) return nullptr;
     Py_RETURN_TRUE;
   });
 }
@@ -205,14 +241,22 @@ PyObject* keep_in_place(PyObject* self, PyObject* const* args, Py_ssize_t nargs)
 PyObject* create_in_place(PyTypeObject* type, PyObject* args, PyObject*) {
   return guarded([&]() -> PyObject* {
     const auto given = py::reinterpret_borrow<py::tuple>(args);
-    if (given.size() != 1) throw py::type_error("InPlaceCalls takes a lock");
+    if (given.size() != 5) {
+      throw py::type_error("InPlaceCalls takes lock, jobs, group, profiler and timeout_s");
+    }
     auto table = std::make_unique<InPlaceTable>();
     table->acquire = given[0].attr("acquire");
     table->release = given[0].attr("release");
+    table->jobs = given[1];
+    table->group = given[2];
+    table->sites = given[2].attr("sites");
+    table->profiler = given[3];
+    const auto timeout_s = given[4].cast<double>();
     auto* self = reinterpret_cast<InPlaceCalls*>(type->tp_alloc(type, 0));
     if (self == nullptr) throw py::error_already_set();
     self->vectorcall = call_in_place;
     self->table = table.release();
+    self->timeout_s = timeout_s;
     return reinterpret_cast<PyObject*>(self);
   });
 }
@@ -251,6 +295,7 @@ void bind_address_call(py::module_& m) {
 
   static PyMemberDef members_in_place[] = {
       {"__vectorcalloffset__", T_PYSSIZET, offsetof(InPlaceCalls, vectorcall), READONLY, nullptr},
+      {"timeout_s", T_DOUBLE, offsetof(InPlaceCalls, timeout_s), 0, nullptr},
       {nullptr, 0, 0, 0, nullptr}};
   static PyMethodDef methods_in_place[] = {
       {"keep", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(keep_in_place)),

@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace pycoll {
 namespace {
 
-constexpr size_t kSlots = 256;  // of each table, direct-mapped
+constexpr size_t kSlots = 256;  // direct-mapped
 constexpr intptr_t kApart = std::numeric_limits<intptr_t>::min();
 
 // What must be the same for a remembered call to serve again. Objects are compared by identity.
@@ -37,12 +37,6 @@ struct Entry {
   }
 };
 
-struct Site {
-  py::object code;
-  int lasti = -1;
-  uint32_t id = 0;
-};
-
 struct State {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<MessageEngine> mpi;   // instead of `engine`
@@ -52,7 +46,7 @@ struct State {
   py::object slow, site, fail, queued, misused, interrupted;
   py::object in_flight, flight;  // what keeps the arrays of queued calls, and the type for one
   std::array<Entry, kSlots> entries;
-  std::array<Site, kSlots> sites;
+  KnownPlaces sites;
 };
 
 struct Fastcall {
@@ -110,16 +104,11 @@ bool make_key(const State& state, PyObject* const* args, Key& key, Arrays& array
 
 // The id of the line that called the communicator's method: the innermost Python frame.
 uint32_t call_site(State& state) {
-  const auto [code, lasti] = innermost_place();
-  if (!code) return 0;
-  const size_t hash = reinterpret_cast<uintptr_t>(code.ptr()) / 64 + static_cast<size_t>(lasti);
-  Site& site = state.sites[hash % kSlots];
-  if (site.code.ptr() != code.ptr() || site.lasti != lasti) {
-    site.id = in_python(state, state.site).cast<uint32_t>();
-    site.code = code;
-    site.lasti = lasti;
-  }
-  return site.id;
+  const CodePlace place = innermost_place();
+  if (!place.code) return 0;
+  KnownPlace& known = state.sites[place];
+  if (!known.is(place)) known = {place, in_python(state, state.site).cast<uint32_t>()};
+  return known.number;
 }
 
 // Raises the exception for an engine error; a pending one, of an interrupt, stays. Where MPI may

@@ -63,3 +63,11 @@ class CallSites:
             found = self._numbers[key] = (code, self._number(where))
             self._texts[found[1]] = where
         return found[1]
+
+    def of(self, depth: int) -> int | None:
+        """Return the number of the line of a frame; None if it is in an internal module.
+
+        The frame of the caller has the `depth` 1.
+        """
+        number, code = self.here(depth + 1), sys._getframe(depth).f_code
+        return None if self._internal.get(id(code), (code, True))[1] else number

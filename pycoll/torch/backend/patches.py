@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from pycoll import _C
 from pycoll.torch.errors import from_text
 
 try:
@@ -116,7 +117,7 @@ def shorten_all_reduce(group_class: type) -> None:
     if cell is None or not callable(cell.cell_contents) or hasattr(cell.cell_contents, "shortened"):
         return
     plain, world = cell.cell_contents, dist.distributed_c10d._world
-    summed, watched = dist.ReduceOp.SUM, torch.overrides.has_torch_function
+    summed, watched = dist.ReduceOp.SUM, torch.overrides.has_torch_function_unary
 
     @functools.wraps(plain)
     def all_reduce(
@@ -131,14 +132,16 @@ def shorten_all_reduce(group_class: type) -> None:
                 type(found) is group_class
                 and async_op is False
                 and not world.pg_coalesce_state
-                and not watched((tensor,))
-                and found._caller.sum_again(tensor, op)
+                and not watched(tensor)
+                and found._caller.sums(tensor, op)
             )
             return None if made else plain(tensor, op, group, async_op)
         except BaseException as error:
             found = world.default_pg if group is None else group
             if type(found) is group_class:
                 found._caller.abort_if_interrupted(error)
+                if isinstance(error, _C.EngineError):
+                    found._caller.fail(error, "all_reduce")
             raise
 
     all_reduce.shortened = True

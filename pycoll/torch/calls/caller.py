@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -143,7 +143,6 @@ class Caller:
     Attributes:
         session: The ranks and their engine; `rank` and `size` are its.
         name: Name of the group, for messages.
-        timeout_s: Longest time that calls wait for their peers by default.
         lock: Lets one thread at a time into the engine, which refuses a second one.
         calls: The collectives on tensors of the host.
         lists: Those on lists of tensors.
@@ -151,7 +150,9 @@ class Caller:
         background: The asynchronous calls.
         symmetric: The tensors in symmetric memory.
         kept: Calls that `repeat` can make.
-        sums: Those of them that `sum_again` can make.
+        sums: Those of them that ``dist.all_reduce`` makes again: with a tensor and the very object
+            ``ReduceOp.SUM`` or ``ReduceOp.AVG`` it makes the call, if it asks for no more than
+            that, and tells whether it was made. Two frames have to be below that of the program.
         abort_if_interrupted: Ends the group if an error is an interrupt.
     """
 
@@ -159,7 +160,6 @@ class Caller:
         """Wrap a session; `order` is that of reductions."""
         self.session, self.name = session, name
         self.rank, self.size = session.rank, session.world_size
-        self.timeout_s = session.config.timeout_s
         self.lock = threading.RLock()
         self.calls = (MultiHostCalls if isinstance(session, MpiSession) else Calls)(session, order)
         self.lists, self.devices = ListCalls(self.calls), DeviceCalls(session, order)
@@ -169,7 +169,17 @@ class Caller:
         self.background = Background(f"pycoll-{name}", self.abort_if_interrupted, describe)
         self.symmetric = SymmetricTensors(self.calls, self.lock, self.background)
         self.kept: dict[Key, _C.AddressCall] = {}
-        self.sums = _C.InPlaceCalls(self.lock)
+        queued, limit = self.background.jobs, session.config.timeout_s
+        self.sums = _C.InPlaceCalls(self.lock, queued, self.calls, profiler, limit)
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest time that calls wait for their peers by default."""
+        return self.sums.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, limit: float) -> None:
+        self.sums.timeout_s = limit
 
     def request(self, kind: Kind, opts: Any, op: ReduceOp | None = None, root: int = 0) -> Request:
         """Return a call as PyTorch's options describe it."""
@@ -189,6 +199,11 @@ class Caller:
         """Return an error of an operation as one of PyTorch."""
         where = f"{what} on rank {self.rank} of {self.size} in group {self.name!r}"
         return as_torch(error, where)
+
+    def fail(self, failure: _C.EngineError, what: str) -> NoReturn:
+        """Raise an error of the engine as one of PyTorch."""
+        error = self.session.error(*failure.args)
+        raise self.error(error, what) from error
 
     def start(
         self,
@@ -320,28 +335,11 @@ class Caller:
             with self.lock:
                 call(x_pointer, out_pointer, site, limit)
         except _C.EngineError as failure:
-            error = self.session.error(*failure.args)
-            raise self.error(error, key[0].name.lower()) from error
+            self.fail(failure, key[0].name.lower())
         return done([out])
 
-    def sum_again(self, tensor: torch.Tensor, op: Any) -> bool:
-        """Make a synchronous all_reduce like an earlier one; tell whether it was made.
-
-        Less is asked than `repeat` asks, and only by what ``dist.all_reduce`` calls: two frames
-        are below PyTorch's own. `op` is the very object ``ReduceOp.SUM`` or ``ReduceOp.AVG``.
-        Whoever calls this must pass an interrupt to `abort_if_interrupted`.
-        """
-        if self.background.jobs or self.calls.symmetric or _profiling():
-            return False
-        try:
-            made: bool = self.sums(tensor, op, self.calls.sites.here(3), self.timeout_s)
-            return made
-        except _C.EngineError as failure:
-            error = self.session.error(*failure.args)
-            raise self.error(error, "all_reduce") from error
-
     def _keep(self, job: Job, key: Key, like: torch.Tensor) -> Job:
-        """Return a job that leaves its call to `repeat`, and to `sum_again`."""
+        """Return a job that leaves its call to `repeat`, and to `sums`."""
         plain = like.layout is _STRIDED and like.is_cpu
         if not plain or key[1] not in DTYPES or not self.calls.direct:
             return job
