@@ -169,7 +169,7 @@ except pycoll.errors.CollError as error:
 """
 
 
-@pytest.mark.parametrize(("heap_bytes", "what"), [(2 << 30, "map the heap"), (4096, "start the h")])
+@pytest.mark.parametrize(("heap_bytes", "what"), [(2 << 30, "map the heap"), (4096, "start the t")])
 def test_a_rank_that_cannot_join(tmp_path, heap_bytes, what):
     script = tmp_path / "join.py"
     script.write_text(JOIN)
