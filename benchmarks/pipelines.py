@@ -2,11 +2,14 @@
 
 Layers sleep instead of computing, so that four stages do not need four cores. A forward pass, the
 gradient of the input and that of the parameters of a stage take `MS` milliseconds each; how long
-they really slept is measured, and the *bubble* is the rest of a step on the busiest stage. With
-PyTorch installed the same stages run on `torch.distributed.pipelining` over gloo, in the same
+each really took is measured, and the *bubble* is the rest of a step on the busiest stage. The
+formula is also evaluated with the measured times: what a step would take if all else took no time.
+How much slower code runs right after a sleep, as it does in every operation here, is measured too.
+With PyTorch installed the same stages run on `torch.distributed.pipelining` over gloo, in the same
 processes. There B and W are one operation, and so they are here for the comparison.
 """
 
+import math
 import os
 import tempfile
 import time
@@ -16,6 +19,7 @@ from harness import pages, start
 
 from pycoll.parallel import SGD, Mesh, Pipeline, Sequential
 from pycoll.parallel.pipeline import Costs, simulate
+from pycoll.parallel.pipeline.program import COMPUTE
 from pycoll.parallel.pipeline.proof import prove
 from pycoll.parallel.pipeline.registry import SCHEDULES, find
 
@@ -23,15 +27,16 @@ MS = 20
 STAGES, MICRO_BATCHES, STEPS = 4, 8, 3
 NAMES = tuple(schedule.name for schedule in SCHEDULES)
 OTHERS = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
+OTHERS_TOO = "others"
 SAMPLES = 4
 SMALL, LARGE = 1024, 65536  # features of float32: 16 KiB and 1 MiB in an activation
 
 
 class Meter:
-    """How long the layers of a stage have slept, and most activations of them that were live."""
+    """How long each pass of a stage's layers took, and most activations of them that were live."""
 
     def __init__(self):
-        self.slept, self.live, self.most = 0.0, 0, 0
+        self.times, self.live, self.most = [], 0, 0
 
     def count(self, more):
         self.live += more
@@ -46,18 +51,18 @@ class Sleep:
         self.shares["W"] = 0.0 if whole else seconds
         self.meter = meter
 
-    def sleep(self, kind):
+    def sleep(self, kind, live=0):
+        began = time.perf_counter()
+        self.meter.count(live)
         if self.shares[kind]:
-            began = time.perf_counter()
             time.sleep(self.shares[kind])
-            self.meter.slept += time.perf_counter() - began
+        self.meter.times.append(time.perf_counter() - began)
 
     def parameters(self):
         return {}
 
     def forward(self, params, x):
-        self.sleep("F")
-        self.meter.count(1)
+        self.sleep("F", 1)
         return x, None
 
     def backward_input(self, params, saved, dy):
@@ -65,8 +70,7 @@ class Sleep:
         return dy
 
     def backward_weight(self, params, saved, dy):
-        self.sleep("W")
-        self.meter.count(-1)
+        self.sleep("W", -1)
         return {}
 
 
@@ -83,8 +87,9 @@ class Nothing:
 def ours(comm, name, features=SMALL, whole=False):
     """Return what a schedule takes and holds.
 
-    Seconds of a step on the slowest rank, those that the busiest one slept, and for each stage most
-    live activations, versions and arrays sent in a step.
+    Seconds of a step on the slowest rank, those that the busiest one slept, those of the formula
+    with measured times, and for each stage most live activations, versions and arrays sent in a
+    step.
     """
     batch = [(np.ones((SAMPLES, features), np.float32), np.zeros(SAMPLES, int))] * MICRO_BATCHES
     chunks, meter = find(name).chunks, Meter()
@@ -98,15 +103,52 @@ def ours(comm, name, features=SMALL, whole=False):
     ):
         for _ in range(1 if find(name).steps == 1 else 3):
             engine.step(batch)
-        found = []
+        found, spans = [], []
         for _ in range(STEPS):
-            before = meter.slept
+            meter.times.clear()
             report = engine.step(batch)
-            found.append([report.seconds, meter.slept - before])
+            found.append([report.seconds, sum(meter.times)])
+            spans.append(list(meter.times))
         sent = report.bytes.get("pipeline", 0) / batch[0][0].nbytes
+        for row, own in zip(found, spans, strict=True):
+            row.append(ideal(engine.program, comm.all_gather(np.array([own]))))
         held = comm.all_gather(np.array([[meter.most / chunks, engine.versions, sent]]))
         engine.flush()
     return [*slowest(comm, found), *held.T.tolist()]
+
+
+def ideal(program, times):
+    """Return how long a step takes by the formula, given the times of each stage's operations."""
+    if program.schedule.steps > 1:
+        return math.nan
+    taken = {}
+    for stage, own in zip(program.stages, times, strict=True):
+        taken |= zip([op for op in stage if op.kind in COMPUTE], own.tolist(), strict=True)
+
+    class Measured(Costs):
+        def of(self, op):
+            return taken[op]
+
+    return simulate(program, Measured()).total
+
+
+def machine():
+    """Return what the machine takes: seconds of a sleep, and of a loop before and behind one."""
+
+    def loop():
+        began = time.perf_counter()
+        total = 0
+        for number in range(200):
+            total += number
+        return time.perf_counter() - began
+
+    rows = []
+    for _ in range(20):
+        loop()
+        warm, began = loop(), time.perf_counter()
+        time.sleep(MS / 1e3)
+        rows.append([time.perf_counter() - began, warm, loop()])
+    return np.median(rows, axis=0).tolist()
 
 
 def slowest(comm, found):
@@ -178,9 +220,13 @@ def theirs(comm, name, features):
     return slowest(comm, found[1:])
 
 
-def rank(comm):
-    """Return what all contestants need for a step."""
-    found = {"schedules": {name: ours(comm, name) for name in NAMES}}
+def rank(comm, *names):
+    """Return what schedules need for a step, and if `OTHERS_TOO` is among them, what others do."""
+    names = names or (*NAMES, OTHERS_TOO)
+    found = {"machine": machine()}
+    found["schedules"] = {name: ours(comm, name) for name in names if name != OTHERS_TOO}
+    if OTHERS_TOO not in names:
+        return found
     pairs = [[ours(comm, "1f1b", features)[0] for features in (SMALL, LARGE)] for _ in range(3)]
     found["sizes"] = np.median(pairs, axis=0).tolist()
     found["torch"] = {
@@ -200,7 +246,7 @@ def bubble(seconds, busy):
 
 def schedule_lines(found):
     """Return a line for each schedule: what is executed beside the formula, where they differ."""
-    for name, (seconds, busy, *held) in found.items():
+    for name, (seconds, busy, whole, *held) in found.items():
         schedule = find(name)
         program = schedule.program(STAGES, MICRO_BATCHES)
         proof = prove(program)
@@ -210,6 +256,7 @@ def schedule_lines(found):
         yield [
             name,
             f"{formula:.1%}",
+            f"{bubble(whole, busy):.1%}" if formula else "",
             f"{executed:.1%}",
             f"{executed / formula:.2f}" if formula else "",
             f"{seconds * 1e3:.0f}",
@@ -244,11 +291,22 @@ def torch_lines(found):
 
 
 def main():
-    pages.arguments(__doc__).parse_args()
-    found = start.measure(__file__, STAGES, timeout=300)
-    head = ["schedule", "bubble by the formula", "executed", "ratio", "ms of a step"]
+    parser = pages.arguments(__doc__)
+    text = f"these schedules alone; {OTHERS_TOO}: larger transfers, and PyTorch"
+    parser.add_argument("schedules", nargs="*", help=text)
+    found = start.measure(__file__, STAGES, *parser.parse_args().schedules, timeout=300)
+    head = ["schedule", "bubble by the formula", "with measured times", "executed", "ratio"]
+    head += ["ms of a step"]
     head += ["of the formula's time", "live activations", "versions", "arrays sent"]
-    print("\n".join(pages.table(head, list(schedule_lines(found["schedules"])))))
+    if found["schedules"]:
+        print("\n".join(pages.table(head, list(schedule_lines(found["schedules"])))))
+    slept, warm, cold = (seconds * 1e6 for seconds in found["machine"])
+    print(
+        f"\nA sleep of {MS} ms takes {slept - MS * 1e3:.0f} us more; a loop of {warm:.0f} us takes "
+        f"{cold:.0f} us right behind one."
+    )
+    if "sizes" not in found:
+        return
     small, large = found["sizes"]
     print(
         f"\n1f1b with {LARGE * SAMPLES * 4 >> 20} MiB in each transfer takes {large * 1e3:.1f} ms "

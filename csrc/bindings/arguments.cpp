@@ -132,19 +132,17 @@ py::array array_at(uintptr_t pointer, const std::vector<py::ssize_t>& shape,
 // Address of the first element. (`array.__array_interface__` is ten times slower.)
 uintptr_t address(const py::array& array) { return reinterpret_cast<uintptr_t>(array.data()); }
 
-// Address and bytes of a NumPy array that is one stretch of memory, and may be written to if that
-// is asked for; None of anything else.
-py::object stretch(const py::handle& x, bool written) {
+}  // namespace
+
+std::optional<std::pair<uintptr_t, uint64_t>> stretch(const py::handle& x, bool written) {
   const auto& api = py::detail::npy_api::get();
-  if (Py_TYPE(x.ptr()) != api.PyArray_Type_) return py::none();
+  if (Py_TYPE(x.ptr()) != api.PyArray_Type_) return std::nullopt;
   const auto* array = py::detail::array_proxy(x.ptr());
   const int wanted = kContiguous | (written ? kWriteable : 0);
-  if ((array->flags & wanted) != wanted) return py::none();
+  if ((array->flags & wanted) != wanted) return std::nullopt;
   const auto view = py::reinterpret_borrow<py::array>(x);
-  return py::make_tuple(reinterpret_cast<uintptr_t>(array->data), view.nbytes());
+  return std::pair{reinterpret_cast<uintptr_t>(array->data), static_cast<uint64_t>(view.nbytes())};
 }
-
-}  // namespace
 
 bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& key,
                     ArrayMemory& memory) {

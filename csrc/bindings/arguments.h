@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <utility>
 
 #include "memory/heap.h"
 
@@ -35,6 +37,10 @@ struct ArrayMemory {
 // Of None it describes nothing.
 bool describe_array(const Heap* heap, PyObject* object, bool written, ArrayKey& key,
                     ArrayMemory& memory);
+
+// Address and bytes of a NumPy array that is one stretch of memory, and may be written to if that
+// is asked for; nothing of anything else.
+std::optional<std::pair<uintptr_t, uint64_t>> stretch(const pybind11::handle& x, bool written);
 
 // A contiguous copy of a scattered array, of its own kind. May run Python code. Throws
 // error_already_set.

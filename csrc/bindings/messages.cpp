@@ -4,7 +4,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/arguments.h"
 #include "bindings/bindings.h"
+#include "bindings/gil.h"
 #include "bindings/owned_class.h"
 #include "bindings/sight.h"
 #include "p2p/mailbox.h"
@@ -18,6 +20,24 @@
 namespace py = pybind11;
 namespace pycoll {
 namespace {
+
+struct PlainArray {
+  char* data;
+  uint64_t nbytes;
+  uint32_t type;
+};
+
+// A NumPy array in one stretch of memory, whose type has a number; nothing for anything else.
+std::optional<PlainArray> plain_array(const py::handle& x, const py::dict& types, bool written) {
+  const auto memory = stretch(x, written);
+  if (!memory) return std::nullopt;
+  PyObject* const type = reinterpret_cast<PyObject*>(py::detail::array_proxy(x.ptr())->descr);
+  PyObject* const number = PyDict_GetItemWithError(types.ptr(), type);
+  if (number == nullptr && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  if (number == nullptr) return std::nullopt;
+  return PlainArray{reinterpret_cast<char*>(memory->first), memory->second,
+                    static_cast<uint32_t>(PyLong_AsUnsignedLong(number))};
+}
 
 std::shared_ptr<MpiApi> make_mpi(std::string module, uintptr_t comm, uintptr_t byte, int tag_ub,
                                  bool multiple, int proc_failed) {
@@ -167,12 +187,25 @@ void bind_p2p(py::module_& m) {
            "offers"_a = Offers::kNever)
       .def(made<Postbox, std::shared_ptr<Engine>, std::shared_ptr<Mailboxes>>())
       .def(
-          "take",
-          [](Postbox& box, uintptr_t data, uint64_t nbytes, uint32_t type, int32_t src,
-             uint32_t tag, double timeout_s) {
-            return box.take(pointer(data), nbytes, type, src, tag, timeout_s);
+          "post",
+          [](Postbox& box, const py::handle& x, const py::dict& types, uint32_t dst,
+             uint32_t tag) -> std::optional<Postbox::Ticket> {
+            const auto array = plain_array(x, types, false);
+            if (!array) return std::nullopt;
+            const Unlocked unlocked;
+            return box.send(array->data, array->nbytes, array->type, dst, tag);
           },
-          Release());
+          "x"_a, "types"_a, "dst"_a, "tag"_a)
+      .def(
+          "take",
+          [](Postbox& box, const py::handle& x, const py::dict& types, int32_t src, uint32_t tag,
+             double timeout_s) -> std::optional<uint32_t> {
+            const auto array = plain_array(x, types, true);
+            if (!array) return std::nullopt;
+            const Unlocked unlocked;
+            return box.take(array->data, array->nbytes, array->type, src, tag, timeout_s);
+          },
+          "x"_a, "types"_a, "src"_a, "tag"_a, "timeout_s"_a);
   add_postbox_methods<Postbox>(postbox);
   OwnedClass<MessagePostbox> message_postbox(m, "MessagePostbox");
   message_postbox.def(made<MessagePostbox, std::shared_ptr<MessageEngine>>(), "engine"_a)

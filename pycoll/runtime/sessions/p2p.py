@@ -30,6 +30,7 @@ class TaggedMessages:
     _engine: Any
     _mailboxes: Any
     _postbox: Any = None  # instead of the mailboxes, once a message was sent in the background
+    _quick: Any = None  # the same, if ranks share memory
 
     def send(self, x: Any, dst: int, tag: int, timeout: float | None) -> None:
         """See `pycoll.Communicator.send`."""
@@ -39,6 +40,13 @@ class TaggedMessages:
     def recv(self, x: Any, src: int, tag: int, timeout: float | None) -> int:
         """See `pycoll.Communicator.recv`."""
         limit = self._limit(timeout)
+        if self._knows(src, tag, -1):
+            try:
+                source = self._quick.take(x, _CODES, src, tag, limit)
+            except _C.EngineError as error:
+                raise self.error(*error.args) from None
+            if source is not None:
+                return source
         if tag == ANY_TAG:
             self._to_receive(x, src, 0)
             src, tag, _ = self.probe(src, tag, limit)
@@ -46,8 +54,21 @@ class TaggedMessages:
 
     def isend(self, x: Any, dst: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.isend`."""
+        if self._knows(dst, tag, 0):
+            try:
+                ticket = self._quick.post(x, _CODES, dst, tag)
+            except _C.EngineError as error:
+                raise self.error(*error.args) from None
+            if ticket is not None:
+                return MessageWork(self, ticket, x, True)
         x, *message = self._to_send(x, dst, tag)
         return self._sent(x, message)
+
+    def _knows(self, peer: int, tag: int, lowest: int) -> bool:
+        """Tell whether a message needs no more than the postbox: what is usual and repeated."""
+        if self._quick is None or type(peer) is not int or type(tag) is not int:
+            return False
+        return lowest <= peer < self.world_size and 0 <= tag <= _MAX_TAG
 
     def irecv(self, x: Any, src: int, tag: int) -> MessageWork:
         """See `pycoll.Communicator.irecv`."""
@@ -106,11 +127,8 @@ class TaggedMessages:
 
     def take(self, x: Any, message: Sequence[int], limit: float) -> int:
         """Receive a message, likewise; return the sender."""
-        boxes = self.boxes()
         if self._postbox is None:
-            return self.messaging(boxes.recv, *message, limit)
-        if boxes is not self._postbox:
-            return self.messaging(self._postbox.take, *message, limit)
+            return self.messaging(self.boxes().recv, *message, limit)
         work = self._received(x, message)
         try:
             return work.wait(limit)
@@ -130,12 +148,14 @@ class TaggedMessages:
         """Return what moves messages in the background; from the first use on it moves all."""
         if self._postbox is None or self._engine is None:
             boxes = self.boxes()
-            on_host = isinstance(boxes, _C.Mailboxes)
-            self._postbox = self.guard(_C.Postbox, self._engine, boxes) if on_host else boxes
+            if isinstance(boxes, _C.Mailboxes):
+                boxes = self._quick = self.guard(_C.Postbox, self._engine, boxes)
+            self._postbox = boxes
         return self._postbox
 
     def close_postbox(self) -> None:
         """End all messages that are under way."""
+        self._quick = None
         if self._postbox is not None:
             self._postbox.close()
             for work in self.under_way:
@@ -151,11 +171,8 @@ class TaggedMessages:
             _remember(x, source.code)
             x, code = np.ascontiguousarray(source.array), source.code
             plain = ArrayView(x, source.dtype, source.name, x).pointer, x.nbytes
-        known = type(dst) is int and type(tag) is int
-        if not (known and 0 <= dst < self.world_size and 0 <= tag <= _MAX_TAG):
-            self.check_end(dst, tag)
-            tag = int(tag)
-        return x, *plain, code, dst, tag
+        self._check_peer("dst", dst, 0)
+        return x, *plain, code, dst, self._tag(tag)
 
     def _to_receive(self, x: Any, src: int, tag: int) -> tuple[int, ...]:
         """Return what the engine needs to know of an array that is to be filled."""
@@ -166,11 +183,8 @@ class TaggedMessages:
             check_output(target, target.array.shape, None, "x")
             plain, code = (target.pointer, target.array.nbytes), target.code
             _remember(x, code)
-        known = type(src) is int and type(tag) is int
-        if not (known and -1 <= src < self.world_size and 0 <= tag <= _MAX_TAG):
-            self._check_peer("src", src, -1)
-            tag = self._tag(tag)
-        return *plain, code, src, tag
+        self._check_peer("src", src, -1)
+        return *plain, code, src, self._tag(tag)
 
     def _sent(self, x: Any, message: Sequence[int]) -> MessageWork:
         return MessageWork(self, self.messaging(self.postbox().send, *message), x, True)

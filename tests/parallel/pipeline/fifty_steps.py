@@ -17,6 +17,7 @@ from pycoll.parallel.nn import CrossEntropy
 from pycoll.testing import run_threads
 
 STEPS, MICRO_BATCHES = 50, 8
+LIMIT_S = 600  # it may run behind everything else
 WAYS = list(itertools.product(("none", "full"), ("none", "all")))
 
 
@@ -52,16 +53,17 @@ def main():
     parser.add_argument("meshes", nargs="+", help="sizes of dp and pp, such as 2x2")
     parser.add_argument("--zero", type=int, nargs="+", default=range(4), help="ZeRO stages (all)")
     parser.add_argument("--all", action="store_true", help="recompute and offload, each with each")
-    args = parser.parse_args()
-    for name in args.meshes:
+    chosen = parser.parse_args()
+    for name in chosen.meshes:
         dp, pp = map(int, name.split("x"))
         start, runs = time.monotonic(), 0
-        for zero in args.zero:
+        for zero in chosen.zero:
             ranks = dp if zero > 1 else 1
-            log, expected = run_threads(ranks, reference, dp, zero)[0]
+            log, expected = run_threads(ranks, reference, dp, zero, timeout=LIMIT_S)[0]
             for at, schedule in enumerate(SYNCHRONOUS):
-                for way in WAYS if args.all else [WAYS[(at + zero) % len(WAYS)]]:
-                    for found in run_threads(dp * pp, piped, dp, pp, schedule, zero, *way):
+                for way in WAYS if chosen.all else [WAYS[(at + zero) % len(WAYS)]]:
+                    args = dp, pp, schedule, zero, *way
+                    for found in run_threads(dp * pp, piped, *args, timeout=LIMIT_S):
                         assert found[0] == log, (name, zero, schedule, way)
                         for parameter, value in expected.items():
                             same = found[1][parameter].tobytes() == value.tobytes()
