@@ -15,7 +15,7 @@ import pycoll.torch  # noqa: E402
 from pycoll.torch.backend import bootstrap  # noqa: E402
 from worlds_torch import run_group  # noqa: E402
 
-GROUPS = 200
+GROUPS = 50
 
 
 def kept():
